@@ -8,15 +8,17 @@ from sim.attention.price import attention_of
 from sim.step.engine import simulate
 from sim.step.more_microbatches import MoreMicrobatches, Orders
 from sim.step.sweep import Sweep
+from workbench.collector import collector_paused
 from workbench.cost.execution import Execution
 from workbench.cost.model import CostModel
 from workbench.elastic.layerwise import LastBackward
 from workbench.memory.account import MemoryTable
+from workbench.plan.folded import Folded
 from workbench.plan.kept import kept
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.schedule.action import Action
-from workbench.timing.accept import accept
+from workbench.timing.accept import accept, judged
 from workbench.timing.attention import AttentionCall, AttentionModel, AttentionTime
 from workbench.timing.doubts import doubts_of
 from workbench.timing.interval import Doubt, interval
@@ -34,7 +36,7 @@ class IterationJudge:
 
     def value(self, plan: Plan) -> float:
         """Seconds of a step by the fast engine; ValueError for a plan that is refused."""
-        return step_s(accept(plan)[0], self.cost)
+        return candidate_s(plan, self.cost)
 
     def replay(self, plan: Plan) -> Trace:
         """The step by the engine that keeps a trace; ValueError for a plan that is refused."""
@@ -95,13 +97,18 @@ def step_s(lowered: Lowered, cost: CostModel) -> float:
     return iteration_s(lowered, prices)
 
 
-def judged_s(plan: Plan, cost: CostModel) -> float:
-    """Seconds of a plan's step after every check: what strategies' plans are held against.
+@collector_paused()
+def candidate_s(plan: Plan | Folded, cost: CostModel) -> float:
+    """Seconds of the step of a plan that a search considers, after every check: what `predict` gives.
+
+    Fast where candidates differ in little, as what they have in common is derived once; and where
+    replicas are equal, as one stands for all. To be called with one cost model again and again, in any
+    process.
 
     Raises:
-        ValueError: a plan that does not fit, can deadlock, or that the profile cannot price.
+        ValueError: as `accept` and `predict`.
     """
-    lowered, _ = accept(plan)
+    lowered, _ = judged(plan)
     return step_s(lowered, cost)
 
 

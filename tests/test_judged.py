@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.predict import judged_s
+from sim.predict import candidate_s
 from tests.test_strategies import cost, job
 from tests.tiny_valm import tiny_batch
 from workbench.cost.model import CostModel
@@ -34,7 +34,7 @@ def open_job(max_ranks: int = 5, **told) -> Job:
 
 
 def chosen(name: str, of: Job) -> Plan:
-    return judged(BY_NAME[name], judged_s)(of, cost(), silent)
+    return judged(BY_NAME[name], candidate_s)(of, cost(), silent)
 
 
 def published(name: str, of: Job) -> Plan:
@@ -53,10 +53,10 @@ def test_cornstarch_is_never_slower_than_frozen_unaware(*, images, clips, max_ra
     vision, audio, llm = frozen
     told = {"batch": tiny_batch(images, clips), "vision": vision, "audio": audio, "llm": llm}
     wanted = replace(open_job(max_ranks, **told), schedule=usual(kind))
-    aware = judged_s(chosen("cornstarch", wanted), cost())
+    aware = candidate_s(chosen("cornstarch", wanted), cost())
     for unaware in (chosen, published):
-        assert aware <= judged_s(unaware("cornstarch-frozen-unaware", wanted), cost())
-    assert aware <= judged_s(published("cornstarch", wanted), cost())
+        assert aware <= candidate_s(unaware("cornstarch-frozen-unaware", wanted), cost())
+    assert aware <= candidate_s(published("cornstarch", wanted), cost())
 
 
 def test_it_takes_stages_cut_by_forward_time_where_they_are_faster():
@@ -66,8 +66,8 @@ def test_it_takes_stages_cut_by_forward_time_where_they_are_faster():
     own, unaware = (
         BY_NAME[name].planner(wanted, machine, silent) for name in ("cornstarch", "cornstarch-frozen-unaware")
     )
-    assert judged_s(unaware, machine) < 0.99 * judged_s(own, machine)
-    found = judged(BY_NAME["cornstarch"], judged_s)(wanted, machine, silent)
+    assert candidate_s(unaware, machine) < 0.99 * candidate_s(own, machine)
+    found = judged(BY_NAME["cornstarch"], candidate_s)(wanted, machine, silent)
     assert plan_hash(found) == plan_hash(unaware)
     assert found.strategy == "cornstarch"
 

@@ -143,12 +143,12 @@ def _name(profile: str | Path | None) -> str | None:
 
 def _planners(names: Sequence[str], judge: JudgedBy | str) -> dict[str, Planner]:
     """Of strategies by name, held against the simulator or as published."""
-    from sim.predict import judged_s
+    from sim.predict import candidate_s
 
     specs = [_spec(name) for name in names]
     if JudgedBy(judge) is JudgedBy.PLANNER:
         return {spec.name: spec.planner for spec in specs}
-    return {spec.name: judged(spec, judged_s) for spec in specs}
+    return {spec.name: judged(spec, candidate_s) for spec in specs}
 
 
 def _spec(strategy: str) -> StrategySpec:

@@ -46,7 +46,7 @@ class KeptResults:
     warn: Callable[[str], None]
 
     def get(self, key: str) -> Kept | None:
-        """The result of that key; None where there is none, and, with a line, for a damaged one or other code."""
+        """The result of that key; None where there is none, or one that is damaged or of other code."""
         path = self._path(key)
         try:
             checksum, _, body = read_bounded(path, MOST_BYTES).partition("\n")

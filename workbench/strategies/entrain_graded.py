@@ -1,12 +1,12 @@
 """Entrain with microbatches of graded size in an order for the pipeline, on evenly loaded ranks.
 
 Source: Entrain (dissertation, sections 4.4.2, 4.5.2 and 4.5.3), which gives modules whole ranks, makes
-all microbatches even, and fixes neither the order of the pairs nor how far ahead forwards run.
+all microbatches even, and does not fix the order of the pairs.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, takewhile
 
 import numpy as np
 
@@ -103,10 +103,7 @@ def _candidates(
 
 def _leads(num_places: int) -> Iterator[int]:
     yield 0
-    lead = 1
-    while lead < num_places:
-        yield lead
-        lead *= 2
+    yield from takewhile(num_places.__gt__, entrain.powers_of_two())
 
 
 def _gradings(job: Job, cost: CostModel) -> Iterator[tuple[MicrobatchAssignment, ...]]:
@@ -238,7 +235,8 @@ def _rebuilt(
     """The same stages with other microbatches in other programs."""
     microbatches, followers = entrain.deferring_microbatches(cut, assignments)
     draft = replace(cut, microbatches=microbatches, programs=(), token_shards=())
-    return entrain.with_adjacent_forwards(scheduled(draft, job.schedule, cost), followers, lead)
+    adjacent = entrain.with_adjacent_forwards(scheduled(draft, job.schedule, cost), followers)
+    return entrain.with_leads(adjacent, followers, lead)
 
 
 def _estimate_s(lowered: Lowered, cost: CostModel) -> float:
