@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,9 +13,8 @@ from tests.test_strategies import cost, job
 from tests.tiny_valm import tiny_batch
 from workbench.cost.model import CostModel
 from workbench.job.device_pools import Aim
-from workbench.job.job import Job, job_from_spec
+from workbench.job.job import Job, load_job
 from workbench.job.machines import cost_of
-from workbench.job.schema import JobSpec
 from workbench.model.trainable import Trainable
 from workbench.plan.codec import plan_hash
 from workbench.plan.plan import Plan
@@ -62,20 +60,15 @@ def test_cornstarch_is_never_slower_than_frozen_unaware(*, images, clips, max_ra
 
 
 def test_it_takes_stages_cut_by_forward_time_where_they_are_faster():
-    """The longest path of its own choice is shorter, but its messages meet on links: 0.14 % are lost."""
-    spec = yaml.safe_load((ROOT / "examples" / "valm.yaml").read_text(encoding="utf-8"))
-    spec["batch"]["samples"] = 8
-    spec["batch"]["fixed"]["text_tokens"] = 2048
-    spec["batch"]["fixed"]["items"]["vision"]["each"] = 4
-    wanted = job_from_spec(JobSpec.model_validate(spec), folder=ROOT)
-    a40 = cost_of(wanted, None, None)
+    """Processes share cores there, which the longest path of a plan does not know: 1.1 % are lost."""
+    wanted = load_job(ROOT / "examples" / "frozen-encoder" / "job.yaml")
+    machine = cost_of(wanted, None, None)
     own, unaware = (
-        candidate_s(BY_NAME[name].planner(wanted, a40, silent), a40)
-        for name in ("cornstarch", "cornstarch-frozen-unaware")
+        BY_NAME[name].planner(wanted, machine, silent) for name in ("cornstarch", "cornstarch-frozen-unaware")
     )
-    assert unaware < own
-    found = judged(BY_NAME["cornstarch"], candidate_s)(wanted, a40, silent)
-    assert candidate_s(found, a40) <= unaware
+    assert candidate_s(unaware, machine) < 0.99 * candidate_s(own, machine)
+    found = judged(BY_NAME["cornstarch"], candidate_s)(wanted, machine, silent)
+    assert plan_hash(found) == plan_hash(unaware)
     assert found.strategy == "cornstarch"
 
 

@@ -57,7 +57,7 @@ def test_the_same_search_is_found_again_with_its_plan(job: Path, cache: Path, tm
     assert "found before" in search(job).stderr
 
 
-def test_whatever_decides_a_search_is_in_its_key(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_decides_a_search_is_in_its_key(job: Path) -> None:
     found = load_job(job)
     cost = CostModel(load_profile("H100"))
     keys = {
@@ -76,8 +76,23 @@ def test_whatever_decides_a_search_is_in_its_key(job: Path, monkeypatch: pytest.
     }
     assert len(keys) == 7
     assert result_key(load_job(job), CostModel(load_profile("H100")), ("a", "b"), "iteration") in keys
+
+
+def test_what_another_version_kept_is_named_and_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    results = KeptResults(tmp_path, said.append)
+    results.put("a" * 40, KEPT)
+    assert results.get("a" * 40) == KEPT
     monkeypatch.setattr(kept_results, "code_hash", lambda: "another version")
-    assert result_key(found, cost, ("a", "b"), "iteration") not in keys
+    assert results.get("a" * 40) is None
+    assert [line.endswith("is of another version of the workbench: it is made again") for line in said] == [
+        True
+    ]
+    results.put("a" * 40, KEPT)
+    assert results.get("a" * 40) == KEPT
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_the_least_recently_used_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

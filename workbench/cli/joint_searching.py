@@ -8,20 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from workbench.bounded_file import MOST_BYTES, read_bounded
-from workbench.cli.console import emit_json, show
+from workbench.cli.console import emit_json, show, warn
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
+from workbench.plan.codec import dumps, loads
 from workbench.plan.plan import Plan
 from workbench.report.joint_tables import ablation_record, ablation_table, joint_record, joint_table
 from workbench.report.progress import ticking
 from workbench.search.drive import Objective
 from workbench.search.joint.ablation import Gain, ablated
+from workbench.search.joint.crew import Crew, RayWorkers
 from workbench.search.joint.drive import joint_search, searched_starts
 from workbench.search.joint.evaluate import Judge
 from workbench.search.joint.found import Found, State
 from workbench.search.joint.log import log_lines, replayed
 from workbench.search.joint.question import Question
 from workbench.search.joint.terms import Scope, Stop
+from workbench.search.kept_results import Kept, KeptResults, result_key
 from workbench.search.sizing import duration_s
 from workbench.strategies.registry import BY_NAME
 from workbench.timing.accept import accept
@@ -40,6 +43,7 @@ class Told:
         gap: as a percentage.
         candidates: at most.
         workers: processes.
+        ray: address of a Ray cluster whose processes they are.
         seed: of all draws.
         fix: `question=strategy`.
         log: file to write.
@@ -51,11 +55,17 @@ class Told:
     gap: str | None
     candidates: int | None
     workers: int
+    ray: str | None
     seed: int
     fix: Sequence[str]
     log: Path | None
     replay: Path | None
     ablate: str | None
+
+    @property
+    def crew(self) -> Crew:
+        """Who evaluates."""
+        return self.workers if self.ray is None else RayWorkers(address=self.ray, num=self.workers)
 
     def check_absent(self) -> None:
         """ValueError where something is said that only a joint search takes."""
@@ -67,6 +77,7 @@ class Told:
             "--log": self.log,
             "--replay": self.replay,
             "--ablate": self.ablate,
+            "--ray": self.ray,
         }
         for name, value in said.items():
             if value not in (None, [], ()):
@@ -76,9 +87,18 @@ class Told:
 
 
 def search_jointly(
-    job: Job, cost: CostModel, told: Told, objective: Objective, *, as_json: bool
+    job: Job,
+    cost: CostModel,
+    told: Told,
+    objective: Objective,
+    *,
+    results: KeptResults | None,
+    as_json: bool,
 ) -> tuple[Plan, Callable[[], None]]:
-    """The best plan, and what prints the search; ValueError for what the search refuses."""
+    """The best plan, and what prints the search; ValueError for what the search refuses.
+
+    A search without a budget of time finds the same again, so its result is kept in `results`.
+    """
     from sim.predict import IterationJudge, predict_within
 
     if objective is not Objective.ITERATION:
@@ -91,16 +111,27 @@ def search_jointly(
         return _replay(job, cost, judge, told.replay, as_json=as_json)
     if told.ablate is not None:
         return _ablate(job, cost, judge, told, as_json=as_json)
+    decided = ("joint", repr(stop), str(told.seed), repr(scope.fixed))
+    key = result_key(job, cost, decided, objective)
+    is_kept = results is not None and stop.seconds is None and told.log is None
+    known = results.get(key) if results is not None and is_kept else None
+    if known is not None:
+        warn("found before, for the same job, machines and code; --no-cache searches again")
+        return loads(known.best_plan), _printed(known.record, as_json=as_json)
     with _told_on("joint search", stop, quiet=as_json) as progress:
-        found = joint_search(
-            job, cost, judge, stop=stop, scope=scope, workers=told.workers, progress=progress
-        )
+        found = joint_search(job, cost, judge, stop=stop, scope=scope, workers=told.crew, progress=progress)
     if told.log is not None:
         write_text("".join(f"{line}\n" for line in log_lines(job, scope, found)), told.log)
     trace = predict_within(*accept(found.plan), cost)
     replays = [(value, judge.replay(plan).iteration_s) for value, plan in found.runners_up]
     record = joint_record(job.name, found, trace, replays)
-    return found.plan, lambda: emit_json(record) if as_json else show(*joint_table(record))
+    if results is not None and is_kept:
+        results.put(key, Kept(record=record, best_plan=dumps(found.plan)))
+    return found.plan, _printed(record, as_json=as_json)
+
+
+def _printed(record: dict[str, Any], *, as_json: bool) -> Callable[[], None]:
+    return lambda: emit_json(record) if as_json else show(*joint_table(record))
 
 
 def stop_of(told: Told) -> Stop:
@@ -174,8 +205,8 @@ def _ablate(
     stop = stop_of(told)
     rows: list[Gain] = []
     with ticking("ablation", len(Question) + 1, quiet=as_json) as ticker:
-        starts = searched_starts(job, cost, judge, stop=stop, workers=told.workers)
-        for row in ablated(job, cost, judge, strategy, starts=starts, stop=stop, workers=told.workers):
+        starts = searched_starts(job, cost, judge, stop=stop, workers=told.crew)
+        for row in ablated(job, cost, judge, strategy, starts=starts, stop=stop, workers=told.crew):
             rows.append(row)
             ticker.step(f"{', '.join(row.open)}: {row.factor:.3f} times as fast")
     record = ablation_record(job.name, strategy, rows)

@@ -139,6 +139,10 @@ def search_command(
     ] = None,
     candidates: Annotated[int | None, typer.Option(help="end of --joint: so many candidates")] = None,
     workers: Annotated[int, typer.Option(help="processes for --joint")] = 1,
+    ray: Annotated[
+        str | None,
+        typer.Option(help="HOST:PORT of a Ray cluster, of which this machine is part: --workers are its"),
+    ] = None,
     fix: Annotated[
         list[str] | None,
         typer.Option(
@@ -161,6 +165,7 @@ def search_command(
         gap=gap,
         candidates=candidates,
         workers=workers,
+        ray=ray,
         seed=seed,
         fix=fix or (),
         log=log,
@@ -173,10 +178,11 @@ def search_command(
     if layout is not None:
         wanted = with_layout_file(wanted, layout)
     cost = cost_of(wanted, profile, execution)
+    results = None if no_cache else kept_results()
     if joint:
         if schedule:
             raise ValueError("search: --joint tries every schedule, got --schedule; want one of them")
-        best, emit = search_jointly(wanted, cost, told, objective, as_json=as_json)
+        best, emit = search_jointly(wanted, cost, told, objective, results=results, as_json=as_json)
         if output is not None:
             write_plan(best, output, profile=named_profile(wanted, profile, output))
         emit()
@@ -184,7 +190,6 @@ def search_command(
     names = (*PLANNERS, *(PRICED if objective is Objective.DOLLARS else ()))
     planners = with_schedules(planners_by(judge, names), [usual(kind) for kind in schedule or ()])
     with ticking("searching", len(planners), quiet=as_json) as ticker:
-        results = None if no_cache else kept_results()
         found = searched(wanted, cost, planners, objective, ticker.at, results, judge)
     for line in found.record["warnings"]:
         warn(line)

@@ -46,13 +46,16 @@ class KeptResults:
     warn: Callable[[str], None]
 
     def get(self, key: str) -> Kept | None:
-        """The result of that key; None where there is none, or a damaged one, which is named."""
+        """The result of that key; None where there is none, or one that is damaged or of other code."""
         path = self._path(key)
         try:
             checksum, _, body = read_bounded(path, MOST_BYTES).partition("\n")
             if checksum != _sha256(body):
                 raise ValueError("its content does not have its checksum")
             data = json.loads(body)
+            if data["version"] != code_hash():
+                self.warn(f"{path} is of another version of the workbench: it is made again")
+                return None
             kept = Kept(record=data["record"], best_plan=data["best_plan"])
             if not isinstance(kept.record, dict) or not isinstance(kept.best_plan, str):
                 raise ValueError("want a record and the text of a plan")
@@ -67,7 +70,7 @@ class KeptResults:
 
     def put(self, key: str, kept: Kept) -> None:
         """Keep a result if it can be written; of all no more than `MOST_ENTRIES` and `MOST_TOTAL_BYTES`."""
-        body = json.dumps({"record": kept.record, "best_plan": kept.best_plan})
+        body = json.dumps({"version": code_hash(), "record": kept.record, "best_plan": kept.best_plan})
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_text(f"{_sha256(body)}\n{body}", self._path(key))
@@ -90,9 +93,12 @@ class KeptResults:
 
 
 def result_key(job: Job, cost: CostModel, planners: Sequence[str], objective: str) -> str:
-    """A hash of all that decides a search: job, machines, execution, what is tried, and the code itself."""
+    """A hash of all that decides a search but the code: job, machines, execution, and what is tried.
+
+    An entry says which code it is of, so that one of another version is named and not taken.
+    """
     machines = [(name, model.profile, model.execution) for name, model in sorted(cost.beside.items())]
-    decided = (code_hash(), job, cost.profile, cost.execution, machines, tuple(planners), objective)
+    decided = (job, cost.profile, cost.execution, machines, tuple(planners), objective)
     return _sha256(repr(decided))
 
 

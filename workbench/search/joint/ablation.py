@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.search.joint.choice import choice_of
+from workbench.search.joint.crew import Crew
 from workbench.search.joint.drive import joint_search
 from workbench.search.joint.evaluate import Judge
 from workbench.search.joint.found import Found
@@ -42,7 +43,7 @@ def ablated(
     *,
     starts: tuple[Start, ...],
     stop: Stop,
-    workers: int = 1,
+    workers: Crew = 1,
 ) -> Iterator[Gain]:
     """Each question alone, then all together, each with the same end.
 

@@ -4,7 +4,6 @@ Source: Moritz et al. 2018, "Ray: A Distributed Framework for Emerging AI Applic
 """
 
 import logging
-import os
 import re
 import socket
 import threading
@@ -178,7 +177,6 @@ def joined(address: str) -> None:
         socket.create_connection((match[1].strip("[]"), int(match[2])), REACH_S).close()
     except OSError as error:
         raise ValueError(f"--ray {address}: nobody answers there: {error}") from None
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")  # its retries: who waits says what came of them
     failed: list[BaseException] = []
     joining = threading.Thread(target=_join, args=(ray.init, address, failed), daemon=True)
     joining.start()
