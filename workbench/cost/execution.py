@@ -169,6 +169,8 @@ class Execution:
         host_kernel_s: host seconds to launch a kernel; None: the profile's.
         host_collective_s: host seconds to launch a collective inside a layer; None: the profile's.
         host_rank_s: host seconds a kernel and rank: ranks that wait for one another's hosts.
+        host_wait_s: host seconds that a pass of a mixture of experts stands still: counts of tokens come to
+            the host, which only then launches what follows.
         step_rate: of the optimizer's memory traffic.
         step_start_s: seconds every optimizer step takes besides its bytes.
     """
@@ -203,6 +205,7 @@ class Execution:
     host_kernel_s: float | None = None
     host_collective_s: float | None = None
     host_rank_s: float = 0.0
+    host_wait_s: float = 0.0
     step_rate: float = 1.0
     step_start_s: float = 0.0
     overlap_pieces: int = 1

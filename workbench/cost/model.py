@@ -138,6 +138,15 @@ class CostModel(KernelTimes):
                 self._known[key] = self._composed(layer, name, work, grid, str(precision), links)
         return self._known[key]
 
+    def measured_on(self, layer: Layer, precision: str) -> dict[Grid, MeasuredLayer]:
+        """By grid, the layer as it was measured whole."""
+        name = self._signatures.of(layer)
+        return {
+            Grid(tp, cp): measured
+            for (known, of, tp, cp), measured in self._layers.items()
+            if (known, of) == (name, precision)
+        }
+
     def _composed(
         self, layer: Layer, name: str, work: Work, grid: Grid, precision: str, links: _Links
     ) -> LayerTime:
@@ -205,6 +214,8 @@ class _OperatorSums:
         forward_s = run.pass_s(time.forward_s, forward, len(there), grid.tp, added_kernels(there, pieces))
         device_s = time.input_grad_s + time.weight_grad_s
         backward_s = run.pass_s(device_s, backward, len(back), grid.tp, added_kernels(back, pieces))
+        if num_experts(layer):
+            forward_s, backward_s = forward_s + run.host_wait_s, backward_s + run.host_wait_s
         if device_s in (0.0, backward_s):
             return replace(time, forward_s=forward_s)
         return replace(

@@ -1,12 +1,12 @@
 """Entrain with microbatches of graded size in an order for the pipeline, on evenly loaded ranks.
 
 Source: Entrain (dissertation, sections 4.4.2, 4.5.2 and 4.5.3), which gives modules whole ranks, makes
-all microbatches even, and fixes neither the order of the pairs nor how far ahead forwards run.
+all microbatches even, and does not fix the order of the pairs.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, takewhile
 
 import numpy as np
 
@@ -53,6 +53,11 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
 
     Complexity: that of `entrain.plan`, 10 pricings and O(log K) orders for K microbatches a replica.
     """
+    return shortlist(job, cost, progress, 1)[0]
+
+
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
+    """The plans that `plan` chooses from, the best by the planner's estimate first; errors as there."""
     first = entrain.plan(job, cost, progress)
     cuts = [first, *_shared(job, cost, first)]
     gradings = list(_gradings(job, cost))
@@ -64,7 +69,8 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     fitting = (lowered for made in plans if (lowered := _fitting(made)) is not None)
     drafts = [lower(first), *islice(fitting, BUILT)]
     seconds = [_estimate_s(lowered, cost) for lowered in drafts]
-    return replace(drafts[seconds.index(min(seconds))].plan, strategy="entrain-graded")
+    by_estimate = sorted(range(len(drafts)), key=seconds.__getitem__)
+    return tuple(replace(drafts[number].plan, strategy="entrain-graded") for number in by_estimate[:most])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,10 +103,7 @@ def _candidates(
 
 def _leads(num_places: int) -> Iterator[int]:
     yield 0
-    lead = 1
-    while lead < num_places:
-        yield lead
-        lead *= 2
+    yield from takewhile(num_places.__gt__, entrain.powers_of_two())
 
 
 def _gradings(job: Job, cost: CostModel) -> Iterator[tuple[MicrobatchAssignment, ...]]:
@@ -232,7 +235,8 @@ def _rebuilt(
     """The same stages with other microbatches in other programs."""
     microbatches, followers = entrain.deferring_microbatches(cut, assignments)
     draft = replace(cut, microbatches=microbatches, programs=(), token_shards=())
-    return entrain.with_adjacent_forwards(scheduled(draft, job.schedule, cost), followers, lead)
+    adjacent = entrain.with_adjacent_forwards(scheduled(draft, job.schedule, cost), followers)
+    return entrain.with_leads(adjacent, followers, lead)
 
 
 def _estimate_s(lowered: Lowered, cost: CostModel) -> float:
@@ -242,6 +246,7 @@ def _estimate_s(lowered: Lowered, cost: CostModel) -> float:
 SPEC = StrategySpec(
     name="entrain-graded",
     planner=plan,
+    shortlist=shortlist,
     summary="ours: small microbatches at both ends, Entrain's pairs between, "
     "stages that may hold both modules",
     batch_level=True,
