@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.cornstarch.implied_stages import implied_stages
+from experiments.cornstarch.implied_stages import all_implied_stages, implied_stages
 from experiments.harness import record
 from experiments.harness.outcome import Bound, Claim, Evidence, PaperNumber, Unstated, Verdict, outcome_of
 from experiments.harness.printed import REFERENCE, claim_value, is_true, printed_rows
@@ -184,6 +184,13 @@ def test_implied_counts_are_the_true_ones_up_to_a_factor(total, counts):
     ratios = {count / other for count, other in zip(found.counts, counts, strict=True)}
     assert max(ratios) - min(ratios) < 1e-12
     assert max(ratios) <= 1
+
+
+def test_all_counts_that_fit_are_found_and_no_others():
+    """Totals of 12: one, two and three stages, or twice as many; with at most 4 only the first."""
+    for most, expected in ((6, [(1, 2, 3), (2, 4, 6)]), (4, [(1, 2, 3)])):
+        found = all_implied_stages([12.0, 6.0, 4.0], max_stages=most, max_spread=0.01)
+        assert [each.counts for each in found] == expected
 
 
 @given(st.lists(st.floats(1.0, 10.0), min_size=2, max_size=3))

@@ -39,7 +39,9 @@ def reads_of(script: str) -> dict[str, Any]:
 def forget() -> None:
     """Begin anew: what functions of the project keep is dropped, too, so that files are opened again."""
     _opened.clear()
-    modules = [m for name, m in sys.modules.items() if name.partition(".")[0] in PACKAGES]
+    modules = [
+        m for name, m in sys.modules.items() if name.partition(".")[0] in PACKAGES and name != __name__
+    ]
     for value in [value for module in modules for value in vars(module).values()]:
         clear = getattr(value, "cache_clear", None)
         if clear is not None and not isinstance(value, type):
@@ -64,7 +66,7 @@ def modules_hash(script: str) -> str:
 def modules_of(script: str) -> tuple[Path, ...]:
     """The script's file and those of all modules that it can import, sorted.
 
-    Complexity: each file is parsed once a process.
+    Complexity: each file is parsed once a process, and counts as it was then.
     """
     found = set(_files(f"experiments.{script.replace('/', '.')}"))
     left = list(found)

@@ -12,6 +12,7 @@ if __name__ == "__main__":
 import importlib
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -19,8 +20,17 @@ from typing import Any, NoReturn
 from experiments.harness.command import command_line
 from experiments.harness.drawing import save
 from experiments.harness.outcome import Evidence, Outcome, outcome_of
-from experiments.harness.reads import forget
-from experiments.harness.record import FOLDER, as_record, stored_records, table, write
+from experiments.harness.reads import forget, modules_of
+from experiments.harness.record import (
+    FOLDER,
+    RESULTS,
+    as_record,
+    results_folder,
+    stored_records,
+    table,
+    uncommitted,
+    write,
+)
 from experiments.harness.tally import summary_of
 
 Parts = Iterable[Evidence]
@@ -45,6 +55,7 @@ class Script:
     profile: str | None = None
 
     def __call__(self) -> Outcome:
+        modules_of(self.name)  # hashed before they may change on disk
         return outcome_of(self.name, self.compute(), profile=self.profile)
 
 
@@ -80,7 +91,18 @@ def finished(outcome: Outcome, *, as_json: bool, more: Mapping[str, Any] | None 
 
 
 def keep(outcome: Outcome) -> None:
-    """Write `results/<paper>_<script>.json` and the figures beside it."""
+    """Write `results/<paper>_<script>.json` and the figures beside it.
+
+    The checkout's own results come from commits: one whose modules differ from theirs is not written there.
+    """
+    changed = uncommitted(modules_of(outcome.script)) if results_folder() == RESULTS else []
+    if changed:
+        sys.stderr.write(
+            f"{outcome.script}: the result is not kept, because {', '.join(changed[:3])} "
+            f"{'and others differ' if len(changed) > 3 else 'differs' if len(changed) == 1 else 'differ'} "
+            "from the commit: commit first\n"
+        )
+        return
     folder = write(outcome).parent / "plots"
     for name, grid in outcome.figures.items():
         save(grid, folder, name)

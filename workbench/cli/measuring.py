@@ -143,18 +143,28 @@ def reproduce_command(
     kept: Annotated[
         bool, typer.Option("--stored", help="run nothing: count the results that the checkout keeps")
     ] = False,
+    since: Annotated[
+        str | None,
+        typer.Option(help="commit: also what became of its rows, with --stored", metavar="COMMIT"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Rerun experiments and hold them against what the papers printed."""
-    from experiments.harness.record import results_in
+    from experiments.harness.changes import changes, changes_text, records_at
+    from experiments.harness.record import results_in, stored_records
     from experiments.harness.script import reproduce, scripts, stored
     from experiments.harness.tally import counts_text
 
     wanted = () if "all" in names else names
+    if since is not None and not kept:
+        raise ValueError("--since compares results that are kept; want --stored with it")
     if kept:
         summary = stored(wanted)
         said = [counts_text(paper, counts) for paper, counts in summary["papers"].items()]
         said.append(counts_text("all", summary["all"]))
+        if since is not None:
+            summary["changes"] = changes(records_at(since), stored_records())
+            said += [changes_text(paper, found) for paper, found in summary["changes"].items()]
     else:
         check_writable(out / "results.json")
         with ticking("reproducing", len(scripts()), quiet=as_json) as ticker, results_in(out):

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from workbench.cli.console import emit_json, show, warn
+from workbench.cli.judging import JudgeFlag, planners_by
 from workbench.cli.options import ExecutionFile, Json, PlanFile
 from workbench.cli.searching import NoCache, kept_results, searched
 from workbench.explain.warnings import waste_of
@@ -17,6 +18,7 @@ from workbench.job.matching import check_job, named_profile
 from workbench.job.sample_sizes import Tiling, with_sizes
 from workbench.plan.codec import loads, plan_hash, read_plan, write_plan
 from workbench.plan.runnable import check_runnable
+from workbench.planner.judged import JudgedBy
 from workbench.planner.stable_batch import too_small
 from workbench.report.progress import ticking
 from workbench.report.search_tables import fits_text, search_table
@@ -72,6 +74,7 @@ def plan_command(
     seed: Seed = 0,
     tiling: Tiles = Tiling.NONE,
     execution: ExecutionFile = None,
+    judge: JudgeFlag = JudgedBy.SIMULATOR,
     as_json: Json = False,
 ) -> None:
     """Turn a job into a plan."""
@@ -93,7 +96,7 @@ def plan_command(
         def progress(done: int, total: int, best_s: float) -> None:
             ticker.at(done, total, f"best so far {milliseconds(best_s)}" if best_s < float("inf") else "")
 
-        made = BY_NAME[strategy].planner(wanted, cost, progress)
+        made = planners_by(judge, [strategy])[strategy](wanted, cost, progress)
     accept(made)
     if BY_NAME[strategy].batch_level:
         warning = too_small(wanted, cost, len(made.ranks) // wanted.replicas)
@@ -122,6 +125,7 @@ def search_command(
     seed: Seed = 0,
     tiling: Tiles = Tiling.NONE,
     execution: ExecutionFile = None,
+    judge: JudgeFlag = JudgedBy.SIMULATOR,
     no_cache: NoCache = False,
     as_json: Json = False,
 ) -> None:
@@ -130,12 +134,11 @@ def search_command(
     if layout is not None:
         wanted = with_layout_file(wanted, layout)
     cost = cost_of(wanted, profile, execution)
-    priced = PRICED if objective is Objective.DOLLARS else {}
-    planners = with_schedules(PLANNERS | priced, [usual(kind) for kind in schedule or ()])
+    names = (*PLANNERS, *(PRICED if objective is Objective.DOLLARS else ()))
+    planners = with_schedules(planners_by(judge, names), [usual(kind) for kind in schedule or ()])
     with ticking("searching", len(planners), quiet=as_json) as ticker:
-        found = searched(
-            wanted, cost, planners, objective, ticker.at, results=None if no_cache else kept_results()
-        )
+        results = None if no_cache else kept_results()
+        found = searched(wanted, cost, planners, objective, ticker.at, results, judge)
     for line in found.record["warnings"]:
         warn(line)
     if output is not None:

@@ -13,6 +13,7 @@ from workbench.cost.model import CostModel
 from workbench.explain.warnings import waste_of
 from workbench.job.job import Job
 from workbench.plan.codec import dumps
+from workbench.planner.judged import JudgedBy
 from workbench.planner.strategy_spec import Planner
 from workbench.report.search_tables import search_record
 from workbench.search.drive import Objective, search
@@ -36,18 +37,20 @@ def searched(
     objective: Objective,
     progress: Callable[[int, int, str], None],
     results: KeptResults | None,
+    judge: JudgedBy,
 ) -> Kept:
     """What a search finds, or found before.
 
     Args:
         results: where it is looked up and kept; None: nowhere.
+        judge: whom the planners' plans were held against.
 
     Raises:
         ValueError: no strategy has a plan; where memory is what lacks, that stands first.
     """
     from sim.predict import predict_within
 
-    key = result_key(job, cost, tuple(planners), objective)
+    key = result_key(job, cost, (*planners, judge), objective)
     known = None if results is None else results.get(key)
     if known is not None:
         sys.stderr.write(

@@ -23,7 +23,7 @@ from workbench.planner.cut_candidates import CutCandidates
 from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.planner.sample_work import sample_work
-from workbench.planner.stage_counts import Progress, fastest_counts, silent
+from workbench.planner.stage_counts import Progress, best_counts, silent
 from workbench.planner.strategy_spec import StrategySpec
 from workbench.schedule.action import Action
 from workbench.schedule.adjacent import with_followers
@@ -50,8 +50,13 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     Raises:
         ValueError: more stages than layers, fewer samples than replicas, too few ranks.
     """
-    found, followers = _in_turn(job, cost, progress)
-    return _furthest_ahead(found, followers, cost)
+    return shortlist(job, cost, progress, 1)[0]
+
+
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
+    """The best by the planner's estimate; errors as `plan`."""
+    found, followers = _in_turn(job, cost, progress, most)
+    return tuple(_furthest_ahead(each, followers, cost) for each in found)
 
 
 def plan_in_turn(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
@@ -60,10 +65,10 @@ def plan_in_turn(job: Job, cost: CostModel, progress: Progress = silent) -> Plan
     Raises:
         ValueError: as `plan`.
     """
-    return _in_turn(job, cost, progress)[0]
+    return _in_turn(job, cost, progress, 1)[0][0]
 
 
-def _in_turn(job: Job, cost: CostModel, progress: Progress) -> tuple[Plan, Followers]:
+def _in_turn(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[tuple[Plan, ...], Followers]:
     draft = draft_plan(job, "entrain")
     assignments = assign(job, cost)
     microbatches, followers = deferring_microbatches(draft, assignments)
@@ -72,7 +77,7 @@ def _in_turn(job: Job, cost: CostModel, progress: Progress) -> tuple[Plan, Follo
     entry_of = {module: module for module in layers_s}
     ranks_per_stage = {module: layout_of(job, module).tp * layout_of(job, module).cp for module in layers_s}
     cuts = CutCandidates(job, draft, cost, FROZEN_AWARE, layers_s, entry_of, disjoint_stages)
-    return fastest_counts(job, ranks_per_stage, _Deferring(cuts, followers), progress), followers
+    return best_counts(job, ranks_per_stage, _Deferring(cuts, followers), progress, most), followers
 
 
 def _furthest_ahead(plan: Plan, followers: Followers, cost: CostModel) -> Plan:
@@ -219,6 +224,7 @@ def _of_replica(
 SPEC = StrategySpec(
     name="entrain",
     planner=plan,
+    shortlist=shortlist,
     summary="samples assigned hierarchically, encoder work of heavy microbatches deferred, "
     "encoder forwards as early as memory allows",
     batch_level=True,

@@ -53,6 +53,11 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
 
     Complexity: that of `entrain.plan`, 10 pricings and O(log K) orders for K microbatches a replica.
     """
+    return shortlist(job, cost, progress, 1)[0]
+
+
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
+    """The plans that `plan` chooses from, the best by the planner's estimate first; errors as there."""
     first = entrain.plan(job, cost, progress)
     cuts = [first, *_shared(job, cost, first)]
     gradings = list(_gradings(job, cost))
@@ -64,7 +69,8 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     fitting = (lowered for made in plans if (lowered := _fitting(made)) is not None)
     drafts = [lower(first), *islice(fitting, BUILT)]
     seconds = [_estimate_s(lowered, cost) for lowered in drafts]
-    return replace(drafts[seconds.index(min(seconds))].plan, strategy="entrain-graded")
+    by_estimate = sorted(range(len(drafts)), key=seconds.__getitem__)
+    return tuple(replace(drafts[number].plan, strategy="entrain-graded") for number in by_estimate[:most])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +246,7 @@ def _estimate_s(lowered: Lowered, cost: CostModel) -> float:
 SPEC = StrategySpec(
     name="entrain-graded",
     planner=plan,
+    shortlist=shortlist,
     summary="ours: small microbatches at both ends, Entrain's pairs between, "
     "stages that may hold both modules",
     batch_level=True,

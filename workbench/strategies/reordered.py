@@ -27,6 +27,8 @@ from workbench.schedule.programs import programs_of
 from workbench.strategies import cornstarch
 from workbench.timing.stage_times import StageTimes, stage_times
 
+NAME, EXCHANGES_NAME = "disttrain-reordered", "reordered-by-exchanges"
+
 Reorder = Callable[[StageTimes], tuple[int, ...]]
 
 
@@ -41,9 +43,13 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     Raises:
         ValueError: as `cornstarch.plan`.
     """
-    interleaves = job.schedule.kind is ScheduleKind.INTERLEAVED
-    reorder = partial(_reorder_interleaved, job.schedule) if interleaves else _reorder_plain
-    return _plan(job, cost, "disttrain-reordered", reorder, progress)
+    return _in_order(job, cost, NAME, _reorder_of(job), cornstarch.plan(job, cost, progress))
+
+
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
+    """Every plan of `cornstarch.shortlist`, reordered; errors as `plan`."""
+    first = cornstarch.shortlist(job, cost, progress, most)
+    return tuple(_in_order(job, cost, NAME, _reorder_of(job), each) for each in first)
 
 
 def plan_by_exchanges(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
@@ -51,7 +57,19 @@ def plan_by_exchanges(job: Job, cost: CostModel, progress: Progress = silent) ->
 
     Differs: that is plain 1F1B's pipeline, whatever the job's schedule.
     """
-    return _plan(job, cost, "reordered-by-exchanges", _reorder_by_exchanges, progress)
+    first = cornstarch.plan(job, cost, progress)
+    return _in_order(job, cost, EXCHANGES_NAME, _reorder_by_exchanges, first)
+
+
+def shortlist_by_exchanges(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
+    """Every plan of `cornstarch.shortlist`, reordered; errors as `plan`."""
+    first = cornstarch.shortlist(job, cost, progress, most)
+    return tuple(_in_order(job, cost, EXCHANGES_NAME, _reorder_by_exchanges, each) for each in first)
+
+
+def _reorder_of(job: Job) -> Reorder:
+    interleaves = job.schedule.kind is ScheduleKind.INTERLEAVED
+    return partial(_reorder_interleaved, job.schedule) if interleaves else _reorder_plain
 
 
 def _reorder_plain(times: StageTimes) -> tuple[int, ...]:
@@ -109,8 +127,7 @@ def chain_programs(
     return tuple(found[group] for group in groups)
 
 
-def _plan(job: Job, cost: CostModel, name: str, reorder: Reorder, progress: Progress) -> Plan:
-    first = cornstarch.plan(job, cost, progress)
+def _in_order(job: Job, cost: CostModel, name: str, reorder: Reorder, first: Plan) -> Plan:
     chunks = _chunks(job, cost)
     even = _scheduled(job, cost, first, chunks)
     ordered = {
@@ -147,13 +164,15 @@ def _stage_times(plan: Plan, cost: CostModel, replica: int, chunks: Sequence[Seq
 
 
 SPEC = StrategySpec(
-    name="disttrain-reordered",
+    name=NAME,
     planner=plan,
+    shortlist=shortlist,
     summary="samples between replicas and microbatches reordered as DistTrain prints it",
 )
 
 SPEC_BY_EXCHANGES = StrategySpec(
-    name="reordered-by-exchanges",
+    name=EXCHANGES_NAME,
     planner=plan_by_exchanges,
+    shortlist=shortlist_by_exchanges,
     summary="ours: microbatches exchanged as long as the whole pipeline gets faster",
 )
