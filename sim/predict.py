@@ -18,7 +18,7 @@ from workbench.plan.kept import kept
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.schedule.action import Action
-from workbench.timing.accept import judged
+from workbench.timing.accept import accept, judged
 from workbench.timing.attention import AttentionCall, AttentionModel, AttentionTime
 from workbench.timing.doubts import doubts_of
 from workbench.timing.interval import Doubt, interval
@@ -36,7 +36,7 @@ class IterationJudge:
 
     def value(self, plan: Plan) -> float:
         """Seconds of a step by the fast engine; ValueError for a plan that is refused."""
-        return step_s(accept(plan)[0], self.cost)
+        return candidate_s(plan, self.cost)
 
     def replay(self, plan: Plan) -> Trace:
         """The step by the engine that keeps a trace; ValueError for a plan that is refused."""

@@ -79,8 +79,8 @@ def scaling_evidence() -> Evidence:
     """How throughput falls from 30 nodes to 16, which no constant factor touches."""
     evidence = Evidence()
     evidence.causes["modelled/*/16_over_30_nodes"] = (
-        "half of the nodes keep more than half of the published throughput; neither gradient exchange nor the "
-        "authors' framework costs anything in ours"
+        "half of the nodes keep more than half of the published throughput; neither gradient exchange nor "
+        "the authors' framework costs anything in ours"
     )
     for model in MODELS:
         ours, theirs = oobleck_rates(model), published_rates("oobleck", model)

@@ -26,6 +26,7 @@ class StrategySpec:
         summary: what it does, in one line.
         batch_level: its split of the ranks is meant for every batch of the data; batches may be too small
             for that.
+        searches_layouts: it chooses degrees as well, of modules to which the job gives no layout.
         wants_prices: it plans only for pools of ranks that have a price.
     """
 
@@ -34,4 +35,5 @@ class StrategySpec:
     summary: str
     shortlist: Shortlist | None = None
     batch_level: bool = False
+    searches_layouts: bool = False
     wants_prices: bool = False

@@ -13,8 +13,8 @@ from workbench.job.links import link_of, num_cards
 from workbench.units import S_PER_DAY, S_PER_HOUR
 
 MOST_GPUS = 1024
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)([mhdw])")
-_UNIT_S = {"m": 60.0, "h": S_PER_HOUR, "d": S_PER_DAY, "w": 7 * S_PER_DAY}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+_UNIT_S = {"s": 1.0, "m": 60.0, "h": S_PER_HOUR, "d": S_PER_DAY, "w": 7 * S_PER_DAY}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +86,10 @@ class Training:
 
 
 def duration_s(text: str) -> float:
-    """Of `90m`, `12h`, `3d` or `2w`; ValueError for anything else."""
+    """Of `60s`, `90m`, `12h`, `3d` or `2w`; ValueError for anything else."""
     found = _DURATION.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"want a duration such as 90m, 12h, 3d or 2w, got {text!r}")
+        raise ValueError(f"want a duration such as 60s, 90m, 12h, 3d or 2w, got {text!r}")
     return float(found[1]) * _UNIT_S[found[2]]
 
 

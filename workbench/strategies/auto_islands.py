@@ -41,5 +41,6 @@ SPEC = StrategySpec(
     name=NAME,
     planner=plan,
     shortlist=shortlist,
+    searches_layouts=True,
     summary="searched layouts: every module on an island of its own",
 )

@@ -44,5 +44,6 @@ SPEC = StrategySpec(
     name=NAME,
     planner=plan,
     shortlist=shortlist,
+    searches_layouts=True,
     summary="a searched layout: every module over all ranks",
 )

@@ -257,6 +257,7 @@ SPEC = StrategySpec(
     name=NAME,
     planner=plan,
     shortlist=shortlist,
+    searches_layouts=True,
     summary="DistTrain's orchestration: degrees of every module by its formula, solved exactly",
 )
 
@@ -264,6 +265,7 @@ SPEC_CHEAPEST = StrategySpec(
     name=CHEAPEST,
     planner=plan_cheapest,
     shortlist=shortlist_cheapest,
+    searches_layouts=True,
     summary="as disttrain, for dollars a sample, where devices have prices",
     wants_prices=True,
 )

@@ -226,6 +226,7 @@ SPEC = StrategySpec(
     name="entrain-search",
     planner=plan,
     shortlist=shortlist,
+    searches_layouts=True,
     summary="Entrain's Algorithm 3: degrees of encoder and LLM by its formula",
     batch_level=True,
 )

@@ -144,6 +144,7 @@ SPEC = StrategySpec(
     name=NAME,
     planner=plan,
     shortlist=shortlist,
+    searches_layouts=True,
     summary="parameters of every layer sharded over all ranks; recomputation and microbatch size searched",
 )
 
@@ -151,6 +152,7 @@ SPEC_HYBRID = StrategySpec(
     name=HYBRID_NAME,
     planner=plan_hybrid,
     shortlist=shortlist_hybrid,
+    searches_layouts=True,
     summary="as fsdp, but sharded within instances of near ranks, which add up their parts of gradients; "
     "their number is searched too",
 )

@@ -77,5 +77,6 @@ SPEC = StrategySpec(
     name=NAME,
     planner=plan,
     shortlist=shortlist,
+    searches_layouts=True,
     summary="a searched layout: one grid for all modules",
 )
