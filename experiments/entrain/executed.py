@@ -4,11 +4,15 @@ Setup:   two gloo ranks, each with a core of its own: a SigLIP on one, a Llama o
          48 samples in 24 microbatches. Charts cut into tiles and their tables as text, sizes drawn from
          the corpus that is skewed most, at half its resolution; every third sample is its text alone, as
          instruction mixes hold conversations without images. Both ranks have about the same work. The
-         batch was fixed by simulation before the first run: predicted are 1.12 and 1.23 times.
+         batch was fixed by simulation before the first run: predicted are 1.12 and 1.23 times. With
+         `--stages 2` and more each module has as many ranks and the LLM as many blocks, so that pipelines get
+         deeper; DIP has both modules on all ranks. `--emulate`: one process plays all ranks, one action at a
+         time, each alone on its core, as machines with fewer cores than ranks cannot show more.
 Ours:    layers are measured, every plan is simulated and its prediction written; then all plans run in
          turn, round after round. Ratios are of medians over rounds, the orders' mean over a plan's.
 Differs: the paper runs 16 A40s; two cores show that the gain is real, not how large it is there.
 Run:     python -m experiments.entrain.executed [--json] [--rounds N] [--resume] [--out FOLDER]
+         [--stages N] [--emulate]
 """
 
 import json
@@ -18,7 +22,8 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,12 +31,13 @@ from typing import Any
 from experiments.entrain.intervals import Interval, ratio_of_medians
 from experiments.fidelity.cases import Case, Part
 from experiments.fidelity.plan_runs import Predicted, Runs, calibrate, predict, write_predictions
-from experiments.fidelity.work import LLM, UNMEASURED, decoder, this_machine, with_encoders
+from experiments.fidelity.work import LLM, UNMEASURED, decoder, emulated_machine, this_machine, with_encoders
 from experiments.harness.command import command_line
 from experiments.harness.record import RESULTS, commit
 from runtime.measure.microbench import header_here
+from runtime.world.device import CPU
 from runtime.world.pool import Pool
-from workbench.cost.hardware import Link
+from workbench.cost.hardware import Cluster, Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, ideal_profile
 from workbench.data.corpora import corpus
@@ -46,19 +52,22 @@ from workbench.plan.plan import Plan, Precision, Settings
 from workbench.planner.stage_counts import silent
 from workbench.planner.strategy_spec import Planner
 from workbench.report.progress import ticking
-from workbench.strategies import cornstarch, entrain, entrain_graded
+from workbench.strategies import cornstarch, dip, entrain, entrain_graded, reordered
 from workbench.whole_file import write_text
 
 OUT = Path("out/entrain_executed")
-RESULT = RESULTS / "entrain_executed.json"
 ROUNDS = 30
 NUM_SAMPLES, MICROBATCH_SAMPLES = 48, 2
 TEXT_ONLY = 3  # every third sample
 CORPUS, SEED = "synthchartnet-like", 1
 ORDERS = 2  # random ones
+MOST_STAGES = 4  # 48 samples are few microbatches for deeper pipelines
 TILE_PX, PATCH_PX = 112, 28
 LLM_WIDTH = 128
 PLANNERS: Mapping[str, Planner] = {
+    "disttrain": reordered.plan,
+    "dip": dip.plan,
+    "entrain-in-turn": entrain.plan_in_turn,
     "entrain": entrain.plan,
     "entrain-graded": entrain_graded.plan,
 }
@@ -79,13 +88,32 @@ def _sample(index: int, sizes: Sizes) -> Sample:
     return Sample(index, (*images, Segment("text", 0, text, text)))
 
 
-def job(link: Link, order: Sequence[int]) -> Job:
-    """The batch in some order, one stage for each module."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """How many stages each module has, on ranks of their own, and who plays them."""
+
+    stages: int = 1
+    emulated: bool = False
+
+    @property
+    def count(self) -> int:
+        return 2 * self.stages
+
+    def cluster(self, link: Link) -> Cluster:
+        """This machine, or one with a core for each."""
+        return emulated_machine(CPU, self.count, link) if self.emulated else this_machine(link, self.count)
+
+
+TWO = Ranks()
+
+
+def job(link: Link, order: Sequence[int], ranks: Ranks = TWO, *, pp: int | None = 1) -> Job:
+    """The batch in some order, `pp` stages for each module."""
     vision = {
         "model_type": "siglip_vision_model",
         "hidden_size": 128,
         "intermediate_size": 512,
-        "num_hidden_layers": 6,
+        "num_hidden_layers": 6 * ranks.stages,
         "num_attention_heads": 2,
         "image_size": TILE_PX,
         "patch_size": PATCH_PX,
@@ -101,13 +129,19 @@ def job(link: Link, order: Sequence[int]) -> Job:
     batch = skewed_batch(NUM_SAMPLES, SEED)
     return Job(
         name="charts",
-        model=with_encoders(decoder("llama", width=LLM_WIDTH, blocks=1), encoder),
-        cluster=this_machine(link, 2),
+        model=with_encoders(decoder("llama", width=LLM_WIDTH, blocks=ranks.stages), encoder),
+        cluster=ranks.cluster(link),
         batch=tuple(batch[place] for place in order),
         microbatch_samples=MICROBATCH_SAMPLES,
-        layouts=(ModuleLayout(module="vision", pp=1), ModuleLayout(module=LLM, pp=1)),
+        layouts=(ModuleLayout(module="vision", pp=pp), ModuleLayout(module=LLM, pp=pp)),
         settings=Settings(precision=Precision.FLOAT32, kernels=Kernels.EAGER),
     )
+
+
+def path_of(ranks: Ranks) -> Path:
+    """Where the result of such ranks is kept."""
+    suffix = "" if ranks == TWO else f"_{ranks.count}{'_emulated' if ranks.emulated else ''}"
+    return RESULTS / f"entrain_executed{suffix}.json"
 
 
 def random_orders() -> tuple[tuple[int, ...], ...]:
@@ -116,14 +150,16 @@ def random_orders() -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(rng.sample(range(NUM_SAMPLES), NUM_SAMPLES)) for _ in range(ORDERS))
 
 
-def cases(profile: Profile, link: Link) -> tuple[Case, ...]:
+def cases(profile: Profile, link: Link, ranks: Ranks = TWO) -> tuple[Case, ...]:
     """Random orders first, then what the planners make of the first of them."""
     cost, orders = CostModel(profile), random_orders()
     plans = {
-        f"random order {number}": cornstarch.plan(job(link, order), cost)
+        f"random order {number}": cornstarch.plan(job(link, order, ranks, pp=ranks.stages), cost)
         for number, order in enumerate(orders, 1)
     }
-    plans |= {name: planner(job(link, orders[0]), cost, silent) for name, planner in PLANNERS.items()}
+    for name, planner in PLANNERS.items():
+        pp = None if name == "dip" else ranks.stages  # which has both modules on all ranks
+        plans[name] = planner(job(link, orders[0], ranks, pp=pp), cost, silent)
     return tuple(_case(name, plan) for name, plan in plans.items())
 
 
@@ -131,18 +167,20 @@ def _case(name: str, plan: Plan) -> Case:
     return Case(name=name, job="charts", part=Part.CLEAN, plan=replace(plan, strategy=name))
 
 
-def run(out: Path, rounds: int, *, is_quiet: bool) -> dict[str, Any]:
+def run(out: Path, rounds: int, ranks: Ranks = TWO, *, is_quiet: bool) -> dict[str, Any]:
     """Calibrate, predict, execute; goes on where an earlier run in the same folder stopped."""
     started_s = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
-    with Pool(2) as pool:
-        unpriced = cases(ideal_profile(), UNMEASURED)[:1]
+    with nullcontext() if ranks.emulated else Pool(ranks.count) as pool:
+        unpriced = _unpriced(ranks)
         with ticking("calibrating", None, quiet=is_quiet) as ticker:
             profile = calibrate(unpriced, pool, out, ticker.at, budget_s=0.2)
-        chosen = cases(profile, profile.machine_link("intra").link)
+        link = UNMEASURED if ranks.emulated else profile.machine_link("intra").link
+        chosen = cases(profile, link, ranks)
         predicted = tuple(predict(case, profile) for case in chosen)
         write_predictions(predicted, out)
-        runs = Runs(out, rounds=rounds, steps=1, pool=pool)
+        each, steps = (1, rounds) if ranks.emulated else (rounds, 1)
+        runs = Runs(out, rounds=each, steps=steps, pool=pool)
         with ticking("plans", None, quiet=is_quiet) as ticker:
             runs.execute(predicted, ticker.at)
     if runs.left_out:
@@ -156,9 +194,17 @@ def run(out: Path, rounds: int, *, is_quiet: bool) -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="minutes"),
         "device": header.device_name,
         "rounds": rounds,
+        "ranks": ranks.count,
+        "emulated": ranks.emulated,
         **summary(predicted, {one.case.name: _seconds(runs, one) for one in predicted}),
         "seconds": time.monotonic() - started_s,
     }
+
+
+def _unpriced(ranks: Ranks) -> tuple[Case, ...]:
+    """Plans whose layers are to be measured: those of one grouping, and DIP's other cuts."""
+    every = cases(ideal_profile(), UNMEASURED, ranks)
+    return tuple(case for case in every if case.name in ("random order 1", "dip"))
 
 
 def _seconds(runs: Runs, one: Predicted) -> list[float]:
@@ -204,17 +250,22 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--resume", action="store_true", help="go on with what lies in the folder")
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--stages", type=int, default=TWO.stages, help="of each module (default 1)")
+    parser.add_argument("--emulate", action="store_true", help="one process plays all ranks")
     given = parser.parse_args()
+    if not 1 <= given.stages <= MOST_STAGES:
+        parser.error(f"--stages must be from 1 to {MOST_STAGES}, got {given.stages}")
+    ranks = Ranks(stages=given.stages, emulated=given.emulate)
     if given.rounds < 2:
         parser.error(f"--rounds must be >= 2 for an interval, got {given.rounds}")
     if not given.resume:
         shutil.rmtree(given.out / "runs", ignore_errors=True)
         for name in ("measurement.json", "predictions.json", "runs.jsonl"):
             (given.out / name).unlink(missing_ok=True)
-    result = run(given.out, given.rounds, is_quiet=given.json)
+    result = run(given.out, given.rounds, ranks, is_quiet=given.json)
     print("\n".join(lines(result)))
     if given.rounds >= ROUNDS:
-        write_text(json.dumps(result, indent=1) + "\n", RESULT)
+        write_text(json.dumps(result, indent=1) + "\n", path_of(ranks))
     if given.json:
         print(json.dumps(result))
     return 0 if result["entrain_is_faster"] else 1
