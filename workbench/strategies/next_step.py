@@ -1,0 +1,41 @@
+"""The plan of another batch with a plan's stages: which samples go together, who owns their tokens."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from workbench.cost.model import CostModel
+from workbench.data.sample import Sample
+from workbench.job.job import Job
+from workbench.model.model_graph import TEXT
+from workbench.plan.following import next_plan
+from workbench.plan.plan import Plan
+from workbench.planner.plan_layouts import Placing, layouts_of
+from workbench.strategies.registry import BY_NAME
+
+
+def next_step(plan: Plan, batch: Sequence[Sample], job: Job, cost: CostModel) -> Plan:
+    """The per-step part of a plan made anew for a batch; ranks, layers and settings stay.
+
+    Strategies that decide by the samples' work which of them go together do it again. All others put
+    the i-th sample where the i-th one stood, as the runtime does when it plans the next step.
+
+    Args:
+        plan: of any batch of as many samples.
+        job: that it was made of, with its schedule.
+
+    Raises:
+        ValueError: the batch has no plan on these stages, as `next_plan` or the strategy says it.
+    """
+    spec = BY_NAME.get(plan.strategy)
+    if spec is None or spec.regroup is None:
+        return next_plan(plan, batch)
+    llm = next(module.name for module in plan.model.modules if module.modality == TEXT)
+    replicas = len(plan.replicas(llm))
+    pinned = replace(
+        job,
+        batch=tuple(batch),
+        replicas=replicas,
+        layouts=layouts_of(plan, replicas, Placing.LEFT),
+        settings=plan.settings,
+    )
+    return spec.regroup(plan, pinned, cost)
