@@ -1,6 +1,6 @@
 """Units at the edges. Inside, everything is seconds, bytes and FLOP."""
 
-from math import isfinite
+import re
 
 KIB = 2**10
 MIB = 2**20
@@ -12,7 +12,8 @@ US_PER_S = 1e6
 S_PER_HOUR = 3_600.0
 S_PER_DAY = 86_400.0
 
-_UNIT_S = {"s": 1.0, "min": 60.0, "h": S_PER_HOUR, "d": S_PER_DAY}
+_UNIT_S = {"s": 1.0, "m": 60.0, "h": S_PER_HOUR, "d": S_PER_DAY, "w": 7 * S_PER_DAY}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 
 
 def ms(duration_s: float) -> float:
@@ -31,32 +32,24 @@ def gib(num_bytes: float) -> float:
 
 
 def duration_s(text: str) -> float:
-    """A duration as users say it, in seconds.
-
-    Raises:
-        ValueError: no number > 0 with one of the units s, min, h and d.
+    """Of `90s`, `90m`, `12h`, `3d` or `2w`, > 0; ValueError for anything else.
 
     Example:
-        >>> duration_s("6h"), duration_s("90s"), duration_s("2.5min")
-        (21600.0, 90.0, 150.0)
+        >>> duration_s("6h"), duration_s("2.5m")
+        (21600.0, 150.0)
     """
-    number = text.rstrip("abcdefghijklmnopqrstuvwxyz").strip()
-    unit = text.strip()[len(number) :].strip()
-    try:
-        value = float(number)
-    except ValueError:
-        value = 0.0
-    if unit not in _UNIT_S or not (isfinite(value) and value > 0):
-        raise ValueError(f"bad duration {text!r}: want a number > 0 and s, min, h or d, e.g. '6h'")
-    return value * _UNIT_S[unit]
+    found = _DURATION.fullmatch(text.strip())
+    if found is None or not float(found[1]):
+        raise ValueError(f"want a duration such as 90m, 12h, 3d or 2w, got {text!r}")
+    return float(found[1]) * _UNIT_S[found[2]]
 
 
 def duration_text(length_s: float) -> str:
-    """Seconds in the largest unit of which they are one at least.
+    """Seconds in the largest unit of which they are one at least, as `duration_s` reads it.
 
     Example:
         >>> duration_text(21_600.0), duration_text(0.25)
-        ('6 h', '0.25 s')
+        ('6h', '0.25s')
     """
     unit = next((name for name, size in reversed(_UNIT_S.items()) if length_s >= size), "s")
-    return f"{length_s / _UNIT_S[unit]:.4g} {unit}"
+    return f"{length_s / _UNIT_S[unit]:.4g}{unit}"

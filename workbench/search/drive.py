@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import partial
 from typing import Any
 
@@ -14,30 +13,11 @@ from workbench.plan.plan import Plan
 from workbench.planner.stage_counts import Progress
 from workbench.planner.strategy_spec import Planner
 from workbench.schedule.choice import Schedule
+from workbench.search.objectives.objective import Objective
 from workbench.search.objectives.plan_judge import Judged, PlanJudge
 from workbench.timing.provenance import interval_of
 from workbench.trace import Trace
 from workbench.units import S_PER_HOUR
-
-
-class Objective(StrEnum):
-    """What is best.
-
-    ITERATION: the shortest step. THROUGHPUT: most samples per second and rank. DOLLARS: the least money a
-    sample; TRAINING: the least for a whole training. GOODPUT: most samples per second that count, where
-    machines fail.
-    """
-
-    ITERATION = "iteration"
-    THROUGHPUT = "throughput"
-    DOLLARS = "dollars-per-sample"
-    TRAINING = "dollars"
-    GOODPUT = "goodput"
-
-    @property
-    def is_money(self) -> bool:
-        """Whether every rank must have a price."""
-        return self in (Objective.DOLLARS, Objective.TRAINING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,13 +79,13 @@ def dollars_per_s(job: Job, plan: Plan) -> float:
     return per_hour / S_PER_HOUR
 
 
-def steps_for(num_tokens: int, batches: Sequence[Sequence[Sample]]) -> int:
-    """Steps that bring so many tokens to the language model, at the batches' mean.
+def steps_for(num_tokens: float, batches: Sequence[Sequence[Sample]]) -> int:
+    """Optimizer steps until so many tokens of the LLM's sequence are through, at the batches' mean.
 
     Raises:
-        ValueError: no token.
+        ValueError: no tokens.
     """
-    if num_tokens < 1:
-        raise ValueError(f"tokens of a training: want >= 1, got {num_tokens}")
+    if not (isfinite(num_tokens) and num_tokens > 0):
+        raise ValueError(f"tokens of a training: want > 0, got {num_tokens}")
     total = sum(sample.num_tokens for batch in batches for sample in batch)
     return ceil(num_tokens * len(batches) / total)
