@@ -127,7 +127,7 @@ def search_command(
     profile: Annotated[str | None, typer.Option(help="profile name or file instead of the job's")] = None,
     layout: LayoutFile = None,
     sizes: Sizes = None,
-    seed: Seed = 0,
+    seed: Annotated[int, typer.Option(help="of a corpus of --sizes, of --batches and of --mtbf")] = 0,
     tiling: Tiles = Tiling.NONE,
     asked: Asked = Asked(),  # noqa: B008  (it is frozen)
     ranks: Annotated[
