@@ -55,6 +55,11 @@ def test_batches_are_in_the_record_the_table_and_the_picture(job: Path, tmp_path
             "want a duration such as 90m, 12h, 3d or 2w, got 'often'",
         ),
         (("--objective", "goodput", "--failures", "nowhere.csv"), "nowhere.csv"),
+        (
+            ("--joint", "--batches", 1, "--gap", "2%"),
+            "--gap is about one step's seconds, got --objective over 1",
+        ),
+        (("--joint", "--pareto", "plans.png"), "--joint searches everything itself, got --pareto"),
         (("--pareto", "plans.svg"), "want a picture named .png or .pdf, got '.svg'"),
     ],
 )
