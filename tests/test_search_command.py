@@ -52,7 +52,7 @@ def test_batches_are_in_the_record_the_table_and_the_picture(job: Path, tmp_path
         (("--objective", "goodput"), "--objective goodput: want one of --mtbf and --failures"),
         (
             ("--objective", "goodput", "--mtbf", "often"),
-            "want a duration such as 90m, 12h, 3d or 2w, got 'often'",
+            "want a duration such as 60s, 90m, 12h, 3d or 2w, got 'often'",
         ),
         (("--objective", "goodput", "--failures", "nowhere.csv"), "nowhere.csv"),
         (

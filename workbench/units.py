@@ -40,7 +40,7 @@ def duration_s(text: str) -> float:
     """
     found = _DURATION.fullmatch(text.strip())
     if found is None or not float(found[1]):
-        raise ValueError(f"want a duration such as 90m, 12h, 3d or 2w, got {text!r}")
+        raise ValueError(f"want a duration such as 60s, 90m, 12h, 3d or 2w, got {text!r}")
     return float(found[1]) * _UNIT_S[found[2]]
 
 

@@ -11,8 +11,11 @@ from workbench.model.layer import Shard
 from workbench.plan.lowered import GradientGroup, Lowered
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.plan import Stage
+from workbench.plan.remembered import Remembered, Same
 from workbench.plan.sequence import can_divide
 from workbench.schedule.action import Action
+
+_LINKS: Remembered[Link] = Remembered(16_384)
 
 
 class WeightPrices:
@@ -30,6 +33,7 @@ class WeightPrices:
         self._lowered, self._plan, self._cost_of = lowered, lowered.plan, cost_of
         self._links: dict[tuple[int, ...], Link] = {}
         self._reductions: dict[int, tuple[float, frozenset[int]]] = {}  # group -> seconds, its ranks
+        self._known_s: dict[tuple[object, ...], float] = {}
         self.unmeasured: set[str] = set()
 
     def reduce_s(self, action: Action, ranks: Sequence[int]) -> float:
@@ -121,13 +125,17 @@ class WeightPrices:
         if len(ranks) == 1:
             return 0.0
         cost, link = self._cost_of(ranks[:1]), self.link(ranks)
-        if not cost.collectives.is_measured(kind, len(ranks), link):
-            self.unmeasured.add(f"{kind} between ranks: ring formula over the cluster's links")
-        return cost.between_ranks_s(kind, num_bytes, len(ranks), link)
+        key = kind, num_bytes, len(ranks), link, id(cost)
+        if key not in self._known_s:
+            if not cost.collectives.is_measured(kind, len(ranks), link):
+                self.unmeasured.add(f"{kind} between ranks: ring formula over the cluster's links")
+            self._known_s[key] = cost.between_ranks_s(kind, num_bytes, len(ranks), link)
+        return self._known_s[key]
 
     def link(self, ranks: Sequence[int]) -> Link:
         """What a ring of these ranks runs over."""
         key = tuple(ranks)
         if key not in self._links:
-            self._links[key] = ring_link(self._plan.cluster, key)
+            cluster = self._plan.cluster
+            self._links[key] = _LINKS.answer((Same(cluster), key), lambda: ring_link(cluster, key))
         return self._links[key]
