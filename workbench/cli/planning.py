@@ -131,7 +131,9 @@ def search_command(
     profile: Annotated[str | None, typer.Option(help="profile name or file instead of the job's")] = None,
     layout: LayoutFile = None,
     sizes: Sizes = None,
-    seed: Annotated[int, typer.Option(help="of a corpus of --sizes, of --batches and of --mtbf")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="of a corpus of --sizes, of --batches, of --mtbf and of the draws of --joint")
+    ] = 0,
     tiling: Tiles = Tiling.NONE,
     asked: Asked = Asked(),  # noqa: B008  (it is frozen)
     ranks: Annotated[

@@ -1,6 +1,6 @@
 """What plans have in common that differ in where layers are cut alone: their rows and orders are equal."""
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from typing import Any
 
 from workbench.plan.kept import kept
@@ -9,6 +9,8 @@ from workbench.plan.remembered import Remembered, Same
 from workbench.plan.routing import Routing, routing_of
 
 Needs = tuple[tuple[bool, bool, bool], ...]  # carries, computes an input's gradient, computes weights'
+
+Present = dict[tuple[str, int], tuple[frozenset[str], ...]]  # (module, replica) -> modules in microbatches
 
 
 class Frame:
@@ -26,6 +28,7 @@ class Frame:
         return self is other or (isinstance(other, Frame) and self._parts == other._parts)
 
 
+_PRESENT: Remembered[Present] = Remembered(1024)
 _ONE: Remembered[Frame] = Remembered(4096)  # of equal frames, so that they are compared in full once
 
 
@@ -41,10 +44,11 @@ def frame_of(plan: Plan) -> Frame:
     routing, settings = routing_of(plan), plan.settings
     place = {stage.id: at for chain in plan.chain.values() for at, stage in enumerate(chain)}
     in_order = sorted(plan.stages, key=lambda stage: (stage.module, stage.layers, stage.replica))
-    present: dict[tuple[str, int], tuple[frozenset[str], ...]] = {}
-    for name, microbatches in plan.microbatches_of.items():
-        if name in plan.chain:
-            present[name] = tuple(dict.fromkeys(map(routing.present, microbatches)))
+    modules = {stage.module for stage in plan.stages}
+    present = _PRESENT.answer(
+        (Same(plan.model), Same(plan.batch), plan.microbatches, *sorted(modules)),
+        lambda: _present(routing, modules),
+    )
     stages = tuple(
         (
             (stage.id, stage.module, stage.replica, stage.ranks, stage.ep, place[stage.id]),
@@ -67,6 +71,14 @@ def frame_of(plan: Plan) -> Frame:
         )
     )
     return _ONE.answer(frame, lambda: frame)
+
+
+def _present(routing: Routing, modules: Collection[str]) -> Present:
+    return {
+        name: tuple(dict.fromkeys(map(routing.present, microbatches)))
+        for name, microbatches in routing.plan.microbatches_of.items()
+        if name[0] in modules
+    }
 
 
 def _borders(routing: Routing, stage: Stage) -> tuple[Any, ...]:

@@ -11,6 +11,8 @@ from workbench.plan.kept import kept
 from workbench.plan.plan import Microbatch, Plan, Stage
 from workbench.plan.remembered import Remembered, Same
 
+_Segments = dict[str, dict[int, dict[Item, Segment]]]
+_SEGMENTS: Remembered[_Segments] = Remembered(16)
 _FLOWS: Remembered[GradientFlow] = Remembered(1024)
 
 
@@ -124,9 +126,12 @@ class Routing:
         return (microbatch.module, microbatch.replica, microbatch.index) in self._read
 
     @cached_property
-    def _segments(self) -> dict[str, dict[int, dict[Item, Segment]]]:
+    def _segments(self) -> _Segments:
         """Modality -> sample -> item -> its segment, in sequence order."""
-        found: dict[str, dict[int, dict[Item, Segment]]] = {m.modality: {} for m in self.plan.model.modules}
+        return _SEGMENTS.answer((Same(self.plan.model), Same(self.plan.batch)), self._by_modality)
+
+    def _by_modality(self) -> _Segments:
+        found: _Segments = {m.modality: {} for m in self.plan.model.modules}
         for sample in self.plan.batch:
             for segment in sample.segments:
                 of_modality = found.setdefault(segment.modality, {})
