@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from workbench.plan.codec import dumps, loads
 from workbench.plan.plan import Plan
 from workbench.report.joint_tables import ablation_record, ablation_table, joint_record, joint_table
 from workbench.report.progress import ticking
-from workbench.search.drive import Objective
 from workbench.search.joint.ablation import Gain, ablated
+from workbench.search.joint.bounds import no_bound
 from workbench.search.joint.crew import Crew, RayWorkers
 from workbench.search.joint.drive import joint_search, searched_starts
 from workbench.search.joint.evaluate import Judge
@@ -25,9 +25,11 @@ from workbench.search.joint.log import log_lines, replayed
 from workbench.search.joint.question import Question
 from workbench.search.joint.terms import Scope, Stop
 from workbench.search.kept_results import Kept, KeptResults, result_key
-from workbench.search.sizing import duration_s
+from workbench.search.objectives.objective import Objective
+from workbench.search.objectives.plan_judge import PlanJudge
 from workbench.strategies.registry import BY_NAME
 from workbench.timing.accept import accept
+from workbench.units import duration_s
 from workbench.whole_file import check_writable, write_text
 
 BUDGET = "60s"
@@ -85,26 +87,41 @@ class Told:
         if self.workers != 1:
             raise ValueError("search: --workers wants --joint")
 
+    def check_unbounded(self, asked: Mapping[str, Any]) -> None:
+        """ValueError where something is said that wants a lower bound, or the step's seconds."""
+        for name, value in (("--gap", self.gap), ("--replay", self.replay), ("--ablate", self.ablate)):
+            if value is not None:
+                what = f"over {asked['batches']} batches" if "batches" in asked else asked["objective"]
+                raise ValueError(
+                    f"search: {name} is about one step's seconds, got --objective {what}; "
+                    "want --budget or --candidates"
+                )
+
 
 def search_jointly(
     job: Job,
     cost: CostModel,
     told: Told,
-    objective: Objective,
+    asked: PlanJudge | None,
     *,
     results: KeptResults | None,
     as_json: bool,
 ) -> tuple[Plan, Callable[[], None]]:
     """The best plan, and what prints the search; ValueError for what the search refuses.
 
-    A search without a budget of time finds the same again, so its result is kept in `results`.
+    A search of the step on the job's own batch without a budget of time finds the same again, so its result
+    is kept in `results`.
+
+    Args:
+        asked: the objective; None: the step on the job's own batch.
     """
     from sim.predict import IterationJudge, predict_within
 
-    if objective is not Objective.ITERATION:
-        raise ValueError(f"search: --joint makes {Objective.ITERATION} small, got --objective {objective}")
     stop, scope = stop_of(told), Scope(seed=told.seed, fixed=fixed_of(told.fix))
-    judge = IterationJudge(cost)
+    judge: Judge = asked or IterationJudge(cost)
+    if asked is not None:
+        told.check_unbounded(asked.asked)
+        scope = replace(scope, lower=no_bound)
     if told.log is not None:
         check_writable(told.log)
     if told.replay is not None:
@@ -112,8 +129,8 @@ def search_jointly(
     if told.ablate is not None:
         return _ablate(job, cost, judge, told, as_json=as_json)
     decided = ("joint", repr(stop), str(told.seed), repr(scope.fixed))
-    key = result_key(job, cost, decided, objective)
-    is_kept = results is not None and stop.seconds is None and told.log is None
+    key = result_key(job, cost, decided, Objective.ITERATION)
+    is_kept = results is not None and asked is None and stop.seconds is None and told.log is None
     known = results.get(key) if results is not None and is_kept else None
     if known is not None:
         warn("found before, for the same job, machines and code; --no-cache searches again")
@@ -124,7 +141,8 @@ def search_jointly(
         write_text("".join(f"{line}\n" for line in log_lines(job, scope, found)), told.log)
     trace = predict_within(*accept(found.plan), cost)
     replays = [(value, judge.replay(plan).iteration_s) for value, plan in found.runners_up]
-    record = joint_record(job.name, found, trace, replays)
+    said = {"objective": Objective.ITERATION.value} if asked is None else asked.asked
+    record = joint_record(job.name, found, trace, replays, said)
     if results is not None and is_kept:
         results.put(key, Kept(record=record, best_plan=dumps(found.plan)))
     return found.plan, _printed(record, as_json=as_json)

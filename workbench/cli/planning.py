@@ -1,17 +1,18 @@
 """Commands that make and judge plans: plan, search, check."""
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from workbench.cli.console import emit_json, show, warn
 from workbench.cli.joint_searching import BUDGET, Told, search_jointly
 from workbench.cli.judging import JudgeFlag, planners_by
-from workbench.cli.options import ExecutionFile, Json, PlanFile
-from workbench.cli.searching import NoCache, kept_results, searched
+from workbench.cli.options import ExecutionFile, Json, PlanFile, takes
+from workbench.cli.searching import Drawn, NoCache, judging, kept_results, searched
 from workbench.explain.warnings import waste_of
 from workbench.job.job import Job, load_job
 from workbench.job.machines import cost_of
@@ -20,7 +21,9 @@ from workbench.job.sample_sizes import Tiling, with_sizes
 from workbench.plan.codec import loads, plan_hash, read_plan, write_plan
 from workbench.plan.runnable import check_runnable
 from workbench.planner.judged import JudgedBy
+from workbench.planner.layout_search import usable_ranks
 from workbench.planner.stable_batch import too_small
+from workbench.planner.strategy_spec import Planner
 from workbench.report.progress import ticking
 from workbench.report.search_tables import fits_text, search_table
 from workbench.report.tables import (
@@ -30,7 +33,11 @@ from workbench.report.tables import (
     titled,
 )
 from workbench.schedule.choice import ScheduleKind, usual
-from workbench.search.drive import Objective, with_schedules
+from workbench.search.drive import for_seconds_too, with_ranks, with_schedules
+from workbench.search.objectives.asked import Asked
+from workbench.search.objectives.objective import Objective
+from workbench.search.objectives.template_plans import NAME as TEMPLATES
+from workbench.search.objectives.template_plans import TemplatePlanner
 from workbench.strategies.placings import with_layout_file
 from workbench.strategies.registry import BY_NAME, PLANNERS, PRICED
 from workbench.timing.accept import accept
@@ -112,6 +119,7 @@ def plan_command(
         show(plan_table(made), f"written to {output}, hash {plan_hash(made)[:12]}")
 
 
+@takes(Asked)
 def search_command(
     job: Annotated[Path, typer.Argument(help="job file", metavar="JOB")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="plan file of the best")] = None,
@@ -123,8 +131,23 @@ def search_command(
     profile: Annotated[str | None, typer.Option(help="profile name or file instead of the job's")] = None,
     layout: LayoutFile = None,
     sizes: Sizes = None,
-    seed: Seed = 0,
+    seed: Annotated[
+        int, typer.Option(help="of a corpus of --sizes, of --batches, of --mtbf and of the draws of --joint")
+    ] = 0,
     tiling: Tiles = Tiling.NONE,
+    asked: Asked = Asked(),  # noqa: B008  (it is frozen)
+    ranks: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            help="numbers of GPUs to try instead of the job's; repeatable; with --objective dollars all, a "
+            "half and a quarter, where there are no pools",
+        ),
+    ] = None,
+    pareto: Annotated[
+        Path | None,
+        typer.Option(help="picture of all plans by time, memory, GPUs and dollars, .png or .pdf"),
+    ] = None,
     execution: ExecutionFile = None,
     judge: JudgeFlag = JudgedBy.SIMULATOR,
     no_cache: NoCache = False,
@@ -160,6 +183,7 @@ def search_command(
     as_json: Json = False,
 ) -> None:
     """Plan a job with every strategy, and with every schedule asked for; simulate all plans and rank them."""
+    draw = None if pareto is None else _drawing(pareto)
     told = Told(
         budget=budget,
         gap=gap,
@@ -178,28 +202,67 @@ def search_command(
     if layout is not None:
         wanted = with_layout_file(wanted, layout)
     cost = cost_of(wanted, profile, execution)
+    judged = judging(objective, asked, job, wanted, cost, Drawn(seed, sizes, tiling))
     results = None if no_cache else kept_results()
     if joint:
-        if schedule:
-            raise ValueError("search: --joint tries every schedule, got --schedule; want one of them")
-        best, emit = search_jointly(wanted, cost, told, objective, results=results, as_json=as_json)
+        _check_joint({"--schedule": schedule, "--ranks": ranks, "--pareto": pareto})
+        best, emit = search_jointly(wanted, cost, told, judged.judge, results=results, as_json=as_json)
         if output is not None:
             write_plan(best, output, profile=named_profile(wanted, profile, output))
         emit()
         return
-    names = (*PLANNERS, *(PRICED if objective is Objective.DOLLARS else ()))
+    names = (*PLANNERS, *(PRICED if objective.is_money else ()))
     planners = with_schedules(planners_by(judge, names), [usual(kind) for kind in schedule or ()])
+    planners = _varied(planners, wanted, objective, ranks or [], asked)
     with ticking("searching", len(planners), quiet=as_json) as ticker:
-        found = searched(wanted, cost, planners, objective, ticker.at, results, judge)
+        found = searched(wanted, cost, planners, judged, ticker.at, results, judge)
     for line in found.record["warnings"]:
         warn(line)
     if output is not None:
         write_plan(loads(found.best_plan), output, profile=named_profile(wanted, profile, output))
-    written = () if output is None else (f"best plan written to {output}",)
+    written = [] if output is None else [f"best plan written to {output}"]
+    if draw is not None:
+        draw(found.record)
+        written.append(f"plans drawn in {pareto}")
     if as_json:
         emit_json(found.record)
     else:
         show(fits_text(found.record), search_table(found.record), *written)
+
+
+def _drawing(path: Path) -> Callable[[Mapping[str, Any]], None]:
+    """What draws a search there; ValueError where it cannot be."""
+    from workbench.report.pareto_plot import check_picture, draw_search
+
+    check_picture(path)
+    check_writable(path)
+    return lambda record: draw_search(record, path)
+
+
+def _check_joint(said: Mapping[str, object]) -> None:
+    """Raise ValueError for what only a search without --joint takes."""
+    flag = next((name for name, value in said.items() if value), None)
+    if flag is not None:
+        raise ValueError(f"search: --joint searches everything itself, got {flag}; want one of the two")
+
+
+def _varied(
+    planners: Mapping[str, Planner], job: Job, objective: Objective, counts: Sequence[int], asked: Asked
+) -> dict[str, Planner]:
+    """The planners as an objective tries them: on other ranks, for seconds too, and templates."""
+    found = dict(planners)
+    if objective is Objective.TRAINING:
+        found = for_seconds_too(found) if asked.deadline is not None else found
+        counts = counts or ([] if job.pools else _shares(usable_ranks(job)))
+    found = with_ranks(found, counts)
+    if objective is Objective.GOODPUT:
+        found[TEMPLATES] = TemplatePlanner(asked.recovery_costs.copies - 1)
+    return found
+
+
+def _shares(num_ranks: int) -> list[int]:
+    """All, a half and a quarter of them."""
+    return sorted({num_ranks, max(1, num_ranks // 2), max(1, num_ranks // 4)}, reverse=True)
 
 
 def check_command(

@@ -8,24 +8,23 @@ from workbench.cli.console import emit_json, show
 from workbench.cli.judging import JudgeFlag, planners_by
 from workbench.cli.options import ExecutionFile, JobFile, Json, Profile
 from workbench.cli.planning import Strategy
-from workbench.cli.searching import NoCache, kept_results, searched
+from workbench.cli.searching import Judging, NoCache, kept_results, searched
 from workbench.job.job import load_job
 from workbench.job.machines import cost_of
 from workbench.planner.judged import JudgedBy
 from workbench.report.progress import ticking
 from workbench.report.size_table import answer_text, size_table, training_record
-from workbench.search.drive import Objective
 from workbench.search.sizing import (
     Goal,
     Training,
     answer,
-    duration_s,
     gpu_counts,
     num_steps,
     on_gpus,
     sized,
 )
 from workbench.strategies.registry import PLANNERS
+from workbench.units import duration_s
 
 
 def size_command(
@@ -71,7 +70,7 @@ def size_command(
         there = on_gpus(wanted, count)
         with ticking(f"{count} GPUs", len(planners), quiet=as_json) as ticker:
             try:
-                found = searched(there, cost, planners, Objective.ITERATION, ticker.at, results, judge)
+                found = searched(there, cost, planners, Judging(), ticker.at, results, judge)
             except ValueError as error:
                 return Training(gpus=count, steps=steps, record=None, refusal=str(error))
         best = found.record["candidates"][0]

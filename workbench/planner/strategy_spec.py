@@ -10,6 +10,9 @@ from workbench.planner.stage_counts import Progress
 
 Planner = Callable[[Job, CostModel, Progress], Plan]  # ValueError where it has no plan of the job
 
+Regroup = Callable[[Plan, Job, CostModel], Plan]
+"""The job's batch on the stages of a plan whose degrees the job has; ValueError where it does not go."""
+
 Shortlist = Callable[[Job, CostModel, Progress, int], tuple[Plan, ...]]
 """The best plans by a strategy's own estimates, its planner's first: so many of each estimate at most.
 ValueError where it has none."""
@@ -28,6 +31,8 @@ class StrategySpec:
             for that.
         searches_layouts: it chooses degrees as well, of modules to which the job gives no layout.
         wants_prices: it plans only for pools of ranks that have a price.
+        regroup: decides anew for every batch which samples go together; None: they stand where those of
+            the first batch stood, see `plan.following`.
     """
 
     name: str
@@ -37,3 +42,4 @@ class StrategySpec:
     batch_level: bool = False
     searches_layouts: bool = False
     wants_prices: bool = False
+    regroup: Regroup | None = None

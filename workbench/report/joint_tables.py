@@ -6,34 +6,41 @@ from typing import Any
 from rich.table import Table
 
 from workbench.report.records import simulated_record
+from workbench.report.search_columns import asked_text
 from workbench.report.search_tables import layout_record
 from workbench.report.tables import milliseconds, titled
 from workbench.search.joint.ablation import Gain
 from workbench.search.joint.found import Found
 from workbench.search.joint.starts import Start
 from workbench.search.joint.written import written
+from workbench.search.objectives.objective import Objective
 from workbench.trace import Trace
 
 Record = Mapping[str, Any]
 
 
 def joint_record(
-    job: str, found: Found, trace: Trace, replays: Sequence[tuple[float, float]]
+    job: str,
+    found: Found,
+    trace: Trace,
+    replays: Sequence[tuple[float, float]],
+    asked: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The answer, how far it may be from the best, where it came from, and what it began with.
 
     Args:
         trace: the answer's, by the engine.
         replays: of the other plans that the search held at its end: value and the engine's seconds.
+        asked: the objective and what decides it. Values are its own; of a step they are seconds.
     """
-    best = found.best_start
+    best, unit = found.best_start, "s" if asked["objective"] == Objective.ITERATION else "value"
     return {
         "job": job,
         "plan": simulated_record(found.plan, trace) | {"layout": layout_record(found.plan)},
-        "objective": "iteration",
-        "joint_s": found.value,
+        **asked,
+        f"joint_{unit}": found.value,
         "best_single": best.name,
-        "best_single_s": best.value,
+        f"best_single_{unit}": best.value,
         "gain": (best.value or 0.0) / found.value,
         "lower_bound_s": found.lower_bound,
         "gap": found.gap,
@@ -49,34 +56,40 @@ def joint_record(
             }
             for entry in found.path
         ],
-        "starts": [_start_record(start) for start in found.starts],
+        "starts": [_start_record(start, unit) for start in found.starts],
         "runners_up": [{"value": value, "replayed_s": seconds} for value, seconds in replays],
     }
 
 
-def _start_record(start: Start) -> dict[str, Any]:
+def _start_record(start: Start, unit: str) -> dict[str, Any]:
     if start.value is None:
         return {"strategy": start.name, "refusal": start.refusal}
-    return {"strategy": start.name, "iteration_s": start.value}
+    return {"strategy": start.name, "iteration_s" if unit == "s" else unit: start.value}
 
 
 def joint_table(record: Record) -> tuple[str, Table, str]:
     """What was found, the way to it from a strategy's plan, and how hard it was looked for."""
+    is_time = "joint_s" in record
+    shown = milliseconds if is_time else "{:.6g}".format
+    unit, better = ("s", "fast") if is_time else ("value", "good")
+    what = "a step" if is_time else f"by {record['objective']}, where less is better"
     first = (
-        f"{milliseconds(record['joint_s'])} a step, {record['gain']:.3f} times as fast as the best strategy, "
-        f"{record['best_single']} with {milliseconds(record['best_single_s'])}"
+        f"{shown(record[f'joint_{unit}'])} {what}, {record['gain']:.3f} times as {better} as the best "
+        f"strategy, {record['best_single']} with {shown(record[f'best_single_{unit}'])}"
     )
-    table = titled(f"joint search of {record['job']}, from {record['best_from']}", ("", "question"))
+    title = f"joint search of {record['job']}{asked_text(record)}, from {record['best_from']}"
+    table = titled(title, ("", "question"))
     table.add_column("move", overflow="fold")
-    table.add_column("step", justify="right")
+    table.add_column("step" if is_time else "value", justify="right")
     for entry in record["path"]:
         for number, move in enumerate(entry["moves"]):
             last = number == len(entry["moves"]) - 1
-            seconds = milliseconds(entry["value"]) if last else ""
-            table.add_row(str(entry["candidate"]), move["question"], _told(move), seconds)
+            value = shown(entry["value"]) if last else ""
+            table.add_row(str(entry["candidate"]), move["question"], _told(move), value)
+    least = f"no plan is faster than {milliseconds(record['lower_bound_s'])}, gap {record['gap']:.1%}"
+    bound = least if record["lower_bound_s"] else "no lower bound is known"
     last_line = (
-        f"no plan is faster than {milliseconds(record['lower_bound_s'])}, gap {record['gap']:.1%}; "
-        f"{record['candidates']} candidates in {record['seconds']:.1f} s, "
+        f"{bound}; {record['candidates']} candidates in {record['seconds']:.1f} s, "
         f"{record['candidates_per_s']:.3g} a second"
     )
     return first, table, last_line

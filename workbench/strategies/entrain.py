@@ -18,7 +18,7 @@ from workbench.plan.lowered import Lowered
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.routing import Routing, routing_of
-from workbench.planner.assembly import disjoint_stages, draft_plan, fits, layout_of
+from workbench.planner.assembly import disjoint_stages, draft_plan, fits, layout_of, scheduled
 from workbench.planner.cut_candidates import CutCandidates
 from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.planner_cost import FROZEN_AWARE
@@ -111,6 +111,25 @@ def _most_ahead(plan: Plan, followers: Followers) -> int:
         else:
             too_far = middle
     return fitting
+
+
+def regroup(plan: Plan, job: Job, cost: CostModel) -> Plan:
+    """Algorithm 4 on the job's batch, for the plan's stages, and how far forwards run ahead.
+
+    Raises:
+        ValueError: a module with other replicas than the language model's.
+    """
+    for module in job.model.modules:
+        if plan.replicas(module.name) != tuple(range(job.replicas)):
+            raise ValueError(
+                f"entrain: want {job.replicas} replicas of every module, {module.name!r} has "
+                f"{len(plan.replicas(module.name))}"
+            )
+    draft = replace(plan, batch=job.batch, microbatches=(), programs=(), token_shards=())
+    microbatches, followers = deferring_microbatches(draft, assign(job, cost))
+    draft = replace(draft, microbatches=microbatches)
+    in_turn = with_adjacent_forwards(scheduled(draft, job.schedule, cost), followers)
+    return _furthest_ahead(in_turn, followers, cost)
 
 
 def assign(job: Job, cost: CostModel) -> tuple[MicrobatchAssignment, ...]:
@@ -228,4 +247,5 @@ SPEC = StrategySpec(
     summary="samples assigned hierarchically, encoder work of heavy microbatches deferred, "
     "encoder forwards as early as memory allows",
     batch_level=True,
+    regroup=regroup,
 )

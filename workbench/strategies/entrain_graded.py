@@ -59,7 +59,17 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
 def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
     """The plans that `plan` chooses from, the best by the planner's estimate first; errors as there."""
     first = entrain.plan(job, cost, progress)
-    cuts = [first, *_shared(job, cost, first)]
+    return _fastest(job, cost, first, [first, *_shared(job, cost, first)], most)
+
+
+def regroup(plan: Plan, job: Job, cost: CostModel) -> Plan:
+    """The fastest grading, order and lead for the job's batch on the plan's stages."""
+    first = entrain.regroup(plan, job, cost)
+    return _fastest(job, cost, first, [first], 1)[0]
+
+
+def _fastest(job: Job, cost: CostModel, first: Plan, cuts: Sequence[Plan], most: int) -> tuple[Plan, ...]:
+    """Of the first plan and those cuts with other microbatches, the best by the estimate first."""
     gradings = list(_gradings(job, cost))
     candidates = [found for each in cuts for held in gradings for found in _candidates(job, cost, each, held)]
     candidates.sort(key=lambda candidate: candidate.ordered(unimproved_order)[1])
@@ -250,4 +260,5 @@ SPEC = StrategySpec(
     summary="ours: small microbatches at both ends, Entrain's pairs between, "
     "stages that may hold both modules",
     batch_level=True,
+    regroup=regroup,
 )

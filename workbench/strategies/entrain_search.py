@@ -229,4 +229,5 @@ SPEC = StrategySpec(
     searches_layouts=True,
     summary="Entrain's Algorithm 3: degrees of encoder and LLM by its formula",
     batch_level=True,
+    regroup=entrain.regroup,
 )

@@ -127,7 +127,19 @@ def chain_programs(
     return tuple(found[group] for group in groups)
 
 
+def regroup(plan: Plan, job: Job, cost: CostModel) -> Plan:
+    """Both algorithms on the job's batch, for the plan's stages."""
+    return _in_order(job, cost, NAME, _reorder_of(job), plan)
+
+
+def regroup_by_exchanges(plan: Plan, job: Job, cost: CostModel) -> Plan:
+    """The same by exchanges."""
+    return _in_order(job, cost, EXCHANGES_NAME, _reorder_by_exchanges, plan)
+
+
 def _in_order(job: Job, cost: CostModel, name: str, reorder: Reorder, first: Plan) -> Plan:
+    """The job's batch on the stages of a plan."""
+    first = replace(first, batch=job.batch, microbatches=(), programs=(), token_shards=())
     chunks = _chunks(job, cost)
     even = _scheduled(job, cost, first, chunks)
     ordered = {
@@ -153,7 +165,7 @@ def _chunks(job: Job, cost: CostModel) -> dict[int, list[tuple[Sample, ...]]]:
 
 def _scheduled(job: Job, cost: CostModel, first: Plan, chunks: dict[int, list[tuple[Sample, ...]]]) -> Plan:
     """The same stages with other microbatches; token shards are made anew."""
-    draft = replace(first, microbatches=chunked_microbatches(first, chunks), programs=(), token_shards=())
+    draft = replace(first, microbatches=chunked_microbatches(first, chunks))
     return cornstarch.with_balanced_tokens(scheduled(draft, job.schedule, cost))
 
 
@@ -168,6 +180,7 @@ SPEC = StrategySpec(
     planner=plan,
     shortlist=shortlist,
     summary="samples between replicas and microbatches reordered as DistTrain prints it",
+    regroup=regroup,
 )
 
 SPEC_BY_EXCHANGES = StrategySpec(
@@ -175,4 +188,5 @@ SPEC_BY_EXCHANGES = StrategySpec(
     planner=plan_by_exchanges,
     shortlist=shortlist_by_exchanges,
     summary="ours: microbatches exchanged as long as the whole pipeline gets faster",
+    regroup=regroup_by_exchanges,
 )

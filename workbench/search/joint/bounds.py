@@ -1,6 +1,6 @@
 """What no plan of a job beats: work over ranks, and the way of one sample; in closed form."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from workbench.cost.least_time import LeastTime, least_time
@@ -16,6 +16,15 @@ from workbench.search.joint.choice import Choice
 from workbench.search.joint.evaluate import LEAST_SHARE
 
 ROUNDING = 1 - 1e-6  # of areas, which are whole numbers where tokens are shared
+
+
+LowerBound = Callable[[Job, CostModel, Choice | None], float]
+"""That no value of a judge is below, with a layout that stays or none."""
+
+
+def no_bound(job: Job, cost: CostModel, layout: Choice | None) -> float:
+    """Of a judge whose values are known to be positive, and no more."""
+    return 0.0
 
 
 class ModuleWork(NamedTuple):

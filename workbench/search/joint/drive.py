@@ -10,7 +10,6 @@ from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.planner.strategy_spec import Planner
 from workbench.search.joint.arrangement import arrangement_of
-from workbench.search.joint.bounds import lower_bound_s
 from workbench.search.joint.choice import Choice, draft_of
 from workbench.search.joint.crew import Crew, opened
 from workbench.search.joint.evaluate import UNCHANGED, Judge, Outcome, changed, plan_of
@@ -163,7 +162,7 @@ def joint_search(
         questions = frozenset(Question) - set(scope.fixed)
         held = _Search(space, judge, questions, random.Random(scope.seed), _unlike(seats))
         held.seeded = seeds(job, cost, questions)
-        bound = lower_bound_s(job, cost, held.seats[0].choice if Question.LAYOUT in scope.fixed else None)
+        bound = scope.lower(job, cost, held.seats[0].choice if Question.LAYOUT in scope.fixed else None)
         bound = min(bound, held.seats[0].value)
         _run(held, crew, stop, began_s, bound, progress)
     ended_s = monotonic()
