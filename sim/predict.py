@@ -1,6 +1,7 @@
 """A plan's simulated trace, with what the prediction rests on; and its iteration time alone, fast."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from sim.attention.price import attention_of
@@ -15,6 +16,7 @@ from workbench.plan.kept import kept
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.schedule.action import Action
+from workbench.timing.accept import accept
 from workbench.timing.attention import AttentionCall, AttentionModel, AttentionTime
 from workbench.timing.doubts import doubts_of
 from workbench.timing.interval import Doubt, interval
@@ -22,6 +24,21 @@ from workbench.timing.price import Price, price
 from workbench.timing.provenance import with_interval, with_provenance
 from workbench.timing.shares import shares_of
 from workbench.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class IterationJudge:
+    """Holds plans against one another by the seconds of their steps, each after every check there is."""
+
+    cost: CostModel
+
+    def value(self, plan: Plan) -> float:
+        """Seconds of a step by the fast engine; ValueError for a plan that is refused."""
+        return step_s(accept(plan)[0], self.cost)
+
+    def replay(self, plan: Plan) -> Trace:
+        """The step by the engine that keeps a trace; ValueError for a plan that is refused."""
+        return predict(*accept(plan), self.cost)
 
 
 def predict(

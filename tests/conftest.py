@@ -11,6 +11,7 @@ from hypothesis import settings
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
 
 from runtime.world.pool import Pool
+from tests.thorough import left_out
 
 MAX_RANKS = 8
 PAGE_TESTS = "test_report_page.py"
@@ -42,10 +43,13 @@ settings.register_profile("explore", deadline=None, max_examples=500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whole files, the dearest first, others as they were."""
+    """Whole files, the dearest first, others as they were; what `make test` leaves out is marked."""
     place = {name: index for index, name in enumerate(DEAREST)}
     items.sort(key=lambda item: place.get(item.path.name, len(place)))
+    for item in left_out(items):
+        item.add_marker("thorough")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import DEAREST
+from tests.thorough import THOROUGH
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("workbench", "sim", "runtime", "experiments")
@@ -126,3 +127,15 @@ def test_every_test_file_tests():
     ]
     assert without == []
     assert set(DEAREST) <= {path.name for path in files}
+
+
+def test_what_make_test_leaves_out_is_there():
+    there = {
+        name
+        for path in modules("tests")
+        for name in (
+            path.name,
+            *(f"{path.name}::{n.name}" for n in ast.walk(tree(path)) if isinstance(n, ast.FunctionDef)),
+        )
+    }
+    assert set(THOROUGH) <= there

@@ -153,6 +153,11 @@ def test_make_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[
             "mask 'round': want one of causal, full, .*nearest",
             id="mask",
         ),
+        pytest.param(
+            '{"id": 1, "segments": [{"text": "x"}, {"image": "\\u0000"}]}',
+            "line 1: .*want the name of a file",
+            id="no-name",
+        ),
         pytest.param("", "no examples in it", id="empty"),
         pytest.param(
             '{"id": 1, "segments": [{"text": "x"}]}\n' * 2, "line 2: id 1 is there twice", id="twice"

@@ -116,6 +116,15 @@ def test_a_wrong_file_is_refused_with_its_line(tmp_path: Path, old: str, new: st
         read_measurement(path)
 
 
+def test_nothing_takes_no_time(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    write_measurement(
+        Measurement(HEADER, (MatmulRow(precision="float32", m=8, n=8, k=8, seconds=0.0),)), path
+    )
+    with pytest.raises(ValueError, match=r"rows.jsonl:2: matmul seconds: want more than 0 seconds, got 0.0"):
+        read_measurement(path)
+
+
 def test_an_empty_file_is_refused(tmp_path: Path):
     path = tmp_path / "rows.jsonl"
     path.write_text("\n")

@@ -320,6 +320,11 @@ def test_read_config(tmp_path):
         ),
         ({"model_type": "llama", "hidden_size": 65}, {}, "hidden width 65 must divide by 32 heads"),
         ({"model_type": "llama", "num_key_value_heads": 5}, {}, "got 32 heads, 5 kv_heads"),
+        (
+            {"model_type": "qwen2_5_vl_vision", "fullatt_block_indexes": "7"},
+            {"modality": "vision", "llm_width": 64},
+            "fullatt_block_indexes must list whole numbers >= 0, got '7'",
+        ),
         ({"model_type": "llama", "hidden_act": 3}, {}, "hidden_act must be text, got 3"),
         ({"model_type": "llama"}, {"trainable": Trainable.PROJECTOR}, "needs a projector layer"),
         ({"model_type": "whisper"}, {"modality": "audio"}, "an encoder needs llm_width"),

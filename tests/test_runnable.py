@@ -97,7 +97,7 @@ def planned(
 
     Args:
         llm, encoder: configurations.
-        changes: `projector`, `tokens`, `mask`, `cp` of the encoder's ranks, `llm_cp`, `text`.
+        changes: `projector`, `tokens`, `mask`, `cp` and `tp` of the encoder's ranks, `llm_cp`, `text`.
     """
     modules: dict[str, Any] = {"llm": {"config": llm}}
     items: dict[str, Any] = {}
@@ -105,7 +105,7 @@ def planned(
     if encoder is not None:
         modules = {"vision": {"config": encoder, "projector": changes.get("projector")}, **modules}
         items["vision"] = {"each": 1, "tokens": changes.get("tokens", [16, 16])}
-        layouts["vision"] = {"pp": 1, "cp": changes.get("cp", 1)}
+        layouts["vision"] = {"pp": 1, "cp": changes.get("cp", 1), "tp": changes.get("tp", 1)}
     spec = {
         "name": "small",
         "model": {"modules": modules},
@@ -161,6 +161,12 @@ UNFIT = {
         {"cp": 2},
         "pixtral does not share tokens over ranks; want cp 1, got 2",
     ),
+    "norms-of-whole-queries": (
+        LLAMA,
+        SIGLIP | {"model_type": "internvl_vision", "use_qk_norm": True, "use_mean_pooling": True},
+        {"tp": 2, "tokens": [17, 16]},
+        "a norm over the queries of all heads is not cut by tensor parallelism; want tp 1, got 2",
+    ),
     "merged-otherwise": (LLAMA, SIGLIP, {"projector": MERGE}, "makes 4 tokens of 16, got 16"),
     "merge-of-too-few": (
         LLAMA,
@@ -191,6 +197,21 @@ def test_what_a_rank_would_refuse_is_refused_before(tmp_path, llm, encoder, chan
         check_runnable(made)
     with pytest.raises((ValueError, RankError)):
         emulate(lower(made), RunSettings(steps=1, warmup=0))
+
+
+def test_tiles_end_in_a_projector_with_a_name(tmp_path):
+    tiles = SIGLIP | {
+        "model_type": "mllama_vision_model",
+        "num_global_layers": 1,
+        "attention_heads": 2,
+        "max_num_tiles": 4,
+        "intermediate_layers_indices": [0],
+        "vision_output_dim": 32,
+    }
+    crossed = LLAMA | {"model_type": "mllama_text_model", "cross_attention_layers": [1], "pad_token_id": 0}
+    made = planned(tmp_path, crossed, tiles, projector=[{"linear": "out"}], tokens=[68, 68])
+    with pytest.raises(ValueError, match="runs with a linear or mlp projector"):
+        check_runnable(made)
 
 
 def test_what_is_refused_runs_with_one_thing_changed(tmp_path):

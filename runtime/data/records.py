@@ -74,6 +74,8 @@ def _record(data: dict[str, Any]) -> Record:
         ((kind, content),) = segment.items()
         if kind not in (TEXT, IMAGE, AUDIO) or not isinstance(content, str) or not content:
             raise ValueError(f"a segment is {TEXT}, {IMAGE} or {AUDIO} with its content, got {segment}")
+        if kind != TEXT and "\0" in content:
+            raise ValueError(f"want the name of a file, got {content!r:.60}")
         segments.append((kind, content))
     if not any(kind == TEXT for kind, _ in segments):
         raise ValueError("want at least one text")

@@ -258,7 +258,6 @@ class PooledProjectorLayer(ProjectorLayer):
     def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
         del features
         assert hidden_TD is not None, "a projector is given its input"
-        assert self.norm is not None, "it stands between the two"
         data = context.data
         for item, tokens_in, tokens_out in zip(data.items, data.tokens_in, data.tokens_out, strict=True):
             if tokens_in != 2 * tokens_out:
@@ -266,7 +265,8 @@ class PooledProjectorLayer(ProjectorLayer):
                     f"item {tuple(item)}: two tokens become one, want {tokens_in / 2:g} behind the encoder, "
                     f"got {tokens_out}"
                 )
-        y_TD: Tensor = self.projector(self.norm(self._reduce_shared(hidden_TD, context)))
+        pooled_TD = self._reduce_shared(hidden_TD, context)
+        y_TD: Tensor = self.projector(pooled_TD if self.norm is None else self.norm(pooled_TD))
         return y_TD
 
 

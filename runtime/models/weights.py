@@ -15,6 +15,7 @@ from torch import Tensor
 from runtime.models.adapter import Adapter
 from runtime.models.choose import adapter_of
 from workbench.bounded_file import entry_in, read_bounded
+from workbench.frozen_json import parse_json
 from workbench.model.composites.composite import Parts, name_in_composite, spellings
 from workbench.model.composites.registry import COMPOSITES, take_apart
 from workbench.model.hf_config import read_config
@@ -170,7 +171,8 @@ def _files(folder: Path, module: str) -> dict[str, Path]:
     index = folder / INDEX
     try:
         if index.is_file():
-            placed = json.loads(read_bounded(index, MOST_INDEX_BYTES))["weight_map"]
+            text = read_bounded(index, MOST_INDEX_BYTES)
+            placed = parse_json(text, f"module {module!r}: {index}")["weight_map"]
             files = {file: entry_in(folder, file) for file in dict.fromkeys(placed.values())}
             return {name: files[file] for name, file in placed.items()}
         single = folder / SINGLE
@@ -180,11 +182,9 @@ def _files(folder: Path, module: str) -> dict[str, Path]:
             return dict.fromkeys(file.keys(), single)
     except (
         SafetensorError,
-        json.JSONDecodeError,
         LookupError,
         TypeError,
         AttributeError,
-        RecursionError,
     ) as error:
         raise ValueError(f"module {module!r}: {folder} is not readable as safetensors: {error}") from None
 

@@ -265,6 +265,7 @@ _ROWS: dict[str, type[Row]] = {
     "sustained_matmul": SustainedMatmulRow,
     "sustained_attention": SustainedAttentionRow,
 }
+_NEVER_ZERO = {"seconds", "forward_s"}  # rates are by them
 _KIND = {kind: name for name, kind in _ROWS.items()}
 
 
@@ -390,3 +391,5 @@ def _check_value(where: str, kind: Any, value: object) -> None:
         return
     if (kind is float or optional) and not (isinstance(value, int | float) and 0 <= value < float("inf")):
         raise ValueError(f"{where}: want a finite number >= 0, got {value!r}")
+    if value == 0 and where.rsplit(" ", 1)[-1] in _NEVER_ZERO:
+        raise ValueError(f"{where}: want more than 0 seconds, got {value!r}")

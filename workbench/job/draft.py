@@ -164,10 +164,10 @@ def _modules(model: str, train: Train) -> tuple[str, Parts | None, dict[str, Any
     inner = [key for key in ("vision_config", "audio_config", "text_config") if key in config]
     if inner:
         take_apart(config)
-    kind = config.get("model_type")
+    kind = str(config.get("model_type"))
     known = {*ARCHITECTURES, *(alias for each in ARCHITECTURES.values() for alias in each.aliases)}
     if kind not in known:
-        nearest = difflib.get_close_matches(str(kind), ARCHITECTURES, n=1, cutoff=0.0)[0]
+        nearest = difflib.get_close_matches(kind, ARCHITECTURES, n=1, cutoff=0.0)[0]
         raise ValueError(
             f"model {model!r}: no family plans model_type {kind!r}; nearest: {nearest}. If its arithmetic is "
             "that one's, say so as its model_type; else write its layers (workbench/model/families), and an "

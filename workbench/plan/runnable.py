@@ -5,8 +5,9 @@ from workbench.masks.patterns import CAUSAL
 from workbench.model.config_fields import number
 from workbench.model.families.family import LanguageModel
 from workbench.model.item_tokens import family_of, source_config
-from workbench.model.layer import Attention
+from workbench.model.layer import Attention, TokenCount
 from workbench.model.model_graph import TEXT, Edge, Module
+from workbench.model.projector import Projector, from_text, shown
 from workbench.plan.plan import ModuleSettings, Plan, Stage
 from workbench.plan.runnable_items import check_segment
 
@@ -27,6 +28,7 @@ def check_runnable(plan: Plan) -> None:
     for stage in plan.stages:
         check_shared_tokens(plan, stage)
         _check_soft_cap(plan, stage)
+        _check_norms(plan, stage)
     check_targets(plan)
 
 
@@ -41,6 +43,13 @@ def check_family(module: Module) -> None:
     if family is not None and family.reason:
         raise ValueError(
             f"module {module.name!r}: {family.model_type} can be simulated, not run: {family.reason}"
+        )
+    projector = module.source.projector
+    is_read = module.layers[-1].emits is TokenCount.IN  # by cross-attention
+    if projector is not None and is_read and not isinstance(from_text(projector), Projector):
+        raise ValueError(
+            f"module {module.name!r}: {module.source.architecture} runs with a linear or mlp projector, got "
+            f"{shown(from_text(projector))}"
         )
     _check_heads(module)
 
@@ -146,6 +155,20 @@ def _check_soft_cap(plan: Plan, stage: Stage) -> None:
             f"module {module.name!r}: attention under a mask or over several ranks has no soft cap; "
             f"want cp 1 and mask {CAUSAL}, got {got}"
         )
+
+
+def _check_norms(plan: Plan, stage: Stage) -> None:
+    """A norm over the width of all heads wants them on one rank."""
+    if stage.tp == 1:
+        return
+    for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
+        heads = {operator.head_dim for operator in layer.operators if isinstance(operator, Attention)}
+        for norm in (each for each in layer.operators if each.name in ("q_norm", "k_norm")):
+            if any(weight.num_elements not in heads for weight in norm.parameters()):
+                raise ValueError(
+                    f"module {stage.module!r}: a norm over the queries of all heads is not cut by tensor "
+                    f"parallelism; want tp 1, got {stage.tp}"
+                )
 
 
 def _check_items(plan: Plan, module: Module) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import count, islice
 from typing import NamedTuple
 
 from workbench.cost.model import CostModel
@@ -95,6 +95,28 @@ def exhaustive_layout(
     layouts = list(space.layouts(mode))
     found = _best(steps, layouts, lambda bound_s, best_s: False, any_layout, silent)
     return _found(job, mode, found, len(layouts), space.obstacle)
+
+
+def likely_layouts(job: Job, cost: CostModel, mode: Mode, most: int) -> tuple[FoundLayout, ...]:
+    """Layouts of a mode whose memory fits, fastest first: of those with the smallest bounds.
+
+    Empty where a mode has none on all ranks of the job; its layouts are kept, as `fastest_layout` has it.
+
+    Args:
+        most: how many are priced.
+
+    Complexity: as many steps, behind one bound per choice of the LLM and encoder.
+    """
+    try:
+        steps = LayoutSteps(job, cost)
+        space = _space(steps, None, None)
+    except ValueError:  # modules that this space is not of
+        return ()
+    families = tuple(space.families(mode))
+    total = sum(family.most for family in families)
+    priced = ((choice, steps.step(choice)) for _, choice in islice(_best_first(families), most))
+    found = sorted((pair for pair in priced if pair[1].fits), key=lambda pair: pair[1].step_s)
+    return tuple(FoundLayout(choice=c, step=s, num_layouts=total, num_priced=most) for c, s in found)
 
 
 def usable_ranks(job: Job) -> int:

@@ -39,11 +39,11 @@ def _plan(job: Job, cost: CostModel, name: str, belief: Belief, progress: Progre
     ranks_per_stage = {
         entry: layout_of(job, module).tp * layout_of(job, module).cp for module, entry in entry_of.items()
     }
-    candidates = CutCandidates(job, draft, cost, belief, layers_s, entry_of, _stages)
+    candidates = CutCandidates(job, draft, cost, belief, layers_s, entry_of, colocated_stages)
     return fastest_counts(job, ranks_per_stage, candidates, progress)
 
 
-def _stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
+def colocated_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
     """The k-th stages of all encoders on one block of ranks, then the LLM's stages."""
     stages: list[Stage] = []
     first_rank = 0

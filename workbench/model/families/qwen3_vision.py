@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from workbench.model.config_fields import Config, heads_of, text, whole
+from workbench.model.config_fields import Config, heads_of, places, text, whole
 from workbench.model.families.family import EXAMPLE_WIDTH, Encoder, Example, Tower
 from workbench.model.families.qwen_vision import image_tokens
 from workbench.model.layer import Layer, Matmul, Pointwise
@@ -39,7 +39,7 @@ def _qwen3_vl(config: Config) -> Tower:
     positions = learned_positions(whole(config, "num_position_embeddings", 2304), width)
     merge = whole(config, "spatial_merge_size", 2) ** 2
     out = whole(config, "out_hidden_size", 3584)
-    merged = config.get("deepstack_visual_indexes", _DEEPSTACK)
+    merged = places(config, "deepstack_visual_indexes", _DEEPSTACK)
     blocks = block_layers(block, whole(config, "depth", 27))
     return Tower(
         layers=(

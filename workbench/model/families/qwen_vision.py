@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.data.corpus import ItemTokens, qwen2_vl_tokens
-from workbench.model.config_fields import Config, count, heads_of, text, whole
+from workbench.model.config_fields import Config, count, heads_of, places, text, whole
 from workbench.model.families.family import EXAMPLE_WIDTH, Encoder, Example, Tower
 from workbench.model.module_layers import patch_embedding, unequal_block_layers
 from workbench.model.projector import Projector
@@ -40,7 +40,7 @@ def _qwen2_5_vl(config: Config) -> Tower:
     )
     side = whole(config, "window_size", 112) // whole(config, "patch_size", 14)
     windowed = replace(whole_image, heads=replace(whole_image.heads, num_keys=side**2))
-    listed = config.get("fullatt_block_indexes", (7, 15, 23, 31))
+    listed = places(config, "fullatt_block_indexes", (7, 15, 23, 31))
     blocks = [whole_image if i in listed else windowed for i in range(count(config, "depth", 32))]
     return _qwen_vision(config, blocks)
 

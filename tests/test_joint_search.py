@@ -1,0 +1,144 @@
+"""The joint search: never worse than any start, the same whatever the workers, all of it written down."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from sim.predict import IterationJudge
+from tests.test_strategies import cost, job
+from tests.tiny_valm import tiny_batch
+from workbench.plan.plan import KeyExchange, Recompute, Sharding
+from workbench.schedule.choice import ScheduleKind, usual
+from workbench.search.joint.arrangement import Arrangement, Degrees, Placement
+from workbench.search.joint.choice import TokenRule, build
+from workbench.search.joint.drive import joint_search
+from workbench.search.joint.found import Found
+from workbench.search.joint.grouping_moves import Exchange, Grouping, MoveSample, Regroup, Reorder, Resize
+from workbench.search.joint.layout_moves import Arrange, Reschedule, RunEncodersAhead, ShiftLayer
+from workbench.search.joint.question import Question
+from workbench.search.joint.setting_moves import Distribute, ExchangeKeys, Keep
+from workbench.search.joint.take import Take
+from workbench.search.joint.terms import Scope, Stop
+from workbench.search.joint.written import MOVES, read_move, written
+from workbench.strategies.registry import PLANNERS
+
+BATCH = tiny_batch(images=(1, 2, 0, 1, 2, 0, 1, 1), clips=(1, 0, 0, 2, 1, 1, 0, 2))
+FEW = ("cornstarch", "encoders-colocated", "entrain", "megatron-homogeneous", "dip")
+
+
+def small():
+    return replace(job(batch=BATCH), max_ranks=8)
+
+
+def searched(job, *, workers=1, candidates=30, **scope) -> Found:
+    planners = {name: PLANNERS[name] for name in scope.pop("names", FEW)}
+    judge = IterationJudge(cost())
+    return joint_search(
+        job,
+        cost(),
+        judge,
+        stop=Stop(candidates=candidates),
+        scope=Scope(planners=planners, **scope),
+        workers=workers,
+    )
+
+
+@cache
+def found() -> Found:
+    return searched(small())
+
+
+def test_never_worse_than_any_start_and_the_plan_takes_what_is_said():
+    best = found()
+    values = [start.value for start in best.starts if start.value is not None]
+    assert len(values) > len(FEW)
+    assert best.value <= min(values)
+    assert IterationJudge(cost()).value(best.plan) == best.value
+    assert best.candidates == 30 == sum(entry.value is not None for entry in best.log)
+
+
+def test_the_same_seed_gives_the_same_answer_whatever_the_workers():
+    one, two = found(), searched(small(), workers=2)
+    assert (one.log, one.value, one.plan) == (two.log, two.value, two.plan)
+
+
+def test_a_start_is_the_same_plan_again():
+    for start in found().starts:
+        if start.plan is not None:
+            again = build(small(), start.choice, cost())
+            assert replace(again, strategy=start.plan.strategy) == start.plan
+
+
+DEGREES = (Degrees(module="vision", tp=2), Degrees(module="llm", pp=2, dp=3))
+EVERY_MOVE = (
+    Arrange(Arrangement(placement=Placement.ISLANDS, degrees=DEGREES)),
+    Reschedule(replace(usual(ScheduleKind.THREE_PHASE), window=2)),
+    Reschedule(replace(usual(ScheduleKind.ZB_H1), memory_limit=3)),
+    ShiftLayer("llm", 1, -1),
+    RunEncodersAhead(2),
+    Exchange(1, 5),
+    MoveSample(3, 0, 2, deferred=True),
+    Reorder(0, 1, 3),
+    Resize(4),
+    Regroup(Grouping.EVEN),
+    Distribute(TokenRule.STRIPE),
+    ExchangeKeys("llm", KeyExchange.RING),
+    Keep("llm", Recompute.FULL, Sharding.OPTIMIZER, 2, sequence_parallel=True),
+    Take(Question.TOKENS, "cornstarch"),
+)
+
+
+@pytest.mark.parametrize("move", EVERY_MOVE, ids=lambda move: type(move).__name__)
+def test_a_move_is_read_as_it_was_written(move):
+    assert {type(each).__name__ for each in EVERY_MOVE} == set(MOVES)
+    assert read_move(written(move)) == move
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        ({"move": "Leap"}, "no move 'Leap'"),
+        ({"move": "Exchange", "first": 1}, "move Exchange: "),
+        ({"move": "Exchange", "first": 1, "second": 2, "third": 3}, "no third"),
+    ],
+)
+def test_what_is_no_move_is_refused(data, reason):
+    with pytest.raises(ValueError, match=reason):
+        read_move(data)
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        ({}, "want an end"),
+        ({"seconds": 0.0}, "want seconds > 0"),
+        ({"candidates": 0}, "want candidates > 0"),
+        ({"gap": 1.5}, "want a gap of 0 to 1"),
+    ],
+)
+def test_an_end_that_is_none_is_refused(limits, reason):
+    with pytest.raises(ValueError, match=reason):
+        Stop(**limits)
+
+
+def test_a_fixed_question_keeps_its_answer():
+    held = searched(small(), fixed={Question.LAYOUT: "cornstarch"}, candidates=10)
+    start = next(each for each in held.starts if each.name == "cornstarch")
+    assert {(s.module, s.replica, s.ranks) for s in held.plan.stages} == {
+        (s.module, s.replica, s.ranks) for s in start.plan.stages
+    }
+    assert held.value <= start.value
+    assert not any(move.question is Question.LAYOUT for entry in held.log for move in entry.moves)
+
+
+def test_a_fixed_answer_of_a_strategy_without_a_plan_is_refused():
+    with pytest.raises(ValueError, match=r"layout cannot be fsdp's, it has no plan: no such strategy"):
+        searched(small(), fixed={Question.LAYOUT: "fsdp"})
+
+
+def test_a_job_that_does_not_fit_says_so():
+    nodes = tuple(replace(node, memory_bytes=1000) for node in small().cluster.nodes)
+    tight = replace(small(), cluster=replace(small().cluster, nodes=nodes))
+    with pytest.raises(ValueError, match="does not fit: no strategy has a plan for job 'tiny'"):
+        searched(tight)

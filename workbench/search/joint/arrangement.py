@@ -1,0 +1,171 @@
+"""Where modules lie and with which degrees: from an arrangement to stages, and back."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from workbench.cost.model import CostModel
+from workbench.job.job import Job, ModuleLayout
+from workbench.plan.plan import Plan, Stage
+from workbench.planner.assembly import blocks_cut, disjoint_stages
+from workbench.planner.block_cuts import Cuts
+from workbench.planner.layer_cost import believed_layers_s
+from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
+from workbench.planner.planner_cost import FROZEN_AWARE
+from workbench.schedule.choice import Schedule
+from workbench.search.joint.grouping import llm_of
+from workbench.strategies.encoders_colocated import colocated_stages
+from workbench.strategies.megatron_heterogeneous import grid_stages
+from workbench.strategies.megatron_homogeneous import first_stage_encoders
+
+
+class Placement(StrEnum):
+    """How modules lie to each other.
+
+    REPLICAS: every module on ranks of its own, one replica of all after the other.
+    ISLANDS: every module on ranks of its own, all replicas of one after all of the other.
+    TOGETHER: encoders on the same ranks, the LLM on others.
+    FIRST_STAGE: encoders on the ranks of the LLM's first stage.
+    EVERYWHERE: every module on all ranks.
+    """
+
+    REPLICAS = "replicas apart"
+    ISLANDS = "islands"
+    TOGETHER = "encoders together"
+    FIRST_STAGE = "encoders on the first stage"
+    EVERYWHERE = "all on all ranks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degrees:
+    """Of one module: tp, cp, ep of a stage, `pp` blocks of ranks, `dp` replicas."""
+
+    module: str
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+
+    @property
+    def num_ranks(self) -> int:
+        """Where the module is alone on its ranks."""
+        return self.tp * self.cp * self.pp * self.dp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrangement:
+    """A placement and degrees of every module, in the model's order."""
+
+    placement: Placement
+    degrees: tuple[Degrees, ...]
+
+    def of(self, module: str) -> Degrees:
+        """Of one module."""
+        return next(each for each in self.degrees if each.module == module)
+
+    def __str__(self) -> str:
+        words = (f"{d.module} tp {d.tp} cp {d.cp} pp {d.pp} dp {d.dp} ep {d.ep}" for d in self.degrees)
+        return f"{self.placement}: {', '.join(words)}"
+
+
+def stages_of(
+    job: Job, arrangement: Arrangement, schedule: Schedule, draft: Plan, cost: CostModel
+) -> tuple[Stage, ...]:
+    """The stages of an arrangement, balanced by the gradients that really run over the draft's microbatches.
+
+    Raises:
+        ValueError: degrees that the model or the cluster does not take, or that do not go with the placement.
+    """
+    held = _job_with(job, arrangement, schedule)
+    layers_s = believed_layers_s(held, draft, cost, FROZEN_AWARE.layer_s)
+    if arrangement.placement is Placement.FIRST_STAGE:
+        return _on_first_stage(held, arrangement, layers_s)
+    cuts = {
+        module: blocks_cut(held, seconds, arrangement.of(module).pp, module)
+        for module, seconds in layers_s.items()
+    }
+    _check_placement(held, arrangement)
+    stages = {
+        Placement.REPLICAS: disjoint_stages,
+        Placement.ISLANDS: grid_stages,
+        Placement.TOGETHER: colocated_stages,
+        Placement.EVERYWHERE: grid_stages,
+    }[arrangement.placement]
+    return stages(held, cuts)
+
+
+def arrangement_of(
+    job: Job, stages: tuple[Stage, ...], schedule: Schedule, draft: Plan, cost: CostModel
+) -> Arrangement | None:
+    """The arrangement whose stages lie on the same ranks; None where no placement says it.
+
+    Complexity: that of `stages_of` for every placement.
+    """
+    plan = replace(draft, stages=stages)
+    degrees = tuple(_degrees_of(plan, module.name) for module in job.model.modules)
+    for placement in Placement:
+        arrangement = Arrangement(placement=placement, degrees=degrees)
+        try:
+            found = stages_of(job, arrangement, schedule, draft, cost)
+        except ValueError:  # a placement that is not for these degrees
+            continue
+        if [(s.module, s.replica, s.ranks) for s in found] == [
+            (s.module, s.replica, s.ranks) for s in stages
+        ]:
+            return arrangement
+    return None
+
+
+def _degrees_of(plan: Plan, module: str) -> Degrees:
+    replicas = plan.replicas(module)
+    chain = plan.chain[module, replicas[0]]
+    blocks = len({stage.flat_ranks for stage in chain})
+    first = chain[0]
+    return Degrees(module=module, tp=first.tp, cp=first.cp, pp=blocks, dp=len(replicas), ep=first.ep)
+
+
+def _job_with(job: Job, arrangement: Arrangement, schedule: Schedule) -> Job:
+    offset = 0 if arrangement.placement is Placement.EVERYWHERE else None
+    layouts = tuple(
+        ModuleLayout(module=d.module, tp=d.tp, cp=d.cp, pp=d.pp, dp=d.dp, ep=d.ep, rank_offset=offset)
+        for d in arrangement.degrees
+    )
+    replicas = arrangement.of(llm_of(job)).dp
+    return replace(job, layouts=layouts, replicas=replicas, schedule=schedule)
+
+
+def _check_placement(job: Job, arrangement: Arrangement) -> None:
+    """Replicas side by side are equally many; encoders together have equal grids."""
+    placement, llm = arrangement.placement, llm_of(job)
+    equal = placement in (Placement.REPLICAS, Placement.TOGETHER)
+    if equal and len({each.dp for each in arrangement.degrees}) > 1:
+        raise ValueError(f"{placement}: want as many replicas of every module, got {arrangement}")
+    encoders = [each for each in arrangement.degrees if each.module != llm]
+    if placement is Placement.TOGETHER and len({(e.tp, e.cp, e.pp) for e in encoders}) > 1:
+        raise ValueError(f"{placement}: want the same tp, cp and pp of every encoder, got {arrangement}")
+    if placement is Placement.EVERYWHERE and len({each.num_ranks for each in arrangement.degrees}) > 1:
+        raise ValueError(f"{placement}: want as many ranks for every module, got {arrangement}")
+
+
+def _on_first_stage(
+    job: Job, arrangement: Arrangement, layers_s: Mapping[str, tuple[float, ...]]
+) -> tuple[Stage, ...]:
+    """The LLM's stages make up for the encoders' time on the first of them."""
+    name = llm_of(job)
+    llm = arrangement.of(name)
+    encoders = [each for each in arrangement.degrees if each.module != name]
+    if any((e.tp, e.cp, e.dp, e.pp) != (llm.tp, llm.cp, llm.dp, 1) for e in encoders):
+        raise ValueError(f"{arrangement.placement}: want encoders of one stage on the LLM's grid")
+    first, *rest = layers_s[name]
+    ahead_s = sum(sum(layers_s[encoder.module]) for encoder in encoders)
+    cuts: dict[str, Cuts] = {each.module: ((0, len(layers_s[each.module])),) for each in encoders}
+    cuts[name] = blocks_cut(job, (first + ahead_s, *rest), llm.pp, name)
+    parts = {
+        d.module: ModuleChoice(module=d.module, tp=d.tp, cp=d.cp, pp=d.pp, dp=d.dp, ep=d.ep)
+        for d in arrangement.degrees
+    }
+    choice = LayoutChoice(
+        mode=Mode.HOMOGENEOUS, encoders=tuple(parts[e.module] for e in encoders), llm=parts[name]
+    )
+    return first_stage_encoders(job, choice, cuts)

@@ -1,0 +1,290 @@
+"""The joint search: rounds of candidates from the best plans so far, never worse than any strategy's plan."""
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from time import monotonic
+
+from workbench.cost.model import CostModel
+from workbench.job.job import Job
+from workbench.planner.strategy_spec import Planner
+from workbench.search.joint.arrangement import arrangement_of
+from workbench.search.joint.bounds import lower_bound_s
+from workbench.search.joint.choice import Choice, draft_of
+from workbench.search.joint.evaluate import UNCHANGED, Judge, Outcome, changed, plan_of
+from workbench.search.joint.found import Entry, Found, State, path_of, value_of
+from workbench.search.joint.hints import hints_of
+from workbench.search.joint.move import Move, Space
+from workbench.search.joint.proposals import Moves, proposals
+from workbench.search.joint.question import Question
+from workbench.search.joint.seeds import seeds
+from workbench.search.joint.starts import OPEN, Start, start_tasks
+from workbench.search.joint.take import Take
+from workbench.search.joint.terms import Scope, Stop
+from workbench.search.joint.workers import Asked, Workers, opened
+from workbench.strategies.registry import PLANNERS, PRICED
+
+SEATS = 4  # choices that candidates are made from
+ROUND = 24  # candidates between two looks at what they gave
+SHARES = (0.5, 0.25, 0.15, 0.1)  # of a round, by seat
+OPEN_SHARE = 0.25  # of the time, after which no strategy plans without the job's layouts any more
+ANYWHERE = Scope()
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A choice that candidates are made from."""
+
+    value: float
+    choice: Choice
+    index: int | str
+    start: str
+    waiting: Iterator[Moves] | None = None
+
+
+@dataclass(slots=True)
+class _Search:
+    """What changes while a search runs."""
+
+    space: Space
+    judge: Judge
+    questions: frozenset[Question]
+    rng: random.Random
+    seats: list[_Seat] = field(default_factory=list)
+    log: list[Entry] = field(default_factory=list)
+    candidates: int = 0
+    seeded: Iterator[Moves] = field(default_factory=lambda: iter(()))
+
+    def round(self) -> list[tuple[_Seat, Moves]]:
+        """The next candidates: seeds first, then of every seat its share."""
+        asked: list[tuple[_Seat, Moves]] = []
+        for moves in self.seeded:
+            asked.append((self.seats[0], moves))
+            if len(asked) >= ROUND // 2:
+                break
+        for seat, share in zip(self.seats, SHARES, strict=False):
+            if seat.waiting is None:
+                seat.waiting = self._proposals(seat)
+            asked += [(seat, moves) for moves in islice(seat.waiting, max(1, round(share * ROUND)))]
+        return asked
+
+    def _proposals(self, seat: _Seat) -> Iterator[Moves]:
+        space, choice = self.space, seat.choice
+        arrangement = arrangement_of(
+            space.job, choice.stages, choice.schedule, draft_of(space.job, choice), space.cost
+        )
+        return proposals(
+            space,
+            choice,
+            arrangement=arrangement,
+            hints=hints_of(plan_of(space, choice), self.judge),
+            questions=self.questions,
+            rng=random.Random(self.rng.random()),
+        )
+
+    def took(self, asked: Sequence[tuple[_Seat, Moves]], outcomes: Sequence[Outcome]) -> None:
+        """Log what candidates gave; the best become seats."""
+        for (seat, moves), outcome in zip(asked, outcomes, strict=False):
+            index = len(self.log) + 1
+            accepted = outcome.value is not None and self._seated(seat, moves, outcome.value, index)
+            self.candidates += outcome.value is not None
+            entry = Entry(
+                index=index,
+                base=seat.index,
+                moves=moves,
+                value=outcome.value,
+                refusal=outcome.refusal,
+                accepted=accepted,
+            )
+            self.log.append(entry)
+
+    def _seated(self, base: _Seat, moves: Moves, value: float, index: int) -> bool:
+        if len(self.seats) == SEATS and value >= self.seats[-1].value:
+            return False
+        if any(value == seat.value for seat in self.seats):
+            return False
+        choice = changed(self.space, base.choice, moves)
+        self.seats.append(_Seat(value, choice, index, base.start))
+        self.seats.sort(key=lambda seat: seat.value)
+        del self.seats[SEATS:]
+        return True
+
+
+def joint_search(
+    job: Job,
+    cost: CostModel,
+    judge: Judge,
+    *,
+    stop: Stop,
+    scope: Scope = ANYWHERE,
+    workers: int = 1,
+    progress: Callable[[State], None] = lambda state: None,
+) -> Found:
+    """The best plan of a job over all questions together, by a judge.
+
+    Starts are the plans of all strategies, on the job as it is and with its layouts left open; so the
+    answer is never worse than any of them. From the best choices come rounds of candidates: answers of
+    other strategies to single questions, likely layouts, moves that the critical path points at, random
+    regroupings, and several moves at once. Stopped by gap or candidates, the answer depends on nothing but
+    the arguments and the seed, whatever the workers; stopped by time, on how far it came: `log` says it.
+
+    Args:
+        judge: lower is better; several workers pickle it, with job and cost model.
+        stop: when it ends.
+        scope: its seed, what is fixed, whose plans it starts from.
+        workers: processes, >= 1.
+        progress: told how far the search is, after the starts and after every round.
+
+    Raises:
+        ValueError: no strategy has a plan, a fixed answer of a strategy without one, or fixed answers that
+            do not go together.
+    """
+    if workers < 1:
+        raise ValueError(f"joint search: want workers >= 1, got {workers}; nearest: 1")
+    began_s = monotonic()
+    fixed = scope.fixed
+    space = Space(job, cost, {})
+    with opened(space, judge, workers) as crew:
+        starts = _starts(job, scope.planners, crew, stop, began_s)
+        space.starts.update({each.name: each.choice for each in starts if each.choice is not None})
+        seats = _first_seats(space, starts, fixed, crew)
+        questions = frozenset(Question) - set(fixed)
+        held = _Search(space, judge, questions, random.Random(scope.seed), seats[:SEATS])
+        held.seeded = seeds(job, cost, questions)
+        bound = lower_bound_s(job, cost, held.seats[0].choice if Question.LAYOUT in fixed else None)
+        bound = min(bound, held.seats[0].value)
+        _run(held, crew, stop, began_s, bound, progress)
+    return _found(held, starts, bound, monotonic() - began_s)
+
+
+def _starts(
+    job: Job, planners: Mapping[str, Planner] | None, crew: Workers, stop: Stop, began_s: float
+) -> tuple[Start, ...]:
+    """All strategies; without the job's layouts as far as their share of the time goes."""
+    if planners is None:
+        priced = PRICED if job.dollars_per_hour(range(job.cluster.num_ranks)) is not None else {}
+        planners = PLANNERS | priced
+    tasks = list(start_tasks(job, planners))
+    found: list[Start] = []
+    for start in crew.starts(tasks):
+        found.append(start)
+        is_late = stop.seconds is not None and monotonic() - began_s > OPEN_SHARE * stop.seconds
+        if is_late and len(found) >= len(planners):
+            break
+    if all(start.value is None for start in found):
+        raise ValueError(_none_text(job, found))
+    return tuple(found)
+
+
+def _none_text(job: Job, starts: Sequence[Start]) -> str:
+    """Why there is no plan: that none fits, where that is what is wrong."""
+    refusals = [start.refusal for start in starts]
+    too_large = [refusal for refusal in refusals if "does not fit" in refusal]
+    first = "does not fit: " if too_large else ""
+    return f"{first}no strategy has a plan for job {job.name!r}; {(too_large or refusals)[0]}"
+
+
+def _first_seats(
+    space: Space, starts: Sequence[Start], fixed: Mapping[Question, str], crew: Workers
+) -> list[_Seat]:
+    """The starts, best first; with fixed questions, each with those answers."""
+    valued = [start for start in starts if start.value is not None and start.choice is not None]
+    seats = [_Seat(value_of(start), start.choice, start.name, start.name) for start in valued if start.choice]
+    if fixed:
+        seats = _with_fixed(space, seats, starts, fixed, crew)
+    distinct: dict[float, _Seat] = {}
+    for seat in sorted(seats, key=lambda seat: seat.value):
+        distinct.setdefault(seat.value, seat)
+    return list(distinct.values())
+
+
+def _with_fixed(
+    space: Space,
+    seats: Sequence[_Seat],
+    starts: Sequence[Start],
+    fixed: Mapping[Question, str],
+    crew: Workers,
+) -> list[_Seat]:
+    held = {question: name if name in space.starts else name + OPEN for question, name in fixed.items()}
+    for question, name in fixed.items():
+        if held[question] not in space.starts:
+            refusal = next((start.refusal for start in starts if start.name == name), "no such strategy")
+            raise ValueError(f"joint search: {question} cannot be {name}'s, it has no plan: {refusal}")
+    moves: tuple[Move, ...] = tuple(Take(question, name) for question, name in held.items())
+    found, refusal = [], ""
+    outcomes = crew.outcomes(space, [Asked(seat.choice, moves) for seat in seats])
+    for seat, outcome in zip(seats, outcomes, strict=True):
+        if outcome.value is not None:
+            choice = changed(space, seat.choice, moves)
+            found.append(_Seat(outcome.value, choice, seat.index, seat.start))
+        elif outcome.refusal == UNCHANGED:
+            found.append(seat)
+        refusal = refusal or outcome.refusal
+    if not found:
+        told = ", ".join(f"{question} of {name}" for question, name in fixed.items())
+        raise ValueError(f"joint search: no plan has {told}: {refusal}")
+    return found
+
+
+def _run(
+    held: _Search,
+    crew: Workers,
+    stop: Stop,
+    began_s: float,
+    bound: float,
+    progress: Callable[[State], None],
+) -> None:
+    while True:
+        best = held.seats[0]
+        state = State(
+            best=best.value,
+            best_from=best.start,
+            lower_bound=bound,
+            candidates=held.candidates,
+            seconds=monotonic() - began_s,
+        )
+        progress(state)
+        if _is_over(state, stop):
+            return
+        asked = held.round()
+        if not asked:
+            return
+        outcomes: list[Outcome] = []
+        for outcome in crew.outcomes(held.space, [Asked(seat.choice, moves) for seat, moves in asked]):
+            outcomes.append(outcome)
+            if stop.seconds is not None and monotonic() - began_s > stop.seconds:
+                break
+            if stop.candidates is not None and held.candidates + _valued(outcomes) >= stop.candidates:
+                break
+        held.took(asked, outcomes)
+
+
+def _valued(outcomes: Sequence[Outcome]) -> int:
+    return sum(outcome.value is not None for outcome in outcomes)
+
+
+def _is_over(state: State, stop: Stop) -> bool:
+    late = stop.seconds is not None and state.seconds > stop.seconds
+    near = stop.gap is not None and state.gap <= stop.gap
+    enough = stop.candidates is not None and state.candidates >= stop.candidates
+    return late or near or enough
+
+
+def _found(held: _Search, starts: Sequence[Start], bound: float, seconds: float) -> Found:
+    best, *others = held.seats
+    plan = next((s.plan for s in starts if s.name == best.index and s.plan is not None), None)
+    if plan is None or held.space.starts.get(best.start) != best.choice:
+        plan = plan_of(held.space, best.choice)
+    return Found(
+        plan=plan,
+        value=best.value,
+        best_from=best.start,
+        path=path_of(held.log, best.index),
+        lower_bound=bound,
+        candidates=held.candidates,
+        seconds=seconds,
+        starts=tuple(starts),
+        log=tuple(held.log),
+        runners_up=tuple((seat.value, plan_of(held.space, seat.choice)) for seat in others),
+    )

@@ -1,0 +1,57 @@
+"""What becomes of a candidate: its choice, its plan, and its value by a judge."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from workbench.job.device_pools import check_taken
+from workbench.plan.plan import Plan
+from workbench.search.joint.choice import Choice, build
+from workbench.search.joint.move import Move, Space
+from workbench.trace import Trace
+
+UNCHANGED = "it changes nothing"
+
+
+class Judge(Protocol):
+    """What says how good a plan is; it has to be picklable for a search by several workers."""
+
+    def value(self, plan: Plan) -> float:
+        """Lower is better, of a plan that is accepted; ValueError with the reason where it is refused."""
+
+    def replay(self, plan: Plan) -> Trace:
+        """The plan's trace by the engine; ValueError where it is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one candidate: a value, or why there is none."""
+
+    value: float | None
+    refusal: str = ""
+
+
+def evaluated(space: Space, judge: Judge, base: Choice, moves: Sequence[Move]) -> Outcome:
+    """A choice after some moves: built, and held against the judge."""
+    try:
+        choice = changed(space, base, moves)
+        if choice == base:
+            return Outcome(None, UNCHANGED)
+        return Outcome(judge.value(plan_of(space, choice)))
+    except ValueError as error:
+        return Outcome(None, str(error))
+
+
+def changed(space: Space, base: Choice, moves: Sequence[Move]) -> Choice:
+    """The choice after some moves, one after the other; ValueError where one cannot be."""
+    for move in moves:
+        base = move.apply(space, base)
+    return base
+
+
+def plan_of(space: Space, choice: Choice) -> Plan:
+    """Its plan; ValueError as `build`, and for a module in a pool that does not take it."""
+    plan = build(space.job, choice, space.cost)
+    for stage in plan.stages:
+        check_taken(space.job.pools, stage.module, stage.flat_ranks)
+    return plan

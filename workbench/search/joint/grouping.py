@@ -1,0 +1,160 @@
+"""Samples between microbatches: exchanged, moved, deferred, put in another order, cut anew."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from workbench.data.sample import Item
+from workbench.job.job import Job
+from workbench.model.model_graph import TEXT
+from workbench.plan.build import chunked_microbatches, shared_microbatches
+from workbench.plan.plan import Microbatch
+from workbench.plan.routing import Routing, routing_of
+from workbench.planner.assembly import empty_draft
+
+Group = tuple[int, ...]  # ids of samples
+
+
+def llm_of(job: Job) -> str:
+    """The module of modality text."""
+    return next(module.name for module in job.model.modules if module.modality == TEXT)
+
+
+def groups_of(job: Job, microbatches: Sequence[Microbatch]) -> tuple[Group, ...]:
+    """Samples of the LLM's microbatches: the first of every replica, then the second, ..."""
+    mine = [m for m in microbatches if m.module == llm_of(job)]
+    ordered = sorted(mine, key=lambda m: (m.index, m.replica))
+    return tuple(tuple(dict.fromkeys(item.sample for item in m.items)) for m in ordered)
+
+
+def dealt(job: Job, groups: Sequence[Group], replicas: Mapping[str, int]) -> tuple[Microbatch, ...]:
+    """Microbatches of all modules, the groups dealt to the LLM's replicas in turn.
+
+    Modules with as many replicas as the LLM have the same groups; where some have others, groups are cut
+    again into equal ones in the same order of samples.
+
+    Raises:
+        ValueError: fewer groups than replicas, or samples that do not divide.
+    """
+    draft, llm = empty_draft(job, "joint"), llm_of(job)
+    sample = draft.sample
+    num = replicas[llm]
+    if len(groups) < num:
+        raise ValueError(f"{len(groups)} microbatches are too few for {num} replicas; nearest: {len(groups)}")
+    if set(replicas.values()) == {num}:
+        chunks = [[sample[member] for member in group] for group in groups]
+        return chunked_microbatches(draft, {place: chunks[place::num] for place in range(num)})
+    in_order = tuple(sample[member] for group in groups for member in group)
+    size = max(1, len(in_order) // len(groups))
+    rounds = job.schedule.window if job.schedule.kind.spec.takes("window") else 1
+    return shared_microbatches(
+        replace(draft, batch=in_order), samples_per_microbatch=size, dp=replicas, rounds=rounds
+    )
+
+
+def resized(groups: Sequence[Group], size: int) -> tuple[Group, ...]:
+    """The same order of samples in groups of another size; ValueError where it does not divide them."""
+    members = [member for group in groups for member in group]
+    if size < 1 or len(members) % size:
+        raise ValueError(f"{len(members)} samples are no multiple of microbatches of {size}")
+    return tuple(tuple(members[start : start + size]) for start in range(0, len(members), size))
+
+
+def exchanged(
+    job: Job, microbatches: Sequence[Microbatch], first: int, second: int
+) -> tuple[Microbatch, ...]:
+    """Two samples in each other's places, in every module.
+
+    Where modules have the LLM's groups, they have the new ones. Elsewhere a sample with several items in a
+    module stands where the other has its first, second, ... one, and with what is over at its last; a module
+    in which one of the two has none stays as it is.
+    """
+    if _is_dealt(job, microbatches):
+        groups, replicas = groups_of(job, microbatches), replicas_of(job, microbatches)
+        other = {first: second, second: first}
+        swapped = tuple(tuple(other.get(member, member) for member in group) for group in groups)
+        return dealt(job, swapped, replicas)
+    routing = routing_of(empty_draft(job, "joint"))
+    found = list(microbatches)
+    for module in job.model.modules:
+        places = [place for place, each in enumerate(found) if each.module == module.name]
+        held = _exchanged(routing, [found[place] for place in places], first, second)
+        for place, each in zip(places, held, strict=True):
+            found[place] = each
+    return tuple(found)
+
+
+def replicas_of(job: Job, microbatches: Sequence[Microbatch]) -> dict[str, int]:
+    """Replicas of every module; one that has no microbatch counts as having the LLM's."""
+    held = dict.fromkeys((each.module, each.replica) for each in microbatches)
+    counts = Counter(module for module, _ in held)
+    return {module.name: counts[module.name] or counts[llm_of(job)] for module in job.model.modules}
+
+
+def _is_dealt(job: Job, microbatches: Sequence[Microbatch]) -> bool:
+    """Whether all modules have the LLM's groups."""
+    return dealt(job, groups_of(job, microbatches), replicas_of(job, microbatches)) == tuple(microbatches)
+
+
+def _exchanged(routing: Routing, held: list[Microbatch], first: int, second: int) -> list[Microbatch]:
+    where = {
+        sample: [place for place, each in enumerate(held) for item in each.items if item.sample == sample]
+        for sample in (first, second)
+    }
+    if not where[first] or not where[second]:
+        return held
+    rows = {
+        place: [row for row in held[place].rows if all(item.sample not in where for item in row)]
+        for places in where.values()
+        for place in places
+    }
+    for sample, other in ((first, second), (second, first)):
+        for number, item in enumerate(routing.items(held[0].module, sample)):
+            rows[where[other][min(number, len(where[other]) - 1)]].append((item,))
+    return [replace(each, rows=_in_order(rows.get(at, each.rows))) for at, each in enumerate(held)]
+
+
+def _in_order(rows: Sequence[tuple[Item, ...]]) -> tuple[tuple[Item, ...], ...]:
+    return tuple(sorted(rows, key=lambda row: (row[0].sample, row[0].k)))
+
+
+def moved(
+    job: Job,
+    microbatches: Sequence[Microbatch],
+    sample: int,
+    target: tuple[int, int],
+    *,
+    modules: Sequence[str],
+) -> tuple[Microbatch, ...]:
+    """A sample's items into microbatch `target` (replica, index) of some modules.
+
+    Moved in the LLM alone, a sample is deferred: its encoders' work stays where it was.
+
+    Raises:
+        ValueError: a module without that microbatch, or one that the sample leaves empty.
+    """
+    routing = routing_of(empty_draft(job, "joint"))
+    found = []
+    for each in microbatches:
+        rows = each.rows
+        if each.module in modules:
+            rows = tuple(row for row in rows if all(item.sample != sample for item in row))
+            if (each.replica, each.index) == target:
+                rows = _in_order((*rows, *((item,) for item in routing.items(each.module, sample))))
+        if not rows:
+            raise ValueError(f"sample {sample} leaves microbatch {each.index} of {each.module!r} empty")
+        found.append(replace(each, rows=rows))
+    own = {each.module for each in found if (each.replica, each.index) == target}
+    lacking = [name for name in modules if name not in own and routing.items(name, sample)]
+    if lacking:
+        raise ValueError(f"replica {target[0]} of {lacking[0]!r} has no microbatch {target[1]}")
+    return tuple(found)
+
+
+def permuted(
+    microbatches: Sequence[Microbatch], replica: int, order: Callable[[int], int]
+) -> tuple[Microbatch, ...]:
+    """The microbatches of a replica of every module at other indices."""
+    return tuple(
+        replace(each, index=order(each.index)) if each.replica == replica else each for each in microbatches
+    )

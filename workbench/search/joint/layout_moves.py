@@ -1,0 +1,146 @@
+"""Moves of layout and order: degrees and places, schedules, boundaries between stages, forwards ahead."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from workbench.job.job import Job, ModuleLayout
+from workbench.plan.plan import Program, Stage
+from workbench.planner.assembly import cut
+from workbench.planner.block_cuts import even_blocks
+from workbench.planner.layer_cost import believed_layers_s
+from workbench.planner.planner_cost import FROZEN_AWARE
+from workbench.schedule.choice import Schedule, ScheduleKind, rank_block, usual
+from workbench.schedule.eager import with_eager_forwards
+from workbench.search.joint.arrangement import Arrangement, Degrees, Placement, stages_of
+from workbench.search.joint.choice import Choice, build, draft_of
+from workbench.search.joint.grouping import dealt, groups_of, llm_of, replicas_of
+from workbench.search.joint.move import Space
+from workbench.search.joint.question import Question
+
+
+@dataclass(frozen=True, slots=True)
+class Arrange:
+    """Other degrees or places; samples keep their order, and their groups where replicas allow."""
+
+    question: ClassVar[Question] = Question.LAYOUT
+    arrangement: Arrangement
+
+    def apply(self, space: Space, choice: Choice) -> Choice:
+        job = space.job
+        replicas = {each.module: each.dp for each in self.arrangement.degrees}
+        microbatches = choice.microbatches
+        if replicas_of(job, microbatches) != replicas:
+            microbatches = dealt(job, groups_of(job, microbatches), replicas)
+        schedule = choice.schedule
+        if self.arrangement.placement is Placement.EVERYWHERE and not schedule.kind.spec.shares_ranks_in_part:
+            schedule = usual(ScheduleKind.THREE_PHASE)
+        draft = draft_of(job, replace(choice, microbatches=microbatches, stages=()))
+        stages = stages_of(job, self.arrangement, schedule, draft, space.cost)
+        return replace(
+            choice,
+            stages=stages,
+            microbatches=microbatches,
+            schedule=schedule,
+            programs=(),
+            token_shards=(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reschedule:
+    """Another schedule; where it wants other virtual stages, the LLM is cut anew on the same ranks."""
+
+    question: ClassVar[Question] = Question.ORDER
+    schedule: Schedule
+
+    def apply(self, space: Space, choice: Choice) -> Choice:
+        stages = choice.stages
+        if _is_recut(choice, self.schedule, space.job):
+            stages = _recut(space, choice, self.schedule)
+        return replace(choice, stages=stages, schedule=self.schedule, programs=(), token_shards=())
+
+
+def _is_recut(choice: Choice, schedule: Schedule, job: Job) -> bool:
+    was = choice.schedule
+    same_layout = was.kind.spec.layout is schedule.kind.spec.layout or schedule.virtual_stages == 1
+    return was.virtual_stages != schedule.virtual_stages or not same_layout
+
+
+def _recut(space: Space, choice: Choice, schedule: Schedule) -> tuple[Stage, ...]:
+    llm, job = llm_of(space.job), replace(space.job, schedule=schedule)
+    draft = draft_of(space.job, choice)
+    found: list[Stage] = [stage for stage in choice.stages if stage.module != llm]
+    for replica in draft.replicas(llm):
+        chain = draft.chain[llm, replica]
+        blocks = list(dict.fromkeys(stage.ranks for stage in chain))
+        layout = Degrees(module=llm, tp=chain[0].tp, cp=chain[0].cp, ep=chain[0].ep)
+        seconds = _layers_s(space, choice, layout)
+        cuts = cut(seconds, len(blocks) * schedule.virtual_stages, llm)
+
+        def block(place: int, num: int = len(cuts)) -> int:
+            return rank_block(job.schedule, place, num)
+
+        cuts = even_blocks(seconds, cuts, block) if schedule.virtual_stages > 1 else cuts
+        for place, layers in enumerate(cuts):
+            stage = Stage(
+                id=0, module=llm, replica=replica, layers=layers, ranks=blocks[block(place)], ep=layout.ep
+            )
+            found.append(stage)
+    order = {module.name: place for place, module in enumerate(space.job.model.modules)}
+    found.sort(key=lambda stage: (stage.replica, order[stage.module], stage.layers))
+    return tuple(replace(stage, id=number) for number, stage in enumerate(found))
+
+
+def _layers_s(space: Space, choice: Choice, degrees: Degrees) -> tuple[float, ...]:
+    """Seconds of a module's layers over a typical microbatch."""
+    layout = ModuleLayout(module=degrees.module, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep)
+    job = replace(space.job, layouts=(layout,), settings=choice.settings)
+    draft = draft_of(space.job, choice)
+    return believed_layers_s(job, draft, space.cost, FROZEN_AWARE.layer_s)[degrees.module]
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftLayer:
+    """One layer over the boundary behind a module's `place`-th stage: by 1 to the front, by -1 back."""
+
+    question: ClassVar[Question] = Question.ORDER
+    module: str
+    place: int
+    by: int
+
+    def apply(self, space: Space, choice: Choice) -> Choice:
+        chains: dict[int, list[Stage]] = {}
+        for stage in sorted(choice.stages, key=lambda stage: stage.layers):
+            if stage.module == self.module:
+                chains.setdefault(stage.replica, []).append(stage)
+        changed: dict[int, Stage] = {}
+        for chain in chains.values():
+            if self.place + 1 >= len(chain):
+                raise ValueError(f"{self.module!r} has {len(chain)} stages, none behind {self.place}")
+            front, behind = chain[self.place : self.place + 2]
+            border = front.layers[1] + self.by
+            if not front.layers[0] < border < behind.layers[1]:
+                raise ValueError(f"a stage of {self.module!r} would have no layers")
+            changed[front.id] = replace(front, layers=(front.layers[0], border))
+            changed[behind.id] = replace(behind, layers=(border, behind.layers[1]))
+        return replace(choice, stages=tuple(changed.get(stage.id, stage) for stage in choice.stages))
+
+
+@dataclass(frozen=True, slots=True)
+class RunEncodersAhead:
+    """Forwards of stages that read no other module so many microbatches further ahead."""
+
+    question: ClassVar[Question] = Question.ORDER
+    lead: int
+
+    def apply(self, space: Space, choice: Choice) -> Choice:
+        fed = {edge.target for edge in space.job.model.edges}
+        hurried: dict[int, dict[int, int]] = {s.id: {} for s in choice.stages if s.module not in fed}
+        plan = build(space.job, choice, space.cost)
+        if plan.stages != choice.stages:
+            raise ValueError("stages whose weights are sharded keep the order of their schedule")
+        programs = tuple(
+            Program(ranks=program.ranks, actions=with_eager_forwards(program.actions, hurried, self.lead))
+            for program in plan.programs
+        )
+        return replace(choice, programs=programs)

@@ -1,0 +1,291 @@
+"""Moves to try from a choice: what the critical path points at, then others, then several at once."""
+
+import random
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+
+from workbench.explain.neighbours import Kind, neighbours
+from workbench.job.job import Job, ModuleLayout
+from workbench.plan.plan import KeyExchange, Plan
+from workbench.planner.assembly import dp_of, layout_of
+from workbench.schedule.choice import Schedule, ScheduleKind, usual
+from workbench.search.joint.arrangement import Arrangement, Degrees, Placement
+from workbench.search.joint.choice import Choice, TokenRule, draft_of
+from workbench.search.joint.grouping import groups_of, llm_of
+from workbench.search.joint.grouping_moves import Exchange, Grouping, MoveSample, Regroup, Reorder, Resize
+from workbench.search.joint.hints import Hints
+from workbench.search.joint.layout_moves import Arrange, Reschedule, RunEncodersAhead, ShiftLayer
+from workbench.search.joint.move import Move, Space
+from workbench.search.joint.question import Question
+from workbench.search.joint.setting_moves import Distribute, ExchangeKeys, Keep
+from workbench.search.joint.take import Take
+
+Moves = tuple[Move, ...]
+MOST_AT_ONCE = 3
+BOLD = 0.3  # of proposals, once every single move was tried: share of random groupings
+LEADS = (1, 2, 4)
+WINDOWS = (1, 2, 4, 8)
+
+
+def proposals(
+    space: Space,
+    choice: Choice,
+    *,
+    arrangement: Arrangement | None,
+    hints: Hints | None,
+    questions: Collection[Question],
+    rng: random.Random,
+) -> Iterator[Moves]:
+    """Moves to try, without end where a question is open that has any; ties and draws are the generator's.
+
+    Single moves come first, each once, those with weight on the critical path ahead of others, with random
+    regroupings between them; then two or three of them together.
+
+    Args:
+        arrangement: of the choice; None: no placement says it, and only the whole arrangements of others
+            are tried.
+        hints: of the choice's plan; None: not known.
+        questions: that are open.
+    """
+    draft = draft_of(space.job, choice)
+    singles = [move for move in _singles(space, choice, draft, arrangement) if move.question in questions]
+    weighted = [(_weight(move, draft, hints) * rng.random(), move) for move in singles]
+    singles = [move for _, move in sorted(weighted, key=lambda pair: -pair[0])]
+    regroupings = _regroupings(space, draft, hints, rng) if Question.GROUPING in questions else iter(())
+    for move in singles:
+        yield (move,)
+        yield from ((other,) for other in islice(regroupings, 1))
+    while True:
+        drawn = [rng.choice(singles) for _ in range(rng.randint(2, MOST_AT_ONCE))] if singles else []
+        drawn = [next(regroupings, move) if rng.random() < BOLD else move for move in drawn]
+        moves = tuple(drawn) or tuple(islice(regroupings, rng.randint(1, MOST_AT_ONCE)))
+        if not moves:
+            return
+        yield moves
+
+
+def _weight(move: Move, draft: Plan, hints: Hints | None) -> float:
+    """Of a boundary: how much more of the critical path the stage that gives a layer has."""
+    if hints is None or not isinstance(move, ShiftLayer):
+        return 1.0
+    given = kept = 0.0
+    for replica in draft.replicas(move.module):
+        front, behind = draft.chain[move.module, replica][move.place : move.place + 2]
+        giver, taker = (behind, front) if move.by > 0 else (front, behind)
+        given += hints.stages.get(giver.id, 0.0)
+        kept += hints.stages.get(taker.id, 0.0)
+    return 2.0 if given > kept else 0.5
+
+
+def _singles(space: Space, choice: Choice, draft: Plan, arrangement: Arrangement | None) -> Iterator[Move]:
+    yield from _takes(space)
+    yield from _arranged(space.job, choice, arrangement)
+    yield from map(Reschedule, _schedules(space.job, choice.schedule, draft))
+    yield from _boundaries(draft)
+    yield from map(RunEncodersAhead, LEADS)
+    yield from map(Regroup, Grouping)
+    yield from _sizes(space.job, choice)
+    yield from _memory(space.job, choice, draft)
+    yield from _tokens(choice, draft)
+
+
+def _takes(space: Space) -> Iterator[Move]:
+    for question in Question:
+        for name in space.starts:
+            yield Take(question, name)
+
+
+def job_of(job: Job, choice: Choice, arrangement: Arrangement) -> Job:
+    """The job whose layouts are an arrangement's, and whose order and settings are a choice's.
+
+    Replicas of modules that are as many as the LLM's are the job's.
+    """
+    replicas = arrangement.of(llm_of(job)).dp
+    layouts = tuple(
+        ModuleLayout(
+            module=d.module, tp=d.tp, cp=d.cp, pp=d.pp, ep=d.ep, dp=None if d.dp == replicas else d.dp
+        )
+        for d in arrangement.degrees
+    )
+    groups = groups_of(job, choice.microbatches)
+    return replace(
+        job,
+        layouts=layouts,
+        replicas=replicas,
+        schedule=choice.schedule,
+        settings=choice.settings,
+        microbatch_samples=max(1, len(job.batch) // len(groups)),
+    )
+
+
+def _arranged(job: Job, choice: Choice, arrangement: Arrangement | None) -> Iterator[Move]:
+    if arrangement is None:
+        return
+    degrees = {arrangement.degrees: None}
+    try:
+        around = job_of(job, choice, arrangement)
+    except ValueError:  # the job's own limits, such as a layout of a schedule that this is not
+        return
+    for change in neighbours(around):
+        if change.kind is not Kind.LAYOUT:
+            continue
+        try:
+            degrees[_degrees(change.edit(around))] = None
+        except ValueError:  # degrees that the model does not take
+            continue
+    degrees |= dict.fromkeys(_replicas_of_one(arrangement))
+    for placement in Placement:
+        for each in degrees:
+            if (placement, each) != (arrangement.placement, arrangement.degrees):
+                yield Arrange(Arrangement(placement=placement, degrees=_fitted(job, placement, each)))
+
+
+def _degrees(job: Job) -> tuple[Degrees, ...]:
+    layouts = (layout_of(job, module.name) for module in job.model.modules)
+    return tuple(
+        Degrees(module=x.module, tp=x.tp, cp=x.cp, pp=x.pp or 1, dp=dp_of(job, x.module), ep=x.ep)
+        for x in layouts
+    )
+
+
+def _replicas_of_one(arrangement: Arrangement) -> Iterator[tuple[Degrees, ...]]:
+    """One module's replicas against one of its other degrees."""
+    for each in arrangement.degrees:
+        for name in ("tp", "cp", "pp"):
+            value = getattr(each, name)
+            pairs = [(value // 2, 2 * each.dp)] * (value % 2 == 0) + [(2 * value, each.dp // 2)] * (
+                each.dp % 2 == 0
+            )
+            for degree, dp in pairs:
+                other = replace(each, **{name: degree, "dp": dp})
+                yield tuple(other if d is each else d for d in arrangement.degrees)
+
+
+def _fitted(job: Job, placement: Placement, degrees: tuple[Degrees, ...]) -> tuple[Degrees, ...]:
+    """Encoders made to go with the placement: the LLM's grid where they share its ranks."""
+    llm = next(each for each in degrees if each.module == llm_of(job))
+    found = []
+    for each in degrees:
+        if each.module == llm.module or placement in (Placement.ISLANDS, Placement.REPLICAS):
+            found.append(each)
+        elif placement is Placement.FIRST_STAGE:
+            found.append(replace(llm, module=each.module, pp=1, ep=1))
+        elif placement is Placement.EVERYWHERE:
+            rest = llm.num_ranks // (each.tp * each.cp)
+            found.append(
+                replace(each, pp=1, dp=rest)
+                if each.dp != llm.dp
+                else replace(each, pp=max(1, rest // llm.dp))
+            )
+        else:
+            first = next(d for d in degrees if d.module != llm.module)
+            found.append(replace(each, tp=first.tp, cp=first.cp, pp=first.pp, dp=llm.dp))
+    return tuple(found)
+
+
+def _schedules(job: Job, now: Schedule, draft: Plan) -> Iterator[Schedule]:
+    """Every kind as usual, with more virtual stages, limits, windows, forwards ahead and offload."""
+    blocks = len({stage.flat_ranks for stage in draft.chain[llm_of(job), draft.replicas(llm_of(job))[0]]})
+    found: dict[Schedule, None] = {}
+    for kind in ScheduleKind:
+        base = usual(kind)
+        found[base] = None
+        spec = kind.spec
+        if spec.takes_more_stages:
+            found |= {replace(base, virtual_stages=base.virtual_stages + more): None for more in (1, 2)}
+        if spec.takes("memory_limit"):
+            found |= {replace(base, memory_limit=limit): None for limit in (blocks, 2 * blocks)}
+        if spec.takes("window"):
+            found |= {replace(base, window=window): None for window in WINDOWS}
+            found |= {replace(base, window=window, run_ahead=1): None for window in WINDOWS}
+        elif spec.takes("run_ahead"):
+            found |= {replace(base, run_ahead=ahead): None for ahead in LEADS}
+        if spec.takes("offload"):
+            found[replace(base, offload=True)] = None
+    for schedule in found:
+        if schedule != now:
+            yield schedule
+
+
+def _boundaries(draft: Plan) -> Iterator[Move]:
+    for module in draft.model.modules:
+        num = len(draft.chain[module.name, draft.replicas(module.name)[0]])
+        for place in range(num - 1):
+            yield ShiftLayer(module.name, place, 1)
+            yield ShiftLayer(module.name, place, -1)
+
+
+def _sizes(job: Job, choice: Choice) -> Iterator[Move]:
+    now = max(1, len(job.batch) // len(groups_of(job, choice.microbatches)))
+    for size in range(1, len(job.batch) + 1):
+        if len(job.batch) % size == 0 and size != now:
+            yield Resize(size)
+
+
+def _memory(job: Job, choice: Choice, draft: Plan) -> Iterator[Move]:
+    held = replace(job, layouts=_plain_layouts(draft), settings=choice.settings, replicas=1)
+    for change in neighbours(held):
+        if change.kind not in (Kind.ACTIVATIONS, Kind.SHARDING):
+            continue
+        settings = change.edit(held).settings
+        for module in job.model.modules:
+            own, other = choice.settings.of(module.name), settings.of(module.name)
+            if own != other and own.key_exchange is other.key_exchange:
+                yield Keep(
+                    module.name, other.recompute, other.sharding, other.instances, other.sequence_parallel
+                )
+
+
+def _plain_layouts(draft: Plan) -> tuple[ModuleLayout, ...]:
+    found = []
+    for module in draft.model.modules:
+        first = draft.chain[module.name, draft.replicas(module.name)[0]][0]
+        found.append(ModuleLayout(module=module.name, tp=first.tp, cp=first.cp, pp=1))
+    return tuple(found)
+
+
+def _tokens(choice: Choice, draft: Plan) -> Iterator[Move]:
+    shared = dict.fromkeys(stage.module for stage in draft.stages if stage.cp > 1)
+    if shared:
+        yield from (Distribute(rule) for rule in TokenRule if rule is not choice.tokens)
+    for module in shared:
+        for way in KeyExchange:
+            if way is not choice.settings.of(module).key_exchange:
+                yield ExchangeKeys(module, way)
+
+
+def _regroupings(space: Space, draft: Plan, hints: Hints | None, rng: random.Random) -> Iterator[Move]:
+    """Random exchanges, moves, deferrals and reorderings, of samples on the critical path more often."""
+    llm = llm_of(space.job)
+    held = {replica: len(draft.microbatches_of.get((llm, replica), ())) for replica in draft.replicas(llm)}
+    ids = [sample.id for sample in draft.batch]
+    if len(ids) < 2:
+        return
+    seconds = hints.sample_weights(draft) if hints is not None else {}
+    least = sum(seconds.values()) / len(ids) or 1.0
+    weights = [least + seconds.get(sample, 0.0) for sample in ids]
+    replicas = [replica for replica, num in held.items() if num]
+    encoders = len(space.job.model.modules) > 1
+    while True:
+        yield _regrouping(rng, (ids, weights), (replicas, held), defers=encoders)
+
+
+def _regrouping(
+    rng: random.Random,
+    samples: tuple[Sequence[int], Sequence[float]],
+    places: tuple[Sequence[int], dict[int, int]],
+    *,
+    defers: bool,
+) -> Move:
+    ids, weights = samples
+    replicas, held = places
+    (first,) = rng.choices(ids, weights)
+    replica = rng.choice(replicas)
+    draw = rng.random()
+    if draw < 0.5:
+        return Exchange(first, rng.choice([each for each in ids if each != first]))
+    if draw < 0.75 and held[replica] > 1:
+        start, end = rng.sample(range(held[replica]), 2)
+        return Reorder(replica, start, end)
+    return MoveSample(first, replica, rng.randrange(held[replica]), deferred=defers and draw > 0.9)

@@ -1,0 +1,48 @@
+"""When a search ends, and where it goes."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from workbench.planner.strategy_spec import Planner
+from workbench.search.joint.question import Question
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """When a search ends; at the first of what is given, and where nothing is left to try.
+
+    Args:
+        seconds: of time; None: no limit.
+        gap: of the best value over the lower bound, as a part of the best; None: no limit.
+        candidates: with a value, starts aside; None: no limit.
+    """
+
+    seconds: float | None = None
+    gap: float | None = None
+    candidates: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("seconds", 0.0), ("candidates", 0)):
+            given = getattr(self, name)
+            if given is not None and not least < given < math.inf:
+                raise ValueError(f"joint search: want {name} > 0, got {given}; nearest: 1")
+        if self.gap is not None and not 0 <= self.gap < 1:
+            raise ValueError(f"joint search: want a gap of 0 to 1, got {self.gap}; nearest: 0.02")
+        if self.seconds is None and self.gap is None and self.candidates is None:
+            raise ValueError("joint search: want an end: seconds, a gap or a number of candidates")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """Where a search goes.
+
+    Args:
+        seed: of all draws.
+        fixed: questions left as some strategy's plan answers them.
+        planners: of the starts; None: all registered, those that want prices where ranks have one.
+    """
+
+    seed: int = 0
+    fixed: Mapping[Question, str] = field(default_factory=dict)
+    planners: Mapping[str, Planner] | None = None

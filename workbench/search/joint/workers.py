@@ -1,0 +1,132 @@
+"""Candidates evaluated here or by several processes, in the order in which they were asked for."""
+
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from typing import NamedTuple, Protocol, TypeVar
+
+from workbench.search.joint.choice import Choice
+from workbench.search.joint.evaluate import Judge, Outcome, evaluated
+from workbench.search.joint.move import Move, Space
+from workbench.search.joint.starts import Start, Task, start_of
+
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
+CHUNK = 4  # candidates that a worker gets at once
+
+
+class Asked(NamedTuple):
+    """A candidate: moves from a choice."""
+
+    base: Choice
+    moves: tuple[Move, ...]
+
+
+class Workers(Protocol):
+    """What evaluates; results come in the order of what was asked, and the caller may stop asking."""
+
+    def starts(self, tasks: Sequence[Task]) -> Iterator[Start]:
+        """The plan of every strategy."""
+
+    def outcomes(self, space: Space, asked: Sequence[Asked]) -> Iterator[Outcome]:
+        """What becomes of every candidate."""
+
+
+class Here(Workers):
+    """This process, one after the other."""
+
+    def __init__(self, space: Space, judge: Judge) -> None:
+        self._space, self._judge = space, judge
+
+    def starts(self, tasks: Sequence[Task]) -> Iterator[Start]:
+        for task in tasks:
+            yield start_of(task, self._space.cost, self._judge)
+
+    def outcomes(self, space: Space, asked: Sequence[Asked]) -> Iterator[Outcome]:
+        for base, moves in asked:
+            yield evaluated(space, self._judge, base, moves)
+
+
+class Several(Workers):
+    """Processes of this machine; one that dies is replaced, and what it had is done again."""
+
+    def __init__(self, space: Space, judge: Judge, num: int) -> None:
+        self._bare, self._judge, self._num = replace(space, starts={}), judge, num
+        self._pool = self._opened()
+
+    def _opened(self) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(
+            self._num,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_remember,
+            initargs=(self._bare, self._judge),
+        )
+
+    def starts(self, tasks: Sequence[Task]) -> Iterator[Start]:
+        yield from self._each(_start, list(tasks))
+
+    def outcomes(self, space: Space, asked: Sequence[Asked]) -> Iterator[Outcome]:
+        waiting = iter(asked)
+        chunks = []
+        while chunk := list(islice(waiting, CHUNK)):
+            chunks.append((space.starts, chunk))
+        for found in self._each(_outcomes, chunks):
+            yield from found
+
+    def _each(self, work: Callable[[_Task], _Result], tasks: list[_Task]) -> Iterator[_Result]:
+        done = 0
+        lost = 0
+        while done < len(tasks):
+            futures = [self._pool.submit(work, task) for task in tasks[done:]]
+            try:
+                for future in futures:
+                    yield future.result()
+                    done += 1
+            except BrokenProcessPool:
+                lost += 1
+                if lost > len(tasks):
+                    raise
+                self._pool = self._opened()
+            finally:
+                for future in futures:
+                    future.cancel()
+
+    def close(self) -> None:
+        """End the processes; what they do now is waited for."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def opened(space: Space, judge: Judge, num: int) -> Iterator[Workers]:
+    """So many workers, closed behind the block; one is this process."""
+    if num == 1:
+        yield Here(space, judge)
+        return
+    several = Several(space, judge, num)
+    try:
+        yield several
+    finally:
+        several.close()
+
+
+_known: list[tuple[Space, Judge]] = []  # of a worker process
+
+
+def _remember(space: Space, judge: Judge) -> None:
+    _known.append((space, judge))
+
+
+def _start(task: Task) -> Start:
+    space, judge = _known[-1]
+    return start_of(task, space.cost, judge)
+
+
+def _outcomes(task: tuple[dict[str, Choice], Iterable[Asked]]) -> list[Outcome]:
+    starts, asked = task
+    space, judge = _known[-1]
+    here = replace(space, starts=starts)
+    return [evaluated(here, judge, base, moves) for base, moves in asked]

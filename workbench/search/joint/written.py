@@ -1,0 +1,75 @@
+"""Moves as JSON data, and read again."""
+
+import types
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from workbench.search.joint.grouping_moves import Exchange, MoveSample, Regroup, Reorder, Resize
+from workbench.search.joint.layout_moves import Arrange, Reschedule, RunEncodersAhead, ShiftLayer
+from workbench.search.joint.move import Move
+from workbench.search.joint.setting_moves import Distribute, ExchangeKeys, Keep
+from workbench.search.joint.take import Take
+
+MOVES: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (
+        Arrange,
+        Reschedule,
+        ShiftLayer,
+        RunEncodersAhead,
+        Exchange,
+        MoveSample,
+        Reorder,
+        Resize,
+        Regroup,
+        Distribute,
+        ExchangeKeys,
+        Keep,
+        Take,
+    )
+}
+
+
+def written(move: Move) -> dict[str, Any]:
+    """As JSON data: the move's name and its fields."""
+    data = _plain(move)
+    assert isinstance(data, dict), "moves are dataclasses"
+    return {"move": type(move).__name__, **data}
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if is_dataclass(value):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+
+
+def read_move(data: Mapping[str, Any]) -> Move:
+    """The move that was written; ValueError for what is none."""
+    name = data.get("move")
+    kind = MOVES.get(str(name))
+    if kind is None:
+        raise ValueError(f"no move {name!r}; there are {', '.join(MOVES)}")
+    try:
+        found: Move = _read(kind, {key: value for key, value in data.items() if key != "move"})
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"move {name}: {error}") from None
+    return found
+
+
+def _read(kind: Any, value: Any) -> Any:
+    if get_origin(kind) in (Union, types.UnionType):
+        return None if value is None else _read(next(k for k in get_args(kind) if k is not type(None)), value)
+    if get_origin(kind) is tuple:
+        return tuple(_read(get_args(kind)[0], each) for each in value)
+    if isinstance(kind, type) and is_dataclass(kind):
+        hints = get_type_hints(kind)
+        unknown = set(value) - {each.name for each in fields(kind)}
+        if unknown:
+            raise ValueError(f"no {', '.join(sorted(unknown))} in {kind}")
+        made: Any = kind
+        return made(**{key: _read(hints[key], each) for key, each in value.items()})
+    return kind(value)
