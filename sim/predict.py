@@ -8,15 +8,17 @@ from sim.attention.price import attention_of
 from sim.step.engine import simulate
 from sim.step.more_microbatches import MoreMicrobatches, Orders
 from sim.step.sweep import Sweep
+from workbench.collector import collector_paused
 from workbench.cost.execution import Execution
 from workbench.cost.model import CostModel
 from workbench.elastic.layerwise import LastBackward
 from workbench.memory.account import MemoryTable
+from workbench.plan.folded import Folded
 from workbench.plan.kept import kept
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.schedule.action import Action
-from workbench.timing.accept import accept
+from workbench.timing.accept import accept, judged
 from workbench.timing.attention import AttentionCall, AttentionModel, AttentionTime
 from workbench.timing.doubts import doubts_of
 from workbench.timing.interval import Doubt, interval
@@ -93,6 +95,21 @@ def step_s(lowered: Lowered, cost: CostModel) -> float:
     if any(node.num_cores is not None for node in lowered.plan.cluster.nodes):
         return simulate(lowered, prices.duration_s, step_s=prices.step_s).iteration_s
     return iteration_s(lowered, prices)
+
+
+@collector_paused()
+def candidate_s(plan: Plan | Folded, cost: CostModel) -> float:
+    """Seconds of the step of a plan that a search considers, after every check: what `predict` gives.
+
+    Fast where candidates differ in little, as what they have in common is derived once; and where
+    replicas are equal, as one stands for all. To be called with one cost model again and again, in any
+    process.
+
+    Raises:
+        ValueError: as `accept` and `predict`.
+    """
+    lowered, _ = judged(plan)
+    return step_s(lowered, cost)
 
 
 def iteration_s(lowered: Lowered, prices: Price, orders: Orders | None = None) -> float:

@@ -27,7 +27,8 @@ from workbench.plan.plan import (
 )
 from workbench.plan.work import attention_area, work_of
 from workbench.schedule.action import STEP, parse_action
-from workbench.timing.price import pass_times, price, stage_link, step_bytes
+from workbench.timing.pass_times import pass_times
+from workbench.timing.price import price, stage_link, step_bytes
 
 LAYER_FLOP = 2 * WIDTH * WIDTH  # per token
 VISION, AUDIO, LLM = 8, 6, 5 + 4 + 3 + 2  # tokens of one sample

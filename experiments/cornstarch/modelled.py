@@ -13,7 +13,7 @@ from workbench.model.frozen import gradient_needs
 from workbench.model.layer import Attention
 from workbench.model.model_graph import TEXT, ModelGraph, Module
 from workbench.plan.plan import Recompute
-from workbench.timing.price import pass_times
+from workbench.timing.pass_times import pass_times
 
 A40 = "A40"
 

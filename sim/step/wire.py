@@ -12,6 +12,7 @@ from simpy.core import Environment
 from sim.clock import after, at_last
 from workbench.cost.hardware import Cluster, Link
 from workbench.plan.lowered import Lowered
+from workbench.plan.remembered import Remembered, Same
 
 
 class Wires(NamedTuple):
@@ -28,11 +29,19 @@ class Wires(NamedTuple):
     port: NDArray[np.int64]
 
 
+_KNOWN: Remembered[Wires] = Remembered(1_000_000, lambda of: len(of.port) + 1)
+
+
 def wires(lowered: Lowered) -> Wires:
     """What every row occupies: inside a node the sending rank's port, between nodes its card of the node's.
 
-    Complexity: O(rows).
+    Complexity: O(rows); rows and clusters that it has been asked for of late are remembered.
     """
+    key = Same(lowered.transfers), lowered.plan.cluster
+    return _KNOWN.answer(key, lambda: _wires(lowered))
+
+
+def _wires(lowered: Lowered) -> Wires:
     cluster, rows = lowered.plan.cluster, lowered.transfers
     node_of = [index for index, node in enumerate(cluster.nodes) for _ in range(node.num_ranks)]
     place: dict[tuple[int, tuple[int, ...]], int] = {}  # of every pair of ends

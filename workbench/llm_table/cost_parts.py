@@ -13,7 +13,8 @@ from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan, Stage
 from workbench.plan.work import work_of
 from workbench.schedule.action import COMPUTE, Pass
-from workbench.timing.price import Price, grid_links
+from workbench.timing.grid_links import grid_links
+from workbench.timing.price import Price
 
 AT_ONCE = Link(name="at once", bytes_per_s=1e30, latency_s=0.0)
 KINDS = {"products": (Matmul,), "attention": (Attention,), "memory_bound": (Pointwise, Lookup)}

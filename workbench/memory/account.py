@@ -1,7 +1,7 @@
 """Memory of every rank over a step: what it always holds, and what each action takes and gives back."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,13 +10,18 @@ from workbench.memory.accounts import Accounts
 from workbench.memory.entries import Lines, rank_lines
 from workbench.memory.stage import GRADIENTS, state_of
 from workbench.plan.alike import alike_replicas
+from workbench.plan.frame import frame_of
+from workbench.plan.gradient_groups import num_replicas
 from workbench.plan.lowered import Lowered
-from workbench.plan.parameter_shards import ShardUnit
+from workbench.plan.parameter_shards import ShardUnit, sharded_stages
 from workbench.plan.plan import Plan
+from workbench.plan.remembered import Remembered, Same
 from workbench.schedule.action import MEANING, MOVES, Action
 from workbench.units import gib
 
 NUM_HOLDERS_NAMED = 3
+MOST_ACTIONS = 1_000_000  # of all accounts that are remembered
+_ACCOUNTS: Remembered[tuple[int, Lines]] = Remembered(MOST_ACTIONS, lambda of: len(of[1].acquired) + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +64,50 @@ def memory_table(lowered: Lowered) -> MemoryTable:
     plan = lowered.plan
     twin = _twins(plan)
     ranks = plan.ranks
-    accounts = Accounts(lowered, set(ranks) - set(twin))
-    of_shape: dict[tuple[object, ...], tuple[int, Lines]] = {}
-    of_rank: dict[int, tuple[int, Lines]] = {}
+    of_rank = _accounts(lowered, [rank for rank in ranks if rank not in twin])
     table = MemoryTable({}, {}, {})
     for rank in ranks:
-        if rank not in twin:
-            shape = accounts.shape(rank)
-            if shape not in of_shape:
-                static = sum(size for _, kind, size in accounts.state(rank) if kind.part != GRADIENTS)
-                of_shape[shape] = static, _with_moves(accounts, rank)
-            of_rank[rank] = of_shape[shape]
         table.static_bytes[rank], lines = of_rank[twin.get(rank, rank)]
         table.acquired_bytes[rank], table.released_bytes[rank] = lines.acquired, lines.released
     return table
+
+
+def _accounts(lowered: Lowered, ranks: Sequence[int]) -> dict[int, tuple[int, Lines]]:
+    """Of each rank its static bytes and its lines; equal ranks share them, in this plan and others."""
+    keys = _decisive(lowered, ranks)
+    found = {rank: known for rank, key in keys.items() if (known := _ACCOUNTS.get(key)) is not None}
+    missing = [rank for rank in ranks if rank not in found]
+    accounts = Accounts(lowered, missing)
+    of_shape: dict[tuple[object, ...], tuple[int, Lines]] = {}
+    for rank in missing:
+        shape = accounts.shape(rank)
+        if shape not in of_shape:
+            static = sum(size for _, kind, size in accounts.state(rank) if kind.part != GRADIENTS)
+            of_shape[shape] = static, _with_moves(accounts, rank)
+        found[rank] = of_shape[shape]
+        _ACCOUNTS.put(keys[rank], of_shape[shape])
+    return found
+
+
+def _decisive(lowered: Lowered, ranks: Sequence[int]) -> dict[int, Hashable]:
+    """By rank, all that decides its account: the frame and rows, its own layers, and what it reduces."""
+    plan, wanted = lowered.plan, set(ranks)
+    reduced: dict[int, list[tuple[Action, int]]] = {rank: [] for rank in ranks}
+    for action, indices in lowered.reductions.items():
+        for group in (lowered.groups[index] for index in indices):
+            for rank in wanted.intersection(group.ranks):
+                reduced[rank].append((action, group.num_elements))
+    units = sharded_stages(plan)
+    shared = frame_of(plan), Same(lowered.transfers), plan.settings, tuple(num_replicas(plan).items())
+    return {
+        rank: (
+            *shared,
+            rank,
+            tuple((stage.layers, units.get(stage.id)) for stage in plan.stages_on.get(rank, ())),
+            tuple(reduced[rank]),
+        )
+        for rank in ranks
+    }
 
 
 def _twins(plan: Plan) -> dict[int, int]:

@@ -14,7 +14,9 @@ from workbench.model.frozen import Needs
 from workbench.model.layer import Layer, Parameter, Pointwise, TokenCount
 from workbench.model.model_graph import TEXT
 from workbench.plan.expert_groups import has_expert_parallelism, held_elements
+from workbench.plan.gradient_groups import num_replicas
 from workbench.plan.plan import Microbatch, Plan, Recompute, Sharding, Stage
+from workbench.plan.remembered import Remembered, Same
 from workbench.plan.routing import Routing
 from workbench.plan.sequence import token_borders
 from workbench.plan.tied import tied_on
@@ -33,6 +35,7 @@ class StateKind(NamedTuple):
 
 
 GRADIENTS = "gradients"
+MOST_STAGES = 16_384  # that are remembered, each over a microbatch
 
 # What each level of sharding cuts (Rajbhandari et al. 2020, "ZeRO": stages 1, 2 and 3).
 _SHARDED = {
@@ -82,7 +85,7 @@ def _num_parts(plan: Plan, stage: Stage, *, of_experts: bool) -> int:
     A distributed expert has as many holders in a stage as its ranks hold copies of all experts.
     """
     holders = len(stage.expert_ranks) if of_experts else stage.cp
-    return max(1, len(plan.replicas(stage.module)) * holders // plan.settings.of(stage.module).instances)
+    return max(1, num_replicas(plan)[stage.module] * holders // plan.settings.of(stage.module).instances)
 
 
 def updated_elements(plan: Plan, stage: Stage, layer: Layer) -> tuple[float, ...]:
@@ -164,6 +167,10 @@ def _scaled_row(row: RowWork, factor: float) -> RowWork:
     return replace(row, tokens_in=tokens_in, tokens_out=tokens_out)
 
 
+_SUMS: Remembered[StageBytes] = Remembered(MOST_STAGES)
+_SPLIT_SUMS: Remembered[StageSplitBytes] = Remembered(MOST_STAGES)
+
+
 class Sizes:
     """Bytes of stages over microbatches; equal ones are computed once."""
 
@@ -174,6 +181,7 @@ class Sizes:
         self._known_split: dict[tuple[object, ...], StageSplitBytes] = {}
         self._settings: dict[tuple[object, ...], tuple[int, Setting]] = {}
         self._numbers: dict[Setting, int] = {}
+        self._decisive = Same(plan.model), plan.settings
 
     def of(self, stage: Stage, microbatch: Microbatch, *, keeps: bool) -> StageBytes:
         """Of that stage; `keeps` False: no backward follows, so nothing is kept."""
@@ -189,7 +197,10 @@ class Sizes:
             needs = self._needs(stage, microbatch)
             if not keeps:
                 needs = (Needs(input_grad=False, weight_grad=False),) * len(needs)
-            self._known[key] = self._sum(stage, needs, setting)
+            self._known[key] = _SUMS.answer(
+                (self._decisive, stage.module, stage.layers, needs, setting),
+                lambda: self._sum(stage, needs, setting),
+            )
         return self._known[key]
 
     def split(self, stage: Stage, microbatch: Microbatch) -> StageSplitBytes:
@@ -197,7 +208,11 @@ class Sizes:
         number, setting = self._numbered_setting(stage, microbatch)
         key = stage.module, stage.layers, number, self._routing.present(microbatch)
         if key not in self._known_split:
-            self._known_split[key] = self._sum_split(stage, self._needs(stage, microbatch), setting)
+            needs = self._needs(stage, microbatch)
+            self._known_split[key] = _SPLIT_SUMS.answer(
+                (self._decisive, stage.module, stage.layers, needs, setting),
+                lambda: self._sum_split(stage, needs, setting),
+            )
         return self._known_split[key]
 
     def _needs(self, stage: Stage, microbatch: Microbatch) -> tuple[Needs, ...]:

@@ -9,18 +9,26 @@ from workbench.data.sample import Sample
 from workbench.model.layer import LayerKind
 from workbench.model.model_graph import TEXT
 from workbench.plan.check import check
+from workbench.plan.frame import frame_of
 from workbench.plan.gradient_groups import reduction_order
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Microbatch, Plan, Program, Stage
+from workbench.plan.remembered import Remembered, Same
 from workbench.plan.routing import Routing, routing_of
 from workbench.schedule.action import STEP, Action
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.schedule.graph_aware import Consumer, ScheduleNode
-from workbench.schedule.parts import Group
+from workbench.schedule.parts import Group, Programs
 from workbench.schedule.pass_graph import one_unit
 from workbench.schedule.programs import programs_of
 from workbench.schedule.reductions import with_reductions
 from workbench.schedule.sharded import with_rounds
+
+MOST_ACTIONS = 500_000  # of all orders that are remembered
+_ORDERED: Remembered[Programs] = Remembered(MOST_ACTIONS, lambda orders: sum(map(len, orders.values())) + 1)
+_PROGRAMS: Remembered[tuple[Program, ...]] = Remembered(
+    MOST_ACTIONS, lambda programs: sum(len(program.actions) for program in programs) + 1
+)
 
 
 @collector_paused()
@@ -44,26 +52,50 @@ def with_programs(
             `run_ahead` where no encoder is frozen.
     """
     schedule = schedule or Schedule()
-    groups = _rank_groups(draft)
+    plan = replace(draft, programs=_programs(draft, _passes(draft, schedule, duration)))
+    check(plan)
+    return plan
+
+
+def _passes(draft: Plan, schedule: Schedule, duration: Callable[[Action], float]) -> Programs:
+    """Of every group of stages on the same ranks."""
+    if duration is not one_unit:
+        return _ordered(draft, schedule, duration)
+    key = frame_of(draft), schedule
+    return _ORDERED.answer(key, lambda: _ordered(draft, schedule, duration))
+
+
+def _ordered(draft: Plan, schedule: Schedule, duration: Callable[[Action], float]) -> Programs:
     if not schedule.kind.spec.shares_ranks_in_part:
         _check_equal_ranks(draft)
-    orders = programs_of(
+    return programs_of(
         schedule_nodes(draft),
-        list(groups),
+        list(_rank_groups(draft)),
         schedule,
         [tuple(stage.id for stage in chain) for chain in draft.chain.values()],
         duration,
         inner=_inner(draft),
         frozen_sources=_frozen_sources(draft),
     )
-    if units := shard_units(draft):
-        trained = [stage for unit in units if unit.trained for stage in unit.stages]
-        orders = with_rounds(orders, [unit.stages for unit in units], trained)
-    orders = with_reductions(orders, reduction_order(draft))
-    programs = tuple(Program(ranks=ranks, actions=(*orders[group], STEP)) for group, ranks in groups.items())
-    plan = replace(draft, programs=programs)
-    check(plan)
-    return plan
+
+
+def _programs(draft: Plan, passes: Programs) -> tuple[Program, ...]:
+    """With the rounds of sharded weights, sums of gradients and STEP."""
+    units, reduced = shard_units(draft), reduction_order(draft)
+    rounds = tuple((unit.stages, bool(unit.trained)) for unit in units)
+
+    def derive() -> tuple[Program, ...]:
+        orders = passes
+        if units:
+            trained = [stage for stages, is_trained in rounds if is_trained for stage in stages]
+            orders = with_rounds(orders, [stages for stages, _ in rounds], trained)
+        orders = with_reductions(orders, reduced)
+        ranks_of = _rank_groups(draft)
+        return tuple(
+            Program(ranks=ranks, actions=(*orders[group], STEP)) for group, ranks in ranks_of.items()
+        )
+
+    return _PROGRAMS.answer((frame_of(draft), Same(passes), rounds, reduced), derive)
 
 
 def schedule_nodes(plan: Plan) -> tuple[ScheduleNode, ...]:

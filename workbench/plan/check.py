@@ -9,15 +9,23 @@ from workbench.masks.patterns import check_masks
 from workbench.model.layer import Attention
 from workbench.plan.alike import alike_replicas
 from workbench.plan.expert_groups import check_experts
+from workbench.plan.frame import frame_of
 from workbench.plan.gradient_groups import gradient_groups, reduction_order
+from workbench.plan.kept import kept
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.parameter_shards import check_rounds, is_sharded, shard_units
 from workbench.plan.plan import Plan, Stage, TokenShard
+from workbench.plan.remembered import Remembered, Same
 from workbench.plan.routing import Routing, routing_of
 from workbench.plan.token_owners import row_tokens
 from workbench.schedule.action import COMPUTE, ROUND, STEP, Action, Pass
 
+_FITTING_LAYERS: Remembered[None] = Remembered(16_384)
+_SOUND_ITEMS: Remembered[None] = Remembered(1024)
+_SOUND_ORDERS: Remembered[None] = Remembered(1024)
 
+
+@kept
 def check(plan: Plan) -> None:
     """Raise ValueError naming the first broken rule; return when the plan is sound.
 
@@ -32,13 +40,17 @@ def check(plan: Plan) -> None:
     _check_replicas(plan)
     _check_microbatches(plan)
     check_masks(plan.batch)
-    routing = routing_of(plan)
-    _check_items(routing)
-    _check_programs(routing)
-    _check_token_shards(routing)
+    frame = frame_of(plan)
+    _SOUND_ITEMS.answer(frame, lambda: _check_items(routing_of(plan)))
+    _SOUND_ORDERS.answer((frame, reduction_order(plan)), lambda: _check_orders(routing_of(plan)))
     for group in gradient_groups(plan):
         optimizer_shards(plan, group)  # refuses numbers of instances
     check_rounds(plan, shard_units(plan))
+
+
+def _check_orders(routing: Routing) -> None:
+    _check_programs(routing)
+    _check_token_shards(routing)
 
 
 def _check_stages(plan: Plan) -> None:
@@ -64,8 +76,15 @@ def _check_stages(plan: Plan) -> None:
                     f"stage {stage.id}: rank {rank} is not there, cluster {plan.cluster.name!r} "
                     f"has ranks 0..{plan.cluster.num_ranks - 1}"
                 )
+        _check_layers(plan, stage)
+
+
+def _check_layers(plan: Plan, stage: Stage) -> None:
+    def check_each() -> None:
         _check_heads(plan, stage)
-        check_experts(stage, layers)
+        check_experts(stage, plan.model.module(stage.module).layers)
+
+    _FITTING_LAYERS.answer((Same(plan.model), stage), check_each)
 
 
 def _check_heads(plan: Plan, stage: Stage) -> None:

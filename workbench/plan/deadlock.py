@@ -7,6 +7,7 @@ from itertools import chain, groupby, pairwise
 
 from workbench.plan.lowered import Lowered, Route, Transfer
 from workbench.plan.order import issue_ticks
+from workbench.plan.remembered import Remembered
 from workbench.plan.task_graph import Task
 from workbench.schedule.action import STEP, Action, Pass, TaskKind
 from workbench.schedule.precedence import ring
@@ -14,7 +15,7 @@ from workbench.schedule.precedence import ring
 MOST_LINKS = 12  # of a ring that a message spells out
 SHOWN = 4  # entries of a queue or program shown on each side of the stuck one
 
-
+_FREE: Remembered[None] = Remembered(1024)  # orders in which every rank can finish
 _TALKS = (Pass.F, Pass.B, Pass.I)
 
 
@@ -42,6 +43,10 @@ def check_deadlock(lowered: Lowered) -> None:
 
     Complexity: O(actions x ranks of their stage + rows + members of groups), after sorting rows.
     """
+    _FREE.answer(lowered.order, lambda: _check(lowered))
+
+
+def _check(lowered: Lowered) -> None:
     _check_programs(lowered)
     _check_rows(lowered)
     _check_groups(lowered)
@@ -203,8 +208,9 @@ def _check_groups(lowered: Lowered) -> None:
             if action in lowered.reductions:
                 reached.update((index, rank) for index in _groups_on(lowered, action, rank))
     for group in lowered.groups:
-        times = {rank: reached[group.index, rank] for rank in group.ranks}
-        if len(group.ranks) > 1 and set(times.values()) != {1}:
+        present = (rank for rank in group.ranks if rank in lowered.plan.stages_on)  # others: equal ones
+        times = {rank: reached[group.index, rank] for rank in present}
+        if len(group.ranks) > 1 and set(times.values()) - {1}:
             rank = next(rank for rank in group.ranks if times[rank] != 1)
             peer = next(other for other in group.ranks if other != rank)
             name = ", ".join(

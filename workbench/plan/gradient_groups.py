@@ -44,6 +44,12 @@ def gradient_groups(plan: Plan) -> tuple[GradientGroup, ...]:
     return tuple(groups)
 
 
+@kept
+def num_replicas(plan: Plan) -> dict[str, int]:
+    """Module -> replicas among which its gradients are added up and its state is sharded."""
+    return {module.name: len(plan.replicas(module.name)) for module in plan.model.modules}
+
+
 def reductions(plan: Plan, groups: tuple[GradientGroup, ...]) -> dict[Action, tuple[int, ...]]:
     """Which groups each REDUCE_GRAD sums.
 

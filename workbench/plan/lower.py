@@ -9,14 +9,17 @@ from workbench.data.sample import Item
 from workbench.model.layer import TokenCount
 from workbench.model.model_graph import Edge
 from workbench.plan.alike import alike_replicas, part_of
+from workbench.plan.frame import frame_of
 from workbench.plan.gradient_groups import gradient_groups, reductions
 from workbench.plan.kept import kept
 from workbench.plan.lowered import Direction, Lowered, Route, Slice
 from workbench.plan.order import issue_ticks
 from workbench.plan.plan import Microbatch, Plan, Stage
+from workbench.plan.remembered import Remembered
 from workbench.plan.routing import Holding, Routing, routing_of
 from workbench.plan.row_drafts import (
     Names,
+    Numbered,
     Path,
     ProducerRows,
     RowContent,
@@ -26,6 +29,9 @@ from workbench.plan.row_drafts import (
 )
 from workbench.plan.token_owners import Run, feature_runs, held_runs
 from workbench.schedule.action import Action, Pass
+
+MOST_ROWS = 500_000  # of all plans that are remembered
+_ROWS: Remembered[Numbered] = Remembered(MOST_ROWS, lambda rows: len(rows.transfers) + 1)
 
 
 @collector_paused()
@@ -42,7 +48,7 @@ def lower(plan: Plan) -> Lowered:
 
     Complexity: O(actions + rows + items) apart from sorting.
     """
-    rows = in_issue_order(_runs(plan))
+    rows = _ROWS.answer(frame_of(plan), lambda: in_issue_order(_runs(plan)))
     groups = gradient_groups(plan)
     return Lowered(
         plan=plan,

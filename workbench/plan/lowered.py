@@ -1,14 +1,21 @@
 """The lowered plan: what machines need, derived once; every machine reads only this."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
 
 from workbench.data.sample import Item
+from workbench.plan.frame import frame_of
+from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Plan
+from workbench.plan.remembered import Remembered, Same
 from workbench.plan.task_graph import TaskGraph, task_graph
 from workbench.schedule.action import Action
+
+MOST_NODES = 1_000_000  # of all task graphs that are remembered
+_GRAPHS: Remembered[TaskGraph] = Remembered(MOST_NODES, lambda graph: graph.num_nodes + 1)
 
 
 class Direction(StrEnum):
@@ -118,4 +125,14 @@ class Lowered:
     @cached_property
     def tasks(self) -> TaskGraph:
         """Who waits for whom. ValueError for a rank that would reduce a gradient group twice."""
-        return task_graph(self.plan, self.transfers, self.groups, self.reductions)
+        return _GRAPHS.answer(
+            self.order, lambda: task_graph(self.plan, self.transfers, self.groups, self.reductions)
+        )
+
+    @cached_property
+    def order(self) -> Hashable:
+        """A key of all that decides who waits for whom, and in which order rows travel."""
+        rows = Same(self.transfers), Same(self.inputs), Same(self.outputs)
+        groups = tuple((group.index, group.ranks) for group in self.groups)
+        units = tuple((unit.stages, unit.ranks) for unit in shard_units(self.plan))
+        return frame_of(self.plan), rows, groups, tuple(self.reductions.items()), units

@@ -1,9 +1,10 @@
 """The plan: which ranks hold which layers, which items go together, in which order, who owns which tokens."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cached_property
 from math import lcm
+from typing import Any
 
 from workbench.cost.hardware import Cluster
 from workbench.data.sample import WHERE_SET, Item, Sample
@@ -234,6 +235,10 @@ class Plan:
     programs: tuple[Program, ...]
     token_shards: tuple[TokenShard, ...] = ()
     settings: Settings = field(default_factory=Settings)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is written when it is sent to another process: the plan, without what was derived of it."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @cached_property
     def stage(self) -> dict[int, Stage]:

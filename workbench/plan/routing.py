@@ -9,6 +9,9 @@ from workbench.model.layer import TokenCount
 from workbench.model.model_graph import TEXT, Edge, Module
 from workbench.plan.kept import kept
 from workbench.plan.plan import Microbatch, Plan, Stage
+from workbench.plan.remembered import Remembered, Same
+
+_FLOWS: Remembered[GradientFlow] = Remembered(1024)
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,11 @@ class Routing:
 
     def flow(self, microbatch: Microbatch) -> GradientFlow:
         """Where gradients run for this microbatch: modules missing from it carry none."""
-        return self._flows[self.present(microbatch)]
+        return self.flow_of(self.present(microbatch))
+
+    def flow_of(self, present: frozenset[str]) -> GradientFlow:
+        """Where gradients run for microbatches in which these modules are present."""
+        return self._flows[present]
 
     def _runs(self, stage: Stage, microbatch: Microbatch) -> Needs:
         """Which kinds of gradients any layer of the stage computes for this microbatch."""
@@ -195,4 +202,6 @@ class _Flows(dict[frozenset[str], GradientFlow]):
         self._plan = plan
 
     def __missing__(self, present: frozenset[str]) -> GradientFlow:
-        return self.setdefault(present, gradient_flow(self._plan.model, present))
+        model = self._plan.model
+        flow = _FLOWS.answer((Same(model), present), lambda: gradient_flow(model, present))
+        return self.setdefault(present, flow)

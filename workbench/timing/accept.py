@@ -3,6 +3,7 @@
 from workbench.memory.account import MemoryTable, check_memory, memory_table
 from workbench.plan.check import check
 from workbench.plan.deadlock import check_deadlock
+from workbench.plan.folded import Folded, judged_part
 from workbench.plan.key_exchange import check_key_exchange
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
@@ -16,6 +17,34 @@ def accept(plan: Plan) -> tuple[Lowered, MemoryTable]:
         ValueError: it is unsound, can deadlock under one of the models, or does not fit.
     """
     lowered = checked(plan)
+    memory = memory_table(lowered)
+    check_memory(lowered, memory)
+    return lowered, memory
+
+
+def judged(plan: Plan | Folded) -> tuple[Lowered, MemoryTable]:
+    """As `accept`, but lowered with one replica of each set of equal ones, which stand for all.
+
+    Times, bytes and refusals are those of the whole plan.
+
+    Raises:
+        ValueError: as `accept`.
+    """
+    if isinstance(plan, Folded):
+        part, whole = plan.judged, None
+        check(plan.one)
+        check_key_exchange(plan.one)
+    else:
+        check(plan)
+        check_key_exchange(plan)
+        part, whole = judged_part(plan), plan
+    lowered = lower(part)
+    try:
+        check_deadlock(lowered)
+    except ValueError:  # told by the rows of the whole plan
+        if whole is not None:
+            check_deadlock(lower(whole))
+        raise
     memory = memory_table(lowered)
     check_memory(lowered, memory)
     return lowered, memory

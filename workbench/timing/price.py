@@ -1,30 +1,32 @@
 """Seconds of every action of a lowered plan on the machine of one cost model."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from workbench.collector import collector_paused
 from workbench.cost.beside import loss_on
 from workbench.cost.collectives import Collective
 from workbench.cost.execution import ActivationCut, SavedInput
-from workbench.cost.group_link import busy_share, slowest_ring
+from workbench.cost.group_link import busy_share
 from workbench.cost.hardware import Cluster, Link
-from workbench.cost.model import CostModel, LayerTime, Work, unmeasured_of
+from workbench.cost.model import CostModel, LayerTime, Work
 from workbench.memory.stage import GRADIENTS, state_of
 from workbench.model.block_modules import BlockModule, part_of
-from workbench.model.frozen import Needs
 from workbench.model.layer import Layer, TokenCount
 from workbench.plan.lowered import Lowered
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.parameter_shards import sharded_stages, unit_of
-from workbench.plan.plan import Microbatch, Precision, Recompute, Stage
+from workbench.plan.plan import Microbatch, Precision, Stage
+from workbench.plan.remembered import Remembered, Same
 from workbench.plan.routing import routing_of
 from workbench.plan.sequence import token_borders
 from workbench.plan.work import work_of
 from workbench.schedule.action import MEANING, Action, Activity, Pass, TaskKind, measured_as
+from workbench.timing.alike_actions import alike_actions
 from workbench.timing.attention import AttentionModel, Times, times_of, with_attention, without_attention
+from workbench.timing.grid_links import GridLinks, grid_links
 from workbench.timing.key_exchange import with_key_exchange
+from workbench.timing.pass_times import PassTimes, pass_times, with_gathers
 from workbench.timing.weights import WeightPrices
 from workbench.units import GB
 
@@ -51,33 +53,7 @@ class Price:
         return self.steps_s[rank]
 
 
-@dataclass(frozen=True, slots=True)
-class PassTimes:
-    """Seconds of the four passes of one stage over one microbatch, without executor overhead.
-
-    `through_s` and `weights_s` are the parts of a whole backward; `split_through_s` and
-    `split_weights_s` the same where the backward is split, which a machine may do at another pace.
-    """
-
-    forward_s: float
-    through_s: float
-    weights_s: float
-    recompute_s: float
-    split_through_s: float
-    split_weights_s: float
-    unmeasured: frozenset[str] = field(default_factory=frozenset)
-
-    def of(self, kind: Pass) -> float:
-        """`B` is recompute, gradients through the layers and weight gradients.
-
-        `I` + `W` = `B` unless the machine's split backwards were measured.
-        """
-        return {
-            Pass.F: self.forward_s,
-            Pass.B: self.recompute_s + self.through_s + self.weights_s,
-            Pass.I: self.recompute_s + self.split_through_s,
-            Pass.W: self.split_weights_s,
-        }[kind]
+_STAGE_TIMES: Remembered[PassTimes] = Remembered(65_536)
 
 
 @collector_paused()
@@ -100,33 +76,15 @@ def price(lowered: Lowered, cost: CostModel, *, attention: AttentionModel | None
     Complexity: O(actions) plus one pricing of each distinct (layers, work, gradients).
     """
     pricing = _Pricing(lowered, cost, with_key_exchange(attention, lowered.plan, cost))
-    actions = dict.fromkeys(action for program in lowered.plan.programs for action in program.actions)
-    durations_s = {action: pricing.duration_s(action) for action in actions}
+    alike = alike_actions(lowered.plan, by_tokens=pricing.is_by_tokens)
+    firsts_s = [pricing.duration_s(action) for action in alike.firsts]
+    durations_s = {action: firsts_s[place] for action, place in alike.place.items()}
     return Price(durations_s, pricing.steps_s, tuple(sorted(pricing.all_unmeasured())))
 
 
 def stage_link(cluster: Cluster, ranks: Sequence[int]) -> Link:
     """The slowest link among these ranks: intra-node when they share a node."""
     return cluster.joining(ranks)
-
-
-class GridLinks(NamedTuple):
-    """What joins the ranks of a stage along each axis of its grid; None where it has one rank."""
-
-    tensor: Link | None
-    context: Link | None
-    experts: Link | None = None
-
-
-def grid_links(cluster: Cluster, stage: Stage) -> GridLinks:
-    """What the slowest group of each axis runs over: tensor-parallel ranks in a node keep its link when keys
-    leave it.
-    """
-    experts = slowest_ring(cluster, stage.expert_ranks) if stage.ep > 1 else None
-    if stage.tp * stage.cp == 1:
-        return GridLinks(None, None, experts)
-    columns = [tuple(row[place] for row in stage.ranks) for place in range(stage.tp)]
-    return GridLinks(slowest_ring(cluster, stage.ranks), slowest_ring(cluster, columns), experts)
 
 
 class _Pricing:
@@ -152,6 +110,11 @@ class _Pricing:
             self.unmeasured.add("executor overhead per action: taken as 0")
         self.steps_s = self._steps()
 
+    @property
+    def is_by_tokens(self) -> bool:
+        """Whether passes over microbatches of equal work may take unequal times."""
+        return self._attention is not None
+
     def all_unmeasured(self) -> set[str]:
         return self.unmeasured | self._weights.unmeasured
 
@@ -173,12 +136,8 @@ class _Pricing:
         return overhead_s + factor * self._weights.reduce_s(action, stage.flat_ranks)
 
     def _pass_s(self, action: Action, stage: Stage) -> float:
-        microbatch = self._microbatch.get((stage.module, stage.replica, action.microbatch or 0))
-        if microbatch is None:
-            raise ValueError(f"action {action}: {stage.module!r} has no microbatch {action.microbatch}")
+        microbatch = self._microbatch[stage.module, stage.replica, action.microbatch or 0]
         times = self._times(stage, microbatch)
-        if action.kind is not Pass.F and not self._routing.has_backward(stage, microbatch):
-            raise ValueError(f"action {action}: no gradient runs in stage {stage.id}, it has no backward")
         return times.of(action.kind) + self._lost_s(stage, action.kind, times)
 
     def _lost_s(self, stage: Stage, kind: Pass, times: PassTimes) -> float:
@@ -222,13 +181,27 @@ class _Pricing:
             self._microbatch_kind[name] = self._kind(shape)
         key = self._stage_kind[stage.id], self._microbatch_kind[name]
         if key not in self._known:
-            needs = self._routing.flow(microbatch).needs[stage.module][slice(*stage.layers)]
-            times = self._layer_times(stage, microbatch, self._links[stage.id])
-            settings = self._plan.settings.of(stage.module)
-            again = self._again(stage, microbatch, self._links[stage.id], settings.computed_again)
-            self._known[key] = pass_times(times, needs, settings.recompute, again)
+            self._known[key] = self._remembered_times(stage, microbatch)
             self.unmeasured |= self._known[key].unmeasured
         return self._known[key]
+
+    def _remembered_times(self, stage: Stage, microbatch: Microbatch) -> PassTimes:
+        if self._attention is not None:
+            return self._stage_times(stage, microbatch)
+        plan, settings = self._plan, self._plan.settings
+        key = (
+            (Same(self._cost_on[stage.id]), Same(plan.model), self._shape(stage)),
+            (settings.precision, settings.of(stage.module)),
+            (work_of(plan, microbatch), self._routing.present(microbatch)),
+        )
+        return _STAGE_TIMES.answer(key, lambda: self._stage_times(stage, microbatch))
+
+    def _stage_times(self, stage: Stage, microbatch: Microbatch) -> PassTimes:
+        needs = self._routing.flow(microbatch).needs[stage.module][slice(*stage.layers)]
+        times = self._layer_times(stage, microbatch, self._links[stage.id])
+        settings = self._plan.settings.of(stage.module)
+        again = self._again(stage, microbatch, self._links[stage.id], settings.computed_again)
+        return pass_times(times, needs, settings.recompute, again)
 
     def _again(
         self, stage: Stage, microbatch: Microbatch, links: GridLinks, modules: Collection[BlockModule]
@@ -267,7 +240,7 @@ class _Pricing:
             time = self._layer_time(layer, stage, microbatch, links, self._dividing(cost))
             gather_s = self._gather_s(layer, stage, microbatch, links) if index in borders.divides else 0.0
             join_s = self._gather_s(layer, stage, microbatch, links) if index in borders.joins else 0.0
-            found.append(with_gathers(time, join_s, gather_s))
+            found.append(with_gathers(time, join_s, gather_s, self._unmeasured_gathers(stage, links)))
         return found
 
     def _dividing(self, cost: CostModel) -> CostModel:
@@ -285,10 +258,14 @@ class _Pricing:
         size = self._plan.settings.precision.num_bytes
         num_bytes = work.tokens(TokenCount.IN) / stage.cp * layer.out_width * size
         cost = self._cost_on[stage.id]
-        if not cost.collectives.is_measured(Collective.ALL_GATHER, stage.tp, links.tensor):
-            self.unmeasured.add("collectives inside a layer: ring formula")
         seconds = cost.collectives.seconds(Collective.ALL_GATHER, num_bytes, stage.tp, links.tensor)
         return seconds / cost.execution.collective_rate
+
+    def _unmeasured_gathers(self, stage: Stage, links: GridLinks) -> frozenset[str]:
+        measured = self._cost_on[stage.id].collectives
+        if links.tensor is None or measured.is_measured(Collective.ALL_GATHER, stage.tp, links.tensor):
+            return frozenset()
+        return frozenset(("collectives inside a layer: ring formula",))
 
     def _layer_time(
         self, layer: Layer, stage: Stage, microbatch: Microbatch, links: GridLinks, cost: CostModel
@@ -335,47 +312,6 @@ class _Pricing:
             return num_parameters * measured_s
         self.unmeasured.add("optimizer step: bytes over memory bandwidth")
         return cost.update_s(num_parameters * step_bytes(precision, wide))
-
-
-def with_gathers(time: LayerTime, behind_s: float, back_s: float) -> LayerTime:
-    """A layer with a gather behind its forward, and one behind its input's gradient."""
-    split_s = None if time.split_input_s is None else time.split_input_s + back_s
-    alone_s = None if time.forward_only_s is None else time.forward_only_s + behind_s
-    return replace(
-        time,
-        forward_s=time.forward_s + behind_s,
-        forward_only_s=alone_s,
-        input_grad_s=time.input_grad_s + back_s,
-        split_input_s=split_s,
-    )
-
-
-def pass_times(
-    times: Sequence[LayerTime], needs: Sequence[Needs], recompute: Recompute, again_s: Sequence[float] = ()
-) -> PassTimes:
-    """Sums over the layers of a stage; a layer is computed again where any of its gradients runs.
-
-    `again_s` are seconds of those parts of each that are computed again where not all of it is.
-
-    A forward keeps something for the backward only where a gradient runs and nothing is computed again.
-
-    Complexity: O(layers).
-    """
-    again = recompute is Recompute.FULL
-    pairs = list(zip(times, needs, strict=True))
-    return PassTimes(
-        forward_s=sum(
-            time.forward_without_graph_s() if again or not need.any else time.forward_s
-            for time, need in pairs
-        ),
-        through_s=sum(time.through_s(need) for time, need in pairs),
-        weights_s=sum(time.weights_s(need) for time, need in pairs),
-        recompute_s=sum(time.forward_s for time, need in pairs if again and need.any)
-        + sum(seconds for seconds, need in zip(again_s, needs, strict=bool(again_s)) if need.any),
-        split_through_s=sum(time.split_through_s(need) for time, need in pairs),
-        split_weights_s=sum(time.split_weights_s(need) for time, need in pairs),
-        unmeasured=frozenset(unmeasured_of(times)),
-    )
 
 
 def step_bytes(precision: Precision, wide: Precision | None = None) -> int:

@@ -17,7 +17,8 @@ from workbench.plan.plan import Microbatch, Plan, Stage
 from workbench.plan.routing import routing_of
 from workbench.plan.work import work_of
 from workbench.schedule.action import Pass
-from workbench.timing.price import GridLinks, grid_links, pass_times
+from workbench.timing.grid_links import GridLinks, grid_links
+from workbench.timing.pass_times import pass_times
 
 Seconds = NDArray[np.float64]
 Flags = NDArray[np.bool_]

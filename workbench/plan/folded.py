@@ -1,0 +1,220 @@
+"""Equal replicas folded into one: what is judged of one holds for all, and its sums are those of all."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from workbench.cost.hardware import Cluster
+from workbench.data.sample import Item, Sample
+from workbench.plan.alike import Replica, alike_replicas, part_of
+from workbench.plan.gradient_groups import gradient_groups, num_replicas, reduction_order
+from workbench.plan.kept import give, kept
+from workbench.plan.lowered import GradientGroup
+from workbench.plan.optimizer_shards import optimizer_shards
+from workbench.plan.plan import Microbatch, Plan, Program, Sharding, Stage
+from workbench.plan.remembered import Remembered
+from workbench.schedule.action import STEP, Action, Pass
+from workbench.schedule.reductions import with_reductions
+
+_EQUAL_PLACES: Remembered[bool] = Remembered(1024)
+
+
+@kept
+def judged_part(plan: Plan) -> Plan:
+    """The plan with the first of each set of equal replicas, which stand for the others.
+
+    Its gradient groups hold the ranks of all, and each takes part in its collectives as often as in the
+    whole. Replicas are equal as `alike_replicas` says, lie alike on equal nodes, and use no port that
+    another one uses; so passes and messages of one begin and end when those of its equals do, and times
+    and bytes of what is left are those of the whole plan, to the last bit. The plan itself where no two
+    are equal.
+
+    Complexity: O(items + actions + ranks).
+    """
+    sets = [list(alike) for alike in _alike_in_place(plan)]
+    if all(len(alike) == 1 for alike in sets):
+        return plan
+    part = part_of(plan, [first.number for first, *_ in sets])
+    return _stands_for(part, gradient_groups(plan), num_replicas(plan))
+
+
+def _stands_for(part: Plan, groups: tuple[GradientGroup, ...], replicas: dict[str, int]) -> Plan:
+    give(part, gradient_groups, groups)
+    give(part, num_replicas, replicas)
+    return part
+
+
+def _alike_in_place(plan: Plan) -> Iterable[list[Replica]]:
+    """Sets of equal replicas that also lie alike, each behind a first one with lower ranks."""
+    sets = alike_replicas(plan)
+    if not _share_no_port(plan.cluster, [replica.ranks for alike in sets for replica in alike]):
+        return ()
+    found: dict[tuple[object, ...], list[Replica]] = {}
+    for number, alike in enumerate(sets):
+        for replica in alike:
+            place = number, _lies(plan.cluster, replica.ranks)
+            held = found.setdefault(place, [replica])
+            if replica is not held[0]:
+                if any(own >= other for own, other in zip(held[0].ranks, replica.ranks, strict=True)):
+                    return ()
+                held.append(replica)
+    return found.values()
+
+
+def _lies(cluster: Cluster, ranks: Sequence[int]) -> tuple[object, ...]:
+    """On which nodes and cards, by their places among those of the ranks."""
+    nodes: dict[int, int] = {}
+    cards: dict[tuple[int, int], int] = {}
+    return tuple(
+        (
+            nodes.setdefault(card[0], len(nodes)),
+            cards.setdefault(card, len(cards)),
+            cluster.nodes[card[0]],
+        )
+        for card in (_card_of(cluster, rank) for rank in ranks)
+    )
+
+
+def _card_of(cluster: Cluster, rank: int) -> tuple[int, int]:
+    node = cluster.node_of(rank)
+    return node, cluster.nodes[node].card_of(cluster.place_of(rank))
+
+
+def _share_no_port(cluster: Cluster, replicas: Iterable[Sequence[int]]) -> bool:
+    """Whether no two send by one card: those inside a node send by none. Shared cores are shared, too."""
+    used: set[tuple[int, int]] = set()
+    for ranks in replicas:
+        cards = {_card_of(cluster, rank) for rank in ranks}
+        if any(cluster.nodes[node].num_cores is not None for node, _ in cards):
+            return False
+        if len({node for node, _ in cards}) > 1:
+            if not used.isdisjoint(cards):
+                return False
+            used |= cards
+    return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folded:
+    """A plan of equal replicas that is not written out: the plan of the first one, and who the others are.
+
+    The d-th is d x (ranks of one) ranks further on. No `slots`: what it stands for is cached.
+
+    Args:
+        one: the whole cluster's plan of the first replica alone, with programs; its ranks are 0, 1, ...
+        batches: samples of every replica, in equal places of equal sizes; the first are the plan's.
+
+    Raises:
+        ValueError: replicas of unequal batches, weights that replicas share in parts, tokens that
+            somebody owns, or more ranks than the cluster has.
+    """
+
+    one: Plan
+    batches: tuple[tuple[Sample, ...], ...]
+
+    def __post_init__(self) -> None:
+        sizes = {tuple((sample.segments, sample.mask) for sample in batch) for batch in self.batches}
+        if not self.batches or self.batches[0] != self.one.batch or len(sizes) > 1:
+            raise ValueError("folded replicas: want equal batches, the first that of the plan")
+        if any(each.sharding is Sharding.PARAMETERS for each in self.one.settings.modules):
+            raise ValueError("folded replicas: want each to have its weights whole, got sharded parameters")
+        if self.one.token_shards:
+            raise ValueError("folded replicas: want tokens without owners of their own, got token shards")
+        if self.one.ranks != tuple(range(self.stride)) or set(self._numbers) != {(0,)}:
+            raise ValueError(f"folded replicas: want replica 0 on ranks 0..{self.stride - 1}, without gaps")
+        if self.num_replicas * self.stride > self.one.cluster.num_ranks:
+            raise ValueError(
+                f"{self.num_replicas} replicas of {self.stride} ranks: cluster {self.one.cluster.name!r} has "
+                f"{self.one.cluster.num_ranks}"
+            )
+
+    @property
+    def _numbers(self) -> list[tuple[int, ...]]:
+        return [self.one.replicas(module.name) for module in self.one.model.modules]
+
+    @property
+    def num_replicas(self) -> int:
+        return len(self.batches)
+
+    @property
+    def stride(self) -> int:
+        """Ranks of a replica."""
+        return len(self.one.ranks)
+
+    @cached_property
+    def judged(self) -> Plan:
+        """What holds for the whole as `judged_part` of it; the whole where replicas share ports or lie unlike.
+
+        Raises:
+            ValueError: numbers of optimizer instances that do not divide the ranks.
+
+        Complexity: O(actions + groups x replicas).
+        """
+        key = self.one.cluster, self.stride, self.num_replicas
+        if not _EQUAL_PLACES.answer(key, self._lie_alike):
+            return judged_part(self.whole)
+        part = self._reducing
+        for group in gradient_groups(part):
+            optimizer_shards(part, group)  # refuses numbers of instances
+        return part
+
+    @cached_property
+    def whole(self) -> Plan:
+        """The plan of all replicas, as who builds it at once does."""
+        copies = range(self.num_replicas)
+        one = self._reducing
+        return replace(
+            one,
+            batch=tuple(sorted((s for batch in self.batches for s in batch), key=lambda sample: sample.id)),
+            stages=tuple(self._stage(stage, d) for d in copies for stage in one.stages),
+            microbatches=tuple(
+                self._microbatch(microbatch, d)
+                for module in one.model.modules
+                for d in copies
+                for microbatch in one.microbatches_of.get((module.name, 0), ())
+            ),
+            programs=tuple(self._program(program, d) for d in copies for program in one.programs),
+        )
+
+    @cached_property
+    def _reducing(self) -> Plan:
+        """The first replica, which adds up gradients with the others."""
+        groups = tuple(replace(group, ranks=self._all(group.ranks)) for group in gradient_groups(self.one))
+        counts = dict.fromkeys(num_replicas(self.one), self.num_replicas)
+        order = reduction_order(_stands_for(replace(self.one), groups, counts))
+        stages_of = {program.ranks: _stages(self.one, program) for program in self.one.programs}
+        passes = {stages_of[program.ranks]: _without_sums(program) for program in self.one.programs}
+        orders = with_reductions(passes, order)
+        programs = tuple(Program(ranks=ranks, actions=(*orders[of], STEP)) for ranks, of in stages_of.items())
+        return _stands_for(replace(self.one, programs=programs), groups, counts)
+
+    def _all(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """These of every replica."""
+        return tuple(sorted(r + d * self.stride for r in ranks for d in range(self.num_replicas)))
+
+    def _lie_alike(self) -> bool:
+        cluster, size = self.one.cluster, self.stride
+        replicas = [range(d * size, (d + 1) * size) for d in range(self.num_replicas)]
+        return _share_no_port(cluster, replicas) and len({_lies(cluster, ranks) for ranks in replicas}) == 1
+
+    def _stage(self, stage: Stage, d: int) -> Stage:
+        ranks = tuple(tuple(rank + d * self.stride for rank in row) for row in stage.ranks)
+        return replace(stage, id=stage.id + d * len(self.one.stages), replica=d, ranks=ranks)
+
+    def _microbatch(self, microbatch: Microbatch, d: int) -> Microbatch:
+        name = {own.id: other.id for own, other in zip(self.batches[0], self.batches[d], strict=True)}
+        rows = tuple(tuple(Item(name[item.sample], item.k) for item in row) for row in microbatch.rows)
+        return replace(microbatch, replica=d, rows=rows)
+
+    def _program(self, program: Program, d: int) -> Program:
+        first = d * len(self.one.stages)
+        actions = tuple(a if a.stage is None else a._replace(stage=a.stage + first) for a in program.actions)
+        return Program(ranks=tuple(rank + d * self.stride for rank in program.ranks), actions=actions)
+
+
+def _stages(plan: Plan, program: Program) -> tuple[int, ...]:
+    return tuple(stage.id for stage in plan.stages_on[program.ranks[0]])
+
+
+def _without_sums(program: Program) -> tuple[Action, ...]:
+    return tuple(action for action in program.actions if action.kind not in (Pass.REDUCE_GRAD, Pass.STEP))

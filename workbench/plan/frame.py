@@ -1,0 +1,101 @@
+"""What plans have in common that differ in where layers are cut alone: their rows and orders are equal."""
+
+from collections.abc import Hashable
+from typing import Any
+
+from workbench.plan.kept import kept
+from workbench.plan.plan import Plan, Stage
+from workbench.plan.remembered import Remembered, Same
+from workbench.plan.routing import Routing, routing_of
+
+Needs = tuple[tuple[bool, bool, bool], ...]  # carries, computes an input's gradient, computes weights'
+
+
+class Frame:
+    """Everything that decides a plan's passes, their rows and their order; a key that is hashed once."""
+
+    __slots__ = ("_hash", "_parts")
+
+    def __init__(self, parts: Hashable) -> None:
+        self._parts, self._hash = parts, hash(parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Frame) and self._parts == other._parts)
+
+
+_ONE: Remembered[Frame] = Remembered(4096)  # of equal frames, so that they are compared in full once
+
+
+@kept
+def frame_of(plan: Plan) -> Frame:
+    """The plan's frame: all but the layers of its stages, and of these what they show at their borders.
+
+    That is the size of what leaves a stage, which gradients run in it and behind it, and which edges end in
+    it. Weights are no part of it, so gradient groups are not. Models are told apart as objects.
+
+    Complexity: O(stages + items + actions).
+    """
+    routing, settings = routing_of(plan), plan.settings
+    place = {stage.id: at for chain in plan.chain.values() for at, stage in enumerate(chain)}
+    in_order = sorted(plan.stages, key=lambda stage: (stage.module, stage.layers, stage.replica))
+    present: dict[tuple[str, int], tuple[frozenset[str], ...]] = {}
+    for name, microbatches in plan.microbatches_of.items():
+        if name in plan.chain:
+            present[name] = tuple(dict.fromkeys(map(routing.present, microbatches)))
+    stages = tuple(
+        (
+            (stage.id, stage.module, stage.replica, stage.ranks, stage.ep, place[stage.id]),
+            _borders(routing, stage),
+            _needs(routing, stage, present.get((stage.module, stage.replica), ())),
+        )
+        for stage in plan.stages
+    )
+    frame = Frame(
+        (
+            Same(plan.model),
+            plan.batch,
+            plan.microbatches,
+            plan.token_shards,
+            plan.programs,
+            settings.precision,
+            tuple((each.module, each.sharding, each.instances) for each in settings.modules),
+            tuple(stage.id for stage in in_order),
+            stages,
+        )
+    )
+    return _ONE.answer(frame, lambda: frame)
+
+
+def _borders(routing: Routing, stage: Stage) -> tuple[Any, ...]:
+    """What leaves the stage, and the edges that begin or end in it."""
+    model, (first, last) = routing.plan.model, stage.layers
+    leaving = tuple(
+        (layer.emits, layer.out_width) for layer in _last(model.module(stage.module).layers, last)
+    )
+    begun = tuple(edge.name for edge in model.edges_out_of(stage.module) if first <= edge.after_layer < last)
+    ended = tuple(edge.name for edge in model.edges_into(stage.module) if edge.entered_in(stage.layers))
+    return leaving, begun, ended
+
+
+def _needs(routing: Routing, stage: Stage, present: tuple[frozenset[str], ...]) -> Needs:
+    """For each set of modules that its microbatches have."""
+    found = []
+    for modules in present:
+        flow = routing.flow_of(modules)
+        needs = flow.needs[stage.module][slice(*stage.layers)]
+        found.append(
+            (
+                any(_last(flow.carries[stage.module], stage.layers[1])),
+                any(need.input_grad for need in needs),
+                any(need.weight_grad for need in needs),
+            )
+        )
+    return tuple(found)
+
+
+def _last(of_layers: tuple[Any, ...], last: int) -> tuple[Any, ...]:
+    """Of the last layer of a stage; nothing for one that is not there, which `check` refuses."""
+    return of_layers[max(0, last - 1) : last]

@@ -1,0 +1,81 @@
+"""Actions of a plan that take equal times: passes of one stage over microbatches of equal work."""
+
+from collections.abc import Hashable
+from typing import NamedTuple
+
+from workbench.plan.frame import frame_of
+from workbench.plan.plan import Plan
+from workbench.plan.remembered import Remembered
+from workbench.plan.routing import routing_of
+from workbench.plan.work import work_of
+from workbench.schedule.action import COMPUTE, Action, Pass
+
+MOST_ACTIONS = 1_000_000  # of all plans that are remembered
+
+
+class AlikeActions(NamedTuple):
+    """One action for each set of equal ones, and of every action of the programs the place of its set's.
+
+    Args:
+        firsts: the first of each set.
+        place: action -> place among the firsts; in the order of the programs.
+    """
+
+    firsts: tuple[Action, ...]
+    place: dict[Action, int]
+
+
+_KNOWN: Remembered[AlikeActions] = Remembered(MOST_ACTIONS, lambda alike: len(alike.place) + 1)
+
+
+def alike_actions(plan: Plan, *, by_tokens: bool) -> AlikeActions:
+    """The sets of the plan, and of all plans of its frame.
+
+    Args:
+        by_tokens: the time of a pass depends on which tokens attend to which, and not on their number
+            alone: passes over two microbatches are never equal.
+
+    Raises:
+        ValueError: a pass without a microbatch, or a backward of a stage in which no gradient runs.
+
+    Complexity: O(actions), of the first plan of a frame.
+    """
+    return _KNOWN.answer((frame_of(plan), by_tokens), lambda: _alike_actions(plan, by_tokens=by_tokens))
+
+
+def _alike_actions(plan: Plan, *, by_tokens: bool) -> AlikeActions:
+    shapes = _Shapes(plan)
+    sets: dict[Hashable, int] = {}
+    place: dict[Action, int] = {}
+    for action in plan.program_actions:
+        key: Hashable = action
+        if action.kind in COMPUTE:
+            shape = shapes.of(action)
+            key = action if by_tokens else (action.stage, action.kind, shape)
+        place[action] = sets.setdefault(key, len(sets))
+    firsts = {at: action for action, at in reversed(place.items())}
+    return AlikeActions(tuple(firsts[at] for at in range(len(sets))), place)
+
+
+class _Shapes:
+    """Numbers for all of a microbatch that the times of its passes follow from."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan, self._routing = plan, routing_of(plan)
+        self._microbatch = {(m.module, m.replica, m.index): m for m in plan.microbatches}
+        self._numbers: dict[Hashable, int] = {}
+        self._known: dict[tuple[str, int, int], int] = {}
+
+    def of(self, action: Action) -> int:
+        """Of a pass, if it is one."""
+        stage = self._plan.stage[action.stage or 0]
+        name = stage.module, stage.replica, action.microbatch or 0
+        microbatch = self._microbatch.get(name)
+        if microbatch is None:
+            raise ValueError(f"action {action}: {stage.module!r} has no microbatch {action.microbatch}")
+        if action.kind is not Pass.F and not self._routing.has_backward(stage, microbatch):
+            raise ValueError(f"action {action}: no gradient runs in stage {stage.id}, it has no backward")
+        if name not in self._known:
+            shape = work_of(self._plan, microbatch), self._routing.present(microbatch)
+            self._known[name] = self._numbers.setdefault(shape, len(self._numbers))
+        return self._known[name]

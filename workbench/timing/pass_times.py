@@ -1,0 +1,82 @@
+"""Seconds of the passes of a stage over a microbatch, as sums over its layers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from workbench.cost.model import LayerTime, unmeasured_of
+from workbench.model.frozen import Needs
+from workbench.plan.plan import Recompute
+from workbench.schedule.action import Pass
+
+
+@dataclass(frozen=True, slots=True)
+class PassTimes:
+    """Seconds of the four passes of one stage over one microbatch, without executor overhead.
+
+    `through_s` and `weights_s` are the parts of a whole backward; `split_through_s` and
+    `split_weights_s` the same where the backward is split, which a machine may do at another pace.
+    """
+
+    forward_s: float
+    through_s: float
+    weights_s: float
+    recompute_s: float
+    split_through_s: float
+    split_weights_s: float
+    unmeasured: frozenset[str] = field(default_factory=frozenset)
+
+    def of(self, kind: Pass) -> float:
+        """`B` is recompute, gradients through the layers and weight gradients.
+
+        `I` + `W` = `B` unless the machine's split backwards were measured.
+        """
+        return {
+            Pass.F: self.forward_s,
+            Pass.B: self.recompute_s + self.through_s + self.weights_s,
+            Pass.I: self.recompute_s + self.split_through_s,
+            Pass.W: self.split_weights_s,
+        }[kind]
+
+
+def with_gathers(
+    time: LayerTime, behind_s: float, back_s: float, unmeasured: frozenset[str] = frozenset()
+) -> LayerTime:
+    """A layer with a gather behind its forward, and one behind its input's gradient."""
+    split_s = None if time.split_input_s is None else time.split_input_s + back_s
+    alone_s = None if time.forward_only_s is None else time.forward_only_s + behind_s
+    return replace(
+        time,
+        forward_s=time.forward_s + behind_s,
+        forward_only_s=alone_s,
+        input_grad_s=time.input_grad_s + back_s,
+        split_input_s=split_s,
+        unmeasured=time.unmeasured | unmeasured,
+    )
+
+
+def pass_times(
+    times: Sequence[LayerTime], needs: Sequence[Needs], recompute: Recompute, again_s: Sequence[float] = ()
+) -> PassTimes:
+    """Sums over the layers of a stage; a layer is computed again where any of its gradients runs.
+
+    `again_s` are seconds of those parts of each that are computed again where not all of it is.
+
+    A forward keeps something for the backward only where a gradient runs and nothing is computed again.
+
+    Complexity: O(layers).
+    """
+    again = recompute is Recompute.FULL
+    pairs = list(zip(times, needs, strict=True))
+    return PassTimes(
+        forward_s=sum(
+            time.forward_without_graph_s() if again or not need.any else time.forward_s
+            for time, need in pairs
+        ),
+        through_s=sum(time.through_s(need) for time, need in pairs),
+        weights_s=sum(time.weights_s(need) for time, need in pairs),
+        recompute_s=sum(time.forward_s for time, need in pairs if again and need.any)
+        + sum(seconds for seconds, need in zip(again_s, needs, strict=bool(again_s)) if need.any),
+        split_through_s=sum(time.split_through_s(need) for time, need in pairs),
+        split_weights_s=sum(time.split_weights_s(need) for time, need in pairs),
+        unmeasured=frozenset(unmeasured_of(times)),
+    )
