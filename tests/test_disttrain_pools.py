@@ -21,7 +21,8 @@ from workbench.job.matching import cost_for
 from workbench.plan.codec import dumps, loads
 from workbench.plan.lower import lower
 from workbench.schedule.action import Pass
-from workbench.search.drive import Objective, search
+from workbench.search.drive import search
+from workbench.search.objectives.objective import Objective
 from workbench.strategies import disttrain
 from workbench.strategies.registry import PLANNERS, PRICED
 from workbench.timing.accept import accept

@@ -14,7 +14,8 @@ from workbench.model.trainable import Trainable
 from workbench.plan.flop import model_flop
 from workbench.report.search_tables import fits_text, layout_record, search_record, search_table
 from workbench.report.table_rows import rows_of
-from workbench.search.drive import Objective, search
+from workbench.search.drive import search
+from workbench.search.objectives.objective import Objective
 from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
 from workbench.strategies.registry import PLANNERS as STRATEGIES
 from workbench.strategies.registry import PRICED

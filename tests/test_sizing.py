@@ -12,7 +12,8 @@ from tests.test_cli import JOB
 from workbench.cli.app import app
 from workbench.cost.profile import load_profile
 from workbench.job.job import Job, load_job
-from workbench.search.sizing import Goal, Training, answer, duration_s, gpu_counts, num_steps, on_gpus, sized
+from workbench.search.sizing import Goal, Training, answer, gpu_counts, num_steps, on_gpus, sized
+from workbench.units import duration_s
 
 CLUSTER = "device: H100\n  nodes: 1\n  ranks_per_node: 2\n  dollars_per_gpu_hour: 2.0\n  memory_gib: 80"
 

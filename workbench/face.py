@@ -20,8 +20,9 @@ from workbench.planner.stage_counts import Progress
 from workbench.planner.strategy_spec import StrategySpec
 from workbench.report.folder import repetition_paths
 from workbench.schedule.choice import ScheduleKind, usual
-from workbench.search.drive import Candidate, Objective, with_schedules
+from workbench.search.drive import Candidate, with_schedules
 from workbench.search.drive import search as search_plans
+from workbench.search.objectives.objective import Objective
 from workbench.strategies.registry import BY_NAME, PLANNERS, PRICED
 from workbench.timing.accept import accept
 from workbench.trace import Trace

@@ -1,5 +1,7 @@
 """Units at the edges. Inside, everything is seconds, bytes and FLOP."""
 
+import re
+
 KIB = 2**10
 MIB = 2**20
 GIB = 2**30
@@ -9,6 +11,9 @@ MS_PER_S = 1e3
 US_PER_S = 1e6
 S_PER_HOUR = 3_600.0
 S_PER_DAY = 86_400.0
+
+_UNIT_S = {"s": 1.0, "m": 60.0, "h": S_PER_HOUR, "d": S_PER_DAY, "w": 7 * S_PER_DAY}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 
 
 def ms(duration_s: float) -> float:
@@ -24,3 +29,27 @@ def seconds(duration_ms: float) -> float:
 def gib(num_bytes: float) -> float:
     """Bytes as GiB, for printing."""
     return num_bytes / GIB
+
+
+def duration_s(text: str) -> float:
+    """Of `90s`, `90m`, `12h`, `3d` or `2w`, > 0; ValueError for anything else.
+
+    Example:
+        >>> duration_s("6h"), duration_s("2.5m")
+        (21600.0, 150.0)
+    """
+    found = _DURATION.fullmatch(text.strip())
+    if found is None or not float(found[1]):
+        raise ValueError(f"want a duration such as 90m, 12h, 3d or 2w, got {text!r}")
+    return float(found[1]) * _UNIT_S[found[2]]
+
+
+def duration_text(length_s: float) -> str:
+    """Seconds in the largest unit of which they are one at least, as `duration_s` reads it.
+
+    Example:
+        >>> duration_text(21_600.0), duration_text(0.25)
+        ('6h', '0.25s')
+    """
+    unit = next((name for name, size in reversed(_UNIT_S.items()) if length_s >= size), "s")
+    return f"{length_s / _UNIT_S[unit]:.4g}{unit}"

@@ -101,7 +101,7 @@ class _Job:
         self._system, self._now_s = system, 0.0
         self._usable: set[str] = set(usable)
         self._doomed: set[str] = set()  # warned of
-        self._members: set[str] = set(usable)  # of the current configuration, or of the one being set up
+        self._members = system.working(usable)  # of the current configuration, or of the one being set up
         self._spent = dict.fromkeys(Spent, 0.0)
         self._stretches: list[Stretch] = []
         self._fresh: list[Stretch] = []  # since the last checkpoint
@@ -109,7 +109,7 @@ class _Job:
         self._copy_end_s = 0.0
         self._switches_s: deque[float] = deque()  # when new configurations take over
         self._must_save, self._grown, self._failed = False, False, False
-        self._must_recover = not system.rate(len(usable))
+        self._must_recover = not system.rate(len(self._members))
         self._num_recoveries = 0
         self._begin()
 
@@ -168,7 +168,8 @@ class _Job:
     def _switch(self) -> None:
         """The new configuration takes over from the old one, whose iteration is cut off."""
         self._stop()
-        self._members, self._num_recoveries = set(self._usable), self._num_recoveries + 1
+        self._members = self._system.working(self._usable)
+        self._num_recoveries += 1
         self._must_save, self._must_recover = False, not self._system.rate(len(self._members))
         self._begin()
 
@@ -199,7 +200,7 @@ class _Job:
             self._until_s = max(self._now_s, self._copy_end_s) + checkpoints.save_s
             return
         if self._must_recover:
-            self._members = self._usable - self._doomed
+            self._members = self._system.working(self._usable - self._doomed)
             if not self._system.rate(len(self._members)):
                 self._members = set()
                 self._doing, self._until_s = Spent.WAITING, inf
@@ -234,7 +235,8 @@ class _Job:
 
     def _is_changed(self) -> bool:
         """Whether the nodes shall be others from the next iteration on."""
-        takes_in = self._grown and self._system.joins is Joins.AT_ONCE
+        has_room = self._system.has_room(len(self._members))
+        takes_in = self._grown and has_room and self._system.joins is Joins.AT_ONCE
         return takes_in or bool(self._doomed & self._members)
 
     def _end_iterations(self, count: int) -> None:

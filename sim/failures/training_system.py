@@ -1,6 +1,6 @@
 """How training systems behave when nodes come and go: speed by nodes, checkpoints, recoveries."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import isfinite
@@ -53,6 +53,8 @@ class System:
         restart: whether training stops for a recovery after a failure.
         redundant_share: of an iteration, spent on redundant computation.
         idle_nodes: [n + 1] nodes that stand by, by number of nodes; empty for none.
+        most_nodes: that work together; the others are spares, whose loss costs nothing. None: all that
+            are there.
         creation_s: from a node's arrival to its being usable; nodes of time 0 are usable at once.
     """
 
@@ -65,6 +67,7 @@ class System:
     restart: Restart = Restart.STOPS
     redundant_share: float = 0.0
     idle_nodes: Sequence[int] = ()
+    most_nodes: int | None = None
     creation_s: float = 45.0
 
     def __post_init__(self) -> None:
@@ -72,8 +75,18 @@ class System:
             raise ValueError(f"{self.name}: throughput must be finite and >= 0 for every node count")
         if self.samples_per_step <= 0 or self.recover_s < 0 or self.creation_s < 0:
             raise ValueError(f"{self.name}: want a batch > 0 and times >= 0, got {self}")
+        if self.most_nodes is not None and self.most_nodes < 1:
+            raise ValueError(f"{self.name}: want >= 1 node that works, got {self.most_nodes}")
         if not 0 <= self.redundant_share < 1:
             raise ValueError(f"{self.name}: redundant_share must be in [0, 1), got {self.redundant_share}")
+
+    def working(self, nodes: Collection[str]) -> set[str]:
+        """Those of the nodes that work together, first by name where there are too many."""
+        return set(nodes) if self.most_nodes is None else set(sorted(nodes)[: self.most_nodes])
+
+    def has_room(self, num_nodes: int) -> bool:
+        """Whether one more than that many would work."""
+        return self.most_nodes is None or num_nodes < self.most_nodes
 
     def rate(self, num_nodes: int) -> float:
         """Samples per second on that many nodes."""

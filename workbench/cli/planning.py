@@ -1,15 +1,16 @@
 """Commands that make and judge plans: plan, search, check."""
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from workbench.cli.console import emit_json, show, warn
-from workbench.cli.options import ExecutionFile, Json, PlanFile
-from workbench.cli.searching import NoCache, kept_results, searched
+from workbench.cli.options import ExecutionFile, Json, PlanFile, takes
+from workbench.cli.searching import Drawn, NoCache, judging, kept_results, searched
 from workbench.explain.warnings import waste_of
 from workbench.job.job import Job, load_job
 from workbench.job.machines import cost_of
@@ -17,7 +18,9 @@ from workbench.job.matching import check_job, named_profile
 from workbench.job.sample_sizes import Tiling, with_sizes
 from workbench.plan.codec import loads, plan_hash, read_plan, write_plan
 from workbench.plan.runnable import check_runnable
+from workbench.planner.layout_search import usable_ranks
 from workbench.planner.stable_batch import too_small
+from workbench.planner.strategy_spec import Planner
 from workbench.report.progress import ticking
 from workbench.report.search_tables import fits_text, search_table
 from workbench.report.tables import (
@@ -26,8 +29,12 @@ from workbench.report.tables import (
     rank_runs,
     titled,
 )
-from workbench.schedule.choice import ScheduleKind, usual
-from workbench.search.drive import Objective, with_schedules
+from workbench.schedule.choice import Schedule, ScheduleKind, usual
+from workbench.search.drive import for_seconds_too, with_ranks, with_schedules
+from workbench.search.objectives.asked import Asked
+from workbench.search.objectives.objective import Objective
+from workbench.search.objectives.template_plans import NAME as TEMPLATES
+from workbench.search.objectives.template_plans import TemplatePlanner
 from workbench.strategies.placings import with_layout_file
 from workbench.strategies.registry import BY_NAME, PLANNERS, PRICED
 from workbench.timing.accept import accept
@@ -108,6 +115,7 @@ def plan_command(
         show(plan_table(made), f"written to {output}, hash {plan_hash(made)[:12]}")
 
 
+@takes(Asked)
 def search_command(
     job: Annotated[Path, typer.Argument(help="job file", metavar="JOB")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="plan file of the best")] = None,
@@ -121,30 +129,71 @@ def search_command(
     sizes: Sizes = None,
     seed: Seed = 0,
     tiling: Tiles = Tiling.NONE,
+    asked: Asked = Asked(),  # noqa: B008  (it is frozen)
+    ranks: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            help="numbers of GPUs to try instead of the job's; repeatable; of a training with --objective "
+            "dollars all, a half and a quarter",
+        ),
+    ] = None,
+    pareto: Annotated[
+        Path | None,
+        typer.Option(help="picture of all plans by time, memory, GPUs and dollars, .png or .pdf"),
+    ] = None,
     execution: ExecutionFile = None,
     no_cache: NoCache = False,
     as_json: Json = False,
 ) -> None:
     """Plan a job with every strategy, and with every schedule asked for; simulate all plans and rank them."""
+    draw = None if pareto is None else _drawing(pareto)
     wanted = _job(job, sizes, seed, tiling)
     if layout is not None:
         wanted = with_layout_file(wanted, layout)
     cost = cost_of(wanted, profile, execution)
-    priced = PRICED if objective is Objective.DOLLARS else {}
-    planners = with_schedules(PLANNERS | priced, [usual(kind) for kind in schedule or ()])
+    judged = judging(objective, asked, job, wanted, cost, Drawn(seed, sizes, tiling))
+    planners = _planners(wanted, objective, [usual(kind) for kind in schedule or ()], ranks or [], asked)
     with ticking("searching", len(planners), quiet=as_json) as ticker:
         found = searched(
-            wanted, cost, planners, objective, ticker.at, results=None if no_cache else kept_results()
+            wanted, cost, planners, objective, ticker.at, None if no_cache else kept_results(), judged
         )
     for line in found.record["warnings"]:
         warn(line)
     if output is not None:
         write_plan(loads(found.best_plan), output, profile=named_profile(wanted, profile, output))
-    written = () if output is None else (f"best plan written to {output}",)
+    written = [] if output is None else [f"best plan written to {output}"]
+    if draw is not None:
+        draw(found.record)
+        written.append(f"plans drawn in {pareto}")
     if as_json:
         emit_json(found.record)
     else:
         show(fits_text(found.record), search_table(found.record), *written)
+
+
+def _drawing(path: Path) -> Callable[[Mapping[str, Any]], None]:
+    """What draws a search there; ValueError where it cannot be."""
+    from workbench.report.pareto_plot import check_picture, draw_search
+
+    check_picture(path)
+    check_writable(path)
+    return lambda record: draw_search(record, path)
+
+
+def _planners(
+    job: Job, objective: Objective, schedules: Sequence[Schedule], counts: Sequence[int], asked: Asked
+) -> dict[str, Planner]:
+    """Those that an objective tries."""
+    found = with_schedules(PLANNERS | (PRICED if objective.is_money else {}), schedules)
+    if objective is Objective.TRAINING:
+        found = for_seconds_too(found) if asked.deadline is not None else found
+        usable = usable_ranks(job)
+        counts = counts or sorted({usable, max(1, usable // 2), max(1, usable // 4)}, reverse=True)
+    found = with_ranks(found, counts)
+    if objective is Objective.GOODPUT:
+        found[TEMPLATES] = TemplatePlanner(asked.recovery_costs.copies - 1)
+    return found
 
 
 def check_command(

@@ -2,22 +2,72 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
+from workbench.bounded_file import read_bounded
 from workbench.cli.console import warn
 from workbench.cost.model import CostModel
 from workbench.explain.warnings import waste_of
 from workbench.job.job import Job
+from workbench.job.sample_sizes import Tiling
+from workbench.job.step_batches import Batches, step_batches
 from workbench.plan.codec import dumps
 from workbench.planner.strategy_spec import Planner
 from workbench.report.search_tables import search_record
-from workbench.search.drive import Objective, search
+from workbench.search.drive import search
 from workbench.search.kept_results import Kept, KeptResults, result_key
+from workbench.search.objectives.asked import Asked, Executors, judge_for
+from workbench.search.objectives.objective import Objective
+from workbench.search.objectives.plan_judge import PlanJudge
 from workbench.timing.accept import accept
+
+
+class Drawn(NamedTuple):
+    """Where batches come from: the job file's data, or others."""
+
+    seed: int
+    sizes: str | None
+    tiling: Tiling
+
+    def batches(self, path: Path, job: Job, num: int) -> Batches:
+        """So many, the same for the same seed."""
+        return step_batches(path, job, num, seed=self.seed, sizes=self.sizes, tiling=self.tiling)
+
+
+class Judging(NamedTuple):
+    """A judge of plans, and all that decides it."""
+
+    judge: PlanJudge
+    decided: str
+
+
+def judging(
+    objective: Objective, said: Asked, path: Path, job: Job, cost: CostModel, drawn: Drawn
+) -> Judging | None:
+    """What a search's flags ask for; None: the job's own batch and no failures.
+
+    Raises:
+        ValueError: flags that contradict each other, or data or traces that are refused.
+    """
+    from sim.failures.goodput import useful_samples_per_s
+    from sim.predict import step_s
+
+    said.check(objective)
+    if said.batches is None and objective not in (Objective.TRAINING, Objective.GOODPUT):
+        return None
+    batches = drawn.batches(path, job, said.batches) if said.batches is not None else ()
+    executors = Executors(
+        seconds=lambda lowered: step_s(lowered, cost), failures=useful_samples_per_s, clock=time.perf_counter
+    )
+    judge = judge_for(objective, said, job, cost, batches=batches, seed=drawn.seed, executors=executors)
+    content = "" if said.failures is None else read_bounded(said.failures)
+    return Judging(judge, repr((said, batches, drawn.seed, content)))
+
 
 NoCache = Annotated[bool, typer.Option("--no-cache", help="search again, and keep nothing")]
 
@@ -36,31 +86,44 @@ def searched(
     objective: Objective,
     progress: Callable[[int, int, str], None],
     results: KeptResults | None,
+    judged: Judging | None = None,
 ) -> Kept:
     """What a search finds, or found before.
 
     Args:
         results: where it is looked up and kept; None: nowhere.
+        judged: by what, where it is not the step on the job's own batch.
 
     Raises:
-        ValueError: no strategy has a plan; where memory is what lacks, that stands first.
+        ValueError: no strategy has a plan, where memory is what lacks, that stands first; or none meets a
+            limit, with the nearest one.
     """
     from sim.predict import predict_within
 
-    key = result_key(job, cost, tuple(planners), objective)
+    decided = f"{objective} {judged.decided}" if judged is not None else objective
+    key = result_key(job, cost, tuple(planners), decided)
     known = None if results is None else results.get(key)
     if known is not None:
         sys.stderr.write(
             "workbench: found before, for the same job, machines and code; --no-cache searches again\n"
         )
         return known
-    found = search(job, cost, planners, lambda plan: predict_within(*accept(plan), cost), progress, objective)
+    judge = None if judged is None else judged.judge
+    found = search(
+        job, cost, planners, lambda plan: predict_within(*accept(plan), cost), progress, objective, judge
+    )
     best = found[0].plan
     if best is None:
         raise ValueError(_none_text(job.name, [candidate.refusal for candidate in found]))
+    if found[0].judged is not None and found[0].judged.misses:
+        raise ValueError(
+            f"no plan of job {job.name!r} meets the limit; nearest: {found[0].strategy}: "
+            f"{found[0].judged.misses}"
+        )
     plans = [candidate.plan for candidate in found if candidate.plan is not None]
     warnings = [line for plan in plans for line in waste_of(plan, job)]
-    kept = Kept(record={**search_record(job.name, found), "warnings": warnings}, best_plan=dumps(best))
+    asked = {"objective": objective.value} if judge is None else judge.asked
+    kept = Kept(record={**search_record(job.name, found, asked), "warnings": warnings}, best_plan=dumps(best))
     if results is not None:
         results.put(key, kept)
     return kept

@@ -12,18 +12,18 @@ from workbench.job.job import load_job
 from workbench.job.machines import cost_of
 from workbench.report.progress import ticking
 from workbench.report.size_table import answer_text, size_table, training_record
-from workbench.search.drive import Objective
+from workbench.search.objectives.objective import Objective
 from workbench.search.sizing import (
     Goal,
     Training,
     answer,
-    duration_s,
     gpu_counts,
     num_steps,
     on_gpus,
     sized,
 )
 from workbench.strategies.registry import BY_NAME, PLANNERS
+from workbench.units import duration_s
 
 
 def size_command(

@@ -2,26 +2,19 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from enum import StrEnum
 from typing import NamedTuple
 
 from workbench.cost.model import CostModel
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
 from workbench.model.model_graph import TEXT
 from workbench.plan.codec import plan_hash
 from workbench.plan.plan import Plan, Sharding
 from workbench.planner.assembly import scheduled
+from workbench.planner.plan_layouts import Placing, layouts_of
 from workbench.planner.stage_counts import silent
 from workbench.planner.strategy_spec import Planner
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
-
-
-class Placing(StrEnum):
-    """Whether layouts say where a module's ranks start and how many replicas it has, or leave that open."""
-
-    LEFT = "left to the strategy"
-    SAID = "said"
 
 
 class Origin(NamedTuple):
@@ -97,30 +90,6 @@ def _samples(plan: Plan, llm: str) -> int:
     most = max(len(plan.microbatches_of.get((llm, replica), ())) for replica in replicas)
     divisors = (size for size in range(1, share + 1) if share % size == 0)
     return min(divisors, key=lambda size: abs(size - share / max(1, most)))
-
-
-def layouts_of(plan: Plan, replicas: int, placing: Placing) -> tuple[ModuleLayout, ...]:
-    """Of every module: what its stages are.
-
-    Where places are said, so are replicas of a module's own, which are not `replicas` in number.
-    """
-    found = []
-    for module in plan.model.modules:
-        chain = plan.chain[module.name, plan.replicas(module.name)[0]]
-        dp = len(plan.replicas(module.name))
-        ranks = [rank for stage in plan.stages if stage.module == module.name for rank in stage.flat_ranks]
-        found.append(
-            ModuleLayout(
-                module=module.name,
-                pp=len({stage.flat_ranks for stage in chain}),
-                tp=chain[0].tp,
-                cp=chain[0].cp,
-                ep=chain[0].ep,
-                dp=None if placing is Placing.LEFT or dp == replicas else dp,
-                rank_offset=min(ranks) if placing is Placing.SAID else None,
-            )
-        )
-    return tuple(found)
 
 
 def _is_sharded(plan: Plan, module: str) -> bool:

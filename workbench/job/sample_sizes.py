@@ -1,5 +1,6 @@
 """A job whose samples come from a user's own sizes or from a corpus, through its encoders' rules."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -49,7 +50,34 @@ def sized_batch(
         ValueError: no such corpus or file, a row without sizes, fewer rows than the job has samples, images
             or clips that the model has no single encoder for.
     """
-    sizes = _sizes(source, num_samples, seed)
+    return _samples(model, _sizes(source, num_samples, seed), tiling)
+
+
+def sized_batches(
+    model: ModelGraph,
+    num_samples: int,
+    source: str,
+    *,
+    num_batches: int,
+    seed: int = 0,
+    tiling: Tiling = Tiling.NONE,
+) -> tuple[tuple[Sample, ...], ...]:
+    """Batches drawn from a corpus, or from all rows of a file, of which none is twice in a batch.
+
+    Equal seeds give equal batches, and longer draws begin like shorter ones. Arguments and errors are those
+    of `sized_batch`.
+    """
+    if Path(source).exists():
+        rows, rng = read_sizes(Path(source)), random.Random(seed)
+        _check_rows(source, rows, num_samples)
+        sizes = tuple(row for _ in range(num_batches) for row in rng.sample(rows, num_samples))
+    else:
+        sizes = _sizes(source, num_batches * num_samples, seed)
+    samples = _samples(model, sizes, tiling)
+    return tuple(samples[first : first + num_samples] for first in range(0, len(samples), num_samples))
+
+
+def _samples(model: ModelGraph, sizes: Sequence[Sizes], tiling: Tiling) -> tuple[Sample, ...]:
     vision, audio = _encoder(model, "image", sizes), _encoder(model, "audio", sizes)
     rules = Rules(
         image=_image_rule(vision, tiling) if vision else None, audio=_audio_rule(audio) if audio else None
@@ -72,9 +100,13 @@ def _sizes(source: str, num: int, seed: int) -> tuple[Sizes, ...]:
             raise ValueError(f"sizes: {source!r} is no file and no corpus; the corpora are {names}")
         return corpus(source).draw(num, seed)
     found = read_sizes(path)
-    if len(found) < num:
-        raise ValueError(f"sizes: {source} has {len(found)} rows, the job wants {num} samples")
+    _check_rows(source, found, num)
     return found[:num]
+
+
+def _check_rows(source: str, rows: Sequence[Sizes], num: int) -> None:
+    if len(rows) < num:
+        raise ValueError(f"sizes: {source} has {len(rows)} rows, the job wants {num} samples")
 
 
 def _encoder(model: ModelGraph, kind: str, sizes: Sequence[Sizes]) -> Module | None:

@@ -26,6 +26,7 @@ def next_plan(
     *,
     policy: Policy = longest_first_exchanged,
     block_tokens: int = BLOCK_TOKENS,
+    schedule: Schedule | None = None,
 ) -> Plan:
     """The plan of another batch for the same ranks and weights, checked.
 
@@ -40,6 +41,8 @@ def next_plan(
         plan: of the batch before, or of any before that.
         batch: as many samples, of any lengths and masks.
         policy, block_tokens: of the token shards, see `token_shards`.
+        schedule: of programs made anew; None: graph-aware 1F1B or three phases, as they can be told from
+            the plan's.
 
     Raises:
         ValueError: another number of samples; encoder microbatches that neither follow the samples
@@ -53,7 +56,7 @@ def next_plan(
         raise ValueError(f"next batch: the plan has places for {len(plan.batch)} samples, got {len(batch)}")
     draft = replace(plan, batch=tuple(batch), token_shards=())
     draft = replace(draft, microbatches=_microbatches(plan, draft))
-    draft = _with_fitting_programs(plan, draft)
+    draft = _with_fitting_programs(plan, draft, schedule)
     modules = dict.fromkeys(shard.module for shard in plan.token_shards)
     shards = tuple(
         shard for name in modules for shard in token_shards(draft, name, policy, block_tokens=block_tokens)
@@ -63,10 +66,10 @@ def next_plan(
     return found
 
 
-def _with_fitting_programs(plan: Plan, draft: Plan) -> Plan:
+def _with_fitting_programs(plan: Plan, draft: Plan, schedule: Schedule | None) -> Plan:
     if schedule_nodes(draft) == schedule_nodes(plan):
         return draft
-    schedule = _schedule_of(plan)
+    schedule = schedule or _schedule_of(plan)
     if schedule is None:
         raise ValueError(
             f"next batch: the programs of strategy {plan.strategy!r} do not fit it, and they are not those "

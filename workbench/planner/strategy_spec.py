@@ -10,6 +10,9 @@ from workbench.planner.stage_counts import Progress
 
 Planner = Callable[[Job, CostModel, Progress], Plan]  # ValueError where it has no plan of the job
 
+Regroup = Callable[[Plan, Job, CostModel], Plan]
+"""The job's batch on the stages of a plan whose degrees the job has; ValueError where it does not go."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategySpec:
@@ -22,6 +25,8 @@ class StrategySpec:
         batch_level: its split of the ranks is meant for every batch of the data; batches may be too small
             for that.
         wants_prices: it plans only for pools of ranks that have a price.
+        regroup: decides anew for every batch which samples go together; None: they stand where those of
+            the first batch stood, see `plan.following`.
     """
 
     name: str
@@ -29,3 +34,4 @@ class StrategySpec:
     summary: str
     batch_level: bool = False
     wants_prices: bool = False
+    regroup: Regroup | None = None

@@ -1,6 +1,8 @@
 """What a search found: a record of every strategy, and the table of those that have a plan."""
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from rich.table import Table
@@ -8,24 +10,39 @@ from rich.table import Table
 from workbench.plan.plan import Plan
 from workbench.report.figure import Figure
 from workbench.report.records import simulated_record
+from workbench.report.search_columns import asked_text, objective_columns
+from workbench.report.search_points import front_names
 from workbench.report.tables import mebibytes, milliseconds, percent, span_text, titled
 from workbench.search.drive import Candidate
+from workbench.search.objectives.objective import Objective
+from workbench.search.objectives.plan_judge import Judged
+from workbench.search.objectives.step_times import standard_error
 
 Record = Mapping[str, Any]
 TIED = " ="  # behind a candidate that the best does not beat for sure
 DEGREES = ("pp", "tp", "cp", "dp", "ep")
 PER_MODULE = (*DEGREES, "microbatches", "sharding")
-_STEP_FIGURES = ("iteration_s", "peak_bytes", "ranks", "layout")
+_STEP_FIGURES = ("iteration_s", "peak_bytes", "ranks", "layout", "step_s")
 
 
-def search_record(job: str, candidates: Sequence[Candidate]) -> dict[str, Any]:
+def search_record(
+    job: str, candidates: Sequence[Candidate], asked: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
     """All candidates, best first.
 
     A `tie` has an interval that overlaps the best's; `same_as` names the first strategy whose plan is the
-    same, or takes the same time, memory, ranks and layout.
+    same, or takes the same time, memory, ranks and layout; `behind` says how far behind the best it is on the
+    same batches, with the standard error of the mean; `front` names the plans that no other beats in time,
+    memory, GPUs and dollars.
+
+    Args:
+        asked: the objective and what decides it; empty: the step's time.
     """
     ties = ({"tie": each.ties(candidates[0])} if each.plan is not None else {} for each in candidates)
-    found = [candidate_record(each) | tie for each, tie in zip(candidates, ties, strict=True)]
+    found = [
+        candidate_record(each) | tie | _behind(each, candidates[0])
+        for each, tie in zip(candidates, ties, strict=True)
+    ]
     firsts: list[dict[str, Any]] = []
     for record in found:
         first = next((other for other in firsts if _equal(record, other)), None)
@@ -33,7 +50,17 @@ def search_record(job: str, candidates: Sequence[Candidate]) -> dict[str, Any]:
             record["same_as"] = first["strategy"]
         else:
             firsts.append(record)
-    return {"job": job, "candidates": found}
+    said = asked or {"objective": Objective.ITERATION.value}
+    return {"job": job, **said, "candidates": found, "front": front_names(found)}
+
+
+def _behind(candidate: Candidate, best: Candidate) -> dict[str, Any]:
+    """Batch by batch, so that what all plans have in common falls out; nothing of a single batch."""
+    if candidate.judged is None or best.judged is None or len(best.judged.times.batches_s) < 2:
+        return {}
+    pairs = zip(candidate.judged.times.batches_s, best.judged.times.batches_s, strict=True)
+    differences = [own - others for own, others in pairs]
+    return {"behind": {"mean_s": fmean(differences), "standard_error_s": standard_error(differences)}}
 
 
 def candidate_record(candidate: Candidate) -> dict[str, Any]:
@@ -44,6 +71,8 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
     found = {
         "samples_per_s_per_rank": candidate.samples_per_s_per_rank,
         "ranks": len(plan.ranks),
+        "samples": len(plan.batch),
+        "step_s": candidate.step_s,
         "memory_bytes": min(
             plan.cluster.nodes[plan.cluster.node_of(rank)].memory_bytes for rank in plan.ranks
         ),
@@ -51,7 +80,24 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
     }
     if candidate.dollars_per_sample is not None:
         found["dollars_per_sample"] = candidate.dollars_per_sample
+    if candidate.judged is not None:
+        found |= judged_record(candidate.judged)
     return simulated_record(plan, candidate.trace) | found | {"strategy": candidate.strategy}
+
+
+def judged_record(judged: Judged) -> dict[str, Any]:
+    """What an objective says of a plan, and where it is a limit that the plan misses, that as its refusal."""
+    times = judged.times
+    found = {
+        **judged.figures,
+        "value": judged.value,
+        "batches_s": list(times.batches_s),
+        "mean_s": times.mean_s,
+        "standard_error_s": times.standard_error_s,
+        "planning_s": times.planning_s,
+        "late_plans": times.late,
+    }
+    return found | ({"refusal": judged.misses} if judged.misses else {})
 
 
 def layout_record(plan: Plan) -> dict[str, dict[str, Any]]:
@@ -80,13 +126,18 @@ def search_table(found: Record) -> Table:
     has_price = any("dollars_per_sample" in record for record in planned)
     headers = ["strategy", "ranks", *PER_MODULE, "iteration", "80 % within", "memory", "idle", "MFU"]
     headers += ["samples/s\nper rank", *(["$/1,000 samples"] if has_price else [])]
+    columns = objective_columns(found)
+    headers += [column.header for column in columns]
     table = titled(
-        f"job {found['job']}, best first; a figure for each of {', '.join(best['layout'])}", headers
+        f"job {found['job']}, best first{asked_text(found)}; "
+        f"a figure for each of {', '.join(best['layout'])}",
+        headers,
     )
     for record in planned:
         if "same_as" not in record:
-            table.add_row(*_cells(record, _names(record, planned), best, has_price=has_price))
-    table.caption = "\n".join(_notes(found["candidates"])) or None
+            own = (column.cell(record) for column in columns)
+            table.add_row(*_cells(record, _names(record, planned), best, has_price=has_price), *own)
+    table.caption = "\n".join(_notes(found)) or None
     table.caption_justify = "left"
     return table
 
@@ -151,8 +202,16 @@ def per_module(layout: Mapping[str, Mapping[str, Any]], name: str) -> Figure:
     return Figure(text, {"": text if not text.isdecimal() else int(text)})
 
 
-def _notes(candidates: Sequence[Record]) -> list[str]:
+def _notes(found: Record) -> list[str]:
+    candidates = found["candidates"]
     is_tied = any(record.get("tie") for record in candidates[1:])
     ties = [f"{TIED.strip()} the interval overlaps the best's: a tie"] if is_tied else []
     refusals = [f"{each['strategy']}: {each['refusal']}" for each in candidates if "refusal" in each]
-    return ties + refusals
+    firsts = [name for name in found["front"] if not _is_double(candidates, name)]
+    what = "time, memory, GPUs" + (" and dollars" if "dollars_per_sample" in candidates[0] else "")
+    fronts = [f"no plan beats these in all of {what}: {', '.join(firsts)}"] if len(firsts) > 1 else []
+    return ties + fronts + refusals
+
+
+def _is_double(candidates: Sequence[Record], name: str) -> bool:
+    return any(each["strategy"] == name and "same_as" in each for each in candidates)

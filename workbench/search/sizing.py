@@ -1,7 +1,6 @@
 """How many GPUs a training wants: its steps, hours and dollars on growing clusters of one kind of node."""
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,11 +9,10 @@ from workbench.cost.hardware import uniform
 from workbench.cost.profile import load_profile
 from workbench.job.job import Job
 from workbench.job.links import link_of, num_cards
-from workbench.units import S_PER_DAY, S_PER_HOUR
+from workbench.search.objectives.money import steps_for
+from workbench.units import S_PER_HOUR
 
 MOST_GPUS = 1024
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)([mhdw])")
-_UNIT_S = {"m": 60.0, "h": S_PER_HOUR, "d": S_PER_DAY, "w": 7 * S_PER_DAY}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,17 +83,9 @@ class Training:
         return self.record is not None and in_time and is_paid
 
 
-def duration_s(text: str) -> float:
-    """Of `90m`, `12h`, `3d` or `2w`; ValueError for anything else."""
-    found = _DURATION.fullmatch(text.strip())
-    if found is None:
-        raise ValueError(f"want a duration such as 90m, 12h, 3d or 2w, got {text!r}")
-    return float(found[1]) * _UNIT_S[found[2]]
-
-
 def num_steps(job: Job, tokens: float) -> int:
     """Optimizer steps until so many tokens of the LLM's sequence are through."""
-    return math.ceil(tokens / sum(sample.num_tokens for sample in job.batch))
+    return steps_for(tokens, (job.batch,))
 
 
 def gpu_counts(job: Job, most: int = MOST_GPUS) -> Iterator[int]:

@@ -18,7 +18,7 @@ from workbench.model.model_graph import TEXT
 from workbench.plan.build import batched_microbatches
 from workbench.plan.lower import lower
 from workbench.plan.plan import Microbatch, Plan
-from workbench.planner.assembly import dp_of, empty_draft, in_phases, layout_of
+from workbench.planner.assembly import dp_of, empty_draft, in_phases, layout_of, scheduled
 from workbench.planner.cut_candidates import CutCandidates
 from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.planner_cost import FROZEN_AWARE
@@ -42,9 +42,26 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     """
     shared = _on_all_ranks(job)
     candidates = [_plan(shared, cost, parts) for parts in _powers(job.microbatch_samples)]
-    seconds = [FROZEN_AWARE.plan_s(lower(candidate), cost) for candidate in candidates]
+    seconds = _seconds(candidates, cost)
     progress(len(candidates), len(candidates), min(seconds))
     return candidates[seconds.index(min(seconds))]
+
+
+def regroup(plan: Plan, job: Job, cost: CostModel) -> Plan:
+    """Sub-microbatches of the job's batch, as many as are estimated fastest on the plan's stages."""
+    job = in_phases(job, "dip")
+    draft = replace(plan, batch=job.batch, microbatches=(), programs=(), token_shards=())
+    candidates = [
+        scheduled(replace(draft, microbatches=_microbatches(job, draft, cost, parts)), job.schedule, cost)
+        for parts in _powers(job.microbatch_samples)
+    ]
+    seconds = _seconds(candidates, cost)
+    return candidates[seconds.index(min(seconds))]
+
+
+def _seconds(candidates: Sequence[Plan], cost: CostModel) -> list[float]:
+    """As the planner estimates them."""
+    return [FROZEN_AWARE.plan_s(lower(candidate), cost) for candidate in candidates]
 
 
 def _powers(most: int) -> Iterator[int]:
@@ -134,4 +151,5 @@ SPEC = StrategySpec(
     name="dip",
     planner=plan,
     summary="encoders and LLM on the same ranks in three phases, encoders in even sub-microbatches",
+    regroup=regroup,
 )

@@ -15,7 +15,7 @@ from workbench.plan.check import check
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Microbatch, Plan, Program
 from workbench.plan.routing import Routing, routing_of
-from workbench.planner.assembly import disjoint_stages, draft_plan, layout_of
+from workbench.planner.assembly import disjoint_stages, draft_plan, layout_of, scheduled
 from workbench.planner.cut_candidates import CutCandidates
 from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.planner_cost import FROZEN_AWARE
@@ -51,6 +51,14 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     ranks_per_stage = {module: layout_of(job, module).tp * layout_of(job, module).cp for module in layers_s}
     cuts = CutCandidates(job, draft, cost, FROZEN_AWARE, layers_s, entry_of, disjoint_stages)
     return fastest_counts(job, ranks_per_stage, _Deferring(cuts, followers), progress)
+
+
+def regroup(plan: Plan, job: Job, cost: CostModel) -> Plan:
+    """Algorithm 4 on the job's batch, for the plan's stages."""
+    draft = replace(plan, batch=job.batch, microbatches=(), programs=(), token_shards=())
+    microbatches, followers = deferring_microbatches(draft, assign(job, cost))
+    draft = replace(draft, microbatches=microbatches)
+    return with_adjacent_forwards(scheduled(draft, job.schedule, cost), followers)
 
 
 def assign(job: Job, cost: CostModel) -> tuple[MicrobatchAssignment, ...]:
@@ -158,4 +166,5 @@ SPEC = StrategySpec(
     planner=plan,
     summary="samples assigned hierarchically, encoder work of heavy microbatches deferred",
     batch_level=True,
+    regroup=regroup,
 )

@@ -54,7 +54,17 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     Complexity: that of `entrain.plan`, 10 pricings and O(log K) orders for K microbatches a replica.
     """
     first = entrain.plan(job, cost, progress)
-    cuts = [first, *_shared(job, cost, first)]
+    return _fastest(job, cost, first, [first, *_shared(job, cost, first)])
+
+
+def regroup(plan: Plan, job: Job, cost: CostModel) -> Plan:
+    """The fastest grading, order and lead for the job's batch on the plan's stages."""
+    first = entrain.regroup(plan, job, cost)
+    return _fastest(job, cost, first, [first])
+
+
+def _fastest(job: Job, cost: CostModel, first: Plan, cuts: Sequence[Plan]) -> Plan:
+    """The first plan, or one of those cuts with other microbatches."""
     gradings = list(_gradings(job, cost))
     candidates = [found for each in cuts for held in gradings for found in _candidates(job, cost, each, held)]
     candidates.sort(key=lambda candidate: candidate.ordered(unimproved_order)[1])
@@ -245,4 +255,5 @@ SPEC = StrategySpec(
     summary="ours: small microbatches at both ends, Entrain's pairs between, "
     "stages that may hold both modules",
     batch_level=True,
+    regroup=regroup,
 )

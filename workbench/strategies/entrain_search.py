@@ -217,4 +217,5 @@ SPEC = StrategySpec(
     planner=plan,
     summary="Entrain's Algorithm 3: degrees of encoder and LLM by its formula",
     batch_level=True,
+    regroup=entrain.regroup,
 )

@@ -41,9 +41,7 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     Raises:
         ValueError: as `cornstarch.plan`.
     """
-    interleaves = job.schedule.kind is ScheduleKind.INTERLEAVED
-    reorder = partial(_reorder_interleaved, job.schedule) if interleaves else _reorder_plain
-    return _plan(job, cost, "disttrain-reordered", reorder, progress)
+    return _plan(job, cost, "disttrain-reordered", _reorder_of(job), progress)
 
 
 def plan_by_exchanges(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
@@ -52,6 +50,11 @@ def plan_by_exchanges(job: Job, cost: CostModel, progress: Progress = silent) ->
     Differs: that is plain 1F1B's pipeline, whatever the job's schedule.
     """
     return _plan(job, cost, "reordered-by-exchanges", _reorder_by_exchanges, progress)
+
+
+def _reorder_of(job: Job) -> Reorder:
+    interleaves = job.schedule.kind is ScheduleKind.INTERLEAVED
+    return partial(_reorder_interleaved, job.schedule) if interleaves else _reorder_plain
 
 
 def _reorder_plain(times: StageTimes) -> tuple[int, ...]:
@@ -109,15 +112,30 @@ def chain_programs(
     return tuple(found[group] for group in groups)
 
 
+def regroup(plan: Plan, job: Job, cost: CostModel) -> Plan:
+    """Both algorithms on the job's batch, for the plan's stages."""
+    return _ordered(job, cost, plan, _reorder_of(job))
+
+
+def regroup_by_exchanges(plan: Plan, job: Job, cost: CostModel) -> Plan:
+    """The same by exchanges."""
+    return _ordered(job, cost, plan, _reorder_by_exchanges)
+
+
 def _plan(job: Job, cost: CostModel, name: str, reorder: Reorder, progress: Progress) -> Plan:
-    first = cornstarch.plan(job, cost, progress)
+    return replace(_ordered(job, cost, cornstarch.plan(job, cost, progress), reorder), strategy=name)
+
+
+def _ordered(job: Job, cost: CostModel, first: Plan, reorder: Reorder) -> Plan:
+    """The job's batch on the stages of a plan."""
+    first = replace(first, batch=job.batch, microbatches=(), programs=(), token_shards=())
     chunks = _chunks(job, cost)
     even = _scheduled(job, cost, first, chunks)
     ordered = {
         replica: [of_replica[index] for index in reorder(_stage_times(even, cost, replica, of_replica))]
         for replica, of_replica in chunks.items()
     }
-    return replace(_scheduled(job, cost, first, ordered), strategy=name)
+    return _scheduled(job, cost, first, ordered)
 
 
 def _chunks(job: Job, cost: CostModel) -> dict[int, list[tuple[Sample, ...]]]:
@@ -136,7 +154,7 @@ def _chunks(job: Job, cost: CostModel) -> dict[int, list[tuple[Sample, ...]]]:
 
 def _scheduled(job: Job, cost: CostModel, first: Plan, chunks: dict[int, list[tuple[Sample, ...]]]) -> Plan:
     """The same stages with other microbatches; token shards are made anew."""
-    draft = replace(first, microbatches=chunked_microbatches(first, chunks), programs=(), token_shards=())
+    draft = replace(first, microbatches=chunked_microbatches(first, chunks))
     return cornstarch.with_balanced_tokens(scheduled(draft, job.schedule, cost))
 
 
@@ -150,10 +168,12 @@ SPEC = StrategySpec(
     name="disttrain-reordered",
     planner=plan,
     summary="samples between replicas and microbatches reordered as DistTrain prints it",
+    regroup=regroup,
 )
 
 SPEC_BY_EXCHANGES = StrategySpec(
     name="reordered-by-exchanges",
     planner=plan_by_exchanges,
     summary="ours: microbatches exchanged as long as the whole pipeline gets faster",
+    regroup=regroup_by_exchanges,
 )

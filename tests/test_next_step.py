@@ -1,0 +1,78 @@
+"""The per-step part of a plan made anew for another batch, by the code that made it for the first."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from tests.test_strategies import CLUSTER, cost
+from tests.tiny_valm import tiny_batch, tiny_valm
+from workbench.data.sample import Sample
+from workbench.job.job import Job, ModuleLayout
+from workbench.plan.check import check
+from workbench.schedule.choice import ScheduleKind, usual
+from workbench.strategies.next_step import next_step
+from workbench.strategies.registry import PLANNERS, STRATEGIES
+
+REGROUPING = [spec.name for spec in STRATEGIES if spec.regroup is not None]
+NUM_SAMPLES = 8
+
+
+def batch_of(seed: int) -> tuple[Sample, ...]:
+    rng = random.Random(seed)
+    return tuple(tiny_batch(*([rng.randrange(3) for _ in range(NUM_SAMPLES)] for _ in range(2))))
+
+
+def job_of(seed: int, *, pinned: bool = False, replicas: int = 2) -> Job:
+    layers = {module.name: len(module.layers) for module in tiny_valm().modules}
+    layouts = tuple(
+        ModuleLayout(module=name, pp=1, stage_layers=(layers[name],)) if pinned else ModuleLayout(module=name)
+        for name in layers
+    )
+    return Job(
+        name="varying",
+        model=tiny_valm(),
+        cluster=CLUSTER,
+        batch=batch_of(seed),
+        microbatch_samples=2,
+        replicas=replicas,
+        layouts=layouts if pinned else (),
+        max_ranks=6,
+    )
+
+
+@pytest.mark.parametrize("name", REGROUPING)
+def test_the_batch_of_the_plan_gives_the_plan(name: str) -> None:
+    made = PLANNERS[name](job_of(0), cost(), lambda *_: None)
+    assert next_step(made, made.batch, job_of(0), cost()) == made
+
+
+@pytest.mark.parametrize("name", REGROUPING)
+def test_another_batch_gives_what_the_strategy_makes_of_it_on_these_stages(name: str) -> None:
+    first, second = job_of(0, pinned=True), job_of(1, pinned=True)
+    made, expected = (PLANNERS[name](each, cost(), lambda *_: None) for each in (first, second))
+    assert made.stages == expected.stages
+    found = next_step(made, second.batch, first, cost())
+    assert found == expected
+    assert found.microbatches != made.microbatches
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+def test_every_strategy_plans_further_batches_on_its_stages(name: str) -> None:
+    """Those without a grouping of their own by the runtime's rule."""
+    job = job_of(0)
+    try:
+        made = PLANNERS[name](job, cost(), lambda *_: None)
+    except ValueError as error:
+        pytest.skip(str(error))
+    found = next_step(made, batch_of(1), job, cost())
+    check(found)
+    assert (found.stages, found.settings, found.batch) == (made.stages, made.settings, batch_of(1))
+
+
+def test_a_regrouped_batch_has_the_schedule_of_the_job() -> None:
+    job = replace(job_of(0), schedule=usual(ScheduleKind.GPIPE))
+    made = PLANNERS["entrain"](job, cost(), lambda *_: None)
+    again = next_step(made, made.batch, job, cost())
+    assert again == made
+    assert next_step(made, made.batch, job_of(0), cost()).programs != made.programs

@@ -1,0 +1,130 @@
+"""Plans by what they cost: step time against memory, GPUs and dollars, those on the Pareto front numbered."""
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from workbench.report.palette import EXECUTED, INK, NEUTRAL
+from workbench.report.search_points import Record, points_of
+from workbench.search.objectives.pareto import Point, front
+from workbench.units import gib
+
+FORMATS = ("png", "pdf")
+MOST_NAMED = 16  # of the front, in the legend
+WIDE = 10.0  # a range of times from which on the axis is logarithmic
+STYLE = {"font.size": 9.0, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
+
+
+class Panel(NamedTuple):
+    """What is drawn against time."""
+
+    title: str
+    cost: Callable[[Point], float]
+
+
+class Tied(NamedTuple):
+    """Points of the front that cost the same in everything."""
+
+    names: tuple[str, ...]
+    point: Point
+
+
+def draw_search(record: Record, path: Path) -> None:
+    """The plans of a search's record as a picture; see `draw_pareto`."""
+    draw_pareto(points_of(record["candidates"]), path, title=f"job {record['job']}")
+
+
+def check_picture(path: Path) -> None:
+    """Raise ValueError unless a picture can be written under that name."""
+    if path.suffix.removeprefix(".").lower() not in FORMATS:
+        raise ValueError(f"{path}: want a picture named .png or .pdf, got {path.suffix or 'no suffix'!r}")
+
+
+def draw_pareto(points: Sequence[Point], path: Path, *, title: str) -> None:
+    """A PNG or PDF by its suffix: a panel for each of memory, GPUs and, where there are any, dollars.
+
+    The front is that of all costs together, so that a point which another one beats in a panel may be on it.
+
+    Raises:
+        ValueError: no points, another suffix, or dollars of some points only.
+    """
+    check_picture(path)
+    if not points:
+        raise ValueError(f"{path}: no plan of the search has a time and a memory to be drawn")
+    tied = _tied(points)
+    panels = [Panel("GiB on the fullest GPU", lambda point: gib(point.memory_bytes))]
+    panels.append(Panel("GPUs", lambda point: point.gpus))
+    if points[0].dollars is not None:
+        panels.append(Panel("dollars a step", lambda point: point.dollars or 0.0))
+    with rc_context(STYLE):
+        figure = Figure(
+            figsize=(3.6 * len(panels) + 0.4, 3.6 + 0.17 * _num_lines(tied)), layout="constrained"
+        )
+        all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axes, panel in zip(all_axes, panels, strict=True):
+            _draw_panel(axes, panel, points, tied)
+        figure.suptitle(f"{title}: {_counted(points, tied)}", x=0.01, ha="left", fontsize=10)
+        figure.supxlabel(_legend(tied), x=0.01, ha="left", fontsize=8)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kind = path.suffix.removeprefix(".").lower()
+        software: dict[str, Any] = {"Software": None} if kind == "png" else {"CreationDate": None}
+        figure.savefig(path, format=kind, dpi=150, metadata=software)
+
+
+def _tied(points: Sequence[Point]) -> tuple[Tied, ...]:
+    """The front, the fastest first; points that cost the same stand behind one another on it."""
+    on_front = [points[place] for place in front(points)]
+    groups = (list(held) for _, held in groupby(on_front, key=lambda point: point.costs))
+    return tuple(Tied(tuple(point.name for point in held), held[0]) for held in groups)
+
+
+def _counted(points: Sequence[Point], tied: Sequence[Tied]) -> str:
+    plans = f"{len(points):,} plan{'s' if len(points) != 1 else ''}"
+    return f"{plans}; in colour the {len(tied)} that no other beats in everything"
+
+
+def _num_lines(tied: Sequence[Tied]) -> int:
+    return min(len(tied), MOST_NAMED + 1)
+
+
+def _legend(tied: Sequence[Tied]) -> str:
+    lines = [f"{number}  {', '.join(each.names)}" for number, each in enumerate(tied[:MOST_NAMED], 1)]
+    more = len(tied) - MOST_NAMED
+    return "\n".join(lines + ([f"and {more:,} more"] if more > 0 else []))
+
+
+def _draw_panel(axes: Axes, panel: Panel, points: Sequence[Point], tied: Sequence[Tied]) -> None:
+    axes.scatter(
+        [point.time_s for point in points],
+        [panel.cost(point) for point in points],
+        s=18,
+        facecolors="none",
+        edgecolors=NEUTRAL,
+        linewidths=0.8,
+    )
+    times_s = [each.point.time_s for each in tied]
+    costs = [panel.cost(each.point) for each in tied]
+    axes.scatter(times_s, costs, s=26, color=EXECUTED, zorder=3)
+    numbers: dict[tuple[float, float], list[str]] = {}
+    for number, place in enumerate(zip(times_s, costs, strict=True), 1):
+        if number <= MOST_NAMED:
+            numbers.setdefault(place, []).append(str(number))
+    for place, labels in numbers.items():
+        axes.annotate(
+            ", ".join(labels), place, xytext=(4, 3), textcoords="offset points", color=INK, fontsize=8
+        )
+    all_s = [point.time_s for point in points]
+    if max(all_s) > WIDE * min(all_s) > 0:
+        axes.set_xscale("log")
+    axes.set(xlabel="seconds of a step", ylabel=panel.title)
+    axes.set_ylim(bottom=0, top=1.1 * max(panel.cost(point) for point in points) or 1.0)
+    if panel.title == "GPUs":
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(visible=True, linewidth=0.5, color="#E4E7EB")
+    axes.set_axisbelow(True)

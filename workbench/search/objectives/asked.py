@@ -1,0 +1,212 @@
+"""What a user asks of a search: an objective and what it is about, as flags; and the judge for it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from workbench.bounded_file import read_bounded
+from workbench.cost.model import CostModel
+from workbench.data.sample import Sample
+from workbench.elastic.availability import Availability, Rates, parse_trace, random_trace
+from workbench.job.job import Job
+from workbench.job.run_options import asked
+from workbench.plan.lowered import Lowered
+from workbench.plan.plan import Plan
+from workbench.schedule.choice import Schedule
+from workbench.search.objectives.goodput import Goodput
+from workbench.search.objectives.money import DollarsPerSample, TrainingDollars, steps_for
+from workbench.search.objectives.objective import Objective
+from workbench.search.objectives.plan_judge import Measure, PlanJudge, rank_seconds, step_seconds
+from workbench.search.objectives.recovery import FailureSim, RecoveryCosts
+from workbench.search.objectives.step_times import Over, OverBatches, OwnBatch, Planning, StepJudge
+from workbench.strategies.next_step import next_step
+from workbench.units import S_PER_HOUR, duration_s
+
+TRACES = 5  # random ones, for an interval
+LOSSES = 100  # expected in each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """How an objective is taken.
+
+    Raises:
+        ValueError: numbers out of bounds, or things said that no objective has together.
+    """
+
+    batches: int | None = field(
+        default=None, metadata=asked("over so many batches drawn from the job's data, not the job's own")
+    )
+    over: Over = field(default=Over.MEAN, metadata=asked("what is made of the steps of --batches"))
+    planning: Planning = field(
+        default=Planning.HIDDEN,
+        metadata=asked("of the batches: beside the step before, or charged to every step; as it is measured"),
+    )
+    steps: int | None = field(default=None, metadata=asked("of the training, for --objective dollars"))
+    tokens: float | None = field(
+        default=None, metadata=asked("of the LLM's sequence in the training, instead of --steps: 1e12")
+    )
+    deadline: str | None = field(
+        default=None, metadata=asked("when the training has to have ended, e.g. 10h, for --objective dollars")
+    )
+    mtbf: str | None = field(
+        default=None,
+        metadata=asked(
+            "for --objective goodput: mean time between two losses of a node, of all nodes, e.g. 6h"
+        ),
+    )
+    repair: str = field(default="1h", metadata=asked("with --mtbf: mean time until a lost node is back"))
+    failures: Path | None = field(
+        default=None,
+        metadata=asked("instead of --mtbf: CSV with the columns t_s, event (add or remove), node"),
+    )
+    restart: str = field(
+        default="60s", metadata=asked("of a job that goes back to a checkpoint; loading is added")
+    )
+    storage_gb_per_s: float = field(default=1.0, metadata=asked("to and from checkpoints"))
+
+    def check(self, objective: Objective) -> None:
+        """Raise ValueError where something is said that is not for the objective, or lacks."""
+        self._check_batches()
+        training = {"--steps": self.steps, "--tokens": self.tokens, "--deadline": self.deadline}
+        _refuse_said(training, objective, Objective.TRAINING)
+        _refuse_said({"--mtbf": self.mtbf, "--failures": self.failures}, objective, Objective.GOODPUT)
+        if objective is Objective.TRAINING and (self.steps is None) == (self.tokens is None):
+            raise ValueError(f"--objective {objective}: want one of --steps and --tokens")
+        if objective is Objective.GOODPUT and (self.mtbf is None) == (self.failures is None):
+            raise ValueError(f"--objective {objective}: want one of --mtbf and --failures")
+
+    def _check_batches(self) -> None:
+        if self.batches is not None and self.batches < 1:
+            raise ValueError(f"--batches must be >= 1, got {self.batches}")
+        if self.batches is None and (self.over, self.planning) != (Over.MEAN, Planning.HIDDEN):
+            said = f"--over {self.over}" if self.over is not Over.MEAN else f"--planning {self.planning}"
+            raise ValueError(f"{said} is about several batches; want --batches")
+
+    @property
+    def recovery_costs(self) -> RecoveryCosts:
+        """What a loss costs."""
+        return RecoveryCosts(
+            restart_s=duration_s(self.restart), storage_bytes_per_s=self.storage_gb_per_s * 1e9
+        )
+
+
+def _refuse_said(said: Mapping[str, object], objective: Objective, wanted: Objective) -> None:
+    flag = next((name for name, value in said.items() if value is not None), None)
+    if flag is not None and objective is not wanted:
+        raise ValueError(f"{flag} is for --objective {wanted}, got {objective}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Executors:
+    """What judges from outside the planner.
+
+    Args:
+        seconds: of a step, simulated.
+        failures: of a job that recovers, simulated.
+        clock: seconds, for planning.
+    """
+
+    seconds: Callable[[Lowered], float]
+    failures: FailureSim
+    clock: Callable[[], float]
+
+
+def judge_for(
+    objective: Objective,
+    said: Asked,
+    job: Job,
+    cost: CostModel,
+    *,
+    batches: Sequence[Sequence[Sample]],
+    seed: int,
+    executors: Executors,
+) -> PlanJudge:
+    """The judge of an objective.
+
+    Args:
+        batches: drawn for `said.batches`; none: the job's own is judged.
+        seed: of the batches and of failures.
+
+    Raises:
+        ValueError: what `Asked.check` refuses, a duration or a trace that is none.
+    """
+    said.check(objective)
+    times: StepJudge = OwnBatch(executors.seconds)
+    words: dict[str, Any] = {"objective": objective.value}
+    if batches:
+        times = OverBatches(
+            batches=batches,
+            replan=partial(_replan, job, cost),
+            seconds=executors.seconds,
+            over=said.over,
+            planning=said.planning,
+            clock=executors.clock,
+        )
+        words |= {"batches": len(batches), "over": said.over.value, "planning": said.planning.value}
+        words["seed"] = seed
+    measure: Measure
+    if objective is Objective.GOODPUT:
+        measure = _goodput(said, job, cost, times, seed=seed, simulate=executors.failures)
+        words |= {"mtbf_s": measure.mtbf_s, "horizon_s": measure.until_s, "traces": len(measure.traces)}
+        words["seed"] = seed
+    elif objective is Objective.TRAINING:
+        measure = _training(said, job, batches or [job.batch])
+        words |= {"steps": measure.num_steps, "deadline_s": measure.deadline_s}
+    elif objective is Objective.DOLLARS:
+        measure = DollarsPerSample(job)
+    else:
+        measure = rank_seconds if objective is Objective.THROUGHPUT else step_seconds
+    return PlanJudge(times=times, measure=measure, asked=words)
+
+
+def _replan(
+    job: Job, cost: CostModel, plan: Plan, batch: Sequence[Sample], schedule: Schedule | None
+) -> Plan:
+    return next_step(plan, batch, job, cost, schedule)
+
+
+def _training(said: Asked, job: Job, batches: Sequence[Sequence[Sample]]) -> TrainingDollars:
+    if said.steps is not None:
+        num_steps = said.steps
+    else:
+        assert said.tokens is not None, "one of the two is there"
+        num_steps = steps_for(said.tokens, batches)
+    deadline_s = None if said.deadline is None else duration_s(said.deadline)
+    return TrainingDollars(job=job, num_steps=num_steps, deadline_s=deadline_s)
+
+
+def _goodput(
+    said: Asked, job: Job, cost: CostModel, times: StepJudge, *, seed: int, simulate: FailureSim
+) -> Goodput:
+    if said.failures is not None:
+        traces, until_s, mtbf_s = _trace_of(said.failures)
+    else:
+        assert said.mtbf is not None, "one of the two is there"
+        mtbf_s = duration_s(said.mtbf)
+        until_s, count = LOSSES * mtbf_s, len(job.cluster.nodes)
+        rates = Rates(
+            leaves_per_node_h=S_PER_HOUR / mtbf_s / count,
+            joins_per_missing_h=S_PER_HOUR / duration_s(said.repair),
+        )
+        traces = tuple(random_trace(count, rates, until_s, seed * TRACES + each) for each in range(TRACES))
+    return Goodput(
+        job=job,
+        cost=cost,
+        times=times,
+        simulate=simulate,
+        traces=traces,
+        until_s=until_s,
+        mtbf_s=mtbf_s,
+        costs=said.recovery_costs,
+    )
+
+
+def _trace_of(path: Path) -> tuple[tuple[Availability, ...], float, float]:
+    """The trace of a file, how long it is and the mean time between its losses."""
+    found = parse_trace(path.name, read_bounded(path))
+    if not found.end_s:
+        raise ValueError(f"{path}: no node joins or leaves after the start; want a trace that lasts")
+    return (found,), found.end_s, found.mean_between_leaves_s

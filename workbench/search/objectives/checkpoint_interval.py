@@ -1,0 +1,45 @@
+"""How often to save a checkpoint: closed forms for failures without memory."""
+
+from math import exp, expm1, isfinite, sqrt
+
+
+def young_s(save_s: float, mtbf_s: float) -> float:
+    """Seconds of work between checkpoints, to first order: sqrt(2 x save x mean time between failures).
+
+    Source: Young 1974, "A first order approximation to the optimum checkpoint interval", CACM 17(9).
+    """
+    _check(save_s, mtbf_s)
+    return sqrt(2 * save_s * mtbf_s)
+
+
+def daly_s(save_s: float, mtbf_s: float) -> float:
+    """The same to higher order; the mean time between failures itself where saving takes twice that or more.
+
+    Source: Daly 2006, "A higher order estimate of the optimum checkpoint interval for restart dumps",
+    Future Generation Computer Systems 22(3), equation 37.
+    """
+    _check(save_s, mtbf_s)
+    if save_s >= 2 * mtbf_s:
+        return mtbf_s
+    share = save_s / (2 * mtbf_s)
+    return sqrt(2 * save_s * mtbf_s) * (1 + sqrt(share) / 3 + share / 9) - save_s
+
+
+def useful_share(work_s: float, save_s: float, restart_s: float, mtbf_s: float) -> float:
+    """Share of wall time that is work which counts, where `work_s` of it stand between checkpoints.
+
+    Failures may come at any time, while a job saves or restarts too.
+
+    Source: Daly 2006, equation 20, the complete model of wall time, turned upside down.
+    """
+    _check(save_s, mtbf_s)
+    if work_s <= 0 or restart_s < 0:
+        raise ValueError(f"want work > 0 s and a restart in >= 0 s, got {work_s} s and {restart_s} s")
+    return work_s / (mtbf_s * exp(restart_s / mtbf_s) * expm1((work_s + save_s) / mtbf_s))
+
+
+def _check(save_s: float, mtbf_s: float) -> None:
+    if not (isfinite(mtbf_s) and mtbf_s > 0 and save_s >= 0):
+        raise ValueError(
+            f"want a mean time between failures > 0 s and a save in >= 0 s, got {mtbf_s} s and {save_s} s"
+        )

@@ -1,0 +1,70 @@
+"""A plan on fewer nodes: the same pipelines, fewer of them, with the whole batch."""
+
+from dataclasses import replace
+
+from workbench.balance.tokens.exchange import longest_first_exchanged
+from workbench.cost.model import CostModel
+from workbench.plan.plan import Microbatch, Plan
+from workbench.plan.token_shards import token_shards
+from workbench.planner.assembly import scheduled
+from workbench.schedule.choice import Schedule
+
+
+def num_pipelines(plan: Plan) -> int:
+    """Replicas of the whole model: those of every module, where all have equally many; else 1."""
+    counts = {len(plan.replicas(module.name)) for module in plan.model.modules}
+    return counts.pop() if len(counts) == 1 else 1
+
+
+def num_nodes(plan: Plan) -> int:
+    """Nodes with a rank that the plan uses."""
+    return len({plan.cluster.node_of(rank) for rank in plan.ranks})
+
+
+def with_pipelines(plan: Plan, kept: int, schedule: Schedule, cost: CostModel) -> Plan:
+    """The plan's batch on its first `kept` pipelines, which move together onto the first nodes.
+
+    The microbatches of the others are dealt to them in turn, in every module alike.
+
+    Args:
+        schedule: of the programs.
+
+    Raises:
+        ValueError: fewer pipelines than one or more than there are, nodes of several kinds, which pipelines
+            cannot change, or a plan that does not go on fewer ranks.
+    """
+    all_of_them = num_pipelines(plan)
+    if not 1 <= kept <= all_of_them:
+        raise ValueError(f"pipelines left: want 1 to {all_of_them}, got {kept}")
+    if kept == all_of_them:
+        return plan
+    if len(set(plan.cluster.nodes)) > 1:
+        raise ValueError(f"cluster {plan.cluster.name!r} has nodes of several kinds: pipelines keep theirs")
+    held = [stage for stage in plan.stages if stage.replica < kept]
+    ranks = sorted({rank for stage in held for rank in stage.flat_ranks})
+    place = {rank: index for index, rank in enumerate(ranks)}
+    stages = tuple(
+        replace(stage, id=index, ranks=tuple(tuple(place[rank] for rank in row) for row in stage.ranks))
+        for index, stage in enumerate(held)
+    )
+    draft = replace(plan, stages=stages, microbatches=_dealt(plan, kept), programs=(), token_shards=())
+    found = scheduled(draft, schedule, cost)
+    shards = tuple(
+        shard
+        for module in dict.fromkeys(shard.module for shard in plan.token_shards)
+        for shard in token_shards(found, module, longest_first_exchanged)
+    )
+    return replace(found, token_shards=shards)
+
+
+def _dealt(plan: Plan, kept: int) -> tuple[Microbatch, ...]:
+    found: list[Microbatch] = []
+    for module in plan.model.modules:
+        for replica in range(kept):
+            mine = [
+                microbatch
+                for other in range(replica, num_pipelines(plan), kept)
+                for microbatch in plan.microbatches_of.get((module.name, other), ())
+            ]
+            found += [replace(each, replica=replica, index=index) for index, each in enumerate(mine)]
+    return tuple(found)

@@ -1,0 +1,188 @@
+"""Goodput: samples a second that count, where nodes fail; how a plan recovers is part of what is chosen."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from workbench.cost.model import CostModel
+from workbench.elastic.availability import Availability
+from workbench.job.job import Job
+from workbench.memory.layer import state_bytes
+from workbench.memory.stage import GRADIENTS, state_of
+from workbench.plan.plan import Plan, Sharding
+from workbench.schedule.choice import Schedule
+from workbench.search.objectives import template_plans
+from workbench.search.objectives.checkpoint_interval import daly_s
+from workbench.search.objectives.fewer_nodes import num_nodes, num_pipelines, with_pipelines
+from workbench.search.objectives.plan_judge import Judged
+from workbench.search.objectives.recovery import FailureSim, Recovering, Recovery, RecoveryCosts
+from workbench.search.objectives.step_times import StepJudge, StepTimes, standard_error
+from workbench.strategies.elastic_templates import ElasticTemplates
+
+AROUND = tuple(2.0 ** (step / 2) for step in range(-4, 5))  # of the closed form's interval
+
+OnNodes = tuple[int, float]  # number of nodes, seconds of a step on them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goodput:
+    """Most samples a second that count, of the ways in which a plan can recover.
+
+    Every way runs the plan on all its nodes, and on fewer of them as many of its pipelines as go on those,
+    with the whole batch, each simulated. A job whose state is in memory stops below so many pipelines; one
+    with checkpoints saves as often as Daly's closed form says or up to four times more or less often,
+    whichever gets furthest; either takes nodes in at once or at the next loss.
+
+    Args:
+        job, cost: of the plans.
+        times: of a plan on fewer nodes.
+        simulate: the failures.
+        traces: of nodes that leave and come back, the same for every plan.
+        until_s: how far each is followed.
+        mtbf_s: mean time between two losses anywhere in the cluster.
+        costs: of a loss.
+    """
+
+    job: Job
+    cost: CostModel
+    times: StepJudge
+    simulate: FailureSim
+    traces: Sequence[Availability]
+    until_s: float
+    mtbf_s: float
+    costs: RecoveryCosts
+
+    def __call__(self, plan: Plan, times: StepTimes, schedule: Schedule | None) -> Judged:
+        """ValueError where not one sample counts."""
+        best: tuple[float, Recovery, list[float]] | None = None
+        for way in self.ways(plan, times, schedule):
+            rates = [self.simulate(way, trace, self.until_s) for trace in self.traces]
+            mean = statistics.fmean(rates)
+            if best is None or mean > best[0]:
+                best = mean, way, rates
+        if best is None or best[0] <= 0:
+            raise ValueError(
+                f"goodput: no sample counts on {len(self.job.cluster.nodes)} nodes with a loss every "
+                f"{self.mtbf_s:.4g} s; want checkpoints that are saved faster, or a plan on fewer nodes"
+            )
+        mean, way, rates = best
+        figures = {
+            "useful_samples_per_s": mean,
+            "useful_standard_error": standard_error(rates),
+            "useful_share": mean * times.step_s / len(plan.batch),
+            "recovery": way.kind.value,
+            "checkpoint_every": way.checkpoint_every,
+            "checkpoint_every_daly": self._daly_steps(way) if way.checkpoint_every else None,
+            "takes_in": way.takes_in,
+            "spare_nodes": len(self.job.cluster.nodes) - num_nodes(plan),
+        }
+        return Judged(value=1 / mean, times=times, figures=figures)
+
+    def ways(self, plan: Plan, times: StepTimes, schedule: Schedule | None) -> Iterator[Recovery]:
+        """All ways in which the plan can recover."""
+        if plan.strategy == template_plans.NAME:
+            found = template_plans.templates_of(self.job, self.cost, self.costs.copies - 1)
+            yield from self._in_memory(plan, self._of_templates(found, plan, times), found.copy_s)
+            return
+        by_pipelines = self._of_pipelines(plan, times, schedule)
+        yield from self._from_checkpoints(plan, list(by_pipelines.values()))
+        has_copies = all(plan.settings.of(m.name).sharding is Sharding.NONE for m in plan.model.modules)
+        enough = [found for kept, found in by_pipelines.items() if kept >= self.costs.copies]
+        if has_copies and enough:
+            yield from self._in_memory(plan, enough, self._copy_s(plan))
+
+    def _of_pipelines(self, plan: Plan, times: StepTimes, schedule: Schedule | None) -> dict[int, OnNodes]:
+        """By number of pipelines left; those that do not go are left out."""
+        whole = num_pipelines(plan)
+        found = {whole: (num_nodes(plan), times.step_s)}
+        for kept in range(1, whole):
+            try:
+                fewer = with_pipelines(plan, kept, schedule or self.job.schedule, self.cost)
+                found[kept] = num_nodes(fewer), self.times(fewer, schedule).step_s
+            except ValueError:  # it waits for nodes then
+                continue
+        return found
+
+    def _of_templates(self, templates: ElasticTemplates, plan: Plan, times: StepTimes) -> list[OnNodes]:
+        """Of the numbers of nodes that ever are there."""
+        most, least = num_nodes(plan), templates.planned.specification.threshold
+        fewer = [count for count in sorted(self._counts) if least <= count < most]
+        plans = (template_plans.plan_of_templates(templates, count) for count in fewer)
+        steps_s = (self.times(each, None).step_s for each in plans)
+        return [(most, times.step_s), *zip(fewer, steps_s, strict=True)]
+
+    @cached_property
+    def _counts(self) -> set[int]:
+        return {count for trace in self.traces for _, count in trace.num_nodes()}
+
+    def _from_checkpoints(self, plan: Plan, by_nodes: Sequence[OnNodes]) -> Iterator[Recovery]:
+        saved, loaded = checkpoint_bytes(plan)
+        rate = self.costs.storage_bytes_per_s
+        way = Recovery(
+            kind=Recovering.CHECKPOINT,
+            samples_per_s=self._rates(plan, by_nodes),
+            samples_per_step=len(plan.batch),
+            recover_s=self.costs.restart_s + loaded / rate,
+            checkpoint_every=1,
+            save_s=saved / rate,
+        )
+        steps = dict.fromkeys(max(1, round(self._daly_steps(way) * factor)) for factor in AROUND)
+        for every in steps:
+            for takes_in in (True, False):
+                yield replace(way, checkpoint_every=every, takes_in=takes_in)
+
+    def _in_memory(self, plan: Plan, by_nodes: Sequence[OnNodes], copy_s: float) -> Iterator[Recovery]:
+        for takes_in in (True, False):
+            yield Recovery(
+                kind=Recovering.REPLICAS,
+                samples_per_s=self._rates(plan, by_nodes),
+                samples_per_step=len(plan.batch),
+                recover_s=self.costs.notice_s + copy_s,
+                takes_in=takes_in,
+            )
+
+    def _rates(self, plan: Plan, by_nodes: Sequence[OnNodes]) -> tuple[float, ...]:
+        """By number of nodes: of those steps that go on them, the shortest."""
+        return tuple(
+            max(
+                (len(plan.batch) / step_s for nodes, step_s in by_nodes if nodes <= count),
+                default=0.0,
+            )
+            for count in range(len(self.job.cluster.nodes) + 1)
+        )
+
+    def _daly_steps(self, way: Recovery) -> int:
+        """Spares fail beside the job."""
+        own_s = min(self.mtbf_s * len(self.job.cluster.nodes) / way.num_used, self.until_s)
+        return max(1, round(daly_s(way.save_s, own_s) / way.step_s))
+
+    def _copy_s(self, plan: Plan) -> float:
+        """Until a node that lost everything has got what the fullest one holds."""
+        held: dict[int, int] = {}
+        for rank in plan.ranks:
+            node = plan.cluster.node_of(rank)
+            state = sum(size for _, kind, size in state_of(plan, rank) if kind.part != GRADIENTS)
+            held[node] = held.get(node, 0) + state
+        link = plan.cluster.inter
+        return link.latency_s + max(held.values()) / link.bytes_per_s
+
+
+def checkpoint_bytes(plan: Plan) -> tuple[int, int]:
+    """(saved, loaded) of the whole model: trained weights with their optimizer's state; and frozen ones.
+
+    Complexity: O(parameters).
+    """
+    settings = plan.settings
+    wide = settings.optimizer_precision
+    size = state_bytes(
+        settings.precision.num_bytes, settings.kernels, None if wide is None else wide.num_bytes
+    )
+    trained: dict[tuple[str, str], int] = {}
+    frozen: dict[tuple[str, str], int] = {}
+    for module in plan.model.modules:
+        for layer in module.layers:
+            kind = trained if layer.trainable else frozen
+            kind.update({(module.name, each.name): each.num_elements for each in layer.parameters()})
+    saved = sum(trained.values()) * (size.weight + size.optimizer)
+    return saved, saved + sum(frozen.values()) * size.weight

@@ -1,0 +1,74 @@
+"""What a search makes small, as one figure of a plan: less is better, whatever it is."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from workbench.plan.plan import Plan
+from workbench.schedule.choice import Schedule
+from workbench.search.objectives.step_times import StepJudge, StepTimes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What became of one plan.
+
+    Args:
+        value: less is better.
+        times: of its steps.
+        figures: what else it was judged by, as JSON data.
+        misses: which limit it misses; empty: none. Among plans that miss it, a smaller value is nearer.
+    """
+
+    value: float
+    times: StepTimes
+    figures: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    misses: str = ""
+
+
+Measure = Callable[[Plan, StepTimes, Schedule | None], Judged]
+"""From steps to what counts; ValueError where the plan cannot be judged so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanJudge:
+    """An objective: how long steps are, and what is made of them.
+
+    Args:
+        times: seconds of a plan's steps.
+        measure: what counts.
+        asked: the objective in the words of its flags, as JSON data: what decides it.
+    """
+
+    times: StepJudge
+    measure: Measure
+    asked: Mapping[str, Any]
+
+    def judged(self, plan: Plan, schedule: Schedule | None = None) -> Judged:
+        """All figures of a plan.
+
+        Args:
+            schedule: of the plan, where it is not the job's.
+
+        Raises:
+            ValueError: the plan is refused.
+        """
+        return self.measure(plan, self.times(plan, schedule), schedule)
+
+    def value(self, plan: Plan, schedule: Schedule | None = None) -> float:
+        """The figure alone; ValueError for a plan that is refused, or misses the limit."""
+        found = self.judged(plan, schedule)
+        if found.misses:
+            raise ValueError(found.misses)
+        return found.value
+
+
+def step_seconds(plan: Plan, times: StepTimes, schedule: Schedule | None) -> Judged:
+    """Seconds of a step."""
+    return Judged(value=times.step_s, times=times)
+
+
+def rank_seconds(plan: Plan, times: StepTimes, schedule: Schedule | None) -> Judged:
+    """Seconds of a rank for each sample: least where most samples a second and rank are done."""
+    return Judged(value=times.step_s * len(plan.ranks) / len(plan.batch), times=times)

@@ -1,0 +1,70 @@
+"""The plan of another batch with a plan's stages: which samples go together, who owns their tokens."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from workbench.cost.model import CostModel
+from workbench.data.sample import Sample
+from workbench.job.job import Job
+from workbench.model.model_graph import TEXT
+from workbench.plan.following import next_plan
+from workbench.plan.plan import Plan
+from workbench.planner.plan_layouts import Placing, layouts_of
+from workbench.planner.strategy_spec import Regroup
+from workbench.schedule.choice import Schedule
+from workbench.strategies import entrain
+from workbench.strategies.registry import BY_NAME
+
+
+def next_step(
+    plan: Plan, batch: Sequence[Sample], job: Job, cost: CostModel, schedule: Schedule | None = None
+) -> Plan:
+    """The per-step part of a plan made anew for a batch; ranks, layers and settings stay.
+
+    Strategies that decide by the samples' work which of them go together do it again. All others put
+    the i-th sample where the i-th one stood, as the runtime does when it plans the next step; a plan of no
+    strategy, whose groups do not carry over, is grouped by work as Entrain does it.
+
+    Args:
+        plan: of any batch of as many samples.
+        job: that it was made of.
+        schedule: of the plan; None: the job's where the strategy groups anew, else that of the plan's
+            programs as far as it can be told from them.
+
+    Raises:
+        ValueError: the batch has no plan on these stages, as `next_plan` or the strategy says it.
+    """
+    spec = BY_NAME.get(plan.strategy)
+    if spec is not None and spec.regroup is not None:
+        return _regrouped(spec.regroup, plan, batch, job, cost, schedule)
+    try:
+        return next_plan(plan, batch, schedule=schedule)
+    except ValueError as error:
+        if spec is not None or len(batch) != len(plan.batch):
+            raise
+        refusal = error
+    try:
+        return _regrouped(entrain.regroup, plan, batch, job, cost, schedule)
+    except ValueError:
+        raise refusal from None
+
+
+def _regrouped(
+    regroup: Regroup,
+    plan: Plan,
+    batch: Sequence[Sample],
+    job: Job,
+    cost: CostModel,
+    schedule: Schedule | None,
+) -> Plan:
+    llm = next(module.name for module in plan.model.modules if module.modality == TEXT)
+    replicas = len(plan.replicas(llm))
+    pinned = replace(
+        job,
+        batch=tuple(batch),
+        replicas=replicas,
+        layouts=layouts_of(plan, replicas, Placing.LEFT),
+        schedule=schedule or job.schedule,
+        settings=plan.settings,
+    )
+    return regroup(plan, pinned, cost)
