@@ -27,7 +27,8 @@ from workbench.job.machines import cost_of
 from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.model.zoo import from_shape
 from workbench.plan.plan import ModuleSettings, Settings, Sharding
-from workbench.search.drive import Objective
+from workbench.search.objectives.asked import Asked
+from workbench.search.objectives.objective import Objective
 
 EXAMPLES = FOLDER.parent / "examples"
 CONFIGS = Path(__file__).parent / "models"
@@ -37,21 +38,6 @@ QWEN_IMAGE = ItemTokens(2 * 2 * 256, 256)  # 448 x 448 pixels: patches, and what
 
 def _own_cost(job: Job) -> CostModel:
     return cost_of(job, None, None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failures:
-    """Nodes that leave and come back.
-
-    Args:
-        per_node_hour: how often one leaves.
-        hours: that are simulated.
-        seed: of the trace.
-    """
-
-    per_node_hour: float
-    hours: float = 24.0
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +51,8 @@ class SuiteJob:
         make: the job.
         cost: its machines.
         objective: what is made small.
+        said: what the objective is about.
         batches: drawn samples of further steps, over which the objective is a mean; none: the job's own.
-        failures: of its nodes; None: they stay.
     """
 
     name: str
@@ -75,8 +61,8 @@ class SuiteJob:
     differs: str = ""
     cost: Callable[[Job], CostModel] = field(default=_own_cost)
     objective: Objective = Objective.ITERATION
+    said: Asked = field(default_factory=Asked)
     batches: Callable[[], tuple[tuple[Sample, ...], ...]] = field(default=tuple)
-    failures: Failures | None = None
 
 
 def opened(job: Job) -> Job:
@@ -250,10 +236,11 @@ _ALL = (
     ),
     SuiteJob(
         name="failures",
-        source="examples/spot-cluster/job.yaml, a node leaves every 20 hours",
+        source="examples/spot-cluster/job.yaml, one of the eight nodes is lost every 2.5 hours",
         differs="32 samples of 64",
         make=_failing,
-        failures=Failures(per_node_hour=0.05),
+        objective=Objective.GOODPUT,
+        said=Asked(mtbf="150m"),
     ),
 )
 

@@ -1,36 +1,65 @@
-"""What a plan of the suite is worth: seconds of its step, or dollars a sample, by the exact sweep."""
+"""What a plan of the suite is worth, by the exact sweep; the best ones are replayed by the engine."""
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sim.predict import predict, step_s
+from sim.failures.goodput import useful_samples_per_s
+from sim.predict import candidate_s, predict, step_s
 from workbench.cost.model import CostModel
+from workbench.data.sample import Sample
 from workbench.job.job import Job
+from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
-from workbench.search.drive import Objective
+from workbench.search.objectives.asked import Asked, Executors, judge_for
+from workbench.search.objectives.objective import Objective
+from workbench.search.objectives.plan_judge import PlanJudge
 from workbench.timing.accept import accept
 from workbench.trace import Trace
-from workbench.units import S_PER_HOUR
 
 
 @dataclass(frozen=True, slots=True)
-class SweepJudge:
-    """Holds plans of one job against the simulator."""
+class SuiteJudge:
+    """Holds plans of one job against the simulator.
 
-    job: Job
+    Args:
+        cost: the job's machines.
+        judge: of an objective beyond the step on the job's own batch; None: seconds of that.
+    """
+
     cost: CostModel
-    objective: Objective = Objective.ITERATION
+    judge: PlanJudge | None = None
 
     def value(self, plan: Plan) -> float:
         """Less is better; ValueError where the plan is unsound, can deadlock or does not fit."""
-        lowered, _ = accept(plan)
-        seconds = step_s(lowered, self.cost)
-        if self.objective is Objective.ITERATION:
-            return seconds
-        per_hour = self.job.dollars_per_hour(plan.ranks)
-        if per_hour is None:
-            raise ValueError(f"job {self.job.name!r}: a rank has no price")
-        return per_hour / S_PER_HOUR * seconds / len(plan.batch)
+        return candidate_s(plan, self.cost) if self.judge is None else self.judge.value(plan)
 
     def replay(self, plan: Plan) -> Trace:
-        """By the engine; ValueError likewise."""
+        """The step on the plan's own batch, by the engine; ValueError likewise."""
         return predict(*accept(plan), self.cost)
+
+
+def judge_of(
+    job: Job,
+    cost: CostModel,
+    objective: Objective,
+    said: Asked,
+    batches: Sequence[Sequence[Sample]],
+    *,
+    seed: int = 0,
+) -> SuiteJudge:
+    """The judge of an objective, for all who search the job.
+
+    Raises:
+        ValueError: as `judge_for`.
+    """
+    if objective is Objective.ITERATION and not batches:
+        return SuiteJudge(cost)
+
+    def seconds(lowered: Lowered) -> float:
+        return step_s(lowered, cost)
+
+    executors = Executors(seconds=seconds, failures=useful_samples_per_s, clock=time.perf_counter)
+    return SuiteJudge(
+        cost, judge_for(objective, said, job, cost, batches=batches, seed=seed, executors=executors)
+    )

@@ -1,7 +1,6 @@
 """Small spaces of plans that vary in all four questions, listed whole."""
 
 import hashlib
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +14,6 @@ from workbench.cost.model import CostModel
 from workbench.job.job import Job, ModuleLayout, job_from_spec
 from workbench.job.job_file import parse_spec
 from workbench.job.machines import cost_of
-from workbench.model.model_graph import TEXT
 from workbench.plan.codec import plan_hash
 from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Settings
 from workbench.planner.assembly import disjoint_stages
@@ -53,18 +51,14 @@ class ListedSpace:
     schedules: tuple[Schedule, ...] = tuple(
         map(usual, (ScheduleKind.ONE_F_ONE_B, ScheduleKind.GPIPE, ScheduleKind.ZB_H1))
     )
-    rules: tuple[TokenRule, ...] = (
-        TokenRule.ZIGZAG,
-        TokenRule.EXCHANGED,
-        TokenRule.LONGEST_FIRST,
-        TokenRule.CONTIGUOUS,
-        TokenRule.STRIPE,
-    )
+    rules: tuple[TokenRule, ...] = tuple(TokenRule)
     ways: tuple[KeyExchange, ...] = (KeyExchange.ALL_GATHER, KeyExchange.RING)
 
     def choices(self) -> Iterator[Choice]:
         """All of them, those with different answers and the same plan once."""
-        groupings = {size: tuple(_groupings([s.id for s in self.job.batch], size)) for size in self.microbatches}
+        groupings = {
+            size: tuple(_groupings([s.id for s in self.job.batch], size)) for size in self.microbatches
+        }
         for replicas, shapes in product(self.replicas, self._shapes()):
             if replicas * sum(cp * pp for cp, pp in shapes.values()) > self.job.cluster.num_ranks:
                 continue
@@ -167,11 +161,6 @@ def _groupings(ids: list[int], size: int) -> Iterator[tuple[Group, ...]]:
             yield (group, *others)
 
 
-def num_groupings(num_samples: int, size: int) -> int:
-    """How many `_groupings` there are."""
-    return math.factorial(num_samples) // math.factorial(size) ** (num_samples // size)
-
-
 def _with_shapes(job: Job, shapes: Mapping[str, Shape], replicas: int, schedule: Schedule) -> Job:
     layouts = tuple(ModuleLayout(module=name, cp=cp, pp=pp) for name, (cp, pp) in shapes.items())
     return replace(job, layouts=layouts, replicas=replicas, schedule=schedule)
@@ -225,7 +214,7 @@ def _job(
 
 
 _ONE = {"vision": ((1, 1), (1, 2), (2, 1)), "llm": ((1, 1), (1, 2), (1, 3), (2, 1))}
-_BOTH = {"vision": ((1, 1), (2, 1)), "audio": ((1, 1), (2, 1)), "llm": ((1, 1), (1, 2), (2, 1))}
+_BOTH = {"vision": ((1, 1), (2, 1)), "audio": ((1, 1), (2, 1)), "llm": ((1, 1), (1, 2), (1, 3), (2, 1))}
 
 
 def _space(job: Job, shapes: Mapping[str, tuple[Shape, ...]], **answers: tuple[int, ...]) -> ListedSpace:
@@ -240,16 +229,11 @@ def spaces() -> tuple[ListedSpace, ...]:
         _space(_job("vision trained", "vision"), _ONE),
         _space(_job("vision frozen", "vision", trainable="projector", text_tokens=(128, 2048)), _ONE),
         _space(_job("audio", "audio", text_tokens=(256, 2048)), renamed),
-        _space(_job("both", "vision", "audio"), _BOTH),
+        _space(_job("both", "vision", "audio", ranks=5), _BOTH),
         _space(
             _job("replicas", "vision", samples=4, text_tokens=(1024, 6144)),
-            {"vision": ((1, 1), (2, 1)), "llm": ((1, 1), (2, 1), (1, 2), (1, 3))},
+            {"vision": ((1, 1), (1, 2), (2, 1)), "llm": ((1, 1), (2, 1), (1, 2), (1, 3))},
             replicas=(1, 2),
             microbatches=(1, 2),
         ),
     )
-
-
-def is_llm(job: Job, module: str) -> bool:
-    """Whether it is the module of modality text."""
-    return job.model.module(module).modality == TEXT
