@@ -11,11 +11,12 @@ from workbench.cost.model import CostModel
 from workbench.job.device_pools import check_taken
 from workbench.job.job import Job
 from workbench.plan.plan import Plan
+from workbench.planner.stage_counts import Progress, silent
 from workbench.planner.strategy_spec import Planner
 
 NEAR_SHARE = 0.6  # of the draws: next to the best so far
 REPEATED = 50  # draws one after the other that were tried before: the space counts as searched
-ONE_PLAN_SHARE = 0.5  # of the budget that one call of a planner may take
+ONE_PLAN_SHARE = 0.5  # of the budget that a planner may take for a drawn job
 
 
 class Values(Protocol):
@@ -66,6 +67,8 @@ def own_searches(
 ) -> Iterator[OwnBest]:
     """One after the other, each with the whole budget, or until its space was searched.
 
+    The plan of the job as it is comes first and takes as long as it takes, as for the joint search.
+
     Args:
         job: with layouts left open.
         judge: of all plans, the joint search's.
@@ -107,7 +110,7 @@ class _OwnSearch:
 
     def best_of(self, job: Job, rng: random.Random) -> OwnBest:
         draws = Draws(job, OWN_SPACES[self._name])
-        unsearched = self._tried(job)
+        unsearched = self._tried(job, silent)
         repeated = 0
         while repeated < REPEATED and self._clock() - self._start_s < self._budget_s:
             drawn = self._drawn(draws, rng)
@@ -115,7 +118,7 @@ class _OwnSearch:
                 repeated += 1
                 continue
             repeated = 0
-            self._tried(drawn)
+            self._tried(drawn, self._stopper())
         return OwnBest(
             strategy=self._name,
             value=None if self._best is None else self._best[0],
@@ -137,10 +140,10 @@ class _OwnSearch:
             self._refusal = str(error)
             return None
 
-    def _tried(self, job: Job) -> float | None:
+    def _tried(self, job: Job, progress: Progress) -> float | None:
         self._seen.add(repr(_varied(job)))
         try:
-            plan = self._planner(job, self._cost, self._stopper())
+            plan = self._planner(job, self._cost, progress)
             for stage in plan.stages:
                 check_taken(job.pools, stage.module, stage.flat_ranks)
             value = self._judge.value(plan)
@@ -155,7 +158,7 @@ class _OwnSearch:
             self._best = value, plan, job
         return value
 
-    def _stopper(self) -> Callable[[int, int, float], None]:
+    def _stopper(self) -> Progress:
         """Progress that ends a planner's own search in time."""
         end_s = self._clock() + ONE_PLAN_SHARE * self._budget_s
 
