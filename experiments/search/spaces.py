@@ -186,7 +186,7 @@ def _job(
     trainable: str = "all",
     ranks: int = 4,
     samples: int = 4,
-    text_tokens: tuple[int, int] = (512, 4096),
+    text_tokens: tuple[int, int] = (256, 2048),
 ) -> Job:
     """Drawn samples on one node of A40s."""
     configs = {encoder: _ENCODERS[encoder] for encoder in encoders} | {"llm": _LLM}
@@ -206,7 +206,7 @@ def _job(
             "mixture": {
                 "seed": 5,
                 "text_tokens": list(text_tokens),
-                "items": {encoder: {"most": 6} for encoder in encoders},
+                "items": {encoder: {"most": 2} for encoder in encoders},
             },
         },
     }
@@ -217,9 +217,21 @@ _ONE = {"vision": ((1, 1), (1, 2), (2, 1)), "llm": ((1, 1), (1, 2), (1, 3), (2, 
 _BOTH = {"vision": ((1, 1), (2, 1)), "audio": ((1, 1), (2, 1)), "llm": ((1, 1), (1, 2), (1, 3), (2, 1))}
 
 
-def _space(job: Job, shapes: Mapping[str, tuple[Shape, ...]], **answers: tuple[int, ...]) -> ListedSpace:
-    found = ListedSpace(name=job.name, job=job, cost=cost_of(job, None, None), shapes=shapes)
-    return replace(found, **answers)
+def _space(
+    job: Job,
+    shapes: Mapping[str, tuple[Shape, ...]],
+    *,
+    replicas: tuple[int, ...] = (1,),
+    microbatches: tuple[int, ...] = (1,),
+) -> ListedSpace:
+    return ListedSpace(
+        name=job.name,
+        job=job,
+        cost=cost_of(job, None, None),
+        shapes=shapes,
+        replicas=replicas,
+        microbatches=microbatches,
+    )
 
 
 def spaces() -> tuple[ListedSpace, ...]:
@@ -227,11 +239,11 @@ def spaces() -> tuple[ListedSpace, ...]:
     renamed = {"audio": _ONE["vision"], "llm": _ONE["llm"]}
     return (
         _space(_job("vision trained", "vision"), _ONE),
-        _space(_job("vision frozen", "vision", trainable="projector", text_tokens=(128, 2048)), _ONE),
-        _space(_job("audio", "audio", text_tokens=(256, 2048)), renamed),
+        _space(_job("vision frozen", "vision", trainable="projector", text_tokens=(128, 1024)), _ONE),
+        _space(_job("audio", "audio", text_tokens=(128, 1024)), renamed),
         _space(_job("both", "vision", "audio", ranks=5), _BOTH),
         _space(
-            _job("replicas", "vision", samples=4, text_tokens=(1024, 6144)),
+            _job("replicas", "vision", samples=4, text_tokens=(128, 3072)),
             {"vision": ((1, 1), (1, 2), (2, 1)), "llm": ((1, 1), (2, 1), (1, 2), (1, 3))},
             replicas=(1, 2),
             microbatches=(1, 2),
