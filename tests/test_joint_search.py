@@ -16,6 +16,7 @@ from workbench.search.joint.drive import joint_search
 from workbench.search.joint.found import Found
 from workbench.search.joint.grouping_moves import Exchange, Grouping, MoveSample, Regroup, Reorder, Resize
 from workbench.search.joint.layout_moves import Arrange, Reschedule, RunEncodersAhead, ShiftLayer
+from workbench.search.joint.log import log_lines, replayed
 from workbench.search.joint.question import Question
 from workbench.search.joint.setting_moves import Distribute, ExchangeKeys, Keep
 from workbench.search.joint.take import Take
@@ -28,7 +29,7 @@ FEW = ("cornstarch", "encoders-colocated", "entrain", "megatron-homogeneous", "d
 
 
 def small():
-    return replace(job(batch=BATCH), max_ranks=8)
+    return replace(job(batch=BATCH), max_ranks=7)
 
 
 def searched(job, *, workers=1, candidates=30, **scope) -> Found:
@@ -61,6 +62,33 @@ def test_never_worse_than_any_start_and_the_plan_takes_what_is_said():
 def test_the_same_seed_gives_the_same_answer_whatever_the_workers():
     one, two = found(), searched(small(), workers=2)
     assert (one.log, one.value, one.plan) == (two.log, two.value, two.plan)
+
+
+def test_a_log_is_replayed_to_the_same_answer():
+    best = found()
+    assert best.path, "the search is to find something"
+    lines = list(log_lines(small(), Scope(), best))
+    assert len(lines) == len(best.log) + 2
+    planners = {name: PLANNERS[name] for name in FEW}
+    plan, value = replayed(small(), cost(), IterationJudge(cost()), planners, lines)
+    assert (plan, value) == (best.plan, best.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda lines: lines[:-1], "no log of a joint search"),
+        (lambda lines: [], "no log of a joint search"),
+        (lambda lines: [lines[0], *lines[2:]], "candidates are missing"),
+        (lambda lines: [lines[0].replace("tiny", "other"), *lines[1:]], "the log is of job 'other'"),
+        (lambda lines: [*lines[:-1], lines[-1].replace('"value": ', '"value": 1')], "logged was 1"),
+    ],
+)
+def test_a_log_of_something_else_is_refused(change, reason):
+    lines = change(list(log_lines(small(), Scope(), found())))
+    planners = {name: PLANNERS[name] for name in FEW}
+    with pytest.raises(ValueError, match=reason):
+        replayed(small(), cost(), IterationJudge(cost()), planners, lines)
 
 
 def test_a_start_is_the_same_plan_again():
@@ -133,7 +161,7 @@ def test_a_fixed_question_keeps_its_answer():
 
 
 def test_a_fixed_answer_of_a_strategy_without_a_plan_is_refused():
-    with pytest.raises(ValueError, match=r"layout cannot be fsdp's, it has no plan: no such strategy"):
+    with pytest.raises(ValueError, match="layout cannot be fsdp's, it has no plan of the job"):
         searched(small(), fixed={Question.LAYOUT: "fsdp"})
 
 

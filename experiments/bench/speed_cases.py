@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
 
-from workbench.cost.hardware import Link, Node, uniform
+from workbench.cost.hardware import Cluster, Link, Node, uniform
 from workbench.data.sample import Sample, Segment
 from workbench.model.model_graph import ModelGraph, Module, connect
 from workbench.model.trainable import Trainable
@@ -92,13 +92,11 @@ def plan_of(case: Case, number: int = 0) -> Plan:
     """
     graph = model(case.llm, number)
     stages = tuple(_stages(case, graph, number))
-    num_ranks = 1 + max(rank for stage in stages for rank in stage.flat_ranks)
-    node = Node(device=PROFILE, num_ranks=8, memory_bytes=80 * 10**9)
     draft = Plan(
         strategy="bench",
         model=graph,
-        cluster=uniform("bench", node, num_nodes=-(-num_ranks // 8), intra=NVLINK, inter=INFINIBAND),
-        batch=tuple(_samples(case, number)),
+        cluster=cluster_of(case),
+        batch=samples_of(case, number),
         stages=stages,
         microbatches=(),
         programs=(),
@@ -107,6 +105,13 @@ def plan_of(case: Case, number: int = 0) -> Plan:
         draft, samples_per_microbatch=case.samples, replicas=range(case.replicas)
     )
     return with_programs(replace(draft, microbatches=microbatches))
+
+
+def cluster_of(case: Case) -> Cluster:
+    """As many nodes as the case's ranks take."""
+    num_ranks = case.replicas * sum(stages * tp for stages, tp in case.layout.values())
+    node = Node(device=PROFILE, num_ranks=8, memory_bytes=80 * 10**9)
+    return uniform("bench", node, num_nodes=-(-num_ranks // 8), intra=NVLINK, inter=INFINIBAND)
 
 
 def _stages(case: Case, graph: ModelGraph, number: int) -> Iterator[Stage]:
@@ -126,6 +131,11 @@ def _cuts(module: Module, num_stages: int, number: int) -> list[tuple[int, int]]
         turn, place = divmod(number, num_stages - 1)
         bounds[1 + place] += -1 if turn % 2 else 1
     return list(pairwise(bounds))
+
+
+def samples_of(case: Case, number: int = 0) -> tuple[Sample, ...]:
+    """The batch of a case; of other numbers, samples of other sizes."""
+    return tuple(_samples(case, number))
 
 
 def _samples(case: Case, number: int) -> Iterator[Sample]:

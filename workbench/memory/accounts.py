@@ -1,7 +1,7 @@
 """What the accounts of ranks share: bytes of stages, places of actions, rows between two ranks."""
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from itertools import accumulate
 
@@ -47,8 +47,17 @@ class Accounts:
             for row in self._rows_on.get(rank, ())
         )
         programs = tuple(id(self.place.get(peer)) for peer in peers)
-        reduced = tuple(group.num_elements for group in self.lowered.groups if rank in group.ranks)
+        reduced = tuple(self._reduced.get(rank, ()))
         return self._state_key(rank), programs, reduced, rows
+
+    @cached_property
+    def _reduced(self) -> dict[int, list[int]]:
+        """Rank -> elements of the gradient groups that it is in."""
+        found: dict[int, list[int]] = {}
+        for group in self.lowered.groups:
+            for rank in self._ranks.intersection(group.ranks):
+                found.setdefault(rank, []).append(group.num_elements)
+        return found
 
     def _state_key(self, rank: int) -> tuple[object, ...]:
         """Ranks with the same stages hold the same."""
@@ -58,11 +67,21 @@ class Accounts:
         """(stage, part, bytes) of all that a rank's parameters hold."""
         key = self._state_key(rank)
         if key not in self._state:
-            sizes: Counter[tuple[int, StateKind]] = Counter()
-            for stage, kind, num_bytes in state_of(self.plan, rank):
-                sizes[stage.id, kind] += num_bytes
-            self._state[key] = tuple((self.plan.stage[stage], kind, n) for (stage, kind), n in sizes.items())
+            stages = self.plan.stages_on.get(rank, ())
+            if len(stages) == 1:
+                sizes = self.sizes.state(stages[0], lambda: self._state_of(rank))
+            else:
+                sizes = self._state_of(rank)
+            self._state[key] = tuple((stages[place], kind, n) for (place, kind), n in sizes.items())
         return self._state[key]
+
+    def _state_of(self, rank: int) -> Mapping[tuple[int, StateKind], int]:
+        """(place of the stage on the rank, part) -> bytes."""
+        place = {stage.id: at for at, stage in enumerate(self.plan.stages_on.get(rank, ()))}
+        sizes: Counter[tuple[int, StateKind]] = Counter()
+        for stage, kind, num_bytes in state_of(self.plan, rank):
+            sizes[place[stage.id], kind] += num_bytes
+        return sizes
 
     @cached_property
     def place(self) -> dict[int, dict[Action, int]]:

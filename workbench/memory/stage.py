@@ -1,6 +1,6 @@
 """Bytes of one stage on one rank: the state of its weights, and what a microbatch needs in it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
@@ -167,6 +167,9 @@ def _scaled_row(row: RowWork, factor: float) -> RowWork:
     return replace(row, tokens_in=tokens_in, tokens_out=tokens_out)
 
 
+_State = Mapping[tuple[int, StateKind], int]  # (place of the stage on its rank, part) -> bytes
+_STATES: Remembered[_State] = Remembered(MOST_STAGES)
+_SETTINGS: Remembered[Setting] = Remembered(MOST_STAGES)
 _SUMS: Remembered[StageBytes] = Remembered(MOST_STAGES)
 _SPLIT_SUMS: Remembered[StageSplitBytes] = Remembered(MOST_STAGES)
 
@@ -182,6 +185,12 @@ class Sizes:
         self._settings: dict[tuple[object, ...], tuple[int, Setting]] = {}
         self._numbers: dict[Setting, int] = {}
         self._decisive = Same(plan.model), plan.settings
+
+    def state(self, stage: Stage, derive: Callable[[], _State]) -> _State:
+        """What a rank of the stage holds of parameters, where it is the rank's only one."""
+        shape = stage.module, stage.layers, stage.tp, stage.cp, stage.ep
+        replicas = num_replicas(self._plan)[stage.module]
+        return _STATES.answer((self._decisive, shape, replicas), derive)
 
     def of(self, stage: Stage, microbatch: Microbatch, *, keeps: bool) -> StageBytes:
         """Of that stage; `keeps` False: no backward follows, so nothing is kept."""
@@ -222,9 +231,16 @@ class Sizes:
         """Equal settings have one number: hashing the whole for every pass is slow."""
         name = microbatch.module, microbatch.replica, microbatch.index, stage.tp, stage.cp, stage.ep
         if name not in self._settings:
-            setting = self._setting(stage, microbatch)
+            setting = self._remembered_setting(stage, microbatch)
             self._settings[name] = self._numbers.setdefault(setting, len(self._numbers)), setting
         return self._settings[name]
+
+    def _remembered_setting(self, stage: Stage, microbatch: Microbatch) -> Setting:
+        if self._plan.token_shards:
+            return self._setting(stage, microbatch)
+        grid = stage.tp, stage.cp, stage.ep
+        key = self._decisive, Same(self._plan.batch), stage.module, microbatch.rows, grid
+        return _SETTINGS.answer(key, lambda: self._setting(stage, microbatch))
 
     def _setting(self, stage: Stage, microbatch: Microbatch) -> Setting:
         module = self._plan.model.module(stage.module)

@@ -1,7 +1,7 @@
 """Refuses lowered plans whose communication can deadlock, under both models of communication."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from itertools import chain, groupby, pairwise
 
@@ -47,17 +47,20 @@ def check_deadlock(lowered: Lowered) -> None:
 
 
 def _check(lowered: Lowered) -> None:
-    _check_programs(lowered)
-    _check_rows(lowered)
+    place = _places(lowered)
+    _check_programs(lowered, place)
+    _check_rows(lowered, place)
     _check_groups(lowered)
-    queues = _queues_of_slots(lowered)
+    by_communicator = _by_communicator(lowered)
+    queues = _queues_of_slots(lowered, by_communicator.values())
     if ring(_followers(lowered, queues)):  # what is in a ring when matched by tag is in one in order, too
         model = Model.BUFFERED if ring(_followers(lowered, [])) else Model.RENDEZVOUS
         queues = queues if model is Model.RENDEZVOUS else []
         raise ValueError(_report(lowered, model, ring(_followers(lowered, queues)), queues))
-    _check_send_order(lowered)
+    _check_send_order(lowered, place, by_communicator.values())
 
 
+Places = Mapping[int, Mapping[Action, int]]  # rank -> place of every action in its program
 Slot = list[Transfer]  # rows that complete together
 
 
@@ -82,11 +85,20 @@ def _followers(lowered: Lowered, queues: Sequence[Sequence[Slot]]) -> list[list[
     return found
 
 
-def _queues_of_slots(lowered: Lowered) -> list[list[Slot]]:
+def _places(lowered: Lowered) -> Places:
+    """Ranks with one program have one table."""
+    known: dict[int, dict[Action, int]] = {}
+    for actions in lowered.plan.program.values():
+        if id(actions) not in known:
+            known[id(actions)] = {action: place for place, action in enumerate(actions)}
+    return {rank: known[id(actions)] for rank, actions in lowered.plan.program.items()}
+
+
+def _queues_of_slots(lowered: Lowered, by_communicator: Iterable[list[Transfer]]) -> list[list[Slot]]:
     """By communicator, rows that are one unit as rendezvous: single ones, or opposite ones of a tick."""
     ticks = issue_ticks(lowered.plan, lowered.transfers)
     queues: list[list[Slot]] = []
-    for queue in _by_communicator(lowered).values():
+    for queue in by_communicator:
         slots: list[Slot] = []
         for _, members in groupby(queue, key=lambda row: (row.route, ticks[row.producer])):
             rows = list(members)
@@ -99,9 +111,13 @@ def _queues_of_slots(lowered: Lowered) -> list[list[Slot]]:
 def _by_communicator(lowered: Lowered) -> dict[tuple[int, ...], list[Transfer]]:
     """Ranks -> rows among exactly these, in row order. LOCAL rows have no communicator."""
     queues: dict[tuple[int, ...], list[Transfer]] = {}
+    known: dict[tuple[int, tuple[int, ...]], list[Transfer]] = {}
     for row in lowered.transfers:
         if row.route is not Route.LOCAL:
-            queues.setdefault(_members(row), []).append(row)
+            ends = row.source_rank, row.destination_ranks
+            if ends not in known:
+                known[ends] = queues.setdefault(_members(row), [])
+            known[ends].append(row)
     return queues
 
 
@@ -109,34 +125,37 @@ def _members(row: Transfer) -> tuple[int, ...]:
     return tuple(sorted({row.source_rank, *row.destination_ranks}))
 
 
-def _groups_on(lowered: Lowered, action: Action, rank: int) -> Iterator[int]:
-    """Groups that an action reduces and this rank is in, in issue order."""
-    for index in lowered.reductions.get(action, ()):
-        if rank in lowered.groups[index].ranks:
-            yield index
-
-
-def _check_programs(lowered: Lowered) -> None:
+def _check_programs(lowered: Lowered, place: Places) -> None:
     """Every action once per program, on every rank of its stage, behind the pass that it continues."""
     plan = lowered.plan
-    for rank, program in plan.program.items():
+    for rank in _one_of_each(place):
+        program = plan.program[rank]
         for action, times in Counter(program).items():
             if times > 1:
                 raise ValueError(f"rank {rank}: action {action} stands {times} times in the program")
         if STEP in program[:-1]:
             raise ValueError(f"rank {rank}: STEP must be the last action, {program[-1]} is")
-    place = {rank: _places(program) for rank, program in plan.program.items()}
-    for rank, mine in place.items():
+    for rank in _one_of_each(place):
+        mine = place[rank]
         for action in sorted(mine, key=str):
             if action.stage is not None and action.stage not in plan.stage:
                 raise ValueError(f"rank {rank}: {action} is of no stage, stages are {sorted(plan.stage)}")
             for peer in plan.ranks_of(action):
-                if action not in place.get(peer, ()):
+                theirs = place.get(peer, {})
+                if theirs is not mine and action not in theirs:
                     raise ValueError(
                         f"rank {rank} before {action}: waits for rank {peer}, which never runs it\n"
                         + _programs(lowered, [(rank, action), (peer, action)])
                     )
             _check_continues(rank, action, mine)
+
+
+def _one_of_each(place: Places) -> list[int]:
+    """Of ranks with one program the first: the others break no rule that it keeps."""
+    found: dict[int, int] = {}
+    for rank, mine in place.items():
+        found.setdefault(id(mine), rank)
+    return list(found.values())
 
 
 def _check_continues(rank: int, action: Action, place: Mapping[Action, int]) -> None:
@@ -146,22 +165,20 @@ def _check_continues(rank: int, action: Action, place: Mapping[Action, int]) -> 
         raise ValueError(f"rank {rank} before {action}: waits for {needs}, which it runs {when}")
 
 
-def _places(program: Sequence[Action]) -> dict[Action, int]:
-    return {action: place for place, action in enumerate(program)}
-
-
-def _check_rows(lowered: Lowered) -> None:
+def _check_rows(lowered: Lowered, place: Places) -> None:
     """Every row has both ends, on ranks that run them."""
     rows = lowered.transfers
-    for place, row in enumerate(rows):
-        if row.row != place:
-            raise ValueError(f"row {row.row} stands at place {place}: a row's number is its place")
+    for number, row in enumerate(rows):
+        if row.row != number:
+            raise ValueError(f"row {row.row} stands at place {number}: a row's number is its place")
     for what, table, end in (
         ("waits for", lowered.inputs, "consumer"),
         ("sends", lowered.outputs, "producer"),
     ):
         for action, numbers in table.items():
-            for number, times in Counter(numbers).items():
+            stands_twice = len(set(numbers)) < len(numbers)
+            for number in numbers:
+                times = numbers.count(number) if stands_twice else 1
                 if number >= len(rows) or getattr(rows[number], end) != action or times > 1:
                     raise ValueError(
                         f"action {action} {what} row {number}, which is not there, stands twice or has "
@@ -171,42 +188,43 @@ def _check_rows(lowered: Lowered) -> None:
         for action in (row.producer, row.consumer):
             if action.kind not in _TALKS:
                 raise ValueError(f"{describe(row)}: {action} neither sends nor receives, only F, B and I do")
-        _check_row(lowered, row)
+        _check_row(lowered, row, place)
 
 
-def _check_row(lowered: Lowered, row: Transfer) -> None:
-    program, what = lowered.plan.program, describe(row)
+def _check_row(lowered: Lowered, row: Transfer, place: Places) -> None:
     if row.row not in lowered.inputs.get(row.consumer, ()):
-        raise ValueError(f"{what}: {row.consumer} never receives it" + _both_queues(lowered, row))
+        raise ValueError(f"{describe(row)}: {row.consumer} never receives it" + _both_queues(lowered, row))
     for rank in row.destination_ranks:
-        if row.consumer not in program.get(rank, ()):
+        if row.consumer not in place.get(rank, {}):
             raise ValueError(
-                f"{what}: rank {rank} receives it but never runs {row.consumer}" + _both_queues(lowered, row)
+                f"{describe(row)}: rank {rank} receives it but never runs {row.consumer}"
+                + _both_queues(lowered, row)
             )
     if row.route is Route.BROADCAST:
         before = lowered.transfers[row.after] if row.after is not None else None
         if before is None or row.source_rank not in before.destination_ranks or before.row >= row.row:
-            raise ValueError(f"{what}: rank {row.source_rank} broadcasts what it never received")
+            raise ValueError(f"{describe(row)}: rank {row.source_rank} broadcasts what it never received")
         return
     if row.row not in lowered.outputs.get(row.producer, ()):
-        raise ValueError(f"{what}: {row.producer} never sends it" + _both_queues(lowered, row))
-    if row.producer not in program.get(row.source_rank, ()):
+        raise ValueError(f"{describe(row)}: {row.producer} never sends it" + _both_queues(lowered, row))
+    if row.producer not in place.get(row.source_rank, {}):
         raise ValueError(
-            f"{what}: rank {row.source_rank} sends it but never runs {row.producer}"
+            f"{describe(row)}: rank {row.source_rank} sends it but never runs {row.producer}"
             + _both_queues(lowered, row)
         )
     is_own = row.source_rank == row.destination_rank
     if is_own != (row.route is Route.LOCAL) or len(row.destination_ranks) != 1:
-        raise ValueError(f"{what}: route {row.route} does not fit its ranks")
+        raise ValueError(f"{describe(row)}: route {row.route} does not fit its ranks")
 
 
 def _check_groups(lowered: Lowered) -> None:
     """Every rank of a group that needs a collective reaches it once."""
     reached: Counter[tuple[int, int]] = Counter()
+    members = [frozenset(group.ranks) for group in lowered.groups]
     for rank, program in lowered.plan.program.items():
         for action in program:
-            if action in lowered.reductions:
-                reached.update((index, rank) for index in _groups_on(lowered, action, rank))
+            for index in lowered.reductions.get(action, ()):
+                reached[index, rank] += rank in members[index]
     for group in lowered.groups:
         present = (rank for rank in group.ranks if rank in lowered.plan.stages_on)  # others: equal ones
         times = {rank: reached[group.index, rank] for rank in present}
@@ -222,10 +240,9 @@ def _check_groups(lowered: Lowered) -> None:
             )
 
 
-def _check_send_order(lowered: Lowered) -> None:
+def _check_send_order(lowered: Lowered, place: Places, by_communicator: Iterable[list[Transfer]]) -> None:
     """A rank produces the rows of one communicator in their order: its peers receive in row order."""
-    place = {rank: _places(program) for rank, program in lowered.plan.program.items()}
-    for queue in _by_communicator(lowered).values():
+    for queue in by_communicator:
         last: dict[int, Transfer] = {}
         for row in queue:
             if row.route is not Route.P2P:

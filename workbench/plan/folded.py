@@ -11,7 +11,7 @@ from workbench.plan.gradient_groups import gradient_groups, num_replicas, reduct
 from workbench.plan.kept import give, kept
 from workbench.plan.lowered import GradientGroup
 from workbench.plan.optimizer_shards import optimizer_shards
-from workbench.plan.plan import Microbatch, Plan, Program, Sharding, Stage
+from workbench.plan.plan import Microbatch, Plan, Program, Settings, Sharding, Stage
 from workbench.plan.remembered import Remembered
 from workbench.schedule.action import STEP, Action, Pass
 from workbench.schedule.reductions import with_reductions
@@ -103,6 +103,7 @@ class Folded:
     Args:
         one: the whole cluster's plan of the first replica alone, with programs; its ranks are 0, 1, ...
         batches: samples of every replica, in equal places of equal sizes; the first are the plan's.
+        settings: those of the whole, which may shard optimizer states among more ranks than one replica has.
 
     Raises:
         ValueError: replicas of unequal batches, weights that replicas share in parts, tokens that
@@ -111,12 +112,13 @@ class Folded:
 
     one: Plan
     batches: tuple[tuple[Sample, ...], ...]
+    settings: Settings
 
     def __post_init__(self) -> None:
         sizes = {tuple((sample.segments, sample.mask) for sample in batch) for batch in self.batches}
         if not self.batches or self.batches[0] != self.one.batch or len(sizes) > 1:
             raise ValueError("folded replicas: want equal batches, the first that of the plan")
-        if any(each.sharding is Sharding.PARAMETERS for each in self.one.settings.modules):
+        if any(each.sharding is Sharding.PARAMETERS for each in self.settings.modules):
             raise ValueError("folded replicas: want each to have its weights whole, got sharded parameters")
         if self.one.token_shards:
             raise ValueError("folded replicas: want tokens without owners of their own, got token shards")
@@ -143,7 +145,7 @@ class Folded:
 
     @cached_property
     def judged(self) -> Plan:
-        """What holds for the whole as `judged_part` of it; the whole where replicas share ports or lie unlike.
+        """As `judged_part` of the whole, without making that where replicas lie alike and share no port.
 
         Raises:
             ValueError: numbers of optimizer instances that do not divide the ranks.
@@ -181,12 +183,13 @@ class Folded:
         """The first replica, which adds up gradients with the others."""
         groups = tuple(replace(group, ranks=self._all(group.ranks)) for group in gradient_groups(self.one))
         counts = dict.fromkeys(num_replicas(self.one), self.num_replicas)
-        order = reduction_order(_stands_for(replace(self.one), groups, counts))
+        one = replace(self.one, settings=self.settings)
+        order = reduction_order(_stands_for(one, groups, counts))
         stages_of = {program.ranks: _stages(self.one, program) for program in self.one.programs}
         passes = {stages_of[program.ranks]: _without_sums(program) for program in self.one.programs}
         orders = with_reductions(passes, order)
         programs = tuple(Program(ranks=ranks, actions=(*orders[of], STEP)) for ranks, of in stages_of.items())
-        return _stands_for(replace(self.one, programs=programs), groups, counts)
+        return _stands_for(replace(one, programs=programs), groups, counts)
 
     def _all(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """These of every replica."""

@@ -15,6 +15,7 @@ from workbench.model.layer import TokenCount
 from workbench.model.model_graph import TEXT, Module
 from workbench.plan.kept import kept
 from workbench.plan.plan import Microbatch, Plan, TokenShard
+from workbench.plan.remembered import Remembered, Same
 
 
 def attention_area(sample: Sample) -> int:
@@ -33,6 +34,9 @@ def _masked_area(segments: tuple[Segment, ...], mask: str) -> int:
     return area(field, field)
 
 
+_ROWS: Remembered[tuple[RowWork, ...]] = Remembered(65_536)
+
+
 @kept
 def work_of(plan: Plan, microbatch: Microbatch) -> Work:
     """Tokens and query-key pairs of every row; items of a row do not see each other.
@@ -46,10 +50,11 @@ def work_of(plan: Plan, microbatch: Microbatch) -> Work:
     tiles of the mask. Kept, as every rank of a stage asks.
     """
     module = plan.model.module(microbatch.module)
-    rows = [_row(plan, module, row) for row in microbatch.rows]
+    key = Same(plan.model), Same(plan.batch), microbatch.module, microbatch.rows
+    rows = _ROWS.answer(key, lambda: tuple(_row(plan, module, row) for row in microbatch.rows))
     shards = {shard.row: shard for shard in plan.token_shards if _is_of(shard, microbatch)}
     if not shards:
-        return Work(tuple(rows))
+        return Work(rows)
     num_owners = plan.chain[microbatch.module, microbatch.replica][0].cp
     shares = [
         _shares(plan, module, row, shards.get(index), num_owners) for index, row in enumerate(microbatch.rows)

@@ -30,6 +30,7 @@ class WeightPrices:
         self._lowered, self._plan, self._cost_of = lowered, lowered.plan, cost_of
         self._links: dict[tuple[int, ...], Link] = {}
         self._reductions: dict[int, tuple[float, frozenset[int]]] = {}  # group -> seconds, its ranks
+        self._known_s: dict[tuple[object, ...], float] = {}
         self.unmeasured: set[str] = set()
 
     def reduce_s(self, action: Action, ranks: Sequence[int]) -> float:
@@ -121,9 +122,12 @@ class WeightPrices:
         if len(ranks) == 1:
             return 0.0
         cost, link = self._cost_of(ranks[:1]), self.link(ranks)
-        if not cost.collectives.is_measured(kind, len(ranks), link):
-            self.unmeasured.add(f"{kind} between ranks: ring formula over the cluster's links")
-        return cost.between_ranks_s(kind, num_bytes, len(ranks), link)
+        key = kind, num_bytes, len(ranks), link, id(cost)
+        if key not in self._known_s:
+            if not cost.collectives.is_measured(kind, len(ranks), link):
+                self.unmeasured.add(f"{kind} between ranks: ring formula over the cluster's links")
+            self._known_s[key] = cost.between_ranks_s(kind, num_bytes, len(ranks), link)
+        return self._known_s[key]
 
     def link(self, ranks: Sequence[int]) -> Link:
         """What a ring of these ranks runs over."""

@@ -64,6 +64,15 @@ class Arrangement:
         """Of one module."""
         return next(each for each in self.degrees if each.module == module)
 
+    def num_ranks(self, llm: str) -> int:
+        """That it takes."""
+        own, shared = self.of(llm).num_ranks, [d.num_ranks for d in self.degrees if d.module != llm]
+        if self.placement in (Placement.ISLANDS, Placement.REPLICAS):
+            return own + sum(shared)
+        if self.placement is Placement.TOGETHER:
+            return own + max(shared, default=0)
+        return own
+
     def __str__(self) -> str:
         words = (f"{d.module} tp {d.tp} cp {d.cp} pp {d.pp} dp {d.dp} ep {d.ep}" for d in self.degrees)
         return f"{self.placement}: {', '.join(words)}"
@@ -77,6 +86,7 @@ def stages_of(
     Raises:
         ValueError: degrees that the model or the cluster does not take, or that do not go with the placement.
     """
+    check_placement(job, arrangement)
     held = _job_with(job, arrangement, schedule)
     layers_s = believed_layers_s(held, draft, cost, FROZEN_AWARE.layer_s)
     if arrangement.placement is Placement.FIRST_STAGE:
@@ -85,7 +95,6 @@ def stages_of(
         module: blocks_cut(held, seconds, arrangement.of(module).pp, module)
         for module, seconds in layers_s.items()
     }
-    _check_placement(held, arrangement)
     stages = {
         Placement.REPLICAS: disjoint_stages,
         Placement.ISLANDS: grid_stages,
@@ -135,17 +144,28 @@ def _job_with(job: Job, arrangement: Arrangement, schedule: Schedule) -> Job:
     return replace(job, layouts=layouts, replicas=replicas, schedule=schedule)
 
 
-def _check_placement(job: Job, arrangement: Arrangement) -> None:
-    """Replicas side by side are equally many; encoders together have equal grids."""
-    placement, llm = arrangement.placement, llm_of(job)
-    equal = placement in (Placement.REPLICAS, Placement.TOGETHER)
-    if equal and len({each.dp for each in arrangement.degrees}) > 1:
-        raise ValueError(f"{placement}: want as many replicas of every module, got {arrangement}")
-    encoders = [each for each in arrangement.degrees if each.module != llm]
-    if placement is Placement.TOGETHER and len({(e.tp, e.cp, e.pp) for e in encoders}) > 1:
-        raise ValueError(f"{placement}: want the same tp, cp and pp of every encoder, got {arrangement}")
+def check_placement(job: Job, arrangement: Arrangement) -> None:
+    """Whether degrees go with a placement.
+
+    Raises:
+        ValueError: replicas side by side that are not equally many, encoders together with unequal grids,
+            encoders on the LLM's first stage with another grid than its own, or modules on all ranks that
+            take unequally many.
+    """
+    placement, llm = arrangement.placement, arrangement.of(llm_of(job))
+    encoders = [each for each in arrangement.degrees if each.module != llm.module]
+    together = {(each.tp, each.cp, each.pp, each.dp) for each in encoders}
+    wrong = ""
+    if placement is Placement.REPLICAS and len({each.dp for each in arrangement.degrees}) > 1:
+        wrong = "as many replicas of every module"
+    if placement is Placement.TOGETHER and (len(together) > 1 or {e.dp for e in encoders} - {llm.dp}):
+        wrong = "the same tp, cp and pp of every encoder, and the LLM's dp"
+    if placement is Placement.FIRST_STAGE and together - {(llm.tp, llm.cp, 1, llm.dp)}:
+        wrong = "encoders of one stage on the LLM's grid"
     if placement is Placement.EVERYWHERE and len({each.num_ranks for each in arrangement.degrees}) > 1:
-        raise ValueError(f"{placement}: want as many ranks for every module, got {arrangement}")
+        wrong = "as many ranks for every module"
+    if wrong:
+        raise ValueError(f"{placement}: want {wrong}, got {arrangement}")
 
 
 def _on_first_stage(
@@ -155,8 +175,6 @@ def _on_first_stage(
     name = llm_of(job)
     llm = arrangement.of(name)
     encoders = [each for each in arrangement.degrees if each.module != name]
-    if any((e.tp, e.cp, e.dp, e.pp) != (llm.tp, llm.cp, llm.dp, 1) for e in encoders):
-        raise ValueError(f"{arrangement.placement}: want encoders of one stage on the LLM's grid")
     first, *rest = layers_s[name]
     ahead_s = sum(sum(layers_s[encoder.module]) for encoder in encoders)
     cuts: dict[str, Cuts] = {each.module: ((0, len(layers_s[each.module])),) for each in encoders}

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from time import monotonic
 
 from workbench.cost.model import CostModel
@@ -15,24 +14,26 @@ from workbench.search.joint.choice import Choice, draft_of
 from workbench.search.joint.evaluate import UNCHANGED, Judge, Outcome, changed, plan_of
 from workbench.search.joint.found import Entry, Found, State, path_of, value_of
 from workbench.search.joint.hints import hints_of
-from workbench.search.joint.move import Move, Space
-from workbench.search.joint.proposals import Moves, proposals
+from workbench.search.joint.move import Space
+from workbench.search.joint.proposals import Moves, Proposals
 from workbench.search.joint.question import Question
 from workbench.search.joint.seeds import seeds
-from workbench.search.joint.starts import OPEN, Start, start_tasks
-from workbench.search.joint.take import Take
+from workbench.search.joint.starts import Start, start_tasks
+from workbench.search.joint.take import taken
 from workbench.search.joint.terms import Scope, Stop
 from workbench.search.joint.workers import Asked, Workers, opened
 from workbench.strategies.registry import PLANNERS, PRICED
 
 SEATS = 4  # choices that candidates are made from
 ROUND = 24  # candidates between two looks at what they gave
+MOST_ALIKE = 2  # of these, with modules on the same ranks
+NEAR = 1e-5  # of a value: as good as equal
 SHARES = (0.5, 0.25, 0.15, 0.1)  # of a round, by seat
 OPEN_SHARE = 0.25  # of the time, after which no strategy plans without the job's layouts any more
 ANYWHERE = Scope()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Seat:
     """A choice that candidates are made from."""
 
@@ -40,7 +41,7 @@ class _Seat:
     choice: Choice
     index: int | str
     start: str
-    waiting: Iterator[Moves] | None = None
+    proposals: Proposals | None = None
 
 
 @dataclass(slots=True)
@@ -64,17 +65,17 @@ class _Search:
             if len(asked) >= ROUND // 2:
                 break
         for seat, share in zip(self.seats, SHARES, strict=False):
-            if seat.waiting is None:
-                seat.waiting = self._proposals(seat)
-            asked += [(seat, moves) for moves in islice(seat.waiting, max(1, round(share * ROUND)))]
+            if seat.proposals is None:
+                seat.proposals = self._proposals(seat)
+            asked += [(seat, moves) for moves in seat.proposals.next(max(1, round(share * ROUND)))]
         return asked
 
-    def _proposals(self, seat: _Seat) -> Iterator[Moves]:
+    def _proposals(self, seat: _Seat) -> Proposals:
         space, choice = self.space, seat.choice
         arrangement = arrangement_of(
             space.job, choice.stages, choice.schedule, draft_of(space.job, choice), space.cost
         )
-        return proposals(
+        return Proposals(
             space,
             choice,
             arrangement=arrangement,
@@ -89,6 +90,8 @@ class _Search:
             index = len(self.log) + 1
             accepted = outcome.value is not None and self._seated(seat, moves, outcome.value, index)
             self.candidates += outcome.value is not None
+            if outcome.value is not None and seat.proposals is not None:
+                seat.proposals.learn(moves, loss=outcome.value / seat.value - 1)
             entry = Entry(
                 index=index,
                 base=seat.index,
@@ -102,13 +105,20 @@ class _Search:
     def _seated(self, base: _Seat, moves: Moves, value: float, index: int) -> bool:
         if len(self.seats) == SEATS and value >= self.seats[-1].value:
             return False
-        if any(value == seat.value for seat in self.seats):
+        taken = _Seat(value, changed(self.space, base.choice, moves), index, base.start)
+        near = [seat for seat in self.seats if abs(seat.value - value) <= NEAR * value]
+        alike = [seat for seat in self.seats if _places(seat.choice) == _places(taken.choice)]
+        rivals = [held[-1] for held, most in ((near, 1), (alike, MOST_ALIKE)) if len(held) >= most]
+        if any(value >= rival.value for rival in rivals):
             return False
-        choice = changed(self.space, base.choice, moves)
-        self.seats.append(_Seat(value, choice, index, base.start))
-        self.seats.sort(key=lambda seat: seat.value)
-        del self.seats[SEATS:]
+        kept = [seat for seat in self.seats if seat not in rivals]
+        self.seats = sorted((*kept, taken), key=lambda seat: seat.value)[:SEATS]
         return True
+
+
+def _places(choice: Choice) -> frozenset[tuple[str, tuple[tuple[int, ...], ...]]]:
+    """Which grids of ranks each module lies on."""
+    return frozenset((stage.module, stage.ranks) for stage in choice.stages)
 
 
 def joint_search(
@@ -143,19 +153,26 @@ def joint_search(
     if workers < 1:
         raise ValueError(f"joint search: want workers >= 1, got {workers}; nearest: 1")
     began_s = monotonic()
-    fixed = scope.fixed
     space = Space(job, cost, {})
     with opened(space, judge, workers) as crew:
-        starts = _starts(job, scope.planners, crew, stop, began_s)
+        starts = scope.starts or _starts(job, scope.planners, crew, stop, began_s)
         space.starts.update({each.name: each.choice for each in starts if each.choice is not None})
-        seats = _first_seats(space, starts, fixed, crew)
-        questions = frozenset(Question) - set(fixed)
-        held = _Search(space, judge, questions, random.Random(scope.seed), seats[:SEATS])
+        seats = _first_seats(space, starts, scope.fixed, crew)
+        questions = frozenset(Question) - set(scope.fixed)
+        held = _Search(space, judge, questions, random.Random(scope.seed), _unlike(seats))
         held.seeded = seeds(job, cost, questions)
-        bound = lower_bound_s(job, cost, held.seats[0].choice if Question.LAYOUT in fixed else None)
+        bound = lower_bound_s(job, cost, held.seats[0].choice if Question.LAYOUT in scope.fixed else None)
         bound = min(bound, held.seats[0].value)
         _run(held, crew, stop, began_s, bound, progress)
     return _found(held, starts, bound, monotonic() - began_s)
+
+
+def searched_starts(
+    job: Job, cost: CostModel, judge: Judge, *, stop: Stop, scope: Scope = ANYWHERE, workers: int = 1
+) -> tuple[Start, ...]:
+    """What `joint_search` starts from, for several searches of one job; arguments and errors as there."""
+    with opened(Space(job, cost, {}), judge, workers) as crew:
+        return _starts(job, scope.planners, crew, stop, monotonic())
 
 
 def _starts(
@@ -192,26 +209,29 @@ def _first_seats(
     valued = [start for start in starts if start.value is not None and start.choice is not None]
     seats = [_Seat(value_of(start), start.choice, start.name, start.name) for start in valued if start.choice]
     if fixed:
-        seats = _with_fixed(space, seats, starts, fixed, crew)
+        seats = _with_fixed(space, seats, fixed, crew)
     distinct: dict[float, _Seat] = {}
     for seat in sorted(seats, key=lambda seat: seat.value):
         distinct.setdefault(seat.value, seat)
     return list(distinct.values())
 
 
+def _unlike(seats: Sequence[_Seat]) -> list[_Seat]:
+    """The first of them, of which no more than `MOST_ALIKE` have modules on the same ranks."""
+    found: list[_Seat] = []
+    for seat in seats:
+        if sum(_places(other.choice) == _places(seat.choice) for other in found) < MOST_ALIKE:
+            found.append(seat)
+    return found[:SEATS]
+
+
 def _with_fixed(
     space: Space,
     seats: Sequence[_Seat],
-    starts: Sequence[Start],
     fixed: Mapping[Question, str],
     crew: Workers,
 ) -> list[_Seat]:
-    held = {question: name if name in space.starts else name + OPEN for question, name in fixed.items()}
-    for question, name in fixed.items():
-        if held[question] not in space.starts:
-            refusal = next((start.refusal for start in starts if start.name == name), "no such strategy")
-            raise ValueError(f"joint search: {question} cannot be {name}'s, it has no plan: {refusal}")
-    moves: tuple[Move, ...] = tuple(Take(question, name) for question, name in held.items())
+    moves = taken(space, fixed)
     found, refusal = [], ""
     outcomes = crew.outcomes(space, [Asked(seat.choice, moves) for seat in seats])
     for seat, outcome in zip(seats, outcomes, strict=True):

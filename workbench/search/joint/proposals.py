@@ -1,7 +1,7 @@
 """Moves to try from a choice: what the critical path points at, then others, then several at once."""
 
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -9,8 +9,9 @@ from workbench.explain.neighbours import Kind, neighbours
 from workbench.job.job import Job, ModuleLayout
 from workbench.plan.plan import KeyExchange, Plan
 from workbench.planner.assembly import dp_of, layout_of
+from workbench.planner.layout_search import usable_ranks
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
-from workbench.search.joint.arrangement import Arrangement, Degrees, Placement
+from workbench.search.joint.arrangement import Arrangement, Degrees, Placement, check_placement
 from workbench.search.joint.choice import Choice, TokenRule, draft_of
 from workbench.search.joint.grouping import groups_of, llm_of
 from workbench.search.joint.grouping_moves import Exchange, Grouping, MoveSample, Regroup, Reorder, Resize
@@ -23,46 +24,73 @@ from workbench.search.joint.take import Take
 
 Moves = tuple[Move, ...]
 MOST_AT_ONCE = 3
-BOLD = 0.3  # of proposals, once every single move was tried: share of random groupings
+REGROUPED = 0.3  # of moves among others: random regroupings
+PROVEN = 0.7  # of the others: moves that cost next to nothing alone
+LITTLE = 0.01  # of the value
+EXCHANGED, REORDERED, DEFERRED = 0.5, 0.25, 0.4  # of regroupings; the last of samples that move
 LEADS = (1, 2, 4)
 WINDOWS = (1, 2, 4, 8)
 
 
-def proposals(
-    space: Space,
-    choice: Choice,
-    *,
-    arrangement: Arrangement | None,
-    hints: Hints | None,
-    questions: Collection[Question],
-    rng: random.Random,
-) -> Iterator[Moves]:
-    """Moves to try, without end where a question is open that has any; ties and draws are the generator's.
+class Proposals:
+    """Moves to try from a choice, without end where a question is open that has any.
 
     Single moves come first, each once, those with weight on the critical path ahead of others, with random
-    regroupings between them; then two or three of them together.
+    regroupings between them; then two or three together, of those more often that cost little alone.
 
     Args:
         arrangement: of the choice; None: no placement says it, and only the whole arrangements of others
             are tried.
         hints: of the choice's plan; None: not known.
         questions: that are open.
+        rng: of all draws.
     """
-    draft = draft_of(space.job, choice)
-    singles = [move for move in _singles(space, choice, draft, arrangement) if move.question in questions]
-    weighted = [(_weight(move, draft, hints) * rng.random(), move) for move in singles]
-    singles = [move for _, move in sorted(weighted, key=lambda pair: -pair[0])]
-    regroupings = _regroupings(space, draft, hints, rng) if Question.GROUPING in questions else iter(())
-    for move in singles:
-        yield (move,)
-        yield from ((other,) for other in islice(regroupings, 1))
-    while True:
-        drawn = [rng.choice(singles) for _ in range(rng.randint(2, MOST_AT_ONCE))] if singles else []
-        drawn = [next(regroupings, move) if rng.random() < BOLD else move for move in drawn]
-        moves = tuple(drawn) or tuple(islice(regroupings, rng.randint(1, MOST_AT_ONCE)))
-        if not moves:
-            return
-        yield moves
+
+    def __init__(
+        self,
+        space: Space,
+        choice: Choice,
+        *,
+        arrangement: Arrangement | None,
+        hints: Hints | None,
+        questions: Collection[Question],
+        rng: random.Random,
+    ) -> None:
+        draft = draft_of(space.job, choice)
+        singles = [move for move in _singles(space, choice, draft, arrangement) if move.question in questions]
+        weighted = [(_weight(move, draft, hints) * rng.random(), move) for move in singles]
+        self._singles = [move for _, move in sorted(weighted, key=lambda pair: -pair[0])]
+        regroups = Question.GROUPING in questions
+        self._regroupings = _regroupings(space, draft, hints, rng) if regroups else iter(())
+        self._rng = rng
+        self._good: list[Move] = []
+        self._moves = self._all()
+
+    def next(self, count: int) -> list[Moves]:
+        """So many more, or as many as there are."""
+        return list(islice(self._moves, count))
+
+    def learn(self, moves: Moves, *, loss: float) -> None:
+        """What a candidate gave: a single move that costs next to nothing is worth a try among others."""
+        if len(moves) == 1 and loss < LITTLE:
+            self._good.append(moves[0])
+
+    def _all(self) -> Iterator[Moves]:
+        for move in self._singles:
+            yield (move,)
+            yield from ((other,) for other in islice(self._regroupings, 1))
+        while True:
+            count = self._rng.randint(2, MOST_AT_ONCE)
+            moves = tuple(move for _ in range(count) for move in self._drawn())
+            if not moves:
+                return
+            yield moves
+
+    def _drawn(self) -> list[Move]:
+        if self._rng.random() < REGROUPED or not self._singles:
+            return list(islice(self._regroupings, 1))
+        held = self._good if self._good and self._rng.random() < PROVEN else self._singles
+        return [self._rng.choice(held)]
 
 
 def _weight(move: Move, draft: Plan, hints: Hints | None) -> float:
@@ -135,10 +163,22 @@ def _arranged(job: Job, choice: Choice, arrangement: Arrangement | None) -> Iter
         except ValueError:  # degrees that the model does not take
             continue
     degrees |= dict.fromkeys(_replicas_of_one(arrangement))
+    found: dict[Arrangement, None] = {}
     for placement in Placement:
         for each in degrees:
-            if (placement, each) != (arrangement.placement, arrangement.degrees):
-                yield Arrange(Arrangement(placement=placement, degrees=_fitted(job, placement, each)))
+            other = Arrangement(placement=placement, degrees=_fitted(job, placement, each))
+            if other != arrangement and _takes_place(job, other):
+                found[other] = None
+    yield from map(Arrange, found)
+
+
+def _takes_place(job: Job, arrangement: Arrangement) -> bool:
+    """Whether degrees go with the placement, on no more ranks than there are."""
+    try:
+        check_placement(job, arrangement)
+    except ValueError:
+        return False
+    return arrangement.num_ranks(llm_of(job)) <= usable_ranks(job)
 
 
 def _degrees(job: Job) -> tuple[Degrees, ...]:
@@ -256,36 +296,35 @@ def _tokens(choice: Choice, draft: Plan) -> Iterator[Move]:
 
 
 def _regroupings(space: Space, draft: Plan, hints: Hints | None, rng: random.Random) -> Iterator[Move]:
-    """Random exchanges, moves, deferrals and reorderings, of samples on the critical path more often."""
-    llm = llm_of(space.job)
-    held = {replica: len(draft.microbatches_of.get((llm, replica), ())) for replica in draft.replicas(llm)}
-    ids = [sample.id for sample in draft.batch]
-    if len(ids) < 2:
+    """Random exchanges, moves, deferrals and reorderings, of samples on the critical path more often.
+
+    None where all samples are alike.
+    """
+    kinds = {sample.id: (sample.segments, sample.mask) for sample in draft.batch}
+    if len(set(kinds.values())) < 2:
         return
+    llm = llm_of(space.job)
+    held = [microbatch for microbatch in draft.microbatches if microbatch.module == llm]
+    where = {item.sample: each for each in held for item in each.items}
     seconds = hints.sample_weights(draft) if hints is not None else {}
-    least = sum(seconds.values()) / len(ids) or 1.0
+    least = sum(seconds.values()) / len(kinds) or 1.0
+    ids = list(kinds)
     weights = [least + seconds.get(sample, 0.0) for sample in ids]
-    replicas = [replica for replica, num in held.items() if num]
-    encoders = len(space.job.model.modules) > 1
     while True:
-        yield _regrouping(rng, (ids, weights), (replicas, held), defers=encoders)
-
-
-def _regrouping(
-    rng: random.Random,
-    samples: tuple[Sequence[int], Sequence[float]],
-    places: tuple[Sequence[int], dict[int, int]],
-    *,
-    defers: bool,
-) -> Move:
-    ids, weights = samples
-    replicas, held = places
-    (first,) = rng.choices(ids, weights)
-    replica = rng.choice(replicas)
-    draw = rng.random()
-    if draw < 0.5:
-        return Exchange(first, rng.choice([each for each in ids if each != first]))
-    if draw < 0.75 and held[replica] > 1:
-        start, end = rng.sample(range(held[replica]), 2)
-        return Reorder(replica, start, end)
-    return MoveSample(first, replica, rng.randrange(held[replica]), deferred=defers and draw > 0.9)
+        (first,) = rng.choices(ids, weights)
+        own = where[first]
+        target = rng.choice(held)
+        others = [s for s in ids if kinds[s] != kinds[first] and where[s] is not own]
+        draw = rng.random()
+        if draw < EXCHANGED and others:
+            yield Exchange(first, rng.choice(others))
+        elif draw < EXCHANGED + REORDERED and target.replica == own.replica and target is not own:
+            yield Reorder(own.replica, own.index, target.index)
+        elif len(own.rows) > 1 and target is not own:
+            yield MoveSample(first, target.replica, target.index, deferred=rng.random() < DEFERRED)
+        elif others:
+            yield Exchange(first, rng.choice(others))
+        elif len(held) > 1:
+            yield Reorder(own.replica, own.index, rng.randrange(len(held)))
+        else:
+            return

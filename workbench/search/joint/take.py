@@ -1,5 +1,6 @@
 """A move that takes the answer to one question from another strategy's plan."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from workbench.search.joint.choice import Choice
@@ -9,6 +10,7 @@ from workbench.search.joint.layout_moves import Reschedule
 from workbench.search.joint.move import Space
 from workbench.search.joint.question import Question
 from workbench.search.joint.setting_moves import with_settings
+from workbench.search.joint.starts import OPEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +78,18 @@ def _with_settings(space: Space, choice: Choice, other: Choice, question: Questi
     if question is Question.TOKENS:
         return replace(found, tokens=other.tokens, token_shards=())
     return found
+
+
+def taken(space: Space, fixed: Mapping[Question, str]) -> tuple[Take, ...]:
+    """Moves that take the answers of strategies; of their plans with layouts open where they have no other.
+
+    Raises:
+        ValueError: a strategy without a plan.
+    """
+    found = []
+    for question, name in fixed.items():
+        held = name if name in space.starts else name + OPEN
+        if held not in space.starts:
+            raise ValueError(f"joint search: {question} cannot be {name}'s, it has no plan of the job")
+        found.append(Take(question, held))
+    return tuple(found)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from workbench.planner.strategy_spec import Planner
 from workbench.search.joint.question import Question
+from workbench.search.joint.starts import Start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +42,10 @@ class Scope:
         seed: of all draws.
         fixed: questions left as some strategy's plan answers them.
         planners: of the starts; None: all registered, those that want prices where ranks have one.
+        starts: already planned and judged, in place of the planners'; None: not yet.
     """
 
     seed: int = 0
     fixed: Mapping[Question, str] = field(default_factory=dict)
     planners: Mapping[str, Planner] | None = None
+    starts: tuple[Start, ...] | None = None

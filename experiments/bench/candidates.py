@@ -1,0 +1,261 @@
+"""How many candidate plans a second a search can judge: on one core, each differing little from others.
+
+Setup:   24 GPUs: examples/valm.yaml. Every candidate is one step of a walk that a local search could take:
+         a cut between two stages moved by a layer, another number of samples in a microbatch, of stages of an
+         encoder, or of tensor-parallel ranks. 1,296 GPUs: the job of `sim_speed`, 18 equal replicas; cuts
+         and microbatches change. Each candidate goes all the way: stages assigned, samples batched, programs
+         made, checked, lowered, deadlock and memory checked, priced, swept. 10,000 GPUs: the same job by
+         139 replicas.
+Ours:    candidates over CPU seconds of the one thread, and over wall seconds, refused ones included. Before:
+         the same candidates with nothing remembered of others and replicas written out, by `accept` and
+         `step_s`, of some of them. Both give the same seconds to the last bit, or the same refusal.
+Run:     python -m experiments.bench.candidates [--json]
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+from experiments.bench.speed_cases import CASES, PROFILE, Case, cluster_of, model, samples_of
+from experiments.harness.command import command_line
+from sim.predict import candidate_s, step_s
+from workbench.collector import collector_paused
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
+from workbench.job.job import Job, ModuleLayout, load_job
+from workbench.job.machines import cost_of
+from workbench.plan.folded import Folded
+from workbench.plan.plan import Plan
+from workbench.plan.remembered import forget_all
+from workbench.planner.assembly import disjoint_stages, draft_plan, layout_of, scheduled
+from workbench.planner.block_cuts import Cuts
+from workbench.planner.one_replica import one_replica
+from workbench.timing.accept import accept
+
+VALM = Path(__file__).parents[2] / "examples" / "valm.yaml"
+GOALS_PER_S = {"24": 200.0, "1296": 5.0}
+GOAL_10000_S = 600.0
+SEED = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A job whose layouts say how many stages each module has, and their cuts."""
+
+    job: Job
+    cuts: dict[str, Cuts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Candidates a second, by CPU and by wall clock, and before; the ratio is of CPU seconds each.
+
+    Args:
+        best_s: step of the best candidate.
+        is_equal: whether both ways gave the same of all that were judged twice.
+    """
+
+    num_candidates: int
+    num_refused: int
+    per_cpu_s: float
+    per_wall_s: float
+    before_per_cpu_s: float
+    ratio: float
+    best_s: float
+    is_equal: bool
+
+
+def even_cuts(num_layers: int, num_stages: int) -> Cuts:
+    """As even as can be."""
+    bounds = [round(place * num_layers / num_stages) for place in range(num_stages + 1)]
+    return tuple(pairwise(bounds))
+
+
+def start(job: Job, stages: dict[str, int]) -> Candidate:
+    """The job with every module cut evenly."""
+    cuts = {m.name: even_cuts(len(m.layers), stages[m.name]) for m in job.model.modules}
+    return Candidate(job=job, cuts=cuts)
+
+
+def walk(first: Candidate, moves: Sequence[Callable[[Candidate, Random], Candidate]]) -> Iterator[Candidate]:
+    """Without end; candidates that one move made of each other."""
+    rng = Random(SEED)
+    while True:
+        yield first
+        first = rng.choice(moves)(first, rng)
+
+
+def with_other_cut(candidate: Candidate, rng: Random) -> Candidate:
+    """One layer from a stage to its neighbour; the same where that would leave a stage without any."""
+    module = rng.choice([name for name, cuts in candidate.cuts.items() if len(cuts) > 1])
+    cuts = candidate.cuts[module]
+    bounds = [0, *(last for _, last in cuts)]
+    bounds[rng.randrange(1, len(cuts))] += rng.choice((-1, 1))
+    moved = tuple(pairwise(bounds))
+    if any(first >= last for first, last in moved):
+        return candidate
+    return replace(candidate, cuts={**candidate.cuts, module: moved})
+
+
+def with_other_microbatch(candidate: Candidate, rng: Random) -> Candidate:
+    """Samples of a microbatch."""
+    share = len(candidate.job.batch) // candidate.job.replicas
+    sizes = [size for size in (1, 2, 3, 4) if share % size == 0]
+    return replace(candidate, job=replace(candidate.job, microbatch_samples=rng.choice(sizes)))
+
+
+def with_other_stages(candidate: Candidate, rng: Random) -> Candidate:
+    """One or two of an encoder."""
+    module = rng.choice(["vision", "audio"])
+    cuts = even_cuts(len(candidate.job.model.module(module).layers), rng.choice((1, 2)))
+    return replace(candidate, cuts={**candidate.cuts, module: cuts})
+
+
+def with_other_ranks(candidate: Candidate, rng: Random) -> Candidate:
+    """One or two tensor-parallel ranks of an encoder."""
+    module = rng.choice(["vision", "audio"])
+    layout = replace(layout_of(candidate.job, module), tp=rng.choice((1, 2)))
+    others = (each for each in candidate.job.layouts if each.module != module)
+    return replace(candidate, job=replace(candidate.job, layouts=(*others, layout)))
+
+
+def built(candidate: Candidate, cost: CostModel) -> Plan:
+    """Every replica written out."""
+    draft = draft_plan(candidate.job, "candidate")
+    stages = disjoint_stages(candidate.job, candidate.cuts)
+    return scheduled(replace(draft, stages=stages), candidate.job.schedule, cost)
+
+
+def folded(candidate: Candidate, cost: CostModel) -> Plan | Folded:
+    """One replica, where there are several."""
+    if candidate.job.replicas == 1:
+        return built(candidate, cost)
+    one = one_replica(candidate.job)
+    return one.folded(built(replace(candidate, job=one.job), cost))
+
+
+def judged(candidate: Candidate, cost: CostModel) -> float | str:
+    """Seconds of its step, or why it is refused."""
+    try:
+        with collector_paused():
+            return candidate_s(folded(candidate, cost), cost)
+    except ValueError as error:
+        return str(error)
+
+
+def judged_before(candidate: Candidate, cost: CostModel) -> float | str:
+    """The same, alone and in full."""
+    forget_all()
+    try:
+        lowered, _ = accept(built(candidate, cost))
+        return step_s(lowered, cost)
+    except ValueError as error:
+        return str(error)
+
+
+def rates(candidates: Sequence[Candidate], cost: CostModel, num_before: int) -> Rates:
+    """Judge all of them one way, and some the other; nothing is remembered when it begins."""
+    judged_before(candidates[0], cost)  # compiles, and fills the cost model
+    forget_all()
+    cpu_s, wall_s = time.process_time(), time.perf_counter()
+    found = [judged(candidate, cost) for candidate in candidates]
+    cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
+    again = range(0, len(candidates), max(1, len(candidates) // num_before))
+    before_s = time.process_time()
+    before = [judged_before(candidates[place], cost) for place in again]
+    before_per_s = len(again) / (time.process_time() - before_s)
+    times_s = [each for each in found if isinstance(each, float)]
+    return Rates(
+        num_candidates=len(found),
+        num_refused=len(found) - len(times_s),
+        per_cpu_s=len(found) / cpu_s,
+        per_wall_s=len(found) / wall_s,
+        before_per_cpu_s=before_per_s,
+        ratio=len(found) / cpu_s / before_per_s,
+        best_s=min(times_s),
+        is_equal=before == [found[place] for place in again],
+    )
+
+
+def gpus_24(num_candidates: int) -> tuple[list[Candidate], CostModel]:
+    """The walk of the example, and its machine."""
+    job = load_job(VALM)
+    moves = (with_other_cut, with_other_cut, with_other_microbatch, with_other_stages, with_other_ranks)
+    steps = walk(start(job, {"vision": 2, "audio": 2, "llm": 8}), moves)
+    return [next(steps) for _ in range(num_candidates)], cost_of(job, None, None)
+
+
+def many_gpus(num_candidates: int, case: Case) -> tuple[list[Candidate], CostModel]:
+    """The walk of a large case, and its machine."""
+    layouts = tuple(ModuleLayout(module=name, tp=tp) for name, (_, tp) in case.layout.items())
+    job = Job(
+        name=case.name,
+        model=model(case.llm),
+        cluster=cluster_of(case),
+        batch=samples_of(case),
+        microbatch_samples=case.samples,
+        replicas=case.replicas,
+        layouts=layouts,
+        profile=PROFILE,
+    )
+    steps = walk(
+        start(job, {name: pp for name, (pp, _) in case.layout.items()}),
+        (with_other_cut, with_other_cut, with_other_microbatch),
+    )
+    return [next(steps) for _ in range(num_candidates)], CostModel(load_profile(PROFILE))
+
+
+def show(name: str, found: Rates) -> None:
+    """One line."""
+    print(
+        f"{name:>6} GPUs: {found.num_candidates} candidates ({found.num_refused} refused), "
+        f"{found.per_cpu_s:.1f} a CPU second, {found.per_wall_s:.1f} a second, before "
+        f"{found.before_per_cpu_s:.2f}: {found.ratio:.0f} times, "
+        f"{'equal' if found.is_equal else 'UNEQUAL'}; best {found.best_s:.4g} s",
+        flush=True,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The three sizes; exit status 1 where the two ways differ or a goal is missed."""
+    parser = command_line(__doc__)
+    parser.add_argument("--candidates", type=int, default=1000, help="at 24 GPUs; a tenth of it at more")
+    arguments = parser.parse_args(argv)
+    few = max(4, arguments.candidates // 10)
+    large = CASES[2]
+    found = {
+        "24": rates(*gpus_24(arguments.candidates), num_before=20),
+        "1296": rates(*many_gpus(few, large), num_before=2),
+    }
+    for name, each in found.items():
+        show(name, each)
+    huge = replace(large, name="10008 GPUs", replicas=139)
+    candidates, cost = many_gpus(few, huge)
+    forget_all()
+    cpu_s, wall_s = time.process_time(), time.perf_counter()
+    times_s = [judged(candidate, cost) for candidate in candidates]
+    cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
+    best_s = min(each for each in times_s if isinstance(each, float))
+    print(f" 10008 GPUs: {few} candidates in {cpu_s:.1f} CPU s, {wall_s:.1f} s; best {best_s:.4g} s")
+    is_quick = all(found[name].per_cpu_s >= goal for name, goal in GOALS_PER_S.items())
+    if arguments.json:
+        record = {
+            "candidates_per_s_24": found["24"].per_cpu_s,
+            "candidates_per_s_1296": found["1296"].per_cpu_s,
+            "seconds_10000": wall_s,
+            "cpu_seconds_10000": cpu_s,
+            "candidates_10000": few,
+            "rates": {name: asdict(each) for name, each in found.items()},
+        }
+        print(json.dumps(record))
+    is_equal = all(each.is_equal for each in found.values())
+    return 0 if is_quick and is_equal and wall_s < GOAL_10000_S else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""A job of equal replicas as the job of one of them: its plan is planned once, and stands for all."""
+
+from dataclasses import dataclass, replace
+
+from workbench.data.sample import Sample
+from workbench.job.job import Job
+from workbench.plan.folded import Folded
+from workbench.plan.plan import Plan, Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneReplica:
+    """The first replica of a job.
+
+    Args:
+        job: that of this replica alone, on the whole cluster.
+        batches: samples of every replica.
+        settings: those of the whole job.
+    """
+
+    job: Job
+    batches: tuple[tuple[Sample, ...], ...]
+    settings: Settings
+
+    def folded(self, plan: Plan) -> Folded:
+        """The plan of the whole job, out of one of `self.job`; ValueError as `Folded`."""
+        return Folded(one=plan, batches=self.batches, settings=self.settings)
+
+
+def one_replica(job: Job) -> OneReplica:
+    """The job of the first replica, which gets the samples that `draft_plan` gives it.
+
+    Where memory decides, as of how far encoders run ahead, it is planned as one replica alone has it.
+
+    Raises:
+        ValueError: modules with replicas or places of their own, pools, a batch that does not divide, or
+            replicas whose samples differ.
+    """
+    if any(each.rank_offset is not None or each.dp not in (None, job.replicas) for each in job.layouts):
+        raise ValueError(
+            f"job {job.name!r}: modules with replicas or places of their own have no one replica"
+        )
+    if job.pools:
+        raise ValueError(f"job {job.name!r}: pools differ, and so do replicas on them")
+    size, replicas = job.microbatch_samples, job.replicas
+    if len(job.batch) % (size * replicas):
+        raise ValueError(
+            f"job {job.name!r}: a batch of {len(job.batch)} samples does not divide by {size} x {replicas}"
+        )
+    chunks = [job.batch[first : first + size] for first in range(0, len(job.batch), size)]
+    batches = tuple(
+        tuple(sample for chunk in chunks[number::replicas] for sample in chunk) for number in range(replicas)
+    )
+    sizes = {tuple((sample.segments, sample.mask) for sample in batch) for batch in batches}
+    if len(sizes) > 1:
+        raise ValueError(f"job {job.name!r}: samples of its {replicas} replicas differ")
+    limit = min(job.max_ranks or job.cluster.num_ranks, job.cluster.num_ranks) // replicas
+    modules = tuple(replace(each, instances=1) for each in job.settings.modules)
+    alone = replace(
+        job,
+        replicas=1,
+        batch=batches[0],
+        max_ranks=limit,
+        layouts=tuple(replace(each, dp=None) for each in job.layouts),
+        settings=replace(job.settings, modules=modules),
+    )
+    return OneReplica(job=alone, batches=batches, settings=job.settings)

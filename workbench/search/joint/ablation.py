@@ -1,0 +1,75 @@
+"""What each question is worth: searched alone from one strategy's plan, and all of them together."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from workbench.cost.model import CostModel
+from workbench.job.job import Job
+from workbench.search.joint.choice import choice_of
+from workbench.search.joint.drive import joint_search, searched_starts
+from workbench.search.joint.evaluate import Judge
+from workbench.search.joint.found import Found, State
+from workbench.search.joint.question import Question
+from workbench.search.joint.starts import Start
+from workbench.search.joint.terms import Scope, Stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """One row.
+
+    Args:
+        open: questions that were searched; the others stayed as the strategy answers them.
+        before: the value of the strategy's plan.
+        found: what the search found.
+    """
+
+    open: tuple[Question, ...]
+    before: float
+    found: Found
+
+    @property
+    def factor(self) -> float:
+        """How many times lower the value is."""
+        return self.before / self.found.value
+
+
+def ablated(
+    job: Job,
+    cost: CostModel,
+    judge: Judge,
+    strategy: str,
+    *,
+    stop: Stop,
+    workers: int = 1,
+    progress: Callable[[State], None] = lambda state: None,
+) -> Iterator[Gain]:
+    """Each question alone, then all together, each with the same end.
+
+    All together also starts from what each alone gave, so that it is never worse than any of them.
+
+    Args:
+        strategy: whose plan the others are held against.
+        stop: of each search.
+
+    Raises:
+        ValueError: the strategy has no plan.
+
+    Complexity: six searches; strategies plan once.
+    """
+    starts = searched_starts(job, cost, judge, stop=stop, workers=workers)
+    first = next((start for start in starts if start.name == strategy), None)
+    if first is None or first.value is None:
+        refusal = "there is no such strategy" if first is None else first.refusal
+        raise ValueError(f"ablation: strategy {strategy!r} has no plan of job {job.name!r}: {refusal}")
+    alone: list[Start] = []
+    for question in Question:
+        fixed = {other: strategy for other in Question if other is not question}
+        scope = Scope(fixed=fixed, starts=starts)
+        found = joint_search(job, cost, judge, stop=stop, scope=scope, workers=workers, progress=progress)
+        choice = choice_of(job, found.plan, cost)
+        alone.append(Start(name=f"{question} alone", plan=found.plan, choice=choice, value=found.value))
+        yield Gain(open=(question,), before=first.value, found=found)
+    scope = Scope(starts=(*starts, *alone))
+    found = joint_search(job, cost, judge, stop=stop, scope=scope, workers=workers, progress=progress)
+    yield Gain(open=tuple(Question), before=first.value, found=found)

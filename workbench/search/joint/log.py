@@ -1,0 +1,115 @@
+"""A search's log, lines of JSON for its terms, every candidate and the answer; and its replay."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from workbench.cost.model import CostModel
+from workbench.job.job import Job
+from workbench.plan.plan import Plan
+from workbench.planner.strategy_spec import Planner
+from workbench.search.joint.evaluate import Judge, changed, plan_of
+from workbench.search.joint.found import Entry, Found, path_of
+from workbench.search.joint.move import Move, Space
+from workbench.search.joint.question import Question
+from workbench.search.joint.starts import start_of, start_tasks
+from workbench.search.joint.take import Take, taken
+from workbench.search.joint.terms import Scope
+from workbench.search.joint.written import read_move, written
+
+
+def log_lines(job: Job, scope: Scope, found: Found) -> Iterator[str]:
+    """Everything that a replay needs, and why each candidate was not taken."""
+    fixed = {question.value: name for question, name in scope.fixed.items()}
+    yield json.dumps({"job": job.name, "seed": scope.seed, "fixed": fixed})
+    for entry in found.log:
+        yield json.dumps(entry_record(entry))
+    answer = found.path[-1].index if found.path else found.best_from
+    yield json.dumps({"answer": answer, "value": found.value})
+
+
+def entry_record(entry: Entry) -> dict[str, Any]:
+    """One candidate as JSON data."""
+    return {
+        "candidate": entry.index,
+        "base": entry.base,
+        "moves": [written(move) for move in entry.moves],
+        "value": entry.value,
+        "refusal": entry.refusal,
+        "accepted": entry.accepted,
+    }
+
+
+class _Logged(NamedTuple):
+    """What a replay reads: fixed questions, the way to the answer, where it begins, and its value."""
+
+    fixed: Mapping[Question, str]
+    path: tuple[Entry, ...]
+    start: str
+    value: float
+
+
+def replayed(
+    job: Job, cost: CostModel, judge: Judge, planners: Mapping[str, Planner], lines: Iterable[str]
+) -> tuple[Plan, float]:
+    """The answer of a logged search, made again of the strategies that it came from; and its value.
+
+    Raises:
+        ValueError: no log of this job, a strategy that has no plan now, or another value than was logged.
+
+    Complexity: the plans of the strategies that the answer took something from.
+    """
+    logged = _read(job, list(lines))
+    asked: list[Move] = [move for entry in logged.path for move in entry.moves]
+    names = {logged.start, *logged.fixed.values(), *(m.start for m in asked if isinstance(m, Take))}
+    space, plans = Space(job, cost, {}), {}
+    for task in start_tasks(job, planners):
+        if task[0] in names:
+            start = start_of(task, cost, judge)
+            if start.choice is not None:
+                space.starts[start.name], plans[start.name] = start.choice, start.plan
+    if logged.start not in space.starts:
+        raise ValueError(f"replay: strategy {logged.start!r} has no plan of job {job.name!r}")
+    moves = (*taken(space, logged.fixed), *asked)
+    plan = plans[logged.start]
+    if moves or plan is None:
+        plan = plan_of(space, changed(space, space.starts[logged.start], moves))
+    value = judge.value(plan)
+    if value != logged.value:
+        raise ValueError(
+            f"replay: the answer has a value of {value!r}, logged was {logged.value!r}; want the job, the "
+            "profile and the version of the log"
+        )
+    return plan, value
+
+
+def _read(job: Job, lines: Sequence[str]) -> _Logged:
+    try:
+        if len(lines) < 2:
+            raise KeyError("answer")
+        head, *entries, end = (json.loads(line) for line in lines)
+        if head["job"] != job.name:
+            raise ValueError(f"replay: the log is of job {head['job']!r}, not {job.name!r}")
+        log = [_entry(data) for data in entries]
+        if [entry.index for entry in log] != list(range(1, len(log) + 1)):
+            raise ValueError("replay: candidates are missing from the log")
+        path = path_of(log, end["answer"])
+        fixed = {Question(name): str(of) for name, of in head["fixed"].items()}
+        start = path[0].base if path else end["answer"]
+        return _Logged(fixed, path, str(start), float(end["value"]))
+    except (KeyError, TypeError, IndexError, AttributeError, json.JSONDecodeError) as error:
+        raise ValueError(f"replay: no log of a joint search: {error!r}") from None
+
+
+def _entry(data: Mapping[str, Any]) -> Entry:
+    index, base = data["candidate"], data["base"]
+    if isinstance(base, int) and not 0 < base < index:
+        raise ValueError(f"replay: candidate {index} has a base {base} that is not in front of it")
+    return Entry(
+        index=index,
+        base=base,
+        moves=tuple(read_move(move) for move in data["moves"]),
+        value=data["value"],
+        refusal=data["refusal"],
+        accepted=data["accepted"],
+    )
