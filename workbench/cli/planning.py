@@ -134,8 +134,8 @@ def search_command(
         list[int] | None,
         typer.Option(
             min=1,
-            help="numbers of GPUs to try instead of the job's; repeatable; of a training with --objective "
-            "dollars all, a half and a quarter",
+            help="numbers of GPUs to try instead of the job's; repeatable; with --objective dollars all, a "
+            "half and a quarter, where there are no pools",
         ),
     ] = None,
     pareto: Annotated[
@@ -188,12 +188,16 @@ def _planners(
     found = with_schedules(PLANNERS | (PRICED if objective.is_money else {}), schedules)
     if objective is Objective.TRAINING:
         found = for_seconds_too(found) if asked.deadline is not None else found
-        usable = usable_ranks(job)
-        counts = counts or sorted({usable, max(1, usable // 2), max(1, usable // 4)}, reverse=True)
+        counts = counts or ([] if job.pools else _shares(usable_ranks(job)))
     found = with_ranks(found, counts)
     if objective is Objective.GOODPUT:
         found[TEMPLATES] = TemplatePlanner(asked.recovery_costs.copies - 1)
     return found
+
+
+def _shares(num_ranks: int) -> list[int]:
+    """All, a half and a quarter of them."""
+    return sorted({num_ranks, max(1, num_ranks // 2), max(1, num_ranks // 4)}, reverse=True)
 
 
 def check_command(

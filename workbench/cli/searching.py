@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -21,7 +20,7 @@ from workbench.planner.strategy_spec import Planner
 from workbench.report.search_tables import search_record
 from workbench.search.drive import search
 from workbench.search.kept_results import Kept, KeptResults, result_key
-from workbench.search.objectives.asked import Asked, Executors, judge_for
+from workbench.search.objectives.asked import Asked, judge_for
 from workbench.search.objectives.objective import Objective
 from workbench.search.objectives.plan_judge import PlanJudge
 from workbench.timing.accept import accept
@@ -54,17 +53,15 @@ def judging(
     Raises:
         ValueError: flags that contradict each other, or data or traces that are refused.
     """
-    from sim.failures.goodput import useful_samples_per_s
-    from sim.predict import step_s
+    from sim.judge import executors_of
 
     said.check(objective)
     if said.batches is None and objective not in (Objective.TRAINING, Objective.GOODPUT):
         return None
     batches = drawn.batches(path, job, said.batches) if said.batches is not None else ()
-    executors = Executors(
-        seconds=lambda lowered: step_s(lowered, cost), failures=useful_samples_per_s, clock=time.perf_counter
+    judge = judge_for(
+        objective, said, job, cost, batches=batches, seed=drawn.seed, executors=executors_of(cost)
     )
-    judge = judge_for(objective, said, job, cost, batches=batches, seed=drawn.seed, executors=executors)
     content = "" if said.failures is None else read_bounded(said.failures)
     return Judging(judge, repr((said, batches, drawn.seed, content)))
 

@@ -1,8 +1,10 @@
 """Plans by what they cost: step time against memory, GPUs and dollars, those on the Pareto front numbered."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
+from math import hypot
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 from matplotlib import rc_context
@@ -13,12 +15,17 @@ from matplotlib.ticker import MaxNLocator
 from workbench.report.palette import EXECUTED, INK, NEUTRAL
 from workbench.report.search_points import Record, points_of
 from workbench.search.objectives.pareto import Point, front
-from workbench.units import gib
+from workbench.units import GIB, MIB
 
 FORMATS = ("png", "pdf")
 MOST_NAMED = 16  # of the front, in the legend
+LABEL_PIXELS = 16.0  # apart at least
+NAMES_WIDTH = 100  # letters of a line of the legend
 WIDE = 10.0  # a range of times from which on the axis is logarithmic
 STYLE = {"font.size": 9.0, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
+
+
+Place = tuple[float, float]
 
 
 class Panel(NamedTuple):
@@ -58,7 +65,7 @@ def draw_pareto(points: Sequence[Point], path: Path, *, title: str) -> None:
     if not points:
         raise ValueError(f"{path}: no plan of the search has a time and a memory to be drawn")
     tied = _tied(points)
-    panels = [Panel("GiB on the fullest GPU", lambda point: gib(point.memory_bytes))]
+    panels = [_memory_panel(points)]
     panels.append(Panel("GPUs", lambda point: point.gpus))
     if points[0].dollars is not None:
         panels.append(Panel("dollars a step", lambda point: point.dollars or 0.0))
@@ -84,6 +91,11 @@ def _tied(points: Sequence[Point]) -> tuple[Tied, ...]:
     return tuple(Tied(tuple(point.name for point in held), held[0]) for held in groups)
 
 
+def _memory_panel(points: Sequence[Point]) -> Panel:
+    name, size = ("GiB", GIB) if max(point.memory_bytes for point in points) >= GIB else ("MiB", MIB)
+    return Panel(f"{name} on the fullest GPU", lambda point: point.memory_bytes / size)
+
+
 def _counted(points: Sequence[Point], tied: Sequence[Tied]) -> str:
     plans = f"{len(points):,} plan{'s' if len(points) != 1 else ''}"
     return f"{plans}; in colour the {len(tied)} that no other beats in everything"
@@ -94,7 +106,10 @@ def _num_lines(tied: Sequence[Tied]) -> int:
 
 
 def _legend(tied: Sequence[Tied]) -> str:
-    lines = [f"{number}  {', '.join(each.names)}" for number, each in enumerate(tied[:MOST_NAMED], 1)]
+    lines = [
+        f"{number}  {shorten(', '.join(each.names), NAMES_WIDTH, placeholder=' ...')}"
+        for number, each in enumerate(tied[:MOST_NAMED], 1)
+    ]
     more = len(tied) - MOST_NAMED
     return "\n".join(lines + ([f"and {more:,} more"] if more > 0 else []))
 
@@ -111,14 +126,6 @@ def _draw_panel(axes: Axes, panel: Panel, points: Sequence[Point], tied: Sequenc
     times_s = [each.point.time_s for each in tied]
     costs = [panel.cost(each.point) for each in tied]
     axes.scatter(times_s, costs, s=26, color=EXECUTED, zorder=3)
-    numbers: dict[tuple[float, float], list[str]] = {}
-    for number, place in enumerate(zip(times_s, costs, strict=True), 1):
-        if number <= MOST_NAMED:
-            numbers.setdefault(place, []).append(str(number))
-    for place, labels in numbers.items():
-        axes.annotate(
-            ", ".join(labels), place, xytext=(4, 3), textcoords="offset points", color=INK, fontsize=8
-        )
     all_s = [point.time_s for point in points]
     if max(all_s) > WIDE * min(all_s) > 0:
         axes.set_xscale("log")
@@ -128,3 +135,19 @@ def _draw_panel(axes: Axes, panel: Panel, points: Sequence[Point], tied: Sequenc
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(visible=True, linewidth=0.5, color="#E4E7EB")
     axes.set_axisbelow(True)
+    for text, place in _labels(axes, list(zip(times_s, costs, strict=True))[:MOST_NAMED]):
+        axes.annotate(text, place, xytext=(4, 3), textcoords="offset points", color=INK, fontsize=8)
+
+
+def _labels(axes: Axes, places: Sequence[Place]) -> Iterator[tuple[str, Place]]:
+    """Numbers of places, those that would stand on one another beside the first of them; limits are set."""
+    pixels = axes.transData.transform(places)
+    told: list[tuple[list[str], int]] = []
+    for number, pixel in enumerate(pixels):
+        near = (held for held, first in told if hypot(*(pixel - pixels[first])) < LABEL_PIXELS)
+        beside = next(near, None)
+        if beside is None:
+            told.append(([str(number + 1)], number))
+        else:
+            beside.append(str(number + 1))
+    return ((", ".join(held), places[first]) for held, first in told)

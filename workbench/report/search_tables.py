@@ -206,7 +206,11 @@ def _notes(found: Record) -> list[str]:
     candidates = found["candidates"]
     is_tied = any(record.get("tie") for record in candidates[1:])
     ties = [f"{TIED.strip()} the interval overlaps the best's: a tie"] if is_tied else []
-    refusals = [f"{each['strategy']}: {each['refusal']}" for each in candidates if "refusal" in each]
+    named: dict[str, list[str]] = {}
+    for each in candidates:
+        if "refusal" in each:
+            named.setdefault(each["refusal"], []).append(each["strategy"])
+    refusals = [f"{', '.join(names)}: {refusal}" for refusal, names in named.items()]
     firsts = [name for name in found["front"] if not _is_double(candidates, name)]
     what = "time, memory, GPUs" + (" and dollars" if "dollars_per_sample" in candidates[0] else "")
     fronts = [f"no plan beats these in all of {what}: {', '.join(firsts)}"] if len(firsts) > 1 else []

@@ -22,6 +22,7 @@ from workbench.search.objectives.plan_judge import Measure, PlanJudge, rank_seco
 from workbench.search.objectives.recovery import FailureSim, RecoveryCosts
 from workbench.search.objectives.step_times import Over, OverBatches, OwnBatch, Planning, StepJudge
 from workbench.strategies.next_step import next_step
+from workbench.trace import Trace
 from workbench.units import S_PER_HOUR, duration_s
 
 TRACES = 5  # random ones, for an interval
@@ -105,11 +106,13 @@ class Executors:
 
     Args:
         seconds: of a step, simulated.
+        trace: of a plan, simulated.
         failures: of a job that recovers, simulated.
         clock: seconds, for planning.
     """
 
     seconds: Callable[[Lowered], float]
+    trace: Callable[[Plan], Trace]
     failures: FailureSim
     clock: Callable[[], float]
 
@@ -159,7 +162,7 @@ def judge_for(
         measure = DollarsPerSample(job)
     else:
         measure = rank_seconds if objective is Objective.THROUGHPUT else step_seconds
-    return PlanJudge(times=times, measure=measure, asked=words)
+    return PlanJudge(times=times, measure=measure, trace=executors.trace, asked=words)
 
 
 def _replan(

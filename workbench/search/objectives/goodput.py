@@ -20,9 +20,22 @@ from workbench.search.objectives.recovery import FailureSim, Recovering, Recover
 from workbench.search.objectives.step_times import StepJudge, StepTimes, standard_error
 from workbench.strategies.elastic_templates import ElasticTemplates
 
-AROUND = tuple(2.0 ** (step / 2) for step in range(-4, 5))  # of the closed form's interval
+FARTHER = 2**0.5  # the next interval between checkpoints that is tried
+MOST_TRIED = 4  # to either side of the closed form's
 
 OnNodes = tuple[int, float]  # number of nodes, seconds of a step on them
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """Useful samples a second of a way to recover, by trace."""
+
+    way: Recovery
+    rates: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.rates)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +44,8 @@ class Goodput:
 
     Every way runs the plan on all its nodes, and on fewer of them as many of its pipelines as go on those,
     with the whole batch, each simulated. A job whose state is in memory stops below so many pipelines; one
-    with checkpoints saves as often as Daly's closed form says or up to four times more or less often,
-    whichever gets furthest; either takes nodes in at once or at the next loss.
+    with checkpoints saves as often as Daly's closed form says, or up to four times more or less often as long
+    as that gets it further; either takes nodes in at once or at the next loss.
 
     Args:
         job, cost: of the plans.
@@ -55,32 +68,47 @@ class Goodput:
 
     def __call__(self, plan: Plan, times: StepTimes, schedule: Schedule | None) -> Judged:
         """ValueError where not one sample counts."""
-        best: tuple[float, Recovery, list[float]] | None = None
-        for way in self.ways(plan, times, schedule):
-            rates = [self.simulate(way, trace, self.until_s) for trace in self.traces]
-            mean = statistics.fmean(rates)
-            if best is None or mean > best[0]:
-                best = mean, way, rates
-        if best is None or best[0] <= 0:
+        tried = [self._followed(way) for way in self.ways(plan, times, schedule)]
+        saving = [each for each in tried if each.way.checkpoint_every is not None]
+        if saving:
+            tried.append(self._climbed(max(saving, key=lambda each: each.mean)))
+        best = max(tried, key=lambda each: each.mean)
+        if best.mean <= 0:
             raise ValueError(
                 f"goodput: no sample counts on {len(self.job.cluster.nodes)} nodes with a loss every "
                 f"{self.mtbf_s:.4g} s; want checkpoints that are saved faster, or a plan on fewer nodes"
             )
-        mean, way, rates = best
+        way = best.way
         figures = {
-            "useful_samples_per_s": mean,
-            "useful_standard_error": standard_error(rates),
-            "useful_share": mean * times.step_s / len(plan.batch),
+            "useful_samples_per_s": best.mean,
+            "useful_standard_error": standard_error(best.rates),
+            "useful_share": best.mean * times.step_s / len(plan.batch),
             "recovery": way.kind.value,
             "checkpoint_every": way.checkpoint_every,
             "checkpoint_every_daly": self._daly_steps(way) if way.checkpoint_every else None,
             "takes_in": way.takes_in,
             "spare_nodes": len(self.job.cluster.nodes) - num_nodes(plan),
         }
-        return Judged(value=1 / mean, times=times, figures=figures)
+        return Judged(value=1 / best.mean, times=times, figures=figures)
+
+    def _followed(self, way: Recovery) -> Followed:
+        return Followed(way, tuple(self.simulate(way, trace, self.until_s) for trace in self.traces))
+
+    def _climbed(self, start: Followed) -> Followed:
+        """With checkpoints more or less often, as long as it gets further."""
+        every, best = start.way.checkpoint_every, start
+        assert every is not None, "it saves"
+        for direction in (FARTHER, 1 / FARTHER):
+            for number in range(1, MOST_TRIED + 1):
+                steps = max(1, round(every * direction**number))
+                found = self._followed(replace(start.way, checkpoint_every=steps))
+                if found.mean <= best.mean:
+                    break
+                best = found
+        return best
 
     def ways(self, plan: Plan, times: StepTimes, schedule: Schedule | None) -> Iterator[Recovery]:
-        """All ways in which the plan can recover."""
+        """All ways in which the plan can recover, checkpoints as often as the closed form says."""
         if plan.strategy == template_plans.NAME:
             found = template_plans.templates_of(self.job, self.cost, self.costs.copies - 1)
             yield from self._in_memory(plan, self._of_templates(found, plan, times), found.copy_s)
@@ -119,18 +147,17 @@ class Goodput:
     def _from_checkpoints(self, plan: Plan, by_nodes: Sequence[OnNodes]) -> Iterator[Recovery]:
         saved, loaded = checkpoint_bytes(plan)
         rate = self.costs.storage_bytes_per_s
-        way = Recovery(
-            kind=Recovering.CHECKPOINT,
-            samples_per_s=self._rates(plan, by_nodes),
-            samples_per_step=len(plan.batch),
-            recover_s=self.costs.restart_s + loaded / rate,
-            checkpoint_every=1,
-            save_s=saved / rate,
-        )
-        steps = dict.fromkeys(max(1, round(self._daly_steps(way) * factor)) for factor in AROUND)
-        for every in steps:
-            for takes_in in (True, False):
-                yield replace(way, checkpoint_every=every, takes_in=takes_in)
+        for takes_in in (True, False):
+            way = Recovery(
+                kind=Recovering.CHECKPOINT,
+                samples_per_s=self._rates(plan, by_nodes),
+                samples_per_step=len(plan.batch),
+                recover_s=self.costs.restart_s + loaded / rate,
+                checkpoint_every=1,
+                save_s=saved / rate,
+                takes_in=takes_in,
+            )
+            yield replace(way, checkpoint_every=self._daly_steps(way))
 
     def _in_memory(self, plan: Plan, by_nodes: Sequence[OnNodes], copy_s: float) -> Iterator[Recovery]:
         for takes_in in (True, False):

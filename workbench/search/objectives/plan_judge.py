@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from workbench.plan.plan import Plan
 from workbench.schedule.choice import Schedule
 from workbench.search.objectives.step_times import StepJudge, StepTimes
+from workbench.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Judged:
 
     value: float
     times: StepTimes
-    figures: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    figures: Mapping[str, Any] = field(default_factory=dict)
     misses: str = ""
 
 
@@ -33,16 +33,18 @@ Measure = Callable[[Plan, StepTimes, Schedule | None], Judged]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanJudge:
-    """An objective: how long steps are, and what is made of them.
+    """An objective: how long steps are, and what is made of them. Less is better.
 
     Args:
         times: seconds of a plan's steps.
         measure: what counts.
+        trace: of a plan on the batch that it was made for.
         asked: the objective in the words of its flags, as JSON data: what decides it.
     """
 
     times: StepJudge
     measure: Measure
+    trace: Callable[[Plan], Trace]
     asked: Mapping[str, Any]
 
     def judged(self, plan: Plan, schedule: Schedule | None = None) -> Judged:
@@ -62,6 +64,10 @@ class PlanJudge:
         if found.misses:
             raise ValueError(found.misses)
         return found.value
+
+    def replay(self, plan: Plan) -> Trace:
+        """Its trace on the batch that it was made for; ValueError for a plan that is refused."""
+        return self.trace(plan)
 
 
 def step_seconds(plan: Plan, times: StepTimes, schedule: Schedule | None) -> Judged:
