@@ -6,13 +6,14 @@ from typing import Any
 
 from experiments.search.best_single import OwnBest, best_of, own_searches
 from experiments.search.jobs import SuiteJob, opened
-from experiments.search.judging import SuiteJudge, judge_of
+from experiments.search.judging import judge_of
 from experiments.search.own_spaces import OWN_SPACES
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.plan.codec import plan_hash
 from workbench.planner.strategy_spec import Planner
 from workbench.search.joint.drive import joint_search
+from workbench.search.joint.evaluate import Judge
 from workbench.search.joint.terms import Scope, Stop
 from workbench.search.objectives.objective import Objective
 from workbench.strategies.registry import PLANNERS, PRICED
@@ -26,7 +27,7 @@ UNITS = {
 ROUNDING = 1 + 1e-9
 
 
-def prepared(suite_job: SuiteJob) -> tuple[Job, CostModel, SuiteJudge]:
+def prepared(suite_job: SuiteJob) -> tuple[Job, CostModel, Judge]:
     """The job with open layouts, its machines, and the judge that all share."""
     job = opened(suite_job.make())
     cost = suite_job.cost(job)

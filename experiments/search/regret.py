@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.search.judging import SuiteJudge
+from experiments.search.judging import StepJudge
 from experiments.search.spaces import Listed, ListedSpace, key_of
 from workbench.plan.plan import Plan
 from workbench.search.joint.drive import joint_search
@@ -31,7 +31,7 @@ class ListedJudge:
     """Knows the plans of a space and no other."""
 
     listed: Listed
-    judge: SuiteJudge
+    judge: StepJudge
 
     def value(self, plan: Plan) -> float:
         """Of a listed plan; ValueError for any other."""
@@ -47,7 +47,7 @@ class ListedJudge:
 
 def listed(space: ListedSpace, progress: Callable[[int], None] = lambda done: None) -> Listed:
     """Every feasible plan of a space with its value."""
-    judge = SuiteJudge(space.cost)
+    judge = StepJudge(space.cost)
     values: dict[str, float] = {}
     for done, plan in enumerate(space.plans()):
         try:
@@ -65,7 +65,7 @@ def searched(space: ListedSpace, whole: Listed, *, candidates: int, seed: int) -
     return joint_search(
         space.job,
         space.cost,
-        ListedJudge(whole, SuiteJudge(space.cost)),
+        ListedJudge(whole, StepJudge(space.cost)),
         stop=Stop(candidates=candidates, seconds=LIMIT_S),
         scope=Scope(seed=seed),
     )
