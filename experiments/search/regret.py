@@ -5,9 +5,10 @@ Setup:   five jobs of a vision or audio encoder, or both, and a language model o
          three schedules, every order of samples in microbatches, and all rules by which context-parallel
          ranks own tokens and ways in which keys travel. Every plan is built, checked and timed by the sweep.
 Ours:    the joint search with a judge that knows the listed plans alone, and so many candidates with a value;
-         it starts from the plans of those strategies whose plans lie in the space.
+         it starts from four plans that are drawn, since strategies' plans lie outside.
 """
 
+import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,13 +17,16 @@ from typing import Any
 from experiments.search.judging import StepJudge
 from experiments.search.spaces import Listed, ListedSpace, key_of
 from workbench.plan.plan import Plan
+from workbench.search.joint.choice import build
 from workbench.search.joint.drive import joint_search
 from workbench.search.joint.found import Found
+from workbench.search.joint.starts import Start
 from workbench.search.joint.terms import Scope, Stop
 from workbench.trace import Trace
 
 CANDIDATES = 1000
 LIMIT_S = 600.0
+STARTS = 4
 TOLD = 1000  # plans between two reports
 
 
@@ -61,14 +65,32 @@ def listed(space: ListedSpace, progress: Callable[[int], None] = lambda done: No
 
 
 def searched(space: ListedSpace, whole: Listed, *, candidates: int, seed: int) -> Found:
-    """The joint search in the space; ValueError where no strategy's plan lies in it."""
+    """The joint search in the space, from some of its plans; ValueError where none of these is feasible."""
     return joint_search(
         space.job,
         space.cost,
         ListedJudge(whole, StepJudge(space.cost)),
         stop=Stop(candidates=candidates, seconds=LIMIT_S),
-        scope=Scope(seed=seed),
+        scope=Scope(seed=seed, starts=drawn_starts(space, whole, seed)),
     )
+
+
+def drawn_starts(space: ListedSpace, whole: Listed, seed: int) -> tuple[Start, ...]:
+    """Feasible plans of the space, drawn evenly."""
+    choices = list(space.choices())
+    random.Random(seed).shuffle(choices)
+    found: list[Start] = []
+    for number, choice in enumerate(choices):
+        try:
+            plan = build(space.job, choice, space.cost)
+        except ValueError:  # a schedule that is not for such stages
+            continue
+        value = whole.values.get(key_of(plan))
+        if value is not None:
+            found.append(Start(name=f"drawn {number}", plan=plan, choice=choice, value=value))
+        if len(found) == STARTS:
+            break
+    return tuple(found)
 
 
 def regret_of(
