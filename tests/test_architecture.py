@@ -76,6 +76,7 @@ def test_imports_stand_at_the_top_but_for_the_commands_and_the_face():
         "workbench.calibrate.derived",
         "workbench.cli.elastic_training",
         "workbench.report.html",
+        "workbench.report.pareto_plot",
     )
     late = {
         name(path): {node.module for node in in_functions(tree(path)) if isinstance(node, ast.ImportFrom)}

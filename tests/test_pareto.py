@@ -1,5 +1,6 @@
 """The Pareto front: exactly the points that brute force leaves, in records and as pictures."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,11 @@ from hypothesis import strategies as st
 
 from sim.predict import predict
 from tests.test_strategies import cost, job
+from workbench.plan.codec import write_plan
+from workbench.report.folder import read_folder
+from workbench.report.html import report_html
 from workbench.report.pareto_plot import draw_pareto, draw_search
-from workbench.report.search_points import points_of
+from workbench.report.search_points import points_of, tied_front
 from workbench.report.search_tables import search_record, search_table
 from workbench.search.drive import search
 from workbench.search.objectives.pareto import Point, front, undominated
@@ -83,3 +87,31 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
         draw_pareto([point("a", 1, 1, 1)], tmp_path / "a.svg", title="a")
     with pytest.raises(ValueError, match="no plan of the search"):
         draw_pareto([], tmp_path / "a.png", title="a")
+
+
+def test_a_search_in_a_folder_is_on_its_page(tmp_path: Path) -> None:
+    record = searched()
+    write_plan(PLANNERS["cornstarch"](job(2, 2, 3), cost(), lambda *_: None), tmp_path / "plan.json")
+    (tmp_path / "search.json").write_text(json.dumps(record))
+    folder = read_folder(tmp_path)
+    [found] = folder.searches
+    assert (found.points, found.objective) == (points_of(record["candidates"]), "iteration")
+    html = report_html(folder)
+    assert "search.json: 3 plans by iteration" in html
+    svg = html[html.index('<svg class="scatter"') : html.index("</svg>", html.index('<svg class="scatter"'))]
+    assert svg.count('class="beaten"') == 3 - len(record["front"])
+    assert svg.count("<circle cx=") == len(tied_front(found.points))
+
+
+@pytest.mark.parametrize("key", ["step_s", "ranks", "strategy"])
+def test_a_damaged_search_is_named(tmp_path: Path, key: str) -> None:
+    record = {"objective": "iteration", "front": [], "candidates": [{"plan_hash": "a", "peak_bytes": 1}]}
+    whole = {"strategy": "a", "step_s": 1.0, "ranks": 2}
+    record["candidates"][0] |= {name: value for name, value in whole.items() if name != key}
+    (tmp_path / "search.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=rf"search.json: a search whose candidates lack .*: '{key}'"):
+        read_folder(tmp_path)
+    record["candidates"][0] |= whole | {"step_s": "soon"}
+    (tmp_path / "search.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match="step_s must be a number >= 0, got 'soon'"):
+        read_folder(tmp_path)

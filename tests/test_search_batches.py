@@ -23,6 +23,9 @@ from workbench.plan.plan import Plan
 from workbench.report.search_tables import search_record, search_table
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.search.drive import search, with_ranks, with_schedules
+from workbench.search.joint.bounds import no_bound
+from workbench.search.joint.drive import joint_search
+from workbench.search.joint.terms import Scope, Stop
 from workbench.search.objectives.asked import Asked, judge_for
 from workbench.search.objectives.objective import Objective
 from workbench.search.objectives.plan_judge import PlanJudge
@@ -235,3 +238,16 @@ def test_fixed_samples_are_equal_in_all_batches(tmp_path: Path) -> None:
 def test_steps_of_one_batch_have_no_error() -> None:
     times = StepTimes(step_s=1.0, batches_s=(1.0,))
     assert (times.mean_s, times.standard_error_s) == (1.0, None)
+
+
+def test_a_joint_search_makes_any_objective_small() -> None:
+    """Never worse than its starts, by a judge over batches; nothing bounds it from below."""
+    job, batches = replace(job_of(0, replicas=1), max_ranks=3), [batch_of(1)]
+    judge = judge_of(job, batches, planning=Planning.HIDDEN)
+    times = replace(judge.times, clock=lambda: 0.0)
+    scope = Scope(planners={"cornstarch": PLANNERS["cornstarch"]}, lower=no_bound)
+    found = joint_search(job, cost(), replace(judge, times=times), stop=Stop(candidates=3), scope=scope)
+    assert found.value <= min(each.value for each in found.starts if each.value is not None)
+    assert (found.lower_bound, found.gap) == (0.0, 1.0)
+    again = replace(judge, times=times).judged(found.plan)
+    assert again.value == found.value == again.times.step_s

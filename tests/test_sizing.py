@@ -92,7 +92,7 @@ def test_durations(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "3", "d", "-1d", "3 days", "1e3d"])
 def test_other_durations_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="want a duration such as 90m, 12h, 3d or 2w"):
+    with pytest.raises(ValueError, match="want a duration such as 60s, 90m, 12h, 3d or 2w"):
         duration_s(text)
 
 
@@ -151,7 +151,7 @@ def test_where_nothing_does_it_the_nearest_is_said(path: Path) -> None:
     [
         (("--tokens", 1e9), "want --deadline, --budget-dollars or both"),
         (("--tokens", 0, "--deadline", "3d"), "want tokens, deadline and budget > 0"),
-        (("--tokens", 1e9, "--deadline", "soon"), "want a duration such as 90m"),
+        (("--tokens", 1e9, "--deadline", "soon"), "want a duration such as 60s, 90m"),
         (("--tokens", 1e9, "--deadline", "3d", "--gpus", 3), "3 GPUs make no whole nodes of 2; nearest: 4"),
     ],
 )

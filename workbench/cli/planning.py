@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from workbench.cli.console import emit_json, show, warn
+from workbench.cli.joint_searching import BUDGET, Told, search_jointly
 from workbench.cli.options import ExecutionFile, Json, PlanFile, takes
 from workbench.cli.searching import Drawn, NoCache, judging, kept_results, searched
 from workbench.explain.warnings import waste_of
@@ -51,7 +52,7 @@ Sizes = Annotated[
         "columns text_tokens, image_width and image_height, audio_seconds"
     ),
 ]
-Seed = Annotated[int, typer.Option(help="of a corpus of --sizes")]
+Seed = Annotated[int, typer.Option(help="of a corpus of --sizes, and of the draws of `search --joint`")]
 LayoutFile = Annotated[
     Path | None,
     typer.Option("--layout", help="file with layouts instead of the job's, in any notation of `layout`"),
@@ -127,7 +128,7 @@ def search_command(
     profile: Annotated[str | None, typer.Option(help="profile name or file instead of the job's")] = None,
     layout: LayoutFile = None,
     sizes: Sizes = None,
-    seed: Seed = 0,
+    seed: Annotated[int, typer.Option(help="of a corpus of --sizes, of --batches and of --mtbf")] = 0,
     tiling: Tiles = Tiling.NONE,
     asked: Asked = Asked(),  # noqa: B008  (it is frozen)
     ranks: Annotated[
@@ -144,15 +145,62 @@ def search_command(
     ] = None,
     execution: ExecutionFile = None,
     no_cache: NoCache = False,
+    joint: Annotated[
+        bool, typer.Option("--joint", help="search all questions together, from every strategy's plan")
+    ] = False,
+    budget: Annotated[
+        str | None, typer.Option(help=f"time for --joint; default: {BUDGET} where no other end is given")
+    ] = None,
+    gap: Annotated[
+        str | None, typer.Option(help="end of --joint: so near the lower bound, such as 2%")
+    ] = None,
+    candidates: Annotated[int | None, typer.Option(help="end of --joint: so many candidates")] = None,
+    workers: Annotated[int, typer.Option(help="processes for --joint")] = 1,
+    fix: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="question that --joint leaves to a strategy, such as layout=cornstarch; repeatable"
+        ),
+    ] = None,
+    log: Annotated[Path | None, typer.Option(help="file for every candidate of --joint")] = None,
+    replay: Annotated[Path | None, typer.Option(help="log of --joint whose answer is made again")] = None,
+    ablate: Annotated[
+        Strategy | None,
+        typer.Option(
+            help="with --joint: what each question alone gains over this strategy, and all together"
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Plan a job with every strategy, and with every schedule asked for; simulate all plans and rank them."""
     draw = None if pareto is None else _drawing(pareto)
+    told = Told(
+        budget=budget,
+        gap=gap,
+        candidates=candidates,
+        workers=workers,
+        seed=seed,
+        fix=fix or (),
+        log=log,
+        replay=replay,
+        ablate=ablate,
+    )
+    if not joint:
+        told.check_absent()
     wanted = _job(job, sizes, seed, tiling)
     if layout is not None:
         wanted = with_layout_file(wanted, layout)
     cost = cost_of(wanted, profile, execution)
     judged = judging(objective, asked, job, wanted, cost, Drawn(seed, sizes, tiling))
+    if joint:
+        _check_joint({"--schedule": schedule, "--ranks": ranks, "--pareto": pareto})
+        best, emit = search_jointly(
+            wanted, cost, told, None if judged is None else judged.judge, as_json=as_json
+        )
+        if output is not None:
+            write_plan(best, output, profile=named_profile(wanted, profile, output))
+        emit()
+        return
     planners = _planners(wanted, objective, [usual(kind) for kind in schedule or ()], ranks or [], asked)
     with ticking("searching", len(planners), quiet=as_json) as ticker:
         found = searched(
@@ -179,6 +227,13 @@ def _drawing(path: Path) -> Callable[[Mapping[str, Any]], None]:
     check_picture(path)
     check_writable(path)
     return lambda record: draw_search(record, path)
+
+
+def _check_joint(said: Mapping[str, object]) -> None:
+    """Raise ValueError for what only a search without --joint takes."""
+    flag = next((name for name, value in said.items() if value), None)
+    if flag is not None:
+        raise ValueError(f"search: --joint searches everything itself, got {flag}; want one of the two")
 
 
 def _planners(

@@ -56,7 +56,7 @@ def judging(
     from sim.judge import executors_of
 
     said.check(objective)
-    if said.batches is None and objective not in (Objective.TRAINING, Objective.GOODPUT):
+    if said.batches is None and objective is Objective.ITERATION:
         return None
     batches = drawn.batches(path, job, said.batches) if said.batches is not None else ()
     judge = judge_for(

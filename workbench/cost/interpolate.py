@@ -49,6 +49,11 @@ class Surface:
         """Largest measured value of every coordinate."""
         return tuple(float(value) for value in np.exp2(self._high))
 
+    @property
+    def extremes(self) -> tuple[float, float]:
+        """Least and most rate of all points, between which every reading lies."""
+        return float(np.exp2(self._log_rate.min())), float(np.exp2(self._log_rate.max()))
+
     def read(self, *coordinates: float) -> Reading:
         """The rate at these coordinates."""
         found = self._known.get(coordinates)

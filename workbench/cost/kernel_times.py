@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from workbench.cost.execution import AttentionKernel, Execution
+from workbench.cost.execution import ALIGNED_BYTES, AttentionKernel, Execution
 from workbench.cost.flash import flash_share
 from workbench.cost.interpolate import Surface
 from workbench.cost.power import clock_share, slowest_share
@@ -128,6 +128,31 @@ class KernelTimes:
         rate = reading.rate * peak / self.profile.peak(self.profile.table_precision)
         inside = reading.inside and padded == gemm
         return self._floor(padded.flop / rate), inside
+
+    def most_product_flop_per_s(self, precision: str) -> float:
+        """What no product of any shape beats: the fastest measured one's, in its best direction."""
+        run = self.execution
+        peak = self.profile.peak(precision) * run.matmul_rate * self.product_share
+        peak *= max(1.0, run.unaligned_rate) ** (ALIGNED_BYTES.bit_length() - 1)
+        if run.products is not ProductFormat.SAME:
+            peak *= max(1.0, narrow_rate(self.profile, run.products))
+        if self._matmul is not None:
+            peak *= self._matmul.extremes[1] / self.profile.peak(self.profile.table_precision)
+        return peak / min([1.0, *(held.extremes[0] for held in self._slowdowns.values())])
+
+    def most_attention_flop_per_s(self, precision: str) -> tuple[float, float]:
+        """The same of a fused attention's forward, and the most FLOP/s of its backward over these."""
+        run, heads = self.execution, self.profile.sustained_attention
+        rate = self.profile.peak(precision) * run.attention_rate * self.clock_share
+        rate *= flash_share(run.flash, self.profile.flash_generation)
+        if self._attention is not None:
+            rate *= self._attention.extremes[1] / self.profile.peak(self.profile.table_precision)
+        short = self.in_short_loops() if heads else self
+        slowdowns = (forward_slowdown(held, short.attention_flop_per_s).points for held in heads)
+        backward = (backward_rate(held).points for held in heads)
+        least = min((ratio for line in slowdowns for _, ratio in line), default=1.0)
+        most = max((ratio for line in backward for _, ratio in line), default=0.0)
+        return rate / min(1.0, least), max(most, self.profile.attention_backward_rate)
 
     def attention_s(self, operator: Attention, work: Work, grid: Grid, precision: str) -> tuple[float, bool]:
         """Seconds of the forward kernel, and whether its shape lies among the measured ones.

@@ -111,6 +111,14 @@ class MeasuredLayer:
         )
         return MeasuredTime(inside, *(self._columns[name].read(size) for name in COLUMNS))
 
+    def least_s(self, work: Work) -> MeasuredTime:
+        """What no calls that do this work together take less than, however it is cut into calls.
+
+        The fit without what every call takes, times the least of the ratios that readings lie between.
+        """
+        size = self._size_of(work)
+        return MeasuredTime(True, *(self._columns[name].least(size) for name in COLUMNS))  # noqa: FBT003
+
     def _size_of(self, work: Work) -> _Size:
         read = (work.tokens(TokenCount.READERS), work.tokens(TokenCount.CONTEXT), work.context_area)
         own = len(work.rows), work.tokens(TokenCount.IN), work.attention_area
@@ -151,6 +159,11 @@ class _Column:
         if self._ratio is None:
             return 0.0
         return float(np.array(size.features) @ self._coefficients) * self._ratio.read(*size.place).rate
+
+    def least(self, size: _Size) -> float:
+        if self._ratio is None:
+            return 0.0
+        return float(np.array(size.features)[1:] @ self._coefficients[1:]) * self._ratio.extremes[0]
 
 
 def _is_between(least: int, value: int, most: int) -> bool:

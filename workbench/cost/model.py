@@ -138,6 +138,15 @@ class CostModel(KernelTimes):
                 self._known[key] = self._composed(layer, name, work, grid, str(precision), links)
         return self._known[key]
 
+    def measured_on(self, layer: Layer, precision: str) -> dict[Grid, MeasuredLayer]:
+        """By grid, the layer as it was measured whole."""
+        name = self._signatures.of(layer)
+        return {
+            Grid(tp, cp): measured
+            for (known, of, tp, cp), measured in self._layers.items()
+            if (known, of) == (name, precision)
+        }
+
     def _composed(
         self, layer: Layer, name: str, work: Work, grid: Grid, precision: str, links: _Links
     ) -> LayerTime:

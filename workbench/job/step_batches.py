@@ -15,7 +15,13 @@ Batches = tuple[tuple[Sample, ...], ...]
 
 
 def step_batches(
-    path: Path, job: Job, num: int, *, seed: int = 0, sizes: str | None = None, tiling: Tiling = Tiling.NONE
+    path: str | Path,
+    job: Job,
+    num: int,
+    *,
+    seed: int = 0,
+    sizes: str | None = None,
+    tiling: Tiling = Tiling.NONE,
 ) -> Batches:
     """Batches of a job file's data, none of them the job's own: equal seeds give equal batches.
 
@@ -33,10 +39,10 @@ def step_batches(
     """
     if num < 1:
         raise ValueError(f"batches: want >= 1, got {num}")
-    spec, num_samples = read_spec(path).batch, len(job.batch)
+    spec, folder, num_samples = read_spec(Path(path)).batch, Path(path).parent, len(job.batch)
     source = sizes or spec.sizes
     if source is not None:
-        file = path.parent / source
+        file = folder / source
         found = sized_batches(
             job.model,
             num_samples,
@@ -54,7 +60,7 @@ def step_batches(
         )
         for each in range(num)
     ]
-    return tuple(batch_of(each, job.model, folder=path.parent) for each in wanted)
+    return tuple(batch_of(each, job.model, folder=folder) for each in wanted)
 
 
 def _seed(first: int, seed: int, number: int) -> int:

@@ -24,6 +24,7 @@ class StrategySpec:
         summary: what it does, in one line.
         batch_level: its split of the ranks is meant for every batch of the data; batches may be too small
             for that.
+        searches_layouts: it chooses degrees as well, of modules to which the job gives no layout.
         wants_prices: it plans only for pools of ranks that have a price.
         regroup: decides anew for every batch which samples go together; None: they stand where those of
             the first batch stood, see `plan.following`.
@@ -33,5 +34,6 @@ class StrategySpec:
     planner: Planner
     summary: str
     batch_level: bool = False
+    searches_layouts: bool = False
     wants_prices: bool = False
     regroup: Regroup | None = None

@@ -9,10 +9,13 @@ from workbench.bounded_file import read_bounded
 from workbench.job.job import Job
 from workbench.plan.codec import FORMAT, plan_hash, read_plan
 from workbench.plan.plan import Plan
+from workbench.report.search_points import points_of
+from workbench.search.objectives.pareto import Point
 from workbench.trace import Executor, Trace
 from workbench.trace_json import read_trace
 
 TRACE_KEY = "traceEvents"
+SEARCH_KEYS = {"candidates", "front", "objective"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +31,21 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """What a search found, as `workbench search --json` prints it: a point for each plan."""
+
+    path: Path
+    objective: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """Plans by file name; `left_out` says of every other JSON file why it is not shown."""
+    """Plans and searches by file name; `left_out` says of every other JSON file why it is not shown."""
 
     entries: tuple[Entry, ...]
     left_out: tuple[str, ...]
+    searches: tuple[Search, ...] = ()
 
 
 def read_folder(folder: Path) -> Folder:
@@ -41,12 +54,13 @@ def read_folder(folder: Path) -> Folder:
     Equal plans are one entry. Traces of no plan in the folder are left out, and say so.
 
     Raises:
-        ValueError: a file that is no JSON, a corrupt plan or trace, or no plan at all.
+        ValueError: a file that is no JSON, a corrupt plan, trace or search, or no plan at all.
         OSError: the folder cannot be read.
     """
     plans: dict[str, tuple[Path, Plan]] = {}
     traces: list[tuple[Path, Trace]] = []
     left_out: list[str] = []
+    searches: list[Search] = []
     for path in sorted(folder.iterdir()):
         if path.suffix != ".json" or path.name.startswith("."):
             continue
@@ -56,8 +70,10 @@ def read_folder(folder: Path) -> Folder:
             plans.setdefault(plan_hash(plan), (path, plan))
         elif TRACE_KEY in document:
             traces.append((path, read_trace(path)))
+        elif document.keys() >= SEARCH_KEYS:
+            searches.append(_search(path, document))
         else:
-            left_out.append(f"{path.name}: neither a plan nor a trace")
+            left_out.append(f"{path.name}: neither a plan, a trace nor a search")
     if not plans:
         raise ValueError(f"{folder}: want at least one plan file, got none among {_count(folder)} files")
     left_out += [
@@ -80,7 +96,17 @@ def read_folder(folder: Path) -> Folder:
         )
         for digest, (path, plan) in plans.items()
     )
-    return Folder(entries=entries, left_out=tuple(left_out))
+    return Folder(entries=entries, left_out=tuple(left_out), searches=tuple(searches))
+
+
+def _search(path: Path, document: dict[str, Any]) -> Search:
+    try:
+        points = points_of(document["candidates"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path}: a search whose candidates lack what `search --json` prints: {error}"
+        ) from None
+    return Search(path=path, objective=str(document["objective"]), points=points)
 
 
 def is_plan(path: Path) -> bool:

@@ -12,6 +12,7 @@ from workbench.report.charts import PlanTimes, accuracy_svg, bars_html
 from workbench.report.compare import Comparison, Group, compare, timed, watched
 from workbench.report.critical import CriticalPath, causes_html, critical_path_of
 from workbench.report.folder import Entry, Folder
+from workbench.report.front_html import searches_html
 from workbench.report.page_data import data_elements, plan_id, plan_record, traces_of
 from workbench.report.sortable import Cell, cell, number, sortable_table
 from workbench.report.tables import (
@@ -44,7 +45,8 @@ def report_html(folder: Folder, *, what_if: WhatIf | None = None) -> str:
     sections = "".join(map(_section, range(1, len(entries) + 1), entries, paths))
     body = (
         f"<h1>{escape(models)}</h1>"
-        f'<p class="lead">{_lead(entries)}</p>{_overview(entries)}{what_if_html(what_if)}{sections}'
+        f'<p class="lead">{_lead(entries)}</p>{_overview(entries)}{searches_html(folder.searches)}'
+        f"{what_if_html(what_if)}{sections}"
         f"{_left_out(folder)}"
     )
     record = {

@@ -1,7 +1,6 @@
 """Plans by what they cost: step time against memory, GPUs and dollars, those on the Pareto front numbered."""
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
 from math import hypot
 from pathlib import Path
 from textwrap import shorten
@@ -13,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from workbench.report.palette import EXECUTED, INK, NEUTRAL
-from workbench.report.search_points import Record, points_of
-from workbench.search.objectives.pareto import Point, front
+from workbench.report.search_points import Record, Tied, points_of, tied_front
+from workbench.search.objectives.pareto import Point
 from workbench.units import GIB, MIB
 
 FORMATS = ("png", "pdf")
@@ -33,13 +32,6 @@ class Panel(NamedTuple):
 
     title: str
     cost: Callable[[Point], float]
-
-
-class Tied(NamedTuple):
-    """Points of the front that cost the same in everything."""
-
-    names: tuple[str, ...]
-    point: Point
 
 
 def draw_search(record: Record, path: Path) -> None:
@@ -64,7 +56,7 @@ def draw_pareto(points: Sequence[Point], path: Path, *, title: str) -> None:
     check_picture(path)
     if not points:
         raise ValueError(f"{path}: no plan of the search has a time and a memory to be drawn")
-    tied = _tied(points)
+    tied = tied_front(points)
     panels = [_memory_panel(points)]
     panels.append(Panel("GPUs", lambda point: point.gpus))
     if points[0].dollars is not None:
@@ -82,13 +74,6 @@ def draw_pareto(points: Sequence[Point], path: Path, *, title: str) -> None:
         kind = path.suffix.removeprefix(".").lower()
         software: dict[str, Any] = {"Software": None} if kind == "png" else {"CreationDate": None}
         figure.savefig(path, format=kind, dpi=150, metadata=software)
-
-
-def _tied(points: Sequence[Point]) -> tuple[Tied, ...]:
-    """The front, the fastest first; points that cost the same stand behind one another on it."""
-    on_front = [points[place] for place in front(points)]
-    groups = (list(held) for _, held in groupby(on_front, key=lambda point: point.costs))
-    return tuple(Tied(tuple(point.name for point in held), held[0]) for held in groups)
 
 
 def _memory_panel(points: Sequence[Point]) -> Panel:

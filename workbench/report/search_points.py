@@ -1,7 +1,9 @@
 """What every plan of a search costs, as points, and which of them no other beats."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import groupby
+from math import inf
+from typing import Any, NamedTuple
 
 from workbench.search.objectives.pareto import Point, front
 
@@ -12,19 +14,44 @@ def points_of(candidates: Sequence[Record]) -> tuple[Point, ...]:
     """Of the candidates' records, those that have a plan and a memory, in their order.
 
     Dollars are there where every one has them.
+
+    Raises:
+        ValueError: a figure that is no number >= 0.
+        KeyError, TypeError: records of something else.
     """
     planned = [each for each in candidates if "plan_hash" in each and each["peak_bytes"] is not None]
     has_price = all("dollars_per_sample" in each for each in planned)
     return tuple(
         Point(
-            name=each["strategy"],
-            time_s=each["step_s"],
-            memory_bytes=each["peak_bytes"],
-            gpus=each["ranks"],
-            dollars=each["dollars_per_sample"] * each["samples"] if has_price else None,
+            name=str(each["strategy"]),
+            time_s=_number(each, "step_s"),
+            memory_bytes=_number(each, "peak_bytes"),
+            gpus=_number(each, "ranks"),
+            dollars=_number(each, "dollars_per_sample") * _number(each, "samples") if has_price else None,
         )
         for each in planned
     )
+
+
+class Tied(NamedTuple):
+    """Points of a front that cost the same in everything."""
+
+    names: tuple[str, ...]
+    point: Point
+
+
+def tied_front(points: Sequence[Point]) -> tuple[Tied, ...]:
+    """The Pareto front, the fastest first; points that cost the same stand behind one another on it."""
+    on_front = [points[place] for place in front(points)]
+    groups = (list(held) for _, held in groupby(on_front, key=lambda point: point.costs))
+    return tuple(Tied(tuple(point.name for point in held), held[0]) for held in groups)
+
+
+def _number(record: Record, name: str) -> float:
+    value = record[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:
+        raise ValueError(f"{name} must be a number >= 0, got {value!r}")
+    return float(value)
 
 
 def front_names(candidates: Sequence[Record]) -> list[str]:

@@ -35,5 +35,6 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
 SPEC = StrategySpec(
     name=NAME,
     planner=plan,
+    searches_layouts=True,
     summary="searched layouts: every module on an island of its own",
 )

@@ -38,5 +38,6 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
 SPEC = StrategySpec(
     name=NAME,
     planner=plan,
+    searches_layouts=True,
     summary="a searched layout: every module over all ranks",
 )

@@ -233,12 +233,14 @@ def _unit(job: Job, prices: ModulePrices, module: Module) -> Unit:
 SPEC = StrategySpec(
     name=NAME,
     planner=plan,
+    searches_layouts=True,
     summary="DistTrain's orchestration: degrees of every module by its formula, solved exactly",
 )
 
 SPEC_CHEAPEST = StrategySpec(
     name=CHEAPEST,
     planner=plan_cheapest,
+    searches_layouts=True,
     summary="as disttrain, for dollars a sample, where devices have prices",
     wants_prices=True,
 )

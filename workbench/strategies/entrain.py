@@ -54,7 +54,17 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
 
 
 def regroup(plan: Plan, job: Job, cost: CostModel) -> Plan:
-    """Algorithm 4 on the job's batch, for the plan's stages."""
+    """Algorithm 4 on the job's batch, for the plan's stages.
+
+    Raises:
+        ValueError: a module with other replicas than the language model's.
+    """
+    for module in job.model.modules:
+        if plan.replicas(module.name) != tuple(range(job.replicas)):
+            raise ValueError(
+                f"entrain: want {job.replicas} replicas of every module, {module.name!r} has "
+                f"{len(plan.replicas(module.name))}"
+            )
     draft = replace(plan, batch=job.batch, microbatches=(), programs=(), token_shards=())
     microbatches, followers = deferring_microbatches(draft, assign(job, cost))
     draft = replace(draft, microbatches=microbatches)

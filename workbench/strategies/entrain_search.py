@@ -215,6 +215,7 @@ class _Search:
 SPEC = StrategySpec(
     name="entrain-search",
     planner=plan,
+    searches_layouts=True,
     summary="Entrain's Algorithm 3: degrees of encoder and LLM by its formula",
     batch_level=True,
     regroup=entrain.regroup,

@@ -135,12 +135,14 @@ def sharded_plan(job: Job, cost: CostModel, instances: int = 1) -> Plan:
 SPEC = StrategySpec(
     name=NAME,
     planner=plan,
+    searches_layouts=True,
     summary="parameters of every layer sharded over all ranks; recomputation and microbatch size searched",
 )
 
 SPEC_HYBRID = StrategySpec(
     name=HYBRID_NAME,
     planner=plan_hybrid,
+    searches_layouts=True,
     summary="as fsdp, but sharded within instances of near ranks, which add up their parts of gradients; "
     "their number is searched too",
 )

@@ -71,5 +71,6 @@ def first_stage_encoders(job: Job, choice: LayoutChoice, cuts: Mapping[str, Cuts
 SPEC = StrategySpec(
     name=NAME,
     planner=plan,
+    searches_layouts=True,
     summary="a searched layout: one grid for all modules",
 )

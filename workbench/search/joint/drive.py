@@ -9,7 +9,6 @@ from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.planner.strategy_spec import Planner
 from workbench.search.joint.arrangement import arrangement_of
-from workbench.search.joint.bounds import lower_bound_s
 from workbench.search.joint.choice import Choice, draft_of
 from workbench.search.joint.evaluate import UNCHANGED, Judge, Outcome, changed, plan_of
 from workbench.search.joint.found import Entry, Found, State, path_of, value_of
@@ -156,15 +155,17 @@ def joint_search(
     space = Space(job, cost, {})
     with opened(space, judge, workers) as crew:
         starts = scope.starts or _starts(job, scope.planners, crew, stop, began_s)
+        started_s = monotonic()
         space.starts.update({each.name: each.choice for each in starts if each.choice is not None})
         seats = _first_seats(space, starts, scope.fixed, crew)
         questions = frozenset(Question) - set(scope.fixed)
         held = _Search(space, judge, questions, random.Random(scope.seed), _unlike(seats))
         held.seeded = seeds(job, cost, questions)
-        bound = lower_bound_s(job, cost, held.seats[0].choice if Question.LAYOUT in scope.fixed else None)
+        bound = scope.lower(job, cost, held.seats[0].choice if Question.LAYOUT in scope.fixed else None)
         bound = min(bound, held.seats[0].value)
         _run(held, crew, stop, began_s, bound, progress)
-    return _found(held, starts, bound, monotonic() - began_s)
+    ended_s = monotonic()
+    return _found(held, starts, bound, (ended_s - began_s, ended_s - started_s))
 
 
 def searched_starts(
@@ -291,7 +292,7 @@ def _is_over(state: State, stop: Stop) -> bool:
     return late or near or enough
 
 
-def _found(held: _Search, starts: Sequence[Start], bound: float, seconds: float) -> Found:
+def _found(held: _Search, starts: Sequence[Start], bound: float, times_s: tuple[float, float]) -> Found:
     best, *others = held.seats
     plan = next((s.plan for s in starts if s.name == best.index and s.plan is not None), None)
     if plan is None or held.space.starts.get(best.start) != best.choice:
@@ -303,7 +304,8 @@ def _found(held: _Search, starts: Sequence[Start], bound: float, seconds: float)
         path=path_of(held.log, best.index),
         lower_bound=bound,
         candidates=held.candidates,
-        seconds=seconds,
+        seconds=times_s[0],
+        search_s=times_s[1],
         starts=tuple(starts),
         log=tuple(held.log),
         runners_up=tuple((seat.value, plan_of(held.space, seat.choice)) for seat in others),

@@ -5,11 +5,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from workbench.job.device_pools import check_taken
+from workbench.model.layer import TokenCount
 from workbench.plan.plan import Plan
+from workbench.plan.routing import routing_of
+from workbench.plan.token_owners import row_tokens
+from workbench.plan.work import work_of
 from workbench.search.joint.choice import Choice, build
 from workbench.search.joint.move import Move, Space
 from workbench.trace import Trace
 
+LEAST_SHARE = 0.95  # of an even share of tokens, on the rank that a stage is priced by
 UNCHANGED = "it changes nothing"
 
 
@@ -54,4 +59,25 @@ def plan_of(space: Space, choice: Choice) -> Plan:
     plan = build(space.job, choice, space.cost)
     for stage in plan.stages:
         check_taken(space.job.pools, stage.module, stage.flat_ranks)
+    _check_shares(plan)
     return plan
+
+
+def _check_shares(plan: Plan) -> None:
+    """Whether the ranks that stand for their stage have about an even share of its tokens.
+
+    A stage is priced by the rank with most query-key pairs. Where that one has far fewer tokens than the
+    others, its price leaves work out, and a search would find just that.
+    """
+    for (module, replica), microbatches in plan.microbatches_of.items():
+        if not plan.token_shards or plan.chain[module, replica][0].cp == 1:
+            continue
+        routing = routing_of(plan)
+        for microbatch in microbatches:
+            tokens, priced = sum(row_tokens(routing, microbatch)), work_of(plan, microbatch)
+            if priced.tokens(TokenCount.IN) < LEAST_SHARE * tokens:
+                raise ValueError(
+                    f"microbatch {microbatch.index} of {module!r}: the rank with most pairs has "
+                    f"{priced.tokens(TokenCount.IN) / tokens:.0%} of an even share of tokens; want "
+                    f"{LEAST_SHARE:.0%}"
+                )

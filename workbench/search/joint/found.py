@@ -55,6 +55,7 @@ class Found:
         lower_bound: no plan has a lower value; 0 where none is known.
         candidates: that were built, checked, priced and judged, starts aside.
         seconds: all of the search.
+        search_s: of these, behind the starts.
         starts: every strategy, with its plan or its refusal.
         log: every candidate.
         runners_up: plans of the other choices that the search held, with their values, best first.
@@ -67,9 +68,15 @@ class Found:
     lower_bound: float
     candidates: int
     seconds: float
+    search_s: float
     starts: tuple[Start, ...]
     log: tuple[Entry, ...]
     runners_up: tuple[tuple[float, Plan], ...] = ()
+
+    @property
+    def candidates_per_s(self) -> float:
+        """Of the time behind the starts."""
+        return self.candidates / self.search_s if self.search_s > 0 else 0.0
 
     @property
     def gap(self) -> float:

@@ -268,7 +268,10 @@ def _memory(job: Job, choice: Choice, draft: Plan) -> Iterator[Move]:
     for change in neighbours(held):
         if change.kind not in (Kind.ACTIVATIONS, Kind.SHARDING):
             continue
-        settings = change.edit(held).settings
+        try:
+            settings = change.edit(held).settings
+        except ValueError:  # a setting that these degrees do not take
+            continue
         for module in job.model.modules:
             own, other = choice.settings.of(module.name), settings.of(module.name)
             if own != other and own.key_exchange is other.key_exchange:

@@ -10,6 +10,7 @@ from workbench.planner.stage_counts import silent
 from workbench.planner.strategy_spec import Planner
 from workbench.search.joint.choice import Choice, choice_of
 from workbench.search.joint.evaluate import Judge
+from workbench.strategies.registry import BY_NAME
 
 OPEN = ", layouts open"  # behind the name of a strategy that planned the job without its layouts
 
@@ -34,12 +35,13 @@ Task = tuple[str, Planner, Job]
 
 
 def start_tasks(job: Job, planners: Mapping[str, Planner]) -> Iterator[Task]:
-    """Every strategy on the job as it is, then on the job with its layouts left open."""
+    """Every strategy on the job as it is, then those that choose degrees on the job without its layouts."""
     for name, planner in planners.items():
         yield name, planner, job
     if job.layouts:
         for name, planner in planners.items():
-            yield name + OPEN, planner, replace(job, layouts=())
+            if name in BY_NAME and BY_NAME[name].searches_layouts:
+                yield name + OPEN, planner, replace(job, layouts=())
 
 
 def start_of(task: Task, cost: CostModel, judge: Judge) -> Start:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from workbench.planner.strategy_spec import Planner
+from workbench.search.joint.bounds import LowerBound, lower_bound_s
 from workbench.search.joint.question import Question
 from workbench.search.joint.starts import Start
 
@@ -43,9 +44,11 @@ class Scope:
         fixed: questions left as some strategy's plan answers them.
         planners: of the starts; None: all registered, those that want prices where ranks have one.
         starts: already planned and judged, in place of the planners'; None: not yet.
+        lower: a bound of the judge's values; `no_bound` where none is known.
     """
 
     seed: int = 0
     fixed: Mapping[Question, str] = field(default_factory=dict)
     planners: Mapping[str, Planner] | None = None
     starts: tuple[Start, ...] | None = None
+    lower: LowerBound = lower_bound_s

@@ -1,0 +1,144 @@
+"""The bound of the joint search: layers, and all plans of a small space, take no less."""
+
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise, product
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.predict import IterationJudge
+from tests.test_joint_search import found, small
+from tests.test_strategies import cost
+from workbench.cost.layer_table import LayerPoint, LayerTable
+from workbench.cost.least_time import least_time
+from workbench.cost.measured import MeasuredLayer
+from workbench.cost.model import CostModel, RowWork, Work
+from workbench.cost.profile import load_profile
+from workbench.model.zoo import from_shape
+from workbench.planner.stage_counts import silent
+from workbench.search.joint.arrangement import Arrangement, Degrees, Placement
+from workbench.search.joint.bounds import lower_bound_s
+from workbench.search.joint.choice import TokenRule, choice_of
+from workbench.search.joint.drive import joint_search
+from workbench.search.joint.evaluate import evaluated
+from workbench.search.joint.grouping_moves import Exchange, Resize
+from workbench.search.joint.layout_moves import Arrange
+from workbench.search.joint.move import Space
+from workbench.search.joint.setting_moves import Distribute
+from workbench.search.joint.terms import Scope, Stop
+from workbench.strategies import cornstarch
+
+machine = cache(lambda profile: CostModel(load_profile(profile)))
+llm = cache(lambda: from_shape("llama-3.1-8b"))
+tokens = st.lists(st.integers(1, 8192), min_size=1, max_size=6)
+
+
+def causal(lengths) -> Work:
+    return Work(tuple(RowWork(n, n, n * (n + 1) // 2) for n in lengths))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=tokens,
+    cuts=st.sets(st.integers(1, 5)),
+    tp=st.sampled_from([1, 2, 4, 8]),
+    cp=st.sampled_from([1, 2, 4]),
+    profile=st.sampled_from(["A40", "H100"]),
+    place=st.sampled_from([0, 1, -1]),
+)
+def test_a_layer_takes_no_less_on_any_grid_in_any_calls(*, lengths, cuts, tp, cp, profile, place):
+    model, layer = machine(profile), llm().layers[place]
+    whole = least_time(model, layer, causal(lengths), "bfloat16", counts_attention=True)
+    borders = [0, *sorted(cut for cut in cuts if cut < len(lengths)), len(lengths)]
+    calls = [
+        model.layer_time(layer, causal(lengths[a:b]), tp=tp, cp=cp, precision="bfloat16")
+        for a, b in pairwise(borders)
+    ]
+    for name in ("forward_s", "input_grad_s", "weight_grad_s"):
+        assert tp * cp * sum(getattr(call, name) for call in calls) >= getattr(whole, name) * (1 - 1e-9)
+
+
+def test_the_bound_of_a_large_layer_is_near():
+    layer, work = llm().layers[5], causal([4096] * 4)
+    least = least_time(machine("H100"), layer, work, "bfloat16", counts_attention=True)
+    time = machine("H100").layer_time(layer, work, tp=1, cp=1, precision="bfloat16")
+    assert sum(least) > 0.6 * (time.forward_s + time.input_grad_s + time.weight_grad_s)
+
+
+seconds = st.floats(1e-4, 1.0)
+points = st.dictionaries(st.integers(1, 512), st.tuples(seconds, seconds, seconds), min_size=1, max_size=5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(measured=points, lengths=tokens, cut=st.integers(1, 5))
+def test_a_layer_measured_whole_takes_no_less_in_any_calls(measured, lengths, cut):
+    rows = [
+        LayerPoint(
+            rows=1,
+            tokens_in=n,
+            attention_area=n * n,
+            forward_s=forward_s,
+            input_grad_s=input_s,
+            weight_grad_s=weight_s,
+        )
+        for n, (forward_s, input_s, weight_s) in sorted(measured.items())
+    ]
+    table = LayerTable(signature="block-0", precision="float32", tp=1, cp=1, points=tuple(rows))
+    layer = MeasuredLayer(table)
+    calls = [layer.read(causal(part)) for part in (lengths[:cut], lengths[cut:]) if part]
+    least = layer.least_s(causal(lengths))
+    for name in ("forward_s", "input_grad_s", "weight_grad_s", "forward_only_s", "split_weight_s"):
+        assert sum(getattr(call, name) for call in calls) >= getattr(least, name) * (1 - 1e-9)
+
+
+def every_arrangement():
+    """Degrees of three modules on four ranks, encoders together or all on the LLM's first stage."""
+    for dp, tp, cp, pp in product((1, 2), (1, 2), (1, 2), (1, 2)):
+        llm = Degrees(module="llm", tp=tp, cp=cp, pp=pp, dp=dp)
+        on_llm = tuple(replace(llm, module=name, pp=1) for name in ("vision", "audio"))
+        if llm.num_ranks <= 4:
+            yield Arrangement(placement=Placement.FIRST_STAGE, degrees=(*on_llm, llm))
+        if llm.num_ranks <= 2:
+            apart = tuple(Degrees(module=name, dp=dp) for name in ("vision", "audio"))
+            yield Arrangement(placement=Placement.TOGETHER, degrees=(*apart, llm))
+
+
+def four_ranks():
+    job = small()
+    return replace(job, batch=job.batch[:4], max_ranks=4, layouts=())
+
+
+@cache
+def every_value() -> tuple[float, ...]:
+    """Of all layouts x groupings x owners of tokens of a small space."""
+    job = four_ranks()
+    first = cornstarch.plan(replace(job, max_ranks=None), cost(), silent)
+    space, base = Space(job, cost(), {}), choice_of(job, first, cost())
+    groupings = ((), (Resize(2),), (Exchange(0, 3),))
+    rules = (TokenRule.ZIGZAG, TokenRule.EXCHANGED)
+    values = []
+    for arrangement, grouping, rule in product(every_arrangement(), groupings, rules):
+        moves = (Arrange(arrangement), *grouping, Distribute(rule))
+        outcome = evaluated(space, IterationJudge(cost()), base, moves)
+        if outcome.value is not None:
+            values.append(outcome.value)
+    return tuple(values)
+
+
+def test_no_plan_of_a_whole_space_is_faster_than_the_bound_nor_than_what_is_found():
+    values, bound_s = every_value(), lower_bound_s(four_ranks(), cost(), None)
+    assert len(values) > 40
+    assert 0 < bound_s <= min(values)
+    planners = {"cornstarch": cornstarch.plan}
+    stop, scope = Stop(candidates=60), Scope(planners=planners)
+    best = joint_search(four_ranks(), cost(), IterationJudge(cost()), stop=stop, scope=scope)
+    assert best.value <= min(values) * (1 + 1e-9)
+    assert best.lower_bound <= bound_s
+
+
+def test_a_layout_that_stays_is_bounded_more_closely():
+    open_s = lower_bound_s(small(), cost(), None)
+    for start in found().starts:
+        if start.value is not None:
+            assert open_s < lower_bound_s(small(), cost(), start.choice) <= start.value

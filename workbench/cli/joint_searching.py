@@ -1,0 +1,203 @@
+"""The joint search as a command: what it is told, what it shows while it runs, what it found."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from workbench.bounded_file import MOST_BYTES, read_bounded
+from workbench.cli.console import emit_json, show
+from workbench.cost.model import CostModel
+from workbench.job.job import Job
+from workbench.plan.plan import Plan
+from workbench.report.joint_tables import ablation_record, ablation_table, joint_record, joint_table
+from workbench.report.progress import ticking
+from workbench.search.joint.ablation import ablated
+from workbench.search.joint.bounds import no_bound
+from workbench.search.joint.drive import joint_search
+from workbench.search.joint.evaluate import Judge
+from workbench.search.joint.found import Found, State
+from workbench.search.joint.log import log_lines, replayed
+from workbench.search.joint.question import Question
+from workbench.search.joint.terms import Scope, Stop
+from workbench.search.objectives.objective import Objective
+from workbench.search.objectives.plan_judge import PlanJudge
+from workbench.strategies.registry import BY_NAME
+from workbench.timing.accept import accept
+from workbench.units import duration_s
+from workbench.whole_file import check_writable, write_text
+
+BUDGET = "60s"
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What the command line says of a joint search, as it was typed; None or empty: nothing.
+
+    Args:
+        budget: of time.
+        gap: as a percentage.
+        candidates: at most.
+        workers: processes.
+        seed: of all draws.
+        fix: `question=strategy`.
+        log: file to write.
+        replay: file to read.
+        ablate: strategy that questions are held against.
+    """
+
+    budget: str | None
+    gap: str | None
+    candidates: int | None
+    workers: int
+    seed: int
+    fix: Sequence[str]
+    log: Path | None
+    replay: Path | None
+    ablate: str | None
+
+    def check_absent(self) -> None:
+        """ValueError where something is said that only a joint search takes."""
+        said = {
+            "--budget": self.budget,
+            "--gap": self.gap,
+            "--candidates": self.candidates,
+            "--fix": self.fix,
+            "--log": self.log,
+            "--replay": self.replay,
+            "--ablate": self.ablate,
+        }
+        for name, value in said.items():
+            if value not in (None, [], ()):
+                raise ValueError(f"search: {name} wants --joint")
+        if self.workers != 1:
+            raise ValueError("search: --workers wants --joint")
+
+    def check_unbounded(self, asked: Mapping[str, Any]) -> None:
+        """ValueError where something is said that wants a lower bound, or the step's seconds."""
+        for name, value in (("--gap", self.gap), ("--replay", self.replay), ("--ablate", self.ablate)):
+            if value is not None:
+                what = f"over {asked['batches']} batches" if "batches" in asked else asked["objective"]
+                raise ValueError(
+                    f"search: {name} is about one step's seconds, got --objective {what}; "
+                    "want --budget or --candidates"
+                )
+
+
+def search_jointly(
+    job: Job, cost: CostModel, told: Told, asked: PlanJudge | None, *, as_json: bool
+) -> tuple[Plan, Callable[[], None]]:
+    """The best plan, and what prints the search; ValueError for what the search refuses.
+
+    Args:
+        asked: the objective; None: the step on the job's own batch.
+    """
+    from sim.predict import IterationJudge, predict_within
+
+    stop, scope = stop_of(told), Scope(seed=told.seed, fixed=fixed_of(told.fix))
+    judge: Judge = asked or IterationJudge(cost)
+    if asked is not None:
+        told.check_unbounded(asked.asked)
+        scope = replace(scope, lower=no_bound)
+    if told.log is not None:
+        check_writable(told.log)
+    if told.replay is not None:
+        return _replay(job, cost, judge, told.replay, as_json=as_json)
+    if told.ablate is not None:
+        return _ablate(job, cost, judge, told, as_json=as_json)
+    with _told_on("joint search", stop, quiet=as_json) as progress:
+        found = joint_search(
+            job,
+            cost,
+            judge,
+            stop=stop,
+            scope=scope,
+            workers=told.workers,
+            progress=progress,
+        )
+    if told.log is not None:
+        write_text("".join(f"{line}\n" for line in log_lines(job, scope, found)), told.log)
+    trace = predict_within(*accept(found.plan), cost)
+    replays = [(value, judge.replay(plan).iteration_s) for value, plan in found.runners_up]
+    said = {"objective": Objective.ITERATION.value} if asked is None else asked.asked
+    record = joint_record(job.name, found, trace, replays, said)
+    return found.plan, lambda: emit_json(record) if as_json else show(*joint_table(record))
+
+
+def stop_of(told: Told) -> Stop:
+    """When the search ends: a minute where nothing is said."""
+    nothing = told.budget is None and told.gap is None and told.candidates is None
+    budget = BUDGET if nothing else told.budget
+    return Stop(
+        seconds=None if budget is None else duration_s(budget),
+        gap=None if told.gap is None else _share(told.gap),
+        candidates=told.candidates,
+    )
+
+
+def _share(text: str) -> float:
+    found = _PERCENT.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"search: want --gap as a percentage such as 2%, got {text!r}")
+    return float(found[1]) / 100
+
+
+def fixed_of(said: Sequence[str]) -> dict[Question, str]:
+    """`question=strategy` read; ValueError for anything else, or two strategies for one question."""
+    found: dict[Question, str] = {}
+    for text in said:
+        question, _, strategy = text.partition("=")
+        if question not in set(Question) or strategy not in BY_NAME:
+            raise ValueError(
+                f"search: want --fix QUESTION=STRATEGY with one of {', '.join(Question)} and a strategy's "
+                f"name, got {text!r}"
+            )
+        if found.setdefault(Question(question), strategy) != strategy:
+            raise ValueError(
+                f"search: --fix {question} is said of {found[Question(question)]} and of {strategy}; want one"
+            )
+    if set(found) == set(Question):
+        raise ValueError("search: --fix names every question, which leaves none to search")
+    return found
+
+
+@contextmanager
+def _told_on(title: str, stop: Stop, *, quiet: bool) -> Iterator[Callable[[State], None]]:
+    """A bar by candidates or seconds, with the best, the bound and the pace beside it."""
+    total = stop.candidates or (None if stop.seconds is None else round(stop.seconds))
+    with ticking(title, total, quiet=quiet) as ticker:
+
+        def progress(state: State) -> None:
+            done = state.candidates if stop.candidates else round(state.seconds)
+            pace = state.candidates / state.seconds if state.seconds else 0.0
+            note = (
+                f"best {state.best:.4g} s from {state.best_from}, bound {state.lower_bound:.4g} s, gap "
+                f"{state.gap:.1%}, {state.candidates} candidates, {pace:.3g} a second"
+            )
+            ticker.at(done, total or done, note)
+
+        yield progress
+
+
+def _replay(
+    job: Job, cost: CostModel, judge: Judge, log: Path, *, as_json: bool
+) -> tuple[Plan, Callable[[], None]]:
+    planners = {name: spec.planner for name, spec in BY_NAME.items()}
+    plan, value = replayed(job, cost, judge, planners, read_bounded(log, MOST_BYTES).splitlines())
+    record: Mapping[str, Any] = {"job": job.name, "replayed": str(log), "iteration_s": value}
+    return plan, lambda: emit_json(dict(record)) if as_json else show(f"{log}: {value:.6g} s, as logged")
+
+
+def _ablate(
+    job: Job, cost: CostModel, judge: Judge, told: Told, *, as_json: bool
+) -> tuple[Plan, Callable[[], None]]:
+    strategy = told.ablate or ""
+    stop = stop_of(told)
+    with _told_on("ablation", stop, quiet=as_json) as progress:
+        rows = list(ablated(job, cost, judge, strategy, stop=stop, workers=told.workers, progress=progress))
+    record = ablation_record(job.name, strategy, rows)
+    best: Found = rows[-1].found
+    return best.plan, lambda: emit_json(record) if as_json else show(ablation_table(record))
