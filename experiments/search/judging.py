@@ -1,18 +1,16 @@
 """What a plan of the suite is worth, by the exact sweep; the best ones are replayed by the engine."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sim.failures.goodput import useful_samples_per_s
-from sim.predict import candidate_s, predict, step_s
+from sim.judge import executors_of
+from sim.predict import candidate_s, predict
 from workbench.cost.model import CostModel
 from workbench.data.sample import Sample
 from workbench.job.job import Job
-from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.search.joint.evaluate import Judge
-from workbench.search.objectives.asked import Asked, Executors, judge_for
+from workbench.search.objectives.asked import Asked, judge_for
 from workbench.search.objectives.objective import Objective
 from workbench.timing.accept import accept
 from workbench.trace import Trace
@@ -34,11 +32,7 @@ class StepJudge:
 
     def replay(self, plan: Plan) -> Trace:
         """The step by the engine; ValueError likewise."""
-        return _replayed(plan, self.cost)
-
-
-def _replayed(plan: Plan, cost: CostModel) -> Trace:
-    return predict(*accept(plan), cost)
+        return predict(*accept(plan), self.cost)
 
 
 def judge_of(
@@ -57,14 +51,4 @@ def judge_of(
     """
     if objective is Objective.ITERATION and not batches:
         return StepJudge(cost)
-
-    def seconds(lowered: Lowered) -> float:
-        return step_s(lowered, cost)
-
-    executors = Executors(
-        seconds=seconds,
-        trace=lambda plan: _replayed(plan, cost),
-        failures=useful_samples_per_s,
-        clock=time.perf_counter,
-    )
-    return judge_for(objective, said, job, cost, batches=batches, seed=seed, executors=executors)
+    return judge_for(objective, said, job, cost, batches=batches, seed=seed, executors=executors_of(cost))
