@@ -57,7 +57,7 @@ def test_batches_are_in_the_record_the_table_and_the_picture(job: Path, tmp_path
         (("--objective", "goodput", "--failures", "nowhere.csv"), "nowhere.csv"),
         (
             ("--joint", "--batches", 1, "--gap", "2%"),
-            "--gap is about one step's seconds, got --objective over 1",
+            "--gap is about one step's seconds",
         ),
         (("--joint", "--pareto", "plans.png"), "--joint searches everything itself, got --pareto"),
         (("--pareto", "plans.svg"), "want a picture named .png or .pdf, got '.svg'"),
