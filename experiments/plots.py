@@ -6,8 +6,7 @@ Run: python -m experiments.plots
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.bench.attention_plots import attention_figures
@@ -18,7 +17,9 @@ from experiments.harness.figure import (
     GREEN,
     GREY,
     LIGHT,
+    ORANGE,
     RED,
+    SKY,
     Bars,
     Errors,
     Grid,
@@ -27,10 +28,19 @@ from experiments.harness.figure import (
     Panel,
     Series,
 )
-from experiments.harness.record import RESULTS
+from experiments.harness.outcome import Verdict
+from experiments.harness.record import RESULTS, stored_records
 from experiments.harness.script import draws_itself
 
-COLOURS = {"ok": GREEN, "UNDERSPECIFIED": BLUE, "OFF": RED, "MISSING": GREY}
+COLOURS: Mapping[str, str] = {
+    Verdict.OK: GREEN,
+    Verdict.OK_AT_DEFAULT: GREEN,
+    Verdict.IN_RANGE: SKY,
+    Verdict.UNDETERMINED: BLUE,
+    Verdict.REFUTED: ORANGE,
+    Verdict.OFF: RED,
+    Verdict.MISSING: GREY,
+}
 MARKERS = {"printed": "o", "modelled": "s", "rule": "^", "itself": "D"}
 COMPARED = (
     "gain",
@@ -128,18 +138,10 @@ def _errors(rows: Sequence[ResultRow]) -> Errors:
     )
 
 
-def records(folder: Path = RESULTS) -> Iterable[Mapping[str, Any]]:
-    """Results of scripts; files of other benchmarks hold nothing against a paper and are passed over."""
-    for path in sorted(folder.glob("*.json")):
-        record = json.loads(path.read_text())
-        if isinstance(record, dict) and {"rows", "script", "ours"} <= record.keys():
-            yield record
-
-
 def main() -> int:
     figures: dict[str, Grid | None] = {
         record["script"].replace("/", "_"): (throughputs if has_throughputs(record) else comparison)(record)
-        for record in records()
+        for record in stored_records()
         if not draws_itself(record["script"])
     }
     attention = RESULTS / "bench_attention.json"

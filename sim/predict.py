@@ -36,7 +36,7 @@ class IterationJudge:
 
     def value(self, plan: Plan) -> float:
         """Seconds of a step by the fast engine; ValueError for a plan that is refused."""
-        return step_s(accept(plan)[0], self.cost)
+        return candidate_s(plan, self.cost)
 
     def replay(self, plan: Plan) -> Trace:
         """The step by the engine that keeps a trace; ValueError for a plan that is refused."""

@@ -159,6 +159,11 @@ def test_foreign_checkpoints_and_finished_runs_are_refused(lowered, saved, tmp_p
         saving(tmp_path, Whole(folder=tmp_path, step=5))
 
 
+def test_a_checkpoint_that_names_its_plan_by_the_hash_of_before_is_found(lowered, saved):
+    later = replace(identity(lowered), plan_hash="abc", named_hash=identity(lowered).plan_hash)
+    assert latest_whole(saved[0], later) == latest_whole(saved[0], identity(lowered))
+
+
 def test_a_save_that_cannot_be_written_ends_the_run_by_name(lowered, pool, tmp_path):
     (tmp_path / "step-0000000002.part").write_text("")
     with pytest.raises(WorldFailed, match=r"checkpoint after step 2 failed: .*Not a directory"):

@@ -19,6 +19,7 @@ from tests.bench_sizes import CELLS
 from workbench.cli.app import app
 from workbench.cost.profile import load_profile
 from workbench.plan.codec import plan_hash, read_plan, write_plan
+from workbench.plan.plan import Precision, Settings
 from workbench.report.compare import Group
 from workbench.report.folder import repetition_paths
 from workbench.strategies.registry import BY_NAME, PLANNERS, PRICED
@@ -192,7 +193,7 @@ def test_missing_files(tmp_path: Path):
         pytest.param(lambda text: "", "not JSON", id="empty"),
         pytest.param(lambda text: "{}", "not a plan file", id="another-file"),
         pytest.param(
-            lambda text: text.replace('"schema_version": 2', '"schema_version": 99'),
+            lambda text: text.replace('"schema_version": 3', '"schema_version": 99'),
             "99|want 1",
             id="version",
         ),
@@ -310,7 +311,7 @@ def test_compare_refuses_another_plan(plan: Path, job: Path):
     words = f"{'f' * 16}|{trace.plan_hash[:16]}"
     refuse("compare", folder / "sim.json", folder / "other.json", words=words, folder=folder)
 
-    other = replace(read_plan(plan), strategy="other")
+    other = replace(read_plan(plan), settings=Settings(precision=Precision.FLOAT32))
     write_plan(other, folder / "other_plan.json")
     both = (folder / "sim.json", folder / "run.json", "--plan", folder / "other_plan.json")
     refuse("compare", *both, words=f"{plan_hash(other)[:16]}|{trace.plan_hash[:16]}", folder=folder)
@@ -323,6 +324,7 @@ def test_compare_refuses_another_plan(plan: Path, job: Path):
         (("plan", "job.yaml"), "--output"),
         (("plan", "job.yaml", "-o", "p.json", "--strategy", "cornstrach"), "cornstrach|cornstarch"),
         (("reproduce", "no_paper/table1"), "no_paper/table1"),
+        (("reproduce", "all", "--since", "HEAD"), "--stored"),
     ],
 )
 def test_bad_command_lines(arguments: tuple[str, ...], words: str, tmp_path: Path):

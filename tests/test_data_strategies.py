@@ -18,12 +18,14 @@ from workbench.cost.profile import ideal_profile
 from workbench.cost.quadratic import Quadratic, fit_quadratic
 from workbench.data.sample import Sample, Segment
 from workbench.job.job import Job, ModuleLayout
+from workbench.memory.account import memory_table, peak_bytes
 from workbench.plan.lower import lower
 from workbench.plan.plan import Precision, Settings
 from workbench.planner.sample_work import sample_work
 from workbench.schedule.action import COMPUTE, Pass
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 from workbench.strategies import entrain, reordered
+from workbench.timing.critical_path import critical_path_s
 from workbench.timing.price import price
 from workbench.timing.stage_times import stage_times
 
@@ -113,6 +115,24 @@ def test_every_item_stands_where_it_should():
 def test_training_is_the_same_with_deferral(mix: str, replicas: int, kind: ScheduleKind, pool: Pool):
     plan = entrain.plan(skewed_job(mix, replicas=replicas, schedule=usual(kind)), COST)
     assert_same(plan, pool)
+
+
+def test_encoder_forwards_run_ahead_as_far_as_memory_allows():
+    job = skewed_job("encoders")
+    in_turn, ahead = entrain.plan_in_turn(job, COST), entrain.plan(job, COST)
+    assert ahead.microbatches == in_turn.microbatches
+    seconds, peaks = [], []
+    for plan in (in_turn, ahead):
+        lowered = lower(plan)
+        seconds.append(critical_path_s(lowered, price(lowered, COST).duration_s))
+        peaks.append(max(peak_bytes(lowered, memory_table(lowered)).values()))
+    assert seconds[1] < seconds[0]
+    assert peaks[1] > peaks[0]
+    for room in peaks[0], peaks[1] - 1, peaks[1]:
+        nodes = tuple(replace(node, memory_bytes=room) for node in job.cluster.nodes)
+        tight = lower(entrain.plan(replace(job, cluster=replace(job.cluster, nodes=nodes)), COST))
+        assert max(peak_bytes(tight, memory_table(tight)).values()) <= room
+        assert (tight.plan.programs == ahead.programs) == (room == peaks[1])
 
 
 @pytest.mark.parametrize("planner", [reordered.plan, reordered.plan_by_exchanges])

@@ -201,6 +201,32 @@ def test_a_node_is_killed_one_joins_and_predictions_stand_beside_what_was_measur
     assert record["stopped"] is None
 
 
+def test_a_node_killed_while_another_kill_is_recovered_from_is_lost_with_it(pairs: Path):
+    told = accept(
+        "elastic", pairs, "--nodes", 4, "--steps", 4, "--faults", 1, "--json",
+        "--event", "1:kill:node1", "--event", "recovery:kill:node2",
+    )  # fmt: skip
+    record = json.loads(told.stdout.splitlines()[-1])
+    assert [(c["step"], sorted(c["lost"]), c["attempts"]) for c in record["changes"]] == [
+        (0, [], 1),
+        (1, ["node1", "node2"], 2),
+    ]
+    assert [change["num_bytes"] for change in record["changes"]] == [
+        stretch["copied_bytes"] for stretch in record["predicted"]["stretches"]
+    ]
+    whole = accept("elastic", pairs, "--nodes", 2, "--steps", 4, "--json")
+    undisturbed = json.loads(whole.stdout.splitlines()[-1])
+    assert [step["loss"] for step in record["steps"]] == pytest.approx(
+        [step["loss"] for step in undisturbed["steps"]], rel=REL_TOL_64
+    )
+
+
+def test_without_a_checkpoint_it_says_that_nothing_was_saved(job: Path):
+    cut = workbench("elastic", job, "--nodes", 2, "--steps", 4, "--event", "2:kill:node0", "--json")
+    assert cut.exit_code == 2
+    assert "training stops; progress was not saved: no --checkpoint folder was given" in cut.stderr
+
+
 def test_below_the_threshold_progress_is_saved_and_resumed_with_the_losses_of_an_undisturbed_run(job: Path):
     saves = job.with_name("saves")
     whole = accept("elastic", job, "--nodes", 2, "--steps", 4, "--json")

@@ -57,15 +57,18 @@ def test_after_a_loss_every_rank_gets_what_it_misses_from_one_that_has_it(shape,
     replanned = after_loss(job, layout, [lost], [])
     members = members_of(replanned.layout, job.ranks_per_node)
     had, needs = held_by(job, layout), held_by(job, replanned.layout)
-    arriving = Counter((move.destination_rank, move.owner) for move in replanned.moves)
+    arriving: Counter[tuple[int, tuple[str, int]]] = Counter()
     for move in replanned.moves:
+        span = move.span(1001)
+        assert span.start == arriving[move.destination_rank, move.owner]  # parts meet
+        arriving[move.destination_rank, move.owner] = span.stop
         layer = job.chain.owners.index(move.owner)
         assert layer in had[members[move.source_rank]]
         assert members[move.source_rank].node != lost
         assert (move.source_rank - move.destination_rank) % job.ranks_per_stage == 0  # the same part
     for rank, member in enumerate(members):
         for layer in set(needs[member]) - set(had.get(member, ())):
-            assert arriving.pop((rank, job.chain.owners[layer])) == 1
+            assert arriving.pop((rank, job.chain.owners[layer])) == 1001
     assert not arriving
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from experiments.disttrain import figure5, figure16
-from experiments.entrain import figure4_6, figure4_13, figure4_15, table4_1
-from experiments.entrain.replica import Pipeline, Replica
+from experiments.entrain import figure4_5, figure4_6, figure4_13, figure4_15, series
+from experiments.entrain.replica import Replica
 from experiments.entrain.stage_work import layer_quadratics, shared_cuts
 from experiments.entrain.workload import batch_of
 from experiments.harness.figure import Box
@@ -16,7 +16,7 @@ LLM = "Llama3-3b"
 
 
 def test_every_pair_of_model_and_data_set_is_printed():
-    cells = table4_1.printed()
+    cells = series.printed_stages()
     assert len(cells) == 2 * 4 * 3
     assert cells["SynthChartNet", "Llama3-1b", "entrain"] == (5, 3)
     assert cells["CocoQA", "Llama3-3b", "entrain"] == (3, 5)
@@ -64,7 +64,7 @@ def test_shared_cuts_hold_all_layers_and_share_one_block():
         assert cuts[-1][1] == len(layer_quadratics(LLM, module))
         assert all(a[1] == b[0] for a, b in pairwise(cuts))
     replica = Replica(llm=LLM, samples=samples, stages=(3, 5))
-    pipeline = Pipeline(replica.encoder_work(encoder), replica.llm_work(llm), is_shared=True)
+    pipeline = replica.pipeline(encoder, llm, is_shared=True)
     assert len(pipeline.groups) == 8 == len(encoder) + len(llm) - 1
     assert pipeline.groups[len(encoder) - 1] == (len(encoder) - 1, len(encoder))
 
@@ -78,3 +78,11 @@ def test_idle_shares_are_what_work_leaves_of_the_ranks_time() -> None:
     alone_s = sum(work.samples_s()[0] for work in (replica.encoder_work(), replica.llm_work()))
     assert figure4_6.busy_s(replica) > alone_s
     assert figure4_6.IDLE_OF_EVEN_WORK == 3 / 19
+    assert figure4_6.ideal_idle("disttrain", replica) == 3 / 19
+    assert 0 <= figure4_6.ideal_idle("optimus", replica) < figure4_6.ideal_idle("dip", replica) < 3 / 19
+
+
+def test_printed_means_lie_outside_what_the_printed_allocations_allow():
+    assert figure4_5.allocated("C_3").excludes(2.43)
+    assert figure4_5.allocated("4_2").excludes(1.27)
+    assert not figure4_5.allocated("C_3").excludes(9 / 7)

@@ -1,19 +1,28 @@
 """Pipelines without messages: they obey their bounds, and agree with the simulator."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
 import pytest
 
+from experiments.cornstarch.modelled import a40_cost
 from experiments.entrain.bubble_filling import filled_s
-from experiments.entrain.methods import METHODS, assigned, replicas_of
+from experiments.entrain.methods import METHODS, assigned, dip_windows, replicas_of
 from experiments.entrain.regrouping import iteration_s
-from experiments.entrain.replica import Replica, chain_of
+from experiments.entrain.replica import Deferring, Replica, chain_of
 from experiments.entrain.series import one_sample_stages
-from experiments.entrain.stage_work import Which
-from experiments.entrain.workload import CORPUS_OF, batch_of
+from experiments.entrain.stage_memory import Held, stage_memory
+from experiments.entrain.stage_work import Judge, Which
+from experiments.entrain.workload import CORPUS_OF, batch_of, job_of
 from workbench.balance.microbatches.assignment import MicrobatchAssignment
+from workbench.memory.account import memory_table, peak_bytes
+from workbench.plan.lower import lower
+from workbench.plan.plan import ModuleSettings, Recompute
+from workbench.schedule.action import Pass
+from workbench.schedule.choice import Schedule
+from workbench.strategies import cornstarch, dip
 
 LLM = "Llama3-3b"
 
@@ -44,9 +53,75 @@ def test_every_method_needs_at_least_the_work_of_the_ranks_it_has(method: str):
 def test_agrees_with_the_simulator_on_a_batch():
     """Messages and the embedding's own sizes are all that is missing."""
     given = Replica(llm=LLM, samples=batch_of("SynthChartNet", 128, 1), stages=(4, 4))
-    for method, system in (("1f1b", "as drawn"), ("disttrain", "disttrain"), ("entrain", "entrain")):
+    pairs = (("1f1b", "as drawn"), ("disttrain", "disttrain"), ("entrain-in-turn", "entrain in turn"))
+    for method, system in pairs:
         simulated_s = iteration_s("SynthChartNet", system, 1)
         assert METHODS[method](given).iteration_s == pytest.approx(simulated_s, rel=0.02)
+
+
+@pytest.mark.parametrize(("planner", "recompute"), [(cornstarch.plan, "none"), (dip.plan, "full")])
+def test_memory_is_that_of_the_planners_account(planner, recompute: str):
+    """Of every rank; a gradient counts from the start, not from the first backward on."""
+    samples = batch_of("SynthChartNet", 32, 1)
+    stages = (4, 4) if planner is cornstarch.plan else None
+    given = job_of("SynthChartNet", LLM, samples, pp=stages)
+    own = ModuleSettings(module="vision", recompute=Recompute(recompute))
+    lowered = lower(planner(replace(given, settings=replace(given.settings, modules=(own,))), a40_cost()))
+    plan, wanted = lowered.plan, peak_bytes(lowered, memory_table(lowered))
+    parts = [
+        (
+            stage_memory(LLM, module, tuple(s.layers for s in plan.chain[module, 0]), samples, of),
+            [sorted({item.sample for item in m.items}) for m in plan.microbatches_of[module, 0]],
+        )
+        for module, of in (("vision", own.recompute), ("llm", Recompute.NONE))
+    ]
+    held = Held(parts, 1e99)
+    number = {s.id: n for n, s in enumerate((*plan.chain["vision", 0], *plan.chain["llm", 0]))}
+    for rank in plan.ranks:
+        passes = [a._replace(stage=number[a.stage]) for a in plan.program[rank] if a.kind in (Pass.F, Pass.B)]
+        assert 0.98 < held.peak_bytes(passes) / wanted[rank] < 1.05
+
+
+def test_methods_live_within_memory():
+    """Windows where not all microbatches fit; forwards as far ahead as do, which is more in more memory."""
+    given = replace(replica(num=128), stages=(3, 5))
+    found = Deferring(given.apart, assigned(given), Schedule())
+    most = found.most_ahead()
+    assert 0 < most < given.num_microbatches - 1
+    assert found.seconds(most) < found.seconds(0)
+    assert dip_windows(given) > 1 == dip_windows(replica(num=32))
+
+
+def test_a_judge_may_see_what_the_balancer_does_not():
+    given = replica()
+    for judge in (Judge.NOISE, Judge.ATTENTION):
+        other = replace(given, judge=judge)
+        assert assigned(other) == assigned(given)
+        for method in ("1f1b", "dip", "entrain"):
+            seconds = [METHODS[method](each).iteration_s for each in (given, other, other)]
+            assert seconds[0] != seconds[1] == seconds[2]
+    even, off = (METHODS["entrain"](replace(given, judge=j)) for j in (Judge.EXACT, Judge.NOISE))
+    errors = off.encoder_forward_s / even.encoder_forward_s - 1
+    assert 0.001 < float(np.abs(errors).max()) < 0.15
+
+
+def test_recomputation_adds_a_forward_and_keeps_less():
+    given = replica()
+    again = replace(given, recompute=Recompute.FULL)
+    assert (again.encoder_work().backward_s > given.encoder_work().backward_s).all()
+    assert again.llm_work().backward_s.tolist() == given.llm_work().backward_s.tolist()
+    kept = [each.apart.encoder_memory.kept_bytes.sum() for each in (again, given)]
+    assert kept[0] < kept[1] / 4
+
+
+def test_assumed_sizes_are_scaled():
+    plain, longer, finer = (
+        batch_of(name, 4, 1)
+        for name in ("SynthChartNet", "SynthChartNet, twice the text", "SynthChartNet at 200 dpi")
+    )
+    texts = [[s.segments[-1].tokens_out for s in batch] for batch in (plain, longer)]
+    assert [2 * tokens for tokens in texts[0]] == texts[1]
+    assert all(a.segments[0].tokens_in < b.segments[0].tokens_in for a, b in zip(plain, finer, strict=True))
 
 
 def test_entrain_evens_out_the_encoder_and_disttrain_does_not():

@@ -7,13 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.cornstarch.implied_stages import implied_stages
+from experiments.cornstarch.implied_stages import all_implied_stages, implied_stages
 from experiments.harness import record
-from experiments.harness.outcome import Claim, Evidence, PaperNumber, Unstated, Verdict, outcome_of
+from experiments.harness.outcome import Bound, Claim, Evidence, PaperNumber, Unstated, Verdict, outcome_of
 from experiments.harness.printed import REFERENCE, claim_value, is_true, printed_rows
 from experiments.harness.script import reproduce
 
 HUNDRED = PaperNumber("printed/x", 100.0, "ms", "Table 1", 0.05)
+
+
+def named(low: float, high: float) -> Unstated:
+    return Unstated.over("batch", {"many": high, "one": low})
 
 
 def verdict_of(ours, unstated=None):
@@ -31,12 +35,15 @@ def verdict_of(ours, unstated=None):
         pytest.param(94.8, None, Verdict.OFF, 1, id="below"),
         pytest.param(None, None, Verdict.MISSING, 1, id="missing"),
         pytest.param(None, Unstated("batch", 1.0, 200.0), Verdict.MISSING, 1, id="range-without-value"),
+        pytest.param(104.0, Unstated("batch", 90.0, 180.0), Verdict.OK_AT_DEFAULT, 0, id="default-fits"),
+        pytest.param(180.0, named(90.0, 180.0), Verdict.IN_RANGE, 0, id="some-setting-fits"),
+        pytest.param(180.0, named(104.0, 200.0), Verdict.IN_RANGE, 0, id="edge-within-tolerance"),
+        pytest.param(180.0, named(120.0, 200.0), Verdict.OFF, 1, id="no-setting-fits"),
+        pytest.param(180.0, named(90.0, 181.0), Verdict.UNDETERMINED, 0, id="wider-than-twice"),
+        pytest.param(104.0, named(50.0, 101.0), Verdict.UNDETERMINED, 0, id="wide-though-default-fits"),
+        pytest.param(180.0, named(0.0, 180.0), Verdict.UNDETERMINED, 0, id="from-nothing"),
         pytest.param(
-            180.0, Unstated("batch", 90.0, 200.0), Verdict.UNDERSPECIFIED, 0, id="some-setting-fits"
-        ),
-        pytest.param(180.0, Unstated("batch", 120.0, 200.0), Verdict.OFF, 1, id="no-setting-fits"),
-        pytest.param(
-            180.0, Unstated("batch", 104.0, 200.0), Verdict.UNDERSPECIFIED, 0, id="edge-within-tolerance"
+            180.0, Unstated("batch", 90.0, 180.0), Verdict.OFF, 1, id="nameless-ends-excuse-nothing"
         ),
     ],
 )
@@ -53,9 +60,32 @@ def test_off_is_shown_with_its_place():
     assert "1.50" in text
 
 
-def test_underspecified_names_quantity_and_range():
-    text = record.table(verdict_of(180.0, Unstated("batch size", 90.0, 200.0)))
-    assert "unstated: batch size; ours 90 .. 200" in text
+def test_a_range_is_shown_with_both_ends_and_their_settings():
+    text = record.table(verdict_of(180.0, named(90.0, 170.0)))
+    assert "in range (Table 1); unstated: batch; ours 90 (one) .. 170 (many)" in text
+
+
+@pytest.mark.parametrize(
+    ("bound", "ours", "expected"),
+    [
+        pytest.param(Bound(what="stage times", low=101.0), 100.0, Verdict.REFUTED, id="below"),
+        pytest.param(Bound(what="stage times", high=99.0), 200.0, Verdict.REFUTED, id="above"),
+        pytest.param(Bound(what="stage times", low=100.0, high=100.0), 200.0, Verdict.OFF, id="inside"),
+        pytest.param(Bound(what="stage times", low=101.0), None, Verdict.MISSING, id="nothing-of-ours"),
+    ],
+)
+def test_a_bound_of_the_papers_own_numbers_refutes(bound, ours, expected):
+    values = {} if ours is None else {"printed/x": ours}
+    outcome = outcome_of("p/t", [Evidence(paper=[HUNDRED], ours=values, bounds={"printed/x": bound})])
+    assert outcome.verdict is expected
+    assert ("by the paper's own numbers" in record.table(outcome)) == (expected is Verdict.REFUTED)
+
+
+def test_what_is_off_says_why():
+    evidence = Evidence(causes={"modelled/*": "another kernel", "printed/?": "another link"})
+    evidence.add(HUNDRED, 200.0)
+    assert "cause: another link" in record.table(outcome_of("p/t", [evidence]))
+    assert "cause: not known" in record.table(verdict_of(200.0))
 
 
 def test_missing_is_never_filled_in():
@@ -81,11 +111,15 @@ def test_worst_verdict_wins():
 
 def test_a_range_shows_the_likeliest_value_and_spans_all():
     evidence = Evidence()
-    evidence.add_range(HUNDRED, [180.0, 90.0, 200.0], "batch")
+    evidence.add_range(HUNDRED, {"8": 180.0, "1": 90.0, "16": 200.0}, "batch")
     (row,) = outcome_of("p/t", [evidence]).rows
     assert row.ours == 180.0
+    assert row.unstated == Unstated("batch", 90.0, 200.0, "1", "16")
+    assert row.verdict is Verdict.UNDETERMINED
+    evidence = Evidence()
+    evidence.add_range(HUNDRED, [180.0, 90.0, 200.0], "batch")
+    (row,) = outcome_of("p/t", [evidence]).rows
     assert row.unstated == Unstated("batch", 90.0, 200.0)
-    assert row.verdict is Verdict.UNDERSPECIFIED
 
 
 @pytest.mark.parametrize(
@@ -98,6 +132,8 @@ def test_a_range_shows_the_likeliest_value_and_spans_all():
         pytest.param(lambda: Unstated("tp", 1.0, float("nan")), id="nan-range"),
         pytest.param(lambda: outcome_of("s", [Evidence(paper=[HUNDRED, HUNDRED])]), id="twice"),
         pytest.param(lambda: outcome_of("s", [Evidence(unstated={"y": Unstated("tp", 1, 2)})]), id="unknown"),
+        pytest.param(lambda: outcome_of("s", [Evidence(bounds={"y": Bound(what="z")})]), id="bound-of-none"),
+        pytest.param(lambda: PaperNumber("x", 1.0, "s", "T", 0.1).kind, id="evidence"),
         pytest.param(lambda: reproduce(["no_such_paper"]), id="no-script"),
         pytest.param(lambda: printed_rows("no_such_table"), id="no-table"),
         pytest.param(lambda: claim_value("no_such_claim"), id="no-claim"),
@@ -117,6 +153,8 @@ def test_result_file_round_trips(tmp_path, monkeypatch):
     assert kept["ours"] == {"printed/x": 102.0}
     assert {"commit", "command", "plan_hashes", "profile", "seeds", "device", "date"} <= kept.keys()
     assert kept["rows"][0]["verdict"] == "ok"
+    assert kept["rows"][0]["evidence"] == "by the paper's stage times"
+    assert record.judged_again(kept) == kept
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in REFERENCE.glob("*.csv")))
@@ -146,6 +184,13 @@ def test_implied_counts_are_the_true_ones_up_to_a_factor(total, counts):
     ratios = {count / other for count, other in zip(found.counts, counts, strict=True)}
     assert max(ratios) - min(ratios) < 1e-12
     assert max(ratios) <= 1
+
+
+def test_all_counts_that_fit_are_found_and_no_others():
+    """Totals of 12: one, two and three stages, or twice as many; with at most 4 only the first."""
+    for most, expected in ((6, [(1, 2, 3), (2, 4, 6)]), (4, [(1, 2, 3)])):
+        found = all_implied_stages([12.0, 6.0, 4.0], max_stages=most, max_spread=0.01)
+        assert [each.counts for each in found] == expected
 
 
 @given(st.lists(st.floats(1.0, 10.0), min_size=2, max_size=3))

@@ -6,15 +6,18 @@ import pytest
 from experiments.cornstarch.attention_dcp import (
     DIVISIONS,
     NUM_GPUS,
-    OTHERS,
     PATTERNS,
     DcpSetting,
+    Masks,
+    Visits,
     blocks_moved,
+    both_s,
     cornstarch_s,
     dcp_s,
     divided_s,
     pattern_of,
     reads_of,
+    settings_of,
 )
 from experiments.cornstarch.attention_layers import (
     BLOCK,
@@ -30,6 +33,7 @@ from experiments.cornstarch.attention_policies import (
     BASELINE,
     FOUR,
     MAIN,
+    NAMES,
     POLICIES,
     PolicyTable,
     a40_testbed,
@@ -142,7 +146,9 @@ def test_printed_gains_are_those_of_the_printed_times():
 def test_every_printed_cell_of_table_3_is_compared(bed):
     table = PolicyTable(bed, TOKENS, FOUR)
     table._found = {
-        (llm, scope): [dict.fromkeys(FOUR, 1.0)] for llm in table3.LLMS for scope in ("attn", "model")
+        (llm, scope): [dict.fromkeys(FOUR, 1.0)] * len(NAMES)
+        for llm in table3.LLMS
+        for scope in ("attn", "model")
     }
     found = policy_evidence("cornstarch_icml_table3", "Table 3", table)
     assert len(found.paper) == len(printed_rows("cornstarch_icml_table3")) == 24
@@ -205,12 +211,29 @@ def test_a_shared_adaptor_slows_messages_not_gathers(bed):
     own, shared = DcpSetting(sharing=1), DcpSetting(sharing=4)
     assert dcp_s(bed, pattern, shared) > dcp_s(bed, pattern, own)
     assert cornstarch_s(bed, pattern, shared) == cornstarch_s(bed, pattern, own)
-    assert len(set(OTHERS)) == len(OTHERS)
+
+
+def test_a_blind_kernel_takes_as_long_for_every_mask(bed):
+    blind = DcpSetting(visits=Visits.CAUSAL)
+    causal = both_s(bed, "causal", TOKENS, DcpSetting())
+    assert both_s(bed, "lambda", TOKENS, blind) == causal
+    assert both_s(bed, "lambda", TOKENS, DcpSetting()) < causal
+
+
+def test_masks_that_grow_keep_their_share_of_pairs():
+    setting = DcpSetting(masks=Masks.GROWING)
+    assert [setting.scale(tokens) for tokens in (16384, 32768, 131072)] == [1, 1, 4]
+    assert list(settings_of("causal")) == [
+        "the setting shown",
+        "heads of the small LLM",
+        "an adaptor for each GPU",
+    ]
+    assert len(settings_of("lambda")) == len({*settings_of("lambda").values()})
 
 
 def test_an_iteration_is_layers_with_their_attention(bed):
     one, two = (layer_times(bed, TOKENS, seconds) for seconds in (1.0, 2.0))
     assert sum(b.forward_s - a.forward_s for a, b in zip(one, two, strict=True)) == pytest.approx(16.0)
-    shown_s, most_s = iteration_s(bed, TOKENS, 1.0)
+    shown_s, _, most_s = iteration_s(bed, TOKENS, 1.0).values()
     assert shown_s == pytest.approx(sum(t.forward_s + t.backward_s(TRAINED) for t in one))
     assert most_s > 48 * shown_s

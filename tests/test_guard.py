@@ -87,6 +87,16 @@ def test_elsewhere_numbers_are_near_and_bits_do_not_count():
     assert "plan.hash" in changed("a plan", ENTRY | {"plan": {"hash": "21", "engine": "34"}}, there)["a plan"]
 
 
+def test_other_hashes_than_an_earlier_version_has_are_listed_apart():
+    tables = {"one": {"hashes": "12", "in_file": 3}, "two": {"hashes": "12", "in_file": 3}}
+    before = Stored(HERE, tables, version=2)
+    after = tables | {"one": {"hashes": "34", "in_file": 3}, "two": {"hashes": "34", "in_file": 2}}
+    verdict = compare(before, replace(before, entries=after), set(after))
+    assert verdict.rehashed == ("one", "two")
+    assert verdict.changed == {"two": "in_file 3 -> 2"}
+    assert compare(replace(before, version=3), replace(before, entries=after), set(after)).rehashed == ()
+
+
 def test_new_entries_are_welcome_and_gone_ones_are_not():
     more = replace(BEFORE, entries={**BEFORE.entries, "one more": ENTRY})
     verdict = compare(BEFORE, more, set(more.entries))

@@ -63,27 +63,24 @@ class Boundaries:
                 assert torch.equal(packed, theirs)
         return {key[:4]: pieces for key, pieces in at.items()}
 
-    def given(self, edge, stage, microbatch):
-        """(runs by place, where each item starts in the whole tensor, tokens of the whole tensor)."""
+    def given(self, stage, microbatch):
+        """Runs by place."""
         held = self.plan.stage[stage]
         batch = self.plan.microbatches_of[held.module, held.replica][microbatch]
         module = self.plan.model.module(held.module)
-        count = module.layers[held.layers[1] - 1].emits
-        starts, total = {}, 0
-        for item in batch.items:
-            starts[item], total = total, total + self.routing.tokens(module, item, count)
-        return held_runs(self.routing, batch, count), starts, total
+        return held_runs(self.routing, batch, module.layers[held.layers[1] - 1].emits)
 
 
 def assert_adjoint(plan):
-    """<forward(x), y> = <x, backward(y)>, where y lives on what each place of a consumer owns."""
+    """<forward(x), y> = <x, backward(y)>, where y lives on what each place of a consumer receives."""
     boundaries = Boundaries(plan)
     x = _outputs(boundaries)
     z = {key: join(pieces) for key, pieces in boundaries.carry(Direction.FORWARD, x).items()}
-    y = {key: mask * boundaries.integers(*z[key].shape) for key, mask in _owned(boundaries, z).items()}
+    _assert_all_returned(boundaries, z)
+    y = {key: boundaries.integers(*tensor.shape) for key, tensor in z.items()}
     gradients = boundaries.carry(Direction.BACKWARD, y)
     left = sum(float((z[key] * y[key]).sum()) for key in z)
-    right = sum(float((x[key] * _gradient(boundaries, key, x[key], gradients[key])).sum()) for key in x)
+    right = sum(float((x[key] * accumulate(gradients[key], x[key])).sum()) for key in x)
     assert left == right
     assert left != 0.0
     check_deadlock(boundaries.lowered)
@@ -93,36 +90,21 @@ def _outputs(boundaries):
     """What every place holds of what it gives."""
     x = {}
     for row in boundaries.first_rows(Direction.FORWARD):
-        edge, stage, microbatch, _ = key = boundaries.key(row.edge, row.producer, row.source_rank)
+        _, stage, microbatch, place = key = boundaries.key(row.edge, row.producer, row.source_rank)
         if key not in x:
-            runs = boundaries.given(edge, stage, microbatch)[0]
-            x[key] = boundaries.integers(sum(run.num_tokens for run in runs[key[3]]), row.width)
+            runs = boundaries.given(stage, microbatch)[place]
+            x[key] = boundaries.integers(sum(run.num_tokens for run in runs), row.width)
     return x
 
 
-def _owned(boundaries, z):
-    """1 where a place sends the gradient back; between modules each token has exactly one such place."""
-    owned = {key: torch.zeros(len(tensor), 1, dtype=torch.float64) for key, tensor in z.items()}
+def _assert_all_returned(boundaries, z):
+    """A place sends the gradient of everything back that it has received."""
+    returned = {key: torch.zeros(len(tensor), dtype=torch.int64) for key, tensor in z.items()}
     for row in boundaries.first_rows(Direction.BACKWARD):
-        mask = owned[boundaries.key(row.edge, row.producer, row.source_rank)]
+        count = returned[boundaries.key(row.edge, row.producer, row.source_rank)]
         for piece in row.slices:
-            mask[piece.source_start : piece.source_start + piece.num_tokens] = 1
-    whole = defaultdict(list)
-    for key, mask in owned.items():
-        whole[key[:3] if ">" in key[0] else key].append(mask)
-    assert all(torch.equal(sum(masks), torch.ones_like(masks[0])) for masks in whole.values())
-    return owned
-
-
-def _gradient(boundaries, key, like, pieces):
-    """The gradient of what one place holds. Between modules, every place receives the whole tensor's."""
-    edge, stage, microbatch, place = key
-    if ">" not in edge:
-        return accumulate(pieces, like)
-    runs, starts, total = boundaries.given(edge, stage, microbatch)
-    whole = accumulate(pieces, like.new_empty(total, like.shape[1]))
-    parts = [(starts[run.item] + run.first, run.num_tokens) for run in runs[place]]
-    return torch.cat([whole[first : first + number] for first, number in parts])
+            count[piece.source_start : piece.source_start + piece.num_tokens] = 1
+    assert all(count.all() for count in returned.values())
 
 
 KINDS = {

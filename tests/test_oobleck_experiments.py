@@ -1,6 +1,7 @@
 """The Oobleck chapter: averages, planning times, memory, spot traces, formula and simulator."""
 
 import json
+from itertools import islice
 
 import pytest
 
@@ -10,7 +11,7 @@ from experiments.harness.drawing import save
 from experiments.harness.outcome import Verdict
 from experiments.harness.printed import is_true, printed_rows
 from experiments.harness.record import RESULTS, results_in
-from experiments.oobleck import figure2_11, runs, spot, systems, table2_1, table2_2
+from experiments.oobleck import donors, figure2_11, runs, spot, systems, table2_1, table2_2
 from experiments.oobleck.breakdown_plot import COLOURS, FIGURES, bars_by_model, drawings
 from experiments.oobleck.by_nodes import PLANNED, simulated_rate
 from experiments.oobleck.modelled import bamboo_stages, bamboo_useful_share, layer_s, oobleck_rates, stored
@@ -53,6 +54,12 @@ def test_the_published_rules_give_the_printed_averages(averages):
 def test_claims_of_the_text_hold(averages):
     assert all(claim.holds for claim in averages.claims)
     assert all(claim.holds for claim in figure2_11.run().claims)
+
+
+def test_no_lost_node_copies_more_than_the_best_donor_makes_necessary():
+    found = list(islice(donors.failures(), donors.DRAWS))
+    assert all(0 < each.ours <= each.best_donor <= each.last_of_largest for each in found)
+    assert any(each.best_donor < each.last_of_largest for each in found)
 
 
 @pytest.mark.parametrize("system", ["bamboo", "varuna", "oobleck"])

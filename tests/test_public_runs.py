@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 
 from experiments.public.all import Scored, score
-from experiments.public.published import Target, conventions, counted_flop, filled, published
+from experiments.public.published import Target, counted_flop, published
 from experiments.public.rivals import arguments, at_peak, by_llm_analysis, unsayable
 from sim.predict import iteration_s
 from workbench.cost.profile import load_profile
-from workbench.llm_table.columns import check_header, read_row
+from workbench.llm_table.columns import NAMES, check_header, read_row
+from workbench.llm_table.frameworks import filled, fitted_numbers, frameworks, holds
+from workbench.llm_table.llm_row import Scores
 from workbench.llm_table.predict import RowPredictor
 
 ROWS = published()
@@ -35,22 +37,55 @@ def test_every_row_has_its_words():
 
 
 def test_conventions_fill_blanks_only_and_say_why():
-    for rule in (*conventions()["rule"], *conventions()["unscorable"]):
+    for rule in (rule for table in frameworks().values() for rule in table):
         assert rule["reason"]
-    for rule in conventions()["rule"]:
+    for rule in frameworks()["rule"]:
         assert rule["source"]
-        assert not rule["column"].startswith(("x_", "measured_"))
-    told = {"tp": "2", "gpus": "96", "layers": "24"}
-    cells = filled("Megatron-Core", told)
+        assert rule["column"] in NAMES
+    told = {"framework": "Megatron-Core", "tp": "2", "gpus": "96", "layers": "24"}
+    cells = filled(told)
     assert (cells["tp"], cells["pp"], cells["dp"]) == ("2", "6", "8")
-    assert told == {"tp": "2", "gpus": "96", "layers": "24"}
+    assert told == {"framework": "Megatron-Core", "tp": "2", "gpus": "96", "layers": "24"}
+
+
+def test_a_row_says_its_framework_and_nothing_else_is_asked():
+    """As its users would write it: conventions and fitted numbers follow from the name."""
+    cells = {"framework": "InternEvo", "hidden": "4096", "layers": "2", "heads": "32", "sequence": "2048"}
+    row = read_row({**cells, "global_batch": "8", "dp": "8"})
+    assert (row.attention, row.zero_stage) == (Scores.FLASH1, 0)
+    assert dict(row.fitted) == {"matmul_rate": 0.859}
+    assert read_row({**cells, "framework": "", "global_batch": "8"}).fitted == ()
+    with pytest.raises(
+        ValueError, match="framework: nothing is known of 'InternEvolution'; nearest: 'InternEvo'"
+    ):
+        read_row({**cells, "framework": "InternEvolution", "global_batch": "8"})
+
+
+def test_numbers_hold_of_the_releases_they_are_said_of():
+    cells = {"framework": "Megatron-Bridge", "experts": "128", "gpu": "H100"}
+    waits = {
+        release: fitted_numbers({**cells, "release": release}).get("host_wait_s", 0.0)
+        for release in ("25.11", "26.02", "26.02.01", "26.04", "26.06", "")
+    }
+    assert list(waits.values()) == [5.46e-3, 5.46e-3, 1.97e-3, 0.0, 0.0, 0.0]
+    assert fitted_numbers({**cells, "experts": "", "release": "25.11"}) == {}
+
+
+def test_a_host_that_waits_adds_to_both_passes_of_a_layer_with_experts():
+    row = next(row for row in ROWS if row.cells.get("experts") and row.unscorable is None)
+    plain = replace(read_row(row.cells), fitted=())
+    waiting = replace(plain, fitted=(("host_wait_s", 1e-3),))
+    predictor = RowPredictor(iteration_s)
+    times = [predictor.predict(each).iteration_s for each in (plain, waiting)]
+    added_s = 2e-3 * plain.layers / plain.pp * plain.num_microbatches
+    assert times[1] - times[0] == pytest.approx(added_s, rel=0.02)
 
 
 def test_a_convention_never_names_a_row():
     """Its conditions are about what a page prints of many rows, not of one."""
-    for rule in conventions()["rule"]:
+    for rule in (*frameworks()["rule"], *frameworks()["execution"]):
         when = rule.get("when", {})
-        same = [row for row in ROWS if all(row.cells.get(k, "") == v for k, v in when.items())]
+        same = [row for row in ROWS if holds(when, row.cells)]
         assert len(same) > 1, rule
 
 

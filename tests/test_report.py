@@ -153,15 +153,15 @@ def test_page_of_a_plan_that_was_never_run(tmp_path: Path):
 
 def test_folder_is_read_by_content(tmp_path: Path):
     fill_folder(tmp_path)
-    other = replace(PLAN, strategy="other")
-    write_trace(replace(simulated(PLAN), plan_hash=plan_hash(other)), tmp_path / "b.sim.json")
+    other = "0" * 64
+    write_trace(replace(simulated(PLAN), plan_hash=other), tmp_path / "b.sim.json")
     (tmp_path / "demo.json").write_text('{"spread": 0.1}')
     (tmp_path / "notes.txt").write_text("not looked at")
     folder = read_folder(tmp_path)
     assert [entry.plan for entry in folder.entries] == [PLAN]
     assert len(folder.entries[0].executed) == 3
     assert len(folder.left_out) == 2
-    assert plan_hash(other)[:12] in folder.left_out[1]
+    assert other[:12] in folder.left_out[1]
 
 
 @pytest.mark.parametrize(

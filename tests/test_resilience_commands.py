@@ -53,6 +53,26 @@ def record(*arguments: object) -> dict[str, Any]:
     return json.loads(result.stdout.splitlines()[-1])
 
 
+def test_the_samples_of_a_microbatch_are_those_that_fit_beside_the_state_of_a_stage(job):
+    found = planned(job)
+    memory_bytes = found.job.cluster.nodes[0].memory_bytes
+    for template in found.planned.templates:
+        capacity = found.microbatch_capacity(template)
+        for place, stage in enumerate(template.stages):
+            layers = found.layers[stage.first : stage.end]
+            held = found.chain.chain.stage_bytes(stage.first, stage.end, stage.num_gpus)
+            passes = len(template.stages) - place
+            for samples, fits in ((capacity[place], True), (capacity[place] + 1, False)):
+                kept = passes * sum(layer.kept_bytes for layer in layers) * samples
+                working = max(layer.working_bytes for layer in layers) * samples
+                size = found.job.microbatch_samples
+                assert (held * size + kept + working <= memory_bytes * size) is fits
+    assert record("templates", job)["microbatch_capacity"] == {
+        str(template.num_nodes): list(found.microbatch_capacity(template))
+        for template in found.planned.templates
+    }
+
+
 def test_a_template_spans_all_modules_and_every_layer_has_one_place(job):
     found = planned(job)
     names = [name for name, _ in found.chain.owners]

@@ -39,7 +39,7 @@ BELIEFS = {
     encoders_colocated.plan_frozen_aware: FROZEN_AWARE,
     encoders_replicated.plan: FROZEN_UNAWARE,
     megatron_heterogeneous.plan: FROZEN_AWARE,
-    entrain.plan: FROZEN_AWARE,
+    entrain.plan_in_turn: FROZEN_AWARE,
 }
 SCHEDULES = (ScheduleKind.ONE_F_ONE_B, ScheduleKind.GPIPE, ScheduleKind.INTERLEAVED, ScheduleKind.ZB_H1)
 SETTINGS = (
@@ -77,7 +77,7 @@ def test_no_plan_is_believed_faster_or_holds_less(
 ):
     vision, audio, llm = frozen
     encoder_pp, llm_pp = stages
-    tp, cp = (1, 1) if strategy is entrain.plan else grid
+    tp, cp = (1, 1) if strategy is entrain.plan_in_turn else grid
     tiny = job(
         *(encoder_pp, encoder_pp, 2 if kind is ScheduleKind.INTERLEAVED else llm_pp),
         batch=tiny_batch(images, clips),
@@ -153,7 +153,7 @@ def priced(open_job: Job) -> Job:
     return replace(open_job, cluster=cluster, pools=pools, aim=Aim.DOLLARS)
 
 
-@pytest.mark.parametrize("strategy", [cornstarch.plan, entrain.plan, megatron_heterogeneous.plan])
+@pytest.mark.parametrize("strategy", [cornstarch.plan, entrain.plan_in_turn, megatron_heterogeneous.plan])
 def test_the_cheapest_counts_are_those_of_brute_force(strategy):
     open_job = priced(replace(job(), layouts=(), max_ranks=6))
     wanted = exhaustive(strategy, open_job, machines(), FROZEN_AWARE, ("vision", "audio", "llm"))
@@ -208,7 +208,7 @@ def exhaustive(strategy, open_job: Job, machine: CostModel, belief: Belief, name
     return best
 
 
-@pytest.mark.parametrize("strategy", [cornstarch.plan, cornstarch.plan_frozen_unaware, entrain.plan])
+@pytest.mark.parametrize("strategy", [cornstarch.plan, cornstarch.plan_frozen_unaware, entrain.plan_in_turn])
 @pytest.mark.parametrize("is_mixed", [False, True])
 @pytest.mark.parametrize("room", [1.0, 0.6])
 def test_the_counts_found_are_those_of_brute_force(strategy, is_mixed, room):

@@ -16,6 +16,15 @@ def test_a_node_that_comes_back_has_a_name_of_its_own():
     assert found.most_nodes == 3
 
 
+def test_a_kill_in_a_recovery_is_of_the_kill_listed_before_it():
+    found = told_events(
+        ["2:kill:node3", "1:kill:node0", "recovery:kill:node1", "recovery:kill:node2"], 5, first=0, steps=4
+    )
+    assert found.at(1) == AtStep(killed=("node0",), killed_in_recovery=("node1", "node2"))
+    assert found.at(2) == AtStep(killed=("node3",))
+    assert [str(event) for event in found.events[:2]] == ["1:kill:node0", "recovery:kill:node1"]
+
+
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
@@ -29,6 +38,11 @@ def test_a_node_that_comes_back_has_a_name_of_its_own():
         ),
         (["1:join:node1"], "node 'node1' is there already"),
         (["1:join:new", "2:join:new"], "event '2:join:new': node 'new' is there already"),
+        (["recovery:kill:node1"], "from the kill listed before it, and there is no event"),
+        (["1:join:new", "recovery:kill:node1"], "there stands '1:join:new'; want e.g. '3:kill:OTHER'"),
+        (["1:kill:node0", "recovery:join:new"], "want a kill in a recovery; nearest: recovery:kill:new"),
+        (["1:kill:node0", "recovery:kill:node0"], "node 'node0' is gone since '1:kill:node0'"),
+        (["1:kill:node0", "recovery:kill"], "want STEP:kill|warn|join:NODE or recovery:kill:NODE"),
         (["9:kill:node1"], "training ends after 4 steps; nearest: 3:kill:node1"),
     ],
 )

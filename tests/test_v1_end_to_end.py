@@ -52,7 +52,7 @@ def test_only_what_a_model_reads_is_varied():
 
 def test_a_run_takes_the_ranks_of_its_stages(cost):
     (found,) = (each for each in configurations("S", ("ALM",)) if each.model == "ALM-S")
-    run = simulated(found, Method.CORNSTARCH, settings("ALM-S")[0], cost)
+    run = simulated(found, Method.CORNSTARCH, next(iter(settings("ALM-S").values())), cost)
     assert run.num_ranks == (3 + 1) * 2 * 2
     assert len(run.stage_s) == 4
     assert run.tput == pytest.approx(24 / run.iteration_s / 16)
@@ -64,7 +64,7 @@ def test_a_run_takes_the_ranks_of_its_stages(cost):
 
 def test_gains_are_over_the_better_baseline(cost):
     (found,) = (each for each in configurations("S", ("ALM",)) if each.model == "ALM-S")
-    one = simulated(found, Method.CORNSTARCH, settings("ALM-S")[0], cost)
+    one = simulated(found, Method.CORNSTARCH, next(iter(settings("ALM-S").values())), cost)
     runs = {
         Method.CORNSTARCH: [one],
         Method.COLOCATED: [replace(one, tput=one.tput / 2)],
@@ -78,7 +78,9 @@ def test_a_tiny_figure_judges_and_draws(cost, monkeypatch, tmp_path):
     first = configurations("S", ("ALM",))[0]
     one = (Configuration(**_of(first)),)
     monkeypatch.setattr("experiments.cornstarch.end_to_end.configurations", lambda *_: one)
-    monkeypatch.setattr("experiments.cornstarch.end_to_end.settings", lambda model: settings(model)[:1])
+    monkeypatch.setattr(
+        "experiments.cornstarch.end_to_end.settings", lambda model: dict([*settings(model).items()][:1])
+    )
     evidence = figure_evidence("Figure 13", ("S",), ("ALM",), cost)
     (claim,) = evidence.claims
     assert claim.holds == (evidence.ours["modelled/S/ALM-S/cornstarch/tput"] >= 0.98 * _best(evidence.ours))

@@ -1,12 +1,14 @@
-"""Files of version 1 of plans and traces are read as what they were, by a written map of names.
+"""Files of earlier versions of plans and traces are read as what they were, by a written map of names.
 
 `tests/golden/version_1` was written by commit 2aeb338, the last with that version: a plan whose encoders
 leave the device, one whose weights are sharded in two instances, what the simulator made of them with
-`seconds`, and what a step from seed 0 gave.
+`seconds`, and what a step from seed 0 gave. Version 2 has today's names of actions; its hashes, as those of
+version 1, cover the strategy's name.
 """
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,8 +20,9 @@ from sim.step.engine import simulate
 from tests.guard import project
 from tests.guard.stored import Stored, compare
 from workbench import trace_json
-from workbench.plan.codec import dumps, loads, plan_hash
-from workbench.schedule.action import MEANING, SPELLINGS, STEP, Action, Number, Pass, parse_action
+from workbench.explain.timeline import timeline
+from workbench.plan.codec import dumps, hash_of_version, is_hash_of, loads, named_hash, plan_hash
+from workbench.schedule.action import MEANING, NEWEST, SPELLINGS, STEP, Action, Number, Pass, parse_action
 from workbench.timing.accept import accept
 
 FOLDER = Path(__file__).parent / "golden" / "version_1"
@@ -67,17 +70,34 @@ def test_a_plan_of_version_1_has_the_same_bytes_under_the_map(name: str) -> None
     old = text_of(name, "plan")
     plan = loads(old)
     assert dumps(plan, version=1) == old
-    assert dumps(plan) == renamed(old) != old
-    assert loads(dumps(plan)) == plan
-    assert plan_hash(plan) == json.loads(old)["hash"] == json.loads(dumps(plan))["hash"]
+    assert dumps(plan, version=2) == renamed(old) != old
+    assert loads(dumps(plan, version=2)) == loads(dumps(plan)) == plan
+    assert named_hash(plan) == json.loads(old)["hash"]
+
+
+@pytest.mark.parametrize("version", sorted(SPELLINGS))
+def test_the_hash_leaves_out_the_strategys_name_since_version_3(version: int) -> None:
+    plan = loads(text_of("hsdp", "plan"))
+    other = replace(plan, strategy="another")
+    assert plan_hash(plan) == plan_hash(other)
+    assert (hash_of_version(plan, version) == hash_of_version(other, version)) == (version >= 3)
+    assert json.loads(dumps(plan, version))["hash"] == hash_of_version(plan, version)
+    assert is_hash_of(hash_of_version(plan, version), plan)
+    assert not is_hash_of(named_hash(other), plan)
+    hashes = {plan_hash(plan), named_hash(plan)}
+    foreign = (hashes - {hash_of_version(plan, version)}).pop()
+    with pytest.raises(ValueError, match="content does not have the hash"):
+        loads(dumps(plan, version).replace(hash_of_version(plan, version), foreign))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_has_the_same_times_and_memory_to_the_bit(name: str) -> None:
     lowered, memory = accept(loads(text_of(name, "plan")))
     trace = trace_json.loads(text_of(name, "trace"))
-    assert simulate(lowered, seconds, memory=memory) == trace
-    assert trace.plan_hash == plan_hash(lowered.plan)
+    again = simulate(lowered, seconds, memory=memory)
+    assert again == replace(trace, plan_hash=plan_hash(lowered.plan))
+    assert trace.plan_hash == named_hash(lowered.plan)
+    assert timeline(lowered, trace).end_s == timeline(lowered, again).end_s
     assert trace_json.loads(trace_json.dumps(trace)) == trace
 
 
@@ -88,7 +108,7 @@ def test_a_trace_of_version_1_has_the_same_events_under_the_map(name: str) -> No
     arrows = {"weights", "gradients"}  # for viewers alone
     told = [event for event in new["traceEvents"] if event.get("cat") not in arrows]
     assert told == [renamed_event(event) for event in old["traceEvents"]]
-    assert new["otherData"] == old["otherData"] | {"schema_version": 2}
+    assert new["otherData"] == old["otherData"] | {"schema_version": NEWEST}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -16,8 +16,9 @@ from workbench.job.machines import cost_of, under
 from workbench.job.matching import cost_for
 from workbench.job.run_options import RunOptions
 from workbench.plan.plan import Plan
+from workbench.planner.judged import JudgedBy, judged
 from workbench.planner.stage_counts import Progress
-from workbench.planner.strategy_spec import StrategySpec
+from workbench.planner.strategy_spec import Planner, StrategySpec
 from workbench.report.folder import repetition_paths
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.search.drive import Candidate, with_schedules
@@ -44,6 +45,7 @@ def plan(
     profile: str | Path | None = None,
     execution: Path | None = None,
     progress: Progress = _in_silence,
+    judge: JudgedBy | str = JudgedBy.SIMULATOR,
 ) -> Plan:
     """The plan that a strategy makes of a job, after every check.
 
@@ -53,12 +55,15 @@ def plan(
         profile: name or file; None: the job's.
         execution: JSON file of the training system's rates and host times; None: the profile's.
         progress: called with (stage counts tried, of how many, seconds of the best step so far).
+        judge: who decides among the strategy's best few plans: `simulator`, or `planner`, its own estimate
+            alone, as it was published.
 
     Raises:
         ValueError: there is no such strategy or profile, the strategy has no plan of the job, or the plan
             can deadlock or does not fit.
     """
-    made = _spec(strategy).planner(job, cost_of(job, _name(profile), execution), progress)
+    planner = _planners((strategy,), judge)[strategy]
+    made = planner(job, cost_of(job, _name(profile), execution), progress)
     accept(made)
     return made
 
@@ -70,13 +75,14 @@ def search(
     schedules: Sequence[ScheduleKind] = (),
     profile: str | Path | None = None,
     execution: Path | None = None,
+    judge: JudgedBy | str = JudgedBy.SIMULATOR,
 ) -> tuple[Candidate, ...]:
     """Every strategy's plan of a job, simulated, the best first; those without one last, with the reason.
 
     Args:
         objective: what is best: `iteration`, `throughput` or `dollars-per-sample`.
         schedules: orders of passes to try, each with every strategy; none: the job's.
-        profile, execution: as in `plan`.
+        profile, execution, judge: as in `plan`.
 
     Raises:
         ValueError: there is no such objective, schedule or profile; money is the objective and the job does
@@ -85,7 +91,7 @@ def search(
     from sim.predict import predict_within
 
     cost, wanted = cost_of(job, _name(profile), execution), Objective(objective)
-    planners = PLANNERS | (PRICED if wanted is Objective.DOLLARS else {})
+    planners = _planners((*PLANNERS, *(PRICED if wanted is Objective.DOLLARS else ())), judge)
     tried = with_schedules(planners, [usual(kind) for kind in schedules])
     return search_plans(job, cost, tried, lambda made: predict_within(*accept(made), cost), objective=wanted)
 
@@ -134,6 +140,16 @@ def run(plan: Plan, options: RunOptions = RunOptions()) -> "RunResult":  # noqa:
 
 def _name(profile: str | Path | None) -> str | None:
     return None if profile is None else str(profile)
+
+
+def _planners(names: Sequence[str], judge: JudgedBy | str) -> dict[str, Planner]:
+    """Of strategies by name, held against the simulator or as published."""
+    from sim.predict import candidate_s
+
+    specs = [_spec(name) for name in names]
+    if JudgedBy(judge) is JudgedBy.PLANNER:
+        return {spec.name: spec.planner for spec in specs}
+    return {spec.name: judged(spec, candidate_s) for spec in specs}
 
 
 def _spec(strategy: str) -> StrategySpec:

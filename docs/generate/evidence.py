@@ -6,6 +6,8 @@ from typing import Any
 from docs.generate.markdown import code, one_line, page, table
 from docs.generate.results import count, held, judged, made, percent, result
 from docs.generate.summary import summary_table
+from experiments.harness.outcome import FITTING, Kind, Verdict
+from experiments.harness.tally import by_paper, counts
 
 INTRO = """Every figure on this page is read out of `experiments/results/`; the scripts that wrote those
 files are named beside them. A commit that ends in `-dirty` had changes that were not committed. What ran,
@@ -18,10 +20,13 @@ them runs. tau is Kendall's, over pairs of plans of a job; in brackets over pair
 Regret is what the plan predicted fastest loses to the fastest."""
 
 PAPERS = """`workbench reproduce all` reruns these and prints the paper's number beside ours. A row is `ok`
-within a tolerance that was fixed before anything was compared, and `OFF` outside it. `UNDERSPECIFIED` means
-that the paper does not determine the number: the row names what is unstated and gives our value with its
-range over plausible settings. A claim is who wins or where lines cross. Nothing is filled in from a paper.
-`experiments/LOG.md` says why what is `OFF` is off."""
+within a tolerance that was fixed before anything was compared, and `OFF` outside it. Where a paper leaves
+settings open, ours is a range over named ones: `ok at default` means that the likeliest is within the
+tolerance, `in range` that two settings at most a factor of two apart enclose the printed number,
+`undetermined` that they lie further apart, so that nothing is decided. `refuted`: a bound out of the paper's
+own numbers, which the script computes, excludes the printed one. A claim is who wins or where lines cross.
+Nothing is filled in from a paper. Only rows by our own models are reproductions; the kinds of evidence are
+counted apart."""
 
 
 def evidence_page() -> str:
@@ -45,7 +50,7 @@ def evidence_page() -> str:
         *_grouping(),
         "## Papers",
         PAPERS,
-        _papers(),
+        *_papers(),
     )
 
 
@@ -214,12 +219,44 @@ def _executed_row(name: str, plan: Mapping[str, Any]) -> tuple[str, ...]:
     return name, *(f"{speedup:.3f}" for speedup in speedups), f"{low:.3f} .. {high:.3f}"
 
 
-def _papers() -> str:
-    headers = ("script", "verdict", "rows ok", "OFF", "UNDERSPECIFIED", "claims hold", "fail", "made")
-    return table(headers, (_paper_row(record) for record in judged()))
+def _papers() -> Iterator[str]:
+    records = judged()
+    yield table(_COUNTED, (_counts_row(paper, counts(found)) for paper, found in by_paper(records).items()))
+    yield "Rows by what they rest on, of all papers:"
+    verdicts = [verdict for verdict in Verdict if verdict is not Verdict.MISSING]
+    found = counts(records)
+    yield table(
+        ("evidence", *verdicts),
+        ((kind, *(rows.get(v, 0) for v in verdicts)) for kind, rows in found["by_evidence"].items()),
+    )
+    yield "Claims by what they are about:"
+    yield table(("about", "hold", "fail"), ((a, c["hold"], c["fail"]) for a, c in found["claims"].items()))
+    yield table(("script", "verdict", *verdicts, "claims hold", "fail", "made"), map(_paper_row, records))
+
+
+_COUNTED = (
+    "paper",
+    "rows it determines",
+    "within tolerance",
+    "of these by our models",
+    "undetermined",
+    "refuted",
+)
+
+
+def _counts_row(paper: str, found: Mapping[str, Any]) -> tuple[object, ...]:
+    models = found["by_evidence"][Kind.MODELS]
+    return (
+        paper,
+        found["determined"],
+        found["determined_ok"],
+        sum(models.get(verdict, 0) for verdict in FITTING),
+        found["rows"][Verdict.UNDETERMINED],
+        found["rows"][Verdict.REFUTED],
+    )
 
 
 def _paper_row(record: dict[str, Any]) -> tuple[object, ...]:
-    rows = [count(record, verdict) for verdict in ("ok", "OFF", "UNDERSPECIFIED")]
+    rows = [count(record, verdict) for verdict in Verdict if verdict is not Verdict.MISSING]
     claims = [held(record, holds=holds) for holds in (True, False)]
     return (code(record["script"]), record["verdict"], *rows, *claims, made(record))

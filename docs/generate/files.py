@@ -17,8 +17,9 @@ from workbench.trace import Trace
 
 PLAN = f"""A plan file is JSON with the keys `format` (`{codec.FORMAT}`), `schema_version`
 ({codec.SCHEMA_VERSION}), `hash` and `plan`. The hash is SHA-256 of the plan's canonical JSON (keys sorted,
-no spaces, actions by their names of version 1): whoever edits a plan by hand gets a corrupt file. It covers
-all that decides the execution and no cost. Unknown and missing keys are errors. An operator also has the
+no spaces, actions by their names of version 1, without `strategy`): whoever edits a plan by hand gets a
+corrupt file. It covers all that decides the execution, no cost and no name: equal plans of two strategies
+have one hash. Unknown and missing keys are errors. An operator also has the
 key `op`, the name of its kind."""
 
 ACTIONS = """An action is written in torch's letters: `2F0` is the forward of microbatch 0 on stage 2.
@@ -27,8 +28,10 @@ together, beside what else: pass, all ranks of the stage, one after another; fsd
 weights, beside their passes; all-reduce, the ranks of each gradient group, beside both; step, each rank."""
 
 VERSIONS = f"""Files of version {codec.SCHEMA_VERSION} are written; those of earlier versions are read.
-Versions differ in the names of actions alone: where a name of version 1 had two meanings, a number told them
-apart. A plan's hash is over its names of version 1, so files, traces and results of one plan go together."""
+In version 1 a few actions had other names; where one had two meanings, a number told them apart. Until
+version 2 a plan's hash was over the strategy's name as well: such a file must have that hash, and a trace or
+checkpoint that has it still belongs to its plan. To compare a trace of version 2 with one of version 3,
+simulate the plan again."""
 
 PROFILE = """A profile holds what is known about one machine, as JSON, row by row with its source.
 `workbench calibrate` writes one. Rates are FLOP/s and bytes/s, times are seconds."""

@@ -11,8 +11,9 @@ from workbench.schedule.choice import ScheduleKind
 from workbench.strategies.registry import STRATEGIES
 
 STRATEGIES_INTRO = """`workbench plan JOB --strategy NAME` makes a plan of a job. Where a job leaves stage
-counts open, a strategy searches them under its budget of ranks, by what the strategy itself would minimise:
-one that does not know of frozen modules chooses its counts without knowing. Losses, gradients and weights
+counts open, a strategy searches them under its budget of ranks, by what the strategy itself would minimise;
+the simulator then chooses among the few plans that it believes best. With `--judge planner` the strategy's
+own choice stands, as it was published. Losses, gradients and weights
 after a step are the same under every strategy, within rounding; only time and memory differ. `workbench
 search JOB` ranks them all, and [Write a strategy](../guides/write-a-strategy.md) adds one."""
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from docs.generate import papers
 from docs.generate.commands import commands_page
 from docs.generate.evidence import evidence_page
 from docs.generate.files import data_page, plan_page, profile_page, trace_page
@@ -34,6 +35,7 @@ PAGES: Mapping[str, Callable[[], str]] = MappingProxyType(
         "../README.md": readme,
         "timelines.svg": timelines_svg,
         "evidence.md": evidence_page,
+        **papers.pages(),
         "reference/commands.md": commands_page,
         "reference/job.md": job_page,
         "reference/plan.md": plan_page,

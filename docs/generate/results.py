@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from experiments.harness.record import stored_records
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "results"
 
@@ -15,9 +17,8 @@ def result(name: str) -> dict[str, Any]:
 
 
 def judged() -> list[dict[str, Any]]:
-    """Results of scripts that hold a paper's numbers or claims against ours, by name."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
-    return [each for each in found if "verdict" in each and "rows" in each and "claims" in each]
+    """Results of scripts that hold a paper's numbers or claims against ours, by name, by today's rules."""
+    return stored_records()
 
 
 def count(record: dict[str, Any], verdict: str) -> int:

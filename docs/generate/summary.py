@@ -4,7 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from docs.generate.markdown import code, one_line, table
-from docs.generate.results import count, held, judged, percent, result
+from docs.generate.results import judged, percent, result
+from experiments.harness.outcome import FITTING, About, Kind, Verdict
+from experiments.harness.tally import counts
 
 GOOD = 0.08  # mean error of a data set that meets the goal
 NOT_MEASURED = "not measured: nothing has run on a GPU yet"
@@ -112,7 +114,8 @@ def _published_runs(ours: Mapping[str, float]) -> tuple[str, str, str]:
         code("python -m experiments.public.all"),
         one_line(
             f"""{len(sets)} data sets, {ours["all/rows"]:.0f} rows, none refused: {mean} off in the mean,
-            {median} in the median; at most {percent(GOOD)} on {", ".join(good)} alone; {inside} lie inside
+            {median} in the median, {percent(ours["all/mape_unfitted"])} without the five numbers fitted to
+            frameworks; at most {percent(GOOD)} on {", ".join(good)} alone; {inside} lie inside
             their 80 % interval"""
         ),
     )
@@ -138,11 +141,15 @@ def _published(vtrain: Mapping[str, float], korthikanti: Mapping[str, Any]) -> I
 
 def _papers_in_short() -> tuple[str, str, str]:
     records = judged()
-    rows = {verdict: sum(count(r, verdict) for r in records) for verdict in ("ok", "OFF", "UNDERSPECIFIED")}
-    claims = [sum(held(r, holds=holds) for r in records) for holds in (True, False)]
+    found = counts(records)
+    models = found["by_evidence"][Kind.MODELS]
+    fits = sum(models.get(verdict, 0) for verdict in FITTING)
+    claims = found["claims"][About.PAPER]
     return (
         "tables and figures of papers are made again",
         code("workbench reproduce all"),
-        f"{len(records)} scripts: {rows['ok']} numbers within tolerance, {rows['OFF']} off, "
-        f"{rows['UNDERSPECIFIED']} not determined by the paper; {claims[0]} claims hold, {claims[1]} do not",
+        f"{len(records)} scripts: {found['determined_ok']} of {found['determined']} numbers that papers "
+        f"determine are within tolerance, {fits} of them by our own models; "
+        f"{found['rows'][Verdict.UNDETERMINED]} not determined, {found['rows'][Verdict.REFUTED]} refuted; "
+        f"of the papers' claims {claims['hold']} hold, {claims['fail']} do not",
     )

@@ -18,7 +18,7 @@ from experiments.cornstarch.attention_layers import (
 )
 from experiments.cornstarch.modelled import a40_cost
 from experiments.cornstarch.models import llm_family
-from experiments.harness.outcome import Evidence, PaperNumber, Unstated
+from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.printed import printed_rows
 from sim.attention.policies import AttentionRun, Kernel
 from workbench.cost.model import CostModel
@@ -38,22 +38,28 @@ BASELINE = "causal_cp"
 FOUR = tuple(POLICIES)[:4]
 
 MAIN = ("EE", LayerSetting(num_ranks=8))
-SLOW = 0.25  # of the profile's rate: a kernel far from it
 OTHERS = (
     *((kind, LayerSetting(num_ranks=ranks)) for kind in MASKS for ranks in (4, 8, 16)),
-    ("EE", LayerSetting(num_ranks=4, rate_share=SLOW)),
-    ("EE", LayerSetting(num_ranks=16, rate_share=SLOW)),
     ("EE", LayerSetting(num_ranks=8, kv_heads_per_launch=2)),
 )
 SEEDS = range(5)
 RANGE_SEEDS = range(2)
-UNSTATED = "ranks, mask, heads per gather, rate of the kernel"
+UNSTATED = "ranks, mask, heads per gather"
 
 GAIN_REL_TOL = 0.05
 TIME_REL_TOL = 0.25
 
 Times = Mapping[str, float]  # seconds of one attention layer, forward, by policy
 Setting = tuple[str, LayerSetting]  # kind of mask
+
+
+def setting_name(setting: Setting) -> str:
+    """What a setting is, in words."""
+    kind, layer = setting
+    return f"{kind}, {layer.num_ranks} ranks, {layer.kv_heads_per_launch} of the key-value heads a gather"
+
+
+NAMES = ("the setting shown", *map(setting_name, OTHERS))  # of `PolicyTable.times`
 
 
 def llm_of(name: str) -> Module:
@@ -157,6 +163,9 @@ def policy_evidence(
         mark: stands before the LLM in the keys.
     """
     evidence = Evidence()
+    evidence.causes["modelled/*"] = (
+        "in ours short rows make cutting worth more and balancing across GPUs cost less"
+    )
     printed: dict[tuple[str, str], dict[str, float]] = {}
     for row in printed_rows(name):
         of_row = scope or row["scope"]
@@ -167,7 +176,9 @@ def policy_evidence(
         key = f"modelled/{mark}{llm}/{of_rows}"
         _add_baseline(evidence, f"{key}/{BASELINE}/time", cells[BASELINE], every, where, table)
         for policy in (policy for policy in cells if policy != BASELINE):
-            gains = [times[BASELINE] / times[policy] for times in every]
+            gains = {
+                named: times[BASELINE] / times[policy] for named, times in zip(NAMES, every, strict=True)
+            }
             number = PaperNumber(
                 f"{key}/{policy}/gain", cells[BASELINE] / cells[policy], "x", where, GAIN_REL_TOL
             )
@@ -188,10 +199,13 @@ def _add_baseline(
     evidence: Evidence, key: str, printed_ms: float, every: Sequence[Times], where: str, table: PolicyTable
 ) -> None:
     """Whether the printed time is that of a forward or of a whole step is open too."""
-    times = [1e3 * one[BASELINE] for one in every]
-    most = max(times) * table.step_over_forward
+    forward_ms = {named: 1e3 * one[BASELINE] for named, one in zip(NAMES, every, strict=True)}
+    step_ms = {
+        f"{named}, recompute and backward timed too": time * table.step_over_forward
+        for named, time in forward_ms.items()
+    }
     number = PaperNumber(key, printed_ms, "ms", where, TIME_REL_TOL)
-    evidence.add(number, times[0], Unstated(f"{UNSTATED}, passes", min(times), most))
+    evidence.add_range(number, forward_ms | step_ms, f"{UNSTATED}, passes that are timed")
 
 
 def ratio_text(table: PolicyTable, llms: Sequence[str]) -> str:

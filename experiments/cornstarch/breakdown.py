@@ -50,8 +50,8 @@ def rule_evidence(parts: Sequence[Part], where: str) -> Evidence:
 
 def modelled_evidence(
     parts: Sequence[Part],
-    models: Mapping[bool, Sequence[ModelGraph]],
-    settings: Sequence[Setting],
+    models: Mapping[bool, ModelGraph],
+    settings: Mapping[str, Setting],
     cost: CostModel,
     where_unstated: tuple[str, str],
 ) -> Evidence:
@@ -59,30 +59,26 @@ def modelled_evidence(
 
     Args:
         parts: the printed ones.
-        models: by frozen flag, the models that the paper may have meant, the likeliest first.
-        settings: plausible inputs, the likeliest first.
+        models: by frozen flag.
+        settings: plausible inputs by name, the likeliest first.
         cost: of the paper's machine.
         where_unstated: place of the printed numbers, and what is unstated.
     """
     where, unstated = where_unstated
     evidence = Evidence()
     for part in parts:
-        ours = [
-            part_times(model, part.name, setting, cost)
-            for model in models[part.frozen]
-            for setting in settings
-        ]
+        model = models[part.frozen]
+        ours = {name: part_times(model, part.name, setting, cost) for name, setting in settings.items()}
         times = {
-            "fwd": (part.printed.forward_s, [time.forward_s for time in ours]),
-            "bwd": (part.printed.backward_s, [time.backward_s for time in ours]),
+            "fwd": (part.printed.forward_s, {name: 1e3 * time.forward_s for name, time in ours.items()}),
+            "bwd": (part.printed.backward_s, {name: 1e3 * time.backward_s for name, time in ours.items()}),
         }
-        for name, (printed_s, values) in times.items():
+        for name, (printed_s, values_ms) in times.items():
             number = PaperNumber(f"modelled/{part.key}/{name}", 1e3 * printed_s, "ms", where, TIME_REL_TOL)
-            values_ms = [1e3 * value for value in values]
-            if max(values_ms) > 0:
+            if max(values_ms.values()) > 0:
                 evidence.add_range(number, values_ms, unstated)
         if part.rule_forwards:
-            ratios = [time.backward_s / time.forward_s for time in ours]
+            ratios = {name: time.backward_s / time.forward_s for name, time in ours.items()}
             number = PaperNumber(
                 f"modelled/{part.key}/bwd_over_fwd", part.printed_ratio, "x", where, RATIO_REL_TOL
             )

@@ -1,7 +1,7 @@
 """Stage counts that printed per-stage times imply: cutting a module differently moves no work."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 
@@ -16,19 +16,23 @@ class ImpliedStages:
 def implied_stages(
     stage_times: Sequence[float], *, max_stages: int, max_spread: float
 ) -> ImpliedStages | None:
-    """The smallest stage counts under which all rows give the module the same total time.
+    """The first of `all_implied_stages`: the smallest counts; None where no counts fit."""
+    return next(all_implied_stages(stage_times, max_stages=max_stages, max_spread=max_spread), None)
+
+
+def all_implied_stages(
+    stage_times: Sequence[float], *, max_stages: int, max_spread: float
+) -> Iterator[ImpliedStages]:
+    """Stage counts, the smallest first, under which all rows give the module the same total time.
 
     A module cut into k equal stages has stages of total / k, so with k_i stages of t_i each,
     k_i t_i is the same in every row that runs the same module on the same input and grid.
-    Only ratios are known: the smallest counts are taken, larger ones are their multiples.
+    Only ratios are known: larger counts are multiples of the smallest.
 
     Args:
         stage_times: [N] time of one stage in each row, any unit, > 0.
         max_stages: no count exceeds it.
         max_spread: what rounding to whole layers may do to the totals.
-
-    Returns:
-        The counts, or None where no counts up to `max_stages` fit.
 
     Complexity: O(max_stages x N^2).
     """
@@ -37,8 +41,7 @@ def implied_stages(
     for anchor in range(1, max_stages + 1):
         found = _around(stage_times, anchor * max(stage_times), max_spread)
         if found is not None and max(found.counts) <= max_stages:
-            return found
-    return None
+            yield found
 
 
 def _around(stage_times: Sequence[float], total: float, max_spread: float) -> ImpliedStages | None:

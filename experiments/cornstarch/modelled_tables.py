@@ -27,6 +27,7 @@ GAIN_REL_TOL = 0.15
 class Guess:
     """One plausible setting, with all stage counts of the table times `multiple`."""
 
+    name: str
     setting: Setting
     multiple: int = 1
 
@@ -71,14 +72,17 @@ def modelled_evidence(table: ModelledTable, cost: CostModel) -> Evidence:
             )
             for guess in table.guesses_of(aware)
         ]
-        gains = [gain_per_rank(ours_aware, ours_unaware) for ours_aware, ours_unaware in planned]
+        gains = {
+            guess.name: gain_per_rank(*both)
+            for guess, both in zip(table.guesses_of(aware), planned, strict=True)
+        }
         printed = table.gain_of(aware, unaware)
         number = PaperNumber(f"modelled/{model}/gain", printed, "x", table.where, GAIN_REL_TOL)
         evidence.add_range(number, gains, table.unstated)
         evidence.plan_hashes += [plan.plan_hash for plan in planned[0]]
         evidence.claim(
             f"{model}: our planner finds what is printed: {winner(printed)};",
-            winner(gains[0]) == winner(printed),
+            winner(next(iter(gains.values()))) == winner(printed),
         )
         for row, plan in zip((aware, unaware), planned[0], strict=True):
             chosen = plan.stages[_llm(table.model_of(row))]
@@ -97,19 +101,19 @@ def gain_per_rank(aware: Planned, unaware: Planned) -> float:
 
 
 def _add_stage_times(evidence: Evidence, table: ModelledTable, row: FrozenRow, cost: CostModel) -> None:
-    ours = [_stage_times(table, row, guess, cost) for guess in table.guesses_of(row)]
+    ours = {guess.name: stage_times(table, row, guess, cost) for guess in table.guesses_of(row)}
     cells = {
-        "enc_fwd": (row.encoder.forward_s, [encoder.forward_s for encoder, _ in ours]),
-        "llm_fwd": (row.llm.forward_s, [llm.forward_s for _, llm in ours]),
-        "llm_bwd": (row.llm.backward_s, [llm.backward_s for _, llm in ours]),
+        "enc_fwd": (row.encoder.forward_s, lambda encoder, _: encoder.forward_s),
+        "llm_fwd": (row.llm.forward_s, lambda _, llm: llm.forward_s),
+        "llm_bwd": (row.llm.backward_s, lambda _, llm: llm.backward_s),
     }
-    for name, (printed_s, values) in cells.items():
+    for name, (printed_s, pick) in cells.items():
         number = PaperNumber(f"modelled/{row.name}/{name}", 1e3 * printed_s, "ms", table.where, TIME_REL_TOL)
-        values_ms = [1e3 * value for value in values]
+        values_ms = {guess: 1e3 * pick(*times) for guess, times in ours.items()}
         evidence.add_range(number, values_ms, table.unstated)
 
 
-def _stage_times(
+def stage_times(
     table: ModelledTable, row: FrozenRow, guess: Guess, cost: CostModel
 ) -> tuple[StageTimes, StageTimes]:
     """Mean times of an encoder stage (all encoders together) and of an LLM stage."""

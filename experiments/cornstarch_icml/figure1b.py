@@ -45,21 +45,23 @@ def model(*, encoder: Trainable, llm: Trainable) -> ModelGraph:
     return connect("siglip-llama", (vision, from_shape("llama-3.2-1b", module="llm", trainable=llm)))
 
 
-def models() -> dict[bool, tuple[ModelGraph, ...]]:
+def models() -> dict[bool, ModelGraph]:
     """By frozen flag."""
     return {
-        True: (model(encoder=Trainable.PROJECTOR, llm=Trainable.NONE),),
-        False: (model(encoder=Trainable.ALL, llm=Trainable.ALL),),
+        True: model(encoder=Trainable.PROJECTOR, llm=Trainable.NONE),
+        False: model(encoder=Trainable.ALL, llm=Trainable.ALL),
     }
 
 
-def settings() -> tuple[Setting, ...]:
+def settings() -> dict[str, Setting]:
     """Plausible inputs; the first, a batch of 4 with 1k of text, is the one shown."""
     sizes = [(4, 1024)] + [(batch, text) for batch in (1, 2, 4, 8) for text in (512, 1024, 2048)]
-    return tuple(
-        Setting(text_tokens=text, items=(("vision", IMAGE),), microbatch_samples=batch)
+    return {
+        f"batch {batch}, {text} text tokens": Setting(
+            text_tokens=text, items=(("vision", IMAGE),), microbatch_samples=batch
+        )
         for batch, text in sizes
-    )
+    }
 
 
 @script(profile=A40)

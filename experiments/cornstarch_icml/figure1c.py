@@ -54,7 +54,7 @@ def evidence() -> Evidence:
     """Iterations of the frozen model under both partitions, and of the all-trained one."""
     found = Evidence()
     rows = {is_true(row["llm_trainable"]): row for row in printed_rows("cornstarch_icml_figure1b")}
-    trained, frozen = models()[False][0], models()[True][0]
+    trained, frozen = models()[False], models()[True]
     trained_times, frozen_times = block_times(trained, rows[True]), block_times(frozen, rows[False])
 
     def run_with(model: ModelGraph, balance: LayerTimes, times: LayerTimes) -> PrintedRun:

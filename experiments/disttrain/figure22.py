@@ -50,6 +50,10 @@ class Setting:
     cut: ActivationCut
     link: Link
 
+    @property
+    def name(self) -> str:
+        return f"{self.num_pieces} pieces, activations {self.cut}, {self.link.name}"
+
 
 NOMINAL = Setting(4, ActivationCut.SEQUENCE, NVLINK)
 PLAUSIBLE = (
@@ -186,7 +190,7 @@ def run() -> Parts:
     for tp in TP_SIZES:
         gains = {setting: {llm: bench.gain(llm, tp, setting) for llm in llms()} for setting in PLAUSIBLE}
         for end, pick in (("low", min), ("high", max)):
-            every = [pick(of_setting.values()) for of_setting in gains.values()]
+            every = {setting.name: pick(of_setting.values()) for setting, of_setting in gains.items()}
             claim = f"dt_stepccl_tp{tp}_{end}"
             number = PaperNumber(f"modelled/{claim}", claim_value(claim), "x", "appendix A.1", REL_TOL)
             evidence.add_range(number, every, UNSTATED)

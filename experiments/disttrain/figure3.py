@@ -35,7 +35,7 @@ def configurations() -> tuple[tuple[int, int], ...]:
 def forward_ms(num_images: int, side_px: int, launch: Launch = Launch.EAGER) -> dict[str, float]:
     """Module -> milliseconds of one microbatch."""
     workload = Workload(model=MODEL, images=Images(read=num_images, drawn=num_images), side_px=side_px)
-    stages = Systems(workload, Execution(launch=launch)).monolithic_stages(LLM_PP)
+    stages = Systems(workload, monolithic=Execution(launch=launch)).monolithic_stages(LLM_PP)
     return {name: ms(stage.forward_s) for name, stage in zip(MODULES, stages, strict=True)}
 
 

@@ -1,6 +1,9 @@
 """DistTrain, Megatron-LM and DistMM* on one task: GPUs, iteration, model FLOP utilisation, throughput.
 
-Source: Z. Zhang et al., "DistTrain", sections 2.1, 4.2, 4.3 and 7.
+Source: Z. Zhang et al., "DistTrain", sections 2.1, 4.1 to 4.3, 6 and 7, appendix A.1.
+DistTrain and DistMM*, which has all its techniques but the orchestration (section 7), cut activations by
+sequence and overlap the collectives of tensor parallelism with products (StepCCL), in four pieces as in
+`experiments.disttrain.figure22`; Megatron-LM cuts activations by sequence, and its products wait.
 All three are judged by the same formula: the first microbatch through all stages, then the slowest stage
 for each other, which is exact for 1F1B over equal microbatches, then every module's gradients.
 """
@@ -13,9 +16,9 @@ from math import ceil
 from experiments.harness.printed import printed_rows
 from experiments.harness.printed_pipeline import StageTimes
 from workbench.balance.orchestration.allocation import proportional_allocation
-from workbench.balance.orchestration.exact import orchestrate
-from workbench.balance.orchestration.task import Orchestration, Task, Unit
-from workbench.cost.execution import Execution
+from workbench.balance.orchestration.exact import evaluate, options_of, orchestrate
+from workbench.balance.orchestration.task import Degrees, Orchestration, Task, Unit
+from workbench.cost.execution import ActivationCut, Execution, SavedInput
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
@@ -39,6 +42,11 @@ LLM_SHAPES = {"MLLM-9B": "llama-2-7b", "MLLM-15B": "llama-2-13b", "MLLM-72B": "l
 MODELS = tuple(LLM_SHAPES)
 ACTIVATION_BYTES = 34.0  # per token and channel of a layer (Korthikanti et al. 2022, without attention)
 MICROBATCH = 1
+SEQUENCE = Execution(activations=ActivationCut.SEQUENCE, saved_input=SavedInput.WHOLE)
+STEPCCL = replace(SEQUENCE, overlap_pieces=4)
+LAION_PX = (
+    352  # of a side: 16 such images and 448 tokens of text are a sample, as in `laion-interleaved-like`
+)
 
 EVERYTHING = Needs(input_grad=True, weight_grad=True)
 THROUGH = Needs(input_grad=True, weight_grad=False)
@@ -55,6 +63,16 @@ class Trained(Enum):
     GENERATOR = (NOTHING, NOTHING, EVERYTHING)
 
 
+class Calls(Enum):
+    """Whether encoder and generator take the images of a sample in one call, or each in a call of its own.
+
+    Frameworks batch what has one size; images of many sizes are worked on one by one where nobody packs them.
+    """
+
+    TOGETHER = "in one call"
+    EACH = "one call each"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
     """What the paper does not state of a sample of 8,192 tokens.
@@ -62,10 +80,14 @@ class Images:
     Args:
         read: images that the encoder reads.
         drawn: images that the generator is trained on.
+        read_px: of a side of those that are read; None: as those that are drawn.
+        calls: in which they are worked on.
     """
 
     read: int
     drawn: int
+    read_px: int | None = None
+    calls: Calls = Calls.TOGETHER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +98,7 @@ class Workload:
         model: of `MODELS`.
         images: in a sample.
         trained: which modules are.
-        side_px: of images; None: as section 7 states for those that are drawn.
+        side_px: of images; None: as section 7 states of those that are drawn.
     """
 
     model: str
@@ -86,17 +108,38 @@ class Workload:
 
     @property
     def pixels(self) -> int:
-        """Of a side, drawn and read: section 7 states those that are drawn."""
+        """Of a side of those that are drawn, which are all that section 7 states."""
         if self.side_px is not None:
             return self.side_px
         (row,) = (row for row in printed_rows("disttrain_prose_models") if row["mllm"] == self.model)
         return int(row["gen_image_px"])
 
 
-def plausible_images(model: str) -> tuple[Images, ...]:
-    """Counts that fit into 8,192 tokens at 16 x 16 pixels a token; the first one is the nominal one."""
-    reads = (1, 2) if model == "MLLM-72B" else (4, 2, 6)
-    return tuple(Images(read=read, drawn=drawn) for read in reads for drawn in dict.fromkeys((read, 1)))
+def plausible_images(model: str) -> dict[str, Images]:
+    """What fits into 8,192 tokens at 16 x 16 pixels a token, by name; the first one is the nominal one.
+
+    Either images are read at the size that is drawn and fill a part of the sample, or they are read at
+    the size that they have in the data, where more of them fit; in one call or each in its own.
+    """
+    most = TOKENS // (Workload(model=model, images=Images(read=1, drawn=1)).pixels // PATCH) ** 2
+    parts = {"half": most / 2, "a quarter": most / 4, "three quarters": most * 3 / 4, "all": most}
+    found = {
+        f"{part} of the sample is images, {name} drawn": Images(
+            read=round(read), drawn=round(read) if name == "all" else 1
+        )
+        for part, read in parts.items()
+        if read == round(read)
+        for name in ("all", "one")
+    }
+    found |= {
+        f"16 images of {LAION_PX} px, {name} drawn": Images(read=16, drawn=drawn, read_px=LAION_PX)
+        for name, drawn in (("all", 16), ("one", 1))
+    }
+    return {
+        name if calls is Calls.TOGETHER else f"{name}, {calls.value}": replace(images, calls=calls)
+        for calls in Calls
+        for name, images in found.items()
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,21 +161,24 @@ class _Part:
     items: int  # that can be worked on apart: images, or one text
     item: Work
     needs: Needs
+    calls: Calls
 
     def sample_s(self, cost: CostModel, tp: int) -> float:
-        """Forward and backward of one sample, one item after the other."""
-        return self.passes_s(cost, tp).total_s
+        """Forward and backward of one sample."""
+        return self.passes_s(cost, tp, self.items).total_s
 
-    def passes_s(self, cost: CostModel, tp: int) -> StageTimes:
-        """The same, forward and backward apart."""
+    def passes_s(self, cost: CostModel, tp: int, items: int) -> StageTimes:
+        """Of so many items of a sample."""
         link = None if tp == 1 else NVLINK
+        num_calls = 1 if self.calls is Calls.TOGETHER else items
+        work = Work(self.item.rows * (items // num_calls))
         times = [
-            cost.layer_time(layer, self.item, tp=tp, cp=1, precision=Precision.BFLOAT16, link=link)
+            cost.layer_time(layer, work, tp=tp, cp=1, precision=Precision.BFLOAT16, link=link)
             for layer in self.module.layers
         ]
         return StageTimes(
-            self.items * sum(time.forward_s for time in times),
-            self.items * sum(time.backward_s(self.needs) for time in times),
+            num_calls * sum(time.forward_s for time in times),
+            num_calls * sum(time.backward_s(self.needs) for time in times),
         )
 
     @property
@@ -156,12 +202,16 @@ class Systems:
 
     Args:
         workload: the model and its samples.
-        execution: how layers run.
+        execution: how DistTrain's and DistMM*'s layers run.
+        monolithic: how Megatron-LM's do.
     """
 
-    def __init__(self, workload: Workload, execution: Execution | None = None) -> None:
+    def __init__(
+        self, workload: Workload, execution: Execution = STEPCCL, monolithic: Execution = SEQUENCE
+    ) -> None:
         self.workload = workload
         self._cost = CostModel(load_profile(PROFILE), execution)
+        self._monolithic_cost = CostModel(load_profile(PROFILE), monolithic)
         self._parts = _parts(workload)
         self._units = tuple(self._unit(part) for part in self._parts)
 
@@ -175,11 +225,46 @@ class Systems:
         """The best orchestration on at most that many GPUs; the fewest of those that are as fast."""
         return self._result(orchestrate(self._task(self._units, num_gpus, batch)), batch)
 
+    def frugal(self, num_gpus: int, batch: int, forgone: float) -> Result:
+        """The fewest GPUs on which it takes at most `1 + forgone` times as long, found by bisection."""
+        fewest, most = 0, self.disttrain(num_gpus, batch)
+        limit_s = most.iteration_s * (1 + forgone)
+        while most.num_gpus - fewest > 1:
+            middle = (most.num_gpus + fewest) // 2
+            try:
+                found = self.disttrain(middle, batch)
+            except ValueError:  # nothing fits
+                fewest = middle
+                continue
+            if found.iteration_s <= limit_s:
+                most = found
+            else:
+                fewest = middle
+        return most
+
     def by_flop(self, num_gpus: int, batch: int) -> Result:
-        """DistMM*: GPUs in proportion to FLOP, then the best degrees on each module's own."""
+        """DistMM*: GPUs in proportion to FLOP, then degrees that are best for each module on its own.
+
+        The LLM's first, as if it were alone; then the fastest stage of each other module on its share, at
+        as many samples side by side; a share in which a module does not fit grows until it does. How
+        modules go together is what its allocation does not look at.
+        """
         shares = proportional_allocation([part.sample_flop for part in self._parts], num_gpus)
-        capped = tuple(replace(u, max_gpus=most) for u, most in zip(self._units, shares, strict=True))
-        return self._result(orchestrate(self._task(capped, num_gpus, batch)), batch)
+        task = self._task(self._units, num_gpus, batch)
+        share_of = {unit.name: share for unit, share in zip(self._units, shares, strict=True)}
+        (llm,) = (unit for unit in self._units if unit.name == task.pacing)
+        alone = replace(llm, max_gpus=share_of[llm.name])
+        (paced,) = orchestrate(replace(task, units=(alone,))).degrees
+        degrees = [
+            paced if unit is llm else _alone(task, unit, paced.dp, share_of[unit.name])
+            for unit in self._units
+        ]
+        return self._result(evaluate(task, degrees), batch)
+
+    def module_mfu(self) -> dict[str, float]:
+        """Of every module on GPUs of its own, without tensor parallelism, bubbles or reductions."""
+        peak = self._cost.profile.peak(Precision.BFLOAT16)
+        return {part.name: part.sample_flop / part.sample_s(self._cost, 1) / peak for part in self._parts}
 
     def monolithic(self, num_gpus: int, batch: int, llm_pp: int) -> Result:
         """Megatron-LM: one stage each for encoder and generator, TP 8, data parallelism alike.
@@ -200,14 +285,13 @@ class Systems:
     def monolithic_stages(self, llm_pp: int) -> tuple[StageTimes, StageTimes, StageTimes]:
         """Of a microbatch on Megatron-LM's encoder, on one of the stages of its LLM, and on its generator."""
         encoder, llm, generator = self._parts
-        whole = llm.passes_s(self._cost, NODE_GPUS)
+        whole = llm.passes_s(self._monolithic_cost, NODE_GPUS, llm.items)
         first, last = (self._dealt_out(part) for part in (encoder, generator))
         return first, StageTimes(whole.forward_s / llm_pp, whole.backward_s / llm_pp), last
 
     def _dealt_out(self, part: _Part) -> StageTimes:
         """The images of a sample on the GPUs of a group, each with the whole module."""
-        whole, share = part.passes_s(self._cost, 1), ceil(part.items / NODE_GPUS) / part.items
-        return StageTimes(share * whole.forward_s, share * whole.backward_s)
+        return part.passes_s(self._monolithic_cost, 1, ceil(part.items / NODE_GPUS))
 
     def _unit(self, part: _Part) -> Unit:
         # frozen modules hold weights alone
@@ -250,6 +334,13 @@ class Systems:
         )
 
 
+def _alone(task: Task, unit: Unit, pace: int, share: int) -> Degrees:
+    options = list(options_of(task, unit, pace))
+    fitting = [option for option in options if option.num_gpus <= share]
+    least = min((option.num_gpus for option in options), default=0)
+    return min(fitting or [option for option in options if option.num_gpus == least]).degrees
+
+
 def _reduction_s(part: _Part, num_shards: int, dp: int) -> float:
     """Volume over bandwidth (section 4.2), where a GPU holds one of so many shards."""
     return part.reduction_bytes / num_shards * (dp - 1) / dp / FABRIC_BYTES_PER_S
@@ -265,7 +356,7 @@ def _generator(latent_side: int, llm_width: int) -> Module:
 def _parts(workload: Workload) -> tuple[_Part, _Part, _Part]:
     llm = from_shape(LLM_SHAPES[workload.model], module="llm")
     width = llm.layers[0].out_width
-    patches = (workload.pixels // PATCH) ** 2
+    patches = ((workload.images.read_px or workload.pixels) // PATCH) ** 2
     latents = (workload.pixels // LATENT) ** 2
     modules: Mapping[str, Module] = {
         "encoder": from_shape("vit-h-14", module="encoder", llm_width=width),
@@ -278,7 +369,14 @@ def _parts(workload: Workload) -> tuple[_Part, _Part, _Part]:
         "generator": (workload.images.drawn, Work((RowWork(latents, latents, latents**2),))),
     }
     encoder, llm_part, generator = (
-        _Part(name=name, module=modules[name], items=works[name][0], item=works[name][1], needs=needs)
+        _Part(
+            name=name,
+            module=modules[name],
+            items=works[name][0],
+            item=works[name][1],
+            needs=needs,
+            calls=workload.images.calls,
+        )
         for name, needs in zip(modules, workload.trained.value, strict=True)
     )
     return encoder, llm_part, generator

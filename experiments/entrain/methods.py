@@ -1,22 +1,24 @@
 """Every method of Figure 4.12 on one replica: what goes together, in which order, and how long it takes."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
 from experiments.entrain.bubble_filling import filled_s
 from experiments.entrain.replica import (
     Chain,
+    Deferring,
     Durations,
     Laid,
     Pipeline,
     Replica,
     Taken,
-    deferring_s,
     nodes_of,
 )
-from experiments.entrain.stage_work import Seconds, Which, shared_cuts
+from experiments.entrain.stage_work import Judge, Seconds, StageWork, Which, shared_cuts
 from workbench.balance.microbatches.assignment import MicrobatchAssignment, hierarchical_assignment
 from workbench.balance.microbatches.bottleneck_match import even_match
 from workbench.balance.microbatches.graded import graded_assignment
@@ -25,6 +27,7 @@ from workbench.balance.microbatches.reorder import reorder_by_exchanges, reorder
 from workbench.balance.microbatches.replicas import assign_to_replicas, heaviest_first
 from workbench.balance.microbatches.unit_order import UnitOrder, order_units, unimproved_order
 from workbench.balance.tokens.policies import longest_first, longest_first_equal_counts
+from workbench.plan.plan import Recompute
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind, rank_block, usual
 from workbench.schedule.pass_graph import one_unit, pass_graph
@@ -35,7 +38,7 @@ from workbench.strategies.entrain_graded import BUILT, IMPROVED, SHARES, permute
 Method = Callable[[Replica], Taken]
 Order = tuple[int, ...]
 PARTS = (1, 2, 4)  # sub-microbatches of DIP
-LEADS = (0, 1, 2, 4)  # microbatches that encoder forwards run ahead
+LEADS = (0, 1, 2, 4)  # microbatches that encoder forwards run ahead in ours
 
 
 def in_turn(replica: Replica) -> Taken:
@@ -60,7 +63,8 @@ def disttrain_interleaved(replica: Replica) -> Taken:
     depth, num_llm = replica.stages
     num_virtual = num_llm * schedule.virtual_stages
     chain = Chain(microbatches, {}, microbatches)
-    durations = Durations(chain, replica.encoder_work(), replica.llm_work(num_virtual))
+    pipeline = replica.pipeline(depth, num_virtual)
+    durations = Durations(chain, pipeline.encoder, pipeline.llm)
     laid = _interleaved(depth, num_virtual, len(microbatches), schedule)
     return Taken(laid.played_s(durations), *_forwards(replica, microbatches, microbatches))
 
@@ -83,8 +87,15 @@ def _numbered(num_microbatches: int) -> Chain:
 
 
 def entrain(replica: Replica) -> Taken:
-    """Algorithm 4 under 1F1B."""
+    """Algorithm 4 under 1F1B, encoder forwards as early as memory allows (section 4.5.3)."""
     return _deferring(replica, Schedule())
+
+
+def entrain_in_turn(replica: Replica) -> Taken:
+    """The same without eager forwards."""
+    assignment = assigned(replica)
+    seconds = Deferring(replica.apart, assignment, Schedule()).seconds(0)
+    return Taken(seconds, *_forwards(replica, assignment.encoder, assignment.llm))
 
 
 def entrain_zero_bubble(replica: Replica) -> Taken:
@@ -103,21 +114,25 @@ def entrain_graded_zero_bubble(replica: Replica) -> Taken:
 
 
 def _graded(replica: Replica, schedule: Schedule) -> Taken:
+    believed = _pipelines(replace(replica, judge=Judge.EXACT))
     candidates = [
-        (pipeline, held, lead)
-        for pipeline in _pipelines(replica)
-        for held in _gradings(replica)
-        for lead in LEADS
+        (pipeline, held, lead) for pipeline in believed for held in _gradings(replica) for lead in LEADS
     ]
     candidates.sort(key=lambda each: _unit_ordered(*each, order=unimproved_order)[1])
     improved = [(each, *_unit_ordered(*each, order=order_units)) for each in candidates[:IMPROVED]]
     improved.sort(key=lambda found: found[2])
-    played = [
-        (deferring_s(pipeline, ordered, schedule, lead), ordered)
+    tried = [
+        (_within_memory_s(Deferring(pipeline, ordered, schedule), lead), pipeline, ordered, lead)
         for (pipeline, _, lead), ordered, _ in improved[:BUILT]
     ]
-    seconds, ordered = min(played, key=lambda found: found[0])
+    _, pipeline, ordered, lead = min(tried, key=lambda found: found[0])
+    judged = _pipelines(replica)[[each is pipeline for each in believed].index(True)]
+    seconds = _within_memory_s(Deferring(judged, ordered, schedule), lead)
     return Taken(seconds, *_forwards(replica, ordered.encoder, ordered.llm))
+
+
+def _within_memory_s(deferring: Deferring, lead: int) -> float:
+    return deferring.seconds(min(lead, deferring.most_ahead()))
 
 
 def _gradings(replica: Replica) -> Iterator[MicrobatchAssignment]:
@@ -128,26 +143,63 @@ def _gradings(replica: Replica) -> Iterator[MicrobatchAssignment]:
 
 def _pipelines(replica: Replica) -> tuple[Pipeline, ...]:
     """Whole ranks for either module, and the chain cut as a whole where that shares ranks."""
-    own = Pipeline(replica.encoder_work(), replica.llm_work())
     cuts = shared_cuts(replica.llm, replica.samples, replica.num_microbatches, sum(replica.stages))
     if sum(map(len, cuts)) == sum(replica.stages):
-        return (own,)
-    return own, Pipeline(replica.encoder_work(cuts[0]), replica.llm_work(cuts[1]), is_shared=True)
+        return (replica.apart,)
+    return replica.apart, replica.pipeline(*cuts, is_shared=True)
+
+
+class DipChoice(NamedTuple):
+    """Sub-microbatches of a microbatch in the encoder, and what its backward computes again."""
+
+    parts: int
+    recompute: Recompute
 
 
 def dip(replica: Replica) -> Taken:
-    """All modules on all ranks: encoder forwards in sub-microbatches, LLM, encoder backwards."""
+    """All modules on all ranks: encoder forwards in sub-microbatches, LLM, encoder backwards.
+
+    Within memory: in as few windows of equal size as fit. Sub-microbatches and recomputation are those that
+    were fastest on the step seen before.
+    """
+    choice = dip_choice(replica)
     chunks = replica.chunks(range(len(replica.samples)))
+    return Taken(_dip_s(replica, choice)[0], *_forwards(replica, chunks, chunks))
+
+
+def dip_choice(replica: Replica) -> DipChoice:
+    """The fastest on what was seen, by the believed costs."""
+    return _choice_on(replace(replica, samples=replica.seen or replica.samples, judge=Judge.EXACT, seen=()))
+
+
+@cache
+def _choice_on(seen: Replica) -> DipChoice:
+    recomputes = [each for each in Recompute if seen.recompute in (Recompute.NONE, each)]
+    choices = [DipChoice(parts, recompute) for recompute in recomputes for parts in PARTS]
+    seconds = [_dip_s(seen, choice)[0] for choice in choices]
+    return choices[seconds.index(min(seconds))]
+
+
+def _dip_s(replica: Replica, choice: DipChoice) -> tuple[float, int]:
+    """Seconds, and how many windows fit; no seconds at all where not even one microbatch does."""
     blocks = sum(replica.stages)
-    encoder, llm = replica.encoder_work(blocks), replica.llm_work(blocks)
-    work_s = encoder.forward_s.sum(axis=1)
-    found = []
-    for parts in PARTS:
-        cut = [_even(chunk, work_s, parts) for chunk in chunks]
-        chain = Chain(tuple(part for of_chunk in cut for part in of_chunk), {}, chunks)
-        laid = _three_phases(tuple(map(len, cut)), blocks)
-        found.append(laid.played_s(Durations(chain, encoder, llm)))
-    return Taken(min(found), *_forwards(replica, chunks, chunks))
+    used = replace(replica, recompute=choice.recompute)
+    pipeline = used.pipeline(blocks, blocks)
+    chunks = used.chunks(range(len(used.samples)))
+    work_s = used.encoder_work(blocks).forward_s.sum(axis=1)
+    cut = [_even(chunk, work_s, choice.parts) for chunk in chunks]
+    chain = Chain(tuple(part for of_chunk in cut for part in of_chunk), {}, chunks)
+    held = pipeline.held(chain)
+    for num_windows in range(1, len(chunks) + 1):
+        laid = _three_phases(tuple(map(len, cut)), blocks, -(-len(chunks) // num_windows))
+        if held.fits(tuple(laid.programs.values())):
+            return laid.played_s(Durations(chain, pipeline.encoder, pipeline.llm)), num_windows
+    return float("inf"), len(chunks)
+
+
+def dip_windows(replica: Replica) -> int:
+    """In how many windows its step is done."""
+    return _dip_s(replica, dip_choice(replica))[1]
 
 
 def _even(chunk: Order, work_s: Seconds, parts: int) -> list[Order]:
@@ -159,21 +211,22 @@ def _even(chunk: Order, work_s: Seconds, parts: int) -> list[Order]:
 
 
 @cache
-def _three_phases(parts: tuple[int, ...], num_blocks: int) -> Laid:
+def _three_phases(parts: tuple[int, ...], num_blocks: int, window: int) -> Laid:
     """The programs of so many sub-microbatches of each microbatch; durations do not matter to them."""
     places = iter(range(sum(parts)))
     cut = [tuple(next(places) for _ in range(count)) for count in parts]
     chain = Chain(tuple((place,) for of_chunk in cut for place in of_chunk), {}, tuple(cut))
     nodes = nodes_of(chain, num_blocks, num_blocks)
     groups = [(stage, stage + num_blocks) for stage in range(num_blocks)]
-    programs = three_phase(nodes, groups, range(num_blocks, 2 * num_blocks))
+    programs = three_phase(nodes, groups, range(num_blocks, 2 * num_blocks), window=window)
     return Laid(pass_graph(nodes, groups, one_unit, backward=Pass.B), programs)
 
 
 def bubble_filling(replica: Replica) -> Taken:
     """Optimus: the LLM on all ranks, encoder work in its bubbles."""
     chunks = replica.chunks(range(len(replica.samples)))
-    encoder, llm = replica.encoder_work(1), replica.llm_work(sum(replica.stages))
+    pipeline = replica.pipeline(1, sum(replica.stages))
+    encoder, llm = pipeline.encoder, pipeline.llm
     seconds = filled_s(
         (llm.microbatches_s(Which.FORWARD, chunks), llm.microbatches_s(Which.BACKWARD, chunks)),
         (
@@ -192,6 +245,7 @@ METHODS: Mapping[str, Method] = {
     "dip": dip,
     "optimus": bubble_filling,
     "entrain": entrain,
+    "entrain-in-turn": entrain_in_turn,
     "entrain-zb": entrain_zero_bubble,
     "entrain-graded": entrain_graded,
     "entrain-graded-zb": entrain_graded_zero_bubble,
@@ -209,10 +263,7 @@ def replicas_of(method: str, batch: Replica, num_replicas: int) -> tuple[Replica
     else:
         share = len(batch.samples) // num_replicas
         members = tuple(tuple(range(number * share, (number + 1) * share)) for number in range(num_replicas))
-    return tuple(
-        Replica(llm=batch.llm, samples=tuple(batch.samples[place] for place in held), stages=batch.stages)
-        for held in members
-    )
+    return tuple(replace(batch, samples=tuple(batch.samples[place] for place in held)) for held in members)
 
 
 def assigned(replica: Replica) -> MicrobatchAssignment:
@@ -233,7 +284,8 @@ def _sample_seconds(replica: Replica) -> tuple[list[float], list[float]]:
 
 def _deferring(replica: Replica, schedule: Schedule) -> Taken:
     assignment = assigned(replica)
-    seconds = deferring_s(Pipeline(replica.encoder_work(), replica.llm_work()), assignment, schedule)
+    deferring = Deferring(replica.apart, assignment, schedule)
+    seconds = deferring.seconds(deferring.most_ahead())
     return Taken(seconds, *_forwards(replica, assignment.encoder, assignment.llm))
 
 
@@ -266,7 +318,8 @@ def _unit_ordered(
 
 
 def _one_f_one_b(replica: Replica, microbatches: tuple[Order, ...]) -> Taken:
-    forward, backward = _times(replica, microbatches)
+    pipeline = replica.apart
+    forward, backward = _times((pipeline.encoder, pipeline.llm), microbatches)
     seconds = iteration_s(forward, backward, np.arange(len(microbatches)))
     return Taken(seconds, *_forwards(replica, microbatches, microbatches))
 
@@ -278,12 +331,12 @@ def _reordered(replica: Replica, reorder: Callable[..., Order]) -> Taken:
 def _ordered_microbatches(replica: Replica, reorder: Callable[..., Order]) -> tuple[Order, ...]:
     encoder_s, _ = _sample_seconds(replica)
     chunks = replica.chunks(heaviest_first(range(len(encoder_s)), encoder_s))
-    return tuple(chunks[index] for index in reorder(*_times(replica, chunks)))
+    believed = (replica.encoder_work(), replica.llm_work())
+    return tuple(chunks[index] for index in reorder(*_times(believed, chunks)))
 
 
-def _times(replica: Replica, microbatches: tuple[Order, ...]) -> tuple[Seconds, Seconds]:
+def _times(works: tuple[StageWork, StageWork], microbatches: tuple[Order, ...]) -> tuple[Seconds, Seconds]:
     """[microbatches, stages] seconds of both passes along the chain."""
-    works = (replica.encoder_work(), replica.llm_work())
     forward = np.hstack([work.microbatches_s(Which.FORWARD, microbatches) for work in works])
     backward = np.hstack([work.microbatches_s(Which.BACKWARD, microbatches) for work in works])
     return forward, backward
@@ -293,7 +346,8 @@ def _forwards(
     replica: Replica, encoder: tuple[Order, ...], llm: tuple[Order, ...]
 ) -> tuple[Seconds, Seconds]:
     """Seconds of every microbatch's forward over all stages of a module."""
+    whole = replica.pipeline(1, 1)
     return (
-        replica.encoder_work(1).microbatches_s(Which.FORWARD, encoder)[:, 0],
-        replica.llm_work(1).microbatches_s(Which.FORWARD, llm)[:, 0],
+        whole.encoder.microbatches_s(Which.FORWARD, encoder)[:, 0],
+        whole.llm.microbatches_s(Which.FORWARD, llm)[:, 0],
     )

@@ -27,6 +27,7 @@ SYSTEMS: dict[str, Planner] = {
     "as drawn": cornstarch.plan,
     "disttrain": reordered.plan,
     "exchanges": reordered.plan_by_exchanges,
+    "entrain in turn": entrain.plan_in_turn,
     "entrain": entrain.plan,
     "graded": entrain_graded.plan,
 }

@@ -4,9 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from experiments.entrain.stage_work import Cuts, Seconds, StageWork, Which, stage_work
+from experiments.entrain.stage_memory import Held, StageMemory, stage_memory
+from experiments.entrain.stage_work import Cuts, Judge, Seconds, StageWork, Which, stage_work
+from experiments.entrain.workload import MEMORY_BYTES
 from workbench.balance.microbatches.assignment import MicrobatchAssignment
 from workbench.data.sample import Sample
+from workbench.plan.plan import Recompute
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.adjacent import with_followers
 from workbench.schedule.choice import Schedule
@@ -21,18 +24,51 @@ TP, BLOCKS = 2, 8  # 16 GPUs of a replica
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """Samples of one replica, and the stages that its modules have where they are apart."""
+    """Samples of one replica, and the stages that its modules have where they are apart.
+
+    Args:
+        judge: whose seconds a step takes; `encoder_work` and `llm_work` are what a balancer believes.
+        recompute: of the encoder.
+        seen: samples of an earlier step, by which a method settles what it may not choose by this one's.
+    """
 
     llm: str
     samples: tuple[Sample, ...]
     stages: tuple[int, int]
     microbatch_samples: int = 4
+    judge: Judge = Judge.EXACT
+    recompute: Recompute = Recompute.NONE
+    seen: tuple[Sample, ...] = ()
 
     def encoder_work(self, stages: int | Cuts | None = None) -> StageWork:
-        return stage_work(self.llm, "vision", stages or self.stages[0], self.samples)
+        return self._work("vision", stages or self.stages[0], Judge.EXACT)
 
     def llm_work(self, stages: int | Cuts | None = None) -> StageWork:
-        return stage_work(self.llm, "llm", stages or self.stages[1], self.samples)
+        return self._work("llm", stages or self.stages[1], Judge.EXACT)
+
+    def _work(self, module: str, stages: int | Cuts, judge: Judge) -> StageWork:
+        work = stage_work(self.llm, module, stages, self.samples, judge)
+        recomputes = module == "vision" and self.recompute is not Recompute.NONE
+        return work.recomputed() if recomputes else work
+
+    def pipeline(self, encoder: int | Cuts, llm: int | Cuts, *, is_shared: bool = False) -> "Pipeline":
+        """What a step takes and holds on such stages."""
+        return Pipeline(
+            self._work("vision", encoder, self.judge),
+            self._work("llm", llm, self.judge),
+            self._memory("vision", encoder),
+            self._memory("llm", llm),
+            is_shared,
+        )
+
+    @property
+    def apart(self) -> "Pipeline":
+        """Its stages on ranks of their own."""
+        return self.pipeline(*self.stages)
+
+    def _memory(self, module: str, stages: int | Cuts) -> StageMemory:
+        recompute = self.recompute if module == "vision" else Recompute.NONE
+        return stage_memory(self.llm, module, stages, self.samples, recompute)
 
     @property
     def num_microbatches(self) -> int:
@@ -134,10 +170,12 @@ class Laid(NamedTuple):
 
 
 class Pipeline(NamedTuple):
-    """Work on the stages of either module; the last encoder and the first LLM stage may share ranks."""
+    """Work and memory on stages of either module; the last encoder and first LLM stage may share ranks."""
 
     encoder: StageWork
     llm: StageWork
+    encoder_memory: StageMemory
+    llm_memory: StageMemory
     is_shared: bool = False
 
     @property
@@ -150,21 +188,46 @@ class Pipeline(NamedTuple):
         apart = [(stage,) for stage in range(total)]
         return [*apart[: depth - 1], (depth - 1, depth), *apart[depth + 1 :]]
 
+    def held(self, chain: Chain) -> Held:
+        """Bytes of a chain's microbatches on all stages."""
+        parts = ((self.encoder_memory, chain.encoder), (self.llm_memory, chain.llm))
+        return Held(parts, MEMORY_BYTES)
 
-def deferring_s(
-    pipeline: Pipeline, assignment: MicrobatchAssignment, schedule: Schedule, lead: int = 0
-) -> float:
-    """Seconds of a step with deferral, encoder forwards `lead` microbatches ahead."""
-    chain = chain_of(assignment)
-    durations = Durations(chain, pipeline.encoder, pipeline.llm)
-    depth = durations.num_encoder
-    total = depth + pipeline.llm.forward_s.shape[1]
-    nodes = nodes_of(chain, depth, total - depth)
-    lines = (tuple(range(depth)), tuple(range(depth, total)))
-    programs = programs_of(nodes, pipeline.groups, schedule, lines, durations)
-    hurried = dict.fromkeys(range(depth), chain.followers)
-    eager = {
-        group: with_eager_forwards(with_followers(program, hurried), hurried, lead)
-        for group, program in programs.items()
-    }
-    return played_s(nodes, pipeline.groups, eager, durations)
+
+class Deferring:
+    """A pipeline with deferral, whose encoder forwards may run ahead."""
+
+    def __init__(self, pipeline: Pipeline, assignment: MicrobatchAssignment, schedule: Schedule) -> None:
+        self._pipeline, self._chain = pipeline, chain_of(assignment)
+        self._durations = Durations(self._chain, pipeline.encoder, pipeline.llm)
+        depth = self._durations.num_encoder
+        total = depth + pipeline.llm.forward_s.shape[1]
+        self._nodes = nodes_of(self._chain, depth, total - depth)
+        lines = (tuple(range(depth)), tuple(range(depth, total)))
+        programs = programs_of(self._nodes, pipeline.groups, schedule, lines, self._durations)
+        self._hurried = dict.fromkeys(range(depth), self._chain.followers)
+        self._programs = {
+            group: with_followers(program, self._hurried) for group, program in programs.items()
+        }
+
+    def seconds(self, lead: int) -> float:
+        """Of a step whose encoder forwards run `lead` microbatches ahead."""
+        return played_s(self._nodes, self._pipeline.groups, self._ahead(lead), self._durations)
+
+    def most_ahead(self) -> int:
+        """As many microbatches as memory holds, found by bisection; 0 where not even that fits."""
+        held = self._pipeline.held(self._chain)
+        fitting, too_far = 0, len(self._chain.encoder) - len(self._chain.followers)
+        while too_far - fitting > 1:
+            middle = (fitting + too_far) // 2
+            if held.fits(tuple(self._ahead(middle).values())):
+                fitting = middle
+            else:
+                too_far = middle
+        return fitting
+
+    def _ahead(self, lead: int) -> Programs:
+        return {
+            group: with_eager_forwards(program, self._hurried, lead)
+            for group, program in self._programs.items()
+        }

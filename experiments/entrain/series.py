@@ -1,12 +1,15 @@
 """Step times and unevenness of many global batches under every method: what figures and tables read.
 
 Paper:   I. Jang, dissertation, section 4.7: batches of 512 samples, 4 replicas of 16 GPUs, tp 2.
-Setup:   A step ends when the slowest replica does. Stage counts are those of the data set's mean ratio,
-         for all methods alike; `disttrain-own` takes them from one sample, as the paper has DistTrain do.
+Setup:   A step ends when the slowest replica does. Stage counts are those of the data set's mean ratio for
+         all methods alike, but `-own` ones have DistTrain's, from one sample; or all are as printed. Other
+         studies change who judges, what the encoder's backward computes again, or the charts' assumed sizes.
+         What a method settles before it runs, as DIP its sub-microbatches, it settles on another batch.
 Differs: pipelines without messages (`experiments.entrain.replica`), which stay within a few per cent of the
          simulator; `experiments.entrain.regrouping` runs single batches through that.
-Ours:    about 1 s a batch; goes on where it stopped. The slow methods see the first batches only.
-Run:     python -m experiments.entrain.series [--llm NAME] [--batches N]
+Ours:    about 3 s a batch of all data sets and 8 s with the slow methods, which see the first batches only;
+         goes on where it stopped.
+Run:     python -m experiments.entrain.series [--llm NAME] [--study NAME] [--batches N]
 """
 
 import argparse
@@ -14,29 +17,102 @@ import json
 import statistics
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from experiments.entrain.methods import METHODS, disttrain, replicas_of
+from experiments.entrain.methods import METHODS, replicas_of
 from experiments.entrain.replica import BLOCKS, Replica, Taken
-from experiments.entrain.workload import CORPUS_OF, LLM_OF, batch_of, work_pool
+from experiments.entrain.stage_work import Judge
+from experiments.entrain.workload import CORPUS_OF, LLM_OF, VARIED, batch_of, work_pool
+from experiments.harness.printed import printed_rows
 from experiments.harness.record import RESULTS
 from workbench.balance.orchestration.allocation import proportional_allocation
 from workbench.data.sample import Sample
+from workbench.plan.plan import Recompute
 from workbench.report.progress import ticking
 from workbench.whole_file import write_text
 
 BATCH_SAMPLES, NUM_REPLICAS, BATCHES = 512, 4, 100
-SLOW = {"entrain-zb": 25, "entrain-graded-zb": 5}  # methods -> batches that they see
-OWN = "disttrain-own"
+SLOW = {  # methods -> batches that they see
+    "disttrain-vpp": 25,
+    "exchanges": 25,
+    "optimus": 25,
+    "entrain-zb": 25,
+    "entrain-graded": 25,
+    "entrain-graded-zb": 5,
+}
+OWN, PLAIN_OWN = "disttrain-own", "1f1b-own"
+OWN_STAGES = {OWN: "disttrain", PLAIN_OWN: "1f1b"}  # with the stages that DistTrain derives
+EVERY = (*METHODS, *OWN_STAGES)
+COMPARED = ("1f1b", "disttrain", "dip", "entrain-in-turn", "entrain", *OWN_STAGES)
+SEEN = 0  # the seed of what methods see before they run
 
 Figures = dict[str, list[float]]  # "seconds", "vision_std_s", "llm_std_s" by batch
 
 
-def path_of(llm: str) -> Path:
+class Layouts(StrEnum):
+    """Whose stage counts: by our costs of the data set, or Tables 4.1 and C.1's."""
+
+    OURS = "ours"
+    PRINTED = "printed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """One way to set up the comparison; the first of `STUDIES` is the paper's as far as it says.
+
+    Args:
+        name: as users type it.
+        layouts: whose stage counts.
+        judge: whose seconds a step takes.
+        recompute: of the encoder's backward, which the paper does not state.
+        datasets: that are drawn from.
+        methods: that are tried.
+    """
+
+    name: str
+    layouts: Layouts = Layouts.OURS
+    judge: Judge = Judge.EXACT
+    recompute: Recompute = Recompute.NONE
+    datasets: tuple[str, ...] = tuple(CORPUS_OF)
+    methods: tuple[str, ...] = COMPARED
+
+
+OURS = Study(name="ours", methods=EVERY)
+STUDIES = {
+    study.name: study
+    for study in (
+        OURS,
+        Study(name="printed", layouts=Layouts.PRINTED),
+        Study(name="noise", judge=Judge.NOISE),
+        Study(name="printed-noise", layouts=Layouts.PRINTED, judge=Judge.NOISE),
+        Study(name="attention", judge=Judge.ATTENTION),
+        Study(name="recompute", recompute=Recompute.FULL),
+        Study(name="charts", datasets=tuple(VARIED)),
+    )
+}
+
+
+def path_of(llm: str, study: Study = OURS) -> Path:
     """Where the series of a model is kept."""
-    return RESULTS / f"entrain_series_{llm}.json"
+    suffix = "" if study is OURS else f"_{study.name}"
+    return RESULTS / f"entrain_series_{llm}{suffix}.json"
+
+
+@cache
+def printed_stages() -> Mapping[tuple[str, str, str], tuple[int, int]]:
+    """(data set, LLM, system) -> stages of encoder and LLM in Tables 4.1 and C.1."""
+    rows = (*printed_rows("entrain_table4_1"), *printed_rows("entrain_tableC_1"))
+    return {
+        (row["dataset"], row["model"].rpartition("+")[2], row["system"]): (
+            int(row["enc_pp"]),
+            int(row["llm_pp"]),
+        )
+        for row in rows
+    }
 
 
 def stable_stages(dataset: str, llm: str) -> tuple[int, int]:
@@ -54,13 +130,19 @@ def one_sample_stages(llm: str, sample: Sample) -> tuple[int, int]:
     return encoder, text
 
 
-def batch_figures(method: str, batch: Replica) -> tuple[float, float, float]:
-    """Seconds of the slowest replica, and mean over replicas of both standard deviations."""
+def batch_figures(
+    method: str, batch: Replica, own_stages: tuple[int, int] | None = None
+) -> tuple[float, float, float]:
+    """Seconds of the slowest replica, and mean over replicas of both standard deviations.
+
+    Args:
+        own_stages: of methods with DistTrain's stages; those of the batch's first sample by default.
+    """
     taken: list[Taken] = []
     for replica in replicas_of(method, batch, NUM_REPLICAS):
-        if method == OWN:
-            own = replace(replica, stages=one_sample_stages(batch.llm, batch.samples[0]))
-            taken.append(disttrain(own))
+        if method in OWN_STAGES:
+            stages = own_stages or one_sample_stages(batch.llm, batch.samples[0])
+            taken.append(METHODS[OWN_STAGES[method]](replace(replica, stages=stages)))
         else:
             taken.append(METHODS[method](replica))
     return (
@@ -70,10 +152,25 @@ def batch_figures(method: str, batch: Replica) -> tuple[float, float, float]:
     )
 
 
-def batch(dataset: str, llm: str, seed: int) -> Replica:
+def study_figures(method: str, dataset: str, llm: str, study: Study, seed: int) -> tuple[float, float, float]:
+    """The same of a study's batch."""
+    own = printed_stages()[dataset, llm, "disttrain"] if study.layouts is Layouts.PRINTED else None
+    return batch_figures(method, batch(dataset, llm, seed, study), own)
+
+
+@cache
+def batch(dataset: str, llm: str, seed: int, study: Study = OURS) -> Replica:
     """A global batch, not yet shared out."""
-    samples = batch_of(dataset, BATCH_SAMPLES, seed)
-    return Replica(llm=llm, samples=samples, stages=stable_stages(dataset, llm))
+    is_printed = study.layouts is Layouts.PRINTED
+    stages = printed_stages()[dataset, llm, "entrain"] if is_printed else stable_stages(dataset, llm)
+    return Replica(
+        llm=llm,
+        samples=batch_of(dataset, BATCH_SAMPLES, seed),
+        stages=stages,
+        judge=study.judge,
+        recompute=study.recompute,
+        seen=batch_of(dataset, BATCH_SAMPLES // NUM_REPLICAS, SEEN),
+    )
 
 
 def batches_of(method: str, num_batches: int) -> int:
@@ -81,78 +178,82 @@ def batches_of(method: str, num_batches: int) -> int:
     return min(SLOW.get(method, num_batches), num_batches)
 
 
-def read_series(llm: str) -> dict[str, dict[str, Figures]]:
+def read_series(llm: str, study: Study = OURS) -> dict[str, dict[str, Figures]]:
     """Data set -> method -> figures by batch.
 
     Raises:
         ValueError: there is no such series yet.
     """
-    path = path_of(llm)
+    path = path_of(llm, study)
     if not path.is_file():
-        raise ValueError(f"{path} is not there; python -m experiments.entrain.series --llm {llm} writes it")
+        raise ValueError(f"{path} is not there; {command_of(llm, study)} writes it")
     record: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return {dataset: dict(methods) for dataset, methods in record["series"].items()}
 
 
-def kept_series() -> dict[str, dict[str, dict[str, Figures]]]:
+def kept_series(study: Study = OURS) -> dict[str, dict[str, dict[str, Figures]]]:
     """The series of every model that has one.
 
     Raises:
         ValueError: there is none at all.
     """
-    found = {llm: read_series(llm) for llm in LLM_OF if path_of(llm).is_file()}
-    return found or {llm: read_series(llm) for llm in LLM_OF}
+    found = {llm: read_series(llm, study) for llm in LLM_OF if path_of(llm, study).is_file()}
+    return found or {llm: read_series(llm, study) for llm in LLM_OF}
 
 
-def _write(llm: str, series: Mapping[str, Mapping[str, Figures]]) -> None:
+def command_of(llm: str, study: Study) -> str:
+    """What writes a series."""
+    return f"python -m experiments.entrain.series --llm {llm} --study {study.name}"
+
+
+def _write(llm: str, study: Study, series: Mapping[str, Mapping[str, Figures]]) -> None:
     record = {
-        "command": f"python -m experiments.entrain.series --llm {llm}",
+        "command": command_of(llm, study),
         "batch_samples": BATCH_SAMPLES,
         "replicas": NUM_REPLICAS,
-        "stages": {dataset: stable_stages(dataset, llm) for dataset in series},
+        "stages": {dataset: batch(dataset, llm, 1, study).stages for dataset in series},
         "series": series,
     }
-    write_text(json.dumps(record) + "\n", path_of(llm))
+    write_text(json.dumps(record) + "\n", path_of(llm, study))
 
 
-def extend(llm: str, num_batches: int, *, is_quiet: bool) -> None:
+def extend(llm: str, study: Study, num_batches: int, *, is_quiet: bool) -> None:
     """Add what is missing up to so many batches of every data set, and keep it as it comes."""
-    series = read_series(llm) if path_of(llm).is_file() else {}
-    with ticking("batches", num_batches * len(CORPUS_OF), quiet=is_quiet) as ticker:
+    series = read_series(llm, study) if path_of(llm, study).is_file() else {}
+    with ticking("batches", num_batches * len(study.datasets), quiet=is_quiet) as ticker:
         for number in range(num_batches):
-            for dataset in CORPUS_OF:
+            for dataset in study.datasets:
                 ticker.step(dataset)
-                _add(series.setdefault(dataset, {}), dataset, llm, number)
+                _add(series.setdefault(dataset, {}), dataset, llm, study, number)
+            batch.cache_clear()
             if number % 5 == 4 or number + 1 == num_batches:
-                _write(llm, series)
+                _write(llm, study, series)
 
 
-def _add(methods: dict[str, Figures], dataset: str, llm: str, number: int) -> None:
+def _add(methods: dict[str, Figures], dataset: str, llm: str, study: Study, number: int) -> None:
     """One batch under the methods that have not seen it."""
-    missing = [
-        method
-        for method in (*METHODS, OWN)
-        if len(methods.get(method, {}).get("seconds", ())) == number < batches_of(method, number + 1)
-    ]
-    if not missing:
-        return
-    drawn = batch(dataset, llm, number + 1)
-    for method in missing:
-        found = zip(("seconds", "vision_std_s", "llm_std_s"), batch_figures(method, drawn), strict=True)
-        for name, value in found:
+    for method in study.methods:
+        if len(methods.get(method, {}).get("seconds", ())) != number or number == batches_of(
+            method, number + 1
+        ):
+            continue
+        values = study_figures(method, dataset, llm, study, number + 1)
+        for name, value in zip(("seconds", "vision_std_s", "llm_std_s"), values, strict=True):
             methods.setdefault(method, {}).setdefault(name, []).append(float(f"{value:.5g}"))
 
 
 def main() -> int:
-    """Extend the series of one model or of all."""
+    """Extend the series of one model or of all, of one study or of all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--llm", choices=tuple(LLM_OF), default=None)
+    parser.add_argument("--study", choices=tuple(STUDIES), default=None)
     parser.add_argument("--batches", type=int, default=BATCHES)
     given = parser.parse_args()
     if given.batches < 1:
         parser.error(f"--batches must be >= 1, got {given.batches}")
-    for llm in [given.llm] if given.llm else LLM_OF:
-        extend(llm, given.batches, is_quiet=False)
+    for study in [STUDIES[given.study]] if given.study else STUDIES.values():
+        for llm in [given.llm] if given.llm else LLM_OF:
+            extend(llm, study, given.batches, is_quiet=False)
     return 0
 
 

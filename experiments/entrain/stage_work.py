@@ -6,7 +6,7 @@ microbatch is a matrix here, so that hundreds of batches can be studied.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from functools import cache
 from typing import NamedTuple
 
@@ -29,6 +29,22 @@ MERGED = 4  # patches to a token of the LLM
 USUAL_TOKENS = {"vision": 4096, "llm": 1024}  # layers are balanced for these
 
 
+class Judge(StrEnum):
+    """Whose seconds a step takes; whoever balances believes the first's.
+
+    EXACT: the balancer's own. NOISE: every pass over a microbatch off by a normal error of `NOISE_SHARE`,
+    alike on all stages of a module, as where a cost model misses something of the samples. ATTENTION:
+    attention takes `ATTENTION_FACTOR` times as long as believed, so that long samples weigh more.
+    """
+
+    EXACT = "exact"
+    NOISE = "noise"
+    ATTENTION = "attention"
+
+
+NOISE_SHARE, ATTENTION_FACTOR = 0.03, 2.0
+
+
 class StageWork(NamedTuple):
     """[samples, stages] seconds of one module, and what every call takes whatever is in it.
 
@@ -37,6 +53,7 @@ class StageWork(NamedTuple):
         weight_s: the part of the backward that only weights wait for.
         calls_s: [3 passes, stages] of a call without tokens.
         host_s: [3 passes, stages] that the host takes to launch a call: none is shorter.
+        noise_seed: of the errors of whole microbatches, where there are any.
     """
 
     forward_s: Seconds
@@ -44,12 +61,25 @@ class StageWork(NamedTuple):
     weight_s: Seconds
     calls_s: Seconds
     host_s: Seconds
+    noise_seed: int | None = None
+
+    def recomputed(self) -> "StageWork":
+        """With the forward once more in every backward."""
+        calls_s, host_s = self.calls_s.copy(), self.host_s.copy()
+        for table in (calls_s, host_s):
+            table[Which.BACKWARD] += table[Which.FORWARD]
+        backward_s = self.backward_s + self.forward_s
+        return self._replace(backward_s=backward_s, calls_s=calls_s, host_s=host_s)
 
     def microbatches_s(self, which: "Which", microbatches: Sequence[Sequence[int]]) -> Seconds:
         """[microbatches, stages] seconds of one pass over each."""
-        table: Seconds = self[which]
+        table: Seconds = (self.forward_s, self.backward_s, self.weight_s)[which]
         found = np.array([table[list(places)].sum(axis=0) for places in microbatches])
-        return np.maximum(found + self.calls_s[which], self.host_s[which])
+        taken: Seconds = np.maximum(found + self.calls_s[which], self.host_s[which])
+        if self.noise_seed is None:
+            return taken
+        rng = np.random.default_rng((self.noise_seed, which))
+        return taken * rng.normal(1.0, NOISE_SHARE, (len(taken), 1))
 
     def samples_s(self) -> list[float]:
         """Forward and backward of each sample in a call of its own over all stages."""
@@ -147,7 +177,9 @@ def tokens_of(samples: Sequence[Sample], module: str) -> NDArray[np.float64]:
     return np.array([sum(s.tokens_in for s in sample.of(module)) for sample in samples], float)
 
 
-def stage_work(llm: str, module: str, stages: int | Cuts, samples: Sequence[Sample]) -> StageWork:
+def stage_work(
+    llm: str, module: str, stages: int | Cuts, samples: Sequence[Sample], judge: Judge = Judge.EXACT
+) -> StageWork:
     """Every sample on every stage, so many or cut so. Samples have one image at most.
 
     Differs: the host bounds a stage's call, not each of its layers.
@@ -155,11 +187,13 @@ def stage_work(llm: str, module: str, stages: int | Cuts, samples: Sequence[Samp
     tokens = tokens_of(samples, module)
     cuts = even_cuts(llm, module, stages) if isinstance(stages, int) else stages
     table = stage_quadratics(llm, module, cuts)
-    passes = np.einsum("spc,cn->pns", table[:, :, :2], np.stack([tokens**2, tokens]))
+    squares = tokens**2 * (ATTENTION_FACTOR if judge is Judge.ATTENTION else 1.0)
+    passes = np.einsum("spc,cn->pns", table[:, :, :2], np.stack([squares, tokens]))
     forward, backward, weight = passes
     hosts = layer_host_s(llm, module)
     host_s = np.array([hosts[first:last].sum(axis=0) for first, last in cuts])
-    return StageWork(forward, backward, weight, table[:, :, 2].T, host_s.T)
+    seed = int(tokens.sum()) if judge is Judge.NOISE else None
+    return StageWork(forward, backward, weight, table[:, :, 2].T, host_s.T, seed)
 
 
 @cache

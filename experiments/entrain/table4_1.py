@@ -14,25 +14,13 @@ from collections import Counter
 
 from experiments.cornstarch.modelled import A40
 from experiments.entrain.replica import BLOCKS
+from experiments.entrain.series import printed_stages
 from experiments.entrain.workload import CORPUS_OF, LLM_OF, batch_draws
 from experiments.harness.outcome import Evidence
-from experiments.harness.printed import printed_rows
 from experiments.harness.script import Parts, main, script
 from workbench.balance.orchestration.allocation import Allocation, num_trials, proportional_allocation
 
 PROFILED = {"disttrain": 1, "entrain": 256}
-
-
-def printed() -> dict[tuple[str, str, str], Allocation]:
-    """(data set, LLM, system) -> stages of encoder and LLM in both tables."""
-    rows = (*printed_rows("entrain_table4_1"), *printed_rows("entrain_tableC_1"))
-    return {
-        (row["dataset"], row["model"].rpartition("+")[2], row["system"]): (
-            int(row["enc_pp"]),
-            int(row["llm_pp"]),
-        )
-        for row in rows
-    }
 
 
 def derived(dataset: str, llm: str, num_samples: int, seed: int = 0) -> Counter[Allocation]:
@@ -44,7 +32,7 @@ def derived(dataset: str, llm: str, num_samples: int, seed: int = 0) -> Counter[
 
 def pair_evidence(dataset: str, llm: str) -> Evidence:
     """One column of a table for one model."""
-    evidence, cells = Evidence(), printed()
+    evidence, cells = Evidence(), printed_stages()
     found = {system: derived(dataset, llm, size) for system, size in PROFILED.items()}
     where, key = f"{dataset}, {llm}", f"modelled/{llm}/{dataset}"
     for system, counts in found.items():
@@ -72,7 +60,7 @@ def pair_evidence(dataset: str, llm: str) -> Evidence:
 def run() -> Parts:
     """All eight columns, and DIP's depths, which follow from the setup."""
     setup = Evidence()
-    dip = {cell for (_, _, system), cell in printed().items() if system == "dip"}
+    dip = {cell for (_, _, system), cell in printed_stages().items() if system == "dip"}
     setup.claim(
         f"DIP's printed depths are those of 16 GPUs at tp 2, colocated ({BLOCKS});", dip == {(BLOCKS, BLOCKS)}
     )

@@ -3,6 +3,7 @@
 Paper:   I. Jang, dissertation, section 4.7.4, Table 4.3 and Figures 4.16, C.11 to C.13; "up to 10.6x".
 Setup:   standard deviation over a replica's 32 microbatches of a module's forward time over all stages,
          averaged over replicas and batches of `experiments.entrain.series`.
+         The balancer's own costs have no error; `noise` gives every microbatch one, as a run on GPUs has.
 Differs: sizes are ours, so no printed cell is compared: only who spreads least, and the largest reduction.
          The table's rows "Vision" and "Llama 1b" are the same in 9 of 12 cells, one of them by mistake.
 Ours:    reads the series.
@@ -12,7 +13,8 @@ Run:     python -m experiments.entrain.table4_3 [--json]
 import statistics
 
 from experiments.cornstarch.modelled import A40
-from experiments.entrain.series import Figures, kept_series
+from experiments.entrain.series import STUDIES, Figures, kept_series
+from experiments.entrain.stage_work import NOISE_SHARE
 from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.printed import printed_rows
 from experiments.harness.script import Parts, main, script
@@ -69,7 +71,13 @@ def run() -> Parts:
     ]
     summary = Evidence()
     number = PaperNumber("modelled/most_reduction", 10.6, "times", "section 4.7", rel_tol=0.25)
-    summary.add(number, largest_reduction(every))
+    reductions = {
+        f"forwards {100 * NOISE_SHARE:.0f} % off what the balancer believes": largest_reduction(
+            kept_series(STUDIES["noise"])
+        ),
+        "forwards as the balancer believes": largest_reduction(every),
+    }
+    summary.add_range(number, reductions, "how far measured forwards are from the cost model's")
     return [summary, *parts]
 
 

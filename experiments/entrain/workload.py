@@ -2,14 +2,16 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
 from experiments.cornstarch.modelled import A40, a40_cost
 from workbench.cost.hardware import Cluster, Link, Node, uniform
-from workbench.data.corpora import Corpus, corpus
+from workbench.data.corpora import corpus
 from workbench.data.corpus import qwen2_vl_tokens
 from workbench.data.sample import Sample
-from workbench.data.sizes import Rules, samples_of
+from workbench.data.sizes import Rules, Sizes, samples_of
 from workbench.job.job import Job, ModuleLayout
 from workbench.model.model_graph import ModelGraph, connect
 from workbench.model.zoo import from_shape
@@ -22,8 +24,24 @@ CORPUS_OF = {
     "ChartQA": "chartqa-bars",
     "CocoQA": "cocoqa-like",
 }
+
+
+class Scale(NamedTuple):
+    """What a corpus whose sizes are assumed is held against: how much longer texts and sides are."""
+
+    text: float = 1.0
+    side: float = 1.0
+
+
+DPI = 120  # of SynthChartNet's charts, as the corpus assumes
+VARIED = {
+    "SynthChartNet, half the text": Scale(text=0.5),
+    "SynthChartNet, twice the text": Scale(text=2.0),
+    "SynthChartNet at 72 dpi": Scale(side=72 / DPI),
+    "SynthChartNet at 200 dpi": Scale(side=200 / DPI),
+}
 LLM_OF = {"Llama3-1b": "llama-3.2-1b", "Llama3-3b": "llama-3.2-3b"}
-MOST_PIXELS = 28 * 28 * 16384  # Qwen2-VL's processor, as the measured tables were counted
+MEMORY_BYTES = 48 * 10**9  # of an A40
 RULES = Rules(image=lambda height, width: [qwen2_vl_tokens(height, width)])
 TP, GPUS_PER_REPLICA = 2, 16
 POOL_SAMPLES = 20_000
@@ -39,7 +57,7 @@ def model(llm: str) -> ModelGraph:
 
 def a40_nodes(num_nodes: int) -> Cluster:
     """Nodes of four A40s; NVLink in pairs counts as NVLink, InfiniBand 200 Gb/s between nodes."""
-    node = Node(device="A40", num_ranks=4, memory_bytes=48 * 10**9)
+    node = Node(device="A40", num_ranks=4, memory_bytes=MEMORY_BYTES)
     return uniform(
         "a40-testbed",
         node,
@@ -67,12 +85,19 @@ def job_of(dataset: str, llm: str, batch: tuple[Sample, ...], *, pp: tuple[int, 
 
 
 def batch_of(dataset: str, num: int, seed: int) -> tuple[Sample, ...]:
-    """Samples of the corpus that stands for a data set."""
-    return samples_of(_corpus(dataset).draw(num, seed), RULES)
+    """Samples of the corpus that stands for a data set, or of one of `VARIED`."""
+    if dataset not in VARIED:
+        return samples_of(corpus(CORPUS_OF[dataset]).draw(num, seed), RULES)
+    drawn = corpus(CORPUS_OF["SynthChartNet"]).draw(num, seed)
+    return samples_of([_scaled(sizes, VARIED[dataset]) for sizes in drawn], RULES)
 
 
-def _corpus(dataset: str) -> Corpus:
-    return corpus(CORPUS_OF[dataset])
+def _scaled(sizes: Sizes, scale: Scale) -> Sizes:
+    return replace(
+        sizes,
+        text_tokens=tuple(round(tokens * scale.text) for tokens in sizes.text_tokens),
+        images=tuple((round(h * scale.side), round(w * scale.side)) for h, w in sizes.images),
+    )
 
 
 @cache

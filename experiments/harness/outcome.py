@@ -10,24 +10,79 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fnmatch import fnmatchcase
 
 from experiments.harness.figure import Grid
 
-EVIDENCE = {
-    "printed": "the paper's printed stage times through the simulator",
-    "published": "throughputs and recovery times of the authors' published simulator through ours",
-    "restated": "the rules of the authors' published simulator, restated, with its constants",
-    "modelled": "our own models and cost model, nothing of the paper put in",
-    "rule": "closed forms of the frozen rule",
-    "itself": "the paper recomputed from its own cells",
+
+class Kind(StrEnum):
+    """What a row of ours rests on. Only the first is a reproduction; tables count the four apart."""
+
+    MODELS = "reproduced by our models"
+    STAGE_TIMES = "by the paper's stage times"
+    REPLAYED = "replayed from the authors' inputs"
+    ARITHMETIC = "the paper's own arithmetic"
+
+
+EVIDENCE: Mapping[str, tuple[Kind, str]] = {
+    "printed": (Kind.STAGE_TIMES, "the paper's printed stage times through the simulator"),
+    "published": (
+        Kind.REPLAYED,
+        "throughputs and recovery times of the authors' published simulator through ours",
+    ),
+    "restated": (
+        Kind.REPLAYED,
+        "the rules of the authors' published simulator, restated, with its constants",
+    ),
+    "modelled": (Kind.MODELS, "our own models and cost model, nothing of the paper put in"),
+    "fitted": (Kind.MODELS, "our own models, a constant of which is fitted on other numbers of the paper"),
+    "rule": (Kind.MODELS, "closed forms of the frozen rule"),
+    "itself": (Kind.ARITHMETIC, "the paper recomputed from its own cells"),
 }
+
+MOST_IN_RANGE = 2.0  # a range that is wider determines nothing
 
 
 class Verdict(StrEnum):
+    """What to make of a printed number.
+
+    OK: within the tolerance, nothing left open. OK_AT_DEFAULT: within it at the likeliest of the settings
+    that the paper leaves open, IN_RANGE: between two named settings of them that lie at most a factor of
+    `MOST_IN_RANGE` apart. UNDETERMINED: they lie further apart, so that nothing is decided, even where the
+    likeliest is near. REFUTED: a bound out of the paper's own numbers excludes the printed one.
+    """
+
     OK = "ok"
+    OK_AT_DEFAULT = "ok at default"
+    IN_RANGE = "in range"
+    UNDETERMINED = "undetermined"
+    REFUTED = "refuted"
     OFF = "OFF"
     MISSING = "MISSING"
-    UNDERSPECIFIED = "UNDERSPECIFIED"
+
+
+FITTING = (Verdict.OK, Verdict.OK_AT_DEFAULT, Verdict.IN_RANGE)
+DETERMINED = (*FITTING, Verdict.OFF, Verdict.MISSING)  # rows that the paper determines
+
+FAILING = (Verdict.OFF, Verdict.MISSING)
+
+_WORST_FIRST = (
+    Verdict.MISSING,
+    Verdict.OFF,
+    Verdict.UNDETERMINED,
+    Verdict.REFUTED,
+    Verdict.IN_RANGE,
+    Verdict.OK_AT_DEFAULT,
+    Verdict.OK,
+)
+
+
+class About(StrEnum):
+    """What a claim is about; tables count them apart."""
+
+    PAPER = "the paper"
+    METHODS = "our methods"
+    BOOKKEEPING = "bookkeeping"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +108,14 @@ class PaperNumber:
         """Within the tolerance; 1e-9 of slack for the rounding of binary fractions."""
         return abs(ours / self.value - 1) <= self.rel_tol + 1e-9
 
+    @property
+    def kind(self) -> Kind:
+        """By the first word of the key; ValueError where that names no kind of evidence."""
+        word = self.key.split("/")[0]
+        if word not in EVIDENCE:
+            raise ValueError(f"{self.key}: a key begins with {', '.join(EVIDENCE)}, got {word!r}")
+        return EVIDENCE[word][0]
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -60,15 +123,25 @@ class Claim:
 
     text: str
     holds: bool
+    about: About = About.PAPER
 
 
 @dataclass(frozen=True, slots=True)
 class Unstated:
-    """What the paper leaves open, and how far our value moves over the plausible settings of it."""
+    """What the paper leaves open, and how far our value moves over the plausible settings of it.
+
+    Args:
+        what: the paper does not state.
+        low, high: least and greatest value of ours.
+        low_at, high_at: the settings that give them, each one that somebody would choose. A range without
+            them excuses nothing.
+    """
 
     what: str
     low: float
     high: float
+    low_at: str = ""
+    high_at: str = ""
 
     def __post_init__(self) -> None:
         if not self.what:
@@ -76,14 +149,61 @@ class Unstated:
         if not self.low <= self.high:
             raise ValueError(f"{self.what}: want a range with low <= high, got {self.low} .. {self.high}")
 
+    @classmethod
+    def over(cls, what: str, settings: Mapping[str, float]) -> "Unstated":
+        """The range over named settings."""
+        low_at, high_at = min(settings, key=settings.__getitem__), max(settings, key=settings.__getitem__)
+        return cls(what, settings[low_at], settings[high_at], low_at, high_at)
+
+    @property
+    def is_named(self) -> bool:
+        return bool(self.low_at and self.high_at)
+
+    @property
+    def is_wide(self) -> bool:
+        """Too wide to decide anything."""
+        return self.low != self.high and (self.low <= 0 or self.high > MOST_IN_RANGE * self.low)
+
+    def holds(self, number: PaperNumber) -> bool:
+        """Whether some setting gives the printed number."""
+        inside = self.low <= number.value <= self.high
+        return inside or number.near(self.low) or number.near(self.high)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """Limits of a printed number, computed by the script out of other numbers of the paper.
+
+    Args:
+        what: how they follow.
+        low, high: None for an open end. What is rounded in print must be in them already.
+    """
+
+    what: str
+    low: float | None = None
+    high: float | None = None
+
+    def excludes(self, value: float) -> bool:
+        return (self.low is not None and value < self.low) or (self.high is not None and value > self.high)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One printed number, ours, and what to make of it."""
+    """One printed number, ours, and what to make of it.
+
+    Args:
+        number: the printed one.
+        ours: None where nothing was computed.
+        unstated: the range over what the paper leaves open.
+        bound: limits that the paper's own numbers give.
+        cause: why ours is off, as far as it is known.
+    """
 
     number: PaperNumber
     ours: float | None
     unstated: Unstated | None = None
+    bound: Bound | None = None
+    cause: str = ""
 
     @property
     def ratio(self) -> float | None:
@@ -91,14 +211,19 @@ class Row:
 
     @property
     def verdict(self) -> Verdict:
-        """UNDERSPECIFIED only where some plausible setting gives the paper's number; else OFF."""
+        """Of ours and its range; a function of what the result file keeps of the row."""
         if self.ours is None:
             return Verdict.MISSING
-        if self.unstated is None:
-            return Verdict.OK if self.number.near(self.ours) else Verdict.OFF
-        inside = self.unstated.low <= self.number.value <= self.unstated.high
-        near = self.number.near(self.unstated.low) or self.number.near(self.unstated.high)
-        return Verdict.UNDERSPECIFIED if inside or near else Verdict.OFF
+        if self.bound is not None and self.bound.excludes(self.number.value):
+            return Verdict.REFUTED
+        near, unstated = self.number.near(self.ours), self.unstated
+        if unstated is None:
+            return Verdict.OK if near else Verdict.OFF
+        if not near and not (unstated.is_named and unstated.holds(self.number)):
+            return Verdict.OFF
+        if unstated.is_wide:
+            return Verdict.UNDETERMINED
+        return Verdict.OK_AT_DEFAULT if near else Verdict.IN_RANGE
 
 
 @dataclass(slots=True)
@@ -108,6 +233,8 @@ class Evidence:
     Args:
         ours: every value computed, also those the paper has no number for.
         unstated: ranges over what the paper leaves open.
+        bounds: limits out of the paper's own numbers, by key.
+        causes: why rows are off, by a key or a pattern of keys such as `modelled/*/iteration`.
         plan_hashes, seeds: what the values depend on besides the code.
         figures: what is drawn of it, by the name of its files.
     """
@@ -115,6 +242,8 @@ class Evidence:
     paper: list[PaperNumber] = field(default_factory=list)
     ours: dict[str, float] = field(default_factory=dict)
     unstated: dict[str, Unstated] = field(default_factory=dict)
+    bounds: dict[str, Bound] = field(default_factory=dict)
+    causes: dict[str, str] = field(default_factory=dict)
     claims: list[Claim] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     plan_hashes: list[str] = field(default_factory=list)
@@ -128,13 +257,22 @@ class Evidence:
         if unstated is not None:
             self.unstated[number.key] = unstated
 
-    def add_range(self, number: PaperNumber, ours: Sequence[float], what: str) -> None:
-        """One row that depends on `what`, which the paper leaves open: the likeliest value comes first."""
-        self.add(number, ours[0], Unstated(what, min(ours), max(ours)))
+    def add_range(self, number: PaperNumber, ours: Mapping[str, float] | Sequence[float], what: str) -> None:
+        """One row that depends on `what`, which the paper leaves open: the likeliest value comes first.
 
-    def claim(self, text: str, holds: bool) -> None:  # noqa: FBT001  (the claim's own truth)
+        Args:
+            number: the printed one.
+            ours: by the names of the settings; without names the range excuses nothing.
+            what: is left open.
+        """
+        if isinstance(ours, Mapping):
+            self.add(number, next(iter(ours.values())), Unstated.over(what, ours))
+        else:
+            self.add(number, ours[0], Unstated(what, min(ours), max(ours)))
+
+    def claim(self, text: str, holds: bool, about: About = About.PAPER) -> None:  # noqa: FBT001  (its truth)
         """One claim of the report."""
-        self.claims.append(Claim(text, holds))
+        self.claims.append(Claim(text, holds, about))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,15 +295,17 @@ class Outcome:
     @property
     def verdict(self) -> Verdict:
         """The worst thing in it; a claim that fails is OFF."""
-        if self.count(Verdict.MISSING):
-            return Verdict.MISSING
-        if self.count(Verdict.OFF) or not all(claim.holds for claim in self.claims):
-            return Verdict.OFF
-        return Verdict.UNDERSPECIFIED if self.count(Verdict.UNDERSPECIFIED) else Verdict.OK
+        return worst([row.verdict for row in self.rows], [claim.holds for claim in self.claims])
 
     @property
     def exit_status(self) -> int:
-        return 1 if self.verdict in (Verdict.MISSING, Verdict.OFF) else 0
+        return 1 if self.verdict in FAILING else 0
+
+
+def worst(rows: Iterable[Verdict], claims: Iterable[bool]) -> Verdict:
+    """The worst verdict of rows and claims; OK where there is neither."""
+    found = {*rows, *(Verdict.OK if holds else Verdict.OFF for holds in claims), Verdict.OK}
+    return next(verdict for verdict in _WORST_FIRST if verdict in found)
 
 
 def outcome_of(script: str, parts: Iterable[Evidence], *, profile: str | None = None) -> Outcome:
@@ -178,15 +318,27 @@ def outcome_of(script: str, parts: Iterable[Evidence], *, profile: str | None = 
     numbers = [number for part in parts for number in part.paper]
     ours = {key: value for part in parts for key, value in part.ours.items()}
     unstated = {key: value for part in parts for key, value in part.unstated.items()}
+    bounds = {key: value for part in parts for key, value in part.bounds.items()}
+    causes = {pattern: cause for part in parts for pattern, cause in part.causes.items()}
     twice = [key for key, count in Counter(number.key for number in numbers).items() if count > 1]
-    unknown = sorted(set(unstated) - {number.key for number in numbers})
+    unknown = sorted({*unstated, *bounds} - {number.key for number in numbers})
     if twice or unknown:
         raise ValueError(
             f"{script}: keys must be unique and known, twice: {twice}, no number of the paper: {unknown}"
         )
+    rows = (
+        Row(
+            number=number,
+            ours=ours.get(number.key),
+            unstated=unstated.get(number.key),
+            bound=bounds.get(number.key),
+            cause=_cause(number.key, causes),
+        )
+        for number in numbers
+    )
     return Outcome(
         script=script,
-        rows=tuple(Row(number=n, ours=ours.get(n.key), unstated=unstated.get(n.key)) for n in numbers),
+        rows=tuple(rows),
         claims=tuple(claim for part in parts for claim in part.claims),
         ours=ours,
         notes=tuple(note for part in parts for note in part.notes),
@@ -195,3 +347,8 @@ def outcome_of(script: str, parts: Iterable[Evidence], *, profile: str | None = 
         seeds=tuple(seed for part in parts for seed in part.seeds),
         figures={name: grid for part in parts for name, grid in part.figures.items()},
     )
+
+
+def _cause(key: str, causes: Mapping[str, str]) -> str:
+    """Of the first pattern that the key matches."""
+    return next((cause for pattern, cause in causes.items() if fnmatchcase(key, pattern)), "")

@@ -4,14 +4,26 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.outcome import EVIDENCE, Outcome, Row, Verdict
+from experiments.harness.outcome import (
+    EVIDENCE,
+    About,
+    Bound,
+    Outcome,
+    PaperNumber,
+    Row,
+    Unstated,
+    Verdict,
+    worst,
+)
+from experiments.harness.reads import modules_of, reads_of
 
 FOLDER = Path(__file__).parents[1]
 RESULTS = FOLDER / "results"
@@ -29,15 +41,18 @@ def as_record(outcome: Outcome) -> dict[str, Any]:
         "script": outcome.script,
         "verdict": outcome.verdict,
         "command": f"python -m experiments.{outcome.script.replace('/', '.')}",
-        "commit": commit(),
+        "commit": commit(modules_of(outcome.script)),
         "date": datetime.now(UTC).date().isoformat(),
         "device": f"{platform.machine()} CPU, {os.cpu_count()} cores (simulated, no accelerator)",
+        "reads": reads_of(outcome.script),
         "plan_hashes": list(outcome.plan_hashes),
         "profile": outcome.profile,
         "seeds": list(outcome.seeds),
         "ours": {key: _rounded(value) for key, value in outcome.ours.items()},
         "rows": [_row_record(row) for row in outcome.rows],
-        "claims": [{"text": claim.text, "holds": claim.holds} for claim in outcome.claims],
+        "claims": [
+            {"text": claim.text, "holds": claim.holds, "about": claim.about} for claim in outcome.claims
+        ],
         "notes": list(outcome.notes),
     }
 
@@ -66,17 +81,53 @@ def write(outcome: Outcome) -> Path:
     return path
 
 
-def commit() -> str | None:
+def stored_records(folder: Path | None = None) -> list[dict[str, Any]]:
+    """Results of scripts that hold a paper's numbers or claims against ours, judged by today's rules.
+
+    By the names of their files; other files of the folder, by default the repository's, are passed over.
+    """
+    found = [
+        json.loads(path.read_text(encoding="utf-8")) for path in sorted((folder or RESULTS).glob("*.json"))
+    ]
+    wanted = {"script", "verdict", "rows", "claims"}
+    return [judged_again(each) for each in found if isinstance(each, dict) and wanted <= each.keys()]
+
+
+def judged_again(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A result with the verdicts of today's rules, which depend on nothing but what it keeps."""
+    rows = [row_of(each) for each in record["rows"]]
+    claims = [{"about": About.PAPER.value} | claim for claim in record["claims"]]
+    return {
+        **record,
+        "verdict": worst([row.verdict for row in rows], [claim["holds"] for claim in claims]),
+        "rows": [_row_record(row) for row in rows],
+        "claims": claims,
+    }
+
+
+def commit(paths: Iterable[Path] = ()) -> str | None:
     """The commit the code is at, with `-dirty` where it differs; None outside a checkout.
 
     Results that a run has just written are no code.
+
+    Args:
+        paths: of files that count; all by default.
     """
     head = _git("rev-parse", "--short=12", "HEAD")
     if head is None:
         return None
-    kept_out = f":(exclude){RESULTS.relative_to(RESULTS.parents[1])}"
-    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", kept_out)
-    return f"{head}-dirty" if changed else head
+    return f"{head}-dirty" if uncommitted(paths) else head
+
+
+def uncommitted(paths: Iterable[Path] = ()) -> list[str]:
+    """Files that differ from the commit, of these or of all; none outside a checkout."""
+    root = RESULTS.parents[1]
+    kept_out = f":(exclude){RESULTS.relative_to(root)}"
+    only = [str(path.relative_to(root)) for path in paths]
+    changed = _git(
+        "status", "--porcelain", "--untracked-files=all", "--no-renames", "--", *(only or "."), kept_out
+    )
+    return [line[3:] for line in (changed or "").splitlines()]
 
 
 def _git(*arguments: str) -> str | None:
@@ -91,7 +142,7 @@ def _lines(outcome: Outcome) -> Iterator[str]:
     kinds = dict.fromkeys(row.number.key.split("/")[0] for row in outcome.rows)
     width = max((len(row.number.key) for row in outcome.rows), default=6)
     for kind in kinds:
-        yield f"[{kind}] {EVIDENCE.get(kind, kind)}"
+        yield f"[{kind}] {': '.join(EVIDENCE[kind])}"
         yield f"{'metric':<{width}}  {'paper':>9} {'ours':>9} {'ratio':>6}  allowed  verdict"
         for row in outcome.rows:
             if row.number.key.split("/")[0] == kind:
@@ -114,14 +165,34 @@ def _row_line(row: Row, width: int) -> str:
     if row.verdict is not Verdict.OK:
         text += f" ({number.where}{', read off a plot' if number.read_off_plot else ''})"
     if row.unstated is not None:
-        text += f"; unstated: {row.unstated.what}; ours {row.unstated.low:.4g} .. {row.unstated.high:.4g}"
+        text += f"; unstated: {row.unstated.what}; ours {range_text(row.unstated)}"
+    if row.verdict is Verdict.REFUTED and row.bound is not None:
+        text += f"; {bound_text(row.bound)}"
+    if row.verdict is Verdict.OFF:
+        text += f"; cause: {row.cause or 'not known'}"
     return text
 
 
+def range_text(unstated: Unstated) -> str:
+    """Both ends with their settings."""
+    low, high = f"{unstated.low:.4g}", f"{unstated.high:.4g}"
+    if not unstated.is_named:
+        return f"{low} .. {high}"
+    return f"{low} ({unstated.low_at}) .. {high} ({unstated.high_at})"
+
+
+def bound_text(bound: Bound) -> str:
+    """The limits and where they come from."""
+    ends = [f"at least {bound.low:.4g}"] if bound.low is not None else []
+    ends += [f"at most {bound.high:.4g}"] if bound.high is not None else []
+    return f"by the paper's own numbers {', '.join(ends)}: {bound.what}"
+
+
 def _row_record(row: Row) -> dict[str, Any]:
-    number, unstated = row.number, row.unstated
+    number, unstated, bound = row.number, row.unstated, row.bound
     return {
         "key": number.key,
+        "evidence": number.kind,
         "paper": number.value,
         "unit": number.unit,
         "where": number.where,
@@ -130,10 +201,33 @@ def _row_record(row: Row) -> dict[str, Any]:
         "ratio": None if row.ratio is None else _rounded(row.ratio),
         "rel_tol": number.rel_tol,
         "verdict": row.verdict,
-        "unstated": None
-        if unstated is None
-        else {"what": unstated.what, "low": _rounded(unstated.low), "high": _rounded(unstated.high)},
+        "unstated": None if unstated is None else _rounded_fields(asdict(unstated)),
+        "bound": None if bound is None else _rounded_fields(asdict(bound)),
+        "cause": row.cause,
     }
+
+
+def row_of(record: Mapping[str, Any]) -> Row:
+    """A row of a result file, to be judged again; older files lack some of its keys."""
+    unstated, bound = record["unstated"], record.get("bound")
+    return Row(
+        number=PaperNumber(
+            record["key"],
+            record["paper"],
+            record["unit"],
+            record["where"],
+            record["rel_tol"],
+            read_off_plot=record["read_off_plot"],
+        ),
+        ours=record["ours"],
+        unstated=None if unstated is None else Unstated(**unstated),
+        bound=None if bound is None else Bound(**bound),
+        cause=record.get("cause", ""),
+    )
+
+
+def _rounded_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _rounded(value) if isinstance(value, float) else value for name, value in fields.items()}
 
 
 def _rounded(value: float) -> float:

@@ -12,14 +12,26 @@ if __name__ == "__main__":
 import importlib
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from experiments.harness.command import command_line
 from experiments.harness.drawing import save
-from experiments.harness.outcome import Evidence, Outcome, Verdict, outcome_of
-from experiments.harness.record import FOLDER, as_record, table, write
+from experiments.harness.outcome import Evidence, Outcome, outcome_of
+from experiments.harness.reads import forget, modules_of
+from experiments.harness.record import (
+    FOLDER,
+    RESULTS,
+    as_record,
+    results_folder,
+    stored_records,
+    table,
+    uncommitted,
+    write,
+)
+from experiments.harness.tally import summary_of
 
 Parts = Iterable[Evidence]
 DECLARED = re.compile(r"^(@|run = )script\(", re.MULTILINE)
@@ -43,6 +55,7 @@ class Script:
     profile: str | None = None
 
     def __call__(self) -> Outcome:
+        modules_of(self.name)  # hashed before they may change on disk
         return outcome_of(self.name, self.compute(), profile=self.profile)
 
 
@@ -78,7 +91,18 @@ def finished(outcome: Outcome, *, as_json: bool, more: Mapping[str, Any] | None 
 
 
 def keep(outcome: Outcome) -> None:
-    """Write `results/<paper>_<script>.json` and the figures beside it."""
+    """Write `results/<paper>_<script>.json` and the figures beside it.
+
+    The checkout's own results come from commits: one whose modules differ from theirs is not written there.
+    """
+    changed = uncommitted(modules_of(outcome.script)) if results_folder() == RESULTS else []
+    if changed:
+        sys.stderr.write(
+            f"{outcome.script}: the result is not kept, because {', '.join(changed[:3])} "
+            f"{'and others differ' if len(changed) > 3 else 'differs' if len(changed) == 1 else 'differ'} "
+            "from the commit: commit first\n"
+        )
+        return
     folder = write(outcome).parent / "plots"
     for name, grid in outcome.figures.items():
         save(grid, folder, name)
@@ -97,10 +121,8 @@ def draws_itself(name: str) -> bool:
     return path.is_file() and DRAWS.search(path.read_text()) is not None
 
 
-def reproduce(
-    names: Sequence[str] = (), *, show: Callable[[str], None] | None = None
-) -> dict[str, dict[str, str | int]]:
-    """Run scripts, write their results, and return the counts of their verdicts.
+def reproduce(names: Sequence[str] = (), *, show: Callable[[str], None] | None = None) -> dict[str, Any]:
+    """Run scripts, write their results, and return the counts of their verdicts, see `tally.summary_of`.
 
     Args:
         names: `<paper>/<script>` or `<paper>` each; empty for all.
@@ -109,25 +131,31 @@ def reproduce(
     Raises:
         ValueError: no script has that name.
     """
-    known = scripts()
-    for name in names:
-        if not any(script == name or script.startswith(f"{name}/") for script in known):
-            raise ValueError(f"no script {name!r}: the scripts are {', '.join(known)}")
-    chosen = [each for each in known if not names or each in names or each.split("/")[0] in names]
-    summary: dict[str, dict[str, str | int]] = {}
-    for each in chosen:
+    records = []
+    for each in chosen(names, scripts()):
+        forget()
         run: Script = importlib.import_module(f"experiments.{each.replace('/', '.')}").run
         outcome = run()
         keep(outcome)
         if show is not None:
             show(table(outcome))
-        summary[each] = {
-            "verdict": outcome.verdict.value,
-            "rows_ok": outcome.count(Verdict.OK),
-            "rows_off": outcome.count(Verdict.OFF),
-            "rows_underspecified": outcome.count(Verdict.UNDERSPECIFIED),
-            "rows_missing": outcome.count(Verdict.MISSING),
-            "claims_hold": sum(claim.holds for claim in outcome.claims),
-            "claims_fail": sum(not claim.holds for claim in outcome.claims),
-        }
-    return summary
+        records.append(as_record(outcome))
+    return summary_of(records)
+
+
+def stored(names: Sequence[str] = ()) -> dict[str, Any]:
+    """The same of the results that are kept, judged by today's rules; nothing is run.
+
+    Raises:
+        ValueError: there is no result of that name.
+    """
+    records = {record["script"]: record for record in stored_records()}
+    return summary_of([records[name] for name in chosen(names, tuple(records))])
+
+
+def chosen(names: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Scripts of these names or papers, in order; ValueError where there is none of a name."""
+    for name in names:
+        if not any(script == name or script.startswith(f"{name}/") for script in known):
+            raise ValueError(f"no script {name!r}: the scripts are {', '.join(known)}")
+    return [each for each in known if not names or each in names or each.split("/")[0] in names]

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.printed import PrintedRow, printed_rows
 
-Values = Mapping[str, Sequence[float]]  # cell -> ours: the likeliest, then those of other plausible settings
+# Cell -> ours: the likeliest, then those of other plausible settings, by their names.
+Values = Mapping[str, Sequence[float] | Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +61,10 @@ class Table:
             ours = self.compute(row)
             for name, cell in filled.items():
                 number = cell.number(f"{self.key(row)}{name}", row[cell.column], self.where)
-                if len(ours[name]) == 1:
-                    evidence.add(number, ours[name][0])
+                values = ours[name]
+                if len(values) == 1:
+                    (only,) = values.values() if isinstance(values, Mapping) else values
+                    evidence.add(number, only)
                 else:
-                    evidence.add_range(number, ours[name], self.unstated)
+                    evidence.add_range(number, values, self.unstated)
         return evidence

@@ -14,11 +14,11 @@ Run:     python -m experiments.mimo.figure5
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from experiments.harness.outcome import Evidence, PaperNumber, Unstated
+from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.printed import PrintedRow, printed_rows
 from experiments.harness.script import Parts, main, script
 from experiments.mimo import tablea2, tablea3, tablea5
-from experiments.mimo.compared import RATIO_TOL, UNSTATED, Compared, Seconds, outcomes
+from experiments.mimo.compared import CAUSE, RATIO_TOL, UNSTATED, Compared, Seconds, outcomes
 from experiments.mimo.models import PROFILE
 
 HALF = "50"
@@ -46,13 +46,13 @@ def largest_llm() -> list[PrintedRow]:
 
 def panel(name: str, rows: Sequence[Compared], seconds: Seconds) -> tuple[Evidence, dict[str, float]]:
     """Speeds of a panel's bars, and ours by row."""
-    evidence, ours = Evidence(), {}
+    evidence, ours = Evidence(causes={"modelled/*": CAUSE}), {}
     for row in rows:
         found = outcomes(row, seconds)
         ours[row.key] = found.gain
         key = f"modelled/{name}/{row.key.partition('/')[2]}/speed_over_h"
         number = PaperNumber(key, 1 + row.printed_gain, "x", f"Figure 5({name})", RATIO_TOL)
-        evidence.add(number, 1 + found.gain, Unstated(UNSTATED, 1 + found.low, 1 + found.high))
+        evidence.add_range(number, found.speedups, UNSTATED)
     return evidence, ours
 
 

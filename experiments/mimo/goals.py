@@ -18,7 +18,7 @@ from typing import Any
 
 from scipy.stats import kendalltau
 
-from experiments.harness.outcome import Claim, Evidence
+from experiments.harness.outcome import About, Claim, Evidence
 from experiments.harness.printed import PrintedRow, printed_rows
 from experiments.harness.record import RESULTS
 from experiments.harness.script import Parts, main, script
@@ -138,9 +138,12 @@ def gains_evidence(found: Sequence[Gains], causes: Mapping[str, Callable[[], str
         rows = len(each.printed)
         signs, ranks = each.right / rows >= SIGNS_WANTED, each.tau >= TAU_WANTED
         evidence.claim(
-            f"{each.name}: signs are right in {each.right} of {rows} rows (want {SIGNS_WANTED:.0%});", signs
+            f"{each.name}: signs are right in {each.right} of {rows} rows (want {SIGNS_WANTED:.0%});",
+            signs,
+            About.METHODS,
         )
-        evidence.claim(f"{each.name}: Kendall tau {each.tau:.2f} (want {TAU_WANTED});", ranks)
+        tau = f"{each.name}: Kendall tau {each.tau:.2f} (want {TAU_WANTED});"
+        evidence.claim(tau, ranks, About.METHODS)
         key = each.name.replace(" ", "_")
         evidence.ours |= {
             f"modelled/{key}/sign_share": each.right / rows,
@@ -208,7 +211,7 @@ def other_claims(others: Mapping[str, tuple[Sequence[Claim], str]]) -> Iterator[
     for name, (claims, cause) in others.items():
         evidence = Evidence()
         for claim in claims:
-            evidence.claim(f"{name}: {claim.text}", claim.holds)
+            evidence.claim(f"{name}: {claim.text}", claim.holds, About.BOOKKEEPING)
         if not all(claim.holds for claim in claims):
             evidence.notes.append(f"cause, {name}: {cause}")
         yield evidence

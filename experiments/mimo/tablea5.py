@@ -13,7 +13,7 @@ Run:     python -m experiments.mimo.tablea5
 
 from dataclasses import dataclass, replace
 
-from experiments.harness.outcome import Evidence
+from experiments.harness.outcome import About, Evidence
 from experiments.harness.printed import PrintedRow, printed_rows
 from experiments.harness.script import Parts, main, script
 from experiments.mimo import tablea2, tablea4
@@ -115,6 +115,7 @@ def evidence() -> Evidence:
     found.claim(
         f"C against NC has the printed sign in {right} of {total} rows (want {SIGNS_WANTED:.0%});",
         right / total >= SIGNS_WANTED,
+        About.METHODS,
     )
     crossover(found, rows, ours)
     return found

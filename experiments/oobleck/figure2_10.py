@@ -15,7 +15,7 @@ Run:     python -m experiments.oobleck.figure2_10
 from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.script import Parts, main, script
 from experiments.oobleck.published_rules import restated_average
-from experiments.oobleck.runs import on_spot, plausible
+from experiments.oobleck.runs import BUILDERS, on_spot, plausible
 from experiments.oobleck.spot import TITLES, TRACES, drawing, spot_evidence, write_series
 from experiments.oobleck.systems import spot_trace
 from sim.failures.simulate import simulate_failures
@@ -39,7 +39,7 @@ def claims_evidence() -> Evidence:
         happens = warned(spot_trace(trace), TRACES[trace])
         others = [
             simulate_failures(each, happens, happens.end_s).samples_per_s
-            for each in plausible("varuna", LARGEST)
+            for _, each in plausible(BUILDERS["varuna"](LARGEST))
         ]
         evidence.claim(
             f"{LARGEST}, {TITLES[trace]}: Varuna makes next to no progress ({varuna:.2g} against "

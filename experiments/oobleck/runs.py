@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 
-from experiments.harness.outcome import Evidence, PaperNumber, Unstated
+from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.printed import PrintedRow, printed_rows
 from experiments.harness.table import Cell, Table
 from experiments.oobleck import systems
@@ -12,7 +12,7 @@ from experiments.oobleck.published_rules import restated_average
 from sim.failures.run import FailureRun, Spent
 from sim.failures.simulate import simulate_failures
 from sim.failures.training_system import Restart, System
-from workbench.elastic.availability import warned
+from workbench.elastic.availability import Availability, warned
 
 REL_TOL = 0.03
 SPARES_BEYOND = 24  # nodes of the plain job; what else there is stands by
@@ -78,10 +78,15 @@ def average_rows(table: str, where: str) -> Evidence:
             evidence.add(number, ours)
             continue
         happens = systems.trace(f"failures_{interval}")
-        others = [simulate_failures(each, happens).samples_per_s for each in plausible(system, model)]
-        others.append(restated_average(system, model, happens))
-        evidence.add(number, ours, Unstated(UNSTATED[system], min(ours, *others), max(ours, *others)))
+        found = {"as built": ours} | readings(BUILDERS[system](model), happens)
+        found["the published simulator's rules"] = restated_average(system, model, happens)
+        evidence.add_range(number, found, UNSTATED[system])
     return evidence
+
+
+def readings(built: System, happens: Availability) -> dict[str, float]:
+    """Average samples per second by the readings of what is unstated."""
+    return {name: simulate_failures(each, happens).samples_per_s for name, each in plausible(built)}
 
 
 def restated_rows(table: str, where: str) -> Evidence:
@@ -103,22 +108,27 @@ def _restated(row: PrintedRow) -> float:
     return restated_average(row["system"], row["model"], happens)
 
 
-def plausible(system: str, model: str) -> Iterator[System]:
-    """The readings of what is unstated; the published simulator's own rules are one more."""
-    built = BUILDERS[system](model)
-    if built.checkpoints is not None:
-        for restart in Restart:
-            for first in (None, 1):
-                for extra_s in (0.0, built.checkpoints.save_s):
-                    yield replace(
+def plausible(built: System) -> Iterator[tuple[str, System]]:
+    """The readings of what is unstated, by name; the published simulator's own rules are one more."""
+    for restart in Restart:
+        told = f"training {restart.value} meanwhile"
+        if built.checkpoints is None:
+            yield told, replace(built, restart=restart)
+            continue
+        for first, when in ((None, "first checkpoint as any other"), (1, "first checkpoint after one step")):
+            for extra_s, saving in (
+                (0.0, "saving in the restart"),
+                (built.checkpoints.save_s, "saving apart"),
+            ):
+                yield (
+                    f"{told}, {when}, {saving}",
+                    replace(
                         built,
                         restart=restart,
                         recover_s=built.recover_s + extra_s,
                         checkpoints=replace(built.checkpoints, first=first),
-                    )
-    else:
-        for restart in Restart:
-            yield replace(built, restart=restart)
+                    ),
+                )
 
 
 def breakdown(run: FailureRun) -> dict[str, float]:

@@ -4,20 +4,16 @@ Source: `experiments/public/data`, whose README names the pages and their licenc
 """
 
 import csv
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path
-from typing import Any
 
+from workbench.llm_table.frameworks import filled, unscorable
 from workbench.llm_table.row_interval import unsaid_of
 
 FOLDER = Path(__file__).parent / "data"
-FRAMEWORK = "x_framework"
-DIVISION = " / "
+FRAMEWORK = "framework"
 PER_CENT = 100.0
 TERA = 1e12
 
@@ -103,51 +99,13 @@ def _row(data_set: str, line: int, printed: Mapping[str, str]) -> Published:
     target = next((target for target in Target if printed.get(target)), None)
     if target is None:
         raise ValueError(f"{data_set}.csv: line {line}: want one of {', '.join(Target)}, got none")
-    framework = printed[FRAMEWORK]
     return Published(
         data_set=data_set,
         line=line,
-        framework=framework,
-        cells={name: value for name, value in filled(framework, printed).items() if value},
+        framework=printed[FRAMEWORK],
+        cells={name: value for name, value in filled(printed).items() if value},
         target=target,
         measured=float(printed[target]),
-        unscorable=_unscorable(framework, printed),
+        unscorable=unscorable(printed),
         unsaid=unsaid_of(printed),
     )
-
-
-def filled(framework: str, printed: Mapping[str, str]) -> dict[str, str]:
-    """The cells with blanks filled by the framework's conventions, in their order."""
-    cells = dict(printed)
-    for rule in conventions()["rule"]:
-        if not cells.get(rule["column"]) and _holds(rule, framework, printed):
-            cells[rule["column"]] = _value(rule["value"], cells)
-    return cells
-
-
-def _unscorable(framework: str, printed: Mapping[str, str]) -> str | None:
-    found = (rule["reason"] for rule in conventions()["unscorable"] if _holds(rule, framework, printed))
-    return next(found, None)
-
-
-def _holds(rule: Mapping[str, Any], framework: str, printed: Mapping[str, str]) -> bool:
-    when = rule.get("when", {})
-    is_told = all(printed.get(name, "") == value for name, value in when.items())
-    return is_told and fnmatchcase(framework, rule["framework"])
-
-
-def _value(value: str, cells: Mapping[str, str]) -> str:
-    """The value itself, or columns divided by one another: `gpus / tp / pp`."""
-    first, *divisors = value.split(DIVISION)
-    if not divisors:
-        return value
-    result = int(cells[first])
-    for name in divisors:
-        result //= int(cells[name])
-    return str(result)
-
-
-@cache
-def conventions() -> dict[str, Any]:
-    """`rule` and `unscorable` of `data/conventions.toml`."""
-    return tomllib.loads((FOLDER / "conventions.toml").read_text(encoding="utf-8"))

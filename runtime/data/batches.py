@@ -200,7 +200,6 @@ def _on_device(data: MicrobatchData, device: torch.device | str, dtype: torch.dt
         axes=one(data.axes),
         item_ids=one(data.item_ids),
         embedded=one(data.embedded),
-        returned=one(data.returned),
     )
 
 

@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Protocol
 
 from runtime.elastic.job import ElasticJob, Reduction
+from runtime.elastic.moves import Move
 from runtime.elastic.rehearsal import rehearse
 from runtime.elastic.replan import Replanned, after_loss, after_warning, start_layout
 from workbench.cost.hardware import Cluster
@@ -141,17 +142,20 @@ class _Course:
             told.append(f"{_names(now.warned)} warned")
             self._take_in()
         if now.killed:
-            lost = [node for node in now.killed if node in self._at_work()]
-            self._waiting = [node for node in self._waiting if node not in now.killed]
+            killed = (*now.killed, *now.killed_in_recovery)  # the recovery begins anew from the same layout
+            lost = [node for node in killed if node in self._at_work()]
+            self._waiting = [node for node in self._waiting if node not in killed]
             joining = self._room(len(self._at_work()) - len(lost))
             self._go(after_loss(self._job, self.layout, lost, joining))
             self._waiting = self._waiting[len(joining) :]
             told.append(f"{_names(now.killed)} killed")
+        if now.killed_in_recovery:
+            told.append(f"{_names(now.killed_in_recovery)} killed in recovery")
         return ", ".join(told), self._copied_bytes
 
     def _go(self, replanned: Replanned) -> None:
         self.layout = replanned.layout
-        self._copied_bytes += sum(_state_bytes(self._job, move.owner) for move in replanned.moves)
+        self._copied_bytes += sum(_moved_bytes(self._job, move) for move in replanned.moves)
 
     def _at_work(self) -> list[str]:
         return [node for pipeline in self.layout.pipelines for node in pipeline]
@@ -164,6 +168,12 @@ class _Course:
         if joining:
             self._go(after_loss(self._job, self.layout, (), joining))
             self._waiting = self._waiting[len(joining) :]
+
+
+def _moved_bytes(job: ElasticJob, move: Move) -> int:
+    size = job.precision.num_bytes
+    span = move.span(_state_bytes(job, move.owner) // size)
+    return size * (span.stop - span.start)
 
 
 def _state_bytes(job: ElasticJob, owner: tuple[str, int]) -> int:

@@ -36,7 +36,8 @@ class Reshaped:
         attempts: 1, and 1 more for every time the recovery itself was disturbed.
         noticed_s, stopped_s, ready_s: on the machine's monotonic clock. With a warning, or a
             join, nothing has to be stopped.
-        planning_s: new layout, copies, the plan of the step and its lowering; of the last attempt, as are
+        planning_s: until the ranks have their orders: new layout, copies, a plan and its lowering.
+        is_prepared: all this was planned before and only looked up; of the last attempt, as are
         groups_s, copying_s: the slowest rank's.
         num_bytes: that travelled.
     """
@@ -54,6 +55,7 @@ class Reshaped:
     copying_s: float
     num_bytes: int
     sizes: tuple[int, ...]
+    is_prepared: bool = False
 
     @property
     def recovery_s(self) -> float:

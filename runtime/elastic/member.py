@@ -155,7 +155,7 @@ class MemberProcess:
         self._moment.value = Moment.COPYING
         start_s = time.perf_counter()
         mesh = self._world.mesh
-        arriving = [move.owner for move in order.moves if move.destination_rank == mesh.rank]
+        arriving = dict.fromkeys(move.owner for move in order.moves if move.destination_rank == mesh.rank)
         empty = empty_layers(self._job, read_lowered(order.plan).plan, mesh.rank, arriving)
         num_bytes = self._receive(order.moves, mesh, empty)
         self._tell(Fetched(copying_s=time.perf_counter() - start_s, num_bytes=num_bytes))

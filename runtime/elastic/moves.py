@@ -35,12 +35,22 @@ Holdings = dict[Owner, LayerState]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A layer's state from one rank of a world to another; `number` is the message's tag."""
+    """A part of a layer's state from one rank of a world to another; `number` is the message's tag.
+
+    Of all its numbers laid end to end, those from first / whole to end / whole.
+    """
 
     number: int
     owner: Owner
     source_rank: int
     destination_rank: int
+    first: int = 0
+    end: int = 1
+    whole: int = 1
+
+    def span(self, num_elements: int) -> slice:
+        """Of a state of so many numbers; neighbouring parts meet, whatever the number is."""
+        return slice(self.first * num_elements // self.whole, self.end * num_elements // self.whole)
 
 
 def moves_between(
@@ -58,7 +68,9 @@ def moves_between(
     """
     had, needs = held_by(job, before), held_by(job, after)
     rank_of = {member: rank for rank, member in enumerate(members_of(world, job.ranks_per_node))}
-    source_node = {(copy.layer, copy.destination): copy.source for copy in copies}
+    stripes: dict[tuple[int, str], list[Copy]] = {}
+    for copy in copies:
+        stripes.setdefault((copy.layer, copy.destination), []).append(copy)
     at: dict[tuple[str, int], list[Member]] = {}
     for member, layers in had.items():
         for layer in layers:
@@ -69,18 +81,36 @@ def moves_between(
         for layer in layers
         if layer not in had.get(member, ())
     ]
-    moves = []
-    for number, (member, layer) in enumerate(missing):
-        givers = at.get((member.node, layer)) or at[source_node[layer, member.node], layer]
-        moves.append(
+    moves: list[Move] = []
+    for member, layer in missing:
+        near = at.get((member.node, layer))
+        parts = [(near, 0, 1, 1)] if near else _parts(stripes[layer, member.node], at)
+        moves += (
             Move(
                 number=number,
                 owner=job.chain.owners[layer],
                 source_rank=rank_of[givers[member.slot % len(givers)]],
                 destination_rank=rank_of[member],
+                first=first,
+                end=end,
+                whole=whole,
             )
+            for number, (givers, first, end, whole) in enumerate(parts, start=len(moves))
         )
     return tuple(moves)
+
+
+def _parts(
+    stripes: Sequence[Copy], at: Mapping[tuple[str, int], list[Member]]
+) -> list[tuple[list[Member], int, int, int]]:
+    """(who may give it, first, end, whole) of each part of a layer."""
+    whole = max(1, sum(copy.num_bytes for copy in stripes))
+    ends = [copy.first_byte + copy.num_bytes for copy in stripes]
+    ends[-1] = whole
+    return [
+        (at[copy.source, copy.layer], copy.first_byte, end, whole)
+        for copy, end in zip(stripes, ends, strict=True)
+    ]
 
 
 def carry_out(
@@ -102,27 +132,35 @@ def carry_out(
         RankError: a layer did not come or go in time, or the peer is gone.
         ValueError: a layer to give that this rank does not hold.
     """
-    works: list[tuple[Move, dist.Work, Tensor]] = []
-    arriving: list[tuple[Move, Tensor]] = []
+    works: list[tuple[Move, dist.Work]] = []
+    giving: dict[Owner, Tensor] = {}
+    arriving: dict[Owner, Tensor] = {}
     for move in moves:
         if move.source_rank == rank:
             if move.owner not in held:
                 raise ValueError(f"rank {rank} does not hold layer {move.owner} that it is to give")
-            flat_N = torch.cat([each.detach().reshape(-1) for each in _tensors(held[move.owner])])
-            works.append((move, _started(dist.isend(flat_N, move.destination_rank, tag=move.number)), flat_N))
+            if move.owner not in giving:
+                giving[move.owner] = torch.cat(
+                    [each.detach().reshape(-1) for each in _tensors(held[move.owner])]
+                )
+            flat_N = giving[move.owner]
+            part = flat_N[move.span(len(flat_N))]
+            works.append((move, _started(dist.isend(part, move.destination_rank, tag=move.number))))
         elif move.destination_rank == rank:
-            whole = list(_tensors(empty[move.owner]))
-            flat_N = torch.empty(sum(each.numel() for each in whole), dtype=whole[0].dtype)
-            works.append((move, _started(dist.irecv(flat_N, move.source_rank, tag=move.number)), flat_N))
-            arriving.append((move, flat_N))
-    for move, work, _ in works:
+            if move.owner not in arriving:
+                whole = list(_tensors(empty[move.owner]))
+                numel = sum(each.numel() for each in whole)
+                arriving[move.owner] = torch.empty(numel, dtype=whole[0].dtype)
+            flat_N = arriving[move.owner]
+            part = flat_N[move.span(len(flat_N))]
+            works.append((move, _started(dist.irecv(part, move.source_rank, tag=move.number))))
+    for move, work in works:
         peer = move.source_rank if move.destination_rank == rank else move.destination_rank
         clock.wait(work, Awaited(f"rank {rank} copying layer {move.owner} with rank {peer}", (peer,)))
-    arrived: Holdings = {}
-    for move, flat_N in arriving:
-        _fill(empty[move.owner], flat_N)
-        arrived[move.owner] = empty[move.owner]
-    return arrived, sum(flat_N.numel() * flat_N.element_size() for _, flat_N in arriving)
+    for owner, flat_N in arriving.items():
+        _fill(empty[owner], flat_N)
+    arrived = {owner: empty[owner] for owner in arriving}
+    return arrived, sum(flat_N.numel() * flat_N.element_size() for flat_N in arriving.values())
 
 
 def _started(work: dist.Work | None) -> dist.Work:

@@ -4,13 +4,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 from runtime.elastic.nodes import Nodes
 from runtime.elastic.orders import Moment
 
 LOOK_EVERY_S = 0.0005
+PASSES = (Moment.FORWARD, Moment.BACKWARD)
+CONNECTING = (Moment.GROUPS,)
 
 
 class NodeKiller(threading.Thread):
@@ -21,20 +23,20 @@ class NodeKiller(threading.Thread):
     Args:
         nodes: of the training.
         victims: the first is watched, so it should be one that works.
+        in_recovery: victims of the recovery from that, when the first of them connects to the others left.
     """
 
-    def __init__(self, nodes: Nodes, victims: Sequence[str]) -> None:
+    def __init__(self, nodes: Nodes, victims: Sequence[str], in_recovery: Sequence[str] = ()) -> None:
         super().__init__(name="node-killer", daemon=True)
-        self._nodes, self._victims = nodes, victims
+        self._nodes, self._victims, self._in_recovery = nodes, victims, in_recovery
         self._is_over, self._is_given_up = threading.Event(), threading.Event()
         self.killed_s: dict[str, float] = {}
 
     def run(self) -> None:
         """Wait, then kill."""
-        while not self._computes() and not self._is_over.wait(LOOK_EVERY_S):
-            continue
-        for victim in () if self._is_given_up.is_set() else self._victims:
-            self._kill(victim)
+        self._kill_when(self._victims, PASSES)
+        if self._in_recovery:
+            self._kill_when(self._in_recovery, CONNECTING)
 
     def give_up(self) -> None:
         """Spare those who have not been killed yet, and return when that is sure."""
@@ -46,9 +48,12 @@ class NodeKiller(threading.Thread):
         self._is_over.set()
         self.join()
 
-    def _computes(self) -> bool:
-        passes = (Moment.FORWARD, Moment.BACKWARD)
-        return any(moment in passes for moment in self._nodes.moments(self._victims[0]))
+    def _kill_when(self, victims: Sequence[str], moments: Collection[Moment]) -> None:
+        while not any(moment in moments for moment in self._nodes.moments(victims[0])):
+            if self._is_over.wait(LOOK_EVERY_S):
+                break
+        for victim in () if self._is_given_up.is_set() else victims:
+            self._kill(victim)
 
     def _kill(self, victim: str) -> None:
         for process in self._nodes.process_ids(victim):

@@ -48,7 +48,7 @@ class Begin:
     Args:
         rendezvous: file, new for every attempt, where the ranks leave their addresses.
         rank: of this process.
-        plan: file of the pickled lowered plan of the next step.
+        plan: file of the pickled lowered plan of a step on the new layout; the next one's, or another's.
         step: optimizer steps that all held state has seen.
         moves: between ranks of the new world.
         start: where state comes from when nobody holds any: a checkpoint, or None for the seed.

@@ -132,6 +132,7 @@ def ran_record(ran: Ran, samples: int, times: Sequence[LayoutTimes]) -> dict[str
                 "detection_s": detection_s(ran, change),
                 "stopping_s": change.stopped_s - change.noticed_s,
                 "planning_s": change.planning_s,
+                "prepared": change.is_prepared,
                 "groups_s": change.groups_s,
                 "copying_s": change.copying_s,
                 "recovery_s": change.recovery_s,

@@ -25,6 +25,7 @@ from workbench.plan.plan import Sharding
 from workbench.strategies.elastic_templates import ElasticTemplates
 
 NUM_SAVES = 2  # on the disk at a time: the last one, and the one that is being written
+UNSAVED = "progress was not saved"
 SHORTEST_STEP_S = 60.0  # that a step may take before its ranks are said to hang
 
 
@@ -165,6 +166,8 @@ def run_elastic(
         except (CannotContinueError, ElasticFailed) as error:
             refusal = str(error)
         unsaved = log.save(training) if training.steps else None
+        if refusal is not None and saving is None and training.steps:
+            unsaved = f"{UNSAVED}: no --checkpoint folder was given"
         if unsaved is not None:
             refusal = unsaved if refusal is None else f"{refusal}; {unsaved}"
     return Ran(
@@ -220,7 +223,7 @@ class _Log:
             self.saved = training.save(place)
         except (ElasticFailed, OSError) as error:
             shutil.rmtree(place, ignore_errors=True)  # a part of it
-            return f"progress was not saved: {error}"
+            return f"{UNSAVED}: {error}"
         if before is not None:
             shutil.rmtree(before.folder)
         return None
@@ -234,8 +237,11 @@ def _take_step(training: ElasticTraining, now: AtStep, killed_s: dict[str, float
     if not now.killed:
         training.train(training.step + 1)
         return
-    victims = sorted(now.killed, key=lambda node: node not in at_work)  # the first is watched
-    killer = NodeKiller(training.nodes, victims)
+    victims, in_recovery = (
+        sorted(nodes, key=lambda node: node not in at_work)  # the first is watched
+        for nodes in (now.killed, now.killed_in_recovery)
+    )
+    killer = NodeKiller(training.nodes, victims, in_recovery)
     killer.start()
     try:
         training.train(training.step + 1)

@@ -11,6 +11,7 @@ from runtime.elastic.job import ElasticJob, Member, members_of
 from runtime.elastic.moves import Move
 from runtime.elastic.nodes import Heard, Nodes
 from runtime.elastic.orders import Begin, Fetch, Fetched, Order, Paused, Ready, TrainStep, Vote
+from runtime.elastic.prepared import Preparation
 from runtime.elastic.progress import Progress, save_progress
 from runtime.elastic.replan import Replanned, after_loss, after_warning, start_layout, write_plan
 from runtime.world.scratch import ScratchFolder
@@ -28,6 +29,7 @@ class _Change:
     stopped_s: float
     attempts: int = 0
     planning_s: float = 0.0
+    is_prepared: bool = False
     copying_s: float = 0.0
     num_bytes: int = 0
 
@@ -75,6 +77,7 @@ class ElasticTraining:
         self._num_unexplained = self._generation = 0
         self._planned: tuple[int, Layout] | None = None
         self._scratch = ScratchFolder("elastic-")
+        self._preparation = Preparation(job, self._scratch.path)
         self.nodes = Nodes(job, self._scratch.path)
         for node in nodes:
             self.nodes.start(node)
@@ -89,12 +92,18 @@ class ElasticTraining:
         trace: TracebackType | None,
     ) -> None:
         self.nodes.close()
+        self._preparation.close()
         self._scratch.close()
 
     @property
     def losses(self) -> tuple[float, ...]:
         """Of every step that counts."""
         return tuple(done.loss for done in self.steps)
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether every single loss and join is planned that may come next."""
+        return self._preparation.is_complete
 
     def join(self, nodes: Sequence[str]) -> None:
         """Start nodes; they are taken in before the next step.
@@ -229,20 +238,29 @@ class ElasticTraining:
         start_s = time.monotonic()
         change = self._open(start_s)
         change.attempts += 1
-        if self._is_held:
-            replanned = after_loss(self.job, self.layout, self._lost, joining)
-        else:
-            replanned = Replanned(layout=start_layout(self.job, [*self._at_work(), *joining]), moves=())
-        path = self._plan_file(replanned.layout)
+        replanned, path, change.is_prepared = self._next_layout(joining)
         change.planning_s += time.monotonic() - start_s
         members = self._members(replanned.layout)
-        heard = self._begin(members, path, replanned.moves)
+        self._begin(members, path, replanned.moves)
+        self._plan_file(replanned.layout)  # where another step's was prepared, while the ranks connect
+        heard = self.nodes.gather(members, Ready, self.job.step_s)
         if heard.is_trouble:
             self._stop(heard, members)
         else:
             self._settle(change, replanned.layout, joining, heard)
 
-    def _begin(self, members: Sequence[Member], path: Path, moves: Sequence[Move]) -> Heard:
+    def _next_layout(self, joining: Sequence[str]) -> tuple[Replanned, Path, bool]:
+        """Where to go, a plan on that layout for the new world, and whether both were there already."""
+        if not self._is_held:
+            layout = start_layout(self.job, [*self._at_work(), *joining])
+            return Replanned(layout=layout, moves=()), self._plan_file(layout), False
+        prepared = self._preparation.find(self.layout, self._lost, joining)
+        if prepared is not None:
+            return prepared.replanned, prepared.plan, True
+        replanned = after_loss(self.job, self.layout, self._lost, joining)
+        return replanned, self._plan_file(replanned.layout), False
+
+    def _begin(self, members: Sequence[Member], path: Path, moves: Sequence[Move]) -> None:
         self._generation += 1
         self._is_world = False
         for rank, member in enumerate(members):
@@ -256,7 +274,6 @@ class ElasticTraining:
                 start=None if self._start is None else self._start.folder,
             )
             self.nodes.send(member, order)
-        return self.nodes.gather(members, Ready, self.job.step_s)
 
     def _settle(self, change: _Change, layout: Layout, joined: Sequence[str], heard: Heard) -> None:
         """The new world stands; every one of its processes holds what the layout says."""
@@ -273,6 +290,7 @@ class ElasticTraining:
                 stopped_s=change.stopped_s,
                 ready_s=time.monotonic(),
                 planning_s=change.planning_s,
+                is_prepared=change.is_prepared,
                 groups_s=max(told.groups_s for told in ready),
                 copying_s=change.copying_s + max(told.copying_s for told in ready),
                 num_bytes=change.num_bytes + sum(told.num_bytes for told in ready),
@@ -282,6 +300,7 @@ class ElasticTraining:
         self.layout, self._is_held, self._is_world, self._change = layout, True, True, None
         self._waiting = [node for node in self._waiting if node not in joined]
         self._lost, self._left = [], []
+        self._preparation.begin(layout, self.step)
 
     def _drain(self) -> None:
         """Copies while the warned nodes are there; then they go, and the next world is without them."""

@@ -82,8 +82,6 @@ class MicrobatchData:
         chosen: edge name -> which of its features are placed; absent: all of them.
         embedded: which tokens behind an encoder's first layer are this rank's, -1 for padding: every
             rank embeds whole items; None: all of them.
-        returned: which rows of the whole gradient of the module's output are of this rank's tokens, -1
-            for padding; None: all of them.
         pooling: how the last layer of a shared encoder finds the tokens that it shrinks; None: they
             are all here.
         carries_from: first layer whose output carries a gradient on some context-parallel rank;
@@ -109,7 +107,6 @@ class MicrobatchData:
     chosen: Mapping[str, Tensor] = field(default_factory=dict)
     carries_from: int | None = None
     embedded: Tensor | None = None
-    returned: Tensor | None = None
     pooling: Pools | None = None
     grids: tuple[tuple[int, int] | None, ...] = ()
     brought: Mapping[str, tuple[Brought, ...]] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from runtime.state.tensor_files import (
     old_format,
     read_stamp,
 )
-from workbench.plan.codec import plan_hash
+from workbench.plan.codec import named_hash, plan_hash
 from workbench.plan.plan import Plan
 from workbench.whole_file import write_text
 
@@ -42,6 +42,7 @@ class Identity:
 
     Args:
         plan_hash: of the first step's plan.
+        named_hash: of the same plan, as checkpoints have it that were written before plan files of version 3.
         dtype: of weights.
         seed: of weights and data.
         ranks: that write one folder each.
@@ -51,11 +52,18 @@ class Identity:
     dtype: str
     seed: int
     ranks: tuple[int, ...]
+    named_hash: str = ""
 
 
 def identity_of(plan: Plan, dtype: torch.dtype, seed: int) -> Identity:
     """Of a run of that plan."""
-    return Identity(plan_hash=plan_hash(plan), dtype=str(dtype), seed=seed, ranks=plan.ranks)
+    return Identity(
+        plan_hash=plan_hash(plan),
+        dtype=str(dtype),
+        seed=seed,
+        ranks=plan.ranks,
+        named_hash=named_hash(plan),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +137,8 @@ def _checked(folder: Path, identity: Identity) -> Whole:
     stamp = read_stamp(folder / STAMP)
     step = stamp.get("step")
     for name, want in _stamp(0, identity).items():
-        if name != "step" and stamp.get(name) != want:
+        accepted = (want, identity.named_hash) if name == "plan" else (want,)
+        if name != "step" and stamp.get(name) not in accepted:
             said = f"{stamp.get(name)!s:.80}"
             raise ForeignError(f"checkpoint {folder} is of {name} {said}, this run of {want}")
     if any((rank_folder(folder, rank) / OLD_TENSORS / OLD_METADATA).exists() for rank in identity.ranks):

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from runtime.models.adapter import MicrobatchData
-from runtime.parallel.context.token_shares import rows_of
 from runtime.step.activations import Watched
 from runtime.step.annotations import annotated
 from runtime.step.fsdp.stages import ShardedStages
@@ -247,10 +246,7 @@ class Executor:
         if self._is_loss(self.lowered.plan.stage[key[0]]):
             return torch.full_like(output, self._loss_scale)
         pieces = [piece for edge in arrived for piece in arrived[edge]]
-        data = self._feed[key]
-        whole = output if data.returned is None else output.new_empty((sum(data.tokens_out), output.shape[1]))
-        gradient = accumulate(sorted(pieces, key=lambda piece: piece[0].row), whole)
-        return gradient if data.returned is None else rows_of(gradient, data.returned)
+        return accumulate(sorted(pieces, key=lambda piece: piece[0].row), output)
 
     def _give_gradients(self, action: Action, leaves: Mapping[str, Tensor]) -> None:
         for number in self._outputs.get(action, ()):

@@ -37,7 +37,7 @@ def wires(lowered: Lowered) -> Wires:
 
     Complexity: O(rows); rows and clusters that it has been asked for of late are remembered.
     """
-    key = Same(lowered.transfers), lowered.plan.cluster
+    key = Same(lowered.transfers), Same(lowered.plan.cluster)
     return _KNOWN.answer(key, lambda: _wires(lowered))
 
 

@@ -12,9 +12,10 @@ bits of losses, gradients and weights are not compared; losses and norms of grad
 To compare bits there: at the commit that first wrote the file `--update --file HERE`, then, at the one in
 question, `--check --file HERE`.
 
-A file has the names that actions had in its version of plan files. One of an earlier version is held against
-today's entries with those names, by `workbench.schedule.action.SPELLINGS`, so `--check --file` of it says
-whether anything but names has changed since:
+A file has the names of actions and the hashes of its version of plan files. One of an earlier version is
+held against today's entries with those names, by `workbench.schedule.action.SPELLINGS`, and those hashes, by
+`workbench.plan.codec.hash_of_version`, so `--check --file` of it says whether anything else has changed
+since. Digests of the hashes in result files are of today's: they are listed and counted apart.
 
     git show 2aeb338:tests/guard/stored.json > /tmp/version_1.json
     python -m tests.guard --check --file /tmp/version_1.json
@@ -109,6 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"executed on {project.machine()}, stored on {dict(before.machine)}: losses and norms are "
             "compared within 1e-12, bits are not\n"
         )
+    if verdict.rehashed:
+        sys.stdout.write(f"{len(verdict.rehashed)} have other digests of plan hashes\n")
     counts = f"{len(verdict.changed)} changed, {len(verdict.gone)} gone, {len(verdict.new)} new"
     sys.stdout.write(f"{len(before.entries)} entries stored; {counts}\n")
     return 0 if verdict.holds else 1

@@ -62,7 +62,7 @@ def jobs() -> Mapping[str, Mapping[str, Any]]:
 
 
 class Maker:
-    """Makes entries; plans that are equal are simulated and executed once.
+    """Makes entries; plans that are equal are executed once, and simulated once for each name they have.
 
     Args:
         pool: workers that execute plans.
@@ -72,7 +72,8 @@ class Maker:
 
     def __init__(self, pool: Any, run: Collection[Case] | None = None, version: int = project.NEWEST) -> None:
         self._pool, self._cases, self._jobs, self._version = pool, run, jobs(), version
-        self._known: dict[str, Facts] = {}
+        self._known: dict[tuple[str, str], Facts] = {}
+        self._runs: dict[str, Facts] = {}
 
     def entry(self, case: Case) -> Facts:
         """The plan's facts and those of its run, or why there is none."""
@@ -80,18 +81,21 @@ class Maker:
             found = project.accepted(self._jobs[case.job], case.strategy, case.schedule)
         except ValueError as error:
             return {REFUSED: _line(error)}
-        if found.plan_hash not in self._known:
-            self._known[found.plan_hash] = {PLAN: project.plan_facts(found, self._version)}
-        entry = self._known[found.plan_hash]
+        key = (found.strategy, found.plan_hash)
+        if key not in self._known:
+            self._known[key] = {PLAN: project.plan_facts(found, self._version)}
+        entry = self._known[key]
         if RUN not in entry and (self._cases is None or case in self._cases):
             entry[RUN] = self._run(found)
         return entry
 
     def _run(self, found: project.Accepted) -> Facts:
-        try:
-            return project.run_facts(found, self._pool)
-        except ValueError as error:
-            return {REFUSED: _line(error)}
+        if found.plan_hash not in self._runs:
+            try:
+                self._runs[found.plan_hash] = project.run_facts(found, self._pool)
+            except ValueError as error:
+                self._runs[found.plan_hash] = {REFUSED: _line(error)}
+        return self._runs[found.plan_hash]
 
 
 def result_entries(executor: Executor) -> Iterator[tuple[str, Facts]]:

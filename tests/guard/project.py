@@ -42,6 +42,7 @@ from workbench.whole_file import write_text
 
 Facts = dict[str, Any]  # JSON data
 NEWEST = codec.SCHEMA_VERSION
+UNNAMED_SINCE = codec.UNNAMED_SINCE
 
 STRATEGIES = tuple(str(name) for name in PLANNERS | PRICED)
 SCHEDULES = tuple(str(kind) for kind in ScheduleKind)
@@ -61,7 +62,13 @@ class Accepted:
 
     @property
     def plan_hash(self) -> str:
+        """Equal for plans that differ in the strategy's name only."""
         return codec.plan_hash(self.lowered.plan)
+
+    @property
+    def strategy(self) -> str:
+        """The name that the plan has."""
+        return self.lowered.plan.strategy
 
 
 def accepted(job: Mapping[str, Any], strategy: str, schedule: str) -> Accepted:
@@ -83,7 +90,7 @@ def _cost(profile: str) -> CostModel:
 
 
 def plan_facts(of: Accepted, version: int = NEWEST) -> Facts:
-    """The plan, what simulator and sweep make of it, and its memory; actions by their names of a version."""
+    """The plan, what simulator and sweep make of it, and its memory; names and hashes as in a version."""
     lowered, plan = of.lowered, of.lowered.plan
     text, spelling = codec.dumps(plan, version), SPELLINGS[version]
     if codec.loads(text) != plan:
@@ -101,7 +108,7 @@ def plan_facts(of: Accepted, version: int = NEWEST) -> Facts:
         for table in (of.memory.acquired_bytes, of.memory.released_bytes)
     ]
     return {
-        "hash": of.plan_hash,
+        "hash": codec.hash_of_version(plan, version),
         "bytes": digest([text]),
         "engine": digest(
             [

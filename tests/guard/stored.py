@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.guard.entries import REFUSED, RUN
-from tests.guard.project import NEWEST, Facts, write_whole
+from tests.guard.project import NEWEST, UNNAMED_SINCE, Facts, write_whole
 
 STORED = Path(__file__).parent / "stored.json"
 REL_TOL = 1e-12  # of a loss and of a norm of gradients, between machines
 NUMBERS = ("loss", "gradient_norm")
+HASHES = "hashes"  # key of the digest of a result file's plan hashes
 MOST_SHOWN = 80  # characters of a value
 
 Equal = Callable[[str, Any, Any], bool]  # key, value before, value now
@@ -32,11 +33,15 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Names of entries; those that changed with what of them did."""
+    """Names of entries; those that changed with what of them did.
+
+    `rehashed`: those whose digest of plan hashes changed, as a plan has another hash since that version.
+    """
 
     changed: Mapping[str, str]
     new: tuple[str, ...]
     gone: tuple[str, ...]
+    rehashed: tuple[str, ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -45,6 +50,7 @@ class Verdict:
 
     def lines(self) -> Iterator[str]:
         """One for each entry that is not as stored."""
+        yield from (f"other hashes: {name}" for name in self.rehashed)
         yield from (f"changed: {name}: {what}" for name, what in self.changed.items())
         yield from (f"gone: {name}" for name in self.gone)
         yield from (f"new: {name}" for name in self.new)
@@ -77,12 +83,17 @@ def compare(before: Stored, now: Stored, expected: set[str]) -> Verdict:
         expected: names of entries that `now` would have if all were made; stored ones beside them are gone.
     """
     equal = _to_the_bit if before.machine == now.machine else _elsewhere
-    changed = {}
+    changed, rehashed = {}, []
     for name in now.entries.keys() & before.entries.keys():
-        what = list(_differences(before.entries[name], now.entries[name], equal))
+        old, new = before.entries[name], now.entries[name]
+        if before.version < UNNAMED_SINCE and old.get(HASHES) != new.get(HASHES):
+            rehashed.append(name)
+            old = old | {HASHES: new.get(HASHES)}
+        what = list(_differences(old, new, equal))
         if what:
             changed[name] = "; ".join(what)
     return Verdict(
+        rehashed=tuple(sorted(rehashed)),
         changed=dict(sorted(changed.items())),
         new=tuple(sorted(expected - before.entries.keys())),
         gone=tuple(sorted(before.entries.keys() - expected)),

@@ -36,7 +36,8 @@ def elastic_command(
     event: Annotated[
         list[str] | None,
         typer.Option(
-            help="STEP:kill|join|warn:NODE when so many steps were taken; nodes are node0, node1, ...",
+            help="STEP:kill|join|warn:NODE when so many steps were taken; recovery:kill:NODE while the "
+            "kill listed before is recovered from; nodes are node0, node1, ...",
             metavar="STEP:WHAT:NODE",
         ),
     ] = None,

@@ -18,7 +18,7 @@ from workbench.job.device import Device
 from workbench.job.machines import under
 from workbench.job.matching import check_profile, cost_of_file
 from workbench.job.run_options import RunOptions
-from workbench.plan.codec import plan_hash, read_plan
+from workbench.plan.codec import is_hash_of, plan_hash, read_plan
 from workbench.plan.lowered import Lowered
 from workbench.report.compare import compare, timed
 from workbench.report.devices import check_devices
@@ -273,7 +273,7 @@ def compare_command(
     comparison = compare(prediction, runs)
     given = plan or (simulated if is_plan(simulated) else None)
     named = read_plan(given) if given is not None else None
-    if named is not None and plan_hash(named) != comparison.plan_hash:
+    if named is not None and not is_hash_of(comparison.plan_hash, named):
         raise ValueError(
             f"{given}: the traces are of plan {comparison.plan_hash:.16}, this is {plan_hash(named):.16}"
         )

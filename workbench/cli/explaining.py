@@ -7,6 +7,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from workbench.cli.console import emit_json, show, warn
+from workbench.cli.judging import planners_by
 from workbench.cli.options import ExecutionFile, Json
 from workbench.cli.planning import DEFAULT_STRATEGY, Strategy
 from workbench.cost.model import CostModel
@@ -22,6 +23,7 @@ from workbench.job.machines import cost_of, under
 from workbench.job.matching import check_job, cost_of_file
 from workbench.plan.codec import read_plan
 from workbench.plan.plan import Plan
+from workbench.planner.judged import JudgedBy
 from workbench.planner.stage_counts import silent
 from workbench.report.explained import (
     account_tables,
@@ -111,7 +113,8 @@ def _asked(
         raise ValueError(f"explain: {file} is a job already; want no --job, or a plan file")
     wanted = load_job(file)
     cost = cost_of(wanted, profile, execution)
-    return _Asked(BY_NAME[strategy or DEFAULT_STRATEGY].planner(wanted, cost, silent), cost, wanted)
+    name = strategy or DEFAULT_STRATEGY
+    return _Asked(planners_by(JudgedBy.SIMULATOR, [name])[name](wanted, cost, silent), cost, wanted)
 
 
 def _of_plan(
@@ -134,7 +137,7 @@ def _changes(asked: _Asked, budget_s: float, *, quiet: bool) -> tuple[Changes | 
     name = asked.plan.strategy
     if name not in BY_NAME:
         return None, f"no changes were tried: {name!r} is no strategy that could plan them"
-    planners = {spec: BY_NAME[spec].planner for spec in (*PLANNERS, name)}
+    planners = planners_by(JudgedBy.SIMULATOR, (*PLANNERS, name))
     try:
         origin = origin_of(asked.plan, asked.cost, planners[name], asked.job)
     except ValueError as error:

@@ -15,6 +15,7 @@ EXTRAS = {
     },
     "report": {"matplotlib": "matplotlib"},
     "data": {"pandas": "pandas", "pyarrow": "pyarrow"},
+    "ray": {"ray": "ray"},
 }
 """Of every extra, its packages: the name that is imported to the name that is installed."""
 

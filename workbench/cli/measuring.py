@@ -140,26 +140,47 @@ def _what_if(folder: Folder, job: Path, seconds: float) -> WhatIf:
 def reproduce_command(
     names: Annotated[list[str], typer.Argument(help="all, PAPER or PAPER/SCRIPT", metavar="NAME...")],
     out: Annotated[Path, typer.Option("--out", help="folder for result files and plots")] = Path("results"),
+    kept: Annotated[
+        bool, typer.Option("--stored", help="run nothing: count the results that the checkout keeps")
+    ] = False,
+    since: Annotated[
+        str | None,
+        typer.Option(help="commit: also what became of its rows, with --stored", metavar="COMMIT"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Rerun experiments and hold them against what the papers printed."""
-    from experiments.harness.record import results_in
-    from experiments.harness.script import reproduce, scripts
+    from experiments.harness.changes import changes, changes_text, records_at
+    from experiments.harness.record import results_in, stored_records
+    from experiments.harness.script import reproduce, scripts, stored
+    from experiments.harness.tally import counts_text
 
-    check_writable(out / "results.json")
-    with ticking("reproducing", len(scripts()), quiet=as_json) as ticker, results_in(out):
-        done: list[str] = []
+    wanted = () if "all" in names else names
+    if since is not None and not kept:
+        raise ValueError("--since compares results that are kept; want --stored with it")
+    if kept:
+        summary = stored(wanted)
+        said = [counts_text(paper, counts) for paper, counts in summary["papers"].items()]
+        said.append(counts_text("all", summary["all"]))
+        if since is not None:
+            summary["changes"] = changes(records_at(since), stored_records())
+            said += [changes_text(paper, found) for paper, found in summary["changes"].items()]
+    else:
+        check_writable(out / "results.json")
+        with ticking("reproducing", len(scripts()), quiet=as_json) as ticker, results_in(out):
+            said = []
 
-        def tell(table: str) -> None:
-            done.append(table)
-            ticker.step(table.splitlines()[-1])
+            def tell(table: str) -> None:
+                said.append(table)
+                ticker.step(table.splitlines()[-1])
 
-        summary = reproduce(() if "all" in names else names, show=tell)
+            summary = reproduce(wanted, show=tell)
+        said += [counts_text("all", summary["all"]), f"result files and plots are in {out}"]
     if as_json:
         emit_json(summary)
     else:
-        show(*done, f"result files and plots are in {out}")
-    if any(row["verdict"] in ("OFF", "MISSING") for row in summary.values()):
+        show(*said)
+    if summary["all"]["failing"]:
         raise typer.Exit(1)
 
 

@@ -10,6 +10,7 @@ import typer
 
 from workbench.cli.console import emit_json, show, warn
 from workbench.cli.joint_searching import BUDGET, Told, search_jointly
+from workbench.cli.judging import JudgeFlag, planners_by
 from workbench.cli.options import ExecutionFile, Json, PlanFile, takes
 from workbench.cli.searching import Drawn, NoCache, judging, kept_results, searched
 from workbench.explain.warnings import waste_of
@@ -19,6 +20,7 @@ from workbench.job.matching import check_job, named_profile
 from workbench.job.sample_sizes import Tiling, with_sizes
 from workbench.plan.codec import loads, plan_hash, read_plan, write_plan
 from workbench.plan.runnable import check_runnable
+from workbench.planner.judged import JudgedBy
 from workbench.planner.layout_search import usable_ranks
 from workbench.planner.stable_batch import too_small
 from workbench.planner.strategy_spec import Planner
@@ -30,7 +32,7 @@ from workbench.report.tables import (
     rank_runs,
     titled,
 )
-from workbench.schedule.choice import Schedule, ScheduleKind, usual
+from workbench.schedule.choice import ScheduleKind, usual
 from workbench.search.drive import for_seconds_too, with_ranks, with_schedules
 from workbench.search.objectives.asked import Asked
 from workbench.search.objectives.objective import Objective
@@ -80,6 +82,7 @@ def plan_command(
     seed: Seed = 0,
     tiling: Tiles = Tiling.NONE,
     execution: ExecutionFile = None,
+    judge: JudgeFlag = JudgedBy.SIMULATOR,
     as_json: Json = False,
 ) -> None:
     """Turn a job into a plan."""
@@ -101,7 +104,7 @@ def plan_command(
         def progress(done: int, total: int, best_s: float) -> None:
             ticker.at(done, total, f"best so far {milliseconds(best_s)}" if best_s < float("inf") else "")
 
-        made = BY_NAME[strategy].planner(wanted, cost, progress)
+        made = planners_by(judge, [strategy])[strategy](wanted, cost, progress)
     accept(made)
     if BY_NAME[strategy].batch_level:
         warning = too_small(wanted, cost, len(made.ranks) // wanted.replicas)
@@ -144,6 +147,7 @@ def search_command(
         typer.Option(help="picture of all plans by time, memory, GPUs and dollars, .png or .pdf"),
     ] = None,
     execution: ExecutionFile = None,
+    judge: JudgeFlag = JudgedBy.SIMULATOR,
     no_cache: NoCache = False,
     joint: Annotated[
         bool, typer.Option("--joint", help="search all questions together, from every strategy's plan")
@@ -194,18 +198,17 @@ def search_command(
     judged = judging(objective, asked, job, wanted, cost, Drawn(seed, sizes, tiling))
     if joint:
         _check_joint({"--schedule": schedule, "--ranks": ranks, "--pareto": pareto})
-        best, emit = search_jointly(
-            wanted, cost, told, None if judged is None else judged.judge, as_json=as_json
-        )
+        best, emit = search_jointly(wanted, cost, told, judged.judge, as_json=as_json)
         if output is not None:
             write_plan(best, output, profile=named_profile(wanted, profile, output))
         emit()
         return
-    planners = _planners(wanted, objective, [usual(kind) for kind in schedule or ()], ranks or [], asked)
+    names = (*PLANNERS, *(PRICED if objective.is_money else ()))
+    planners = with_schedules(planners_by(judge, names), [usual(kind) for kind in schedule or ()])
+    planners = _varied(planners, wanted, objective, ranks or [], asked)
     with ticking("searching", len(planners), quiet=as_json) as ticker:
-        found = searched(
-            wanted, cost, planners, objective, ticker.at, None if no_cache else kept_results(), judged
-        )
+        results = None if no_cache else kept_results()
+        found = searched(wanted, cost, planners, judged, ticker.at, results, judge)
     for line in found.record["warnings"]:
         warn(line)
     if output is not None:
@@ -236,11 +239,11 @@ def _check_joint(said: Mapping[str, object]) -> None:
         raise ValueError(f"search: --joint searches everything itself, got {flag}; want one of the two")
 
 
-def _planners(
-    job: Job, objective: Objective, schedules: Sequence[Schedule], counts: Sequence[int], asked: Asked
+def _varied(
+    planners: Mapping[str, Planner], job: Job, objective: Objective, counts: Sequence[int], asked: Asked
 ) -> dict[str, Planner]:
-    """Those that an objective tries."""
-    found = with_schedules(PLANNERS | (PRICED if objective.is_money else {}), schedules)
+    """The planners as an objective tries them: on other ranks, for seconds too, and templates."""
+    found = dict(planners)
     if objective is Objective.TRAINING:
         found = for_seconds_too(found) if asked.deadline is not None else found
         counts = counts or ([] if job.pools else _shares(usable_ranks(job)))

@@ -23,7 +23,7 @@ from workbench.units import GB
 from workbench.whole_file import check_writable, write_text
 
 HELP = (
-    "Price language models, one a row of a CSV file; nothing is fitted.\n\n"
+    "Price language models, one a row of a CSV file.\n\n"
     "The output has the input's columns and, among others, predicted_s, predicted_bytes (of the "
     "fullest GPU), whether it fits, shares of the time, and unmeasured (costs nobody measured). A bad "
     "row has an error in their place, the others are priced, and the exit code is 2. Columns:\n\n\b\n"

@@ -166,7 +166,7 @@ def template_table(found: ElasticTemplates) -> Table:
     """One line per size of a pipeline."""
     table = titled(
         f"{found.job.name}, templates",
-        ("nodes", "stages", "GPUs a stage", "layers of the stages", "microbatch"),
+        ("nodes", "stages", "GPUs a stage", "layers of the stages", "microbatch", "samples of it, at most"),
     )
     for template in found.planned.templates:
         layers = " ".join(str(stage.end - stage.first) for stage in template.stages)
@@ -177,6 +177,7 @@ def template_table(found: ElasticTemplates) -> Table:
             str(width),
             layers,
             milliseconds(template.microbatch_s),
+            str(min(found.microbatch_capacity(template))),
         )
     return table
 
@@ -202,6 +203,10 @@ def _templates_record(found: ElasticTemplates, counts: range) -> dict[str, Any]:
         "threshold": found.planned.specification.threshold,
         "templates": {
             template.num_nodes: [[s.first, s.end, s.num_gpus] for s in template.stages]
+            for template in found.planned.templates
+        },
+        "microbatch_capacity": {
+            template.num_nodes: list(found.microbatch_capacity(template))
             for template in found.planned.templates
         },
         "samples_per_s": {count: found.samples_per_s(count) for count in counts},

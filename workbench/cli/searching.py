@@ -16,6 +16,7 @@ from workbench.job.job import Job
 from workbench.job.sample_sizes import Tiling
 from workbench.job.step_batches import Batches, step_batches
 from workbench.plan.codec import dumps
+from workbench.planner.judged import JudgedBy
 from workbench.planner.strategy_spec import Planner
 from workbench.report.search_tables import search_record
 from workbench.search.drive import search
@@ -39,16 +40,17 @@ class Drawn(NamedTuple):
 
 
 class Judging(NamedTuple):
-    """A judge of plans, and all that decides it."""
+    """An objective, its judge, and all that decides it; no judge: the step on the job's own batch."""
 
-    judge: PlanJudge
-    decided: str
+    objective: Objective = Objective.ITERATION
+    judge: PlanJudge | None = None
+    decided: str = ""
 
 
 def judging(
     objective: Objective, said: Asked, path: Path, job: Job, cost: CostModel, drawn: Drawn
-) -> Judging | None:
-    """What a search's flags ask for; None: the job's own batch and no failures.
+) -> Judging:
+    """What a search's flags ask for.
 
     Raises:
         ValueError: flags that contradict each other, or data or traces that are refused.
@@ -57,13 +59,13 @@ def judging(
 
     said.check(objective)
     if said.batches is None and objective is Objective.ITERATION:
-        return None
+        return Judging()
     batches = drawn.batches(path, job, said.batches) if said.batches is not None else ()
     judge = judge_for(
         objective, said, job, cost, batches=batches, seed=drawn.seed, executors=executors_of(cost)
     )
     content = "" if said.failures is None else read_bounded(said.failures)
-    return Judging(judge, repr((said, batches, drawn.seed, content)))
+    return Judging(objective, judge, repr((said, batches, drawn.seed, content)))
 
 
 NoCache = Annotated[bool, typer.Option("--no-cache", help="search again, and keep nothing")]
@@ -80,16 +82,17 @@ def searched(
     job: Job,
     cost: CostModel,
     planners: Mapping[str, Planner],
-    objective: Objective,
+    judging: Judging,
     progress: Callable[[int, int, str], None],
     results: KeptResults | None,
-    judged: Judging | None = None,
+    judge: JudgedBy,
 ) -> Kept:
     """What a search finds, or found before.
 
     Args:
         results: where it is looked up and kept; None: nowhere.
-        judged: by what, where it is not the step on the job's own batch.
+        judging: what is best.
+        judge: whom the planners' plans were held against.
 
     Raises:
         ValueError: no strategy has a plan, where memory is what lacks, that stands first; or none meets a
@@ -97,17 +100,22 @@ def searched(
     """
     from sim.predict import predict_within
 
-    decided = f"{objective} {judged.decided}" if judged is not None else objective
-    key = result_key(job, cost, tuple(planners), decided)
+    objective = judging.objective
+    key = result_key(job, cost, (*planners, judge), f"{objective} {judging.decided}")
     known = None if results is None else results.get(key)
     if known is not None:
         sys.stderr.write(
             "workbench: found before, for the same job, machines and code; --no-cache searches again\n"
         )
         return known
-    judge = None if judged is None else judged.judge
     found = search(
-        job, cost, planners, lambda plan: predict_within(*accept(plan), cost), progress, objective, judge
+        job,
+        cost,
+        planners,
+        lambda plan: predict_within(*accept(plan), cost),
+        progress,
+        objective,
+        judging.judge,
     )
     best = found[0].plan
     if best is None:
@@ -119,7 +127,7 @@ def searched(
         )
     plans = [candidate.plan for candidate in found if candidate.plan is not None]
     warnings = [line for plan in plans for line in waste_of(plan, job)]
-    asked = {"objective": objective.value} if judge is None else judge.asked
+    asked = {"objective": objective.value} if judging.judge is None else judging.judge.asked
     kept = Kept(record={**search_record(job.name, found, asked), "warnings": warnings}, best_plan=dumps(best))
     if results is not None:
         results.put(key, kept)

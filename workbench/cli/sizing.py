@@ -5,14 +5,15 @@ from typing import Annotated
 import typer
 
 from workbench.cli.console import emit_json, show
+from workbench.cli.judging import JudgeFlag, planners_by
 from workbench.cli.options import ExecutionFile, JobFile, Json, Profile
 from workbench.cli.planning import Strategy
-from workbench.cli.searching import NoCache, kept_results, searched
+from workbench.cli.searching import Judging, NoCache, kept_results, searched
 from workbench.job.job import load_job
 from workbench.job.machines import cost_of
+from workbench.planner.judged import JudgedBy
 from workbench.report.progress import ticking
 from workbench.report.size_table import answer_text, size_table, training_record
-from workbench.search.objectives.objective import Objective
 from workbench.search.sizing import (
     Goal,
     Training,
@@ -22,7 +23,7 @@ from workbench.search.sizing import (
     on_gpus,
     sized,
 )
-from workbench.strategies.registry import BY_NAME, PLANNERS
+from workbench.strategies.registry import PLANNERS
 from workbench.units import duration_s
 
 
@@ -42,6 +43,7 @@ def size_command(
     ] = None,
     profile: Profile = None,
     execution: ExecutionFile = None,
+    judge: JudgeFlag = JudgedBy.SIMULATOR,
     no_cache: NoCache = False,
     as_json: Json = False,
 ) -> None:
@@ -59,7 +61,7 @@ def size_command(
         raise ValueError("size: want --deadline, --budget-dollars or both")
     if goal.budget_dollars is not None and wanted.dollars_per_rank_hour is None:
         raise ValueError(f"size: --budget-dollars wants cluster.dollars_per_gpu_hour in job {wanted.name!r}")
-    planners = {name: BY_NAME[name].planner for name in (strategy or PLANNERS)}
+    planners = planners_by(judge, strategy or tuple(PLANNERS))
     steps = num_steps(wanted, tokens)
     results = None if no_cache else kept_results()
     cost = cost_of(wanted, profile, execution)
@@ -68,7 +70,7 @@ def size_command(
         there = on_gpus(wanted, count)
         with ticking(f"{count} GPUs", len(planners), quiet=as_json) as ticker:
             try:
-                found = searched(there, cost, planners, Objective.ITERATION, ticker.at, results)
+                found = searched(there, cost, planners, Judging(), ticker.at, results, judge)
             except ValueError as error:
                 return Training(gpus=count, steps=steps, record=None, refusal=str(error))
         best = found.record["candidates"][0]

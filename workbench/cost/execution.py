@@ -104,6 +104,25 @@ class Launch(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadRate:
+    """Factor on the rate of attention's backward for heads of one width.
+
+    Args:
+        head_dim: the width.
+        rate: the factor.
+    """
+
+    head_dim: int
+    rate: float
+
+    def __post_init__(self) -> None:
+        if self.head_dim < 1 or not 0 < self.rate < float("inf"):
+            raise ValueError(
+                f"want a head width >= 1 and a rate > 0 and finite, got {self.head_dim} and {self.rate}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
     """How layers run where a profile did not measure them whole.
 
@@ -133,6 +152,8 @@ class Execution:
         unaligned_rate: factor on a product's rate for each halving of the alignment of its sizes
             below 16 bytes.
         attention_rate: of attention, or of the products with scores where these are stored.
+        attention_backward_rates: of the backward of fused attention, by head width; 1.0 for widths that are
+            not named. Kernels that keep too much of a wide head in registers spill it to memory.
         scores_passes: times the score matrix is read or written between the two products of a forward,
             where stored. A fused causal softmax reads the lower half and writes all (1.5 passes), dropout
             reads, writes and masks (2.5).
@@ -148,6 +169,8 @@ class Execution:
         host_kernel_s: host seconds to launch a kernel; None: the profile's.
         host_collective_s: host seconds to launch a collective inside a layer; None: the profile's.
         host_rank_s: host seconds a kernel and rank: ranks that wait for one another's hosts.
+        host_wait_s: host seconds that a pass of a mixture of experts stands still: counts of tokens come to
+            the host, which only then launches what follows.
         step_rate: of the optimizer's memory traffic.
         step_start_s: seconds every optimizer step takes besides its bytes.
     """
@@ -170,6 +193,7 @@ class Execution:
     matmul_rate: float = 1.0
     unaligned_rate: float = 1.0
     attention_rate: float = 1.0
+    attention_backward_rates: tuple[HeadRate, ...] = ()
     scores_passes: float = 4.0
     scores_backward_passes: float = 4.5
     scores_rate: float = SCORES_RATE
@@ -181,6 +205,7 @@ class Execution:
     host_kernel_s: float | None = None
     host_collective_s: float | None = None
     host_rank_s: float = 0.0
+    host_wait_s: float = 0.0
     step_rate: float = 1.0
     step_start_s: float = 0.0
     overlap_pieces: int = 1
@@ -199,6 +224,11 @@ class Execution:
         for name in ("overlap_pieces", "num_devices"):
             if getattr(self, name) < 1:
                 raise ValueError(f"execution: {name} must be >= 1, got {getattr(self, name)}; nearest: 1")
+
+    def attention_backward_factor(self, head_dim: int) -> float:
+        """On the rate of the backward of fused attention with heads of that width."""
+        rates = (each.rate for each in self.attention_backward_rates if each.head_dim == head_dim)
+        return next(rates, 1.0)
 
     def matmul_factor(self, *sizes: float, element_bytes: int) -> float:
         """On the rate of a product of these sizes: `unaligned_rate` to the power of the missing halvings."""

@@ -185,10 +185,11 @@ class KernelTimes:
 
     def attention_backward_rate(self, operator: Attention, work: Work, grid: Grid) -> float:
         """Backward FLOP/s over forward FLOP/s: by head width where measured, else the profile's number."""
+        factor = self.execution.attention_backward_factor(operator.head_dim)
         if not self._head_backward.covers(operator.head_dim) or not operator_tokens(operator, work, grid):
-            return self.profile.attention_backward_rate
+            return self.profile.attention_backward_rate * factor
         length = _length(operator, work, grid)
-        return self._head_backward.at(operator.head_dim, causal=operator.causal, length=length)
+        return self._head_backward.at(operator.head_dim, causal=operator.causal, length=length) * factor
 
     def attention_doubts(self, operator: Attention) -> Iterator[str]:
         """What of its kind was not measured: its width, its backward, its mask."""

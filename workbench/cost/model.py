@@ -214,6 +214,8 @@ class _OperatorSums:
         forward_s = run.pass_s(time.forward_s, forward, len(there), grid.tp, added_kernels(there, pieces))
         device_s = time.input_grad_s + time.weight_grad_s
         backward_s = run.pass_s(device_s, backward, len(back), grid.tp, added_kernels(back, pieces))
+        if num_experts(layer):
+            forward_s, backward_s = forward_s + run.host_wait_s, backward_s + run.host_wait_s
         if device_s in (0.0, backward_s):
             return replace(time, forward_s=forward_s)
         return replace(

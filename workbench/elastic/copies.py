@@ -1,19 +1,21 @@
-"""Which layers must travel after a reconfiguration, from whom to whom."""
+"""Which parts of layers must travel after a reconfiguration, from whom to whom."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from workbench.cost.hardware import Link
 from workbench.elastic.layout import Layout, held_layers
 from workbench.elastic.node_specification import TemplateSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """A layer's weights and optimizer state from one node to another."""
+    """Bytes of a layer's weights and optimizer state, from `first_byte` on, from one node to another."""
 
     layer: int
     source: str
     destination: str
+    first_byte: int
     num_bytes: int
 
 
@@ -36,25 +38,27 @@ def copies_between(
 ) -> tuple[Copy, ...]:
     """Copies that give every node of `after` the layers of its stages.
 
-    Oobleck chapter, section 2.5: missing layers come from replicas that are whole. Largest layers first,
-    each from the survivor that holds it and has sent least so far, ties to the earlier node, so that the
-    busiest sender is near the least possible (greedy, Graham 1969).
-    Differs: optimizer state travels too (`layer_bytes` counts it); the published code copies
-    weights alone, from the first holder.
+    Oobleck chapter, section 2.5: missing layers come from replicas that are whole. Each is striped over all
+    nodes that hold it: those that have sent least so far send until they are as busy as the others, then all
+    send equally much. Layers with the fewest holders first, for these have the least choice; of those the
+    largest first; ties to the earlier node.
+    Differs: optimizer state travels too (`layer_bytes` counts it), and every holder sends; the published code
+    copies weights alone, from the first holder.
 
     Args:
         gone: nodes of `before` that can send nothing.
         layer_bytes: [L].
 
+    Returns:
+        For every layer that a node misses, parts that make it up in ascending order, none of them empty; one
+        empty part of a layer that has no bytes.
+
     Raises:
         ValueError: byte counts that are not one per layer, or a layer that nobody holds.
 
-    Complexity: O(copies x holders).
+    Complexity: O(copies x log holders).
     """
-    if len(layer_bytes) != planned.templates[0].num_layers:
-        raise ValueError(
-            f"want bytes of {planned.templates[0].num_layers} layers, got {len(layer_bytes)} counts"
-        )
+    planned.check_bytes(layer_bytes)
     had, holders = held_layers(planned, before), holders_of(planned, before, gone)
     missing = [
         (layer, node)
@@ -62,12 +66,52 @@ def copies_between(
         for layer in layers
         if layer not in had.get(node, ())
     ]
-    sent: dict[str, int] = {}
+    sent = dict.fromkeys(had, 0)
     copies = []
-    for layer, node in sorted(missing, key=lambda each: -layer_bytes[each[0]]):
+    for layer, node in sorted(missing, key=lambda each: (len(holders[each[0]]), -layer_bytes[each[0]])):
         if not holders[layer]:
             raise ValueError(f"layer {layer} is missing on {node!r} and no node holds it")
-        source = min(holders[layer], key=lambda each: sent.get(each, 0))
-        sent[source] = sent.get(source, 0) + layer_bytes[layer]
-        copies.append(Copy(layer=layer, source=source, destination=node, num_bytes=layer_bytes[layer]))
+        first = 0
+        sources = [(sent[each], each) for each in holders[layer]]
+        for source, num_bytes in _stripes(sources, layer_bytes[layer]):
+            copies.append(
+                Copy(layer=layer, source=source, destination=node, first_byte=first, num_bytes=num_bytes)
+            )
+            sent[source] += num_bytes
+            first += num_bytes
     return tuple(copies)
+
+
+def _stripes(holders: Sequence[tuple[int, str]], num_bytes: int) -> list[tuple[str, int]]:
+    """Bytes that each holder sends, so that the busiest of them has sent as little as possible; not 0.
+
+    Args:
+        holders: (bytes sent so far, node).
+    """
+    idle_first = sorted(holders, key=lambda each: each[0])
+    level, count = idle_first[0][0] + num_bytes, 1
+    while count < len(idle_first) and idle_first[count][0] < level:
+        count += 1
+        level = -(-(sum(sent for sent, _ in idle_first[:count]) + num_bytes) // count)
+    stripes, left = [], num_bytes
+    for sent, node in idle_first[:count]:
+        stripes.append((node, min(left, level - sent)))
+        left -= stripes[-1][1]
+    return [(node, part) for node, part in stripes if part] or [(idle_first[0][1], 0)]
+
+
+def busiest_bytes(copies: Sequence[Copy]) -> int:
+    """The most that any node sends, or any receives."""
+    moved: dict[tuple[str, str], int] = {}
+    for copy in copies:
+        for end in (("from", copy.source), ("to", copy.destination)):
+            moved[end] = moved.get(end, 0) + copy.num_bytes
+    return max(moved.values(), default=0)
+
+
+def copying_s(copies: Sequence[Copy], link: Link) -> float:
+    """Seconds until all have arrived where each node has one port, which sends and receives at once.
+
+    Reached where the busiest port never idles, as in an open shop with preemption (Gonzalez and Sahni 1976).
+    """
+    return busiest_bytes(copies) / link.bytes_per_s + link.latency_s if copies else 0.0

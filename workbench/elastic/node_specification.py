@@ -1,6 +1,6 @@
 """How many nodes templates have, so that any number of nodes left can be used in full."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from workbench.elastic.chain import LayerChain
@@ -108,6 +108,12 @@ class TemplateSet:
     def of_size(self, num_nodes: int) -> Template:
         """The template with that many nodes."""
         return self.templates[num_nodes - self.specification.smallest]
+
+    def check_bytes(self, layer_bytes: Sequence[int]) -> None:
+        """Raise ValueError where byte counts are not one per layer."""
+        num_layers = self.templates[0].num_layers
+        if len(layer_bytes) != num_layers:
+            raise ValueError(f"want bytes of {num_layers} layers, got {len(layer_bytes)} counts")
 
 
 def plan_templates(chain: LayerChain, gpus_per_node: int, num_nodes: int, num_faults: int) -> TemplateSet:

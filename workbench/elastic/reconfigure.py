@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from workbench.elastic.copies import Copy, copies_between, holders_of
-from workbench.elastic.layout import Layout
+from workbench.elastic.layout import Layout, held_layers
 from workbench.elastic.node_specification import TemplateSet
+from workbench.elastic.places import Places
 
 
 class CannotContinueError(ValueError):
-    """Training stops here: save the progress, restart when enough nodes are back."""
+    """Training stops here, until enough nodes are back."""
 
 
 class StepKind(StrEnum):
@@ -24,7 +25,7 @@ class StepKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One thing done, with the nodes of the pipeline that came of it."""
+    """One thing done, with the nodes of the pipeline that came of it; places are found after all steps."""
 
     kind: StepKind
     pipeline: tuple[str, ...]
@@ -49,8 +50,11 @@ def survive(
     """Go on without the lost nodes: simple reinstantiation, borrowing, merging.
 
     Oobleck chapter, section 2.5.1. A pipeline that lost nodes takes the template of what it has left;
-    below n0 it borrows nodes one by one, each the last of the largest pipeline (of equal ones the later);
-    when no pipeline can spare one it is merged with another such pipeline, or else the smallest.
+    below n0 it borrows nodes one by one, each from the pipeline whose loss of a node makes the fewest bytes
+    to copy (of equally good ones the largest, then the later);
+    when no pipeline can spare one it is merged with another such pipeline, or else the smallest. Then all
+    nodes take the places at which the fewest bytes are copied. So what is copied after the loss of one node
+    is the least of all donors and all places.
     Borrowing is tried again after every merge. Then, with N' >= (f + 1) n0 left, f + 1 pipelines or more
     of n0..N - f n0 nodes come out (appendix A): a merge happens only while all have at most n0 and one
     has less, so there were f + 2 of them at least.
@@ -70,7 +74,7 @@ def survive(
             holds.
         ValueError: a lost node that is not in the layout, or one named twice.
 
-    Complexity: O(nodes x pipelines + copies x holders).
+    Complexity: O((1 + nodes borrowed x different sizes) x nodes**3 + copies x holders).
     """
     return _without(planned, layout, lost, frozenset(lost), layer_bytes, spares)
 
@@ -103,7 +107,7 @@ def _without(
     if left < specification.threshold:
         raise CannotContinueError(
             f"{left} nodes are left, {specification.num_faults + 1} pipelines of {specification.smallest} "
-            f"need {specification.threshold}: stop with progress saved"
+            f"need {specification.threshold}: training stops"
         )
     holders = holders_of(planned, layout, silent)
     dead = [layer for layer, nodes in enumerate(holders) if not nodes]
@@ -112,14 +116,15 @@ def _without(
             f"all nodes that held layer {dead[0]} are lost ({len(dead)} layers in all): "
             "go back to a checkpoint"
         )
+    places = Places(planned, held_layers(planned, layout), layer_bytes)
     steps = [
         Step(kind=StepKind.SIMPLE, pipeline=tuple(now))
         for now, before in zip(pipelines, layout.pipelines, strict=True)
         if specification.smallest <= len(now) < len(before)
     ]
     steps += _replaced(pipelines, spares, specification.smallest)
-    steps += _repair(pipelines, specification.smallest)
-    after = Layout(pipelines=tuple(tuple(pipeline) for pipeline in pipelines))
+    steps += _repair(pipelines, specification.smallest, places)
+    after = places.layout(pipelines)
     copies = copies_between(planned, layout, after, silent, layer_bytes)
     return Reconfiguration(layout=after, steps=tuple(steps), copies=copies)
 
@@ -136,13 +141,12 @@ def _replaced(pipelines: list[list[str]], spares: Sequence[str], smallest: int) 
     return steps
 
 
-def _repair(pipelines: list[list[str]], smallest: int) -> list[Step]:
+def _repair(pipelines: list[list[str]], smallest: int, places: Places) -> list[Step]:
     """Borrow and merge until every pipeline has `smallest` nodes; the list is changed in place."""
     steps = []
     while (broken := next((p for p in pipelines if len(p) < smallest), None)) is not None:
-        largest = max(len(pipeline) for pipeline in pipelines)
-        if largest > smallest:
-            donor = next(p for p in reversed(pipelines) if len(p) == largest)
+        donor = _donor(pipelines, broken, smallest, places)
+        if donor is not None:
             broken.append(donor.pop())
             steps.append(Step(kind=StepKind.BORROW, pipeline=tuple(broken)))
             continue
@@ -154,6 +158,22 @@ def _repair(pipelines: list[list[str]], smallest: int) -> list[Step]:
     return steps
 
 
+def _donor(
+    pipelines: Sequence[list[str]], broken: list[str], smallest: int, places: Places
+) -> list[str] | None:
+    """The pipeline that should lend a node: fewest bytes, then the largest, then the later; None: none can.
+
+    Which of its nodes goes where is decided when all have their sizes, so equal sizes are equally good.
+    """
+    latest = {len(pipeline): pipeline for pipeline in pipelines if len(pipeline) > smallest}
+
+    def least_bytes(donor: list[str]) -> int:
+        rest = [pipeline for pipeline in pipelines if pipeline is not donor and pipeline is not broken]
+        return places.least_bytes([*rest, donor[:-1], [*broken, donor[-1]]])
+
+    return min(latest.values(), key=lambda donor: (least_bytes(donor), -len(donor)), default=None)
+
+
 def join(
     planned: TemplateSet,
     layout: Layout,
@@ -161,10 +181,10 @@ def join(
     sizes: Sequence[int],
     layer_bytes: Sequence[int],
 ) -> Reconfiguration:
-    """Take in nodes and give the pipelines the sizes of an instantiation, moving as few nodes as that takes.
+    """Take in nodes and give the pipelines the sizes of an instantiation, copying as little as that takes.
 
-    Pipelines and sizes are paired by rank, largest with largest; what a pipeline has too many, and the
-    new nodes, fill those that have too few. Without new nodes it rearranges.
+    Pipelines and sizes are paired by rank, largest with largest; then all nodes, also the new ones, take
+    the places at which the fewest bytes are copied. Without new nodes it rearranges.
 
     Args:
         sizes: nodes of each pipeline afterwards, for example `fastest(...).sizes`.
@@ -193,7 +213,7 @@ def join(
     for nodes, size in zip(kept, wanted, strict=True):
         while len(nodes) < size:
             nodes.append(free.pop(0))
-    after = Layout(pipelines=tuple(tuple(nodes) for nodes in kept))
+    after = Places(planned, held_layers(planned, layout), layer_bytes).layout(kept)
     before = set(layout.pipelines)
     steps = tuple(
         Step(kind=StepKind.REARRANGE, pipeline=pipeline)

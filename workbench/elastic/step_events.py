@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from workbench.elastic.availability import Availability, Change
@@ -16,6 +16,13 @@ class Happening(StrEnum):
     JOIN = "join"  # before the step
 
 
+class During(StrEnum):
+    """What an event comes into."""
+
+    STEP = "step"
+    RECOVERY = "recovery"  # from a kill in the same step, while the ranks that are left connect
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEvent:
     """Something happens to a node when `step` steps have been taken; a kill comes while the next one runs."""
@@ -23,24 +30,41 @@ class StepEvent:
     step: int
     what: Happening
     node: str
+    during: During = During.STEP
 
     def __str__(self) -> str:
-        return f"{self.step}:{self.what}:{self.node}"
+        return f"{self.step if self.during is During.STEP else self.during}:{self.what}:{self.node}"
 
 
-def parse_event(text: str) -> StepEvent:
-    """STEP:kill|warn|join:NODE.
+def parse_event(text: str, before: StepEvent | None = None) -> StepEvent:
+    """STEP:kill|warn|join:NODE, or recovery:kill:NODE.
+
+    Args:
+        before: the event listed before, whose recovery is meant.
 
     Raises:
-        ValueError: it is none; the message names the nearest.
+        ValueError: it is none, or in the recovery from no kill; the message names the nearest.
     """
-    step, _, rest = text.partition(":")
+    when, _, rest = text.partition(":")
     what, _, node = rest.partition(":")
-    if not (step.isascii() and step.isdigit() and node):
-        raise ValueError(f"event {text!r}: want STEP:kill|warn|join:NODE, e.g. '3:kill:node1'")
+    in_recovery = when == During.RECOVERY
+    if not (in_recovery or (when.isascii() and when.isdigit())) or not node:
+        raise ValueError(
+            f"event {text!r}: want STEP:kill|warn|join:NODE or recovery:kill:NODE, e.g. '3:kill:node1'"
+        )
     if what not in list(Happening):
         raise ValueError(f"event {text!r}: {_nearest(what, [each.value for each in Happening])}")
-    return StepEvent(step=int(step), what=Happening(what), node=node)
+    if not in_recovery:
+        return StepEvent(step=int(when), what=Happening(what), node=node)
+    if what != Happening.KILL:
+        raise ValueError(f"event {text!r}: want a kill in a recovery; nearest: recovery:kill:{node}")
+    if before is None or before.what is not Happening.KILL:
+        raise ValueError(
+            f"event {text!r}: falls into the recovery from the kill listed before it, and there "
+            f"{'is no event' if before is None else f'stands {str(before)!r}'}; "
+            "want e.g. '3:kill:OTHER' there"
+        )
+    return replace(before, node=node, during=During.RECOVERY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +74,7 @@ class AtStep:
     joins: tuple[str, ...] = ()
     warned: tuple[str, ...] = ()
     killed: tuple[str, ...] = ()
+    killed_in_recovery: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +96,14 @@ class StepEvents:
     def at(self, step: int) -> AtStep:
         """What happens after so many steps; who is warned before having worked does not count."""
         now = [event for event in self.events if event.step == step]
-        of = {what: tuple(event.node for event in now if event.what is what) for what in Happening}
+        in_step = [event for event in now if event.during is During.STEP]
+        of = {what: tuple(event.node for event in in_step if event.what is what) for what in Happening}
         joins, warned = of[Happening.JOIN], of[Happening.WARN]
         return AtStep(
             joins=tuple(node for node in joins if node not in warned),
             warned=tuple(node for node in warned if node not in joins),
             killed=of[Happening.KILL],
+            killed_in_recovery=tuple(event.node for event in now if event.during is During.RECOVERY),
         )
 
     @property
@@ -100,7 +127,10 @@ def told_events(texts: Iterable[str], num_nodes: int, *, first: int, steps: int)
     Raises:
         ValueError: an event outside [first, steps), or what `_Presence` refuses; the message names it.
     """
-    found = sorted(map(parse_event, texts), key=lambda event: event.step)
+    listed: list[StepEvent] = []
+    for text in texts:
+        listed.append(parse_event(text, listed[-1] if listed else None))
+    found = sorted(listed, key=lambda event: event.step)
     for event in found:
         if not first <= event.step < steps:
             begun = f", and {first} are taken already" if first else ""
@@ -194,7 +224,7 @@ class _Presence:
         if event.what is not Happening.JOIN:
             del self._now[node]
             self._went[node] = event
-        return StepEvent(step=event.step, what=event.what, node=name)
+        return replace(event, node=name)
 
     def _new_name(self, node: str) -> str:
         names = (node, *(f"{node}.{number}" for number in range(2, len(self._used) + 3)))

@@ -1,7 +1,7 @@
 """Which changes of a job would make its step shorter: each neighbour planned, checked, priced, simulated."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from workbench.cost.model import CostModel
 from workbench.explain.neighbours import Change, Kind, looser
@@ -156,7 +156,7 @@ def try_changes(
     Complexity: one plan, price and simulation a change.
     """
     found: list[Tried] = []
-    seen, num_same, num_left, best = {_content(base.plan)}, 0, 0, base
+    seen, num_same, num_left, best = {plan_hash(base.plan)}, 0, 0, base
     for done, change in enumerate(changes):
         told(done, len(changes), f"best so far {best.step_s / base.step_s - 1:+.1%}; {change.about}")
         try:
@@ -178,17 +178,12 @@ def _tried(change: Change, origin: Origin, judge: Judge, seen: set[str]) -> Trie
     """What became of one change; None where its plan was seen before."""
     try:
         plan = judge.planned(change, origin)
-        if _content(plan) in seen:
+        if plan_hash(plan) in seen:
             return None
-        seen.add(_content(plan))
+        seen.add(plan_hash(plan))
         return Tried(change=change, judged=judge.judged(plan))
     except ValueError as error:
         return Tried(change=change, refusal=" ".join(str(error).split()))
-
-
-def _content(plan: Plan) -> str:
-    """What two strategies' plans have in common that do the same."""
-    return plan_hash(replace(plan, strategy=""))
 
 
 def _sorted(base: Judged, found: Sequence[Tried], num_same: int, num_left: int) -> Changes:

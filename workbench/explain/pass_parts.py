@@ -105,6 +105,7 @@ def _launched(execution: Execution, factor: float) -> Execution:
         host_kernel_s=factor * (execution.host_kernel_s or 0.0),
         host_collective_s=factor * (execution.host_collective_s or 0.0),
         host_rank_s=factor * execution.host_rank_s,
+        host_wait_s=factor * execution.host_wait_s,
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import isnan, nan
 from typing import NamedTuple
 
-from workbench.plan.codec import plan_hash
+from workbench.plan.codec import is_hash_of, plan_hash
 from workbench.plan.lowered import Lowered
 from workbench.plan.task_graph import adjacency
 from workbench.schedule.action import Action
@@ -125,8 +125,8 @@ def timeline(lowered: Lowered, trace: Trace) -> Timeline:
 
 
 def _check_of(lowered: Lowered, trace: Trace) -> None:
-    own = plan_hash(lowered.plan)
-    if trace.plan_hash != own:
+    if not is_hash_of(trace.plan_hash, lowered.plan):
+        own = plan_hash(lowered.plan)
         raise ValueError(f"the trace is of plan {trace.plan_hash:.16}, this plan is {own:.16}")
 
 

@@ -8,6 +8,7 @@ from math import isfinite
 from typing import Any
 
 from workbench.cost.execution import UpdatedWeights
+from workbench.llm_table.frameworks import check_framework, filled, fitted_numbers
 from workbench.llm_table.llm_row import (
     Architecture,
     DataOverlap,
@@ -65,6 +66,10 @@ def _flag(name: str, about: str, default: YesNo = YesNo.NO) -> Column:
     return Column(name, f"yes: {about}", _always(default), YesNo, shown=str(default))
 
 
+def _text(name: str, about: str) -> Column:
+    return Column(name, about, _always(""), shown="none")
+
+
 def _real(name: str, about: str) -> Column:
     return Column(name, about, _always(None), real=True, shown="profile's")
 
@@ -99,6 +104,8 @@ def _grad_precision(row: Values) -> GradientNumber:
 
 
 COLUMNS = (
+    _text("framework", "training system, whose conventions fill blanks and whose fitted numbers hold"),
+    _text("release", "of the framework, in numbers with points between"),
     Column("hidden", "width of the model"),
     Column("layers", "transformer blocks; of an encoder-decoder the encoder's"),
     Column("heads", "query heads"),
@@ -106,12 +113,7 @@ COLUMNS = (
     Column("global_batch", "samples of an iteration"),
     Column("architecture", "gpt, llama, vit or t5", _always(Architecture.GPT), Architecture, shown="gpt"),
     Column("kv_heads", "key and value heads", lambda row: row["heads"], shown="heads"),
-    Column(
-        "head_dim",
-        "width of a head",
-        _head_dim,
-        shown="hidden / heads",
-    ),
+    Column("head_dim", "width of a head", _head_dim, shown="hidden / heads"),
     Column("ffn", "inner width of the MLP", _ffn, shown="gpt, vit: 4 x hidden, others: 8/3 x hidden"),
     Column("gated_mlp", "yes: the MLP has a gate", _gated, YesNo, shown="gpt, vit: no, others: yes"),
     _flag("qk_norm", "a norm over each head's queries and keys"),
@@ -234,6 +236,7 @@ COLUMNS = (
     _real("inter_latency_us", "latency between nodes"),
 )
 NAMES = tuple(column.name for column in COLUMNS)
+TEXTS = ("framework", "release", "gpu")
 REPEATED = ("gpus", "grad_accum", "optimizer")  # say again what other columns say
 SHARES = ("products", "attention", "memory_bound", "in_layers", "data", "optimizer", "idle")
 OUTPUTS = (
@@ -319,6 +322,9 @@ def read_row(cells: Mapping[str, str]) -> LlmRow:
         ValueError: `column: rule, got value; nearest valid choice`.
     """
     texts = {ALIASES.get(name, name): (text or "").strip() for name, text in cells.items()}
+    if texts.get("framework"):
+        check_framework(texts["framework"])
+        texts = filled(texts)
     values: dict[str, Any] = {}
     for column in COLUMNS:
         text = texts.get(column.name, "")
@@ -330,7 +336,12 @@ def read_row(cells: Mapping[str, str]) -> LlmRow:
             raise ValueError(f"{column.name}: required ({column.about}), the cell is empty")
     told = {name: values.pop(name) for name in REPEATED}
     kind, modules = values.pop("recompute")
-    row = LlmRow(**values, recompute=kind, recompute_modules=modules)
+    row = LlmRow(
+        **values,
+        recompute=kind,
+        recompute_modules=modules,
+        fitted=tuple(sorted(fitted_numbers(texts).items())),
+    )
     check_row(row)
     check_repeated(row, **told)
     return row
@@ -341,7 +352,7 @@ def _read(column: Column, text: str) -> Any:
         raise ValueError(
             f"{column.name}: want at most {LONGEST} characters, got {len(text):,} that begin {text[:20]!r}"
         )
-    if column.name == "gpu":
+    if column.name in TEXTS:
         return text
     if column.name == "recompute":
         return read_modules(text)

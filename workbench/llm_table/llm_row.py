@@ -88,6 +88,8 @@ class YesNo(StrEnum):
 class LlmRow:
     """See `workbench.llm_table.columns.COLUMNS` for the meaning, unit and default of every field."""
 
+    framework: str
+    release: str
     hidden: int
     layers: int
     heads: int
@@ -130,6 +132,7 @@ class LlmRow:
     micro_batch: int
     recompute: Recomputed
     recompute_modules: tuple[BlockModule, ...]
+    fitted: tuple[tuple[str, float], ...] = ()  # numbers of an execution, of its framework
     attention: Scores
     precision: Number
     grad_precision: GradientNumber

@@ -1,6 +1,7 @@
 """How a row's layers are computed: its kernels, its cuts, and the format of its products."""
 
 from dataclasses import replace
+from typing import Any
 
 from workbench.cost.execution import (
     ActivationCut,
@@ -30,6 +31,7 @@ def execution_of(row: LlmRow, base: Execution) -> Execution:
     Systems that store scores are of a time when models were trained with dropout (Korthikanti et al. 2022
     count its masks); gradients in float32 are added up by the products that make them.
     """
+    fitted: dict[str, Any] = dict(row.fitted)
     is_stored, sums_wide = row.attention is Scores.STORED, row.grad_precision is GradientNumber.FP32
     return replace(
         base,
@@ -44,6 +46,7 @@ def execution_of(row: LlmRow, base: Execution) -> Execution:
         overlap_pieces=TENSOR_PIECES if row.tp_overlap is YesNo.YES else base.overlap_pieces,
         products=FORMATS.get(row.precision, base.products),
         num_devices=row.num_gpus,
+        **fitted,
     )
 
 

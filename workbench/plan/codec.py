@@ -16,17 +16,40 @@ from workbench.schedule.action import NEWEST, SPELLINGS, Action, Spelling
 from workbench.whole_file import write_text
 
 FORMAT = "multimodal-workbench plan"
-SCHEMA_VERSION = NEWEST  # versions differ in the names of actions alone
+SCHEMA_VERSION = NEWEST
+UNNAMED_SINCE = 3  # version of plan and trace files; hashes of earlier ones cover the strategy's name
 
 
 @kept
 def plan_hash(plan: Plan) -> str:
-    """SHA-256 of the canonical JSON. Costs and predictions are not part of a plan, nor of its hash.
+    """SHA-256 of the canonical JSON of everything that decides the execution.
 
-    Actions are hashed by their names of version 1: what was stored of a plan is of it in any version.
-    Kept, as encoding a model takes longer than simulating it.
+    The strategy's name decides nothing: equal plans of two strategies have one hash. Costs and predictions
+    are not part of a plan. Actions are hashed by their names of version 1. Kept, as encoding a model takes
+    longer than simulating it.
     """
-    canonical = json.dumps(_JSON[1].encode(plan), sort_keys=True, separators=(",", ":"))
+    content = _JSON[1].encode(plan)
+    return _digest({key: content[key] for key in content if key != "strategy"})
+
+
+@kept
+def named_hash(plan: Plan) -> str:
+    """The hash that files before version 3 have of a plan: with the strategy's name."""
+    return _digest(_JSON[1].encode(plan))
+
+
+def hash_of_version(plan: Plan, version: int) -> str:
+    """The hash that plan and trace files of a version have of a plan."""
+    return plan_hash(plan) if version >= UNNAMED_SINCE else named_hash(plan)
+
+
+def is_hash_of(digest: str, plan: Plan) -> bool:
+    """Whether a file of any version, which names a plan by this hash, means this plan."""
+    return digest == plan_hash(plan) or digest == named_hash(plan)
+
+
+def _digest(content: Any) -> str:
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
@@ -35,7 +58,7 @@ def dumps(plan: Plan, version: int = SCHEMA_VERSION, *, profile: str | None = No
 
     `profile` is what it was planned with; it decides no execution and is not in the hash.
     """
-    header = {"format": FORMAT, "schema_version": version, "hash": plan_hash(plan)}
+    header = {"format": FORMAT, "schema_version": version, "hash": hash_of_version(plan, version)}
     if profile is not None:
         header["profile"] = profile
     return json.dumps(header | {"plan": _JSON[version].encode(plan)}, indent=1) + "\n"
@@ -50,7 +73,7 @@ def loads(text: str) -> Plan:
     """
     document = _document(text)
     plan = _plan_of(document)
-    if document["hash"] != plan_hash(plan):
+    if document["hash"] != hash_of_version(plan, document["schema_version"]):
         raise ValueError(f"plan file is corrupt: content does not have the hash {document['hash']!r:.20}...")
     return plan
 

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from itertools import chain, groupby, pairwise
 
+import numpy as np
+
 from workbench.plan.lowered import Lowered, Route, Transfer
 from workbench.plan.order import issue_ticks
 from workbench.plan.remembered import Remembered
@@ -15,7 +17,8 @@ from workbench.schedule.precedence import ring
 MOST_LINKS = 12  # of a ring that a message spells out
 SHOWN = 4  # entries of a queue or program shown on each side of the stuck one
 
-_FREE: Remembered[None] = Remembered(1024)  # orders in which every rank can finish
+_FREE: Remembered[None] = Remembered(1024)  # orders of passes that every rank can finish
+_FREE_SUMS: Remembered[None] = Remembered(1024)
 _TALKS = (Pass.F, Pass.B, Pass.I)
 
 
@@ -43,7 +46,22 @@ def check_deadlock(lowered: Lowered) -> None:
 
     Complexity: O(actions x ranks of their stage + rows + members of groups), after sorting rows.
     """
-    _FREE.answer(lowered.order, lambda: _check(lowered))
+    _FREE.answer(lowered.order_of_passes, lambda: _check(lowered))
+    _FREE_SUMS.answer(lowered.order, lambda: _check_sums(lowered))
+
+
+def _check_sums(lowered: Lowered) -> None:
+    """Of an order whose passes can finish with some groups, that sums of these gradients can, too."""
+    _check_groups(lowered)
+    graph = lowered.tasks
+    is_sum = np.zeros(graph.num_nodes, dtype=np.bool_)
+    is_sum[: graph.num_tasks] = [task.kind is TaskKind.ALL_REDUCE for task in graph.tasks]
+    between = is_sum[graph.before] & is_sum[graph.after]
+    followers: list[list[int]] = [[] for _ in range(graph.num_nodes)]
+    for before, after in zip(graph.before[between].tolist(), graph.after[between].tolist(), strict=True):
+        followers[before].append(after)
+    if ring(followers):
+        _check(lowered)
 
 
 def _check(lowered: Lowered) -> None:

@@ -12,11 +12,12 @@ from workbench.plan.kept import give, kept
 from workbench.plan.lowered import GradientGroup
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.plan import Microbatch, Plan, Program, Settings, Sharding, Stage
-from workbench.plan.remembered import Remembered
+from workbench.plan.remembered import Remembered, Same
 from workbench.schedule.action import STEP, Action, Pass
 from workbench.schedule.reductions import with_reductions
 
 _EQUAL_PLACES: Remembered[bool] = Remembered(1024)
+_EQUAL_BATCHES: Remembered[bool] = Remembered(64)
 
 
 @kept
@@ -115,8 +116,7 @@ class Folded:
     settings: Settings
 
     def __post_init__(self) -> None:
-        sizes = {tuple((sample.segments, sample.mask) for sample in batch) for batch in self.batches}
-        if not self.batches or self.batches[0] != self.one.batch or len(sizes) > 1:
+        if not self.batches or self.batches[0] != self.one.batch or not equal_batches(self.batches):
             raise ValueError("folded replicas: want equal batches, the first that of the plan")
         if any(each.sharding is Sharding.PARAMETERS for each in self.settings.modules):
             raise ValueError("folded replicas: want each to have its weights whole, got sharded parameters")
@@ -138,7 +138,7 @@ class Folded:
     def num_replicas(self) -> int:
         return len(self.batches)
 
-    @property
+    @cached_property
     def stride(self) -> int:
         """Ranks of a replica."""
         return len(self.one.ranks)
@@ -152,7 +152,7 @@ class Folded:
 
         Complexity: O(actions + groups x replicas).
         """
-        key = self.one.cluster, self.stride, self.num_replicas
+        key = Same(self.one.cluster), self.stride, self.num_replicas
         if not _EQUAL_PLACES.answer(key, self._lie_alike):
             return judged_part(self.whole)
         part = self._reducing
@@ -191,9 +191,18 @@ class Folded:
         programs = tuple(Program(ranks=ranks, actions=(*orders[of], STEP)) for ranks, of in stages_of.items())
         return _stands_for(replace(one, programs=programs), groups, counts)
 
-    def _all(self, ranks: Sequence[int]) -> tuple[int, ...]:
+    def _all(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
         """These of every replica."""
-        return tuple(sorted(r + d * self.stride for r in ranks for d in range(self.num_replicas)))
+        if ranks not in self._known:
+            stride = self.stride
+            self._known[ranks] = tuple(
+                sorted(r + d * stride for d in range(self.num_replicas) for r in ranks)
+            )
+        return self._known[ranks]
+
+    @cached_property
+    def _known(self) -> dict[tuple[int, ...], tuple[int, ...]]:
+        return {}  # by ranks of one replica, as groups of its layers mostly have the same; filled on use
 
     def _lie_alike(self) -> bool:
         cluster, size = self.one.cluster, self.stride
@@ -213,6 +222,15 @@ class Folded:
         first = d * len(self.one.stages)
         actions = tuple(a if a.stage is None else a._replace(stage=a.stage + first) for a in program.actions)
         return Program(ranks=tuple(rank + d * self.stride for rank in program.ranks), actions=actions)
+
+
+def equal_batches(batches: Sequence[Sequence[Sample]]) -> bool:
+    """Whether samples in equal places have equal sizes. O(samples), once for the same batches."""
+    return _EQUAL_BATCHES.answer(Same(batches), lambda: len(set(map(_sizes, batches))) == 1)
+
+
+def _sizes(batch: Sequence[Sample]) -> tuple[object, ...]:
+    return tuple((sample.segments, sample.mask) for sample in batch)
 
 
 def _stages(plan: Plan, program: Program) -> tuple[int, ...]:

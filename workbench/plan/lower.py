@@ -1,8 +1,9 @@
 """From a plan to what machines need: transfer rows and their order."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from workbench.collector import collector_paused
 from workbench.data.sample import Item
@@ -27,10 +28,10 @@ from workbench.plan.row_drafts import (
     in_issue_order,
     issue_key,
 )
-from workbench.plan.token_owners import Run, feature_runs, held_runs
+from workbench.plan.token_owners import Run, feature_runs, goes_to_owners, held_runs
 from workbench.schedule.action import Action, Pass
 
-MOST_ROWS = 500_000  # of all plans that are remembered
+MOST_ROWS = 200_000  # of all plans that are remembered
 _ROWS: Remembered[Numbered] = Remembered(MOST_ROWS, lambda rows: len(rows.transfers) + 1)
 
 
@@ -60,12 +61,20 @@ def lower(plan: Plan) -> Lowered:
     )
 
 
+class _Part(NamedTuple):
+    """Tokens that one context-parallel place of a stage sends to one of another; None: to all its ranks."""
+
+    slices: tuple[Slice, ...]
+    source: int
+    destination: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class _Boundary:
     """A tensor that crosses from one stage to another for one pair of microbatches.
 
-    `forward` are its tokens by context-parallel place of the producer, `backward` by that of the
-    consumer, whose gradient makes the way back; None where none does.
+    `forward` are its tokens from the producer's places, `backward` those of its gradient from the
+    consumer's; None where none makes the way back.
     """
 
     edge: str
@@ -74,8 +83,8 @@ class _Boundary:
     source: Microbatch
     target: Microbatch
     after_layer: int
-    forward: tuple[tuple[Slice, ...], ...]
-    backward: tuple[tuple[Slice, ...], ...] | None
+    forward: tuple[_Part, ...]
+    backward: tuple[_Part, ...] | None
 
 
 def _boundaries(routing: Routing) -> Iterator[_Boundary]:
@@ -84,7 +93,7 @@ def _boundaries(routing: Routing) -> Iterator[_Boundary]:
         for microbatch in plan.microbatches_of.get((module, replica), ()):
             carries = routing.flow(microbatch).carries[module]
             layers = plan.model.module(module).layers
-            held: dict[TokenCount, tuple[tuple[Slice, ...], ...]] = {}  # the same between all stages
+            held: dict[TokenCount, tuple[_Part, ...]] = {}  # the same between all stages
             for producer, consumer in pairwise(chain):
                 after_layer = producer.layers[1] - 1
                 count = layers[after_layer].emits
@@ -120,34 +129,67 @@ def _into_microbatch(
 ) -> Iterator[_Boundary]:
     plan = routing.plan
     count = plan.model.module(edge.source).layers[edge.after_layer].emits
-    features = feature_runs(routing, edge, target)
+    features, is_own = feature_runs(routing, edge, target), goes_to_owners(routing, edge, target)
     for holding, starts in _sources(routing, edge, consumer, target).items():
         source = plan.microbatches_of[edge.source, holding.replica][holding.microbatch]
         producer = routing.boundary_stage(edge.source, holding.replica, edge.after_layer)
         carries = routing.flow(source).carries[edge.source][edge.after_layer]
         gradient = carries and routing.has_backward(consumer, target)
-        sent = held_runs(routing, source, count)
-        yield _Boundary(
-            edge.name,
-            producer,
-            consumer,
-            source,
-            target,
-            edge.after_layer,
-            tuple(_sent(runs, starts) for runs in sent),
-            _returned(features, _offsets(routing, source, count), starts) if gradient else None,
+        made = held_runs(routing, source, count)
+        if is_own:
+            forward = _exchanged(made, features, starts)
+        else:
+            forward = tuple(_Part(_sent(runs, starts), place, None) for place, runs in enumerate(made))
+        backward = None
+        if gradient and producer.cp > 1:
+            backward = _exchanged(features, made, starts)
+        elif gradient:
+            returned = _returned(features, _offsets(routing, source, count), starts)
+            backward = tuple(_Part(slices, place, None) for place, slices in enumerate(returned))
+        yield _Boundary(edge.name, producer, consumer, source, target, edge.after_layer, forward, backward)
+
+
+def _exchanged(
+    sources: Sequence[Sequence[Run]], destinations: Sequence[Sequence[Run]], wanted: Container[Item]
+) -> tuple[_Part, ...]:
+    """What each place of one side holds and each place of the other has in its tensor, of the wanted items.
+
+    Complexity: O(runs x places).
+    """
+    held: list[dict[Item, list[Run]]] = []
+    for runs in destinations:
+        held.append({})
+        for run in runs:
+            if run.item in wanted:
+                held[-1].setdefault(run.item, []).append(run)
+    return tuple(
+        _Part(
+            tuple(common for run in runs for common in _common(run, of_item.get(run.item, ()))), here, there
         )
+        for here, runs in enumerate(sources)
+        for there, of_item in enumerate(held)
+    )
 
 
-def _inside(routing: Routing, microbatch: Microbatch, count: TokenCount) -> tuple[tuple[Slice, ...], ...]:
-    """By context-parallel place, what a rank holds of every item: at the same place on both sides."""
+def _common(run: Run, others: Iterable[Run]) -> Iterator[Slice]:
+    """The tokens of a run that stand in runs of another tensor, with their places in both."""
+    for other in others:
+        first = max(run.first, other.first)
+        num_tokens = min(run.first + run.num_tokens, other.first + other.num_tokens) - first
+        if num_tokens > 0:
+            starts = run.start + first - run.first, other.start + first - other.first
+            yield Slice(run.item, *starts, num_tokens)
+
+
+def _inside(routing: Routing, microbatch: Microbatch, count: TokenCount) -> tuple[_Part, ...]:
+    """What a rank holds of every item: at the same place on both sides."""
     parts = []
-    for runs in held_runs(routing, microbatch, count):
+    for place, runs in enumerate(held_runs(routing, microbatch, count)):
         held: dict[Item, Slice] = {}
         for run in runs:
             so_far = held.get(run.item, Slice(run.item, run.start, run.start, 0))
             held[run.item] = so_far._replace(num_tokens=so_far.num_tokens + run.num_tokens)
-        parts.append(tuple(held.values()))
+        parts.append(_Part(tuple(held.values()), place, place))
     return tuple(parts)
 
 
@@ -216,17 +258,18 @@ def _one_way(
     direction: Direction,
     ends: tuple[Action, Action],
     width: int,
-    parts: Sequence[tuple[Slice, ...]],
+    parts: Sequence[_Part],
 ) -> Iterator[RowDraft]:
     """From every context-parallel place that has tokens of it."""
     producer, consumer = ends
     token_bytes = width * plan.settings.precision.num_bytes
-    for slices, paths in zip(parts, _paths(plan, producer.stage, consumer.stage), strict=True):
-        num_tokens = sum(piece.num_tokens for piece in slices)
-        if num_tokens:
+    for slices, source, destination in parts:
+        if slices:
+            num_tokens = sum(piece.num_tokens for piece in slices)
             num_bytes = num_tokens * token_bytes
             yield RowDraft(
-                RowContent(edge, direction, producer, consumer, width, slices, num_tokens, num_bytes), paths
+                RowContent(edge, direction, producer, consumer, width, slices, num_tokens, num_bytes),
+                _paths(plan, producer.stage, consumer.stage, source, destination),
             )
 
 
@@ -237,33 +280,34 @@ def _backward_action(plan: Plan, stage: Stage, microbatch: int) -> Action:
 
 
 @kept
-def _paths(plan: Plan, source: int | None, destination: int | None) -> tuple[tuple[Path, ...], ...]:
-    """From every context-parallel place of one stage to another stage.
+def _paths(
+    plan: Plan, source: int | None, destination: int | None, from_place: int, to_place: int | None
+) -> tuple[Path, ...]:
+    """From a context-parallel place of one stage to one of another stage, or to all of its ranks.
 
     Between stages of one module each rank sends to the rank at its place in the grid, its tokens alone.
     Where the tensor-parallel degree changes, a context-parallel place sends from its first
     rank to the other's, which broadcasts to the rest of its place.
 
-    Between modules every context-parallel place of the source sends what it holds to the
-    destination's leader, which broadcasts it in its whole tp x cp group; each rank there keeps
-    the tokens it owns. So a token crosses once, and a gradient is summed where it is used.
+    Between modules a place sends to each place of the destination the tokens that this one owns. What all
+    need, or no place owns, it sends to the destination's leader, which broadcasts it in its whole tp x cp
+    group. So a token crosses once, and a gradient is summed where it is used.
 
     Where the two share ranks, a rank that holds the tokens already keeps them, and the first such
     rank broadcasts to the rest: nothing travels between equal replicas, and fan-in is an all-gather
     forward and a selection backward, fan-out the reverse.
 
     Source: Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
-    sections 3.1 and 3.2.
+    sections 3.1 and 3.2. Differs: there the leader gets what only some ranks own, too.
     """
     here, there = plan.stage[source or 0], plan.stage[destination or 0]
-    if here.module != there.module:
-        return tuple(_leader_to_group(from_ranks, there.flat_ranks) for from_ranks in here.ranks)
-    return tuple(
-        tuple(map(_path, from_ranks, to_ranks))
-        if len(from_ranks) == len(to_ranks)
-        else _leader_to_group(from_ranks, to_ranks)
-        for from_ranks, to_ranks in zip(here.ranks, there.ranks, strict=True)
-    )
+    from_ranks = here.ranks[from_place]
+    if to_place is None:
+        return _leader_to_group(from_ranks, there.flat_ranks)
+    to_ranks = there.ranks[to_place]
+    if here.module == there.module and len(from_ranks) == len(to_ranks):
+        return tuple(map(_path, from_ranks, to_ranks))
+    return _leader_to_group(from_ranks, to_ranks)
 
 
 def _leader_to_group(from_ranks: Sequence[int], to_ranks: Sequence[int]) -> tuple[Path, ...]:

@@ -14,7 +14,7 @@ from workbench.plan.remembered import Remembered, Same
 from workbench.plan.task_graph import TaskGraph, task_graph
 from workbench.schedule.action import Action
 
-MOST_NODES = 1_000_000  # of all task graphs that are remembered
+MOST_NODES = 300_000  # of all task graphs that are remembered
 _GRAPHS: Remembered[TaskGraph] = Remembered(MOST_NODES, lambda graph: graph.num_nodes + 1)
 
 
@@ -40,8 +40,8 @@ class Slice(NamedTuple):
     items of that edge alone, in the order in which they stand in the consumer's rows.
     For a backward row `source_start` counts in the consumer's gradient tensor: rows are
     exact transposes, so source and destination swap. On a context-parallel rank both count in
-    the tensor that the rank holds: its own tokens in ascending order inside a module, but on the
-    receiving side of an edge between modules all tokens, of which it keeps its own.
+    the tensor that the rank holds: its own tokens in ascending order, and on the receiving side of an
+    edge between modules its own features; all of them where they stand in no sequence.
     """
 
     item: Item
@@ -132,7 +132,11 @@ class Lowered:
     @cached_property
     def order(self) -> Hashable:
         """A key of all that decides who waits for whom, and in which order rows travel."""
-        rows = Same(self.transfers), Same(self.inputs), Same(self.outputs)
         groups = tuple((group.index, group.ranks) for group in self.groups)
-        units = tuple((unit.stages, unit.ranks) for unit in shard_units(self.plan))
-        return frame_of(self.plan), rows, groups, tuple(self.reductions.items()), units
+        return self.order_of_passes, groups, tuple(self.reductions.items())
+
+    @cached_property
+    def order_of_passes(self) -> Hashable:
+        """The same of all but sums of gradients, for which nothing waits but each other and STEP."""
+        rows = Same(self.transfers), Same(self.inputs), Same(self.outputs)
+        return frame_of(self.plan), rows, tuple((unit.stages, unit.ranks) for unit in shard_units(self.plan))

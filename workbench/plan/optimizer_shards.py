@@ -1,6 +1,7 @@
 """Which rank updates which part of the weights that several ranks hold."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from workbench.plan.lowered import GradientGroup
 from workbench.plan.plan import Plan, Sharding
@@ -43,7 +44,7 @@ def optimizer_shards(plan: Plan, group: GradientGroup) -> OptimizerShards:
     settings = plan.settings.of(group.weights[0].module)
     num_ranks = len(group.ranks)
     if settings.sharding in (Sharding.NONE, Sharding.PARAMETERS):  # a group of the latter has one part
-        return OptimizerShards(tuple((rank,) for rank in group.ranks))
+        return _instances(group.ranks, 1)
     if num_ranks % settings.instances:
         valid = [count for count in range(1, num_ranks + 1) if num_ranks % count == 0]
         nearest = min(valid, key=lambda count: (abs(count - settings.instances), count))
@@ -51,5 +52,9 @@ def optimizer_shards(plan: Plan, group: GradientGroup) -> OptimizerShards:
             f"module {settings.module!r}: optimizer instances must divide the {num_ranks} ranks that hold "
             f"the same weights, got {settings.instances}; nearest: {nearest}"
         )
-    size = num_ranks // settings.instances
-    return OptimizerShards(tuple(group.ranks[first : first + size] for first in range(0, num_ranks, size)))
+    return _instances(group.ranks, num_ranks // settings.instances)
+
+
+@lru_cache(maxsize=16_384)
+def _instances(ranks: tuple[int, ...], size: int) -> OptimizerShards:
+    return OptimizerShards(tuple(ranks[first : first + size] for first in range(0, len(ranks), size)))

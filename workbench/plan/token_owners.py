@@ -133,10 +133,10 @@ def owned_parts(shard: TokenShard, start: int, stop: int) -> Iterator[tuple[int,
 def feature_runs(routing: Routing, edge: Edge, microbatch: Microbatch) -> tuple[tuple[Run, ...], ...]:
     """By context-parallel place of the target, the features whose gradient a rank there holds.
 
-    `start` counts in the whole tensor of the edge, which every rank of the target receives. A
-    feature that stands in the target's sequence belongs to the owner of that place; one that
-    does not (the context of a cross-attention) is read by every rank, and each holds a part of
-    the sum.
+    A feature that stands in the target's sequence belongs to the owner of that place, which receives it
+    alone: `start` counts in the tensor of its own features, in the edge's order. One that does not
+    (the context of a cross-attention) is read by every rank, and each holds a part of the sum:
+    `start` counts in the whole tensor of the edge, which all receive.
 
     Complexity: O(blocks + segments).
     """
@@ -153,18 +153,26 @@ def feature_runs(routing: Routing, edge: Edge, microbatch: Microbatch) -> tuple[
         return (whole,) * cp
     shards = row_shards(routing, microbatch)
     found: list[list[Run]] = [[] for _ in range(cp)]
+    filled = [0] * cp
     for run in whole:
         row, place = places[run.item]
         for owner, first, stop in owned_parts(shards[row], place, place + run.num_tokens):
-            inside = first - place
-            found[owner].append(Run(run.item, inside, run.start + inside, stop - first))
+            found[owner].append(Run(run.item, first - place, filled[owner], stop - first))
+            filled[owner] += stop - first
     return tuple(tuple(runs) for runs in found)
+
+
+def goes_to_owners(routing: Routing, edge: Edge, microbatch: Microbatch) -> bool:
+    """Whether each context-parallel rank of the target receives the features that it owns, and no others."""
+    plan = routing.plan
+    cp = plan.chain[microbatch.module, microbatch.replica][0].cp
+    return cp > 1 and _has_places(plan, edge)
 
 
 def _places(plan: Plan, edge: Edge, microbatch: Microbatch) -> dict[Item, tuple[int, int]] | None:
     """Item of an edge -> (row, place in it) of its first token; None where features have no place."""
     modality = plan.model.module(edge.source).modality
-    if plan.model.module(edge.target).modality != TEXT or plan.model.is_context(edge):
+    if not _has_places(plan, edge):
         return None
     found: dict[Item, tuple[int, int]] = {}
     for row, items in enumerate(microbatch.rows):
@@ -175,3 +183,8 @@ def _places(plan: Plan, edge: Edge, microbatch: Microbatch) -> dict[Item, tuple[
                     found[Item(item.sample, segment.k)] = row, place
                 place += segment.tokens_out
     return found
+
+
+def _has_places(plan: Plan, edge: Edge) -> bool:
+    """Whether features of an edge stand in the target's sequence."""
+    return plan.model.module(edge.target).modality == TEXT and not plan.model.is_context(edge)

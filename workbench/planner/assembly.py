@@ -239,18 +239,19 @@ def _furthest_ahead(draft: Plan, schedule: Schedule) -> Plan:
     """With the most run-ahead that fits in memory, found by bisection; what is kept grows with it."""
     found = with_programs(draft, schedule)
     fitting, too_far = 0, schedule.run_ahead
-    if _fits(found):
+    if fits(found):
         return found
     while too_far - fitting > 1:
         middle = (fitting + too_far) // 2
-        if _fits(with_programs(draft, replace(schedule, run_ahead=middle))):
+        if fits(with_programs(draft, replace(schedule, run_ahead=middle))):
             fitting = middle
         else:
             too_far = middle
     return with_programs(draft, replace(schedule, run_ahead=fitting))
 
 
-def _fits(plan: Plan) -> bool:
+def fits(plan: Plan) -> bool:
+    """Whether every rank of a plan has the memory for it."""
     lowered = lower(plan)
     try:
         check_memory(lowered, memory_table(lowered))

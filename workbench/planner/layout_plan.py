@@ -17,8 +17,10 @@ from workbench.planner.stage_counts import Progress
 Build = Callable[[Job, LayoutChoice], Plan]  # the job has the choice's layouts and settings
 
 
-def searched_plan(job: Job, cost: CostModel, mode: Mode, build: Build, progress: Progress) -> Plan:
-    """The plan of the fastest layout of a mode whose plan can be built and fits.
+def searched_plans(
+    job: Job, cost: CostModel, mode: Mode, build: Build, progress: Progress, most: int
+) -> tuple[Plan, ...]:
+    """The plan of the fastest layout of a mode, then those that were the best before it in the search.
 
     Takes all ranks that the job may use, or the next smaller number for which there is a layout.
 
@@ -36,16 +38,15 @@ def searched_plan(job: Job, cost: CostModel, mode: Mode, build: Build, progress:
         fastest_layout(job, cost, mode, num_ranks=num_ranks, accepts=plans.accepts, progress=progress)
     except ValueError as error:
         raise (plans.refusal or error) from None
-    assert plans.last is not None
-    return plans.last
+    return tuple(plans.found[: -most - 1 : -1])
 
 
 class _Plans:
-    """Builds the plan of every layout that would be the best, and keeps the last that fits."""
+    """Builds the plan of every layout that would be the best, and keeps those that fit."""
 
     def __init__(self, job: Job, cost: CostModel, build: Build) -> None:
         self._job, self._cost, self._build = job, cost, build
-        self.last: Plan | None = None
+        self.found: list[Plan] = []
         self.refusal: ValueError | None = None
 
     def accepts(self, choice: LayoutChoice, step: LayoutStep) -> bool:
@@ -57,7 +58,7 @@ class _Plans:
         except ValueError as error:
             self.refusal = error
             return False
-        self.last = plan
+        self.found.append(plan)
         return True
 
 

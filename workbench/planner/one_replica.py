@@ -4,8 +4,11 @@ from dataclasses import dataclass, replace
 
 from workbench.data.sample import Sample
 from workbench.job.job import Job
-from workbench.plan.folded import Folded
+from workbench.plan.folded import Folded, equal_batches
 from workbench.plan.plan import Plan, Settings
+from workbench.plan.remembered import Remembered, Same
+
+_BATCHES: Remembered[tuple[tuple[Sample, ...], ...]] = Remembered(64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +50,8 @@ def one_replica(job: Job) -> OneReplica:
         raise ValueError(
             f"job {job.name!r}: a batch of {len(job.batch)} samples does not divide by {size} x {replicas}"
         )
-    chunks = [job.batch[first : first + size] for first in range(0, len(job.batch), size)]
-    batches = tuple(
-        tuple(sample for chunk in chunks[number::replicas] for sample in chunk) for number in range(replicas)
-    )
-    sizes = {tuple((sample.segments, sample.mask) for sample in batch) for batch in batches}
-    if len(sizes) > 1:
+    batches = _BATCHES.answer((Same(job.batch), size, replicas), lambda: _batches(job))
+    if not equal_batches(batches):
         raise ValueError(f"job {job.name!r}: samples of its {replicas} replicas differ")
     limit = min(job.max_ranks or job.cluster.num_ranks, job.cluster.num_ranks) // replicas
     modules = tuple(replace(each, instances=1) for each in job.settings.modules)
@@ -65,3 +64,11 @@ def one_replica(job: Job) -> OneReplica:
         settings=replace(job.settings, modules=modules),
     )
     return OneReplica(job=alone, batches=batches, settings=job.settings)
+
+
+def _batches(job: Job) -> tuple[tuple[Sample, ...], ...]:
+    size, replicas = job.microbatch_samples, job.replicas
+    chunks = [job.batch[first : first + size] for first in range(0, len(job.batch), size)]
+    return tuple(
+        tuple(sample for chunk in chunks[number::replicas] for sample in chunk) for number in range(replicas)
+    )

@@ -1,9 +1,10 @@
 """Finds the stage counts that a job leaves open: the fastest plan under its rank budget."""
 
-from collections.abc import Callable, Iterator, Mapping
+from bisect import insort
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import product
-from operator import mul
+from operator import itemgetter, mul
 from typing import Protocol
 
 from workbench.job.device_pools import Aim
@@ -19,6 +20,7 @@ Progress = Callable[[int, int, float], None]  # (candidates done, candidates in 
 
 
 ROUNDING = 1 - 1e-9  # a bound is a sum in another order than the path it bounds
+REACH = 1.25  # of the best estimate: what is believed to be worse is not handed on to a judge
 
 
 class Candidates(Protocol):
@@ -44,20 +46,21 @@ def silent(done: int, total: int, best_s: float) -> None:
     """The progress callback that tells nobody."""
 
 
-def fastest_counts(
-    job: Job, ranks_per_stage: Mapping[str, int], candidates: Candidates, progress: Progress = silent
-) -> Plan:
-    """The plan that the planner believes fastest, or cheapest, among all stage counts that fit.
+def best_counts(
+    job: Job, ranks_per_stage: Mapping[str, int], candidates: Candidates, progress: Progress, most: int
+) -> tuple[Plan, ...]:
+    """The plans that the planner believes best among all stage counts that fit, the best first.
 
     Branch and bound, exact: combinations of the open counts within the rank budget are tried from the
-    smallest bound on, and bounded more closely first; the search ends where the bound reaches the best
-    plan. Plans that do not fit in memory are left out. Among equals the plan with fewer ranks wins,
-    then the lexicographically first counts.
+    smallest bound on, and bounded more closely first; the search ends where the bound reaches the last
+    of so many plans, or `REACH` of the best. Plans that do not fit in memory are left out. Among equals the
+    plan with fewer ranks stands first, then the lexicographically first counts.
     Differs: Cornstarch v1 Algorithm 1 tries one count per encoder and LLM depth; this tries all.
 
     Args:
         ranks_per_stage: entries whose counts are to be found -> ranks that one replica's stage takes.
         candidates: how a planner bounds, builds and judges.
+        most: plans.
 
     Raises:
         ValueError: a given count is impossible, or no combination fits (the last reason is named).
@@ -66,16 +69,14 @@ def fastest_counts(
     """
     options = {name: _options(job, name) for name in ranks_per_stage}
     if all(len(counts) == 1 for counts in options.values()):
-        return candidates.plan({name: counts[0] for name, counts in options.items()})
+        return (candidates.plan({name: counts[0] for name, counts in options.items()}),)
     worth = _Worth(job, ranks_per_stage, tuple(options))
     waiting = _Waiting(candidates, worth, _within_budget(job, ranks_per_stage, options))
-    best: tuple[float, int, tuple[int, ...]] | None = None
-    best_plan: Plan | None = None
-    best_s = float("inf")
+    best = _Best(most)
     least = sum(dp_of(job, name) * size * options[name][0] for name, size in ranks_per_stage.items())
     refusal = ""
     for bound, chosen in waiting.by_bound():
-        if best is not None and bound * ROUNDING > best[0]:
+        if bound * ROUNDING > best.limit:
             break
         counts = dict(zip(options, chosen, strict=True))
         try:
@@ -84,22 +85,69 @@ def fastest_counts(
             lowered = lower(plan)
             seconds = candidates.believed_s(lowered)
             key = (worth.of_plan(seconds, plan), len(plan.ranks), chosen)
-            if best is None or key < best:
+            if best.takes(key):
                 check_memory(lowered, memory_table(lowered))
-                best, best_plan, best_s = key, plan, seconds
+                best.add(key, plan, seconds)
         except ValueError as error:
             refusal = str(error)
             continue
-        progress(waiting.num_settled, waiting.num_all, best_s)
-    if best_plan is None:
+        progress(waiting.num_settled, waiting.num_all, best.seconds)
+    if not best.plans:
         nearest = f"nearest: max_ranks {least}, or smaller tp, cp and dp"
         none = f"no stage counts fit {_budget(job)} ranks; {nearest}"
         raise ValueError(f"job {job.name!r}: {refusal or waiting.refusal or none}")
-    return best_plan
+    return best.plans
+
+
+def worth_of(job: Job, seconds: float, ranks: Sequence[int]) -> float:
+    """What the job's aim makes small: seconds, or these times the dollars an hour of the ranks.
+
+    ValueError where dollars are the aim and one of the ranks has no price.
+    """
+    if job.aim is Aim.SECONDS:
+        return seconds
+    rate = job.dollars_per_hour(ranks)
+    if rate is None:
+        raise ValueError(f"job {job.name!r}: aim {Aim.DOLLARS} wants dollars_per_hour for every pool")
+    return seconds * rate
+
+
+_Key = tuple[float, int, tuple[int, ...]]  # worth, ranks, counts
+
+
+class _Best:
+    """The best plans so far, and what a bound must not exceed for another."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._found: list[tuple[_Key, Plan, float]] = []
+
+    def takes(self, key: _Key) -> bool:
+        return len(self._found) < self._most or key < self._found[-1][0]
+
+    def add(self, key: _Key, plan: Plan, seconds: float) -> None:
+        insort(self._found, (key, plan, seconds), key=itemgetter(0))
+        del self._found[self._most :]
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        return tuple(plan for _, plan, _ in self._found)
+
+    @property
+    def seconds(self) -> float:
+        """Of the best."""
+        return self._found[0][2] if self._found else float("inf")
+
+    @property
+    def limit(self) -> float:
+        if not self._found:
+            return float("inf")
+        reach = self._found[0][0][0] * REACH
+        return min(self._found[-1][0][0], reach) if len(self._found) == self._most else reach
 
 
 class _Worth:
-    """What the job's aim makes small: seconds, or these times the dollars an hour of a plan's ranks."""
+    """`worth_of`, of plans and of counts whose plan is not made yet."""
 
     def __init__(self, job: Job, ranks_per_stage: Mapping[str, int], names: tuple[str, ...]) -> None:
         self._job = job
@@ -108,14 +156,7 @@ class _Worth:
 
     def of_plan(self, seconds: float, plan: Plan) -> float:
         """Of a plan, or of its draft with stages; ValueError where one of its ranks has no price."""
-        if self._job.aim is Aim.SECONDS:
-            return seconds
-        rate = self._job.dollars_per_hour(plan.ranks)
-        if rate is None:
-            raise ValueError(
-                f"job {self._job.name!r}: aim {Aim.DOLLARS} wants dollars_per_hour for every pool"
-            )
-        return seconds * rate
+        return worth_of(self._job, seconds, plan.ranks)
 
     def at_least(self, seconds: float, chosen: tuple[int, ...]) -> float:
         """Of stage counts whose ranks are not known yet."""

@@ -13,6 +13,10 @@ Planner = Callable[[Job, CostModel, Progress], Plan]  # ValueError where it has 
 Regroup = Callable[[Plan, Job, CostModel], Plan]
 """The job's batch on the stages of a plan whose degrees the job has; ValueError where it does not go."""
 
+Shortlist = Callable[[Job, CostModel, Progress, int], tuple[Plan, ...]]
+"""The best plans by a strategy's own estimates, its planner's first: so many of each estimate at most.
+ValueError where it has none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategySpec:
@@ -20,7 +24,8 @@ class StrategySpec:
 
     Args:
         name: as it is typed.
-        planner: makes its plans.
+        planner: makes its plans, as it was published.
+        shortlist: what a judge chooses from, see `planner.judged`; None: the strategy has nothing to choose.
         summary: what it does, in one line.
         batch_level: its split of the ranks is meant for every batch of the data; batches may be too small
             for that.
@@ -33,6 +38,7 @@ class StrategySpec:
     name: str
     planner: Planner
     summary: str
+    shortlist: Shortlist | None = None
     batch_level: bool = False
     searches_layouts: bool = False
     wants_prices: bool = False

@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.bounded_file import read_bounded
 from workbench.job.job import Job
-from workbench.plan.codec import FORMAT, plan_hash, read_plan
+from workbench.plan.codec import FORMAT, is_hash_of, plan_hash, read_plan
 from workbench.plan.plan import Plan
 from workbench.report.search_points import points_of
 from workbench.search.objectives.pareto import Point
@@ -79,19 +79,19 @@ def read_folder(folder: Path) -> Folder:
     left_out += [
         f"{path.name}: a trace of plan {trace.plan_hash[:12]}, which is not in the folder"
         for path, trace in traces
-        if trace.plan_hash not in plans
+        if not any(is_hash_of(trace.plan_hash, plan) for _, plan in plans.values())
     ]
     entries = tuple(
         Entry(
             path=path,
             plan=plan,
             plan_hash=digest,
-            simulated=_last(traces, digest, Executor.SIMULATED),
-            emulated=_last(traces, digest, Executor.EMULATED),
+            simulated=_last(traces, plan, Executor.SIMULATED),
+            emulated=_last(traces, plan, Executor.EMULATED),
             executed=tuple(
                 trace
                 for _, trace in traces
-                if trace.plan_hash == digest and trace.executor is Executor.EXECUTED
+                if is_hash_of(trace.plan_hash, plan) and trace.executor is Executor.EXECUTED
             ),
         )
         for digest, (path, plan) in plans.items()
@@ -141,8 +141,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _last(traces: list[tuple[Path, Trace]], digest: str, executor: Executor) -> Trace | None:
-    found = [trace for _, trace in traces if trace.plan_hash == digest and trace.executor is executor]
+def _last(traces: list[tuple[Path, Trace]], plan: Plan, executor: Executor) -> Trace | None:
+    found = [trace for _, trace in traces if is_hash_of(trace.plan_hash, plan) and trace.executor is executor]
     return found[-1] if found else None
 
 

@@ -210,7 +210,8 @@ SPELLINGS: Mapping[int, Spelling] = {
         }
     ),
     2: Spelling({}),
-}  # by version of plan and trace files
+    3: Spelling({}),
+}  # by version of plan and trace files; 3 names plans by another hash, see `plan.codec`
 NEWEST = max(SPELLINGS)
 
 

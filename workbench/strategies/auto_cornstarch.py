@@ -6,7 +6,7 @@ counts that the job gives are kept; depths whose plans do not fit are passed ove
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from operator import itemgetter
 
 from workbench.balance.stages.partition import bottleneck_s, partition_min_stages
 from workbench.cost.model import CostModel
@@ -28,7 +28,15 @@ NAME = "cornstarch-loosely-coupled"
 
 
 def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
-    """The fastest of one plan per number of LLM stages.
+    """The fastest of one plan per number of LLM stages; the errors of `shortlist`."""
+    return shortlist(job, cost, progress, 1)[0]
+
+
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
+    """The fastest of one plan per number of LLM stages, by the estimate of `cornstarch`.
+
+    They are among the plans that `cornstarch` searches, so the first is `cornstarch`'s own choice wherever
+    that gives encoders the fewest stages that keep up with the LLM's.
 
     Raises:
         ValueError: no depth's plan is sound and fits; the last reason is named.
@@ -40,7 +48,7 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     entry_of = {module: module for module in layers_s}
     candidates = CutCandidates(job, draft, cost, FROZEN_AWARE, layers_s, entry_of, disjoint_stages)
     depths = tuple(_depths(job, layers_s))
-    best: tuple[float, Plan] | None = None
+    fitting: list[tuple[float, Plan]] = []
     refusal = f"no depth of the LLM fits {usable_ranks(job)} ranks"
     for done, counts in enumerate(depths):
         try:
@@ -50,13 +58,12 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
         except ValueError as error:
             refusal = str(error)
             continue
-        seconds = candidates.believed_s(lowered)
-        if best is None or seconds < best[0]:
-            best = seconds, found
-        progress(done + 1, len(depths), best[0])
-    if best is None:
+        fitting.append((candidates.believed_s(lowered), found))
+        progress(done + 1, len(depths), min(fitting, key=itemgetter(0))[0])
+    if not fitting:
         raise ValueError(f"job {job.name!r}: {refusal}")
-    return with_balanced_tokens(replace(best[1], strategy=NAME))
+    fitting.sort(key=itemgetter(0))
+    return tuple(with_balanced_tokens(found) for _, found in fitting[:most])
 
 
 def _depths(job: Job, layers_s: Mapping[str, tuple[float, ...]]) -> Iterator[dict[str, int]]:
@@ -95,5 +102,6 @@ def _ranks(job: Job, module: str, num_stages: int) -> int:
 SPEC = StrategySpec(
     name=NAME,
     planner=plan,
+    shortlist=shortlist,
     summary="Cornstarch v1's Algorithm 1",
 )

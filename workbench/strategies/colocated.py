@@ -13,7 +13,7 @@ from workbench.job.job import Job
 from workbench.plan.plan import Plan
 from workbench.planner.assembly import in_phases
 from workbench.planner.layout_choice import LayoutChoice, Mode
-from workbench.planner.layout_plan import searched_plan
+from workbench.planner.layout_plan import searched_plans
 from workbench.planner.stage_counts import Progress, silent
 from workbench.planner.strategy_spec import StrategySpec
 from workbench.strategies import megatron_heterogeneous
@@ -27,17 +27,23 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     Raises:
         ValueError: no layout fits, or a schedule that is neither 1F1B nor one in phases.
     """
+    return shortlist(job, cost, progress, 1)[0]
+
+
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
+    """The layout of `plan`, then those that its search held best before; errors as there."""
     job = in_phases(job, NAME)
 
     def build(found: Job, _: LayoutChoice) -> Plan:
         return replace(megatron_heterogeneous.plan(found, cost), strategy=NAME)
 
-    return searched_plan(job, cost, Mode.COLOCATED, build, progress)
+    return searched_plans(job, cost, Mode.COLOCATED, build, progress, most)
 
 
 SPEC = StrategySpec(
     name=NAME,
     planner=plan,
+    shortlist=shortlist,
     searches_layouts=True,
     summary="a searched layout: every module over all ranks",
 )

@@ -16,8 +16,10 @@ from workbench.planner.assembly import disjoint_stages, draft_plan, layout_of
 from workbench.planner.cut_candidates import CutCandidates
 from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.planner_cost import FROZEN_AWARE, FROZEN_UNAWARE, Belief
-from workbench.planner.stage_counts import Progress, fastest_counts, silent
+from workbench.planner.stage_counts import Progress, best_counts, silent
 from workbench.planner.strategy_spec import StrategySpec
+
+NAME, UNAWARE_NAME = "cornstarch", "cornstarch-frozen-unaware"
 
 
 def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
@@ -28,7 +30,29 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     Raises:
         ValueError: more stages than layers, a batch that does not divide, too few ranks.
     """
-    return _plan(job, cost, "cornstarch", FROZEN_AWARE, progress)
+    return _best(job, cost, NAME, FROZEN_AWARE, progress, 1)[0]
+
+
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
+    """The best by `plan`'s estimate, then the best by `plan_frozen_unaware`'s, with the stages that it cuts.
+
+    Neither estimate sees all that decides a step: stages balanced by forward time alone are sometimes faster.
+    A judge that sees it may take them, so that its choice is never worse than `cornstarch-frozen-unaware`.
+
+    Raises:
+        ValueError: neither has a plan; the reason is that of `plan`.
+    """
+    found: list[Plan] = []
+    refusal: ValueError | None = None
+    for belief in (FROZEN_AWARE, FROZEN_UNAWARE):
+        try:
+            found += (plan for plan in _best(job, cost, NAME, belief, progress, most) if plan not in found)
+        except ValueError as error:
+            refusal = refusal or error
+    if not found:
+        assert refusal is not None
+        raise refusal
+    return tuple(found)
 
 
 def plan_frozen_unaware(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
@@ -36,16 +60,24 @@ def plan_frozen_unaware(job: Job, cost: CostModel, progress: Progress = silent) 
 
     Source: Cornstarch v1 section 6.1 (baseline) and 6.4.
     """
-    return _plan(job, cost, "cornstarch-frozen-unaware", FROZEN_UNAWARE, progress)
+    return shortlist_frozen_unaware(job, cost, progress, 1)[0]
 
 
-def _plan(job: Job, cost: CostModel, name: str, belief: Belief, progress: Progress) -> Plan:
+def shortlist_frozen_unaware(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
+    """The best by the estimate of `plan_frozen_unaware`."""
+    return _best(job, cost, UNAWARE_NAME, FROZEN_UNAWARE, progress, most)
+
+
+def _best(
+    job: Job, cost: CostModel, name: str, belief: Belief, progress: Progress, most: int
+) -> tuple[Plan, ...]:
     draft = draft_plan(job, name)
     layers_s = believed_layers_s(job, draft, cost, belief.layer_s)
     entry_of = {module: module for module in layers_s}
     ranks_per_stage = {module: layout_of(job, module).tp * layout_of(job, module).cp for module in layers_s}
     candidates = CutCandidates(job, draft, cost, belief, layers_s, entry_of, disjoint_stages)
-    return with_balanced_tokens(fastest_counts(job, ranks_per_stage, candidates, progress))
+    best = best_counts(job, ranks_per_stage, candidates, progress, most)
+    return tuple(with_balanced_tokens(plan) for plan in best)
 
 
 def with_balanced_tokens(plan: Plan) -> Plan:
@@ -67,13 +99,15 @@ def with_balanced_tokens(plan: Plan) -> Plan:
 
 
 SPEC = StrategySpec(
-    name="cornstarch",
+    name=NAME,
     planner=plan,
+    shortlist=shortlist,
     summary="encoders on ranks of their own; stages balanced by forward plus the backward that really runs",
 )
 
 SPEC_FROZEN_UNAWARE = StrategySpec(
-    name="cornstarch-frozen-unaware",
+    name=UNAWARE_NAME,
     planner=plan_frozen_unaware,
+    shortlist=shortlist_frozen_unaware,
     summary="as cornstarch, balanced by forward alone, as if all were trainable",
 )

@@ -40,11 +40,17 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
         ValueError: ranks that do not divide, more stages than layers, a batch that does not divide, or
             a schedule that is neither 1F1B nor one in phases.
     """
+    return shortlist(job, cost, progress, 1)[0]
+
+
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
+    """Plans of as many sub-microbatches as there may be, the best by the estimate first; errors as `plan`."""
     shared = _on_all_ranks(job)
     candidates = [_plan(shared, cost, parts) for parts in _powers(job.microbatch_samples)]
     seconds = _seconds(candidates, cost)
     progress(len(candidates), len(candidates), min(seconds))
-    return candidates[seconds.index(min(seconds))]
+    by_estimate = sorted(range(len(candidates)), key=seconds.__getitem__)
+    return tuple(candidates[number] for number in by_estimate[:most])
 
 
 def regroup(plan: Plan, job: Job, cost: CostModel) -> Plan:
@@ -150,6 +156,7 @@ def _even(
 SPEC = StrategySpec(
     name="dip",
     planner=plan,
+    shortlist=shortlist,
     summary="encoders and LLM on the same ranks in three phases, encoders in even sub-microbatches",
     regroup=regroup,
 )

@@ -50,8 +50,13 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     Raises:
         ValueError: nothing fits, or a batch that the degrees found cannot split.
     """
-    built = _that_fits(job, cost, progress, orchestrate, lambda _, o: (o.iteration_s, o.num_gpus))
-    return replace(built, strategy=NAME)
+    return shortlist(job, cost, progress, 1)[0]
+
+
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
+    """The formula's plans with less and less memory for what it counts; errors as `plan`."""
+    built = _that_fit(job, cost, progress, orchestrate, lambda _, o: (o.iteration_s, o.num_gpus), most)
+    return tuple(replace(plan, strategy=NAME) for plan in built)
 
 
 def plan_cheapest(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
@@ -60,41 +65,59 @@ def plan_cheapest(job: Job, cost: CostModel, progress: Progress = silent) -> Pla
     Raises:
         ValueError: as `plan`, or a pool without dollars_per_hour.
     """
+    return shortlist_cheapest(job, cost, progress, 1)[0]
+
+
+def shortlist_cheapest(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
+    """The same of `plan_cheapest`; errors as there."""
     if not job.pools or any(pool.dollars_per_hour is None for pool in job.pools):
         raise ValueError(f"{CHEAPEST}: job {job.name!r} wants cluster.pools, each with dollars_per_hour")
-    built = _that_fits(
+    built = _that_fit(
         job,
         cost,
         progress,
         orchestrate_cheapest,
         lambda task, found: (dollars_per_sample(task, found), found.iteration_s),
+        most,
     )
-    return replace(built, strategy=CHEAPEST)
+    return tuple(replace(plan, strategy=CHEAPEST) for plan in built)
 
 
-def _that_fits(
+def _that_fit(
     job: Job,
     cost: CostModel,
     progress: Progress,
     search: Callable[[Task], Orchestration],
     score: Callable[[Task, Orchestration], Score],
-) -> Plan:
-    """The plan of the best placement, with less memory for what the formula counts until all of it fits.
+    most: int,
+) -> tuple[Plan, ...]:
+    """Plans of the best placement, with less memory for what the formula counts, until so many fit.
 
     The formula knows no working memory and no uneven layers; the account of a plan's memory does.
     """
     refusal = ""
+    found: list[Plan] = []
     for share in ROOM:
-        placed = best_placed(job, cost, search, score, share)
-        built = megatron_heterogeneous.plan(placed, cost, progress)
+        try:
+            placed = best_placed(job, cost, search, score, share)
+            built = megatron_heterogeneous.plan(placed, cost, progress)
+        except ValueError:
+            if found:
+                break
+            raise
         lowered = lower(built)
         try:
             check_memory(lowered, memory_table(lowered))
         except ValueError as error:
             refusal = str(error)
             continue
-        return built
-    raise ValueError(refusal)
+        if built not in found:
+            found.append(built)
+        if len(found) == most:
+            break
+    if not found:
+        raise ValueError(refusal)
+    return tuple(found)
 
 
 def best_placed(
@@ -233,6 +256,7 @@ def _unit(job: Job, prices: ModulePrices, module: Module) -> Unit:
 SPEC = StrategySpec(
     name=NAME,
     planner=plan,
+    shortlist=shortlist,
     searches_layouts=True,
     summary="DistTrain's orchestration: degrees of every module by its formula, solved exactly",
 )
@@ -240,6 +264,7 @@ SPEC = StrategySpec(
 SPEC_CHEAPEST = StrategySpec(
     name=CHEAPEST,
     planner=plan_cheapest,
+    shortlist=shortlist_cheapest,
     searches_layouts=True,
     summary="as disttrain, for dollars a sample, where devices have prices",
     wants_prices=True,

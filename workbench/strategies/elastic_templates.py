@@ -9,7 +9,7 @@ from workbench.cost.model import CostModel
 from workbench.elastic.instantiate import Instantiation, fastest
 from workbench.elastic.model_chain import ModelChain, chain_order, model_chain
 from workbench.elastic.node_specification import TemplateSet, plan_templates
-from workbench.elastic.template import TemplateStage
+from workbench.elastic.template import Template, TemplateStage
 from workbench.job.job import Job
 from workbench.memory.layer import state_bytes
 from workbench.plan.plan import Sharding
@@ -79,6 +79,25 @@ class ElasticTemplates:
     def _parts(self) -> int:
         """Of every weight, each on another GPU of its stage, whole for use alone."""
         return self.sharing if self.sharding is Sharding.PARAMETERS else 1
+
+    def microbatch_capacity(self, template: Template) -> tuple[int, ...]:
+        """[stages] samples that a microbatch may have by the memory of each stage's GPUs.
+
+        1F1B keeps a stage's activations of as many microbatches as there are stages from it to the last, and
+        works in one layer of one more. Both grow with the samples; weights, gradients and optimizer state,
+        and the layers that are whole where GPUs shard parameters, do not.
+        """
+        capacity_bytes, size = _rank_bytes(self.job.cluster.nodes[0]), self.job.microbatch_samples
+        found = []
+        for place, stage in enumerate(template.stages):
+            layers = self.layers[stage.first : stage.end]
+            held = self.chain.chain.stage_bytes(stage.first, stage.end, stage.num_gpus)
+            room = capacity_bytes - held - (_whole_bytes(self.job, layers) if self._parts > 1 else 0)
+            in_flight = len(template.stages) - place
+            kept = in_flight * sum(layer.kept_bytes for layer in layers)
+            each = kept + max(layer.working_bytes for layer in layers)
+            found.append(int(max(0, room) * size // each))
+        return tuple(found)
 
     def at(self, num_nodes: int) -> Instantiation:
         """The fastest pipelines on that many nodes.
@@ -199,8 +218,7 @@ def elastic_templates(
     layers = tuple(found[module][layer] for module, layer in chain_order(job.model))
     aside = sum(layer.kept_bytes for layer in layers) + max(layer.working_bytes for layer in layers)
     if parts > 1:
-        whole = max(layer.weights * size.weight + layer.trained * size.gradient for layer in layers)
-        aside += PREFETCHED * round(whole)
+        aside += _whole_bytes(job, layers)
     chain = model_chain(
         job.model, (widest * sharing,), layer_s, held_bytes, max(0, _rank_bytes(node) - aside)
     )
@@ -230,6 +248,14 @@ def _check_sharing(job: Job, sharing: int, tp: int) -> None:
             f"{job.name}: ranks of a stage cut layers or split samples, not both; got tp {tp} and "
             f"{sharing} that share"
         )
+
+
+def _whole_bytes(job: Job, layers: Sequence[LayerPrice]) -> int:
+    """Of the layers that are whole at a time where GPUs shard parameters."""
+    size = state_bytes(job.settings.precision.num_bytes, job.settings.kernels)
+    return PREFETCHED * round(
+        max(layer.weights * size.weight + layer.trained * size.gradient for layer in layers)
+    )
 
 
 def _rank_bytes(node: Node) -> int:

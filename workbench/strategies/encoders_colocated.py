@@ -15,23 +15,36 @@ from workbench.planner.block_cuts import Cuts
 from workbench.planner.cut_candidates import CutCandidates
 from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.planner_cost import FROZEN_AWARE, FROZEN_UNAWARE, Belief
-from workbench.planner.stage_counts import Progress, fastest_counts, silent
+from workbench.planner.stage_counts import Progress, best_counts, silent
 from workbench.planner.strategy_spec import StrategySpec
 
+NAME, AWARE_NAME = "encoders-colocated", "encoders-colocated-frozen-aware"
 ENCODERS = "encoders"  # the stage count that all encoders share
 
 
 def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     """The papers' baseline: stages balanced by forward time, as if everything were trainable."""
-    return _plan(job, cost, "encoders-colocated", FROZEN_UNAWARE, progress)
+    return shortlist(job, cost, progress, 1)[0]
+
+
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
+    """The best by the estimate of `plan`."""
+    return _best(job, cost, NAME, FROZEN_UNAWARE, progress, most)
 
 
 def plan_frozen_aware(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     """Colocated encoders, stages balanced by forward plus backward (ICML section 5.3)."""
-    return _plan(job, cost, "encoders-colocated-frozen-aware", FROZEN_AWARE, progress)
+    return shortlist_frozen_aware(job, cost, progress, 1)[0]
 
 
-def _plan(job: Job, cost: CostModel, name: str, belief: Belief, progress: Progress) -> Plan:
+def shortlist_frozen_aware(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
+    """The best by the estimate of `plan_frozen_aware`."""
+    return _best(job, cost, AWARE_NAME, FROZEN_AWARE, progress, most)
+
+
+def _best(
+    job: Job, cost: CostModel, name: str, belief: Belief, progress: Progress, most: int
+) -> tuple[Plan, ...]:
     _check_layouts(job)
     draft = draft_plan(job, name)
     layers_s = believed_layers_s(job, draft, cost, belief.layer_s)
@@ -40,7 +53,7 @@ def _plan(job: Job, cost: CostModel, name: str, belief: Belief, progress: Progre
         entry: layout_of(job, module).tp * layout_of(job, module).cp for module, entry in entry_of.items()
     }
     candidates = CutCandidates(job, draft, cost, belief, layers_s, entry_of, colocated_stages)
-    return fastest_counts(job, ranks_per_stage, candidates, progress)
+    return best_counts(job, ranks_per_stage, candidates, progress, most)
 
 
 def colocated_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
@@ -72,13 +85,15 @@ def _check_layouts(job: Job) -> None:
 
 
 SPEC = StrategySpec(
-    name="encoders-colocated",
+    name=NAME,
     planner=plan,
+    shortlist=shortlist,
     summary="encoders on the same ranks before the LLM, equal stage counts; balanced by forward alone",
 )
 
 SPEC_FROZEN_AWARE = StrategySpec(
-    name="encoders-colocated-frozen-aware",
+    name=AWARE_NAME,
     planner=plan_frozen_aware,
+    shortlist=shortlist_frozen_aware,
     summary="as encoders-colocated, balanced by forward plus the backward that really runs",
 )

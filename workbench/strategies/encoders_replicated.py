@@ -31,19 +31,24 @@ from workbench.planner.block_cuts import Cuts
 from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.planner_cost import FROZEN_UNAWARE
 from workbench.planner.stage_bounds import StageBounds
-from workbench.planner.stage_counts import Progress, fastest_counts, silent
+from workbench.planner.stage_counts import Progress, best_counts, silent
 from workbench.planner.strategy_spec import StrategySpec
 
 
 def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     """LLM stages balanced by forward time; all encoders on each of them."""
+    return shortlist(job, cost, progress, 1)[0]
+
+
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
+    """The best by the estimate of `plan`."""
     draft = draft_plan(job, "encoders-replicated")
     llm = next(module.name for module in job.model.modules if module.modality == TEXT)
     llm_s = believed_layers_s(job, draft, cost, FROZEN_UNAWARE.layer_s)[llm]
     layout = layout_of(job, llm)
     bounds = StageBounds(draft, cost, FROZEN_UNAWARE, job.schedule)
     candidates = _Candidates(job, draft, cost, llm, llm_s, bounds)
-    return fastest_counts(job, {llm: layout.tp * layout.cp}, candidates, progress)
+    return best_counts(job, {llm: layout.tp * layout.cp}, candidates, progress, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,5 +133,6 @@ def _copied(draft: Plan, llm: str, copies: int) -> tuple[Microbatch, ...]:
 SPEC = StrategySpec(
     name="encoders-replicated",
     planner=plan,
+    shortlist=shortlist,
     summary="a copy of the encoders on every LLM stage's ranks",
 )

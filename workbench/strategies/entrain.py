@@ -3,8 +3,9 @@
 Source: Entrain (dissertation chapter 4), sections 4.3 and 4.5.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import count, takewhile
 
 from workbench.balance.microbatches.assignment import MicrobatchAssignment, hierarchical_assignment
 from workbench.balance.microbatches.bottleneck_match import even_match
@@ -12,22 +13,26 @@ from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.model.model_graph import TEXT, Module
 from workbench.plan.check import check
+from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
-from workbench.plan.plan import Microbatch, Plan, Program
+from workbench.plan.parameter_shards import shard_units
+from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.routing import Routing, routing_of
-from workbench.planner.assembly import disjoint_stages, draft_plan, layout_of, scheduled
+from workbench.planner.assembly import disjoint_stages, draft_plan, fits, layout_of, scheduled
 from workbench.planner.cut_candidates import CutCandidates
 from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.planner.sample_work import sample_work
-from workbench.planner.stage_counts import Progress, fastest_counts, silent
+from workbench.planner.stage_counts import Progress, best_counts, silent
 from workbench.planner.strategy_spec import StrategySpec
+from workbench.schedule.action import Action
 from workbench.schedule.adjacent import with_followers
 from workbench.schedule.eager import with_eager_forwards
 
 Followers = Mapping[
     tuple[str, int], Mapping[int, int]
 ]  # (module, replica) -> microbatch -> the one before it
+Actions = tuple[Action, ...]
 
 
 def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
@@ -36,12 +41,34 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     Deferral is no machinery: an encoder microbatch is cut by consumer into one whose samples the LLM
     takes at once and one whose samples it takes with the next microbatch. Their forwards are
     adjacent, so that encoder work stays even; each has a backward of its own (the paper's split backward).
+    Encoder forwards then run ahead as far as memory allows and the planner's estimate gains by it
+    (section 4.5.3's eager forwards), see `_furthest_ahead`.
     Differs: the matching that leaves all microbatches evenest, see `even_match`; stage counts that
-    the job leaves open are searched by the planner's estimate instead of the paper's Algorithm 3.
+    the job leaves open are searched by the planner's estimate instead of the paper's Algorithm 3, before
+    forwards run ahead; forwards of the LLM stay where 1F1B has them.
 
     Raises:
         ValueError: more stages than layers, fewer samples than replicas, too few ranks.
     """
+    return shortlist(job, cost, progress, 1)[0]
+
+
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
+    """The best by the planner's estimate; errors as `plan`."""
+    found, followers = _in_turn(job, cost, progress, most)
+    return tuple(_furthest_ahead(each, followers, cost) for each in found)
+
+
+def plan_in_turn(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
+    """The same with every forward where the schedule has it: what `plan` starts from, Figure 4.11b.
+
+    Raises:
+        ValueError: as `plan`.
+    """
+    return _in_turn(job, cost, progress, 1)[0][0]
+
+
+def _in_turn(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[tuple[Plan, ...], Followers]:
     draft = draft_plan(job, "entrain")
     assignments = assign(job, cost)
     microbatches, followers = deferring_microbatches(draft, assignments)
@@ -50,11 +77,44 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     entry_of = {module: module for module in layers_s}
     ranks_per_stage = {module: layout_of(job, module).tp * layout_of(job, module).cp for module in layers_s}
     cuts = CutCandidates(job, draft, cost, FROZEN_AWARE, layers_s, entry_of, disjoint_stages)
-    return fastest_counts(job, ranks_per_stage, _Deferring(cuts, followers), progress)
+    return best_counts(job, ranks_per_stage, _Deferring(cuts, followers), progress, most), followers
+
+
+def _furthest_ahead(plan: Plan, followers: Followers, cost: CostModel) -> Plan:
+    """Of 0, 1, 2, 4, ... and the most microbatches ahead that fit in memory: the fastest, then the least.
+
+    Sharded stages stay as they are: their forwards stand behind the all-gathers of their own places.
+
+    Complexity: O(log K) plans lowered and priced for K microbatches.
+    """
+    if shard_units(plan):
+        return plan
+    most = _most_ahead(plan, followers)
+    leads = sorted({0, most, *takewhile(most.__gt__, powers_of_two())})
+    tried = [with_leads(plan, followers, lead) for lead in leads]
+    seconds = [FROZEN_AWARE.plan_s(lower(each), cost) for each in tried]
+    return tried[seconds.index(min(seconds))]
+
+
+def powers_of_two() -> Iterator[int]:
+    """1, 2, 4, ..."""
+    return (1 << exponent for exponent in count())
+
+
+def _most_ahead(plan: Plan, followers: Followers) -> int:
+    """Found by bisection: what is kept grows with the lead."""
+    fitting, too_far = 0, max((len(held) for held in plan.microbatches_of.values()), default=0)
+    while too_far - fitting > 1:
+        middle = (fitting + too_far) // 2
+        if fits(with_leads(plan, followers, middle)):
+            fitting = middle
+        else:
+            too_far = middle
+    return fitting
 
 
 def regroup(plan: Plan, job: Job, cost: CostModel) -> Plan:
-    """Algorithm 4 on the job's batch, for the plan's stages.
+    """Algorithm 4 on the job's batch, for the plan's stages, and how far forwards run ahead.
 
     Raises:
         ValueError: a module with other replicas than the language model's.
@@ -68,7 +128,8 @@ def regroup(plan: Plan, job: Job, cost: CostModel) -> Plan:
     draft = replace(plan, batch=job.batch, microbatches=(), programs=(), token_shards=())
     microbatches, followers = deferring_microbatches(draft, assign(job, cost))
     draft = replace(draft, microbatches=microbatches)
-    return with_adjacent_forwards(scheduled(draft, job.schedule, cost), followers)
+    in_turn = with_adjacent_forwards(scheduled(draft, job.schedule, cost), followers)
+    return _furthest_ahead(in_turn, followers, cost)
 
 
 def assign(job: Job, cost: CostModel) -> tuple[MicrobatchAssignment, ...]:
@@ -106,26 +167,34 @@ class _Deferring:
         return self.cuts.believed_s(lowered)
 
 
-def with_adjacent_forwards(plan: Plan, followers: Followers, lead: int = 0) -> Plan:
-    """The plan with every deferred encoder forward right after the one it was cut from.
-
-    Encoder forwards run `lead` microbatches further ahead than scheduled.
-    """
+def with_adjacent_forwards(plan: Plan, followers: Followers) -> Plan:
+    """The plan with every deferred encoder forward right after the one it was cut from."""
     of_stage = {
         stage.id: followers[stage.module, stage.replica]
         for stage in plan.stages
         if (stage.module, stage.replica) in followers and plan.model.module(stage.module).modality != TEXT
     }
-    programs = tuple(
-        Program(
-            ranks=program.ranks,
-            actions=with_eager_forwards(with_followers(program.actions, of_stage), of_stage, lead),
-        )
-        for program in plan.programs
-    )
-    adjacent = replace(plan, programs=programs)
-    check(adjacent)
-    return adjacent
+    return _reprogrammed(plan, lambda actions: with_followers(actions, of_stage))
+
+
+def with_leads(plan: Plan, followers: Followers, lead: int) -> Plan:
+    """A plan with adjacent forwards whose first modules' run `lead` microbatches further ahead."""
+    if lead == 0:
+        return plan
+    readers = {edge.target for edge in plan.model.edges}
+    of_stage = {
+        stage.id: followers.get((stage.module, stage.replica), {})
+        for stage in plan.stages
+        if stage.module not in readers and plan.model.module(stage.module).modality != TEXT
+    }
+    return _reprogrammed(plan, lambda actions: with_eager_forwards(actions, of_stage, lead))
+
+
+def _reprogrammed(plan: Plan, changed: Callable[[Actions], Actions]) -> Plan:
+    programs = tuple(replace(program, actions=changed(program.actions)) for program in plan.programs)
+    found = replace(plan, programs=programs)
+    check(found)
+    return found
 
 
 def deferring_microbatches(
@@ -174,7 +243,9 @@ def _of_replica(
 SPEC = StrategySpec(
     name="entrain",
     planner=plan,
-    summary="samples assigned hierarchically, encoder work of heavy microbatches deferred",
+    shortlist=shortlist,
+    summary="samples assigned hierarchically, encoder work of heavy microbatches deferred, "
+    "encoder forwards as early as memory allows",
     batch_level=True,
     regroup=regroup,
 )

@@ -1,12 +1,12 @@
 """Entrain with microbatches of graded size in an order for the pipeline, on evenly loaded ranks.
 
 Source: Entrain (dissertation, sections 4.4.2, 4.5.2 and 4.5.3), which gives modules whole ranks, makes
-all microbatches even, and fixes neither the order of the pairs nor how far ahead forwards run.
+all microbatches even, and does not fix the order of the pairs.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, takewhile
 
 import numpy as np
 
@@ -53,18 +53,23 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
 
     Complexity: that of `entrain.plan`, 10 pricings and O(log K) orders for K microbatches a replica.
     """
+    return shortlist(job, cost, progress, 1)[0]
+
+
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
+    """The plans that `plan` chooses from, the best by the planner's estimate first; errors as there."""
     first = entrain.plan(job, cost, progress)
-    return _fastest(job, cost, first, [first, *_shared(job, cost, first)])
+    return _fastest(job, cost, first, [first, *_shared(job, cost, first)], most)
 
 
 def regroup(plan: Plan, job: Job, cost: CostModel) -> Plan:
     """The fastest grading, order and lead for the job's batch on the plan's stages."""
     first = entrain.regroup(plan, job, cost)
-    return _fastest(job, cost, first, [first])
+    return _fastest(job, cost, first, [first], 1)[0]
 
 
-def _fastest(job: Job, cost: CostModel, first: Plan, cuts: Sequence[Plan]) -> Plan:
-    """The first plan, or one of those cuts with other microbatches."""
+def _fastest(job: Job, cost: CostModel, first: Plan, cuts: Sequence[Plan], most: int) -> tuple[Plan, ...]:
+    """Of the first plan and those cuts with other microbatches, the best by the estimate first."""
     gradings = list(_gradings(job, cost))
     candidates = [found for each in cuts for held in gradings for found in _candidates(job, cost, each, held)]
     candidates.sort(key=lambda candidate: candidate.ordered(unimproved_order)[1])
@@ -74,7 +79,8 @@ def _fastest(job: Job, cost: CostModel, first: Plan, cuts: Sequence[Plan]) -> Pl
     fitting = (lowered for made in plans if (lowered := _fitting(made)) is not None)
     drafts = [lower(first), *islice(fitting, BUILT)]
     seconds = [_estimate_s(lowered, cost) for lowered in drafts]
-    return replace(drafts[seconds.index(min(seconds))].plan, strategy="entrain-graded")
+    by_estimate = sorted(range(len(drafts)), key=seconds.__getitem__)
+    return tuple(replace(drafts[number].plan, strategy="entrain-graded") for number in by_estimate[:most])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +113,7 @@ def _candidates(
 
 def _leads(num_places: int) -> Iterator[int]:
     yield 0
-    lead = 1
-    while lead < num_places:
-        yield lead
-        lead *= 2
+    yield from takewhile(num_places.__gt__, entrain.powers_of_two())
 
 
 def _gradings(job: Job, cost: CostModel) -> Iterator[tuple[MicrobatchAssignment, ...]]:
@@ -242,7 +245,8 @@ def _rebuilt(
     """The same stages with other microbatches in other programs."""
     microbatches, followers = entrain.deferring_microbatches(cut, assignments)
     draft = replace(cut, microbatches=microbatches, programs=(), token_shards=())
-    return entrain.with_adjacent_forwards(scheduled(draft, job.schedule, cost), followers, lead)
+    adjacent = entrain.with_adjacent_forwards(scheduled(draft, job.schedule, cost), followers)
+    return entrain.with_leads(adjacent, followers, lead)
 
 
 def _estimate_s(lowered: Lowered, cost: CostModel) -> float:
@@ -252,6 +256,7 @@ def _estimate_s(lowered: Lowered, cost: CostModel) -> float:
 SPEC = StrategySpec(
     name="entrain-graded",
     planner=plan,
+    shortlist=shortlist,
     summary="ours: small microbatches at both ends, Entrain's pairs between, "
     "stages that may hold both modules",
     batch_level=True,

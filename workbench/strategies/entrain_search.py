@@ -54,8 +54,14 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     Raises:
         ValueError: no configuration fits; the best one's reason is named.
     """
+    return shortlist(job, cost, progress, 1)[0]
+
+
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
+    """Entrain's plans under the first configurations that fit; errors as `plan`."""
     every = configurations(job, cost)
     refusal: ValueError | None = None
+    fitting: list[Plan] = []
     for tried, configuration in enumerate(every, 1):
         progress(tried, len(every), configuration.formula_s)
         try:
@@ -65,8 +71,12 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
         except ValueError as error:
             refusal = refusal or error
             continue
-        return replace(found, strategy="entrain-search")
-    raise ValueError(f"job {job.name!r}: no configuration of {len(every)} fits: {refusal}")
+        fitting.append(replace(found, strategy="entrain-search"))
+        if len(fitting) == most:
+            break
+    if not fitting:
+        raise ValueError(f"job {job.name!r}: no configuration of {len(every)} fits: {refusal}")
+    return tuple(fitting)
 
 
 def configurations(job: Job, cost: CostModel) -> tuple[Configuration, ...]:
@@ -215,6 +225,7 @@ class _Search:
 SPEC = StrategySpec(
     name="entrain-search",
     planner=plan,
+    shortlist=shortlist,
     searches_layouts=True,
     summary="Entrain's Algorithm 3: degrees of encoder and LLM by its formula",
     batch_level=True,

@@ -7,13 +7,14 @@ Differs: a unit is a layer of the model's graph, so embedding and head are units
 """
 
 from dataclasses import replace
+from operator import itemgetter
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.plan.plan import Plan, Sharding, Stage
 from workbench.planner.assembly import check_ranks, module_stages, scheduled, shared_draft
 from workbench.planner.layout_choice import LayoutChoice, Mode
-from workbench.planner.layout_plan import searched_plan
+from workbench.planner.layout_plan import searched_plans
 from workbench.planner.layout_search import usable_ranks
 from workbench.planner.layout_step import LayoutSteps
 from workbench.planner.stage_counts import Progress, silent
@@ -25,16 +26,26 @@ NAME, HYBRID_NAME = "fsdp", "hsdp"
 
 def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     """The fastest plan that fits with weights sharded among all ranks; see `_fastest`."""
-    return _fastest(job, cost, Mode.SHARDED, progress)
+    return shortlist(job, cost, progress, 1)[0]
+
+
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
+    """The fastest of each microbatch size, the fastest of all first."""
+    return _fastest(job, cost, Mode.SHARDED, progress, most)
 
 
 def plan_hybrid(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     """The fastest with several instances of all weights, of two ranks or more each; see `_fastest`."""
-    return _fastest(job, cost, Mode.HYBRID, progress)
+    return shortlist_hybrid(job, cost, progress, 1)[0]
 
 
-def _fastest(job: Job, cost: CostModel, mode: Mode, progress: Progress) -> Plan:
-    """The fastest plan that fits, over recomputation of every module and samples of a microbatch.
+def shortlist_hybrid(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
+    """Likewise of `plan_hybrid`."""
+    return _fastest(job, cost, Mode.HYBRID, progress, most)
+
+
+def _fastest(job: Job, cost: CostModel, mode: Mode, progress: Progress, most: int) -> tuple[Plan, ...]:
+    """The fastest plan that fits of each microbatch size, over recomputation of every module.
 
     A rank's samples of a step are cut into equal microbatches, whatever size the job gives to those of
     pipelines: fewer, larger ones gather less often, smaller ones hold less. Steps are compared by
@@ -50,21 +61,18 @@ def _fastest(job: Job, cost: CostModel, mode: Mode, progress: Progress) -> Plan:
             f"{job.schedule.kind}; nearest: {ScheduleKind.ONE_F_ONE_B}"
         )
     _check_layouts(job, name)
-    best: tuple[float, Plan] | None = None
+    fitting: list[tuple[float, Plan]] = []
     refusal: ValueError | None = None
     for samples in _microbatch_sizes(job):
         sized = replace(job, microbatch_samples=samples)
         try:
-            step_s, found = fastest_of_size(sized, cost, mode, progress)
+            fitting.append(fastest_of_size(sized, cost, mode, progress))
         except ValueError as error:
             refusal = error
-            continue
-        if best is None or step_s < best[0]:
-            best = step_s, found
-    if best is None:
+    if not fitting:
         assert refusal is not None
         raise refusal
-    return best[1]
+    return tuple(found for _, found in sorted(fitting, key=itemgetter(0))[:most])
 
 
 def _name(mode: Mode) -> str:
@@ -97,7 +105,7 @@ def fastest_of_size(
         built.append((sharded_plan(found, cost, choice.llm.instances), choice))
         return built[-1][0]
 
-    best = searched_plan(job, cost, mode, build, progress)
+    (best,) = searched_plans(job, cost, mode, build, progress, 1)
     choice = next(choice for made, choice in built if made is best)
     return LayoutSteps(job, cost).step(choice).step_s, best
 
@@ -135,6 +143,7 @@ def sharded_plan(job: Job, cost: CostModel, instances: int = 1) -> Plan:
 SPEC = StrategySpec(
     name=NAME,
     planner=plan,
+    shortlist=shortlist,
     searches_layouts=True,
     summary="parameters of every layer sharded over all ranks; recomputation and microbatch size searched",
 )
@@ -142,6 +151,7 @@ SPEC = StrategySpec(
 SPEC_HYBRID = StrategySpec(
     name=HYBRID_NAME,
     planner=plan_hybrid,
+    shortlist=shortlist_hybrid,
     searches_layouts=True,
     summary="as fsdp, but sharded within instances of near ranks, which add up their parts of gradients; "
     "their number is searched too",

@@ -24,7 +24,7 @@ from workbench.planner.cut_candidates import CutCandidates
 from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.planner.rank_spans import Span, placement_of
-from workbench.planner.stage_counts import Progress, fastest_counts, silent
+from workbench.planner.stage_counts import Progress, best_counts, silent
 from workbench.planner.strategy_spec import StrategySpec
 
 NAME = "megatron-heterogeneous"
@@ -40,6 +40,11 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
         ValueError: more stages than layers, a batch that cannot be split, too few ranks, rank sets
             that overlap without being equal or leave a gap, modules on the same ranks without pp.
     """
+    return shortlist(job, cost, progress, 1)[0]
+
+
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
+    """The best by the planner's estimate; errors as `plan`."""
     if _shares_ranks(job):
         _check_all_given(job)
     draft = shared_draft(job, NAME)
@@ -47,7 +52,7 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     entry_of = {module: module for module in layers_s}
     ranks_per_stage = {module: layout_of(job, module).tp * layout_of(job, module).cp for module in layers_s}
     candidates = CutCandidates(job, draft, cost, FROZEN_AWARE, layers_s, entry_of, grid_stages)
-    return fastest_counts(job, ranks_per_stage, candidates, progress)
+    return best_counts(job, ranks_per_stage, candidates, progress, most)
 
 
 def grid_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
@@ -118,5 +123,6 @@ def _check_all_given(job: Job) -> None:
 SPEC = StrategySpec(
     name=NAME,
     planner=plan,
+    shortlist=shortlist,
     summary="the job's own layout per module, on ranks of their own or all on the same",
 )

@@ -14,7 +14,7 @@ from workbench.planner.assembly import blocks_cut, check_ranks, module_stages, s
 from workbench.planner.block_cuts import Cuts
 from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.layout_choice import LayoutChoice, Mode
-from workbench.planner.layout_plan import searched_plan
+from workbench.planner.layout_plan import searched_plans
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.planner.stage_counts import Progress, silent
 from workbench.planner.strategy_spec import StrategySpec
@@ -30,6 +30,11 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     Raises:
         ValueError: no layout fits.
     """
+    return shortlist(job, cost, progress, 1)[0]
+
+
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
+    """The layout of `plan`, then those that its search held best before; errors as there."""
 
     def build(found: Job, choice: LayoutChoice) -> Plan:
         draft = shared_draft(found, NAME)
@@ -45,7 +50,7 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
             replace(draft, stages=first_stage_encoders(found, choice, cuts)), found.schedule, cost
         )
 
-    return searched_plan(job, cost, Mode.HOMOGENEOUS, build, progress)
+    return searched_plans(job, cost, Mode.HOMOGENEOUS, build, progress, most)
 
 
 def first_stage_encoders(job: Job, choice: LayoutChoice, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
@@ -71,6 +76,7 @@ def first_stage_encoders(job: Job, choice: LayoutChoice, cuts: Mapping[str, Cuts
 SPEC = StrategySpec(
     name=NAME,
     planner=plan,
+    shortlist=shortlist,
     searches_layouts=True,
     summary="a searched layout: one grid for all modules",
 )

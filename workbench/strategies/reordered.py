@@ -27,6 +27,8 @@ from workbench.schedule.programs import programs_of
 from workbench.strategies import cornstarch
 from workbench.timing.stage_times import StageTimes, stage_times
 
+NAME, EXCHANGES_NAME = "disttrain-reordered", "reordered-by-exchanges"
+
 Reorder = Callable[[StageTimes], tuple[int, ...]]
 
 
@@ -41,7 +43,13 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     Raises:
         ValueError: as `cornstarch.plan`.
     """
-    return _plan(job, cost, "disttrain-reordered", _reorder_of(job), progress)
+    return _in_order(job, cost, NAME, _reorder_of(job), cornstarch.plan(job, cost, progress))
+
+
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
+    """Every plan of `cornstarch.shortlist`, reordered; errors as `plan`."""
+    first = cornstarch.shortlist(job, cost, progress, most)
+    return tuple(_in_order(job, cost, NAME, _reorder_of(job), each) for each in first)
 
 
 def plan_by_exchanges(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
@@ -49,7 +57,14 @@ def plan_by_exchanges(job: Job, cost: CostModel, progress: Progress = silent) ->
 
     Differs: that is plain 1F1B's pipeline, whatever the job's schedule.
     """
-    return _plan(job, cost, "reordered-by-exchanges", _reorder_by_exchanges, progress)
+    first = cornstarch.plan(job, cost, progress)
+    return _in_order(job, cost, EXCHANGES_NAME, _reorder_by_exchanges, first)
+
+
+def shortlist_by_exchanges(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
+    """Every plan of `cornstarch.shortlist`, reordered; errors as `plan`."""
+    first = cornstarch.shortlist(job, cost, progress, most)
+    return tuple(_in_order(job, cost, EXCHANGES_NAME, _reorder_by_exchanges, each) for each in first)
 
 
 def _reorder_of(job: Job) -> Reorder:
@@ -114,19 +129,15 @@ def chain_programs(
 
 def regroup(plan: Plan, job: Job, cost: CostModel) -> Plan:
     """Both algorithms on the job's batch, for the plan's stages."""
-    return _ordered(job, cost, plan, _reorder_of(job))
+    return _in_order(job, cost, NAME, _reorder_of(job), plan)
 
 
 def regroup_by_exchanges(plan: Plan, job: Job, cost: CostModel) -> Plan:
     """The same by exchanges."""
-    return _ordered(job, cost, plan, _reorder_by_exchanges)
+    return _in_order(job, cost, EXCHANGES_NAME, _reorder_by_exchanges, plan)
 
 
-def _plan(job: Job, cost: CostModel, name: str, reorder: Reorder, progress: Progress) -> Plan:
-    return replace(_ordered(job, cost, cornstarch.plan(job, cost, progress), reorder), strategy=name)
-
-
-def _ordered(job: Job, cost: CostModel, first: Plan, reorder: Reorder) -> Plan:
+def _in_order(job: Job, cost: CostModel, name: str, reorder: Reorder, first: Plan) -> Plan:
     """The job's batch on the stages of a plan."""
     first = replace(first, batch=job.batch, microbatches=(), programs=(), token_shards=())
     chunks = _chunks(job, cost)
@@ -135,7 +146,7 @@ def _ordered(job: Job, cost: CostModel, first: Plan, reorder: Reorder) -> Plan:
         replica: [of_replica[index] for index in reorder(_stage_times(even, cost, replica, of_replica))]
         for replica, of_replica in chunks.items()
     }
-    return _scheduled(job, cost, first, ordered)
+    return replace(_scheduled(job, cost, first, ordered), strategy=name)
 
 
 def _chunks(job: Job, cost: CostModel) -> dict[int, list[tuple[Sample, ...]]]:
@@ -165,15 +176,17 @@ def _stage_times(plan: Plan, cost: CostModel, replica: int, chunks: Sequence[Seq
 
 
 SPEC = StrategySpec(
-    name="disttrain-reordered",
+    name=NAME,
     planner=plan,
+    shortlist=shortlist,
     summary="samples between replicas and microbatches reordered as DistTrain prints it",
     regroup=regroup,
 )
 
 SPEC_BY_EXCHANGES = StrategySpec(
-    name="reordered-by-exchanges",
+    name=EXCHANGES_NAME,
     planner=plan_by_exchanges,
+    shortlist=shortlist_by_exchanges,
     summary="ours: microbatches exchanged as long as the whole pipeline gets faster",
     regroup=regroup_by_exchanges,
 )

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from workbench.cost.group_link import slowest_ring
 from workbench.cost.hardware import Cluster, Link
 from workbench.plan.plan import Stage
-from workbench.plan.remembered import Remembered
+from workbench.plan.remembered import Remembered, Same
 
 
 class GridLinks(NamedTuple):
@@ -23,7 +23,7 @@ def grid_links(cluster: Cluster, stage: Stage) -> GridLinks:
     """What the slowest group of each axis runs over: tensor-parallel ranks in a node keep its link when keys
     leave it.
     """
-    return _KNOWN.answer((cluster, stage.ranks, stage.ep), lambda: _grid_links(cluster, stage))
+    return _KNOWN.answer((Same(cluster), stage.ranks, stage.ep), lambda: _grid_links(cluster, stage))
 
 
 def _grid_links(cluster: Cluster, stage: Stage) -> GridLinks:

@@ -11,8 +11,11 @@ from workbench.model.layer import Shard
 from workbench.plan.lowered import GradientGroup, Lowered
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.plan import Stage
+from workbench.plan.remembered import Remembered, Same
 from workbench.plan.sequence import can_divide
 from workbench.schedule.action import Action
+
+_LINKS: Remembered[Link] = Remembered(16_384)
 
 
 class WeightPrices:
@@ -133,5 +136,6 @@ class WeightPrices:
         """What a ring of these ranks runs over."""
         key = tuple(ranks)
         if key not in self._links:
-            self._links[key] = ring_link(self._plan.cluster, key)
+            cluster = self._plan.cluster
+            self._links[key] = _LINKS.answer((Same(cluster), key), lambda: ring_link(cluster, key))
         return self._links[key]

@@ -44,8 +44,12 @@ def _sealed(tree: Any) -> bytes:
     """With the hash of the plan that stands in it, so that not only the hash is refused."""
     if isinstance(tree, dict) and isinstance(tree.get("plan"), dict):
         with suppress(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
-            tree = tree | {"hash": codec.plan_hash(codec._plan_of(tree))}
+            tree = tree | {"hash": _hash_of(tree)}
     return json_bytes(tree)
+
+
+def _hash_of(tree: dict[str, Any]) -> str:
+    return codec.hash_of_version(codec._plan_of(tree), tree["schema_version"])
 
 
 def _plan(version: int, folder: Path) -> Ready:

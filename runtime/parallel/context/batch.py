@@ -98,7 +98,7 @@ def _attention(
 
 def _language(data: MicrobatchData, shares: TokenShares) -> MicrobatchData:
     """Of a language model."""
-    kept = {name: np.flatnonzero(np.isin(place_E, shares.own)) for name, place_E in data.placed.items()}
+    own = {name: place_E[np.isin(place_E, shares.own)] for name, place_E in data.placed.items()}
     return replace(
         data,
         position_ids=shares.own_of(positions(data.tokens_in, "cpu"), 0),
@@ -106,11 +106,11 @@ def _language(data: MicrobatchData, shares: TokenShares) -> MicrobatchData:
         input_ids=None if data.input_ids is None else shares.own_of(data.input_ids, PLACEHOLDER),
         labels=None if data.labels is None else shares.own_of(data.labels, NO_TARGET),
         item_ids=None if data.item_ids is None else shares.own_of(data.item_ids, -1),
-        placed={
-            name: torch.from_numpy(np.searchsorted(shares.own, data.placed[name][index].numpy()))
-            for name, index in kept.items()
+        placed={  # it receives the features that it owns, and where it owns none nothing
+            name: torch.from_numpy(np.searchsorted(shares.own, place_E.numpy()))
+            for name, place_E in own.items()
+            if len(place_E)
         },
-        chosen={name: torch.from_numpy(index) for name, index in kept.items()},
     )
 
 
@@ -133,16 +133,15 @@ def _encoded(
     if stage.layers[1] < len(module.layers):
         return data
     outputs = _owned(routing, stage, microbatch, context, TokenCount.OUT)
-    returned = _places_tensor(outputs[context.member])
     if data.tokens_in == data.tokens_out:
-        return replace(data, returned=returned)
+        return data
     pooling = SharedPooling(
         shares=shares,
         group=context,
         inputs=_inputs(data, outputs, first=int(getattr(adapter_of(module), "has_class_token", False))),
-        outputs=returned,
+        outputs=_places_tensor(outputs[context.member]),
     )
-    return replace(data, returned=returned, pooling=pooling)
+    return replace(data, pooling=pooling)
 
 
 def _inputs(data: MicrobatchData, outputs: tuple[Places, ...], *, first: int) -> tuple[Places, ...]:

@@ -10,6 +10,7 @@ from workbench.job.job import Job
 from workbench.planner.strategy_spec import Planner
 from workbench.search.joint.arrangement import arrangement_of
 from workbench.search.joint.choice import Choice, draft_of
+from workbench.search.joint.crew import Crew, opened
 from workbench.search.joint.evaluate import UNCHANGED, Judge, Outcome, changed, plan_of
 from workbench.search.joint.found import Entry, Found, State, path_of, value_of
 from workbench.search.joint.hints import hints_of
@@ -20,7 +21,7 @@ from workbench.search.joint.seeds import seeds
 from workbench.search.joint.starts import Start, start_tasks
 from workbench.search.joint.take import taken
 from workbench.search.joint.terms import Scope, Stop
-from workbench.search.joint.workers import Asked, Workers, opened
+from workbench.search.joint.workers import Asked, Workers
 from workbench.strategies.registry import PLANNERS, PRICED
 
 SEATS = 4  # choices that candidates are made from
@@ -127,7 +128,7 @@ def joint_search(
     *,
     stop: Stop,
     scope: Scope = ANYWHERE,
-    workers: int = 1,
+    workers: Crew = 1,
     progress: Callable[[State], None] = lambda state: None,
 ) -> Found:
     """The best plan of a job over all questions together, by a judge.
@@ -142,15 +143,13 @@ def joint_search(
         judge: lower is better; several workers pickle it, with job and cost model.
         stop: when it ends.
         scope: its seed, what is fixed, whose plans it starts from.
-        workers: processes, >= 1.
+        workers: processes of this machine, >= 1, or workers of a Ray cluster.
         progress: told how far the search is, after the starts and after every round.
 
     Raises:
         ValueError: no strategy has a plan, a fixed answer of a strategy without one, or fixed answers that
             do not go together.
     """
-    if workers < 1:
-        raise ValueError(f"joint search: want workers >= 1, got {workers}; nearest: 1")
     began_s = monotonic()
     space = Space(job, cost, {})
     with opened(space, judge, workers) as crew:
@@ -169,7 +168,7 @@ def joint_search(
 
 
 def searched_starts(
-    job: Job, cost: CostModel, judge: Judge, *, stop: Stop, scope: Scope = ANYWHERE, workers: int = 1
+    job: Job, cost: CostModel, judge: Judge, *, stop: Stop, scope: Scope = ANYWHERE, workers: Crew = 1
 ) -> tuple[Start, ...]:
     """What `joint_search` starts from, for several searches of one job; arguments and errors as there."""
     with opened(Space(job, cost, {}), judge, workers) as crew:

@@ -4,9 +4,7 @@ import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
 from typing import NamedTuple, Protocol, TypeVar
 
 from workbench.search.joint.choice import Choice
@@ -24,6 +22,11 @@ class Asked(NamedTuple):
 
     base: Choice
     moves: tuple[Move, ...]
+
+
+def chunks_of(asked: Sequence[Asked]) -> list[Sequence[Asked]]:
+    """What workers get at once."""
+    return [asked[first : first + CHUNK] for first in range(0, len(asked), CHUNK)]
 
 
 class Workers(Protocol):
@@ -70,10 +73,7 @@ class Several(Workers):
         yield from self._each(_start, list(tasks))
 
     def outcomes(self, space: Space, asked: Sequence[Asked]) -> Iterator[Outcome]:
-        waiting = iter(asked)
-        chunks = []
-        while chunk := list(islice(waiting, CHUNK)):
-            chunks.append((space.starts, chunk))
+        chunks = [(space.starts, chunk) for chunk in chunks_of(asked)]
         for found in self._each(_outcomes, chunks):
             yield from found
 
@@ -98,19 +98,6 @@ class Several(Workers):
     def close(self) -> None:
         """End the processes; what they do now is waited for."""
         self._pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def opened(space: Space, judge: Judge, num: int) -> Iterator[Workers]:
-    """So many workers, closed behind the block; one is this process."""
-    if num == 1:
-        yield Here(space, judge)
-        return
-    several = Several(space, judge, num)
-    try:
-        yield several
-    finally:
-        several.close()
 
 
 _known: list[tuple[Space, Judge]] = []  # of a worker process

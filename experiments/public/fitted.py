@@ -1,0 +1,165 @@
+"""The few numbers fitted to training systems: on one half of their rows, judged on the other, and on all.
+
+Source:  experiments/public/data. `experiments/public/record/rows.md` says what was looked at before a
+         number was chosen.
+Ours:    the path of `workbench predict`, with a system's numbers free (`experiments.public.fit`).
+Setup:   halves are by model, in the order of their names; where a system has one model, by number of
+         GPUs. What ships (`workbench/llm_table/frameworks.toml`) is fitted to all rows; how well that does
+         elsewhere is what the halves say.
+Run:     python -m experiments.public.fitted [--json]
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from experiments.public.fit import Free, Ready, fitted, ready, times_s
+from experiments.public.published import Published, published
+from sim.predict import iteration_s
+from workbench.cost.execution import Execution
+from workbench.llm_table.columns import read_row
+from workbench.llm_table.predict import RowPredictor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """Rows that share some fitted numbers.
+
+    Args:
+        name: for the record.
+        framework: pattern of its name.
+        free: the numbers.
+        takes: which of its rows.
+    """
+
+    name: str
+    framework: str
+    free: tuple[Free, ...]
+    takes: Callable[[Published], bool] = lambda row: True
+
+    def rows(self) -> list[Published]:
+        return [
+            row
+            for row in published()
+            if row.unscorable is None and fnmatchcase(row.framework, self.framework) and self.takes(row)
+        ]
+
+
+def _rate(name: str) -> Free:
+    return Free(name, 0.9, 0.2, 1.5)
+
+
+def _has_experts(row: Published) -> bool:
+    return row.cells.get("experts", "0") not in ("", "0")
+
+
+def _release(row: Published) -> tuple[int, ...]:
+    """A page that names none has the newest."""
+    return tuple(int(part) for part in row.cells.get("release", "99").split("."))
+
+
+FUSED = (26, 6)  # release from which whole iterations are graphs
+TUNED = (26, 2, 1)  # release from which H100 recipes no longer wait for their hosts as long
+WAIT = (Free("host_wait_s", 2e-3, 1e-5, 5e-2),)
+SYSTEMS = (
+    System(name="InternEvo", framework="InternEvo", free=(_rate("matmul_rate"),)),
+    System(
+        name="Megatron-Bridge, experts",
+        framework="Megatron-Bridge",
+        free=WAIT,
+        takes=lambda row: _has_experts(row) and row.cells["gpu"] != "H100" and _release(row) < FUSED,
+    ),
+    System(
+        name="Megatron-Bridge, experts, H100",
+        framework="Megatron-Bridge",
+        free=WAIT,
+        takes=lambda row: _has_experts(row) and row.cells["gpu"] == "H100" and _release(row) < TUNED,
+    ),
+    System(
+        name="JAX-Toolbox Pax",
+        framework="JAX-Toolbox [PM]a*",
+        free=(_rate("matmul_rate"),),
+    ),
+    System(
+        name="JAX-Toolbox T5X, ViT",
+        framework="JAX-Toolbox [TV]*",
+        free=(_rate("matmul_rate"),),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A row, compiled to be priced again and again without the numbers that ship."""
+
+    row: Published
+    ready: Ready
+
+
+def halves(rows: Sequence[Priced]) -> tuple[list[Priced], list[Priced]]:
+    """Every second model, and the others; of one model, every second number of GPUs."""
+    has_models = len({each.row.model for each in rows}) > 1
+
+    def key(each: Priced) -> str:
+        return each.row.model if has_models else each.row.cells["gpus"]
+
+    first = set(sorted({key(each) for each in rows})[::2])
+    return [each for each in rows if key(each) in first], [each for each in rows if key(each) not in first]
+
+
+def measure(system: System) -> dict[str, object]:
+    """What the halves say of each other, and the numbers of all rows."""
+    predictor, published_rows = RowPredictor(iteration_s), system.rows()
+    compiled = ready([replace(read_row(row.cells), fitted=()) for row in published_rows], predictor)
+    rows = [Priced(row, each) for row, each in zip(published_rows, compiled, strict=True)]
+
+    def mean(part: Sequence[Priced], execution: Execution) -> float:
+        seconds = times_s([each.ready for each in part], predictor, execution)
+        errors = [each.row.error(found) for each, found in zip(part, seconds, strict=True)]
+        return round(float(np.abs(errors).mean()), 4)
+
+    def fit(part: Sequence[Priced]) -> Execution:
+        measured_s = np.array([each.row.measured for each in part])
+        return fitted([each.ready for each in part], measured_s, predictor, system.free)
+
+    found: dict[str, object] = {"rows": len(rows), "without": mean(rows, Execution())}
+    first, second = halves(rows)
+    for name, part, other in (("first", first, second), ("second", second, first)):
+        if part and other:
+            numbers = fit(part)
+            found[f"fitted on the {name} half"] = {
+                "numbers": _numbers(numbers, system),
+                "its rows": mean(part, numbers),
+                "the others": mean(other, numbers),
+                "the others without": mean(other, Execution()),
+            }
+    numbers = fit(rows)
+    found["fitted on all"] = {"numbers": _numbers(numbers, system), "its rows": mean(rows, numbers)}
+    return found
+
+
+def _numbers(execution: Execution, system: System) -> dict[str, float]:
+    return {free.name: float(f"{getattr(execution, free.name):.4g}") for free in system.free}
+
+
+def main() -> int:
+    """Every system in turn."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    names = [system.name for system in SYSTEMS]
+    parser.add_argument("--system", choices=names, action="append", help="only this one; repeatable")
+    given = parser.parse_args()
+    found = {system.name: measure(system) for system in SYSTEMS if system.name in (given.system or names)}
+    sys.stdout.write(json.dumps(found, indent=None if given.json else 2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,151 @@
+"""What comes after every single loss and join, planned beside training, so that it is only looked up then."""
+
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from runtime.elastic.job import ElasticJob
+from runtime.elastic.replan import Replanned, after_loss, write_plan
+from runtime.world.supervised import Parent, as_parent, end_with
+from workbench.elastic.layout import Layout
+from workbench.whole_file import write_bytes
+
+NEWCOMER = "the node that joins"  # its name until it has one
+DONE = "done"
+LAST_TO_RUN = 19  # niceness: training comes first
+JOIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """Where to go, and a plan on that layout: of the step that came next when it was made."""
+
+    replanned: Replanned
+    plan: Path
+
+
+class Preparation:
+    """A process that plans for each node of a layout that it is lost, and that one joins, ahead of time.
+
+    The plan of another step does for a new world: groups, stages and moves follow from the layout
+    alone. The plan of the step itself can be made while the ranks connect and copy.
+
+    Args:
+        folder: where the plans go; made and removed by others.
+    """
+
+    def __init__(self, job: ElasticJob, folder: Path) -> None:
+        self._job, self._root = job, folder
+        self._number = 0
+        self._layout: Layout | None = None
+        self._pipe, there = multiprocessing.Pipe()
+        self._process = multiprocessing.get_context("fork").Process(
+            target=_serve, args=(job, there, folder, as_parent()), name="preparation", daemon=True
+        )
+        with warnings.catch_warnings():
+            # Python 3.12 warns of any fork beside threads; those here are idle.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._process.start()
+        there.close()
+
+    def begin(self, layout: Layout, step: int) -> None:
+        """Have everything planned that may come after this layout; what was asked for before is given up."""
+        self._number += 1
+        self._layout = layout
+        with suppress(OSError):  # it is gone: everything is planned when it is needed
+            self._pipe.send((self._number, layout, step))
+
+    def find(self, layout: Layout, lost: Sequence[str], joining: Sequence[str]) -> Prepared | None:
+        """What was planned for this change of the layout; None where it is not, or not yet."""
+        if layout != self._layout or len(lost) + len(joining) != 1:
+            return None
+        return read_prepared(self._folder, layout, lost, joining)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything that may come after the last layout is planned."""
+        return (self._folder / DONE).exists()
+
+    @property
+    def _folder(self) -> Path:
+        return _folder_of(self._root, self._number)
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.join(JOIN_S)
+        self._pipe.close()
+
+
+def prepare(job: ElasticJob, layout: Layout, step: int, folder: Path, go_on: Callable[[], bool]) -> None:
+    """Write what comes after every single loss and join of a layout, as long as `go_on` says so.
+
+    Complexity: O(nodes x planning a step).
+    """
+    folder.mkdir(parents=True)
+    for name, lost, joining in _changes(job, layout):
+        if not go_on():
+            return
+        with suppress(ValueError):  # training stops there, and says why when it comes to it
+            replanned = after_loss(job, layout, lost, joining)
+            write_plan(job, replanned.layout, step, folder / f"{name}.plan")
+            write_bytes(pickle.dumps(replanned), folder / f"{name}.moves")
+    write_bytes(b"", folder / DONE)
+
+
+def read_prepared(
+    folder: Path, layout: Layout, lost: Sequence[str], joining: Sequence[str]
+) -> Prepared | None:
+    """One of what `prepare` has written for a layout; None: it is not there."""
+    name = f"loss{_nodes(layout).index(lost[0])}" if lost else "join"
+    try:
+        replanned = pickle.loads((folder / f"{name}.moves").read_bytes())
+    except FileNotFoundError:
+        return None
+    assert isinstance(replanned, Replanned)
+    if joining:
+        replanned = replace(replanned, layout=_named(replanned.layout, joining[0]))
+    return Prepared(replanned=replanned, plan=folder / f"{name}.plan")
+
+
+def _changes(job: ElasticJob, layout: Layout) -> Iterator[tuple[str, Collection[str], Sequence[str]]]:
+    """(name, lost, joining) of each change of one node that may come."""
+    yield from ((f"loss{place}", (node,), ()) for place, node in enumerate(_nodes(layout)))
+    if layout.num_nodes < job.templates.specification.num_nodes:
+        yield "join", (), (NEWCOMER,)
+
+
+def _nodes(layout: Layout) -> list[str]:
+    return [node for pipeline in layout.pipelines for node in pipeline]
+
+
+def _named(layout: Layout, newcomer: str) -> Layout:
+    return Layout(
+        pipelines=tuple(
+            tuple(newcomer if node == NEWCOMER else node for node in pipeline)
+            for pipeline in layout.pipelines
+        )
+    )
+
+
+def _folder_of(root: Path, number: int) -> Path:
+    return root / f"prepared{number}"
+
+
+def _serve(job: ElasticJob, pipe: Connection, root: Path, parent: Parent) -> None:
+    end_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
+    os.nice(LAST_TO_RUN)
+    while True:
+        number, layout, step = pipe.recv()
+        prepare(job, layout, step, _folder_of(root, number), lambda: not pipe.poll())
+        pipe.poll(None)  # until something newer is asked for
+        shutil.rmtree(_folder_of(root, number))

@@ -1,0 +1,28 @@
+"""How commands hold strategies' plans against the simulator, and the flag that leaves it out."""
+
+from collections.abc import Collection
+from typing import Annotated
+
+import typer
+
+from workbench.planner.judged import JudgedBy, judged
+from workbench.planner.strategy_spec import Planner
+from workbench.strategies.registry import BY_NAME
+
+JudgeFlag = Annotated[
+    JudgedBy,
+    typer.Option(
+        "--judge",
+        help="who decides among a strategy's best few plans: the simulator, or the planner's own estimate "
+        "alone, as it was published",
+    ),
+]
+
+
+def planners_by(judge: JudgedBy, names: Collection[str]) -> dict[str, Planner]:
+    """Planners of these strategies, held against the simulator or as published."""
+    from sim.predict import candidate_s
+
+    if judge is JudgedBy.PLANNER:
+        return {name: BY_NAME[name].planner for name in names}
+    return {name: judged(BY_NAME[name], candidate_s) for name in names}
