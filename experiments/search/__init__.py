@@ -1,0 +1,1 @@
+"""The joint search beside every strategy's own: jobs, baselines, exhaustive spaces, executed plans."""

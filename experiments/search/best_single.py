@@ -1,0 +1,174 @@
+"""Every registered strategy with what its own paper searches, each as long as the joint search."""
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from experiments.search.own_spaces import OWN_SPACES, Draws
+from workbench.cost.model import CostModel
+from workbench.job.device_pools import check_taken
+from workbench.job.job import Job
+from workbench.plan.plan import Plan
+from workbench.planner.stage_counts import Progress, silent
+from workbench.planner.strategy_spec import Planner
+
+NEAR_SHARE = 0.6  # of the draws: next to the best so far
+REPEATED = 50  # draws one after the other that were tried before: the space counts as searched
+ONE_PLAN_SHARE = 0.5  # of the budget that a planner may take for a drawn job
+
+
+class Values(Protocol):
+    """The judge of all plans."""
+
+    def value(self, plan: Plan) -> float:
+        """Less is better; ValueError where the plan is refused."""
+
+
+class _OutOfTime(Exception):  # noqa: N818  (no error: the planner is told to stop)
+    """A planner's own search was stopped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnBest:
+    """What one strategy's own search came to.
+
+    Args:
+        strategy: its name.
+        value: of the best plan; None: there is none.
+        plan: that one.
+        unsearched: the value of its plan of the job as it is; None where there is none.
+        tried: jobs that were planned.
+        planned: of which the plan was accepted.
+        refusal: why the last one was not.
+        seconds: that it took.
+    """
+
+    strategy: str
+    value: float | None
+    plan: Plan | None
+    unsearched: float | None
+    tried: int
+    planned: int
+    refusal: str
+    seconds: float
+
+
+def own_searches(
+    job: Job,
+    cost: CostModel,
+    judge: Values,
+    planners: Mapping[str, Planner],
+    *,
+    budget_s: float,
+    seed: int,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[OwnBest]:
+    """One after the other, each with the whole budget, or until its space was searched.
+
+    The plan of the job as it is comes first and takes as long as it takes, as for the joint search.
+
+    Args:
+        job: with layouts left open.
+        judge: of all plans, the joint search's.
+        budget_s: for every strategy.
+        seed: of the draws.
+    """
+    for name, planner in planners.items():
+        search = _OwnSearch(name, planner, cost, judge, budget_s=budget_s, clock=clock)
+        yield search.best_of(job, random.Random(f"{seed} {name}"))
+
+
+def best_of(found: Mapping[str, OwnBest]) -> OwnBest:
+    """The best of all; ValueError where no strategy has a plan."""
+    planned = [each for each in found.values() if each.value is not None]
+    if not planned:
+        raise ValueError(f"no strategy has a plan; the first: {next(iter(found.values())).refusal}")
+    return min(planned, key=lambda each: each.value or 0.0)
+
+
+class _OwnSearch:
+    """One strategy's: its plan of the job as it is, then of drawn jobs, most of them next to the best."""
+
+    def __init__(
+        self,
+        name: str,
+        planner: Planner,
+        cost: CostModel,
+        judge: Values,
+        *,
+        budget_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._name, self._planner, self._cost, self._judge = name, planner, cost, judge
+        self._clock, self._start_s, self._budget_s = clock, clock(), budget_s
+        self._best: tuple[float, Plan, Job] | None = None
+        self._seen: set[str] = set()
+        self._planned = 0
+        self._refusal = ""
+
+    def best_of(self, job: Job, rng: random.Random) -> OwnBest:
+        draws = Draws(job, OWN_SPACES[self._name])
+        unsearched = self._tried(job, silent)
+        repeated = 0
+        while repeated < REPEATED and self._clock() - self._start_s < self._budget_s:
+            drawn = self._drawn(draws, rng)
+            if drawn is None or repr(_varied(drawn)) in self._seen:
+                repeated += 1
+                continue
+            repeated = 0
+            self._tried(drawn, self._stopper())
+        return OwnBest(
+            strategy=self._name,
+            value=None if self._best is None else self._best[0],
+            plan=None if self._best is None else self._best[1],
+            unsearched=unsearched,
+            tried=len(self._seen),
+            planned=self._planned,
+            refusal=self._refusal,
+            seconds=self._clock() - self._start_s,
+        )
+
+    def _drawn(self, draws: Draws, rng: random.Random) -> Job | None:
+        """None where layouts and batch do not go together."""
+        try:
+            if self._best is not None and rng.random() < NEAR_SHARE:
+                return draws.near(self._best[2], rng)
+            return draws.fresh(rng)
+        except ValueError as error:
+            self._refusal = str(error)
+            return None
+
+    def _tried(self, job: Job, progress: Progress) -> float | None:
+        self._seen.add(repr(_varied(job)))
+        try:
+            plan = self._planner(job, self._cost, progress)
+            for stage in plan.stages:
+                check_taken(job.pools, stage.module, stage.flat_ranks)
+            value = self._judge.value(plan)
+        except ValueError as error:
+            self._refusal = str(error)
+            return None
+        except _OutOfTime:
+            self._refusal = f"its own search takes more than {ONE_PLAN_SHARE:.0%} of the time"
+            return None
+        self._planned += 1
+        if self._best is None or value < self._best[0]:
+            self._best = value, plan, job
+        return value
+
+    def _stopper(self) -> Progress:
+        """Progress that ends a planner's own search in time."""
+        end_s = self._clock() + ONE_PLAN_SHARE * self._budget_s
+
+        def told(done: int, total: int, best_s: float) -> None:
+            if self._clock() > end_s:
+                raise _OutOfTime
+
+        return told
+
+
+def _varied(job: Job) -> tuple[object, ...]:
+    """What the draws change."""
+    return job.layouts, job.replicas, job.microbatch_samples, job.schedule, job.settings.modules

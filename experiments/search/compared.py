@@ -1,0 +1,124 @@
+"""One job: the joint search beside the best single strategy, on the same devices and with the same time."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from experiments.search.best_single import OwnBest, best_of, own_searches
+from experiments.search.jobs import SuiteJob, opened
+from experiments.search.judging import judge_of
+from experiments.search.own_spaces import OWN_SPACES
+from workbench.cost.model import CostModel
+from workbench.job.job import Job
+from workbench.plan.codec import plan_hash
+from workbench.planner.strategy_spec import Planner
+from workbench.search.joint.drive import joint_search
+from workbench.search.joint.evaluate import Judge
+from workbench.search.joint.terms import Scope, Stop
+from workbench.search.objectives.objective import Objective
+from workbench.strategies.registry import PLANNERS, PRICED
+
+AWARE, UNAWARE = "cornstarch", "cornstarch-frozen-unaware"
+UNITS = {
+    Objective.ITERATION: "s a step",
+    Objective.DOLLARS: "dollars a sample",
+    Objective.GOODPUT: "s a sample that counts",
+}
+ROUNDING = 1 + 1e-9
+
+
+def prepared(suite_job: SuiteJob) -> tuple[Job, CostModel, Judge]:
+    """The job with open layouts, its machines, and the judge that all share."""
+    job = opened(suite_job.make())
+    cost = suite_job.cost(job)
+    return job, cost, judge_of(job, cost, suite_job.objective, suite_job.said, suite_job.batches())
+
+
+def planners_of(job: Job) -> Mapping[str, Planner]:
+    """All registered; those that want prices where every rank has one."""
+    return PLANNERS | (PRICED if job.dollars_per_hour(range(job.cluster.num_ranks)) is not None else {})
+
+
+def compared(
+    suite_job: SuiteJob, *, budget_s: float, seed: int, progress: Callable[[str], None]
+) -> dict[str, Any]:
+    """The record of one job; `joint_s` and `best_single_s` are in the unit of its objective."""
+    job, cost, judge = prepared(suite_job)
+    own: dict[str, OwnBest] = {}
+    planners = planners_of(job)
+    for each in own_searches(job, cost, judge, planners, budget_s=budget_s, seed=seed):
+        own[each.strategy] = each
+        progress(f"{suite_job.name}: {each.strategy} {_shown(each.value)}")
+    best = best_of(own)
+    assert best.value is not None, "the best one has a plan"
+    assert best.plan is not None, "the best one has a plan"
+    found = joint_search(job, cost, judge, stop=Stop(seconds=budget_s), scope=Scope(seed=seed))
+    progress(f"{suite_job.name}: joint {found.value:.6g}, best single {best.strategy} {best.value:.6g}")
+    return {
+        "joint_s": found.value,
+        "best_single_s": best.value,
+        "best_single": best.strategy,
+        "objective": suite_job.objective.value,
+        "lower_bound": found.lower_bound,
+        "gap": found.gap,
+        "candidates": found.candidates,
+        "seconds": found.seconds,
+        "gain": best.value / found.value,
+        "unit": UNITS[suite_job.objective],
+        "source": suite_job.source,
+        "differs": suite_job.differs,
+        "gpus": job.cluster.num_ranks if job.max_ranks is None else job.max_ranks,
+        "joint_from": found.best_from,
+        "joint_plan": plan_hash(found.plan),
+        "joint_ranks": len(found.plan.ranks),
+        "best_single_plan": plan_hash(best.plan),
+        "best_start": found.best_start.name,
+        "best_start_s": found.best_start.value,
+        "strategies": {name: _own_record(each) for name, each in own.items()},
+    }
+
+
+def overall(jobs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What all jobs come to together."""
+    gains = [each["gain"] for each in jobs.values()]
+    return {
+        "never_worse": all(each["joint_s"] <= each["best_single_s"] * ROUNDING for each in jobs.values()),
+        "geomean_gain": statistics.geometric_mean(gains),
+        "cornstarch_never_slower_than_unaware": all(
+            _is_never_slower(each["strategies"]) for each in jobs.values()
+        ),
+    }
+
+
+def lines(jobs: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:
+    """The table that the command prints."""
+    found = ["job                   joint  best single   gain  strategy                     gap  candidates"]
+    for name, row in jobs.items():
+        found.append(
+            f"{name:16} {row['joint_s']:10.5g} {row['best_single_s']:12.5g} {row['gain']:6.3f}  "
+            f"{row['best_single']:24} {row['gap']:7.1%} {row['candidates']:11}"
+        )
+    return found
+
+
+def _own_record(own: OwnBest) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "value": own.value,
+        "unsearched": own.unsearched,
+        "tried": own.tried,
+        "planned": own.planned,
+        "seconds": round(own.seconds, 2),
+        "searches": OWN_SPACES[own.strategy].degrees.value,
+        "where": OWN_SPACES[own.strategy].where,
+    }
+    return record if own.value is not None else record | {"refusal": own.refusal}
+
+
+def _is_never_slower(strategies: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Cornstarch's planner beside its unaware baseline, on the job as it is."""
+    aware, unaware = strategies[AWARE]["unsearched"], strategies[UNAWARE]["unsearched"]
+    return unaware is None or (aware is not None and aware <= unaware * ROUNDING)
+
+
+def _shown(value: float | None) -> str:
+    return "no plan" if value is None else f"{value:.6g}"

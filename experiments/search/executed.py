@@ -1,0 +1,313 @@
+"""The joint search's plan, the best single strategy's and two between them, executed and predicted before.
+
+Setup:   a SigLIP in front of a Llama, all trained, 24 samples of unequal sizes. Four gloo ranks on this
+         machine's cores, and eight ranks with a core each by emulation. Stages of one rank, since layers are
+         measured whole: layouts, cuts, schedules, replicas and grouping are what is searched.
+Ours:    layers are measured; strategies and joint search plan with that profile; predictions are written with
+         the plans' hashes; then all plans run in turn, round after round. Gains are ratios of medians over
+         rounds with percentile intervals of the bootstrap; those of emulated plans are over their steps.
+Run:     python -m experiments.search.executed [--json] [--rounds N] [--candidates N] [--part PART] [--resume]
+         [--out FOLDER]
+"""
+
+import hashlib
+import json
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from experiments.entrain.executed import skewed_batch
+from experiments.entrain.intervals import Interval, ratio_of_medians
+from experiments.fidelity.cases import CROWD, Case, Part
+from experiments.fidelity.plan_runs import (
+    PREDICTIONS,
+    Predicted,
+    Runs,
+    calibrate,
+    predict,
+    write_predictions,
+)
+from experiments.fidelity.work import UNMEASURED, decoder, this_machine, with_encoders
+from experiments.harness.command import command_line
+from experiments.harness.record import RESULTS, commit
+from experiments.search.best_single import OwnBest, best_of, own_searches
+from experiments.search.judging import StepJudge
+from runtime.measure.microbench import header_here
+from runtime.world.pool import Pool
+from workbench.cost.hardware import Link
+from workbench.cost.model import CostModel
+from workbench.cost.profile import Profile, ideal_profile
+from workbench.job.job import Job, ModuleLayout
+from workbench.model.hf_config import module_from_config
+from workbench.model.projector import Projector
+from workbench.model.trainable import Trainable
+from workbench.plan.codec import plan_hash
+from workbench.plan.kernels import Kernels
+from workbench.plan.plan import Plan, Precision, Settings, Sharding
+from workbench.report.progress import ticking
+from workbench.search.joint.drive import joint_search
+from workbench.search.joint.found import Found
+from workbench.search.joint.terms import Scope, Stop
+from workbench.strategies import cornstarch
+from workbench.strategies.registry import PLANNERS
+from workbench.trace import Trace
+from workbench.whole_file import write_text
+
+OUT = Path("out/search_executed")
+RESULT = RESULTS / "search_executed.json"
+ROUNDS, CANDIDATES, OWN_BUDGET_S = 30, 2000, 20.0
+WINNER, SINGLE = "joint", "best single"
+NUM_SAMPLES, SEED, WIDTH, TILE_PX, PATCH_PX = 24, 1, 128, 112, 28
+RANKS: Mapping[Part, int] = {Part.CROWDED: CROWD, Part.EMULATED: 8}
+
+
+def job_on(part: Part, link: Link) -> Job:
+    """The work on the ranks of a part, layouts left open."""
+    vision = {
+        "model_type": "siglip_vision_model",
+        "hidden_size": WIDTH,
+        "intermediate_size": 4 * WIDTH,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 2,
+        "image_size": TILE_PX,
+        "patch_size": PATCH_PX,
+    }
+    encoder = module_from_config(
+        vision,
+        name="vision",
+        modality="image",
+        trainable=Trainable.ALL,
+        projector=Projector.MLP,
+        llm_width=WIDTH,
+    )
+    ranks = RANKS[part]
+    cores = ranks if part is Part.EMULATED else None
+    return Job(
+        name=f"charts on {ranks} ranks",
+        model=with_encoders(decoder("llama", width=WIDTH, blocks=4), encoder),
+        cluster=this_machine(link, ranks, num_cores=cores),
+        batch=skewed_batch(NUM_SAMPLES, SEED),
+        settings=Settings(precision=Precision.FLOAT32, kernels=Kernels.EAGER),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredJudge:
+    """Knows plans whose layers were measured: stages of one rank, weights whole."""
+
+    judge: StepJudge
+
+    def value(self, plan: Plan) -> float:
+        """Seconds of a step; ValueError for what was not measured, and as the judge."""
+        if any(len(stage.flat_ranks) > 1 for stage in plan.stages):
+            raise ValueError("stages of several ranks were not measured")
+        if any(
+            settings.sharding is not Sharding.NONE or settings.sequence_parallel
+            for settings in plan.settings.modules
+        ):
+            raise ValueError("sharded state was not measured")
+        return self.judge.value(plan)
+
+    def replay(self, plan: Plan) -> Trace:
+        """By the engine."""
+        return self.judge.replay(plan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Searched:
+    """What is executed of a part, by name, best first; the winner leads, the best single strategy ends."""
+
+    found: Found
+    best: OwnBest
+    plans: Mapping[str, Plan]
+
+
+def searched(part: Part, profile: Profile, candidates: int, own_budget_s: float) -> Searched:
+    """The joint search's plan, the best single strategy's, and up to two whose times lie between.
+
+    Raises:
+        ValueError: no strategy has a plan.
+    """
+    job, cost = job_on(part, profile.machine_link("intra").link), CostModel(profile)
+    judge = MeasuredJudge(StepJudge(cost))
+    own = {
+        each.strategy: each
+        for each in own_searches(job, cost, judge, PLANNERS, budget_s=own_budget_s, seed=SEED)
+    }
+    best = best_of(own)
+    assert best.plan is not None, "the best one has a plan"
+    assert best.value is not None, "the best one has a value"
+    shorter = [_search(job, cost, judge, max(1, candidates // share)) for share in (64, 8)]
+    found = _search(job, cost, judge, candidates)
+    pool = [(each.value, each.plan) for each in shorter] + list(found.runners_up)
+    between = _between(pool, found.value, best.value)
+    plans = {WINNER: found.plan}
+    plans |= {f"between {number}": plan for number, plan in enumerate(between, 1)}
+    if plan_hash(replace(best.plan, strategy=WINNER)) != plan_hash(replace(found.plan, strategy=WINNER)):
+        plans[SINGLE] = best.plan
+    return Searched(found=found, best=best, plans=plans)
+
+
+def _search(job: Job, cost: CostModel, judge: MeasuredJudge, candidates: int) -> Found:
+    return joint_search(job, cost, judge, stop=Stop(candidates=candidates), scope=Scope(seed=SEED))
+
+
+def _between(pool: Sequence[tuple[float, Plan]], low: float, high: float) -> list[Plan]:
+    """Two plans with values between, those nearest to a third and two thirds of the way."""
+    inside = {value: plan for value, plan in pool if low < value < high}
+    chosen: list[Plan] = []
+    for share in (1 / 3, 2 / 3):
+        if inside:
+            nearest = min(inside, key=lambda value: abs(value - low - share * (high - low)))
+            chosen.append(inside.pop(nearest))
+    return chosen
+
+
+def cases(part: Part, plans: Mapping[str, Plan]) -> tuple[Case, ...]:
+    """The plans as the runs know them."""
+    return tuple(
+        Case(name=name, job=f"search, {part}", part=part, plan=replace(plan, strategy=name))
+        for name, plan in plans.items()
+    )
+
+
+def unpriced(parts: Sequence[Part]) -> Iterator[Case]:
+    """Plans whose layers and sums of gradients are measured."""
+    cost = CostModel(ideal_profile())
+    for part in parts:
+        job = job_on(part, UNMEASURED)
+        layouts = tuple(ModuleLayout(module=module.name, pp=1) for module in job.model.modules)
+        for replicas in (1, 2):
+            plan = cornstarch.plan(replace(job, layouts=layouts, replicas=replicas), cost)
+            yield Case(name=f"{part} x{replicas}", job="search", part=part, plan=plan)
+
+
+def run(
+    out: Path, parts: Sequence[Part], *, rounds: int, candidates: int, own_budget_s: float, is_quiet: bool
+) -> dict[str, Any]:
+    """Calibrate, search, predict, execute; goes on where an earlier run in the same folder stopped."""
+    started_s = time.monotonic()
+    out.mkdir(parents=True, exist_ok=True)
+    records: dict[str, Any] = {}
+    with Pool(CROWD) as pool:
+        with ticking("calibrating", None, quiet=is_quiet) as ticker:
+            profile = calibrate(tuple(unpriced(parts)), pool, out, ticker.at, budget_s=0.2)
+        for part in parts:
+            chosen = searched(part, profile, candidates, own_budget_s)
+            predicted = tuple(predict(case, profile) for case in cases(part, chosen.plans))
+            folder = out / part.value
+            folder.mkdir(exist_ok=True)
+            write_predictions(predicted, folder)
+            is_emulated = part is Part.EMULATED
+            runs = Runs(
+                folder,
+                rounds=1 if is_emulated else rounds,
+                steps=rounds if is_emulated else 1,
+                pool=pool,
+            )
+            with ticking(part.value, None, quiet=is_quiet) as ticker:
+                runs.execute(predicted, ticker.at)
+            if runs.left_out:
+                first = next(iter(runs.left_out.values()))
+                raise ValueError(f"plan {first.name!r} did not run: {first.reason}")
+            digest = hashlib.sha256((folder / PREDICTIONS).read_bytes()).hexdigest()
+            taken_s = {one.case.name: [t.iteration_s for t in runs.timed(one)] for one in predicted}
+            records[part.value] = {
+                "ranks": RANKS[part],
+                "best_single": chosen.best.strategy,
+                "candidates": chosen.found.candidates,
+                "predictions_sha256": digest,
+                **summary(predicted, taken_s),
+            }
+    return {
+        "script": "search/executed",
+        "command": "python -m experiments.search.executed",
+        "commit": commit(),
+        "date": datetime.now(UTC).isoformat(timespec="minutes"),
+        "device": header_here().device_name,
+        "rounds": rounds,
+        "parts": records,
+        "seconds": time.monotonic() - started_s,
+    }
+
+
+def summary(predicted: Sequence[Predicted], executed_s: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Seconds of every plan, and the winner's gain over the best single strategy's plan, both ways.
+
+    Where both are one plan, the gain is 1 and has no interval.
+    """
+    rows = {
+        one.case.name: {
+            "plan_hash": one.plan_hash,
+            "predicted_s": one.simulated.iteration_s,
+            "executed_s": statistics.median(executed_s[one.case.name]),
+        }
+        for one in predicted
+    }
+    if SINGLE not in rows:
+        return {"plans": rows, "predicted_gain": 1.0, "executed_gain": 1.0, "interval_95": None}
+    gain = ratio_of_medians([executed_s[SINGLE]], executed_s[WINNER])
+    predicted_s = {one.case.name: one.simulated.iteration_s for one in predicted}
+    return {
+        "plans": rows,
+        "predicted_gain": predicted_s[SINGLE] / predicted_s[WINNER],
+        "executed_gain": gain.mean,
+        "interval_95": [gain.low, gain.high],
+    }
+
+
+def lines(result: Mapping[str, Any]) -> Iterator[str]:
+    """The table that the command prints."""
+    for name, part in result["parts"].items():
+        yield f"{name}, {part['ranks']} ranks, best single strategy {part['best_single']}"
+        for plan, row in part["plans"].items():
+            yield f"  {plan:12} predicted {row['predicted_s']:.4f} s, executed {row['executed_s']:.4f} s"
+        shown = "the same plan"
+        if part["interval_95"] is not None:
+            shown = str(Interval(part["executed_gain"], *part["interval_95"]))
+        yield f"  gain: predicted {part['predicted_gain']:.3f}, executed {shown}"
+
+
+def main() -> int:
+    """0 when the winner is no slower where its interval says anything, 1 when it is, 2 for bad input."""
+    parser = command_line(__doc__)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--candidates", type=int, default=CANDIDATES)
+    parser.add_argument("--own-budget", type=float, default=OWN_BUDGET_S, help="seconds of every strategy's")
+    parser.add_argument("--part", choices=[part.value for part in RANKS], action="append")
+    parser.add_argument("--resume", action="store_true", help="go on with what lies in the folder")
+    parser.add_argument("--out", type=Path, default=OUT)
+    given = parser.parse_args()
+    if given.rounds < 2 or given.candidates < 1 or given.own_budget <= 0:
+        parser.error(
+            f"want --rounds >= 2 for an interval, --candidates >= 1 and --own-budget > 0, got "
+            f"{given.rounds}, {given.candidates} and {given.own_budget}"
+        )
+    if not given.resume:
+        shutil.rmtree(given.out, ignore_errors=True)
+    parts = [Part(name) for name in given.part or [part.value for part in RANKS]]
+    result = run(
+        given.out,
+        parts,
+        rounds=given.rounds,
+        candidates=given.candidates,
+        own_budget_s=given.own_budget,
+        is_quiet=given.json,
+    )
+    print("\n".join(lines(result)))
+    if given.rounds >= ROUNDS and len(parts) == len(RANKS):
+        write_text(json.dumps(result, indent=1) + "\n", RESULT)
+    if given.json:
+        print(json.dumps(result))
+    intervals = [part["interval_95"] for part in result["parts"].values()]
+    return 0 if all(interval is None or interval[1] >= 1 for interval in intervals) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

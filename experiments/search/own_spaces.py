@@ -1,0 +1,206 @@
+"""What the paper of every registered strategy searches, and jobs drawn from that."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from workbench.job.job import Job, ModuleLayout
+from workbench.model.layer import Attention
+from workbench.model.model_graph import TEXT, Module
+from workbench.plan.plan import ModuleSettings, Recompute, Sharding
+from workbench.planner.layout_search import usable_ranks
+from workbench.schedule.choice import Schedule, ScheduleKind, usual
+
+TP_SIZES, CP_SIZES, MICROBATCHES = (1, 2, 4, 8), (1, 2, 4), (1, 2, 4, 8)
+OPEN_SHARE = 0.1  # of the draws, in which the strategy counts the stages itself
+
+
+class Degrees(Enum):
+    """Who chooses tp, cp and dp: the strategy's planner, or the user for every module, or for all alike."""
+
+    ITSELF = "searched by the strategy"
+    EACH = "of every module"
+    ALIKE = "of all modules alike"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnSpace:
+    """What is searched for one strategy.
+
+    Args:
+        degrees: how layouts are chosen.
+        where: the paper's section.
+        has_cp: whether its modules may be context-parallel.
+        schedules: the paper's.
+    """
+
+    degrees: Degrees
+    where: str
+    has_cp: bool = True
+    schedules: tuple[Schedule, ...] = (Schedule(),)
+
+
+def _schedules(*kinds: ScheduleKind) -> tuple[Schedule, ...]:
+    return tuple(map(usual, kinds))
+
+
+_V1, _ENTRAIN, _DISTTRAIN = "Cornstarch v1", "Entrain", "DistTrain"
+_KARNATI = "Karnati et al., section 4: layouts, recomputation, batch size, optimizer instances, LLM layers"
+_INTERLEAVED = (ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED)
+_SPLIT = (ScheduleKind.ONE_F_ONE_B, ScheduleKind.ZB_H1, ScheduleKind.ZB_H2)
+
+OWN_SPACES: Mapping[str, OwnSpace] = {
+    "cornstarch": OwnSpace(degrees=Degrees.EACH, where=f"{_V1}, sections 3.2, 4.1 and 5.2"),
+    "cornstarch-loosely-coupled": OwnSpace(degrees=Degrees.EACH, where=f"{_V1}, section 5.2"),
+    "cornstarch-frozen-unaware": OwnSpace(degrees=Degrees.EACH, where=f"{_V1}, sections 6.1 and 6.4"),
+    "encoders-colocated": OwnSpace(degrees=Degrees.ALIKE, where=f"{_V1}, section 6.1"),
+    "encoders-colocated-frozen-aware": OwnSpace(degrees=Degrees.ALIKE, where="Cornstarch ICML, section 5.3"),
+    "encoders-replicated": OwnSpace(degrees=Degrees.ALIKE, where=f"{_V1}, section 6.1"),
+    "dip": OwnSpace(
+        degrees=Degrees.EACH,
+        where=f"{_ENTRAIN}, sections 4.2 and 4.7.2",
+        has_cp=False,
+        schedules=_schedules(ScheduleKind.THREE_PHASE),
+    ),
+    "entrain": OwnSpace(
+        degrees=Degrees.EACH,
+        where=f"{_ENTRAIN}, sections 4.5 and 4.6",
+        has_cp=False,
+        schedules=_schedules(*_SPLIT),
+    ),
+    "entrain-graded": OwnSpace(
+        degrees=Degrees.EACH, where="ours, after Entrain", has_cp=False, schedules=_schedules(*_SPLIT)
+    ),
+    "entrain-search": OwnSpace(
+        degrees=Degrees.ITSELF, where=f"{_ENTRAIN}, sections 4.4.3 and 4.6", schedules=_schedules(*_SPLIT)
+    ),
+    "disttrain": OwnSpace(
+        degrees=Degrees.ITSELF, where=f"{_DISTTRAIN}, section 4", schedules=_schedules(*_INTERLEAVED)
+    ),
+    "disttrain-cheapest": OwnSpace(
+        degrees=Degrees.ITSELF, where=f"{_DISTTRAIN}, sections 4 and 8", schedules=_schedules(*_INTERLEAVED)
+    ),
+    "disttrain-reordered": OwnSpace(
+        degrees=Degrees.EACH, where=f"{_DISTTRAIN}, section 5", schedules=_schedules(*_INTERLEAVED)
+    ),
+    "reordered-by-exchanges": OwnSpace(
+        degrees=Degrees.EACH, where="ours, after DistTrain", schedules=_schedules(*_INTERLEAVED)
+    ),
+    "megatron-heterogeneous": OwnSpace(degrees=Degrees.EACH, where=_KARNATI),
+    "megatron-homogeneous": OwnSpace(
+        degrees=Degrees.ITSELF, where=_KARNATI, schedules=_schedules(*_INTERLEAVED)
+    ),
+    "megatron-colocated": OwnSpace(degrees=Degrees.ITSELF, where=_KARNATI),
+    "megatron-islands": OwnSpace(degrees=Degrees.ITSELF, where=_KARNATI),
+    "fsdp": OwnSpace(
+        degrees=Degrees.ITSELF, where="Zhao et al. 2023, section 3.2.1; TorchTitan, section 2.1"
+    ),
+    "hsdp": OwnSpace(degrees=Degrees.ITSELF, where="Zhao et al. 2023, section 3.2.2"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Jobs that a strategy's users could write for one job's devices and batch.
+
+    Args:
+        job: with layouts left open.
+        space: the strategy's.
+    """
+
+    job: Job
+    space: OwnSpace
+
+    def fresh(self, rng: random.Random) -> Job:
+        """All drawn anew."""
+        job = replace(
+            self.job,
+            microbatch_samples=rng.choice(self._microbatches()),
+            schedule=rng.choice(self.space.schedules),
+        )
+        job = self._with_layouts(job, rng)
+        return self._with_settings(job, rng)
+
+    def near(self, job: Job, rng: random.Random) -> Job:
+        """One thing drawn anew; ValueError where the job does not allow it."""
+        changes = (self._with_microbatch, self._with_schedule, self._with_settings, self._nudged)
+        return rng.choice(changes)(job, rng)
+
+    def _microbatches(self) -> list[int]:
+        return [size for size in MICROBATCHES if len(self.job.batch) % size == 0]
+
+    def _with_microbatch(self, job: Job, rng: random.Random) -> Job:
+        return replace(job, microbatch_samples=rng.choice(self._microbatches()))
+
+    def _with_schedule(self, job: Job, rng: random.Random) -> Job:
+        return replace(job, schedule=rng.choice(self.space.schedules))
+
+    def _with_settings(self, job: Job, rng: random.Random) -> Job:
+        """What is computed again, by module; sharding of optimizer state and of sequences, for all."""
+        sharding = rng.choice((Sharding.NONE, Sharding.OPTIMIZER))
+        by_sequence = rng.choice((False, True))
+        modules = tuple(
+            ModuleSettings(
+                module=module.name,
+                recompute=rng.choice((Recompute.NONE, Recompute.FULL)),
+                sharding=sharding,
+                sequence_parallel=by_sequence,
+            )
+            for module in job.model.modules
+        )
+        return replace(job, settings=replace(job.settings, modules=modules))
+
+    def _with_layouts(self, job: Job, rng: random.Random) -> Job:
+        if self.space.degrees is Degrees.ITSELF:
+            return job
+        replicas = rng.choice(self._replicas(job))
+        own = {module.name: self._degrees(module, rng) for module in job.model.modules}
+        if self.space.degrees is Degrees.ALIKE:
+            tp, cp = min(own.values())
+            own = dict.fromkeys(own, (tp, cp))
+        layouts = self._counted(own, usable_ranks(job) // replicas, rng)
+        return replace(job, replicas=replicas, layouts=layouts)
+
+    def _nudged(self, job: Job, rng: random.Random) -> Job:
+        """One module with a stage more or less, or with other degrees on as many ranks."""
+        if not job.layouts:
+            return self._with_layouts(job, rng)
+        place = rng.randrange(len(job.layouts))
+        was = job.layouts[place]
+        if was.pp is None or rng.random() < 0.5:
+            tp, cp = self._degrees(job.model.module(was.module), rng)
+            pp = None if was.pp is None else max(1, was.pp * was.tp * was.cp // (tp * cp))
+            layout = replace(was, tp=tp, cp=cp, pp=pp)
+        else:
+            layout = replace(was, pp=max(1, was.pp + rng.choice((-1, 1))))
+        return replace(job, layouts=(*job.layouts[:place], layout, *job.layouts[place + 1 :]))
+
+    def _replicas(self, job: Job) -> list[int]:
+        most = max(1, usable_ranks(job) // len(job.model.modules))
+        unit = job.microbatch_samples
+        return [dp for dp in range(1, most + 1) if len(job.batch) % (dp * unit) == 0]
+
+    def _degrees(self, module: Module, rng: random.Random) -> tuple[int, int]:
+        node = min(node.num_ranks for node in self.job.cluster.nodes)
+        heads = [o.num_kv_heads for each in module.layers for o in each.operators if isinstance(o, Attention)]
+        sizes = [tp for tp in TP_SIZES if tp <= node and all(count % tp == 0 for count in heads)]
+        return rng.choice(sizes), rng.choice(CP_SIZES if self.space.has_cp else (1,))
+
+    def _counted(
+        self, own: Mapping[str, tuple[int, int]], num_ranks: int, rng: random.Random
+    ) -> tuple[ModuleLayout, ...]:
+        """Stages of every module: left open, or drawn with the LLM's on what the others leave."""
+        if rng.random() < OPEN_SHARE:
+            return tuple(ModuleLayout(module=name, tp=tp, cp=cp) for name, (tp, cp) in own.items())
+        modules = sorted(self.job.model.modules, key=lambda module: module.modality == TEXT)
+        counts: dict[str, int] = {}
+        left = num_ranks
+        for later, module in enumerate(modules, 1 - len(modules)):
+            tp, cp = own[module.name]
+            most = max(1, min(left // (tp * cp), len(module.layers)))
+            counts[module.name] = most if later == 0 else rng.randint(1, max(1, most // 2))
+            left -= tp * cp * counts[module.name]
+        return tuple(
+            ModuleLayout(module=name, tp=tp, cp=cp, pp=counts[name]) for name, (tp, cp) in own.items()
+        )

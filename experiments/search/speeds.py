@@ -1,0 +1,102 @@
+"""How fast the joint search goes through candidates: on 24, 1,296 and 10,008 GPUs.
+
+Setup:   the cases of `bench.speed_cases` as jobs, with their layouts; the third has the replicas of the
+         second until it takes 10,000 GPUs. The start is one strategy's plan, so that candidates are timed.
+Ours:    candidates that were built, checked, lowered, priced, checked for memory and swept, over CPU seconds
+         of one process between the starts and the end; refused ones cost time and do not count.
+         `seconds_10000` is wall time of a whole search with two workers.
+"""
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from experiments.bench.speed_cases import CASES, PROFILE, Case, plan_of
+from experiments.search.judging import StepJudge
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
+from workbench.job.job import Job, ModuleLayout
+from workbench.search.joint.drive import joint_search
+from workbench.search.joint.found import Found, State
+from workbench.search.joint.terms import Scope, Stop
+from workbench.strategies.registry import PLANNERS
+
+START = "megatron-heterogeneous"
+CANDIDATES = {24: 400, 1296: 24}
+LARGE_GPUS, LARGE_CANDIDATES, LARGE_LIMIT_S = 10_000, 24, 600.0
+WORKERS = 2
+
+
+def job_of(case: Case) -> Job:
+    """A case's model, cluster, batch and degrees; samples drawn, so that grouping matters."""
+    plan = plan_of(case)
+    return Job(
+        name=case.name,
+        model=plan.model,
+        cluster=plan.cluster,
+        batch=plan.batch,
+        microbatch_samples=case.samples,
+        replicas=case.replicas,
+        layouts=tuple(ModuleLayout(module=name, pp=pp, tp=tp) for name, (pp, tp) in case.layout.items()),
+        profile=PROFILE,
+    )
+
+
+def rate_of(case: Case, candidates: int, *, seed: int, limit_s: float) -> dict[str, Any]:
+    """Candidates a second of one case, and what came out."""
+    seen: list[tuple[float, int]] = []
+
+    def told(state: State) -> None:
+        seen.append((time.process_time(), state.candidates))
+
+    job = job_of(case)
+    cost = CostModel(load_profile(PROFILE))
+    scope = Scope(seed=seed, planners={START: PLANNERS[START]})
+    stop = Stop(candidates=candidates, seconds=limit_s)
+    found = joint_search(job, cost, StepJudge(cost), stop=stop, scope=scope, progress=told)
+    (first_s, _), (last_s, counted) = seen[0], seen[-1]
+    return _record(found) | {"candidates_per_s": counted / max(last_s - first_s, 1e-9)}
+
+
+def large(*, seed: int, gpus: int = LARGE_GPUS) -> dict[str, Any]:
+    """A whole search on so many GPUs, by two workers."""
+    case = CASES[2]
+    ranks = sum(pp * tp for pp, tp in case.layout.values())
+    grown = replace(case, name=f"{gpus} GPUs", replicas=-(-gpus // ranks))
+    job, cost = job_of(grown), CostModel(load_profile(PROFILE))
+    found = joint_search(
+        job,
+        cost,
+        StepJudge(cost),
+        stop=Stop(candidates=LARGE_CANDIDATES, seconds=LARGE_LIMIT_S),
+        scope=Scope(seed=seed, planners={START: PLANNERS[START]}),
+        workers=WORKERS,
+    )
+    return _record(found) | {"gpus": job.cluster.num_ranks}
+
+
+def speeds(*, seed: int, limit_s: float) -> dict[str, Any]:
+    """All three."""
+    small, middle = (
+        rate_of(case, CANDIDATES[gpus], seed=seed, limit_s=limit_s)
+        for case, gpus in zip(CASES[1:], CANDIDATES, strict=True)
+    )
+    whole = large(seed=seed)
+    return {
+        "candidates_per_s_24": small["candidates_per_s"],
+        "candidates_per_s_1296": middle["candidates_per_s"],
+        "seconds_10000": whole["seconds"],
+        "speed_searches": {"24": small, "1296": middle, "10000": whole},
+    }
+
+
+def _record(found: Found) -> dict[str, Any]:
+    return {
+        "start_s": found.best_start.value,
+        "joint_s": found.value,
+        "lower_bound": found.lower_bound,
+        "gap": found.gap,
+        "candidates": found.candidates,
+        "proposed": len(found.log),
+        "seconds": found.seconds,
+    }

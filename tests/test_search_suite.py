@@ -1,0 +1,153 @@
+"""The suite of the joint search: jobs have plans, baselines search what they say, records are complete."""
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from experiments.search import compared
+from experiments.search.best_single import best_of, own_searches
+from experiments.search.compared import planners_of, prepared
+from experiments.search.executed import _between
+from experiments.search.jobs import JOBS, opened
+from experiments.search.judging import StepJudge
+from experiments.search.own_spaces import OWN_SPACES, Degrees, Draws
+from experiments.search.regret import ListedJudge, listed, searched
+from experiments.search.spaces import key_of, spaces
+from workbench.plan.plan import KeyExchange
+from workbench.planner.stage_counts import silent
+from workbench.schedule.choice import Schedule
+from workbench.search.joint.choice import TokenRule
+from workbench.strategies import disttrain, megatron_homogeneous
+from workbench.strategies.registry import BY_NAME
+
+QUICK = (disttrain.plan, megatron_homogeneous.plan)
+KEYS = {
+    "joint_s",
+    "best_single_s",
+    "best_single",
+    "objective",
+    "lower_bound",
+    "gap",
+    "candidates",
+    "seconds",
+}
+
+
+def small_space():
+    """Vision and language model on two ranks and a few orders: listed in a moment."""
+    space = spaces()[1]
+    job = replace(space.job, batch=space.job.batch[:2])
+    return replace(
+        space,
+        job=job,
+        shapes={"vision": ((1, 1),), "llm": ((1, 1), (1, 2), (2, 1))},
+        schedules=(Schedule(),),
+        rules=(TokenRule.ZIGZAG, TokenRule.EXCHANGED),
+        ways=(KeyExchange.ALL_GATHER,),
+    )
+
+
+def first_plan(job, cost):
+    """Of the first strategy that has one; the last one's refusal where none has."""
+    for planner in QUICK[:-1]:
+        try:
+            return planner(job, cost, silent)
+        except ValueError:  # a module that it does not take
+            continue
+    return QUICK[-1](job, cost, silent)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_every_job_has_a_plan_on_its_devices(name):
+    suite_job = JOBS[name]
+    job = opened(suite_job.make())
+    cost = suite_job.cost(job)
+    plan = first_plan(job, cost)
+    assert all(rank < job.cluster.num_ranks for rank in plan.ranks)
+    assert not job.layouts
+
+
+def test_all_batches_of_varying_data_differ_and_are_as_large():
+    suite_job = JOBS["varying"]
+    batches = suite_job.batches()
+    assert len(set(batches)) == len(batches) >= 4
+    assert {len(batch) for batch in batches} == {len(suite_job.make().batch)}
+
+
+def test_every_registered_strategy_has_a_space_of_its_own():
+    assert set(OWN_SPACES) == set(BY_NAME)
+
+
+@pytest.mark.parametrize("degrees", Degrees)
+def test_draws_keep_to_the_space(degrees):
+    job = opened(JOBS["llava-1.5-7b"].make())
+    space = next(space for space in OWN_SPACES.values() if space.degrees is degrees)
+    draws, rng = Draws(job, replace(space, has_cp=False)), random.Random(0)
+    for _ in range(20):
+        drawn = draws.fresh(rng)
+        assert len(job.batch) % (drawn.microbatch_samples * drawn.replicas) == 0
+        assert drawn.schedule in space.schedules
+        assert all(layout.cp == 1 for layout in drawn.layouts)
+        assert bool(drawn.layouts) is (degrees is not Degrees.ITSELF)
+        if degrees is Degrees.ALIKE:
+            assert len({layout.tp for layout in drawn.layouts}) == 1
+
+
+def test_a_strategys_own_search_is_no_worse_than_its_plan_and_the_same_for_a_seed():
+    job, cost, judge = prepared(JOBS["megatron"])
+    planners = {"megatron-homogeneous": planners_of(job)["megatron-homogeneous"]}
+
+    def run():
+        ticks = iter(range(10_000))  # a clock that counts, so that time ends after so many jobs
+        found = own_searches(
+            job, cost, judge, planners, budget_s=20, seed=3, clock=lambda: float(next(ticks))
+        )
+        return {each.strategy: each for each in found}
+
+    first, again = run(), run()
+    best = best_of(first)
+    assert best.value is not None
+    assert best.unsearched is not None
+    assert best.value <= best.unsearched
+    assert best.tried > 1
+    assert best.plan is not None
+    assert judge.value(best.plan) == best.value
+    assert first == again
+
+
+def test_a_space_lists_every_combination_once_and_the_search_stays_inside():
+    space = small_space()
+    choices, whole = list(space.choices()), listed(space)
+    two_orders = 2
+    cuts_in_two = 3
+    rules = 2
+    assert len(choices) == two_orders * (1 + cuts_in_two + rules)
+    assert 0 < len(whole.values) <= len(choices)
+    found = searched(space, whole, candidates=20, seed=0)
+    assert key_of(found.plan) in whole.values
+    assert found.value >= whole.optimum
+    judge = ListedJudge(whole, StepJudge(space.cost))
+    stranger = next(space.plans())
+    with pytest.raises(ValueError, match="outside the space"):
+        judge.value(replace(stranger, batch=stranger.batch[::-1]))
+
+
+def test_a_jobs_record_has_all_keys(monkeypatch):
+    few = {name: BY_NAME[name].planner for name in ("disttrain", "cornstarch", "cornstarch-frozen-unaware")}
+    monkeypatch.setattr(compared, "planners_of", lambda job: few)
+    suite_job = replace(JOBS["llava-1.5-7b"], make=lambda: small_space().job)
+    record = compared.compared(suite_job, budget_s=0.2, seed=0, progress=lambda what: None)
+    assert record.keys() >= KEYS
+    assert record["joint_s"] <= record["best_start_s"]
+    whole = compared.overall({"one": record})
+    assert whole.keys() == {"never_worse", "geomean_gain", "cornstarch_never_slower_than_unaware"}
+    assert math.isclose(whole["geomean_gain"], record["best_single_s"] / record["joint_s"])
+    assert len(compared.lines({"one": record})) == 2
+
+
+def test_two_plans_between_stand_at_thirds():
+    plans = {value: f"plan of {value}" for value in (1.0, 1.1, 1.9, 1.4, 1.6, 2.0, 2.5)}
+    assert _between(list(plans.items()), 1.0, 2.0) == [plans[1.4], plans[1.6]]
+    assert _between([(2.0, "worst")], 1.0, 2.0) == []
