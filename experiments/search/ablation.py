@@ -10,6 +10,7 @@ from workbench.job.job import Job
 from workbench.planner.stage_counts import silent
 from workbench.planner.strategy_spec import Planner
 from workbench.search.joint.ablation import ablated
+from workbench.search.joint.drive import searched_starts
 from workbench.search.joint.evaluate import Judge
 from workbench.search.joint.question import Question
 from workbench.search.joint.terms import Stop
@@ -27,7 +28,9 @@ def ablation_of(suite_job: SuiteJob, *, budget_s: float, progress: Callable[[str
     name, value = _best_start(job, cost, judge, planners_of(job))
     progress(f"{suite_job.name}: from {name}, {value:.6g}")
     gains: dict[str, float] = {}
-    for gain in ablated(job, cost, judge, name, stop=Stop(seconds=budget_s)):
+    stop = Stop(seconds=budget_s)
+    starts = searched_starts(job, cost, judge, stop=stop)
+    for gain in ablated(job, cost, judge, name, starts=starts, stop=stop):
         what = gain.open[0].value if len(gain.open) == 1 else ALL
         gains[what] = gain.factor
         progress(f"{suite_job.name}: {what} {gain.factor:.4f}")
