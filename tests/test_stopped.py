@@ -193,3 +193,19 @@ def test_a_stopped_planner_is_named():
         assert time.monotonic() - start_s < NOTICED_S
     finally:
         planner.close()
+
+
+def length(place: Place, content: bytes) -> int:
+    return len(content)
+
+
+def test_a_worker_that_is_stopped_before_it_reads_its_order_is_named():
+    """The order is longer than a pipe holds, so that whoever sends it waits for whoever reads it."""
+    with Pool(1) as pool:
+        assert pool.run(length, 1, b"") == [0]
+        os.kill(pool.process_ids()[0], signal.SIGSTOP)
+        began_s = time.monotonic()
+        with pytest.raises(WorldFailed, match="stopped"):
+            pool.run(length, 1, bytes(10_000_000))
+        assert time.monotonic() - began_s < 2 * NOTICED_S
+        assert pool.run(length, 1, b"again") == [5]

@@ -9,11 +9,12 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.context import ForkContext, ForkProcess
 from pathlib import Path
+from threading import Event, Thread
 from types import TracebackType
 from typing import Any
 
@@ -154,19 +155,20 @@ class Pool:
         store = self._folder.path / f"store{self._num_jobs}"
         wait_s = timeout_s if wait_s is None else min(wait_s, timeout_s)
         try:
-            for process, cores in enumerate(cores_of(size)):
-                order = _Order(
-                    job=job,
-                    args=args,
-                    process=process,
-                    size=size,
-                    store=store,
-                    cores=cores,
-                    wait_s=wait_s,
-                    is_heard=heard is not None,
-                )
-                self._send(order)
-            results, failures, missing = self._collect(size, time.monotonic() + timeout_s, heard)
+            with self._stopped_ended(size):
+                for process, cores in enumerate(cores_of(size)):
+                    order = _Order(
+                        job=job,
+                        args=args,
+                        process=process,
+                        size=size,
+                        store=store,
+                        cores=cores,
+                        wait_s=wait_s,
+                        is_heard=heard is not None,
+                    )
+                    self._send(order)
+                results, failures, missing = self._collect(size, time.monotonic() + timeout_s, heard)
         except BaseException:  # interrupted: what the workers still send must not meet the next job
             for process in range(size):
                 self._end(process)
@@ -181,7 +183,8 @@ class Pool:
 
     def _send(self, order: _Order) -> None:
         self._positions[order.process] = NOTHING_DONE
-        self._workers[order.process].pipe.send_bytes(pickle.dumps(order))
+        with suppress(BrokenPipeError):  # its death is the answer that is collected
+            self._workers[order.process].pipe.send_bytes(pickle.dumps(order))
 
     def _dismiss(self, done: Iterable[int], broken: Iterable[int]) -> None:
         """Let those go that have succeeded, and end the others: the next job forks them anew."""
@@ -245,13 +248,11 @@ class Pool:
         results: dict[int, Any] = {}
         failures: list[Failure] = []
         open_pipes = {self._workers[process].pipe: process for process in range(size)}
-        watch = StopWatch()
         while open_pipes:
             left_s = deadline - time.monotonic()
-            ready = mpc.wait(list(open_pipes), timeout=min(max(0.0, left_s), LOOK_EVERY_S))
-            if not ready and left_s <= 0:
+            ready = mpc.wait(list(open_pipes), timeout=max(0.0, left_s))
+            if not ready:
                 break
-            self._end_stopped(watch, open_pipes.values())
             for pipe in ready:
                 assert isinstance(pipe, mpc.Connection)
                 process = open_pipes[pipe]
@@ -269,12 +270,30 @@ class Pool:
                     results[process] = answer
         return results, failures, sorted(open_pipes.values())
 
-    def _end_stopped(self, watch: StopWatch, processes: Iterable[int]) -> None:
-        """Kill those that have been stopped for long: what comes of them next is their death."""
-        by_id = {self._workers[process].process.pid or 0: self._workers[process] for process in processes}
-        for pid in watch.stopped(by_id):
-            by_id[pid].is_stopped = True
-            by_id[pid].process.kill()
+    @contextmanager
+    def _stopped_ended(self, size: int) -> Iterator[None]:
+        """Kill workers that have been stopped for long: what comes of them next is their death.
+
+        By a thread, since one that stops amid a message holds up who sends it or receives it.
+        """
+        over = Event()
+        workers = {worker.process.pid or 0: worker for worker in map(self._workers.__getitem__, range(size))}
+
+        def look() -> None:
+            watch = StopWatch()
+            while not over.wait(LOOK_EVERY_S):
+                for pid in watch.stopped(workers):
+                    workers[pid].is_stopped = True
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+
+        thread = Thread(target=look, name="stopped workers", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def _answer(self, process: int) -> Any:
         worker = self._workers[process]
