@@ -181,7 +181,7 @@ def test_a_sum_of_gradients_waits_for_the_slower_replica() -> None:
         {(0,): "0F0 0REDUCE_GRAD STEP", (1,): "1F0 1F1 1REDUCE_GRAD STEP"},
         cluster=one_node(2),
         groups=[group(0, (0, 1), 10)],
-        reductions={"0REDUCE_GRAD": [0], "1REDUCE_GRAD": [0]},
+        reductions={"0REDUCE_GRAD": (0,), "1REDUCE_GRAD": (0,)},
     )
     trace = simulate(plan, lambda action: SECONDS[action.kind])
     assert [step.cause for step in critical_path(plan, trace)] == [

@@ -37,10 +37,11 @@ def test_help_of_every_command_loads_no_framework():
     assert not {*imported(every, of=NEVER_YET)} & {"torch", "triton", "transformers", "simpy", "matplotlib"}
 
 
-def test_a_plan_is_made_without_compiler_or_framework(tmp_path: Path):
+@pytest.mark.parametrize(("judge", "loaded"), [("planner", []), ("simulator", ["simpy"])])
+def test_a_plan_is_made_without_compiler_or_framework(tmp_path: Path, judge: str, loaded: list[str]):
     out = tmp_path / "plan.json"
-    plan = ("plan", "examples/tiny.yaml", "--profile", "A40", "-o", str(out), "--json")
-    assert imported(MAIN, *plan, of=NEVER_YET) == []
+    plan = ("plan", "examples/tiny.yaml", "--profile", "A40", "--judge", judge, "-o", str(out), "--json")
+    assert imported(MAIN, *plan, of=NEVER_YET) == loaded
     assert out.is_file()
 
 

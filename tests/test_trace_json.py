@@ -153,7 +153,7 @@ def without_a_line(text):
         pytest.param(lambda text: "[1, 2]", "otherData.format", id="a-list"),
         pytest.param(lambda text: "[" * 100_000, "nested too deeply", id="deep"),
         pytest.param(
-            lambda text: text.replace('version":2', 'version":7'), "must be 1 to 2, got 7", id="version"
+            lambda text: text.replace('version":3', 'version":7'), "must be 1 to 3, got 7", id="version"
         ),
         pytest.param(without_a_line, "damaged trace file: want", id="lost-event"),
         pytest.param(lambda text: text.replace('"action":', '"deed":'), "'action' is missing", id="key"),

@@ -16,6 +16,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from workbench.on_demand import OnDemand
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("workbench", "sim", "runtime", "experiments")
 WITHOUT_EFFECT = frozenset(  # they print, keep and draw what is computed elsewhere
@@ -43,9 +45,8 @@ def forget() -> None:
         m for name, m in sys.modules.items() if name.partition(".")[0] in PACKAGES and name != __name__
     ]
     for value in [value for module in modules for value in vars(module).values()]:
-        clear = getattr(value, "cache_clear", None)
-        if clear is not None and not isinstance(value, type):
-            clear()
+        if not isinstance(value, type | OnDemand):  # the latter would import what it stands for
+            getattr(value, "cache_clear", lambda: None)()
 
 
 def changed_since(record: Mapping[str, Any]) -> list[str]:

@@ -250,8 +250,8 @@ class Pool:
         open_pipes = {self._workers[process].pipe: process for process in range(size)}
         while open_pipes:
             left_s = deadline - time.monotonic()
-            ready = mpc.wait(list(open_pipes), timeout=max(0.0, left_s))
-            if not ready:
+            ready = mpc.wait(list(open_pipes), timeout=min(max(0.0, left_s), LOOK_EVERY_S))
+            if not ready and left_s <= 0:
                 break
             for pipe in ready:
                 assert isinstance(pipe, mpc.Connection)
@@ -280,6 +280,7 @@ class Pool:
         workers = {worker.process.pid or 0: worker for worker in map(self._workers.__getitem__, range(size))}
 
         def look() -> None:
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread's to hear
             watch = StopWatch()
             while not over.wait(LOOK_EVERY_S):
                 for pid in watch.stopped(workers):

@@ -99,7 +99,7 @@ COMMANDS = {
     "predict": Command(
         "predicting",
         "predict_command",
-        "Price language models, one a row of a CSV file; nothing is fitted.",
+        "Price language models, one a row of a CSV file.",
     ),
     "templates": Command(
         "resilience",

@@ -21,8 +21,8 @@ JudgeFlag = Annotated[
 
 def planners_by(judge: JudgedBy, names: Collection[str]) -> dict[str, Planner]:
     """Planners of these strategies, held against the simulator or as published."""
-    from sim.predict import candidate_s
-
     if judge is JudgedBy.PLANNER:
         return {name: BY_NAME[name].planner for name in names}
+    from sim.predict import candidate_s
+
     return {name: judged(BY_NAME[name], candidate_s) for name in names}

@@ -192,6 +192,8 @@ TARGETS = (
         readers=(
             "workbench.elastic.availability:parse_trace",
             "workbench.cli.resilience:_availability",
+            "workbench.cli.searching:judging",
+            "workbench.search.objectives.asked:_trace_of",
             "runtime.elastic.local_nodes:parsed_trace",
         ),
     ),

@@ -13,12 +13,16 @@ from experiments.fuzz.targets import (
     plans,
     recordings,
     runnable,
+    searches,
     sizes,
     state,
 )
 
 TARGETS: Mapping[str, Target] = {
     target.name: target
-    for room in (jobs, plans, runnable, machines, sizes, models, state, data, kept, recordings, messages)
+    for room in (
+        *(jobs, plans, runnable, machines, sizes, models, state, data, kept, recordings, messages),
+        searches,
+    )
     for target in room.TARGETS
 }

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from workbench.cost.model import CostModel
+from workbench.frozen_json import parse_json
 from workbench.job.job import Job
 from workbench.plan.plan import Plan
 from workbench.planner.strategy_spec import Planner
@@ -70,11 +71,14 @@ def replayed(
                 space.starts[start.name], plans[start.name] = start.choice, start.plan
     if logged.start not in space.starts:
         raise ValueError(f"replay: strategy {logged.start!r} has no plan of job {job.name!r}")
-    moves = (*taken(space, logged.fixed), *asked)
-    plan = plans[logged.start]
-    if moves or plan is None:
-        plan = plan_of(space, changed(space, space.starts[logged.start], moves))
-    value = judge.value(plan)
+    try:
+        moves = (*taken(space, logged.fixed), *asked)
+        plan = plans[logged.start]
+        if moves or plan is None:
+            plan = plan_of(space, changed(space, space.starts[logged.start], moves))
+        value = judge.value(plan)
+    except ValueError as error:
+        raise ValueError(f"replay: {error}") from None
     if value != logged.value:
         raise ValueError(
             f"replay: the answer has a value of {value!r}, logged was {logged.value!r}; want the job, the "
@@ -87,9 +91,9 @@ def _read(job: Job, lines: Sequence[str]) -> _Logged:
     try:
         if len(lines) < 2:
             raise KeyError("answer")
-        head, *entries, end = (json.loads(line) for line in lines)
+        head, *entries, end = (parse_json(line, "replay: a line") for line in lines)
         if head["job"] != job.name:
-            raise ValueError(f"replay: the log is of job {head['job']!r}, not {job.name!r}")
+            raise ValueError(f"replay: the log is of job {head['job']!r:.60}, not {job.name!r}")
         log = [_entry(data) for data in entries]
         if [entry.index for entry in log] != list(range(1, len(log) + 1)):
             raise ValueError("replay: candidates are missing from the log")
@@ -97,8 +101,11 @@ def _read(job: Job, lines: Sequence[str]) -> _Logged:
         fixed = {Question(name): str(of) for name, of in head["fixed"].items()}
         start = path[0].base if path else end["answer"]
         return _Logged(fixed, path, str(start), float(end["value"]))
-    except (KeyError, TypeError, IndexError, AttributeError, json.JSONDecodeError) as error:
-        raise ValueError(f"replay: no log of a joint search: {error!r}") from None
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ValueError(f"replay: no log of a joint search: {error!r:.100}") from None
+    except ValueError as error:
+        text = str(error).removeprefix("replay: ")
+        raise ValueError(f"replay: {text if text.isprintable() else repr(text):.250}") from None
 
 
 def _entry(data: Mapping[str, Any]) -> Entry:
