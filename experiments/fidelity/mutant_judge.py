@@ -225,9 +225,7 @@ class _Execution:
     ) -> None:
         gradient = kept.loss_weights
         if gradient is None:
-            inside = [(row, tokens) for row, tokens in taken if row.edge == stage.module]
-            others = [(row, tokens) for row, tokens in taken if row.edge != stage.module]
-            gradient = _summed(len(kept.output), inside) + _summed(kept.num_returned, others)[kept.returned]
+            gradient = _summed(len(kept.output), taken)
         gradient, of_edge = self._layers.backward(rank, stage, kept, gradient)
         for number in self._lowered.outputs.get(action, ()):
             row = self._lowered.transfers[number]

@@ -57,8 +57,6 @@ class Kept:
         readings: of features, in the order of layers.
         output: of the stage.
         loss_weights: of the output's tokens, where they have a loss.
-        returned: [tokens] where the output's stand in the whole microbatch, in which other modules count.
-        num_returned: tokens of that.
         terms: of gradients, that no weight has yet: (rank, key) -> value.
     """
 
@@ -68,8 +66,6 @@ class Kept:
     readings: list[_Reading] = field(default_factory=list)
     output: Tokens = field(default_factory=lambda: np.zeros(0))
     loss_weights: Tokens | None = None
-    returned: Places = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    num_returned: int = 0
     terms: dict[tuple[int, Key], float] = field(default_factory=dict)
 
     @property
@@ -104,18 +100,10 @@ class Layers:
             hidden = hidden[mapped] * layer_factor(module, index) * expert_factors(module, index, chosen)
             owned = following
         kept.output = hidden
-        self._note_places(kept, stage, microbatch, owned)
         if module.modality == TEXT and last == len(module.layers):
             every = {item: loss_weights(self._samples[item.sample]) for item in microbatch.items}
             kept.loss_weights = np.array([every[item][token] for item, token in owned])
         return kept
-
-    def _note_places(self, kept: Kept, stage: Stage, microbatch: Microbatch, owned: Sequence[Token]) -> None:
-        start: dict[Item, int] = {}
-        for item in microbatch.items:
-            start[item] = kept.num_returned
-            kept.num_returned += self._count(stage.module, stage.layers[1] - 1, item)
-        kept.returned = np.array([start[item] + token for item, token in owned], dtype=np.int64)
 
     def backward(
         self, rank: int, stage: Stage, kept: Kept, gradient: Tokens
@@ -199,10 +187,9 @@ class Layers:
                     count = self._count(edge.source, edge.after_layer, item)
                     parts.append(np.outer(samples == sample, readings(edge, index, item, count)))
                     continue
-                part = np.zeros((len(owned), stop - start))
-                for feature, token in enumerate(range(start, stop)):
-                    if (Item(sample, 0), token) in place:
-                        part[place[Item(sample, 0), token], feature] = 1.0
+                own = [place[Item(sample, 0), t] for t in range(start, stop) if (Item(sample, 0), t) in place]
+                part = np.zeros((len(owned), len(own)))  # a rank gets the features of its tokens alone
+                part[own, range(len(own))] = 1.0
                 parts.append(part)
         matrix = np.concatenate(parts, axis=1) if parts else np.zeros((len(owned), 0))
         kept.readings.append(_Reading(edge.name, index, matrix))
