@@ -9,12 +9,11 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.context import ForkContext, ForkProcess
 from pathlib import Path
-from threading import Event, Thread
 from types import TracebackType
 from typing import Any
 
@@ -26,7 +25,7 @@ from runtime.world.cores import Keepers, cores_of
 from runtime.world.failure import Failure, WorldFailed, death_of, failure_of, root_cause
 from runtime.world.local_world import join_here
 from runtime.world.scratch import ScratchFolder
-from runtime.world.stopped import LOOK_EVERY_S, StopWatch
+from runtime.world.stopped import LOOK_EVERY_S, stopped_are_killed
 from runtime.world.supervised import Parent, as_parent, end_with
 from workbench.ending import ended_by_default
 
@@ -61,6 +60,9 @@ class _Worker:
     process: ForkProcess
     pipe: mpc.Connection
     is_stopped: bool = False  # by a signal, for which it is killed
+
+    def note_stop(self) -> None:
+        self.is_stopped = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +153,12 @@ class Pool:
             raise ValueError(f"the pool has {self.num_workers} workers, the job wants {size}")
         self._fork_missing(size)
         self._keep_awake(size)
+        workers = [self._workers[process] for process in range(size)]
         self._num_jobs += 1
         store = self._folder.path / f"store{self._num_jobs}"
         wait_s = timeout_s if wait_s is None else min(wait_s, timeout_s)
         try:
-            with self._stopped_ended(size):
+            with stopped_are_killed({worker.process.pid or 0: worker.note_stop for worker in workers}):
                 for process, cores in enumerate(cores_of(size)):
                     order = _Order(
                         job=job,
@@ -269,32 +272,6 @@ class Pool:
                 else:
                     results[process] = answer
         return results, failures, sorted(open_pipes.values())
-
-    @contextmanager
-    def _stopped_ended(self, size: int) -> Iterator[None]:
-        """Kill workers that have been stopped for long: what comes of them next is their death.
-
-        By a thread, since one that stops amid a message holds up who sends it or receives it.
-        """
-        over = Event()
-        workers = {worker.process.pid or 0: worker for worker in map(self._workers.__getitem__, range(size))}
-
-        def look() -> None:
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread's to hear
-            watch = StopWatch()
-            while not over.wait(LOOK_EVERY_S):
-                for pid in watch.stopped(workers):
-                    workers[pid].is_stopped = True
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-
-        thread = Thread(target=look, name="stopped workers", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
 
     def _answer(self, process: int) -> Any:
         worker = self._workers[process]

@@ -1,8 +1,12 @@
 """Processes that a signal has stopped: seen from outside, as they cannot say so themselves."""
 
+import os
+import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event, Thread
 
 PROC = Path("/proc")
 STOPPED = "T"  # in /proc/<pid>/stat; a debugger's stop is another letter, and somebody's wish
@@ -31,6 +35,32 @@ class StopWatch:
         now = [process for process in processes if is_stopped(process)]
         self._in_a_row = {process: self._in_a_row.get(process, 0) + 1 for process in now}
         return tuple(process for process, looks in self._in_a_row.items() if looks >= LOOKS)
+
+
+@contextmanager
+def stopped_are_killed(processes: Mapping[int, Callable[[], None]]) -> Iterator[None]:
+    """Kill processes that have been stopped for long, each after its call: what comes next is their death.
+
+    By a thread, since one that stops amid a message holds up whoever sends it or receives it.
+    """
+    over = Event()
+
+    def look() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread's to hear
+        watch = StopWatch()
+        while not over.wait(LOOK_EVERY_S):
+            for process in watch.stopped(processes):
+                processes[process]()
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+
+    thread = Thread(target=look, name="stopped processes", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def is_stopped(process: int) -> bool:
