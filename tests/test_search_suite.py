@@ -102,7 +102,7 @@ def test_a_strategys_own_search_is_no_worse_than_its_plan_and_the_same_for_a_see
     def run():
         ticks = iter(range(10_000))  # a clock that counts, so that time ends after so many jobs
         found = own_searches(
-            job, cost, judge, planners, budget_s=20, seed=3, clock=lambda: float(next(ticks))
+            job, cost, judge, planners, budget_s=200, seed=3, clock=lambda: float(next(ticks))
         )
         return {each.strategy: each for each in found}
 
