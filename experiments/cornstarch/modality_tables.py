@@ -82,10 +82,8 @@ def settings(llm_size: str) -> dict[str, Setting]:
     """Plausible inputs and degrees; only the large LLM needs cp 2 for its memory (appendix D.1)."""
     likely_cp, other_cp = (2, 1) if llm_size == "L" else (1, 2)
     guesses = [
-        (IMAGES[0], CLIPS[0], likely_cp),
-        (IMAGES[2], CLIPS[0], likely_cp),
-        (IMAGES[3], CLIPS[0], likely_cp),
-        (IMAGES[0], CLIPS[2], likely_cp),
+        *((image, CLIPS[0], likely_cp) for image in IMAGES),
+        (IMAGES[0], CLIPS[1], likely_cp),
         (IMAGES[0], CLIPS[0], other_cp),
     ]
     return {
