@@ -117,8 +117,7 @@ def modality_evidence(llm_size: str, cost: CostModel) -> Evidence:
                 most = share / llm_gpu_s + TPUT_ROUNDING
                 excess.append(tput / most)
                 evidence.bounds[key] = Bound(
-                    what="the LLM works no less than in the longest stage printed of it beside one encoder, "
-                    f"{llm_gpu_s:.3f} s times GPUs a sample, on {share:.2f} of the GPUs",
+                    what="the longest stage of the LLM printed beside one encoder, on the LLM's GPUs",
                     high=most,
                 )
         both = {name: tput_of(apart[name]) / tput_of(together[name]) for name in apart}
