@@ -140,6 +140,13 @@ class KeyExchange(StrEnum):
     ALL_TO_ALL = "all-to-all"
 
 
+class Boundaries(StrEnum):
+    """Who carries tensors between modules on ranks of their own."""
+
+    DIRECT = "direct"  # the producer's ranks send to the consumer's
+    BROKERS = "brokers"  # one rank of gcd(replicas, replicas) many of the downstream module hands them on
+
+
 class Precision(StrEnum):
     FLOAT64 = "float64"
     FLOAT32 = "float32"
@@ -183,12 +190,14 @@ class Settings:
         modules: settings of single modules; one that is left out has the defaults.
         optimizer_precision: of the weights that the optimizer updates, of its moments, and of gradients
             while they are added up. None: as `precision`, but for what `kernels` say about memory.
+        boundaries: who carries tensors between modules.
     """
 
     precision: Precision = Precision.BFLOAT16
     kernels: Kernels = Kernels.FUSED
     modules: tuple[ModuleSettings, ...] = ()
     optimizer_precision: Precision | None = field(default=None, metadata={WHERE_SET: True})
+    boundaries: Boundaries = field(default=Boundaries.DIRECT, metadata={WHERE_SET: True})
 
     def __post_init__(self) -> None:
         wide = self.optimizer_precision
