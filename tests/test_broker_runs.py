@@ -101,5 +101,5 @@ def test_plan_files_say_it_only_where_it_is_set() -> None:
 
 
 def test_an_emulation_has_no_brokers() -> None:
-    with pytest.raises(ValueError, match="want settings.boundaries 'direct' here"):
+    with pytest.raises(ValueError, match=r"want settings\.boundaries 'direct' here"):
         emulate(lower(brokered(apart((1, 1, 1), (2, 1, 1), (1, 2)))), RunSettings(timeout_s=10.0))
