@@ -169,6 +169,8 @@ class ModuleSettings:
         key_exchange: how context-parallel ranks bring queries and keys together.
         sequence_parallel: tensor-parallel ranks split the tokens between attentions and MLPs.
         computed_again: modules of every block that the backward computes again, where not all of it is.
+        collective_pieces: into which tensor-parallel ranks cut a product whose results they add up, so
+            that one piece is added up beside the product of the next.
     """
 
     module: str
@@ -178,6 +180,13 @@ class ModuleSettings:
     key_exchange: KeyExchange = KeyExchange.ALL_GATHER
     sequence_parallel: bool = field(default=False, metadata={WHERE_SET: True})
     computed_again: tuple[BlockModule, ...] = field(default=(), metadata={WHERE_SET: True})
+    collective_pieces: int = field(default=1, metadata={WHERE_SET: True})
+
+    def __post_init__(self) -> None:
+        if self.collective_pieces < 1:
+            raise ValueError(
+                f"module {self.module!r}: want collective_pieces >= 1, got {self.collective_pieces}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
