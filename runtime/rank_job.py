@@ -1,6 +1,7 @@
 """What every rank of a run does: build its stages, then step after step."""
 
 import gc
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field, replace
@@ -52,6 +53,7 @@ TORCH_TYPE = {
 
 PROCESSES = ProcessGroups()
 MOST_THREADS = 1024
+MOST_TIMED = 256  # steps whose times are kept, the last ones: a long run holds no more than a short one
 READ_SHARE = 0.015  # of a step's time, for the reading of the yardstick behind it
 
 
@@ -154,8 +156,8 @@ def run_steps(
         yardstick: read between steps, when all ranks have come; None: other ranks do.
     """
     losses: list[float] = []
-    notes: list[Notes] = []
-    lowereds: list[Lowered] = []
+    notes: deque[Notes] = deque(maxlen=MOST_TIMED)
+    lowereds: deque[Lowered] = deque(maxlen=MOST_TIMED)
     plannings: list[Planning] = []
     state = None
     num_steps = settings.warmup + settings.steps
