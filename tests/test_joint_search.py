@@ -20,6 +20,7 @@ from workbench.search.joint.layout_moves import Arrange, Reschedule, RunEncoders
 from workbench.search.joint.log import log_lines, replayed
 from workbench.search.joint.question import Question
 from workbench.search.joint.setting_moves import Distribute, ExchangeKeys, Keep
+from workbench.search.joint.starts import OUT_OF_TIME
 from workbench.search.joint.take import Take
 from workbench.search.joint.terms import Scope, Stop
 from workbench.search.joint.written import MOVES, read_move, written
@@ -189,3 +190,48 @@ def test_a_job_that_does_not_fit_says_so():
     tight = replace(small(), cluster=replace(small().cluster, nodes=nodes))
     with pytest.raises(ValueError, match="does not fit: no strategy has a plan for job 'tiny'"):
         searched(tight)
+
+
+class Ticks:
+    """A clock that goes on by what is done."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+def test_a_budget_of_time_holds_whatever_the_starts_take():
+    ticks, judge = Ticks(), IterationJudge(cost())
+
+    class Slow:
+        replay = judge.replay
+
+        def value(self, plan):
+            ticks.now_s += 0.1
+            return judge.value(plan)
+
+    def taking(seconds, name="cornstarch"):
+        def planner(job, cost, progress):
+            for done in range(round(seconds / 0.5)):
+                ticks.now_s += 0.5
+                progress(done, 1000, 1.0)
+            return PLANNERS[name](job, cost, lambda *_: None)
+
+        return planner
+
+    planners = {
+        "again": taking(2.0),
+        "endless": taking(1e6),
+        "quick": taking(0.5, "dip"),
+        "too long": taking(30.0),
+    }
+    found = joint_search(
+        small(), cost(), Slow(), stop=Stop(seconds=20.0, clock=ticks), scope=Scope(planners=planners)
+    )
+    refusals = {start.name: start.refusal for start in found.starts if start.value is None}
+    assert set(refusals.values()) == {OUT_OF_TIME}
+    assert found.seconds == ticks.now_s <= 20.0 + 0.5
+    assert found.search_s >= 9.0
+    assert refusals.keys() == {"endless", "too long"}

@@ -196,6 +196,15 @@ def test_refuses(change, message):
         three_phase(nodes, given_.pop("groups"), given_.pop("inner"), **given_)
 
 
+def test_microbatches_whose_indices_have_gaps_are_named():
+    """A plan's microbatch 2 of two: the schedule counts 0 and 1."""
+    nodes = [node(0, 2, (1, ((0,), (2,)))), node(1, 2)]
+    with pytest.raises(
+        ValueError, match=r"stage 0 has microbatches 0\.\.1, but microbatch 1 of stage 1 reads 2"
+    ):
+        three_phase(nodes, [(0,), (1,)], [1])
+
+
 def test_offloaded_stages_are_on_the_host_between_their_phases():
     def parsed(text):
         return tuple(parse_action(word) for word in text.split())

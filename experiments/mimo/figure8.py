@@ -5,14 +5,14 @@ Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Lang
 Setup:   3B + 70B at 8K on 256 H100s, 12.5 % to 87.5 % of the tokens vision; colocated: encoder dp 32, LLM
          dp 16, so that pairs of replicas gather; apart: encoder dp 8 on 8 more GPUs.
 Differs: the figure's values are not in the text, so only its bound is judged; sizes are ours.
-Ours:    the step model of the layout search, about 3 s on one CPU core.
+Ours:    plans of the strategies, simulated, about 20 s on one CPU core; `bridge` measures the same messages.
 Run:     python -m experiments.mimo.figure8
 """
 
 from experiments.harness.outcome import Evidence
 from experiments.harness.script import Parts, main, script
-from experiments.mimo.compared import step_of
 from experiments.mimo.models import LLM, PROFILE, VISION, Workload, assumptions
+from experiments.mimo.simulated import step_of
 from workbench.plan.plan import Recompute
 from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
 from workbench.units import GB

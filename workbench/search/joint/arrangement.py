@@ -119,11 +119,14 @@ def arrangement_of(
             found = stages_of(job, arrangement, schedule, draft, cost)
         except ValueError:  # a placement that is not for these degrees
             continue
-        if [(s.module, s.replica, s.ranks) for s in found] == [
-            (s.module, s.replica, s.ranks) for s in stages
-        ]:
+        if _places(found) == _places(stages):
             return arrangement
     return None
+
+
+def _places(stages: tuple[Stage, ...]) -> list[tuple[str, int, tuple[tuple[int, ...], ...]]]:
+    """In no order but their own."""
+    return sorted((stage.module, stage.replica, stage.ranks) for stage in stages)
 
 
 def _degrees_of(plan: Plan, module: str) -> Degrees:

@@ -4,7 +4,6 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from time import monotonic
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
@@ -19,7 +18,7 @@ from workbench.search.joint.move import Move, Space
 from workbench.search.joint.proposals import Moves, Proposals
 from workbench.search.joint.question import Question
 from workbench.search.joint.seeds import seeds
-from workbench.search.joint.starts import Start, start_tasks
+from workbench.search.joint.starts import OUT_OF_TIME, Start, Task, start_tasks
 from workbench.search.joint.take import taken
 from workbench.search.joint.terms import Scope, Stop
 from workbench.search.joint.workers import Asked, Workers
@@ -29,9 +28,9 @@ SEATS = 5  # choices that candidates are made from
 ROUND = 24  # candidates between two looks at what they gave
 MOST_ALIKE = 2  # of these, with modules on the same ranks
 NEAR = 1e-5  # of a value: as good as equal
-SEEDED = 9  # of a round, likely layouts
+SEEDED = 3  # of a round, likely layouts
 SHARES = (0.4, 0.2, 0.15, 0.15, 0.1)  # of a round, by seat
-OPEN_SHARE = 0.25  # of the time, after which no strategy plans without the job's layouts any more
+START_SHARE = 0.5  # of the time, at most, for plans to start from
 ANYWHERE = Scope()
 
 
@@ -152,11 +151,11 @@ def joint_search(
         ValueError: no strategy has a plan, a fixed answer of a strategy without one, or fixed answers that
             do not go together.
     """
-    began_s = monotonic()
+    began_s = stop.clock()
     space = Space(job, cost, {})
     with opened(space, judge, workers) as crew:
         starts = scope.starts or _starts(job, scope.planners, crew, stop, began_s)
-        started_s = monotonic()
+        started_s = stop.clock()
         space.starts.update({each.name: each.choice for each in starts if each.choice is not None})
         seats = _first_seats(space, starts, scope.fixed, crew)
         questions = frozenset(Question) - set(scope.fixed)
@@ -165,7 +164,7 @@ def joint_search(
         bound = scope.lower(job, cost, held.seats[0].choice if Question.LAYOUT in scope.fixed else None)
         bound = min(bound, held.seats[0].value)
         _run(held, crew, stop, began_s, bound, progress)
-    ended_s = monotonic()
+    ended_s = stop.clock()
     return _found(held, starts, bound, (ended_s - began_s, ended_s - started_s))
 
 
@@ -174,26 +173,51 @@ def searched_starts(
 ) -> tuple[Start, ...]:
     """What `joint_search` starts from, for several searches of one job; arguments and errors as there."""
     with opened(Space(job, cost, {}), judge, workers) as crew:
-        return _starts(job, scope.planners, crew, stop, monotonic())
+        return _starts(job, scope.planners, crew, stop, stop.clock())
 
 
 def _starts(
     job: Job, planners: Mapping[str, Planner] | None, crew: Workers, stop: Stop, began_s: float
 ) -> tuple[Start, ...]:
-    """All strategies; without the job's layouts as far as their share of the time goes."""
+    """All strategies, those with layouts also without the job's; as far as their share of the time goes."""
     if planners is None:
         priced = PRICED if job.dollars_per_hour(range(job.cluster.num_ranks)) is not None else {}
         planners = PLANNERS | priced
     tasks = list(start_tasks(job, planners))
-    found: list[Start] = []
-    for start in crew.starts(tasks):
-        found.append(start)
-        is_late = stop.seconds is not None and monotonic() - began_s > OPEN_SHARE * stop.seconds
-        if is_late and len(found) >= len(planners):
-            break
+    if stop.seconds is None:
+        found = tuple(crew.starts(tasks))
+    else:
+        found = _in_slices(tasks, crew, stop, began_s, stop.seconds)
     if all(start.value is None for start in found):
         raise ValueError(_none_text(job, found))
-    return tuple(found)
+    return found
+
+
+def _in_slices(
+    tasks: list[Task], crew: Workers, stop: Stop, began_s: float, seconds: float
+) -> tuple[Start, ...]:
+    """Each with a slice of time; those that want more begin anew with twice as much, while there is time.
+
+    So those that are done soon come first, whichever they are. The whole time is the starts' as long as none
+    has a plan.
+    """
+    found = {task.name: Start(name=task.name, refusal=OUT_OF_TIME) for task in tasks}
+
+    def left_s() -> float:
+        share = START_SHARE if any(start.value is not None for start in found.values()) else 1.0
+        return (began_s + share * seconds - stop.clock()) * crew.num
+
+    waiting, slice_s = tasks, 0.0
+    while waiting and left_s() > 2 * slice_s:
+        slice_s = max(2 * slice_s, left_s() / (2 * len(waiting)))
+        num = max(1, int(left_s() / slice_s))
+        slices = [task._replace(seconds=slice_s, clock=stop.clock) for task in waiting[:num]]
+        for start in crew.starts(slices):
+            found[start.name] = start
+            if left_s() < 0:
+                break
+        waiting = [task for task in waiting if found[task.name].refusal == OUT_OF_TIME]
+    return tuple(found.values())
 
 
 def _none_text(job: Job, starts: Sequence[Start]) -> str:
@@ -264,7 +288,7 @@ def _run(
             best_from=best.start,
             lower_bound=bound,
             candidates=held.candidates,
-            seconds=monotonic() - began_s,
+            seconds=stop.clock() - began_s,
         )
         progress(state)
         if _is_over(state, stop):
@@ -275,7 +299,7 @@ def _run(
         outcomes: list[Outcome] = []
         for outcome in crew.outcomes(held.space, [Asked(seat.choice, moves) for seat, moves in asked]):
             outcomes.append(outcome)
-            if stop.seconds is not None and monotonic() - began_s > stop.seconds:
+            if stop.seconds is not None and stop.clock() - began_s > stop.seconds:
                 break
             if stop.candidates is not None and held.candidates + _valued(outcomes) >= stop.candidates:
                 break

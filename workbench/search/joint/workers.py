@@ -36,7 +36,13 @@ def chunks_of(asked: Sequence[Asked]) -> list[Sequence[Asked]]:
 
 
 class Workers(Protocol):
-    """What evaluates; results come in the order of what was asked, and the caller may stop asking."""
+    """What evaluates; results come in the order of what was asked, and the caller may stop asking.
+
+    Args:
+        num: how many at once.
+    """
+
+    num: int
 
     def starts(self, tasks: Sequence[Task]) -> Iterator[Start]:
         """The plan of every strategy."""
@@ -47,6 +53,8 @@ class Workers(Protocol):
 
 class Here(Workers):
     """This process, one after the other."""
+
+    num = 1
 
     def __init__(self, space: Space, judge: Judge) -> None:
         self._space, self._judge = space, judge
@@ -67,12 +75,12 @@ class Several(Workers):
     """
 
     def __init__(self, space: Space, judge: Judge, num: int) -> None:
-        self._bare, self._judge, self._num = replace(space, starts={}), judge, num
+        self._bare, self._judge, self.num = replace(space, starts={}), judge, num
         self._pool, self._watch = self._opened(), StopWatch()
 
     def _opened(self) -> ProcessPoolExecutor:
         return ProcessPoolExecutor(
-            self._num,
+            self.num,
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_remember,
             initargs=(self._bare, self._judge, as_parent()),
