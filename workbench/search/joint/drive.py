@@ -31,6 +31,7 @@ NEAR = 1e-5  # of a value: as good as equal
 SEEDED = 3  # of a round, likely layouts
 SHARES = (0.4, 0.2, 0.15, 0.15, 0.1)  # of a round, by seat
 START_SHARE = 0.5  # of the time, at most, for plans to start from
+LIKELY_SHARE = 0.3  # of the time, of those alone that are likely to be good
 ANYWHERE = Scope()
 
 
@@ -198,25 +199,27 @@ def _in_slices(
 ) -> tuple[Start, ...]:
     """Each with a slice of time; those that want more begin anew with twice as much, while there is time.
 
-    So those that are done soon come first, whichever they are. The whole time is the starts' as long as none
-    has a plan.
+    So those that are done soon come first, whichever they are, and likely ones before all others. The whole
+    time is the starts' as long as none has a plan.
     """
     found = {task.name: Start(name=task.name, refusal=OUT_OF_TIME) for task in tasks}
 
-    def left_s() -> float:
-        share = START_SHARE if any(start.value is not None for start in found.values()) else 1.0
-        return (began_s + share * seconds - stop.clock()) * crew.num
+    def left_s(share: float) -> float:
+        has_plan = any(start.value is not None for start in found.values())
+        return (began_s + (share if has_plan else 1.0) * seconds - stop.clock()) * crew.num
 
-    waiting, slice_s = tasks, 0.0
-    while waiting and left_s() > 2 * slice_s:
-        slice_s = max(2 * slice_s, left_s() / (2 * len(waiting)))
-        num = max(1, int(left_s() / slice_s))
-        slices = [task._replace(seconds=slice_s, clock=stop.clock) for task in waiting[:num]]
-        for start in crew.starts(slices):
-            found[start.name] = start
-            if left_s() < 0:
-                break
-        waiting = [task for task in waiting if found[task.name].refusal == OUT_OF_TIME]
+    for share, group in ((LIKELY_SHARE, [task for task in tasks if task.is_likely]), (START_SHARE, tasks)):
+        slice_s = 0.0
+        waiting = [task for task in group if found[task.name].refusal == OUT_OF_TIME]
+        while waiting and left_s(share) > 2 * slice_s:
+            slice_s = max(2 * slice_s, left_s(share) / (2 * len(waiting)))
+            num = max(1, int(left_s(share) / slice_s))
+            slices = [task._replace(seconds=slice_s, clock=stop.clock) for task in waiting[:num]]
+            for start in crew.starts(slices):
+                found[start.name] = start
+                if left_s(share) < 0:
+                    break
+            waiting = [task for task in waiting if found[task.name].refusal == OUT_OF_TIME]
     return tuple(found.values())
 
 

@@ -283,6 +283,14 @@ def _sizes(job: Job, choice: Choice) -> Iterator[Move]:
 
 
 def _memory(job: Job, choice: Choice, draft: Plan) -> Iterator[Move]:
+    """Of one module and, where there are several, the same of all."""
+    own = list(dict.fromkeys(_memory_of_one(job, choice, draft)))
+    yield from own
+    if len(job.model.modules) > 1:
+        yield from dict.fromkeys(replace(move, module=None) for move in own)
+
+
+def _memory_of_one(job: Job, choice: Choice, draft: Plan) -> Iterator[Keep]:
     held = replace(job, layouts=_plain_layouts(draft), settings=choice.settings, replicas=1)
     for change in neighbours(held):
         if change.kind not in (Kind.ACTIVATIONS, Kind.SHARDING):
