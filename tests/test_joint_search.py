@@ -9,9 +9,10 @@ from sim.predict import IterationJudge
 from tests.test_strategies import cost, job
 from tests.tiny_valm import tiny_batch
 from workbench.plan.plan import KeyExchange, Recompute, Sharding
+from workbench.planner.layout_choice import Degrees
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.search.joint.ablation import ablated
-from workbench.search.joint.arrangement import Arrangement, Degrees, Placement
+from workbench.search.joint.arrangement import Arrangement, Placement
 from workbench.search.joint.choice import TokenRule, build
 from workbench.search.joint.drive import joint_search
 from workbench.search.joint.found import Found

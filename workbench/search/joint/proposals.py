@@ -9,9 +9,10 @@ from workbench.explain.neighbours import Kind, neighbours
 from workbench.job.job import Job, ModuleLayout
 from workbench.plan.plan import KeyExchange, Plan
 from workbench.planner.assembly import dp_of, layout_of
+from workbench.planner.layout_choice import Degrees
 from workbench.planner.layout_search import usable_ranks
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
-from workbench.search.joint.arrangement import Arrangement, Degrees, Placement, check_placement
+from workbench.search.joint.arrangement import Arrangement, Placement, check_placement
 from workbench.search.joint.choice import Choice, TokenRule, draft_of
 from workbench.search.joint.grouping import groups_of, llm_of
 from workbench.search.joint.grouping_moves import Exchange, Grouping, MoveSample, Regroup, Reorder, Resize
@@ -185,7 +186,10 @@ def _arranged(job: Job, choice: Choice, arrangement: Arrangement | None) -> Iter
     found: dict[Arrangement, None] = {}
     for placement in Placement:
         for each in degrees:
-            other = Arrangement(placement=placement, degrees=_fitted(job, placement, each))
+            try:
+                other = Arrangement(placement=placement, degrees=_fitted(job, placement, each))
+            except ValueError:  # experts that the new degrees cannot hold, or no replica
+                continue
             if other != arrangement and _takes_place(job, other):
                 found[other] = None
     yield from map(Arrange, found)
@@ -217,6 +221,8 @@ def _replicas_of_one(arrangement: Arrangement) -> Iterator[tuple[Degrees, ...]]:
                 each.dp % 2 == 0
             )
             for degree, dp in pairs:
+                if degree * each.tp * each.cp // value % each.ep and name != "pp":
+                    continue
                 other = replace(each, **{name: degree, "dp": dp})
                 yield tuple(other if d is each else d for d in arrangement.degrees)
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.plan.plan import Recompute, Sharding
-from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
+from workbench.planner.layout_choice import Degrees, LayoutChoice, Mode, ModuleChoice
 from workbench.planner.layout_search import likely_layouts
-from workbench.search.joint.arrangement import Arrangement, Degrees, Placement
+from workbench.search.joint.arrangement import Arrangement, Placement
 from workbench.search.joint.grouping_moves import Grouping, Regroup
 from workbench.search.joint.layout_moves import Arrange
 from workbench.search.joint.proposals import Moves
