@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, zip_longest
 
+from workbench.data.sample import Sample
 from workbench.explain.neighbours import Kind, neighbours
 from workbench.job.job import Job, ModuleLayout
 from workbench.plan.plan import KeyExchange, Plan
@@ -102,6 +103,16 @@ class Proposals:
         if self._good and self._rng.random() < PROVEN:
             return [self._rng.choice(self._good)[1]]
         return [self._rng.choice(self._singles)]
+
+
+def steers(draft: Plan) -> bool:
+    """Whether hints say anything: of stages that may give layers to one another, or samples that differ."""
+    return differ(draft.batch) or any(len(chain) > 1 for chain in draft.chain.values())
+
+
+def differ(batch: Sequence[Sample]) -> bool:
+    """Whether samples are not all alike."""
+    return len({(sample.segments, sample.mask) for sample in batch}) > 1
 
 
 def _in_turn(moves: Sequence[Move]) -> list[Move]:
@@ -337,7 +348,7 @@ def _regroupings(space: Space, draft: Plan, hints: Hints | None, rng: random.Ran
     None where all samples are alike.
     """
     kinds = {sample.id: (sample.segments, sample.mask) for sample in draft.batch}
-    if len(set(kinds.values())) < 2:
+    if not differ(draft.batch):
         return
     llm = llm_of(space.job)
     held = [microbatch for microbatch in draft.microbatches if microbatch.module == llm]
