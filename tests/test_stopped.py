@@ -21,16 +21,16 @@ from runtime.next_plan import Planner
 from runtime.preprocess.crew import Crew
 from runtime.rank_job import RunSettings
 from runtime.state.checkpoint import Checkpoints
-from runtime.world import stopped
 from runtime.world.failure import WorldFailed
 from runtime.world.pool import Place, Pool
-from runtime.world.stopped import LOOKS, StopWatch, is_stopped
 from tests.plans import disjoint_plan
 from tests.test_orphans import command_of, descendants_of, until
 from tests.test_torchrun import process_of, start
 from tests.tiny_valm import tiny_batch, tiny_valm
+from workbench import stopped
 from workbench.plan.codec import write_plan
 from workbench.plan.lower import lower
+from workbench.stopped import LOOKS, StopWatch, is_stopped
 
 NOTICED_S = 5.0
 CUTS = {"vision": (5,), "audio": (4,), "llm": (6,)}
