@@ -13,8 +13,9 @@ from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.llm_table.columns import SHARES
 from workbench.llm_table.predict import RowPredictor, with_replicas
-from workbench.llm_table.row_bytes import activation_bytes, held_bytes
+from workbench.llm_table.row_bytes import activation_bytes, held_bytes, scores_bytes
 from workbench.llm_table.row_doubts import told
+from workbench.llm_table.row_execution import execution_of
 from workbench.llm_table.row_model import MODULE, mean_keys, model_of
 from workbench.llm_table.row_plan import plan_of, stages_of
 from workbench.model.block_modules import BlockModule, kept_beside, part_of
@@ -126,6 +127,17 @@ def test_modules_that_are_computed_again_are_not_kept():
 def test_selective_stands_beside_flash():
     again = predicted(recompute="selective", sequence=512, heads=4, hidden=256)
     assert again.iteration_s > predicted(sequence=512, heads=4, hidden=256).iteration_s
+
+
+def test_stored_scores_without_dropout_take_fewer_passes_and_bytes():
+    """2.5 of 4 and of 4.5 passes are of dropout; of 5 bytes a score those of mask and result."""
+    masked, plain = (row(attention="stored", recompute="selective", dropout=said) for said in ("yes", "no"))
+    assert row(attention="stored") == row(attention="stored", dropout="yes")
+    assert row() == row(dropout="no")
+    runs = [execution_of(each, Execution()) for each in (masked, plain)]
+    assert [run.scores_passes for run in runs] == [4.0, 1.5]
+    assert [run.scores_backward_passes for run in runs] == [4.5, 2.0]
+    assert scores_bytes(plain) * 5 == scores_bytes(masked) * 2
 
 
 def test_what_a_module_keeps_is_what_it_reads():

@@ -81,14 +81,15 @@ SYSTEMS = (
         takes=lambda row: _has_experts(row) and row.cells["gpu"] == "H100" and _release(row) < TUNED,
     ),
     System(
-        name="JAX-Toolbox Pax",
-        framework="JAX-Toolbox [PM]a*",
-        free=(_rate("matmul_rate"),),
+        name="JAX-Toolbox, XLA alone",
+        framework="JAX-Toolbox [PMT]*",
+        free=(_rate("memory_rate"),),
+        takes=lambda row: row.cells["x_transformer_engine"] == "no",
     ),
     System(
-        name="JAX-Toolbox T5X, ViT",
-        framework="JAX-Toolbox [TV]*",
-        free=(_rate("matmul_rate"),),
+        name="JAX-Toolbox ViT",
+        framework="JAX-Toolbox ViT",
+        free=(_rate("matmul_rate"), _rate("memory_rate")),
     ),
 )
 

@@ -1,13 +1,11 @@
 """The columns of a table of language models: their names, meaning, defaults, and how a row is read."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
-from enum import StrEnum
-from math import isfinite
 from typing import Any
 
 from workbench.cost.execution import UpdatedWeights
+from workbench.llm_table.cells import Column, Values, read_cell
 from workbench.llm_table.frameworks import check_framework, filled, fitted_numbers
 from workbench.llm_table.llm_row import (
     Architecture,
@@ -20,38 +18,10 @@ from workbench.llm_table.llm_row import (
     Scores,
     YesNo,
 )
-from workbench.llm_table.row_modules import read_modules
 from workbench.llm_table.row_rules import check_divides, check_repeated, check_row
 
-MOST = 10**7  # of any count; far above any model's
-LONGEST = 250  # characters of a cell, a path included
 NOTES = ("model", "note", "source")
 NOTE_PREFIXES = ("x_", "measured_")
-
-Values = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column.
-
-    Args:
-        name: heading.
-        about: what it says, with its unit.
-        default: value of an absent or empty cell, out of the columns before it; None: required.
-        choices: words it may hold; None: a number.
-        real: whether the number may have a fraction.
-        shown: the default in words.
-        least: the smallest whole number.
-    """
-
-    name: str
-    about: str
-    default: Callable[[Values], Any] | None = None
-    choices: type[StrEnum] | None = None
-    real: bool = False
-    shown: str = ""
-    least: int = 1
 
 
 def _always(value: Any) -> Callable[[Values], Any]:
@@ -92,6 +62,11 @@ def _gated(row: Values) -> YesNo:
 
 def _only_t5(count: Callable[[Values], Any]) -> Callable[[Values], Any]:
     return lambda row: count(row) if row["architecture"] is Architecture.T5 else 0
+
+
+def _dropout(row: Values) -> YesNo:
+    """Systems that store scores are mostly of a time when models were trained with dropout."""
+    return YesNo.YES if row["attention"] is Scores.STORED else YesNo.NO
 
 
 def _replicas(row: Values) -> int:
@@ -178,6 +153,7 @@ COLUMNS = (
         shown="none",
     ),
     Column("attention", "flash or stored scores", _always(Scores.FLASH), Scores, shown="flash"),
+    Column("dropout", "yes: masks are drawn and kept", _dropout, YesNo, shown="yes with stored scores"),
     Column(
         "precision",
         "bf16, fp16, fp32, fp8 (a scale a tensor), mxfp8 or nvfp4",
@@ -236,7 +212,6 @@ COLUMNS = (
     _real("inter_latency_us", "latency between nodes"),
 )
 NAMES = tuple(column.name for column in COLUMNS)
-TEXTS = ("framework", "release", "gpu")
 REPEATED = ("gpus", "grad_accum", "optimizer")  # say again what other columns say
 SHARES = ("products", "attention", "memory_bound", "in_layers", "data", "optimizer", "idle")
 OUTPUTS = (
@@ -277,7 +252,6 @@ ALIASES = {
     "ga": "grad_accum",
 }
 INSTEAD = {"fsdp": "zero_stage", "hsdp": "shard_group", "sharding": "zero_stage", "moe": "experts"}
-SPELLED = {"1": "yes", "0": "no", "true": "yes", "false": "no"}  # in cells that want yes or no
 
 
 def describe_columns() -> str:
@@ -329,7 +303,7 @@ def read_row(cells: Mapping[str, str]) -> LlmRow:
     for column in COLUMNS:
         text = texts.get(column.name, "")
         if text:
-            values[column.name] = _read(column, text)
+            values[column.name] = read_cell(column, text)
         elif column.default is not None:
             values[column.name] = column.default(values)
         else:
@@ -345,51 +319,3 @@ def read_row(cells: Mapping[str, str]) -> LlmRow:
     check_row(row)
     check_repeated(row, **told)
     return row
-
-
-def _read(column: Column, text: str) -> Any:
-    if len(text) > LONGEST:
-        raise ValueError(
-            f"{column.name}: want at most {LONGEST} characters, got {len(text):,} that begin {text[:20]!r}"
-        )
-    if column.name in TEXTS:
-        return text
-    if column.name == "recompute":
-        return read_modules(text)
-    if column.choices is not None:
-        return _read_word(column.name, column.choices, text)
-    try:
-        number = float(text)
-    except ValueError:
-        raise ValueError(f"{column.name}: want a number, got {text!r}; nearest: 1") from None
-    return _real_number(column, text, number) if column.real else _whole_number(column, text, number)
-
-
-def _read_word(name: str, choices: type[StrEnum], text: str) -> StrEnum:
-    word = text.lower()
-    if choices is YesNo:
-        word = SPELLED.get(word, word)
-    words = [str(each) for each in choices]
-    if word in words:
-        return choices(word)
-    near = get_close_matches(word, words, n=1, cutoff=0.0)
-    raise ValueError(f"{name}: want one of {', '.join(words)}, got {text!r}; nearest: {near[0]}")
-
-
-def _real_number(column: Column, text: str, number: float) -> float:
-    least = 0.0 if column.name.endswith("latency_us") else 1e-6
-    if isfinite(number) and least <= number <= MOST:
-        return number
-    nearest = min(max(number, least), MOST) if isfinite(number) else MOST
-    raise ValueError(
-        f"{column.name}: want a number from {least:g} to {MOST:,}, got {text}; nearest: {nearest:g}"
-    )
-
-
-def _whole_number(column: Column, text: str, number: float) -> int:
-    if isfinite(number) and number == int(number) and column.least <= number <= MOST:
-        return int(number)
-    nearest = int(min(max(round(number), column.least), MOST)) if isfinite(number) else column.least
-    raise ValueError(
-        f"{column.name}: want a whole number from {column.least} to {MOST:,}, got {text}; nearest: {nearest}"
-    )

@@ -134,6 +134,7 @@ class LlmRow:
     recompute_modules: tuple[BlockModule, ...]
     fitted: tuple[tuple[str, float], ...] = ()  # numbers of an execution, of its framework
     attention: Scores
+    dropout: YesNo
     precision: Number
     grad_precision: GradientNumber
     zero_stage: int

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import replace
 from math import ceil
 
-from workbench.llm_table.llm_row import LlmRow, Number, Scores
+from workbench.llm_table.llm_row import LlmRow, Number, Scores, YesNo
 from workbench.memory.accounts import Accounts
 from workbench.memory.entries import Lines, rank_lines
 from workbench.memory.stage import GRADIENTS, state_of
@@ -30,11 +30,12 @@ def row_bytes(alone: Lowered, row: LlmRow) -> int:
     return again + max(held_bytes(alone, row, rank) + size for rank, size in activations.items())
 
 
-def scores_bytes(row: LlmRow) -> int:
-    """Of one layer's stored scores on one rank: softmax, dropout mask, result (Korthikanti et al. 2022)."""
+    """Of one layer's stored scores on a rank: softmax, dropout mask and result (Korthikanti et al. 2022)."""
+    """Of one layer's stored scores on a rank: softmax; with dropout mask and result (Korthikanti et al. 2022)."""
     element = 4 if row.precision is Number.FP32 else 2
     pairs = row.micro_batch * row.sequence**2 // row.cp
-    return (2 * element + 1) * pairs * row.heads // row.tp
+    kept = 2 * element + 1 if row.dropout is YesNo.YES else element
+    return kept * pairs * row.heads // row.tp
 
 
 def held_bytes(alone: Lowered, row: LlmRow, rank: int) -> int:

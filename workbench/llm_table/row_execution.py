@@ -16,6 +16,7 @@ from workbench.cost.products import ProductFormat
 from workbench.cost.traffic import Dropout
 from workbench.llm_table.llm_row import GradientNumber, LlmRow, Number, Scores, YesNo
 
+DROPOUT_PASSES = 2.5  # over stored scores, each way: see `Execution.scores_passes`
 TENSOR_PIECES = 4  # of a product beside its collective: Transformer Engine's default number of splits
 FORMATS = {
     Number.FP8: ProductFormat.FP8,
@@ -28,16 +29,20 @@ GENERATIONS = {Scores.FLASH1: FlashKernel.FLASH1, Scores.FLASH2: FlashKernel.FLA
 def execution_of(row: LlmRow, base: Execution) -> Execution:
     """The base with what the row says.
 
-    Systems that store scores are of a time when models were trained with dropout (Korthikanti et al. 2022
-    count its masks); gradients in float32 are added up by the products that make them.
+    Without dropout, passes over stored scores are those of the softmax alone; gradients in float32 are added
+    up by the products that make them.
     """
     fitted: dict[str, Any] = dict(row.fitted)
     is_stored, sums_wide = row.attention is Scores.STORED, row.grad_precision is GradientNumber.FP32
+    is_masked = row.dropout is YesNo.YES
+    spared = DROPOUT_PASSES if is_stored and not is_masked else 0.0
     return replace(
         base,
         attention=AttentionKernel.STORED if is_stored else AttentionKernel.FUSED,
         flash=GENERATIONS.get(row.attention, base.flash),
-        dropout=Dropout.MASKED if is_stored else base.dropout,
+        dropout=Dropout.MASKED if is_masked else base.dropout,
+        scores_passes=max(0.0, base.scores_passes - spared),
+        scores_backward_passes=max(0.0, base.scores_backward_passes - spared),
         gradient_sum=GradientSum.MAIN if sums_wide else GradientSum.OWN,
         activations=ActivationCut.SEQUENCE if row.sequence_parallel is YesNo.YES else ActivationCut.WHOLE,
         instance_sums=InstanceSums.BEHIND_EACH,

@@ -1,0 +1,90 @@
+"""One cell of a table of language models: what its column may hold, and how its text is read."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import StrEnum
+from math import isfinite
+from typing import Any
+
+from workbench.llm_table.llm_row import YesNo
+from workbench.llm_table.row_modules import read_modules
+
+MOST = 10**7  # of any count; far above any model's
+LONGEST = 250  # characters of a cell, a path included
+TEXTS = ("framework", "release", "gpu")
+SPELLED = {"1": "yes", "0": "no", "true": "yes", "false": "no"}  # in cells that want yes or no
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column.
+
+    Args:
+        name: heading.
+        about: what it says, with its unit.
+        default: value of an absent or empty cell, out of the columns before it; None: required.
+        choices: words it may hold; None: a number.
+        real: whether the number may have a fraction.
+        shown: the default in words.
+        least: the smallest whole number.
+    """
+
+    name: str
+    about: str
+    default: Callable[[Values], Any] | None = None
+    choices: type[StrEnum] | None = None
+    real: bool = False
+    shown: str = ""
+    least: int = 1
+
+
+def read_cell(column: Column, text: str) -> Any:
+    """The value that a cell says; ValueError: `column: rule, got text; nearest valid choice`."""
+    if len(text) > LONGEST:
+        raise ValueError(
+            f"{column.name}: want at most {LONGEST} characters, got {len(text):,} that begin {text[:20]!r}"
+        )
+    if column.name in TEXTS:
+        return text
+    if column.name == "recompute":
+        return read_modules(text)
+    if column.choices is not None:
+        return _read_word(column.name, column.choices, text)
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError(f"{column.name}: want a number, got {text!r}; nearest: 1") from None
+    return _real_number(column, text, number) if column.real else _whole_number(column, text, number)
+
+
+def _read_word(name: str, choices: type[StrEnum], text: str) -> StrEnum:
+    word = text.lower()
+    if choices is YesNo:
+        word = SPELLED.get(word, word)
+    words = [str(each) for each in choices]
+    if word in words:
+        return choices(word)
+    near = get_close_matches(word, words, n=1, cutoff=0.0)
+    raise ValueError(f"{name}: want one of {', '.join(words)}, got {text!r}; nearest: {near[0]}")
+
+
+def _real_number(column: Column, text: str, number: float) -> float:
+    least = 0.0 if column.name.endswith("latency_us") else 1e-6
+    if isfinite(number) and least <= number <= MOST:
+        return number
+    nearest = min(max(number, least), MOST) if isfinite(number) else MOST
+    raise ValueError(
+        f"{column.name}: want a number from {least:g} to {MOST:,}, got {text}; nearest: {nearest:g}"
+    )
+
+
+def _whole_number(column: Column, text: str, number: float) -> int:
+    if isfinite(number) and number == int(number) and column.least <= number <= MOST:
+        return int(number)
+    nearest = int(min(max(round(number), column.least), MOST)) if isfinite(number) else column.least
+    raise ValueError(
+        f"{column.name}: want a whole number from {column.least} to {MOST:,}, got {text}; nearest: {nearest}"
+    )
