@@ -35,7 +35,6 @@ from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import native_tokens
 from workbench.model.model_graph import TEXT, ModelGraph, connect
 from workbench.model.trainable import Trainable
-from workbench.plan.codec import plan_hash
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered, Route
 from workbench.plan.plan import Plan, Precision, Settings
@@ -98,7 +97,6 @@ class Crossing:
 
     Args:
         grids: the case.
-        plan: hash of it.
         planned_bytes: by the plan's rows between modules, features and gradients.
         sent_bytes: by the messages of the trace.
         boundary_s: of messages between modules, of the rank that sends longest.
@@ -106,7 +104,6 @@ class Crossing:
     """
 
     grids: str
-    plan: str
     planned_bytes: int
     sent_bytes: int
     boundary_s: float
@@ -158,7 +155,6 @@ def crossing(grids: Grids, lowered: Lowered, traces: Sequence[Trace]) -> Crossin
     (sent_bytes,) = {sum(m.num_bytes for m in trace.messages if m.edge == EDGE) for trace in traces}
     return Crossing(
         grids=str(grids),
-        plan=plan_hash(lowered.plan),
         planned_bytes=sum(row.num_bytes for row in rows),
         sent_bytes=sent_bytes,
         boundary_s=median(map(longest_sender_s, traces)),
