@@ -15,7 +15,8 @@ Differs: float64 instead of float32, 16 samples and the same batch in every step
 Run:     python -m experiments.mimo.loss_curves [--json] [--steps N] [--samples N] [--batches N]
          [--figures F ...] [--limit-s N] [--fresh]
 
-Curves are kept as they come, by plan hash, steps and batches: a run that was ended goes on where it stopped.
+Curves of the one batch are kept as they come, by plan hash and steps: a run that was ended goes on where it
+stopped.
 """
 
 import json
@@ -24,6 +25,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from experiments.harness.command import command_line
@@ -49,8 +51,6 @@ def curve(
     """One run's record, from those that are known where it is there."""
     plan = plan_of(run, data.batches(model(run.trains_llm))[0])
     key = f"{plan_hash(plan)}:{steps}:{run.trains_llm}"
-    if data.num_batches > 1:
-        key += f":{data.num_batches}"
     if key in known:
         return {**known[key], "name": run.name}
     record = {"key": key, "name": run.name, "num_ranks": len(plan.ranks)}
@@ -144,7 +144,9 @@ def main() -> int:
         CURVES.unlink(missing_ok=True)
     chosen = [run for run in runs() if not arguments.figures or run.figure in arguments.figures]
     data = Data(num_samples=arguments.samples, num_batches=arguments.batches)
-    result = judged(chosen, play(chosen, arguments.steps, data, CURVES, arguments.limit_s))
+    with TemporaryDirectory() as folder:
+        path = CURVES if data == ONE_BATCH else Path(folder, CURVES.name)
+        result = judged(chosen, play(chosen, arguments.steps, data, path, arguments.limit_s))
     result |= {"steps": arguments.steps, "bound": BOUND}
     if data != ONE_BATCH:
         result |= asdict(data)
