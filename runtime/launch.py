@@ -66,11 +66,11 @@ class RunResult:
     """An executed plan.
 
     Args:
-        traces: one per timed step, repetition by repetition.
+        traces: one per timed step, repetition by repetition; of a long run the last `MOST_TIMED`.
         losses: of every step of the first repetition, warm-up included.
         states: per rank, where they were collected.
-        plans: of the timed steps, where batches follow the first.
-        plannings: how those steps came by their plans.
+        plans: of these steps, where batches follow the first.
+        plannings: how all timed steps came by their plans.
         save_stalls_s: how long each checkpoint held up the slowest rank.
     """
 

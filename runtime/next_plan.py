@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any
 
-from runtime.world.stopped import LOOK_EVERY_S, StopWatch
-from runtime.world.supervised import as_arguments, as_parent, end_with, from_arguments
 from workbench.data.sample import Sample
 from workbench.plan.following import BLOCK_TOKENS, next_plan
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
+from workbench.plan.remembered import FORGET_EVERY, forget_all
+from workbench.stopped import LOOK_EVERY_S, StopWatch
+from workbench.supervised import as_arguments, as_parent, end_with, from_arguments
 from workbench.timing.accept import accept
 
 HEADER_BYTES = 8
@@ -159,7 +160,9 @@ def main(arguments: Sequence[str]) -> int:
     first = _read(sys.stdin.buffer)
     assert first is not None, "the plan comes first"
     plan, block_tokens = pickle.loads(first)
-    for message in iter(partial(_read, sys.stdin.buffer), None):
+    for number, message in enumerate(iter(partial(_read, sys.stdin.buffer), None)):
+        if number % FORGET_EVERY == 0:
+            forget_all()
         batch: Any = pickle.loads(message)
         _write(sys.stdout.buffer, pickle.dumps(answer_for(plan, batch, block_tokens)))
         gc.collect()  # large plans are not collected by themselves, see `collector_paused`; nobody waits now

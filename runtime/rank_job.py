@@ -1,6 +1,7 @@
 """What every rank of a run does: build its stages, then step after step."""
 
 import gc
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field, replace
@@ -28,7 +29,7 @@ from runtime.step.fsdp.stages import ShardedStages
 from runtime.step.optimizer import OptimizerSettings
 from runtime.step.optimizer_part import weight_buckets
 from runtime.step.stage_module import StageModule, build_stage_module
-from runtime.step.tied_weights import hold_with
+from runtime.step.tied_weights import share_weights
 from runtime.step.timing import Notes, Recorder, check_order
 from runtime.step.transfers import Wires
 from runtime.step_plans import NextBatches, Planning, StepPlans
@@ -38,11 +39,10 @@ from runtime.world.mesh import Mesh
 from runtime.world.pool import Place
 from runtime.world.yardstick import Yardstick, yardstick_of
 from workbench.job.run_options import StepOptions
-from workbench.plan.lowered import Lowered, Weights
+from workbench.plan.lowered import Lowered
 from workbench.plan.parameter_shards import sharded_stages
 from workbench.plan.plan import Plan, Precision, Stage
 from workbench.plan.runnable import check_targets
-from workbench.plan.tied import tied_on
 
 TORCH_TYPE = {
     Precision.FLOAT64: torch.float64,
@@ -53,6 +53,7 @@ TORCH_TYPE = {
 
 PROCESSES = ProcessGroups()
 MOST_THREADS = 1024
+MOST_TIMED = 256  # steps whose times are kept, the last ones: a long run holds no more than a short one
 READ_SHARE = 0.015  # of a step's time, for the reading of the yardstick behind it
 
 
@@ -155,8 +156,8 @@ def run_steps(
         yardstick: read between steps, when all ranks have come; None: other ranks do.
     """
     losses: list[float] = []
-    notes: list[Notes] = []
-    lowereds: list[Lowered] = []
+    notes: deque[Notes] = deque(maxlen=MOST_TIMED)
+    lowereds: deque[Lowered] = deque(maxlen=MOST_TIMED)
     plannings: list[Planning] = []
     state = None
     num_steps = settings.warmup + settings.steps
@@ -259,10 +260,7 @@ class _Rank:
             )
             for stage in stages
         }
-        for one in tied_on(plan, mesh.rank):
-            first, *others = (self._modules[stage] for stage in one.stages)
-            for other in others:
-                hold_with(other, first, Weights(one.module, None, one.name))
+        share_weights(plan, mesh.rank, self._modules)
         self._mesh, self._settings, self._source = mesh, settings, source
         self._report, self._groups = report, groups
         self._recorder = Recorder(mesh.rank, mesh.clock)

@@ -30,8 +30,8 @@ class RankReport:
 
     Args:
         losses: this rank's part of the loss, of every step of the first repetition.
-        notes: of the timed steps, repetition by repetition.
-        plans: of the timed steps, where batches follow the first; told by the first rank alone.
+        notes: of the last timed steps, repetition by repetition.
+        plans: of these steps, where batches follow the first; told by the first rank alone.
         plannings: how each of its steps came by its plan, repetition by repetition, likewise.
         save_stalls_s: how long each checkpoint held up this rank.
     """

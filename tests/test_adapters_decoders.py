@@ -172,7 +172,7 @@ def test_decoders_that_cannot_run_are_refused() -> None:
 def test_samples_longer_than_a_table_of_positions_are_refused() -> None:
     short = paper_models.GPT2 | {"n_positions": 8}
     ours, _, data = build(tiny_models.llm(short), F64, *SAMPLES)
-    with pytest.raises(ValueError, match=r"item \(1, 0\): module 'llm' has a table of 8 positions, got 9"):
+    with pytest.raises(ValueError, match=r"item \(1, 0\): module 'llm' takes up to 8 tokens, got 9"):
         ours(StageInput(None, data))
 
 

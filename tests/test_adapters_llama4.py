@@ -86,6 +86,6 @@ def test_the_language_half_of_a_composite_configuration() -> None:
 
 def test_items_longer_than_an_attention_chunk_are_refused() -> None:
     ours, _, data = build(tiny_models.llm(LLAMA4 | {"attention_chunk_size": 8}), F64, *SAMPLES)
-    with pytest.raises(ValueError, match=r"item \(1, 0\): module 'llm' has one attention up to 8 tokens"):
+    with pytest.raises(ValueError, match=r"item \(1, 0\): module 'llm' takes up to 8 tokens"):
         ours(StageInput(None, data))
     assert isinstance(ours.adapter, DecoderAdapter)

@@ -226,6 +226,7 @@ def test_masks_that_grow_keep_their_share_of_pairs():
     assert list(settings_of("causal")) == [
         "the setting shown",
         "heads of the small LLM",
+        "heads of the large LLM",
         "an adaptor for each GPU",
     ]
     assert len(settings_of("lambda")) == len({*settings_of("lambda").values()})

@@ -302,12 +302,11 @@ def test_explain_takes_a_job_and_a_strategy(tmp_path: Path) -> None:
     assert found["step"]["strategy"] == "dip"
 
 
-def test_a_plan_by_hand_is_explained_without_changes(job: Job, tmp_path: Path) -> None:
+def test_a_plan_of_no_strategy_is_explained_like_any_other(job: Job, tmp_path: Path) -> None:
     file = tmp_path / "a.json"
-    write_plan(replace(planned(job), strategy="by hand"), file)
-    found = json.loads(workbench("explain", file, "--json").stdout.splitlines()[-1])
-    assert found["changes"] is None
-    assert "'by hand' is no strategy that could plan them" in found["note"]
+    write_plan(replace(planned(job), strategy="joint"), file)
+    found = json.loads(workbench("explain", file, "--budget", "2", "--json").stdout.splitlines()[-1])
+    assert found["changes"]["helping"] or found["changes"]["slower"]
 
 
 def test_bad_input_is_one_line(job: Job, tmp_path: Path) -> None:

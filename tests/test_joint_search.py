@@ -8,10 +8,13 @@ import pytest
 from sim.predict import IterationJudge
 from tests.test_strategies import cost, job
 from tests.tiny_valm import tiny_batch
-from workbench.plan.plan import KeyExchange, Recompute, Sharding
+from workbench.memory.account import memory_table, peak_bytes
+from workbench.plan.lower import lower
+from workbench.plan.plan import KeyExchange, ModuleSettings, Recompute, Sharding
+from workbench.planner.layout_choice import Degrees
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.search.joint.ablation import ablated
-from workbench.search.joint.arrangement import Arrangement, Degrees, Placement
+from workbench.search.joint.arrangement import Arrangement, Placement
 from workbench.search.joint.choice import TokenRule, build
 from workbench.search.joint.drive import joint_search
 from workbench.search.joint.found import Found
@@ -20,6 +23,7 @@ from workbench.search.joint.layout_moves import Arrange, Reschedule, RunEncoders
 from workbench.search.joint.log import log_lines, replayed
 from workbench.search.joint.question import Question
 from workbench.search.joint.setting_moves import Distribute, ExchangeKeys, Keep
+from workbench.search.joint.starts import OUT_OF_TIME
 from workbench.search.joint.take import Take
 from workbench.search.joint.terms import Scope, Stop
 from workbench.search.joint.written import MOVES, read_move, written
@@ -184,8 +188,69 @@ def test_a_fixed_answer_of_a_strategy_without_a_plan_is_refused():
         searched(small(), fixed={Question.LAYOUT: "fsdp"})
 
 
-def test_a_job_that_does_not_fit_says_so():
-    nodes = tuple(replace(node, memory_bytes=1000) for node in small().cluster.nodes)
-    tight = replace(small(), cluster=replace(small().cluster, nodes=nodes))
-    with pytest.raises(ValueError, match="does not fit: no strategy has a plan for job 'tiny'"):
-        searched(tight)
+def with_memory(num_bytes):
+    nodes = tuple(replace(node, memory_bytes=num_bytes) for node in small().cluster.nodes)
+    return replace(small(), cluster=replace(small().cluster, nodes=nodes))
+
+
+def test_a_job_that_does_not_fit_says_what_it_lacks_and_what_would_do():
+    refused = "does not fit: no strategy has a plan for job 'tiny'; .*nearest: .*"
+    needs, fits = r"'s plan needs \+[\d.e-]+ GiB on rank \d+; .*needs", "with recomputation of .* fits"
+    with pytest.raises(ValueError, match=refused + needs):
+        searched(with_memory(1000))
+    plan = PLANNERS["cornstarch"](small(), cost(), lambda *_: None)
+    lowered = lower(plan)
+    most = max(peak_bytes(lowered, memory_table(lowered)).values())
+    tight = with_memory(most - 1)
+    with pytest.raises(ValueError, match=refused + fits) as error:
+        searched(tight, names=["cornstarch"])
+    said = str(error.value).split("plan with ")[1].removesuffix(" fits")
+    modules = [m.name for m in tight.model.modules] if "all" in said else [said.rsplit(maxsplit=1)[-1]]
+    again = tuple(ModuleSettings(module=name, recompute=Recompute.FULL) for name in sorted(modules))
+    relaxed = replace(tight, settings=replace(tight.settings, modules=again))
+    assert searched(relaxed, names=["cornstarch"], candidates=1).starts[0].value is not None
+
+
+class Ticks:
+    """A clock that goes on by what is done."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+def test_a_budget_of_time_holds_whatever_the_starts_take():
+    ticks, judge = Ticks(), IterationJudge(cost())
+
+    class Slow:
+        replay = judge.replay
+
+        def value(self, plan):
+            ticks.now_s += 0.1
+            return judge.value(plan)
+
+    def taking(seconds, name="cornstarch"):
+        def planner(job, cost, progress):
+            for done in range(round(seconds / 0.5)):
+                ticks.now_s += 0.5
+                progress(done, 1000, 1.0)
+            return PLANNERS[name](job, cost, lambda *_: None)
+
+        return planner
+
+    planners = {
+        "again": taking(2.0),
+        "endless": taking(1e6),
+        "quick": taking(0.5, "dip"),
+        "too long": taking(30.0),
+    }
+    found = joint_search(
+        small(), cost(), Slow(), stop=Stop(seconds=20.0, clock=ticks), scope=Scope(planners=planners)
+    )
+    refusals = {start.name: start.refusal for start in found.starts if start.value is None}
+    assert set(refusals.values()) == {OUT_OF_TIME}
+    assert found.seconds == ticks.now_s <= 20.0 + 0.5
+    assert found.search_s >= 9.0
+    assert refusals.keys() == {"endless", "too long"}

@@ -28,6 +28,7 @@ PAIRS = [
     pytest.param((3, 1, 1), (2, 1, 1), 2, (1, 2, 0, 1, 1, 0, 2, 1), id="non-divisible-in"),
     pytest.param((2, 1, 1), (3, 1, 1), 1, (1, 2, 0, 1, 1, 0), id="non-divisible-out"),
     pytest.param((3, 1, 1), (1, 1, 2), 1, (1, 2, 1), id="more-replicas-than-samples-in-a-round"),
+    pytest.param((3, 1, 1), (1, 1, 1), 1, (2, 2), id="more-replicas-than-samples"),
     pytest.param((1, 1, 2), (2, 1, 2), 1, (1, 2, 0, 1), id="both-context-parallel-fan-out"),
     pytest.param((2, 1, 2), (1, 1, 2), 2, (1, 2, 0, 1), id="both-context-parallel-fan-in"),
 ]
@@ -116,6 +117,16 @@ def test_what_left_takes_no_memory_and_comes_back_whole() -> None:
     modules[1].weight = modules[0].weight
     with pytest.raises(ValueError, match="stage 0 cannot be offloaded: its weights share memory with others"):
         offload.leave(0, optimizer)
+
+
+def test_replicas_share_the_images_of_fewer_samples(pool: Pool) -> None:
+    layouts = {"vision": (4, 1, 1), "llm": (1, 1, 4)}
+    plan = planned(
+        vision_language(), layouts, microbatch=1, images=(3, 0, 2), schedule=three_phase(), num_ranks=4
+    )
+    held = [[tuple(item) for m in plan.microbatches_of["vision", r] for item in m.items] for r in range(4)]
+    assert held == [[(0, 0), (0, 1)], [(0, 2)], [(2, 0)], [(2, 1)]]
+    assert_same(plan, pool, Precision.FLOAT64)
 
 
 def frozen_vision_language(trains: Trainable) -> ModelGraph:

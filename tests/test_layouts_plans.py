@@ -260,7 +260,10 @@ SHARED = {"rank_offset": 0}
         ({"llm": {"tp": 4}}, "tp of module 'llm' must divide its 2 key/value heads, got 4; nearest: 2"),
         ({"llm": {"dp": 3}}, "batch of 8 samples: .* got 1 x 3; nearest: 6 or 9 samples"),
         ({"microbatch_samples": 16}, "batch of 8 samples: .* got 16 x 1; nearest: 16 samples"),
-        ({"vision": {"dp": 9}}, "a batch of 8 samples has none for some of 9 replicas; nearest: dp 8"),
+        (
+            {"vision": {"dp": 99}},
+            "a batch of 8 samples with 8 items has none for some of 99 replicas; nearest: dp 8",
+        ),
         (
             {"llm": {"stage_layers": (2, 2)}},
             "has 6 layers, got stage_layers .*nearest: 4 in place of the last 2",

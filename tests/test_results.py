@@ -11,6 +11,7 @@ from experiments.harness.outcome import About, Claim, Evidence, PaperNumber, Uns
 from experiments.harness.reads import changed_since, modules_of, reads_of
 from experiments.harness.record import as_record, stored_records
 from experiments.harness.tally import counts, summary_of
+from experiments.renew import in_order, is_stale
 
 CHEAP = "cornstarch_icml/table1"
 
@@ -125,3 +126,30 @@ def test_whatever_a_script_has_imported_counts(name):
     without_effect = {str(reads.ROOT / name) for name in reads.WITHOUT_EFFECT}
     assert loaded
     assert set(loaded) <= named | without_effect
+
+
+def test_results_that_others_read_are_renewed_first():
+    reads = {"modules": "", "files": {"experiments/results/paper_first.json": ""}}
+    records = {"paper/a": {"reads": reads}, "paper/first": {"reads": None}}
+    assert in_order(["paper/a", "paper/first", "paper/new"], records) == [
+        "paper/first",
+        "paper/new",
+        "paper/a",
+    ]
+
+
+def test_a_circle_of_readers_is_renewed_all_the_same():
+    records = {
+        f"paper/{one}": {"reads": {"files": {f"experiments/results/paper_{other}.json": ""}}}
+        for one, other in ("ab", "ba")
+    }
+    assert in_order(["paper/a", "paper/b"], records) == ["paper/a", "paper/b"]
+
+
+def test_stale_is_what_is_missing_dirty_or_changed(records):
+    (record,) = records
+    clean = record | {"commit": "0123456789ab"}
+    assert not is_stale(clean)
+    assert is_stale(None)
+    assert is_stale(clean | {"commit": "0123456789ab-dirty"})
+    assert is_stale(clean | {"reads": record["reads"] | {"modules": "others"}})

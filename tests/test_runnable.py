@@ -104,7 +104,10 @@ def planned(
     layouts: dict[str, Any] = {"llm": {"pp": 1, "cp": changes.get("llm_cp", 1)}}
     if encoder is not None:
         modules = {"vision": {"config": encoder, "projector": changes.get("projector")}, **modules}
-        items["vision"] = {"each": 1, "tokens": changes.get("tokens", [16, 16])}
+        items["audio" if "audio" in encoder["model_type"] else "vision"] = {
+            "each": 1,
+            "tokens": changes.get("tokens", [16, 16]),
+        }
         layouts["vision"] = {"pp": 1, "cp": changes.get("cp", 1), "tp": changes.get("tp", 1)}
     spec = {
         "name": "small",
@@ -130,6 +133,19 @@ def planned(
 
 
 LLAMA = GEMMA2 | {"model_type": "llama"}
+CONFORMER = {
+    "model_type": "phi4_multimodal_audio",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_blocks": 1,
+    "num_attention_heads": 2,
+    "input_size": 8,
+    "time_reduction": 4,
+    "nemo_conv_channels": 4,
+    "ext_pw_out_channel": 16,
+    "depthwise_separable_out_channel": 16,
+    "bias_max_distance": 8,
+}
 LLAMA4_VISION = SIGLIP | {"model_type": "llama4_vision_model"}
 MERGE = [{"merge": 4}, {"linear": "out"}]
 UNFIT = {
@@ -153,7 +169,32 @@ UNFIT = {
         {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 96, "n_positions": 4},
         None,
         {},
-        "a table of 4 positions, sample 0 has 8 tokens",
+        "takes up to 4 tokens, sample 0 has 8",
+    ),
+    "attention-in-chunks": (
+        LLAMA | {"model_type": "llama4_text", "num_local_experts": 2, "attention_chunk_size": 4},
+        None,
+        {},
+        "takes up to 4 tokens, sample 0 has 8",
+    ),
+    "positions-by-batch": (
+        LLAMA | {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+        None,
+        {},
+        "rope type 'dynamic' depends on the longest sequence of a batch",
+    ),
+    "clip-of-two-windows": (
+        LLAMA,
+        CONFORMER,
+        {"tokens": [501, 501]},
+        "takes up to 500 tokens, got 501",
+    ),
+    "chunks-of-a-clip": (LLAMA, CONFORMER | {"chunk_size": 8}, {}, "chunk_size must be -1, got 8"),
+    "fewer-features-than-ranks": (
+        LLAMA,
+        SIGLIP | {"intermediate_size": 1},
+        {"tp": 2},
+        "the 1 features between the matmuls of vision.block.0 are not cut over tp 2; nearest: tp 1",
     ),
     "pixtral-over-ranks": (
         LLAMA,

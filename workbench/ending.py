@@ -38,11 +38,25 @@ def ending_by_signal() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def forking() -> Iterator[None]:
+    """Around a fork: a signal that asks to end waits until the child has undone `ending_by_signal`.
+
+    Else `Ended` would go up the stack that the child has of its parent, and clean up what is the parent's.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def ended_by_default() -> None:
     """Undo it in a process forked within it, whose parent cleans up."""
     for number in ASKING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -27,13 +27,11 @@ from workbench.whole_file import write_text
 
 OUT = Path("out/chaos")
 ROUNDS = 100
-NICE = 5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """All rounds, or one of them again; 1 where one was not as it should be."""
     said = _parse(arguments)
-    os.nice(NICE)
     import_all()
     numbers = range(said.rounds) if said.round is None else (said.round,)
     played: list[Played] = []

@@ -9,7 +9,7 @@ from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
-from runtime.world.stopped import is_stopped
+from workbench.stopped import is_stopped
 
 PAUSE_S = 1.0  # shorter than what counts as hung
 SEEN_S, LOOK_EVERY_S = 1.0, 0.005

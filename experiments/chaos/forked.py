@@ -36,6 +36,7 @@ USED = (
     "workbench.cli.elastic",
     "workbench.cli.elastic_training",
     "workbench.cli.executing",
+    "workbench.cli.joint_searching",
     "workbench.cli.planning",
     "workbench.cli.preprocessing",
 )
@@ -108,7 +109,8 @@ def fork(
 def main_of(program: Sequence[str]) -> int:
     """Be a program; its exit code. What it does not catch is printed as Python does."""
     name, *arguments = program
-    main: Any = import_module(PROGRAMS[name]).main
+    sys.modules["__main__"] = module = import_module(PROGRAMS[name])  # what spawned workers import
+    main: Any = module.main
     sys.argv = [name, *arguments]
     try:
         return (main() if name == "workbench" else main(arguments)) or 0

@@ -13,6 +13,7 @@ from experiments.chaos.forked import MARK
 PROC = Path("/proc")
 LOOK_EVERY_S = 0.02
 ENDED = "ZX"
+KEEPERS = ("keep_awake", "resource_tracker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,10 @@ class Seen:
 
     @property
     def is_python(self) -> bool:
-        """No shell, and no process that only keeps a core awake."""
-        return "python" in self.command.partition(" ")[0] and "keep_awake" not in self.command
+        """No shell, and no process that only keeps a core awake or names of shared memory."""
+        return "python" in self.command.partition(" ")[0] and not any(
+            word in self.command for word in KEEPERS
+        )
 
 
 def marked(mark: str) -> dict[int, Seen]:
@@ -70,6 +73,14 @@ def end_all(mark: str) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(LOOK_EVERY_S)
+
+
+def once_found(find: Callable[[], list[int]], within_s: float) -> list[int]:
+    """What is found, as soon as it is anything; nothing where it does not come in time."""
+    deadline = time.monotonic() + within_s
+    while not (found := find()) and time.monotonic() < deadline:
+        time.sleep(LOOK_EVERY_S)
+    return found
 
 
 def until(holds: Callable[[], bool], within_s: float) -> bool:

@@ -17,12 +17,12 @@ from experiments.chaos.model import write_job
 from experiments.chaos.processes import until
 from experiments.chaos.room import Room, room, workbench
 from experiments.chaos.saves import named
-from experiments.chaos.searching import Searching
+from experiments.chaos.searching import JOINTLY, Searching
 from experiments.chaos.serving import Serving
 from experiments.chaos.training import run_command, trainers
 from runtime.state.checkpoint import Begin
 
-COMPONENTS = ("run", "torchrun", "elastic", "checkpoint", "resume", "preprocess", "search")
+COMPONENTS = ("run", "torchrun", "elastic", "checkpoint", "resume", "preprocess", "search", "joint")
 BEGUN_STEPS, BEGUN_S = 8, 240.0
 
 
@@ -98,6 +98,7 @@ class Rounds:
         others: dict[str, Component] = {
             "preprocess": Serving(self._folder / "images"),
             "search": Searching(job),
+            "joint": Searching(job, JOINTLY),
         }
         if self._names <= others.keys():
             return others  # what the trainers begin with takes longer than a round

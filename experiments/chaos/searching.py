@@ -1,4 +1,4 @@
-"""Rounds of `workbench search`: its plan file is whole or not there, and the same when it is asked again."""
+"""Rounds of `workbench search`, alone and with workers: its plan file is whole or absent, and the same."""
 
 import random
 import time
@@ -8,10 +8,11 @@ from functools import cached_property
 from pathlib import Path
 
 from experiments.chaos.disk import fill, make_room, small_disk
-from experiments.chaos.fault import INJECTED, Fault, strike
+from experiments.chaos.fault import INJECTED, OF_WORKERS, Fault, strike
 from experiments.chaos.findings import Expectations, Findings, ends
-from experiments.chaos.processes import end_all, left_after
+from experiments.chaos.processes import children, end_all, left_after, until
 from experiments.chaos.room import Program, Room, room, workbench
+from workbench.stopped import is_stopped
 
 ENDED_S, LATEST_S, GONE_S = 240.0, 3.0, 2.0
 DISK_BYTES = 2**20
@@ -25,17 +26,32 @@ EXPECTED: Expectations = {
     Fault.FILE_SIZE: ends(2, words="File too large"),
     Fault.NO_DESCRIPTORS: ends(2, words="Too many open files"),
 }
+OF_SEVERAL: Expectations = {
+    **{fault: EXPECTED[fault] for fault in EXPECTED if fault not in OF_WORKERS},
+    **dict.fromkeys((Fault.KILL_WORKER, Fault.TERM_WORKER, Fault.STOP_WORKER, Fault.PAUSE_WORKER), ends(0)),
+}
+JOINTLY = ("--joint", "--candidates", 12, "--workers", 2)
+BEGUN_S, NOTICED_S = 60.0, 5.0
 
 
 @dataclass(frozen=True)
 class Searching:
-    """A search over all strategies for a job."""
+    """A search for a job: over all strategies, or jointly with workers.
+
+    Args:
+        options: of the command.
+    """
 
     job: Path
+    options: tuple[object, ...] = ()
+
+    @property
+    def expected(self) -> Expectations:
+        return OF_SEVERAL if self.options else EXPECTED
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        return tuple(EXPECTED)
+        return tuple(self.expected)
 
     @cached_property
     def best(self) -> bytes:
@@ -53,13 +69,18 @@ class Searching:
             if fault is Fault.FULL_DISK:
                 held.enter_context(small_disk(self._plan(room).parent, DISK_BYTES))
             program = self._start(room, "first", fault, seed)
+            if self.options:
+                until(lambda: len(children(room.mark, program.pid)) > 1, BEGUN_S)
             time.sleep(rng.uniform(0, LATEST_S))
             start_s = time.monotonic()
-            self._hurt(room, fault, seed, rng, program, found)
+            stopped = self._hurt(room, fault, seed, rng, program, found)
+            if stopped is not None and until(lambda: not is_stopped(stopped), 2 * NOTICED_S):
+                found.noticed_s = time.monotonic() - start_s
+            found.late_notices += stopped is not None and (found.noticed_s or ENDED_S) > NOTICED_S
             self._await(room, program, found)
             found.code, found.said = program.process.returncode, program.last_line[:300]
             if program.process.returncode:
-                found.hold(program, EXPECTED[fault])
+                found.hold(program, self.expected[fault])
             plan = self._plan(room)
             found.wrong_losses += plan.exists() and plan.read_bytes() != best
             if fault is Fault.FULL_DISK:
@@ -74,7 +95,8 @@ class Searching:
 
     def _hurt(
         self, room: Room, fault: Fault, seed: str, rng: random.Random, program: Program, found: Findings
-    ) -> None:
+    ) -> int | None:
+        """Do it; the process that is stopped now, where one is."""
         if fault is Fault.FULL_DISK:
             fill(self._plan(room).parent)
         elif fault is Fault.SECOND_SUPERVISOR:
@@ -82,7 +104,9 @@ class Searching:
             second.process.wait(ENDED_S)
             found.hold(second, ends(0), what="second: ")
         elif fault not in INJECTED and program.process.poll() is None:
-            strike(fault, program.pid, rng)
+            workers = children(room.mark, program.pid) if fault in OF_WORKERS and self.options else []
+            return strike(fault, rng.choice(workers or [program.pid]), rng)
+        return None
 
     def _await(self, room: Room, program: Program, found: Findings) -> None:
         program.process.wait(ENDED_S)
@@ -91,7 +115,7 @@ class Searching:
 
     def _start(self, room: Room, name: str, fault: Fault | None, seed: str) -> Program:
         self._plan(room).parent.mkdir(exist_ok=True)
-        words = ("search", self.job, "-o", self._plan(room), "--json")
+        words = ("search", self.job, "-o", self._plan(room), "--json", *self.options)
         return room.start(name, *workbench(fault, seed, *words))
 
     def _plan(self, room: Room) -> Path:

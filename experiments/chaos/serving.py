@@ -17,7 +17,7 @@ from experiments.chaos.trainer import noted
 from runtime.data.scenes import make
 from runtime.preprocess.images import SquareRule
 from runtime.preprocess.loader import ColocatedLoader
-from runtime.world.stopped import is_stopped
+from workbench.stopped import is_stopped
 
 EXAMPLES, BATCH_SIZE, BATCHES = 24, 4, 60
 IMAGE_PX, PATCH_PX = 32, 8

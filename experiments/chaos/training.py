@@ -13,11 +13,19 @@ from experiments.chaos.disk import fill, make_room, small_disk
 from experiments.chaos.fault import INJECTED, OF_WORKERS, Fault, inflict, strike
 from experiments.chaos.findings import Expectations, Expected, Findings, ends, num_wrong
 from experiments.chaos.model import ELASTIC_STEPS, NODES, RUN_STEPS, elastic_losses, run_losses
-from experiments.chaos.processes import children, end_all, grandchildren, left_after, marked, until
+from experiments.chaos.processes import (
+    children,
+    end_all,
+    grandchildren,
+    left_after,
+    marked,
+    once_found,
+    until,
+)
 from experiments.chaos.room import Program, Room, workbench
 from experiments.chaos.saves import losses, named, whole
 from runtime.state.checkpoint import Begin
-from runtime.world.stopped import is_stopped
+from workbench.stopped import is_stopped
 
 GONE_S = 2.0  # that processes may outlive their supervisor
 NOTICED_S = 5.0  # within which a stopped process is
@@ -104,8 +112,10 @@ class Trainer:
             found.hold(second, self.second, what="second: ")
         elif fault not in OF_WORKERS:
             return strike(fault, program.pid, rng)
-        elif until(lambda: bool(self.workers(room.mark, program.pid)), FOUND_S):
-            return strike(fault, rng.choice(self.workers(room.mark, program.pid) or [program.pid]), rng)
+        else:
+            workers = once_found(lambda: self.workers(room.mark, program.pid), FOUND_S)
+            if workers:
+                return strike(fault, rng.choice(workers), rng)
         return None
 
     def _await(

@@ -13,6 +13,7 @@ from sim.attention.policies import AttentionRun, Gpu, Kernel, Wires, launches_of
 from sim.attention.price import gpu_of, row_tiles, wires_of
 from workbench.balance.tokens.policies import contiguous, longest_first, random_blocks, zigzag
 from workbench.cost.model import CostModel
+from workbench.cost.roofline import ATTENTION_BACKWARD_FLOP
 from workbench.masks.bitfield import Bitfield
 from workbench.masks.builders import encoder_embedded, encoder_prepended, multimodal_packed
 from workbench.masks.tiles import Tiles, classify, row_work
@@ -23,6 +24,7 @@ BLOCK = 128
 GPUS_PER_NODE = 4
 PRECISION = "bfloat16"
 SPLIT_KEYS = 4096  # of a piece: the authors' released kernel, 16 pieces a row at 64k
+WHOLE_STEP = "recompute and backward timed too"  # where the passes that are timed are not stated
 
 Owners = npt.NDArray[np.int32]
 
@@ -88,6 +90,16 @@ class Testbed:
     def __init__(self, cost: CostModel) -> None:
         self.cost = cost
         self._num_units = compute_units(A40)
+
+    @property
+    def backward_over_forward(self) -> float:
+        """Attention's, by its FLOP and the profile's rate."""
+        return ATTENTION_BACKWARD_FLOP / self.cost.profile.attention_backward_rate
+
+    @property
+    def step_over_forward(self) -> float:
+        """Attention of a forward, its recompute and its backward, over the forward."""
+        return 2.0 + self.backward_over_forward
 
     def run(
         self, mask: MaskTiles, owners: Owners, operator: Attention, setting: LayerSetting, kernel: Kernel

@@ -10,6 +10,7 @@ from experiments.cornstarch.attention_layers import (
     PRECISION,
     STATIC,
     STREAMS,
+    WHOLE_STEP,
     LayerSetting,
     MaskTiles,
     Testbed,
@@ -22,7 +23,7 @@ from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.printed import printed_rows
 from sim.attention.policies import AttentionRun, Kernel
 from workbench.cost.model import CostModel
-from workbench.cost.roofline import ATTENTION_BACKWARD_FLOP, RowWork, Work
+from workbench.cost.roofline import RowWork, Work
 from workbench.model.layer import Attention, LayerKind
 from workbench.model.model_graph import Module
 from workbench.timing.attention import AttentionTime, without_attention
@@ -116,7 +117,7 @@ class PolicyTable:
     """Ours for one length: the setting shown and the plausible ones, attention and model."""
 
     def __init__(self, bed: Testbed, num_tokens: int, policies: Sequence[str]) -> None:
-        self._bed, self._num_tokens, self._policies = bed, num_tokens, policies
+        self.bed, self._num_tokens, self._policies = bed, num_tokens, policies
         self._found: dict[tuple[str, str], list[Times]] = {}
 
     def times(self, llm: str, scope: str) -> list[Times]:
@@ -125,20 +126,15 @@ class PolicyTable:
             module = llm_of(llm)
             every = [(MAIN, SEEDS), *((setting, RANGE_SEEDS) for setting in OTHERS)]
             attention = [
-                attention_times(self._bed, module, self._num_tokens, setting, self._policies, seeds)
+                attention_times(self.bed, module, self._num_tokens, setting, self._policies, seeds)
                 for setting, seeds in every
             ]
             model = [
-                model_times(self._bed.cost, module, self._num_tokens, setting, times)
+                model_times(self.bed.cost, module, self._num_tokens, setting, times)
                 for (setting, _), times in zip(every, attention, strict=True)
             ]
             self._found[llm, "attn"], self._found[llm, "model"] = attention, model
         return self._found[llm, scope]
-
-    @property
-    def step_over_forward(self) -> float:
-        """Attention of a forward, its recompute and its backward, over the forward."""
-        return 2.0 + ATTENTION_BACKWARD_FLOP / self._bed.cost.profile.attention_backward_rate
 
     def gain(self, llm: str, policy: str, scope: str = "attn") -> float:
         """Of the setting shown, over causal context parallelism."""
@@ -201,8 +197,7 @@ def _add_baseline(
     """Whether the printed time is that of a forward or of a whole step is open too."""
     forward_ms = {named: 1e3 * one[BASELINE] for named, one in zip(NAMES, every, strict=True)}
     step_ms = {
-        f"{named}, recompute and backward timed too": time * table.step_over_forward
-        for named, time in forward_ms.items()
+        f"{named}, {WHOLE_STEP}": time * table.bed.step_over_forward for named, time in forward_ms.items()
     }
     number = PaperNumber(key, printed_ms, "ms", where, TIME_REL_TOL)
     evidence.add_range(number, forward_ms | step_ms, f"{UNSTATED}, passes that are timed")

@@ -122,8 +122,8 @@ def settings(model: str) -> dict[str, Setting]:
     """The likeliest input of Tables 3, 10 and 11, then the most tokens of an image and of a clip."""
     kind = model.partition("-")[0]
     guesses = [(IMAGES[0], CLIPS[0])]
-    guesses += [(IMAGES[-1], CLIPS[0])] if kind != "ALM" else []
-    guesses += [(IMAGES[0], CLIPS[-1])] if kind != "VLM" else []
+    guesses += [(image, CLIPS[0]) for image in IMAGES[1:]] if kind != "ALM" else []
+    guesses += [(IMAGES[0], clip) for clip in CLIPS[1:]] if kind != "VLM" else []
     return {
         input_name(image, clip): Setting(text_tokens=TEXT_TOKENS, items=items_of(image, clip), tp=TP, cp=CP)
         for image, clip in guesses

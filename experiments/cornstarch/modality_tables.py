@@ -13,14 +13,18 @@ from experiments.cornstarch.frozen_tables import (
     CLIPS,
     IMAGES,
     NUM_MICROBATCHES,
+    ROUNDING_S,
     TEXT_TOKENS,
+    TPUT_ROUNDING,
     input_name,
     items_of,
+    stated_pipelines,
+    table_rows,
 )
 from experiments.cornstarch.modelled import Setting
 from experiments.cornstarch.models import v1_model
 from experiments.cornstarch.planned import STRATEGIES, Awareness, Placement, Planned, paper_job, simulated
-from experiments.harness.outcome import About, Evidence, PaperNumber
+from experiments.harness.outcome import About, Bound, Evidence, PaperNumber
 from experiments.harness.printed import PrintedRow, printed_rows
 from workbench.cost.model import CostModel
 
@@ -78,10 +82,8 @@ def settings(llm_size: str) -> dict[str, Setting]:
     """Plausible inputs and degrees; only the large LLM needs cp 2 for its memory (appendix D.1)."""
     likely_cp, other_cp = (2, 1) if llm_size == "L" else (1, 2)
     guesses = [
-        (IMAGES[0], CLIPS[0], likely_cp),
-        (IMAGES[2], CLIPS[0], likely_cp),
-        (IMAGES[3], CLIPS[0], likely_cp),
-        (IMAGES[0], CLIPS[2], likely_cp),
+        *((image, CLIPS[0], likely_cp) for image in IMAGES),
+        (IMAGES[0], CLIPS[1], likely_cp),
         (IMAGES[0], CLIPS[0], other_cp),
     ]
     return {
@@ -96,14 +98,15 @@ def modality_evidence(llm_size: str, cost: CostModel) -> Evidence:
     """Throughput per GPU of both methods with the printed stages, and their ratio."""
     evidence = Evidence()
     where = f"Table {TABLE_OF[llm_size].removeprefix('table')}"
-    rows, ratios = modality_rows(llm_size), []
+    rows, ratios, excess = modality_rows(llm_size), [], []
+    llm_gpu_s = least_llm_gpu_s(llm_size)
     for row in rows:
         together = _plans(row, row.colocated, Placement.COLOCATED, llm_size, cost)
         apart = _plans(row, row.disjoint, Placement.DISJOINT, llm_size, cost)
         evidence.plan_hashes += [next(iter(plans.values())).plan_hash for plans in (together, apart)]
-        for name, tput, ours in (
-            ("colocated", row.colocated_tput, together),
-            ("disjoint", row.disjoint_tput, apart),
+        for name, tput, ours, share in (
+            ("colocated", row.colocated_tput, together, llm_share(row.colocated, Placement.COLOCATED)),
+            ("disjoint", row.disjoint_tput, apart, llm_share(row.disjoint, Placement.DISJOINT)),
         ):
             key = f"modelled/{row.model}/{name}/tput"
             values = {name: tput_of(plan) for name, plan in ours.items()}
@@ -111,6 +114,12 @@ def modality_evidence(llm_size: str, cost: CostModel) -> Evidence:
             if tput is not None:
                 number = PaperNumber(key, tput, "inputs/s/GPU", where, TPUT_REL_TOL)
                 evidence.add_range(number, values, UNSTATED)
+                most = share / llm_gpu_s + TPUT_ROUNDING
+                excess.append(tput / most)
+                evidence.bounds[key] = Bound(
+                    what="the longest stage of the LLM printed beside one encoder, on the LLM's GPUs",
+                    high=most,
+                )
         both = {name: tput_of(apart[name]) / tput_of(together[name]) for name in apart}
         ratios.append(next(iter(both.values())))
         evidence.ours[f"modelled/{row.model}/ratio"] = ratios[-1]
@@ -126,11 +135,33 @@ def modality_evidence(llm_size: str, cost: CostModel) -> Evidence:
     _claim_no_sacrifice(evidence, rows, ratios)
     _note_ratios(evidence)
     evidence.causes |= {
-        "modelled/*/tput": "printed absolute throughputs exceed what the paper's stage times allow (Tables "
-        "3, 10, 11: refuted there); these are above ours by the same factor, so only ratios compare",
         "modelled/*/ratio": "no stage times are printed; no plausible tokens or degrees give the ratio",
     }
+    evidence.notes.append(
+        "printed throughputs over the most that the printed stage times of the same LLM allow: "
+        f"{min(excess):.1f} to {max(excess):.1f}"
+    )
     return evidence
+
+
+def least_llm_gpu_s(llm_size: str) -> float:
+    """Seconds times GPUs that the LLM takes of a sample, at the least, by the printed stage times.
+
+    Tables 3, 10 and 11 print stages of the same LLM on the same text with an image or a clip; here it
+    reads both. The longest of them is a part of the LLM, at most the whole. Other
+    degrees are taken to save nothing.
+    """
+    rows = table_rows(llm_size)
+    stated = stated_pipelines(rows)
+    return max((row.llm.total_s - ROUNDING_S) * stated[row].tp for row in rows)
+
+
+def llm_share(counts: Mapping[str, int], placement: Placement) -> float:
+    """Of the GPUs, all stages having equally many; colocated encoders share theirs."""
+    encoders = [count for name, count in counts.items() if name != "llm"]
+    return counts["llm"] / (
+        counts["llm"] + (max(encoders) if placement is Placement.COLOCATED else sum(encoders))
+    )
 
 
 def _note_ratios(evidence: Evidence) -> None:

@@ -1,7 +1,8 @@
 """The frozen-aware tables out of our own cost model: stage times, and the gain of our own planner."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 from experiments.cornstarch.frozen_rows import FrozenRow, Pipeline, pairs, winner
 from experiments.cornstarch.modelled import Setting, layer_times, total
@@ -21,15 +22,47 @@ from workbench.model.model_graph import TEXT, ModelGraph
 
 TIME_REL_TOL = 0.25  # absolute times of another machine's kernels
 GAIN_REL_TOL = 0.15
+NVLINK_GPUS = 2  # of both papers' nodes; the four talk over PCIe, whose rate in the profile is no measurement
+LINKS = "what collectives reach of PCIe"
 
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """One plausible setting, with all stage counts of the table times `multiple`."""
+    """One plausible setting.
+
+    Args:
+        name: of it.
+        setting: of a microbatch.
+        multiple: of all stage counts of the table.
+        link_share: of the profile's rate inside a node that collectives reach.
+    """
 
     name: str
     setting: Setting
     multiple: int = 1
+    link_share: float = 1.0
+
+    def cost(self, cost: CostModel) -> CostModel:
+        """With that rate."""
+        return cost if self.link_share == 1.0 else _slower_inside(cost, self.link_share)
+
+
+def slower_links(guesses: Sequence[Guess]) -> tuple[Guess, ...]:
+    """Those of them whose tensor parallelism crosses PCIe, at half of its line rate."""
+    return tuple(
+        replace(guess, name=f"{guess.name}, PCIe at half its line rate", link_share=0.5)
+        for guess in guesses
+        if guess.setting.tp > NVLINK_GPUS
+    )
+
+
+@cache
+def _slower_inside(cost: CostModel, share: float) -> CostModel:
+    links = (
+        replace(link, bytes_per_s=share * link.bytes_per_s) if link.scope == "intra" else link
+        for link in cost.profile.links
+    )
+    return CostModel(replace(cost.profile, links=tuple(links)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +151,7 @@ def stage_times(
 ) -> tuple[StageTimes, StageTimes]:
     """Mean times of an encoder stage (all encoders together) and of an LLM stage."""
     model, pipeline = table.model_of(row), table.pipelines[row]
-    times = layer_times(model, guess.setting, cost)
+    times = layer_times(model, guess.setting, guess.cost(cost))
     llm = _llm(model)
     encoders = total(time for name, module in times.items() if name != llm for time in module)
     return (
@@ -133,6 +166,7 @@ def _planned(
     """Both methods get as many stages as the frozen-aware row has."""
     model = table.model_of(row)
     num_stages = table.pipelines[row].num_stages * guess.multiple
+    cost = guess.cost(cost)
     counts = best_split(model, guess.setting, cost, awareness, num_stages)
     job = paper_job(model, guess.setting, counts, table.num_microbatches, cost)
     return simulated(STRATEGIES[table.placement, awareness], job, cost)

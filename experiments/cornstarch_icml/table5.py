@@ -36,7 +36,7 @@ from experiments.harness.table import Cell, Table, Values
 from workbench.balance.tokens.block_placement import place_blocks
 from workbench.balance.tokens.policies import longest_first
 from workbench.cost.model import LayerTime
-from workbench.cost.roofline import ATTENTION_BACKWARD_FLOP, RowWork, Work
+from workbench.cost.roofline import RowWork, Work
 from workbench.masks.tiles import row_work
 from workbench.model.frozen import Needs
 from workbench.model.layer import Attention, LayerKind
@@ -52,8 +52,7 @@ TRAINED = Needs(input_grad=True, weight_grad=True)
 def layer_times(bed: Testbed, num_tokens: int, attention_s: float) -> list[LayerTime]:
     """All layers of the LLM on one of 16 ranks, with that forward of every attention."""
     llm = llm_family()[SETTING.llm]()
-    backward = ATTENTION_BACKWARD_FLOP / bed.cost.profile.attention_backward_rate
-    given = AttentionTime(forward_s=attention_s, backward_s=backward * attention_s)
+    given = AttentionTime(forward_s=attention_s, backward_s=bed.backward_over_forward * attention_s)
     work = Work((RowWork(num_tokens, num_tokens, 0),))
     times = []
     for layer in llm.layers:

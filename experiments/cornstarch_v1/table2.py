@@ -4,7 +4,7 @@ Paper:   I. Jang et al., "Cornstarch", arXiv v1, section 6.3, Table 2.
 Setup:   and what is given, as `experiments.cornstarch.modality_tables` says.
 Differs: the first row's modality-parallel throughput is lost in the text of the PDF; its ratio is not held
          against anything.
-         Absolute throughputs are higher in print, as in Tables 3, 10 and 11; see experiments/LOG.md.
+         Absolute throughputs are excluded by the stage times of Tables 3, 10 and 11.
 Ours:    simulated on one CPU core, seconds.
 Run:     python -m experiments.cornstarch_v1.table2
 """

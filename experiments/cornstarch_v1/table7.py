@@ -3,7 +3,7 @@
 Paper:   I. Jang et al., "Cornstarch", arXiv v1, appendix C, Table 7.
 Setup:   and what is given, as `experiments.cornstarch.modality_tables` says.
 Differs: Table 6, whose stages these are, states TP 2 and CP 2, which takes more GPUs than there are.
-         Absolute throughputs are higher in print, as in Tables 3, 10 and 11; see experiments/LOG.md.
+         Absolute throughputs are excluded by the stage times of Tables 3, 10 and 11.
 Ours:    simulated on one CPU core, seconds.
 Run:     python -m experiments.cornstarch_v1.table7
 """

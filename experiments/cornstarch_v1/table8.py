@@ -4,7 +4,7 @@ Paper:   I. Jang et al., "Cornstarch", arXiv v1, appendix C, Table 8.
 Setup:   and what is given, as `experiments.cornstarch.modality_tables` says.
 Differs: VALM-ML prints 6+1 colocated stages where Table 6 has 4+3, and throughputs a third below its
          neighbours; our model gives its ratio, not its absolute drop.
-         Absolute throughputs are higher in print, as in Tables 3, 10 and 11; see experiments/LOG.md.
+         Absolute throughputs are excluded by the stage times of Tables 3, 10 and 11.
 Ours:    simulated on one CPU core, seconds.
 Run:     python -m experiments.cornstarch_v1.table8
 """

@@ -7,7 +7,8 @@ Ours:    products and copies by the profile's tables, ring collectives, `workben
 Differs: pieces per product, sequence-parallel or whole activations, and whether 300 GB/s are both ways
          together or each are not stated or doubtful: fixed before the first run at 4, sequence-parallel
          (Figure 20 shows an all-gather) and together (as printed); each row has its range over 2 to 16
-         pieces, both cuts and both readings.
+         pieces, both cuts, both readings, and remaps paid or hidden: the appendix calls them negligible and
+         hides some behind weight gradients, ours pays each.
 Run:     python -m experiments.disttrain.figure22 [--json]
 """
 
@@ -20,7 +21,6 @@ from experiments.disttrain.systems import EVERYTHING, NVLINK, PROFILE, TOKENS
 from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.printed import claim_value, printed_rows
 from experiments.harness.script import Parts, main, script
-from workbench.cost.collectives import Collective
 from workbench.cost.execution import ActivationCut, Execution, SavedInput
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
@@ -36,7 +36,7 @@ from workbench.units import ms
 TP_SIZES = (4, 8)
 EACH_WAY = replace(NVLINK, name="NVLink, 300 GB/s each way", bytes_per_s=300e9)
 REL_TOL = 0.02  # of gains printed as 1.1 to 1.17
-UNSTATED = "pieces per product, cut of activations, reading of 300 GB/s"
+UNSTATED = "pieces per product, cut of activations, reading of 300 GB/s, remaps paid or hidden"
 SMALL_REMAP = 0.03  # of an iteration: what "usually negligible" is held against
 BYTES = Precision.BFLOAT16.num_bytes
 WORK = Work((RowWork(TOKENS, TOKENS, TOKENS * (TOKENS + 1) // 2),))
@@ -75,9 +75,10 @@ class Bound:
     remapped: float  # 1: remaps take their time and the gap behind it, 0: none
 
 
+HIDDEN = Bound("without remaps", 0.0, 0.0)
 BOUNDS = (
     Bound("as modelled", 0.0, 1.0),
-    Bound("without remaps", 0.0, 0.0),
+    HIDDEN,
     Bound("pieces as fast as wholes", 1.0, 1.0),
     Bound("both", 1.0, 0.0),
 )
@@ -103,10 +104,10 @@ class Bench:
         before_s, after_s = (self.iteration_s(llm, tp, setting.link, run) for run in (serial, together))
         return before_s / after_s
 
-    def bounded_gain(self, llm: str, tp: int, bound: Bound) -> float:
-        """The nominal gain under a bound: these kernels are long, so that the host is ahead of them."""
-        serial_s = self.iteration_s(llm, tp, NOMINAL.link, run_of(NOMINAL.cut))
-        pieces = NOMINAL.num_pieces
+    def bounded_gain(self, llm: str, tp: int, bound: Bound, setting: Setting = NOMINAL) -> float:
+        """The gain under a bound: these kernels are long, so that the host is ahead of them."""
+        serial_s = self.iteration_s(llm, tp, setting.link, run_of(setting.cut))
+        pieces = setting.num_pieces
 
         def product_s(gemm: Gemm) -> float:
             own_s, _ = self._cost.matmul_s(gemm, Precision.BFLOAT16)
@@ -116,10 +117,10 @@ class Bench:
         machine = Machine(
             product_s=product_s,
             weights_s=product_s,
-            collective_s=lambda kind, size: self._ring_s(kind, size, tp),
+            collective_s=lambda kind, size: self._cost.collectives.seconds(kind, size, tp, setting.link),
             copied_s=lambda elements: bound.remapped * self._cost.moved_s(2 * BYTES * elements),
         )
-        pairs = pairs_of(block(llm), WORK, Grid(tp), BYTES, NOMINAL.cut)
+        pairs = pairs_of(block(llm), WORK, Grid(tp), BYTES, setting.cut)
         every = (*pairs.forward, *(pair for _, pair in pairs.backward))
         saved_s = sum(
             machine.collective_s(pair.kind, pair.num_bytes) - exposed_s(pair, pieces, machine)
@@ -148,9 +149,6 @@ class Bench:
         """Of what all of the overlap's own costs take of the nominal gain, what remaps alone take."""
         modelled, no_remap, _, both = (self.bounded_gain(llm, tp, bound) for bound in BOUNDS)
         return (no_remap - modelled) / (both - modelled)
-
-    def _ring_s(self, kind: Collective, num_bytes: float, tp: int) -> float:
-        return self._cost.collectives.seconds(kind, num_bytes, tp, NOMINAL.link)
 
 
 def run_of(cut: ActivationCut, num_pieces: int = 1) -> Execution:
@@ -188,13 +186,18 @@ def run() -> Parts:
     """Gains of every model and setting, and what limits them."""
     bench, evidence = Bench(), Evidence()
     for tp in TP_SIZES:
-        gains = {setting: {llm: bench.gain(llm, tp, setting) for llm in llms()} for setting in PLAUSIBLE}
+        paid = {setting: {llm: bench.gain(llm, tp, setting) for llm in llms()} for setting in PLAUSIBLE}
+        hidden = [[bench.bounded_gain(llm, tp, HIDDEN, each) for llm in llms()] for each in PLAUSIBLE]
         for end, pick in (("low", min), ("high", max)):
-            every = {setting.name: pick(of_setting.values()) for setting, of_setting in gains.items()}
+            every = {setting.name: pick(gains.values()) for setting, gains in paid.items()}
+            every |= {
+                f"{setting.name}, remaps hidden": pick(gains)
+                for setting, gains in zip(PLAUSIBLE, hidden, strict=True)
+            }
             claim = f"dt_stepccl_tp{tp}_{end}"
             number = PaperNumber(f"modelled/{claim}", claim_value(claim), "x", "appendix A.1", REL_TOL)
             evidence.add_range(number, every, UNSTATED)
-        for llm, gain in gains[NOMINAL].items():
+        for llm, gain in paid[NOMINAL].items():
             key = f"modelled/{llm}, TP {tp}"
             before_s = bench.iteration_s(llm, tp, NOMINAL.link, run_of(NOMINAL.cut))
             evidence.ours |= {
@@ -203,6 +206,9 @@ def run() -> Parts:
                 f"{key}/gain": gain,
                 f"{key}/remap_fraction": bench.remap_fraction(llm, tp),
             }
+    evidence.causes["modelled/*"] = (
+        "pieces of a product run at the rate of small products, with gaps between; see the notes' bounds"
+    )
     _claims(evidence, bench)
     _explain(evidence, bench)
     return [evidence]

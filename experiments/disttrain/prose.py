@@ -10,7 +10,7 @@ Run:     python -m experiments.disttrain.prose [--json]
 
 from experiments.disttrain.figures13_14 import OVERALL
 from experiments.disttrain.systems import MODELS, PROFILE, plausible_images
-from experiments.harness.outcome import Evidence, PaperNumber, Unstated
+from experiments.harness.outcome import Bound, Evidence, PaperNumber, Unstated
 from experiments.harness.printed import claim_value
 from experiments.harness.script import Parts, main, script
 from workbench.balance.microbatches.reorder import reorder_samples
@@ -112,6 +112,7 @@ def _extremes(evidence: Evidence) -> None:
     printed = float(OVERALL.printed("disttrain", "MLLM-72B")["n_gpus"])
     number = PaperNumber("itself/dt_gpus_72b", claim_value("dt_gpus_72b"), "GPUs", "abstract", 0.0)
     evidence.add(number, printed)
+    evidence.bounds[number.key] = Bound(what="section 7.1 and Figure 13", low=printed, high=printed)
 
 
 if __name__ == "__main__":

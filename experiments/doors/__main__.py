@@ -13,7 +13,7 @@ from pathlib import Path
 from experiments.harness.record import commit
 from workbench.whole_file import check_writable, write_text
 
-PARTS = {"families": "families_measured", "export": "keys", "ingest": "keys"}
+PARTS = {"families": "families_measured", "export": "keys", "ingest": "keys", "tour": "keys"}
 """Module of this package -> its function that returns keys and values."""
 
 

@@ -63,7 +63,7 @@ CORPUS, SEED = "synthchartnet-like", 1
 ORDERS = 2  # random ones
 MOST_STAGES = 4  # 48 samples are few microbatches for deeper pipelines
 TILE_PX, PATCH_PX = 112, 28
-LLM_WIDTH = 128
+WIDTH = 128
 PLANNERS: Mapping[str, Planner] = {
     "disttrain": reordered.plan,
     "dip": dip.plan,
@@ -107,13 +107,15 @@ class Ranks:
 TWO = Ranks()
 
 
-def job(link: Link, order: Sequence[int], ranks: Ranks = TWO, *, pp: int | None = 1) -> Job:
-    """The batch in some order, `pp` stages for each module."""
+def charts_job(
+    name: str, cluster: Cluster, batch: Sequence[Sample], *, vision_blocks: int, llm_blocks: int
+) -> Job:
+    """A SigLIP that reads charts in front of a Llama that reads their tables, all trained."""
     vision = {
         "model_type": "siglip_vision_model",
-        "hidden_size": 128,
-        "intermediate_size": 512,
-        "num_hidden_layers": 6 * ranks.stages,
+        "hidden_size": WIDTH,
+        "intermediate_size": 4 * WIDTH,
+        "num_hidden_layers": vision_blocks,
         "num_attention_heads": 2,
         "image_size": TILE_PX,
         "patch_size": PATCH_PX,
@@ -124,17 +126,31 @@ def job(link: Link, order: Sequence[int], ranks: Ranks = TWO, *, pp: int | None 
         modality="image",
         trainable=Trainable.ALL,
         projector=Projector.MLP,
-        llm_width=LLM_WIDTH,
+        llm_width=WIDTH,
     )
-    batch = skewed_batch(NUM_SAMPLES, SEED)
     return Job(
-        name="charts",
-        model=with_encoders(decoder("llama", width=LLM_WIDTH, blocks=ranks.stages), encoder),
-        cluster=ranks.cluster(link),
-        batch=tuple(batch[place] for place in order),
+        name=name,
+        model=with_encoders(decoder("llama", width=WIDTH, blocks=llm_blocks), encoder),
+        cluster=cluster,
+        batch=tuple(batch),
+        settings=Settings(precision=Precision.FLOAT32, kernels=Kernels.EAGER),
+    )
+
+
+def job(link: Link, order: Sequence[int], ranks: Ranks = TWO, *, pp: int | None = 1) -> Job:
+    """The batch in some order, `pp` stages for each module."""
+    batch = skewed_batch(NUM_SAMPLES, SEED)
+    charts = charts_job(
+        "charts",
+        ranks.cluster(link),
+        [batch[place] for place in order],
+        vision_blocks=6 * ranks.stages,
+        llm_blocks=ranks.stages,
+    )
+    return replace(
+        charts,
         microbatch_samples=MICROBATCH_SAMPLES,
         layouts=(ModuleLayout(module="vision", pp=pp), ModuleLayout(module=LLM, pp=pp)),
-        settings=Settings(precision=Precision.FLOAT32, kernels=Kernels.EAGER),
     )
 
 

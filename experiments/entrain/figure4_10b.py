@@ -5,7 +5,8 @@ Setup:   six microbatches of 3, 4, 8, 6, 6 and 9 units of LLM work; MB3, MB4 and
 Given:   the loads before deferral, which `experiments.entrain.figures4_9_11` derives from the figure.
 Differs: samples inside a microbatch are not printed: shown are those of `figures4_9_11`, the range covers
          all ways to cut the overloaded microbatch's load into samples. Of two subsets equally near to half
-         the difference ours moves the smaller one, so MB3 and MB5 stay at 8 and 6 where print has 6 and 8.
+         the difference ours moves the smaller one, so MB3 and MB5 stay at 8 and 6 where print has 6 and 8;
+         which of them moves is not stated either, so the range has both.
          The samples shown lower the heavier of MB6 and MB5 from 9 to 8, which print leaves at 9; MB6 as
          samples of 6 and 3 gives 9 there, and the heavier of its other pairs as printed.
 Ours:    `workbench.balance.microbatches.deferral`, at once.
@@ -13,7 +14,7 @@ Run:     python -m experiments.entrain.figure4_10b [--json]
 """
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 from experiments.entrain.figures4_9_11 import LLM_UNITS
 from experiments.harness.printed import PrintedRow, printed_rows
@@ -47,6 +48,14 @@ def loads_after(overloaded: Samples, other: Samples) -> tuple[int, int]:
     return first, second
 
 
+def loads_after_larger(overloaded: Samples, other: Samples) -> tuple[int, int]:
+    """The same, but of two subsets equally near to half the difference the larger one moves."""
+    before, after = sum(overloaded), sum(other)
+    subsets = (units for count in range(len(overloaded) + 1) for units in combinations(overloaded, count))
+    moved = min(map(sum, subsets), key=lambda units: (abs(2 * units - (before - after)), -units))
+    return before - moved, after + moved
+
+
 def cuts(load: int) -> Iterator[Samples]:
     """All ways to cut a load into samples of whole units, whatever their order; 2 ** (load - 1) of them."""
     for inner in range(2 ** (load - 1)):
@@ -59,8 +68,12 @@ def cuts(load: int) -> Iterator[Samples]:
 def ours(row: PrintedRow) -> Values:
     """The example's samples first, then every other cut of the overloaded microbatch."""
     overloaded, other = pair_of(row)
-    every = [loads_after(samples, other) for samples in (overloaded, *cuts(sum(overloaded)))]
-    return dict(zip(CELLS, zip(*every, strict=True), strict=True))
+    every = {"the samples shown": loads_after(overloaded, other)}
+    for samples in cuts(sum(overloaded)):
+        name = f"samples of {', '.join(map(str, samples))}"
+        every[name] = loads_after(samples, other)
+        every[f"{name}, the larger of equal subsets"] = loads_after_larger(samples, other)
+    return {cell: {name: loads[at] for name, loads in every.items()} for at, cell in enumerate(CELLS)}
 
 
 def explains(samples: Samples, name: str) -> bool:
@@ -82,7 +95,7 @@ def run() -> Parts:
         key=lambda row: f"modelled/{row['row_microbatch']}+{row['col_microbatch']}/",
         cells={name: Cell(column=column, unit="units", rel_tol=0.0) for name, column in CELLS.items()},
         compute=ours,
-        unstated="samples of the overloaded microbatch",
+        unstated="samples of the overloaded microbatch, which of two equal subsets moves",
     )
     evidence = table.evidence()
     for name in dict.fromkeys(row["row_microbatch"] for row in printed_rows(CSV)):

@@ -9,7 +9,7 @@ Differs: pipelines without messages (`experiments.entrain.replica`), which stay 
          simulator; `experiments.entrain.regrouping` runs single batches through that.
 Ours:    about 3 s a batch of all data sets and 8 s with the slow methods, which see the first batches only;
          goes on where it stopped.
-Run:     python -m experiments.entrain.series [--llm NAME] [--study NAME] [--batches N]
+Run:     python -m experiments.entrain.series [--llm NAME] [--study NAME] [--batches N] [--compared]
 """
 
 import argparse
@@ -98,7 +98,7 @@ STUDIES = {
 
 def path_of(llm: str, study: Study = OURS) -> Path:
     """Where the series of a model is kept."""
-    suffix = "" if study is OURS else f"_{study.name}"
+    suffix = "" if study.name == OURS.name else f"_{study.name}"
     return RESULTS / f"entrain_series_{llm}{suffix}.json"
 
 
@@ -248,10 +248,16 @@ def main() -> int:
     parser.add_argument("--llm", choices=tuple(LLM_OF), default=None)
     parser.add_argument("--study", choices=tuple(STUDIES), default=None)
     parser.add_argument("--batches", type=int, default=BATCHES)
+    parser.add_argument(
+        "--compared", action="store_true", help="without the slow methods, which few figures read"
+    )
     given = parser.parse_args()
     if given.batches < 1:
         parser.error(f"--batches must be >= 1, got {given.batches}")
-    for study in [STUDIES[given.study]] if given.study else STUDIES.values():
+    studies = [STUDIES[given.study]] if given.study else list(STUDIES.values())
+    if given.compared:
+        studies = [replace(study, methods=COMPARED) for study in studies]
+    for study in studies:
         for llm in [given.llm] if given.llm else LLM_OF:
             extend(llm, study, given.batches, is_quiet=False)
     return 0

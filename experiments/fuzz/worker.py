@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 from experiments.fuzz.target import Ending, Judged, Ready, Target, judged
-from runtime.world.supervised import Parent, as_parent, end_with
+from workbench.supervised import Parent, as_parent, end_with
 
 HANG_S = 10.0
 MAKE_S = 180.0  # that good inputs may take to make

@@ -134,7 +134,7 @@ def _git(*arguments: str) -> str | None:
     done = subprocess.run(
         ["git", *arguments], cwd=RESULTS.parents[1], capture_output=True, text=True, check=False
     )
-    return None if done.returncode else done.stdout.strip()
+    return None if done.returncode else done.stdout.rstrip()
 
 
 def _lines(outcome: Outcome) -> Iterator[str]:

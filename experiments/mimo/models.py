@@ -1,10 +1,16 @@
 """The paper's models, clusters and batches, out of the sizes that this folder fixes."""
 
 import csv
+import json
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+from experiments.harness.record import RESULTS
 from workbench.cost.execution import ActivationCut, Execution, KeyTravel
 from workbench.cost.hardware import Cluster, Node, uniform
 from workbench.cost.model import CostModel
@@ -25,6 +31,13 @@ PATCH_ELEMENTS = 3 * 14 * 14
 NODE_RANKS = 8
 
 
+class Images(StrEnum):
+    """What a context-parallel rank of H encodes of its sample: WHOLE, all images; CUT, a part of each."""
+
+    WHOLE = "whole"
+    CUT = "cut"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
     """What the paper leaves open: a value of each that `assumptions.csv` fixes, with its range."""
@@ -33,12 +46,22 @@ class Assumptions:
     patches_per_llm_token: float
     size_factor: float
     llm_microbatch_samples: float
+    under_context: Images = Images.WHOLE
 
 
 @cache
 def assumptions() -> Assumptions:
     """The values that everything is judged with."""
-    return Assumptions(**{row["name"]: float(row["value"]) for row in _rows("assumptions")})
+    values = {row["name"]: float(row["value"]) for row in _rows("assumptions")}
+    return Assumptions(
+        **values, under_context=Images(protocol()["encoder_under_context_parallelism"]["judged"])
+    )
+
+
+@cache
+def protocol() -> Mapping[str, Any]:
+    """What was fixed before a score was seen."""
+    return tomllib.loads((FOLDER / "protocol.toml").read_text(encoding="utf-8"))
 
 
 def variations() -> dict[str, Assumptions]:
@@ -47,7 +70,8 @@ def variations() -> dict[str, Assumptions]:
     for row in _rows("assumptions"):
         for end in ("low", "high"):
             if row[end] != row["value"]:
-                found[f"{row['name']}={row[end]}"] = replace(assumptions(), **{row["name"]: float(row[end])})
+                change: dict[str, Any] = {row["name"]: float(row[end])}
+                found[f"{row['name']}={row[end]}"] = replace(assumptions(), **change)
     return found
 
 
@@ -64,18 +88,24 @@ class Workload:
 
 
 @cache
-def job_of(workload: Workload, assumed: Assumptions) -> Job:
+def job_of(workload: Workload, assumed: Assumptions, copies: int = 1) -> Job:
     """The row as a job on H100 nodes of eight; sequence parallelism on, everything trained.
 
     Samples are alike: images of one size, and text for the rest of the sequence.
+
+    Args:
+        workload: the row.
+        assumed: what the paper leaves open.
+        copies: of every image in a sample, each of which gives the LLM its part of the image's tokens. So
+            many context-parallel ranks that share them out encode as much as if each did all images.
     """
     per_image = round(assumed.llm_tokens_per_image)
     num_images = round(workload.sequence_tokens * workload.vision_pct / 100 / per_image)
-    image = ItemTokens(max(1, round(per_image * assumed.patches_per_llm_token)), per_image)
+    image = ItemTokens(max(1, round(per_image * assumed.patches_per_llm_token)), per_image // copies)
     batch = fixed_samples(
         workload.num_samples,
         text_tokens=workload.sequence_tokens - num_images * per_image,
-        items={VISION: (image,) * num_images},
+        items={VISION: (image,) * (num_images * copies)},
     )
     return Job(
         name=f"{workload.encoder}+{workload.llm}",
@@ -93,6 +123,25 @@ def machine() -> CostModel:
     """H100s; sequence parallelism cuts what tensor parallelism leaves whole, keys travel in a ring."""
     execution = Execution(activations=ActivationCut.SEQUENCE, keys=KeyTravel.BEHIND)
     return CostModel(load_profile(PROFILE), execution)
+
+
+@cache
+def calibrated() -> CostModel:
+    """The same with the numbers that `calibration` fitted on printed homogeneous step times."""
+    fitted = json.loads((RESULTS / "mimo_calibration.json").read_text())["ours"]
+    return at_rates(fitted["fitted/collective_rate"], fitted["fitted/host_kernel_s"])
+
+
+def at_rates(collective_rate: float, host_kernel_s: float) -> CostModel:
+    """The machine with collectives at a part of the profile's rate, and the host's seconds for a kernel."""
+    return machine().executed(
+        replace(
+            machine().execution,
+            collective_rate=collective_rate,
+            reduction_rate=collective_rate,
+            host_kernel_s=host_kernel_s,
+        )
+    )
 
 
 @cache

@@ -1,6 +1,7 @@
 """A small language model on nodes that can be lost, and its losses as one process computes them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from math import lcm
 from typing import Any
 
 import torch
@@ -45,28 +46,30 @@ def elastic_job(
     layers_per_rank: int = 8,
     wait_s: float = 5.0,
     config: Mapping[str, Any] = LLAMA,
-    ranks_per_stage: int = 1,
+    ranks_per_stage: int | tuple[int, ...] = 1,
 ) -> ElasticJob:
     """Eight layers, the first and the last sharing a table, on ranks that hold so many at most.
 
-    A microbatch has a sample for each rank of a stage.
+    A microbatch has a sample for each rank of a stage; of several widths, templates choose stage by stage,
+    and ranks that split samples are as many times as fast.
     """
+    widths = (ranks_per_stage,) if isinstance(ranks_per_stage, int) else ranks_per_stage
     llm = module_from_config(dict(config), name="llm", modality=TEXT)
     model = ModelGraph(name="six-blocks", modules=(llm,))
-    chain = model_chain(model, (ranks_per_stage,), lambda *_: 1.0, lambda *_: 1, layers_per_rank)
+    chain = model_chain(model, widths, lambda *at: 1.0 / at[2], lambda *_: 1, layers_per_rank)
     return ElasticJob(
         model=model,
         chain=chain,
         templates=plan_templates(chain.chain, ranks_per_node, num_nodes, num_faults),
         batch=batch,
-        samples_per_microbatch=ranks_per_stage,
+        samples_per_microbatch=lcm(*widths),
         source=SyntheticSource(0),
         wait_s=wait_s,
         step_s=max(30.0, wait_s),
     )
 
 
-def one_process(steps: int) -> tuple[float, ...]:
+def one_process(steps: int, batch: Callable[[int], tuple[Sample, ...]] = batch) -> tuple[float, ...]:
     """Losses of one process that trains on the same samples, in float64."""
     job = elastic_job(2)
     layout = start_layout(job, ("a", "b"))

@@ -1,5 +1,6 @@
 """What each question gives: the joint search with one question open, then with all."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ def ablation_of(suite_job: SuiteJob, *, budget_s: float, progress: Callable[[str
     name, value = _best_start(job, cost, judge, planners_of(job))
     progress(f"{suite_job.name}: from {name}, {value:.6g}")
     gains: dict[str, float] = {}
-    stop = Stop(seconds=budget_s)
+    stop = Stop(seconds=budget_s, clock=time.process_time)
     starts = searched_starts(job, cost, judge, stop=stop)
     for gain in ablated(job, cost, judge, name, starts=starts, stop=stop):
         what = gain.open[0].value if len(gain.open) == 1 else ALL

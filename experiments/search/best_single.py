@@ -11,7 +11,7 @@ from workbench.cost.model import CostModel
 from workbench.job.device_pools import check_taken
 from workbench.job.job import Job
 from workbench.plan.plan import Plan
-from workbench.planner.stage_counts import Progress, silent
+from workbench.planner.stage_counts import Progress
 from workbench.planner.strategy_spec import Planner
 
 NEAR_SHARE = 0.6  # of the draws: next to the best so far
@@ -67,7 +67,7 @@ def own_searches(
 ) -> Iterator[OwnBest]:
     """One after the other, each with the whole budget, or until its space was searched.
 
-    The plan of the job as it is comes first and takes as long as it takes, as for the joint search.
+    The plan of the job as it is comes first, and may take all of the time.
 
     Args:
         job: with layouts left open.
@@ -110,7 +110,7 @@ class _OwnSearch:
 
     def best_of(self, job: Job, rng: random.Random) -> OwnBest:
         draws = Draws(job, OWN_SPACES[self._name])
-        unsearched = self._tried(job, silent)
+        unsearched = self._tried(job, self._stopper(1.0))
         repeated = 0
         while repeated < REPEATED and self._clock() - self._start_s < self._budget_s:
             drawn = self._drawn(draws, rng)
@@ -118,7 +118,7 @@ class _OwnSearch:
                 repeated += 1
                 continue
             repeated = 0
-            self._tried(drawn, self._stopper())
+            self._tried(drawn, self._stopper(ONE_PLAN_SHARE))
         return OwnBest(
             strategy=self._name,
             value=None if self._best is None else self._best[0],
@@ -151,16 +151,16 @@ class _OwnSearch:
             self._refusal = str(error)
             return None
         except _OutOfTime:
-            self._refusal = f"its own search takes more than {ONE_PLAN_SHARE:.0%} of the time"
+            self._refusal = f"one plan takes more than its part of {self._budget_s:g} s"
             return None
         self._planned += 1
         if self._best is None or value < self._best[0]:
             self._best = value, plan, job
         return value
 
-    def _stopper(self) -> Progress:
-        """Progress that ends a planner's own search in time."""
-        end_s = self._clock() + ONE_PLAN_SHARE * self._budget_s
+    def _stopper(self, share: float) -> Progress:
+        """Progress that ends a planner after that share of the time."""
+        end_s = self._clock() + share * self._budget_s
 
         def told(done: int, total: int, best_s: float) -> None:
             if self._clock() > end_s:

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from experiments.entrain.executed import skewed_batch
+from experiments.entrain.executed import charts_job, skewed_batch
 from experiments.entrain.intervals import Interval, ratio_of_medians
 from experiments.fidelity.cases import CROWD, Case, Part
 from experiments.fidelity.plan_runs import (
@@ -33,7 +33,7 @@ from experiments.fidelity.plan_runs import (
     predict,
     write_predictions,
 )
-from experiments.fidelity.work import UNMEASURED, decoder, this_machine, with_encoders
+from experiments.fidelity.work import UNMEASURED, this_machine
 from experiments.harness.command import command_line
 from experiments.harness.record import RESULTS, commit
 from experiments.search.best_single import OwnBest, best_of, own_searches
@@ -44,12 +44,8 @@ from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, ideal_profile
 from workbench.job.job import Job, ModuleLayout
-from workbench.model.hf_config import module_from_config
-from workbench.model.projector import Projector
-from workbench.model.trainable import Trainable
 from workbench.plan.codec import plan_hash
-from workbench.plan.kernels import Kernels
-from workbench.plan.plan import Plan, Precision, Settings, Sharding
+from workbench.plan.plan import Plan, Sharding
 from workbench.report.progress import ticking
 from workbench.search.joint.drive import joint_search
 from workbench.search.joint.found import Found
@@ -63,38 +59,17 @@ OUT = Path("out/search_executed")
 RESULT = RESULTS / "search_executed.json"
 ROUNDS, CANDIDATES, OWN_BUDGET_S = 30, 2000, 20.0
 WINNER, SINGLE = "joint", "best single"
-NUM_SAMPLES, SEED, WIDTH, TILE_PX, PATCH_PX = 24, 1, 128, 112, 28
+NUM_SAMPLES, SEED = 24, 1
 RANKS: Mapping[Part, int] = {Part.CROWDED: CROWD, Part.EMULATED: 8}
 
 
 def job_on(part: Part, link: Link) -> Job:
     """The work on the ranks of a part, layouts left open."""
-    vision = {
-        "model_type": "siglip_vision_model",
-        "hidden_size": WIDTH,
-        "intermediate_size": 4 * WIDTH,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 2,
-        "image_size": TILE_PX,
-        "patch_size": PATCH_PX,
-    }
-    encoder = module_from_config(
-        vision,
-        name="vision",
-        modality="image",
-        trainable=Trainable.ALL,
-        projector=Projector.MLP,
-        llm_width=WIDTH,
-    )
     ranks = RANKS[part]
     cores = ranks if part is Part.EMULATED else None
-    return Job(
-        name=f"charts on {ranks} ranks",
-        model=with_encoders(decoder("llama", width=WIDTH, blocks=4), encoder),
-        cluster=this_machine(link, ranks, num_cores=cores),
-        batch=skewed_batch(NUM_SAMPLES, SEED),
-        settings=Settings(precision=Precision.FLOAT32, kernels=Kernels.EAGER),
-    )
+    cluster = this_machine(link, ranks, num_cores=cores)
+    batch = skewed_batch(NUM_SAMPLES, SEED)
+    return charts_job(f"charts on {ranks} ranks", cluster, batch, vision_blocks=6, llm_blocks=4)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,13 @@
 
 Setup:   the jobs of `experiments.search.jobs` with layouts left open. Every registered strategy searches
          what its own paper searches (`own_spaces`), as long as the joint search, on the same devices; all
-         plans are judged by the same simulator. Spaces that are listed whole: `regret`. Questions one by
-         one: `ablation`. Candidates a second: `speeds`. Winner and others executed: `executed`, apart.
+         plans are judged by the same simulator. Times of searches are CPU seconds of one process, which
+         other load does not lengthen. Cornstarch's planner and its unaware baseline with the simulator
+         as their judge: `aware`. Spaces that are listed whole: `regret`. Questions one by one: `ablation`.
+         Candidates a second: `speeds`. Winner and others executed: `executed`, apart.
 Differs: jobs are smaller than the papers', each says how; corpora stand for data sets.
-Run:     python -m experiments.search.joint [--job NAME] [--part PART] [--budget SECONDS] [--seed N] [--json]
-         [--out PATH]
+Run:     python -m experiments.search.joint [--job NAME] [--part PART] [--budget SECONDS] [--seed N]
+         [--processes N] [--json] [--out PATH]
 """
 
 import json
@@ -14,13 +16,16 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from experiments.harness.command import command_line
 from experiments.harness.record import commit
-from experiments.search import ablation, compared, regret, speeds
+from experiments.search import ablation, aware, compared, regret, speeds
 from experiments.search.jobs import JOBS
 from experiments.search.spaces import spaces
 from workbench.whole_file import check_writable, write_text
@@ -29,67 +34,114 @@ BUDGET_S = 60.0
 GOAL_GAIN, GOAL_REGRET = 1.15, 0.01
 
 Told = Callable[[str], None]
-Part = Callable[[Sequence[str], float, int, Told], dict[str, Any]]
 
 
-def of_jobs(names: Sequence[str], budget_s: float, seed: int, told: Told) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the command was asked for.
+
+    Args:
+        names: of jobs.
+        budget_s: CPU seconds of every search.
+        seed: of all draws.
+        processes: that take one job at a time; each counts its own CPU seconds.
+    """
+
+    names: Sequence[str]
+    budget_s: float
+    seed: int
+    processes: int
+
+
+Part = Callable[[Asked, Told], dict[str, Any]]
+
+
+def told(what: str) -> None:
+    """Progress, a line each, beside the record on standard output."""
+    print(what, file=sys.stderr, flush=True)
+
+
+def of_jobs(asked: Asked, progress: Told) -> dict[str, Any]:
     """Joint search and best single strategy of every job."""
-    jobs = {
-        name: compared.compared(JOBS[name], budget_s=budget_s, seed=seed, progress=told) for name in names
-    }
+    jobs = _each(compared_job, asked, progress)
     return {"jobs": jobs, **compared.overall(jobs)}
 
 
-def of_questions(names: Sequence[str], budget_s: float, seed: int, told: Told) -> dict[str, Any]:
+def of_aware(asked: Asked, progress: Told) -> dict[str, Any]:
+    """Cornstarch's planner beside its unaware baseline, both held against the simulator."""
+    jobs = _each(aware_job, asked, progress)
+    return {"aware": jobs, "cornstarch_never_slower_than_unaware": aware.is_never_slower(jobs)}
+
+
+def of_questions(asked: Asked, progress: Told) -> dict[str, Any]:
     """The ablation of every job."""
-    del seed
-    return {
-        "ablation": {
-            name: ablation.ablation_of(JOBS[name], budget_s=budget_s, progress=told) for name in names
-        }
-    }
+    return {"ablation": _each(ablated_job, asked, progress)}
 
 
-def of_spaces(names: Sequence[str], budget_s: float, seed: int, told: Told) -> dict[str, Any]:
+def of_spaces(asked: Asked, progress: Told) -> dict[str, Any]:
     """Regret in all spaces; the budget is of candidates there, and jobs are its own."""
-    del names, budget_s
-    found = list(regret.regrets(spaces(), candidates=regret.CANDIDATES, seed=seed, progress=told))
+    found = list(regret.regrets(spaces(), candidates=regret.CANDIDATES, seed=asked.seed, progress=progress))
     return {
         "spaces": {each["space"]: each for each in found},
         "regret_vs_exhaustive": max(each["regret"] for each in found),
     }
 
 
-def of_speed(names: Sequence[str], budget_s: float, seed: int, told: Told) -> dict[str, Any]:
+def of_speed(asked: Asked, progress: Told) -> dict[str, Any]:
     """Candidates a second."""
-    del names
-    told("speeds")
-    return speeds.speeds(seed=seed, limit_s=budget_s)
+    progress("speeds")
+    return speeds.speeds(seed=asked.seed, limit_s=asked.budget_s)
+
+
+def compared_job(name: str, asked: Asked, progress: Told) -> dict[str, Any]:
+    """`of_jobs` of one."""
+    return compared.compared(JOBS[name], budget_s=asked.budget_s, seed=asked.seed, progress=progress)
+
+
+def aware_job(name: str, asked: Asked, progress: Told) -> dict[str, Any]:
+    """`of_aware` of one."""
+    del asked
+    return aware.aware_of(JOBS[name], progress=progress)
+
+
+def ablated_job(name: str, asked: Asked, progress: Told) -> dict[str, Any]:
+    """`of_questions` of one."""
+    return ablation.ablation_of(JOBS[name], budget_s=asked.budget_s, progress=progress)
+
+
+def _each(
+    of_job: Callable[[str, Asked, Told], dict[str, Any]], asked: Asked, progress: Told
+) -> dict[str, dict[str, Any]]:
+    """The records of all jobs, made by so many processes."""
+    if asked.processes == 1:
+        return {name: of_job(name, asked, progress) for name in asked.names}
+    with ProcessPoolExecutor(asked.processes, get_context("spawn"), max_tasks_per_child=1) as pool:
+        waited = {name: pool.submit(of_job, name, asked, told) for name in asked.names}
+        return {name: future.result() for name, future in waited.items()}
 
 
 PARTS: Mapping[str, Part] = {
     "jobs": of_jobs,
+    "aware": of_aware,
     "regret": of_spaces,
     "ablation": of_questions,
     "speed": of_speed,
 }
 
 
-def gathered(
-    parts: Sequence[str], names: Sequence[str], budget_s: float, seed: int, told: Told
-) -> dict[str, Any]:
+def gathered(parts: Sequence[str], asked: Asked, progress: Told) -> dict[str, Any]:
     """The record of some parts."""
     record: dict[str, Any] = {
         "script": "search/joint",
-        "command": f"python -m experiments.search.joint --budget {budget_s:g} --seed {seed}",
+        "command": f"python -m experiments.search.joint --budget {asked.budget_s:g} --seed {asked.seed}",
         "commit": commit(),
         "date": datetime.now(UTC).isoformat(timespec="minutes"),
         "device": f"{platform.machine()} CPU, {os.cpu_count()} cores",
-        "budget_s": budget_s,
-        "seed": seed,
+        "budget_s": asked.budget_s,
+        "seed": asked.seed,
     }
     for part in parts:
-        record |= PARTS[part](names, budget_s, seed, told)
+        record |= PARTS[part](asked, progress)
     return record
 
 
@@ -99,6 +151,8 @@ def lines(record: Mapping[str, Any]) -> Sequence[str]:
     if "jobs" in record:
         found += compared.lines(record["jobs"])
         found.append(f"never worse: {record['never_worse']}, geometric mean {record['geomean_gain']:.3f}")
+    if "aware" in record:
+        found += aware.lines(record["aware"])
     for name, space in record.get("spaces", {}).items():
         found.append(f"{name}: {space['plans']} plans, regret {space['regret']:.3%}")
     if "ablation" in record:
@@ -127,20 +181,26 @@ def main() -> int:
     parser.add_argument("--job", choices=JOBS, action="append", help="only this one; repeatable")
     parser.add_argument("--part", choices=PARTS, action="append", help="only this one; repeatable")
     parser.add_argument(
-        "--budget", type=float, default=BUDGET_S, help="seconds of the joint search, and of every strategy's"
+        "--budget",
+        type=float,
+        default=BUDGET_S,
+        help="CPU seconds of the joint search, and of every strategy's",
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=1, help="that take one job at a time")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     given = parser.parse_args()
     if not 0 < given.budget < float("inf"):
         parser.error(f"--budget: want > 0 s, got {given.budget}; nearest: 1")
+    if given.processes < 1:
+        parser.error(f"--processes: want >= 1, got {given.processes}; nearest: 1")
     if given.out is not None:
         check_writable(given.out)
 
-    def told(what: str) -> None:
-        print(what, file=sys.stderr, flush=True)
-
-    record = gathered(given.part or tuple(PARTS), given.job or tuple(JOBS), given.budget, given.seed, told)
+    asked = Asked(
+        names=given.job or tuple(JOBS), budget_s=given.budget, seed=given.seed, processes=given.processes
+    )
+    record = gathered(given.part or tuple(PARTS), asked, told)
     print("\n".join(lines(record)))
     if given.out is not None:
         write_text(json.dumps(record, indent=1) + "\n", given.out)

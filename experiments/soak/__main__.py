@@ -29,7 +29,7 @@ from experiments.soak.draw import drawing
 from experiments.soak.growth import PER, Growth, growth
 from experiments.soak.loads import LOADS
 from experiments.soak.sampling import MEASURES, Series
-from runtime.world.supervised import as_parent, end_with
+from workbench.supervised import as_parent, end_with
 from workbench.whole_file import write_text
 
 OUT = Path("out/soak")

@@ -185,7 +185,7 @@ def _state_bytes(job: ElasticJob, owner: tuple[str, int]) -> int:
     sizes = Counter({"": 0})  # laid end to end are all but tied ones
     for each in layer.parameters():
         sizes[each.name if each.name in tied else ""] += each.num_elements
-    parts = job.ranks_per_stage if job.is_sharded else 1
+    parts = job.lanes if job.is_sharded else 1
     return tensors * job.precision.num_bytes * sum(-(-size // parts) for size in sizes.values())
 
 

@@ -3,6 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
+from itertools import accumulate
+from math import lcm
 
 import torch
 
@@ -45,14 +48,16 @@ class Member:
         return f"rank {self.slot} of node {self.node!r}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ElasticJob:
     """What is trained, and how long anything may take.
+
+    No `slots`: the widths of stages are cached on the instance.
 
     Args:
         model, chain: the model and its layers in the order in which templates cut them.
         templates: planned once; their nodes have as many GPUs as nodes here have processes. The ranks of
-            a stage split the samples of its microbatches.
+            a stage split the samples of its microbatches; stages may have unequally many.
         sharding: what else they split: all hold its layers whole, or each a part of every weight and
             of its optimizer state (parameters), brought together layer by layer for use.
         batch: samples of a step, the same number each.
@@ -64,8 +69,8 @@ class ElasticJob:
         step_s: from the start of a step until every rank has its gradients whole.
 
     Raises:
-        ValueError: stages of different widths, microbatches that do not fill them, a level of sharding
-            that there is not, clipping, templates of another model.
+        ValueError: microbatches that ranks cannot split, weights sharded among unequally many ranks, a
+            level of sharding that there is not, clipping, templates of another model.
     """
 
     model: ModelGraph
@@ -83,13 +88,11 @@ class ElasticJob:
     step_s: float = 60.0
 
     def __post_init__(self) -> None:
-        widths = sorted({s.num_gpus for t in self.templates.templates for s in t.stages})
-        if len(widths) > 1:
-            raise ValueError(f"stages have {widths} GPUs; want templates of one width")
-        if self.samples_per_microbatch % widths[0]:
+        if self.samples_per_microbatch % self.lanes:
+            ranks = " or ".join(map(str, self.stage_widths))
             raise ValueError(
-                f"microbatches of {self.samples_per_microbatch} samples are split among the {widths[0]} "
-                f"ranks of a stage: want a multiple of {widths[0]}"
+                f"microbatches of {self.samples_per_microbatch} samples are split among the {ranks} "
+                f"ranks of a stage: want a multiple of {self.lanes}"
             )
         self._check_sharding()
         if self.optimizer.clip_norm is not None:
@@ -111,7 +114,12 @@ class ElasticJob:
                 "sharding: the ranks of a stage shard everything or nothing, got "
                 f"{self.sharding.value!r}; want {Sharding.NONE.value!r} or {Sharding.PARAMETERS.value!r}"
             )
-        if self.is_sharded and self.ranks_per_stage == 1:
+        if self.is_sharded and len(self.stage_widths) > 1:
+            raise ValueError(
+                f"sharding: weights are sharded among equally many ranks in every stage, stages have "
+                f"{list(self.stage_widths)}; want templates of one width, or {Sharding.NONE.value!r}"
+            )
+        if self.is_sharded and self.lanes == 1:
             raise ValueError(
                 "sharding: weights are sharded among the ranks of a stage, and stages have one rank; want "
                 f"templates of 2 or more GPUs a stage, or {Sharding.NONE.value!r}"
@@ -131,9 +139,15 @@ class ElasticJob:
     def ranks_per_node(self) -> int:
         return self.templates.templates[0].gpus_per_node
 
+    @cached_property
+    def stage_widths(self) -> tuple[int, ...]:
+        """How many ranks stages have, ascending."""
+        return tuple(sorted({s.num_gpus for t in self.templates.templates for s in t.stages}))
+
     @property
-    def ranks_per_stage(self) -> int:
-        return self.templates.templates[0].stages[0].num_gpus
+    def lanes(self) -> int:
+        """Parts of a microbatch that a pipeline works on beside each other: every width divides them."""
+        return lcm(*self.stage_widths)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -171,45 +185,47 @@ def held_by(job: ElasticJob, layout: Layout) -> dict[Member, tuple[int, ...]]:
         stages = job.templates.of_size(len(pipeline)).stages
         held.update(
             (member, tuple(range(stage.first, stage.end)))
-            for member, stage in zip(members, _per_rank(job, stages), strict=True)
+            for member, stage in zip(members, _per_rank(stages), strict=True)
         )
     return held
 
 
-def _per_rank(job: ElasticJob, stages: Sequence[TemplateStage]) -> Iterator[TemplateStage]:
+def _per_rank(stages: Sequence[TemplateStage]) -> Iterator[TemplateStage]:
     """The stage of every rank of a pipeline, in rank order."""
-    return (stage for stage in stages for _ in range(job.ranks_per_stage))
+    return (stage for stage in stages for _ in range(stage.num_gpus))
 
 
 def plan_step(job: ElasticJob, layout: Layout, batch: Sequence[Sample]) -> Plan:
     """The plan of one step: pipelines of the layout are replicas, cut as their templates say.
 
-    Microbatches are consecutive samples, assigned to pipelines by Eq. 2.6 of the Oobleck chapter. Where a
-    stage has several ranks, its pipeline is as many replicas beside each other, of which each takes its
-    part of the samples of every microbatch. Where they shard weights too, they are an instance, which
-    holds every weight once.
+    Microbatches are consecutive samples, assigned to pipelines by Eq. 2.6 of the Oobleck chapter. Where
+    stages have several ranks, their pipeline is several replicas beside each other, of which each takes
+    its part of the samples of every microbatch: as many as the least number that the ranks of every stage
+    divide. A rank of a stage that has fewer serves several replicas in turn, with one copy of its weights.
+    Where ranks shard weights too, they are an instance, which holds every weight once.
 
     Raises:
         ValueError: fewer microbatches than pipelines, samples that do not fill microbatches.
     """
     stages: list[Stage] = []
-    rank, width = 0, job.ranks_per_stage
+    first_rank, lanes = 0, job.lanes
     for place, pipeline in enumerate(layout.pipelines):
         cuts = job.templates.of_size(len(pipeline)).stages
-        for lane in range(width):
-            for number, cut in enumerate(cuts):
-                ranks = ((rank + number * width + lane,),)
+        starts = list(accumulate((cut.num_gpus for cut in cuts), initial=first_rank))
+        for lane in range(lanes):
+            for start, cut in zip(starts, cuts, strict=False):
+                ranks = ((start + lane * cut.num_gpus // lanes,),)
                 stages += [
                     Stage(
                         id=len(stages) + run,
                         module=module,
-                        replica=place * width + lane,
+                        replica=place * lanes + lane,
                         layers=(first, end),
                         ranks=ranks,
                     )
                     for run, (module, first, end) in enumerate(job.chain.runs_of(cut))
                 ]
-        rank += len(cuts) * width
+        first_rank = starts[-1]
     node = Node(device="host", num_ranks=job.ranks_per_node, memory_bytes=NODE_BYTES)
     cluster = Cluster(name="elastic", nodes=(node,) * layout.num_nodes, intra=LOOPBACK, inter=LOOPBACK)
     draft = Plan(
@@ -241,11 +257,11 @@ def _with_microbatches(job: ElasticJob, layout: Layout, draft: Plan) -> Plan:
     chunks = [batch[start : start + size] for start in range(0, len(batch), size)]
     counts = distribute([job.templates.of_size(nodes).microbatch_s for nodes in layout.sizes], len(chunks))
     ends = [sum(counts[: place + 1]) for place in range(len(counts))]
-    width = job.ranks_per_stage
-    part = size // width
+    lanes = job.lanes
+    part = size // lanes
     assigned = {
-        place * width + lane: [chunk[lane * part : (lane + 1) * part] for chunk in chunks[end - count : end]]
+        place * lanes + lane: [chunk[lane * part : (lane + 1) * part] for chunk in chunks[end - count : end]]
         for place, (count, end) in enumerate(zip(counts, ends, strict=True))
-        for lane in range(width)
+        for lane in range(lanes)
     }
     return replace(draft, microbatches=chunked_microbatches(draft, assigned))

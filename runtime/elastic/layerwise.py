@@ -1,6 +1,7 @@
 """Sums each layer's gradients over its ranks while earlier layers are still in their backward."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
@@ -80,11 +81,16 @@ class LayerwiseGradients(Gradients):
             self._start(self._action[index], self._groups[index])
 
 
-def last_backwards(program: Sequence[Action]) -> dict[int, int]:
+def last_backwards(
+    program: Sequence[Action], equal: Mapping[int, tuple[int, ...]] = MappingProxyType({})
+) -> dict[int, int]:
     """Position in a rank's program -> stage whose gradients are whole when the backward there has run.
 
     None for a stage whose weight gradients come apart from its input gradients.
+
+    Args:
+        equal: stage -> those that add to the same gradients, where there are several.
     """
     stages = dict.fromkeys(action.stage for action in program if action.stage is not None)
-    last = {stage: last_backward(program, stage) for stage in stages}
+    last = {stage: last_backward(program, equal.get(stage, (stage,))) for stage in stages}
     return {program.index(action): stage for stage, action in last.items() if action is not None}

@@ -20,9 +20,9 @@ import torch
 from runtime.elastic.job import ElasticJob, Member
 from runtime.elastic.member import live
 from runtime.elastic.orders import Broken, Moment, Order, Told
-from runtime.world.stopped import LOOK_EVERY_S, StopWatch
-from runtime.world.supervised import Parent, as_parent, end_with
-from workbench.ending import ended_by_default
+from workbench.ending import ended_by_default, forking
+from workbench.stopped import LOOK_EVERY_S, StopWatch
+from workbench.supervised import Parent, as_parent, end_with
 
 JOIN_S = 5.0
 STDERR = 2
@@ -206,7 +206,7 @@ class Nodes:
             name=name,
             daemon=True,
         )
-        with warnings.catch_warnings():
+        with forking(), warnings.catch_warnings():
             # Python 3.12 warns of any fork beside threads; those here are idle.
             warnings.simplefilter("ignore", DeprecationWarning)
             child.start()

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from runtime.elastic.job import ElasticJob
 from runtime.elastic.replan import Replanned, after_loss, write_plan
-from runtime.world.supervised import Parent, as_parent, end_with
 from workbench.elastic.layout import Layout
+from workbench.ending import ended_by_default, forking
+from workbench.supervised import Parent, as_parent, end_with
 from workbench.whole_file import write_bytes
 
 NEWCOMER = "the node that joins"  # its name until it has one
@@ -50,7 +51,7 @@ class Preparation:
         self._process = multiprocessing.get_context("fork").Process(
             target=_serve, args=(job, there, folder, as_parent()), name="preparation", daemon=True
         )
-        with warnings.catch_warnings():
+        with forking(), warnings.catch_warnings():
             # Python 3.12 warns of any fork beside threads; those here are idle.
             warnings.simplefilter("ignore", DeprecationWarning)
             self._process.start()
@@ -143,6 +144,7 @@ def _folder_of(root: Path, number: int) -> Path:
 def _serve(job: ElasticJob, pipe: Connection, root: Path, parent: Parent) -> None:
     end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
+    ended_by_default()
     os.nice(LAST_TO_RUN)
     while True:
         number, layout, step = pipe.recv()

@@ -84,7 +84,7 @@ def clear_unfinished(root: Path) -> None:
 
 def _num_parts(job: ElasticJob) -> int:
     """Of each weight: each of as many ranks of a stage keeps one."""
-    return job.ranks_per_stage if job.is_sharded else 1
+    return job.lanes if job.is_sharded else 1
 
 
 def _part_of(job: ElasticJob, member: Member) -> int:

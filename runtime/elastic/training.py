@@ -17,6 +17,7 @@ from runtime.elastic.replan import Replanned, after_loss, after_warning, start_l
 from runtime.world.scratch import ScratchFolder
 from workbench.elastic.layout import Layout
 from workbench.elastic.reconfigure import CannotContinueError
+from workbench.plan.remembered import FORGET_EVERY, forget_all
 
 MOST_UNEXPLAINED = 2  # disturbances in a row in which nobody was lost
 
@@ -212,6 +213,8 @@ class ElasticTraining:
         path = self._scratch.path / f"step{self.step}"
         if self._planned != (self.step, layout):
             (path.parent / f"step{self.step - 2}").unlink(missing_ok=True)
+            if self.step % FORGET_EVERY == 0:
+                forget_all()
             write_plan(self.job, layout, self.step, path)
             self._planned = (self.step, layout)
         return path

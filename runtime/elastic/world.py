@@ -19,6 +19,7 @@ from runtime.step.fsdp.stages import ShardedStages
 from runtime.step.gradients import Gradients
 from runtime.step.optimizer import step_count
 from runtime.step.stage_module import StageModule, build_stage_module
+from runtime.step.tied_weights import share_weights
 from runtime.step.timing import Recorder
 from runtime.step.transfers import Wires
 from runtime.world.mesh import Mesh
@@ -26,6 +27,7 @@ from workbench.plan.lowered import Lowered
 from workbench.plan.parameter_shards import ShardUnit, sharded_stages
 from workbench.plan.plan import Plan, Stage
 from workbench.plan.runnable import check_targets
+from workbench.plan.tied import equal_stages
 
 Moments = tuple[Tensor, Tensor]
 
@@ -93,7 +95,7 @@ def empty_layers(job: ElasticJob, plan: Plan, rank: int, owners: Iterable[Owner]
         Stage(id=place, module=name, replica=0, layers=(layer, layer + 1), ranks=((rank,),))
         for place, (name, layer) in enumerate(owners)
     ]
-    width = job.ranks_per_stage
+    width = job.lanes
     ranks = tuple(range(rank - rank % width, rank - rank % width + width))
     units = {
         stage.id: ShardUnit(stages=(stage.id,), ranks=ranks, trained=(), frozen=())
@@ -125,6 +127,7 @@ class World:
         self.modules = {
             stage.id: self._sharded.take(build(job, plan, stage)) for stage in plan.stages_on[mesh.rank]
         }
+        share_weights(plan, mesh.rank, self.modules)
         self._executor: ElasticExecutor | None = None
         self._wires: Wires | None = None
 
@@ -221,7 +224,9 @@ class World:
         if self._job.reduction is Reduction.AFTER_BACKWARD:
             return Gradients(lowered, self.mesh, modules, recorder=recorder), progress
         gradients = LayerwiseGradients(lowered, self.mesh, modules, recorder=recorder)
-        last = last_backwards(lowered.plan.program.get(self.mesh.rank, ()))
+        plan, rank = lowered.plan, self.mesh.rank
+        equal = {stage.id: equal_stages(plan, stage) for stage in plan.stages_on[rank]}
+        last = last_backwards(plan.program.get(rank, ()), equal)
 
         def before(position: int) -> None:
             progress(position)

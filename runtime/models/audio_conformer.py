@@ -18,12 +18,11 @@ from runtime.models.adapter import Context, MicrobatchData, StageLayer
 from runtime.models.attention import Packing
 from runtime.models.encoder import EncoderAdapter, ItemSize
 from workbench.data.sample import Segment
-from workbench.model.model_graph import Module
+from workbench.model.families.phi4_audio import MOST_TOKENS
 
 # Shape suffixes: N = clips of one length L, M = mel bins, S = mel frames, T = packed tokens, H = heads,
 # D = width.
 
-MOST_TOKENS = 500  # transformers cuts longer clips into windows of as many
 BIAS = "relative_attention_bias_layer"
 
 
@@ -107,14 +106,6 @@ class ConformerAdapter(EncoderAdapter):
     config_class = Phi4MultimodalAudioConfig
     item_dims = 2
     items_key = "audio_input_features"
-
-    def __init__(self, module: Module) -> None:
-        super().__init__(module)
-        if self.config.chunk_size >= 0:
-            raise ValueError(
-                f"module {module.name!r}: chunk_size must be -1, got {self.config.chunk_size}: attention in "
-                "chunks is not built"
-            )
 
     @property
     def num_blocks(self) -> int:

@@ -24,6 +24,7 @@ from runtime.models.cut_kind import CutKind, CutRules
 from runtime.models.mixture import MixtureKinds
 from runtime.models.norm import WideRMSNorm, widen_norms
 from runtime.models.router import widen_routers
+from workbench.model.item_tokens import family_of, source_config
 from workbench.model.model_graph import Module
 
 # Shape suffixes: T = packed tokens, E = packed tokens of one edge, D = hidden width, V = vocabulary.
@@ -59,7 +60,6 @@ class DecoderFamily:
         scales_embedding: whether token embeddings are multiplied by sqrt(width).
         head_bias: whether the head has a bias.
         adapt: puts parts of our own into a layer, under the same names of weights.
-        longest_item: tokens of the longest item, where the architecture changes behind them.
         cuts, mixture_kinds: as of a `StageLayer`, of its blocks.
     """
 
@@ -79,7 +79,6 @@ class DecoderFamily:
     scales_embedding: bool = False
     head_bias: bool = False
     adapt: Callable[[nn.Module], None] | None = None
-    longest_item: Callable[[PretrainedConfig], int] | None = None
     cuts: CutRules = ()
     mixture_kinds: MixtureKinds = ()
 
@@ -211,30 +210,12 @@ class DecoderAdapter(Adapter):
     def __init__(self, module: Module, family: DecoderFamily) -> None:
         self.family = family
         super().__init__(module)
-        self._refuse_what_depends_on_others()
         self._rotary = None if family.rotary is None else family.rotary(config=self.config)
 
     def configured(self, given: dict[str, Any]) -> PretrainedConfig:
         config = self.family.config.from_dict(given)
         config._experts_implementation = "eager"  # the chosen experts, one after the other
         return config
-
-    def _refuse_what_depends_on_others(self) -> None:
-        """ValueError for positions that depend on the batch, and attention that looks ahead."""
-        for rope_type in _rope_types(self.config):
-            if rope_type in ("dynamic", "longrope"):
-                raise ValueError(
-                    f"module {self.module.name!r}: rope type {rope_type!r} depends on the longest sequence "
-                    "of a batch, so results would depend on grouping; give a fixed one, e.g. 'default' or "
-                    "'yarn'"
-                )
-        if self.family.rotates_by_axes:
-            _check_axes(self.module.name, self.config)
-        if getattr(self.config, "use_bidirectional_attention", None):
-            raise ValueError(
-                f"module {self.module.name!r}: use_bidirectional_attention must be false: the language "
-                "model predicts the next token"
-            )
 
     @property
     def vocab_size(self) -> int:
@@ -267,18 +248,14 @@ class DecoderAdapter(Adapter):
         return Context(data=data, packing=packing, rotary=self._rotations(data, device, dtype))
 
     def _check_lengths(self, data: MicrobatchData) -> None:
-        longest = max(data.tokens_in)
-        if self.family.positions is not None:
-            limit, reason = self.config.max_position_embeddings, "a table of {} positions"
-        elif self.family.longest_item is not None:
-            limit, reason = self.family.longest_item(self.config), "one attention up to {} tokens"
-        else:
+        longest, family = max(data.tokens_in), family_of(self.module)
+        if family is None or family.longest_item is None:
             return
+        limit = family.longest_item(source_config(self.module))
         if longest > limit:
             item = data.items[data.tokens_in.index(longest)]
-            has = reason.format(limit)
             raise ValueError(
-                f"item {tuple(item)}: module {self.module.name!r} has {has}, got {longest} tokens"
+                f"item {tuple(item)}: module {self.module.name!r} takes up to {limit} tokens, got {longest}"
             )
 
     def _rotations(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Rotations:
@@ -291,25 +268,3 @@ class DecoderAdapter(Adapter):
             return {ONE_ROTATION: self._rotary(like, ids_1T)}
         kinds = sorted(set(self.config.layer_types))
         return {kind: self._rotary(like, ids_1T, kind) for kind in kinds}
-
-
-def _check_axes(module: str, config: PretrainedConfig) -> None:
-    """ValueError unless the shares of the axes add up to half a head."""
-    section = config.rope_parameters.get("mrope_section")
-    half = config.hidden_size // config.num_attention_heads // 2
-    if section is not None and sum(section) != half:
-        nearest = [half - 2 * (half // 3), half // 3, half // 3]
-        raise ValueError(
-            f"module {module!r}: rope_parameters.mrope_section must add up to {half}, half a head's width, "
-            f"got {section}; nearest: {nearest}"
-        )
-
-
-def _rope_types(config: PretrainedConfig) -> tuple[str, ...]:
-    """Of all kinds of layers; none where positions are a table."""
-    found = getattr(config, "rope_parameters", None)
-    if found is None:
-        return ()
-    if "rope_type" in found:
-        return (found["rope_type"],)
-    return tuple(each["rope_type"] for each in found.values())

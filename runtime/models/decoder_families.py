@@ -20,7 +20,7 @@ from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from runtime.models.cut_kind import CutKind
 from runtime.models.decoder import DecoderFamily, PositionTable
-from runtime.models.llama4 import ChosenExperts, Llama4Mixture, RoutedExperts, adapt, longest_item
+from runtime.models.llama4 import ChosenExperts, Llama4Mixture, RoutedExperts, adapt
 from runtime.models.mixture import MixtralMixture
 from runtime.models.router import WideRouter
 
@@ -37,7 +37,6 @@ DECODERS: Mapping[str, DecoderFamily] = {
         rotary=llama4.Llama4TextRotaryEmbedding,
         norm=llama4.Llama4TextRMSNorm,
         adapt=adapt,
-        longest_item=longest_item,
         cuts=((RoutedExperts, CutKind.EXPERTS), (llama4.Llama4Router, CutKind.PARTIAL)),
         mixture_kinds=((ChosenExperts, Llama4Mixture),),
     ),

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.configuration_utils import PretrainedConfig
 from transformers.models.llama4.modeling_llama4 import (
     Llama4TextAttention,
     Llama4TextExperts,
@@ -16,16 +15,6 @@ from runtime.models.mixture import SHARED_EXPERT, Choice, Mixture
 
 # Shape suffixes: T = packed tokens, N = those of one expert, H = heads, D = width, X = experts, K = experts
 # per token.
-
-
-def longest_item(config: PretrainedConfig) -> int:
-    """Tokens up to which attention neither falls into chunks nor is tempered by position."""
-    limits = [int(config.max_position_embeddings)]
-    if config.attention_chunk_size is not None:
-        limits.append(int(config.attention_chunk_size))
-    if config.attn_temperature_tuning:
-        limits.append(int(config.floor_scale) - 1)
-    return min(limits)
 
 
 def turned(x_1THD: Tensor, angles_1TD: Tensor) -> Tensor:

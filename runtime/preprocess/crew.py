@@ -11,8 +11,8 @@ from pathlib import Path
 
 from runtime.preprocess.keys import ClientKeys
 from runtime.preprocess.producer import settings_text
-from runtime.world.stopped import StopWatch
-from runtime.world.supervised import as_arguments, as_parent
+from workbench.stopped import StopWatch
+from workbench.supervised import as_arguments, as_parent
 
 MOST_STILLBORN = 3  # in a row: then something is wrong with all of them
 KILLED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)  # says nothing about the others

@@ -16,7 +16,7 @@ from runtime.preprocess.connection import Connection, Message
 from runtime.preprocess.example import Buffer, example_frames, packed, preprocess
 from runtime.preprocess.images import MalformedImageError, rule_from_json
 from runtime.preprocess.keys import ClientKeys, key_hint
-from runtime.world.supervised import end_with, from_arguments
+from workbench.supervised import end_with, from_arguments
 from workbench.units import S_PER_DAY
 
 READY_AGAIN_S = 3.0  # a server that was started anew does not know its producers

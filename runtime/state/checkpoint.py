@@ -35,8 +35,9 @@ from runtime.state.save_folder import check_folder, give_back, take
 from runtime.state.tensor_files import read_tensors, write_tensors
 from runtime.step.optimizer import step_count
 from runtime.world.failure import RankError, death_of
-from runtime.world.stopped import StopWatch
-from runtime.world.supervised import Parent, as_parent, end_with
+from workbench.ending import ended_by_default, forking
+from workbench.stopped import StopWatch
+from workbench.supervised import Parent, as_parent, end_with
 
 RANDOM = "random/torch"
 ERRORS = 3  # the file number, after standard input, output and error, of the pipe for what went wrong
@@ -207,13 +208,13 @@ class RankCheckpoints:
         host[RANDOM] = torch.get_rng_state()
         notes = RankNotes(losses=tuple(losses), python_random=random.getstate())
         parent, (pipe, far_end) = as_parent(), os.pipe()
-        with warnings.catch_warnings():
+        with forking(), warnings.catch_warnings():
             # Python 3.12 warns of any fork beside threads; at the end of a step those here are idle.
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
-        if child == 0:
-            os.dup2(far_end, ERRORS)
-            self._write(parent, folder, step, host, notes)
+            if child == 0:
+                os.dup2(far_end, ERRORS)
+                self._write(parent, folder, step, host, notes)
         os.close(far_end)
         deadline = time.monotonic() + self._timeout_s
         self._child = _Child(process=child, step=step, deadline=deadline, pipe=pipe)
@@ -272,6 +273,7 @@ class RankCheckpoints:
             gc.freeze()  # objects of the parent must not close files by numbers that are this process's now
             os.closerange(ERRORS + 1, min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], MOST_FILES))
             end_with(parent)
+            ended_by_default()
             write_tensors(folder, host, notes.as_json())
             if self._rank == self._identity.ranks[0]:
                 finish(root, step, self._identity, self._timeout_s)

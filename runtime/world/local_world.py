@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from runtime.world.device import CPU, backend_of
-from runtime.world.supervised import end_with_launcher
+from workbench.supervised import end_with_launcher
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
 LOOPBACK = ("lo", "lo0")  # of Linux, of macOS

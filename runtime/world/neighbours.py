@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from runtime.world.owner import Life, Owner, this_process
-from runtime.world.stopped import LOOK_EVERY_S, StopWatch, is_stopped
+from workbench.stopped import LOOK_EVERY_S, StopWatch, is_stopped
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ from runtime.world.cores import Keepers, cores_of
 from runtime.world.failure import Failure, WorldFailed, death_of, failure_of, root_cause
 from runtime.world.local_world import join_here
 from runtime.world.scratch import ScratchFolder
-from runtime.world.stopped import LOOK_EVERY_S, stopped_are_killed
-from runtime.world.supervised import Parent, as_parent, end_with
-from workbench.ending import ended_by_default
+from workbench.ending import ended_by_default, forking
+from workbench.stopped import LOOK_EVERY_S, stopped_are_killed
+from workbench.supervised import Parent, as_parent, end_with
 
 GRACE_S = 2.0  # how long survivors may take to report after the first failure
 JOIN_S = 5.0
@@ -237,7 +237,7 @@ class Pool:
             name=f"rank{process}",
             daemon=True,
         )
-        with warnings.catch_warnings():
+        with forking(), warnings.catch_warnings():
             # Python 3.12 warns of any fork beside threads; torch's threads are idle here.
             warnings.simplefilter("ignore", DeprecationWarning)
             child.start()
@@ -350,6 +350,8 @@ def _serve(pipe: mpc.Connection, positions: Any, process: int, parent: Parent) -
         pipe.send_bytes(result)
         _receive(pipe)  # LEAVE
         _leave()
+        gc.collect()
+        gc.freeze()  # nor is what this job had imported, by every step of the next ones
 
 
 def _receive(pipe: mpc.Connection) -> bytes | None:

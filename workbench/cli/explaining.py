@@ -7,15 +7,15 @@ from typing import Annotated, NamedTuple
 import typer
 
 from workbench.cli.console import emit_json, show, warn
-from workbench.cli.judging import planners_by
+from workbench.cli.judging import Strategy, planners_by
 from workbench.cli.options import ExecutionFile, Json
-from workbench.cli.planning import DEFAULT_STRATEGY, Strategy
+from workbench.cli.planning import DEFAULT_STRATEGY
 from workbench.cost.model import CostModel
 from workbench.explain.changes import Changes, Judge, try_changes
 from workbench.explain.difference import Side, difference
 from workbench.explain.explanation import Explanation, account_of, parts_of_all
 from workbench.explain.neighbours import neighbours
-from workbench.explain.plan_as_job import origin_of
+from workbench.explain.plan_as_job import origin_of, replanned_by
 from workbench.explain.sensitivity import sensitivities
 from workbench.explain.warnings import waste_of
 from workbench.job.job import Job, load_job
@@ -35,7 +35,7 @@ from workbench.report.explained import (
 )
 from workbench.report.progress import ticking
 from workbench.report.tables import metrics_table
-from workbench.strategies.registry import BY_NAME, PLANNERS
+from workbench.strategies.registry import PLANNERS
 from workbench.timing.accept import accept
 
 JOB_SUFFIXES = (".yaml", ".yml")
@@ -134,9 +134,7 @@ def _changes(asked: _Asked, budget_s: float, *, quiet: bool) -> tuple[Changes | 
     """What became of the plan's neighbours, and what to know of it."""
     from sim.predict import step_s
 
-    name = asked.plan.strategy
-    if name not in BY_NAME:
-        return None, f"no changes were tried: {name!r} is no strategy that could plan them"
+    name = replanned_by(asked.plan)
     planners = planners_by(JudgedBy.SIMULATOR, (*PLANNERS, name))
     try:
         origin = origin_of(asked.plan, asked.cost, planners[name], asked.job)

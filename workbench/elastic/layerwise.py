@@ -1,11 +1,12 @@
 """When, within the last backward of a stage, the gradients of each of its layers are whole."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
 from workbench.plan.lowered import Lowered, Weights
 from workbench.plan.plan import Plan, Stage
+from workbench.plan.tied import equal_stages
 from workbench.schedule.action import Action, Pass
 
 Shares = tuple[float, ...]
@@ -28,9 +29,9 @@ class LastBackward:
             raise ValueError(f"{self.backward}: shares of a backward lie in [0, 1], got {self.shares}")
 
 
-def last_backward(program: Sequence[Action], stage: int) -> Action | None:
-    """After which all gradients of a stage are whole; None where weight gradients come apart from it."""
-    mine = [action for action in program if action.stage == stage]
+def last_backward(program: Sequence[Action], stages: Collection[int]) -> Action | None:
+    """After which all gradients of equal stages are whole; None where weight gradients come apart from it."""
+    mine = [action for action in program if action.stage in stages]
     if any(action.kind is Pass.W for action in mine):
         return None
     return next((action for action in reversed(mine) if action.kind is Pass.B), None)
@@ -55,7 +56,8 @@ def layerwise(lowered: Lowered, backward_s: Callable[[str, int], float]) -> dict
     found = {}
     for action, indices in lowered.reductions.items():
         stage = lowered.plan.stage[action.stage or 0]
-        backward = last_backward(lowered.plan.program.get(stage.flat_ranks[0], ()), stage.id)
+        program = lowered.plan.program.get(stage.flat_ranks[0], ())
+        backward = last_backward(program, equal_stages(lowered.plan, stage))
         if backward is not None:
             shares = _shares(stage, backward_s)
             whole = [

@@ -15,6 +15,8 @@ from workbench.planner.stage_counts import silent
 from workbench.planner.strategy_spec import Planner
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
+from workbench.strategies import fsdp, megatron_heterogeneous
+from workbench.strategies.registry import BY_NAME
 
 
 class Origin(NamedTuple):
@@ -31,6 +33,17 @@ class Origin(NamedTuple):
     is_exact: bool
 
 
+def replanned_by(plan: Plan) -> str:
+    """The strategy that plans the plan's neighbours: its own, or one that takes any layouts.
+
+    Plans of a joint search and of other programs name no strategy.
+    """
+    if plan.strategy in BY_NAME:
+        return plan.strategy
+    is_sharded = all(_is_sharded(plan, module.name) for module in plan.model.modules)
+    return (fsdp.SPEC if is_sharded else megatron_heterogeneous.SPEC).name
+
+
 def origin_of(plan: Plan, cost: CostModel, planner: Planner, job: Job | None = None) -> Origin:
     """A job of which the plan's strategy makes that plan, or one as near as layouts can say.
 
@@ -39,7 +52,7 @@ def origin_of(plan: Plan, cost: CostModel, planner: Planner, job: Job | None = N
     Args:
         plan: any plan.
         cost: the machine.
-        planner: of the plan's strategy.
+        planner: of the strategy `replanned_by`.
         job: that the plan was made of; None: it is not known, and follows from the plan.
 
     Raises:
@@ -57,12 +70,12 @@ def origin_of(plan: Plan, cost: CostModel, planner: Planner, job: Job | None = N
             refusal = refusal or error
             continue
         if plan_hash(again) == plan_hash(plan):
-            return Origin(told, plan.strategy, is_exact=True)
+            return Origin(told, replanned_by(plan), is_exact=True)
         near = near or told
     if near is None:
         assert refusal is not None, "there are placings"
         raise refusal
-    return Origin(near, plan.strategy, is_exact=False)
+    return Origin(near, replanned_by(plan), is_exact=False)
 
 
 def _as_job(plan: Plan, cost: CostModel, placing: Placing, job: Job | None) -> Job:

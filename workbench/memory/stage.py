@@ -19,7 +19,7 @@ from workbench.plan.plan import Microbatch, Plan, Recompute, Sharding, Stage
 from workbench.plan.remembered import Remembered, Same
 from workbench.plan.routing import Routing
 from workbench.plan.sequence import token_borders
-from workbench.plan.tied import tied_on
+from workbench.plan.tied import equal_stages, tied_on
 from workbench.plan.token_owners import held_runs
 from workbench.plan.work import work_of
 
@@ -46,12 +46,14 @@ _SHARDED = {
 
 
 def state_of(plan: Plan, rank: int) -> Iterator[tuple[Stage, StateKind, int]]:
-    """(stage, part, bytes) of every parameter on a rank; a tied weight counts once, with its first stage.
+    """(stage, part, bytes) of every parameter on a rank; what stages share counts once, with the first.
 
     Complexity: O(parameters of the rank's stages).
     """
     held_by = {(stage, one.name): one.stages[0] for one in tied_on(plan, rank) for stage in one.stages}
     for stage in plan.stages_on.get(rank, ()):
+        if equal_stages(plan, stage)[0] != stage.id:
+            continue
         seen = {name for (user, name), first in held_by.items() if user == stage.id != first}
         kinds = {of_experts: _state_kinds(plan, stage, of_experts=of_experts) for of_experts in (False, True)}
         for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from workbench.collector import collector_paused
-from workbench.data.sample import Sample
+from workbench.data.sample import Item, Sample
 from workbench.model.layer import LayerKind
 from workbench.model.model_graph import TEXT
 from workbench.plan.check import check
@@ -25,6 +25,7 @@ from workbench.schedule.reductions import with_reductions
 from workbench.schedule.sharded import with_rounds
 
 MOST_ACTIONS = 500_000  # of all orders that are remembered
+Piece = tuple[Item, ...]  # items of one sample that stay together
 _ORDERED: Remembered[Programs] = Remembered(MOST_ACTIONS, lambda orders: sum(map(len, orders.values())) + 1)
 _PROGRAMS: Remembered[tuple[Program, ...]] = Remembered(
     MOST_ACTIONS, lambda programs: sum(len(program.actions) for program in programs) + 1
@@ -229,7 +230,11 @@ def chunked_microbatches(
         microbatch
         for module in draft.model.modules
         for replica, of_replica in chunks.items()
-        for microbatch in _of_replica(routing, module.name, replica, of_replica)
+        for microbatch in _of_replica(
+            module.name,
+            replica,
+            [[routing.items(module.name, sample.id) for sample in chunk] for chunk in of_replica],
+        )
     )
 
 
@@ -248,7 +253,8 @@ def shared_microbatches(
     Source: Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
     section 3 (batch intervals).
     Differs: degrees need not divide each other, and a module may have more replicas than a round has
-    samples.
+    samples. Where it has more than the batch, intervals are of items (images, clips) and not of samples, as
+    that paper's Table A3 has encoders of 32 replicas for 4 samples.
 
     Args:
         draft: its stages and microbatches are not looked at.
@@ -257,24 +263,35 @@ def shared_microbatches(
         rounds: that a microbatch of another module than the LLM spans; None: all.
 
     Raises:
-        ValueError: a batch that does not divide by the LLM's round, or gives a replica no sample.
+        ValueError: a batch that does not divide by the LLM's round, or gives a replica no sample and no item.
     """
     llm = next(module.name for module in draft.model.modules if module.modality == TEXT)
     _check_divides(draft, samples_per_microbatch, dp[llm])
     routing, per_round = routing_of(draft), samples_per_microbatch * dp[llm]
     found: list[Microbatch] = []
     for module in draft.model.modules:
-        if dp[module.name] > len(draft.batch):
-            raise ValueError(
-                f"module {module.name!r}: a batch of {len(draft.batch)} samples has none for some of "
-                f"{dp[module.name]} replicas; nearest: dp {len(draft.batch)}"
-            )
-        of_llm = module.name == llm
-        window = _window(len(draft.batch) // per_round, per_round, dp[module.name], 1 if of_llm else rounds)
-        intervals = _intervals(draft.batch, (window, dp[llm], samples_per_microbatch), dp[module.name])
-        for replica in range(dp[module.name]):
-            found += _of_replica(routing, module.name, replica, intervals[replica :: dp[module.name]])
+        replicas, of_llm = dp[module.name], module.name == llm
+        pieces = _pieces(routing, module.name, replicas)
+        window = _window(len(draft.batch) // per_round, per_round, replicas, 1 if of_llm else rounds)
+        intervals = _intervals(pieces, (window, dp[llm], samples_per_microbatch), replicas)
+        for replica in range(replicas):
+            found += _of_replica(module.name, replica, intervals[replica::replicas])
     return tuple(found)
+
+
+def _pieces(routing: Routing, module: str, replicas: int) -> list[list[Piece]]:
+    """By sample, what of it goes to one replica: all its items, or each apart where samples are too few."""
+    batch = routing.plan.batch
+    items = [routing.items(module, sample.id) for sample in batch]
+    if replicas <= len(batch):
+        return [[each] for each in items]
+    num_items = sum(map(len, items))
+    if replicas > num_items:
+        raise ValueError(
+            f"module {module!r}: a batch of {len(batch)} samples with {num_items} items has none for some of "
+            f"{replicas} replicas; nearest: dp {max(len(batch), num_items)}"
+        )
+    return [[(item,) for item in each] for each in items]
 
 
 def _window(num_rounds: int, per_round: int, replicas: int, rounds: int | None) -> int:
@@ -282,20 +299,27 @@ def _window(num_rounds: int, per_round: int, replicas: int, rounds: int | None) 
     return num_rounds if rounds is None else max(rounds, -(-replicas // per_round))
 
 
-def _intervals(batch: Sequence[Sample], shape: tuple[int, int, int], replicas: int) -> list[Sequence[Sample]]:
-    """Consecutive samples of a window for replica 0, 1, ..., 0, 1, ... in turn; an interval may be empty.
+def _intervals(
+    batch: Sequence[Sequence[Piece]], shape: tuple[int, int, int], replicas: int
+) -> list[Sequence[Piece]]:
+    """Consecutive pieces of a window for replica 0, 1, ..., 0, 1, ... in turn; an interval may be empty.
 
     Args:
+        batch: by sample, see `_pieces`.
         shape: rounds of a window, replicas of the LLM, samples of its microbatches.
     """
-    found: list[Sequence[Sample]] = []
+    found: list[Sequence[Piece]] = []
     rounds, readers, size = shape
     window = rounds * readers * size
-    favoured = 0  # the replica that gets a sample more, first
+    favoured = 0  # the replica that gets a piece more, first
     for first in range(0, len(batch), window):
         chunks = [batch[at : at + size] for at in range(first, min(first + window, len(batch)), size)]
         ordered = [
-            sample for reader in range(readers) for chunk in chunks[reader::readers] for sample in chunk
+            piece
+            for reader in range(readers)
+            for chunk in chunks[reader::readers]
+            for sample in chunk
+            for piece in sample
         ]
         share, rest = divmod(len(ordered), replicas)
         start = 0
@@ -307,13 +331,11 @@ def _intervals(batch: Sequence[Sample], shape: tuple[int, int, int], replicas: i
     return found
 
 
-def _of_replica(
-    routing: Routing, module: str, replica: int, chunks: Sequence[Sequence[Sample]]
-) -> Iterator[Microbatch]:
+def _of_replica(module: str, replica: int, chunks: Sequence[Sequence[Piece]]) -> Iterator[Microbatch]:
     """A microbatch per chunk that has items of the module; each item is a row of its own."""
     index = 0
     for chunk in chunks:
-        rows = tuple((item,) for sample in chunk for item in routing.items(module, sample.id))
+        rows = tuple((item,) for piece in chunk for item in piece)
         if rows:
             yield Microbatch(module=module, replica=replica, index=index, rows=rows)
             index += 1

@@ -14,6 +14,7 @@ from workbench.plan.kept import kept
 from workbench.plan.lowered import GradientGroup, Weights
 from workbench.plan.parameter_shards import ShardUnit, sharded_stages
 from workbench.plan.plan import Plan, Stage
+from workbench.plan.tied import equal_stages
 from workbench.schedule.action import Action, Pass
 
 
@@ -69,6 +70,8 @@ def reductions(plan: Plan, groups: tuple[GradientGroup, ...]) -> dict[Action, tu
         held = tied.setdefault((stage.module, stage.replica, stage.flat_ranks[0]), {})
         held.update((weights, None) for weights in _weights_of(plan, stage) if weights.shared is not None)
     for stage in plan.stages:
+        if not _reduces(plan, stage):
+            continue
         own = [weights for weights in _weights_of(plan, stage) if weights.shared is None]
         key = stage.module, stage.replica, stage.flat_ranks[0]
         mine = [
@@ -184,6 +187,15 @@ def _elements(plan: Plan, weights: Weights, stage: Stage) -> int:
     if has_expert_parallelism(stage, layer):
         own = (p for p in own if not is_of_expert(p))
     return sum(p.num_elements // (1 if p.shard is Shard.REPLICATED else tp) for p in own)
+
+
+def _reduces(plan: Plan, stage: Stage) -> bool:
+    """Whether no equal stage of its rank is reduced later; all of them add to the same gradients."""
+    equal = equal_stages(plan, stage)
+    if len(equal) == 1:
+        return True
+    ordered = [a.stage for a in plan.program.get(stage.flat_ranks[0], ()) if a.kind is Pass.REDUCE_GRAD]
+    return stage.id == next((other for other in reversed(ordered) if other in equal), equal[-1])
 
 
 def _last_reducers(plan: Plan) -> dict[int, bool]:

@@ -6,6 +6,7 @@ from threading import Lock
 from typing import Any, Generic, TypeVar
 
 Answer = TypeVar("Answer")
+FORGET_EVERY = 100  # batches, in processes that plan one after the other: each has answers of its own
 
 
 def _one(answer: object) -> int:

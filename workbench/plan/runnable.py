@@ -1,15 +1,18 @@
 """What the runtime cannot do of a sound plan, said once: `check` tells it, and a run refuses by it."""
 
+from collections.abc import Callable
+
 from workbench.data.sample import Sample
 from workbench.masks.patterns import CAUSAL
-from workbench.model.config_fields import number
+from workbench.model.config_fields import Config, number
 from workbench.model.families.family import LanguageModel
 from workbench.model.item_tokens import family_of, source_config
-from workbench.model.layer import Attention, TokenCount
+from workbench.model.layer import Attention, Matmul, Shard, TokenCount
 from workbench.model.model_graph import TEXT, Edge, Module
 from workbench.model.projector import Projector, from_text, shown
 from workbench.plan.plan import ModuleSettings, Plan, Stage
 from workbench.plan.runnable_items import check_segment
+from workbench.schedule.action import Pass
 
 ROTARY = "rotary"  # operator that turns queries and keys by their positions
 
@@ -28,7 +31,7 @@ def check_runnable(plan: Plan) -> None:
     for stage in plan.stages:
         check_shared_tokens(plan, stage)
         _check_soft_cap(plan, stage)
-        _check_norms(plan, stage)
+        _check_cuts(plan, stage)
     check_targets(plan)
 
 
@@ -44,6 +47,8 @@ def check_family(module: Module) -> None:
         raise ValueError(
             f"module {module.name!r}: {family.model_type} can be simulated, not run: {family.reason}"
         )
+    if family is not None:
+        _naming(module, family.check_config, source_config(module))
     projector = module.source.projector
     is_read = module.layers[-1].emits is TokenCount.IN  # by cross-attention
     if projector is not None and is_read and not isinstance(from_text(projector), Projector):
@@ -52,6 +57,13 @@ def check_family(module: Module) -> None:
             f"{shown(from_text(projector))}"
         )
     _check_heads(module)
+
+
+def _naming(module: Module, check: Callable[[Config], None], config: Config) -> None:
+    try:
+        check(config)
+    except ValueError as error:
+        raise ValueError(f"module {module.name!r}: {error}") from None
 
 
 def _check_heads(module: Module) -> None:
@@ -157,11 +169,18 @@ def _check_soft_cap(plan: Plan, stage: Stage) -> None:
         )
 
 
-def _check_norms(plan: Plan, stage: Stage) -> None:
-    """A norm over the width of all heads wants them on one rank."""
+def _check_cuts(plan: Plan, stage: Stage) -> None:
+    """A norm over the width of all heads wants them on one rank; what is cut, a feature for each."""
     if stage.tp == 1:
         return
     for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
+        for matmul in (each for each in layer.operators if isinstance(each, Matmul)):
+            if matmul.shard is Shard.ROW and matmul.in_features < stage.tp:
+                raise ValueError(
+                    f"stage {stage.id}: the {matmul.in_features} features between the matmuls of "
+                    f"{stage.module}.{layer.name} are not cut over tp {stage.tp}; nearest: tp "
+                    f"{matmul.in_features}"
+                )
         heads = {operator.head_dim for operator in layer.operators if isinstance(operator, Attention)}
         for norm in (each for each in layer.operators if each.name in ("q_norm", "k_norm")):
             if any(weight.num_elements not in heads for weight in norm.parameters()):
@@ -174,13 +193,13 @@ def _check_norms(plan: Plan, stage: Stage) -> None:
 def _check_items(plan: Plan, module: Module) -> None:
     """Every item's tokens must become those behind the module; a sample must stand in its positions."""
     family = family_of(module)
-    if isinstance(family, LanguageModel) and family.num_positions is not None:
-        most = family.num_positions(source_config(module))
+    if isinstance(family, LanguageModel) and family.longest_item is not None:
+        most = family.longest_item(source_config(module))
         for sample in plan.batch:
             if sample.num_tokens > most:
                 raise ValueError(
-                    f"module {module.name!r} has a table of {most} positions, sample {sample.id} has "
-                    f"{sample.num_tokens} tokens"
+                    f"module {module.name!r} takes up to {most} tokens, sample {sample.id} has "
+                    f"{sample.num_tokens}"
                 )
     for sample in plan.batch:
         for segment in sample.of(module.modality):
@@ -189,3 +208,14 @@ def _check_items(plan: Plan, module: Module) -> None:
             except ValueError as error:
                 where = f"module {module.name!r}, sample {sample.id}, {segment.modality}[{segment.k}]"
                 raise ValueError(f"{where}: {error}") from None
+
+
+def check_whole_backwards(plan: Plan, stage: Stage) -> None:
+    """Raise ValueError for a split backward: it takes apart products that run in pieces beside their sums."""
+    split = next((a for a in plan.program_actions if a.stage == stage.id and a.kind is Pass.I), None)
+    if split is not None:
+        raise ValueError(
+            f"stage {stage.id}: a split backward ({split}) takes apart products that run in "
+            f"{plan.settings.of(stage.module).collective_pieces} pieces; want collective_pieces 1 or a schedule "
+            "with whole ones"
+        )

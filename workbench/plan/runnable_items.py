@@ -30,6 +30,9 @@ def check_segment(module: Module, segment: Segment) -> None:
     if not isinstance(family, Encoder):
         return
     check_item(module, ItemTokens(segment.tokens_in, segment.tokens_out))
+    most = family.longest_item and family.longest_item(source_config(module))
+    if most is not None and segment.tokens_in > most:
+        raise ValueError(f"takes up to {most} tokens, got {segment.tokens_in}")
     is_read = module.layers[-1].emits is TokenCount.IN
     if is_read or family.takes_native_only(source_config(module)):
         _check_native(module, segment)

@@ -1,7 +1,7 @@
 """Graph-aware 1F1B: one forward one backward on a DAG of stages with unequal microbatches."""
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
@@ -284,7 +284,12 @@ def check_dag(nodes: Sequence[ScheduleNode], groups: Sequence[tuple[int, ...]]) 
     if len(stages) < len(nodes) or grouped != sorted(stages):
         listed = sorted(node.stage for node in nodes)
         raise ValueError(f"every stage must stand in one group, once: stages {listed}, in groups {grouped}")
-    for node in nodes:
+    check_needs(stages)
+
+
+def check_needs(stages: Mapping[int, ScheduleNode]) -> None:
+    """ValueError where needs name stages or microbatches that are not there."""
+    for node in stages.values():
         for consumer in node.consumers:
             if consumer.stage not in stages:
                 raise ValueError(

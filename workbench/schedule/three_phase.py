@@ -8,6 +8,7 @@ from workbench.schedule.action import Action, Pass
 from workbench.schedule.graph_aware import (
     Consumer,
     ScheduleNode,
+    check_needs,
     graph_aware_1f1b,
     topological_positions,
 )
@@ -64,8 +65,9 @@ def three_phase(
         Per group, its passes in issue order.
 
     Raises:
-        ValueError: a window below 1, a negative run_ahead, inner stages that feed outer ones, that
-            share ranks in part, or of which one window reads what another does not.
+        ValueError: a window below 1, a negative run_ahead, needs that name what is not there, inner stages
+            that feed outer ones, that share ranks in part, or of which one window reads what another
+            does not.
 
     Complexity: O(A log A) for A passes, plus the size of all needs and the pipeline's own.
     """
@@ -155,6 +157,7 @@ class _Problem:
             )
         if lost := self.nodes.keys() - {stage for group in self.groups for stage in group}:
             raise ValueError(f"three-phase: stage {min(lost)} stands in no group")
+        check_needs(self.nodes)
         for stage in self.inner:
             for consumer in self.nodes[stage].consumers:
                 if consumer.stage not in self.inner:

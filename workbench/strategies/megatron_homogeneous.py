@@ -37,20 +37,27 @@ def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple
     """The layout of `plan`, then those that its search held best before; errors as there."""
 
     def build(found: Job, choice: LayoutChoice) -> Plan:
-        draft = shared_draft(found, NAME)
-        layers_s = believed_layers_s(found, draft, cost, FROZEN_AWARE.layer_s)
-        llm = choice.llm.module
-        first, *rest = layers_s[llm]
-        ahead_s = sum(sum(layers_s[encoder.module]) for encoder in choice.encoders)
-        cuts: dict[str, Cuts] = {
-            encoder.module: ((0, len(layers_s[encoder.module])),) for encoder in choice.encoders
-        }
-        cuts[llm] = blocks_cut(found, (first + ahead_s, *rest), choice.llm.pp, llm)
-        return scheduled(
-            replace(draft, stages=first_stage_encoders(found, choice, cuts)), found.schedule, cost
-        )
+        return of_layout(found, choice, cost)
 
     return searched_plans(job, cost, Mode.HOMOGENEOUS, build, progress, most)
+
+
+def of_layout(job: Job, choice: LayoutChoice, cost: CostModel) -> Plan:
+    """The plan of a given layout, which the job's own layouts say as well.
+
+    Raises:
+        ValueError: more stages than layers, a batch that cannot be split, too few ranks.
+    """
+    draft = shared_draft(job, NAME)
+    layers_s = believed_layers_s(job, draft, cost, FROZEN_AWARE.layer_s)
+    llm = choice.llm.module
+    first, *rest = layers_s[llm]
+    ahead_s = sum(sum(layers_s[encoder.module]) for encoder in choice.encoders)
+    cuts: dict[str, Cuts] = {
+        encoder.module: ((0, len(layers_s[encoder.module])),) for encoder in choice.encoders
+    }
+    cuts[llm] = blocks_cut(job, (first + ahead_s, *rest), choice.llm.pp, llm)
+    return scheduled(replace(draft, stages=first_stage_encoders(job, choice, cuts)), job.schedule, cost)
 
 
 def first_stage_encoders(job: Job, choice: LayoutChoice, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from workbench.data.corpus import ItemTokens
 from workbench.model.config_fields import Config
+from workbench.model.families.fixed_positions import check_fixed_positions
 from workbench.model.layer import Layer, TokenCount
 from workbench.model.model_graph import GENERATED, TEXT
 from workbench.model.projector import Projection, Projector, ProjectorKind, projector_layer, shown
@@ -109,6 +110,8 @@ class Architecture(Family):
         shapes: beginning of a name of the zoo -> its row as a configuration.
         native_tokens: (tokens inside, tokens in the LLM) of an item of the size a configuration is
             for; None: its layers tell.
+        longest_item: tokens beyond which the runtime does not take an item, where there are such.
+        check_config: raises ValueError for a configuration that the runtime does not take.
         examples: small configurations, by a short name.
         shares_tokens: whether ranks of the runtime can share the tokens of its items.
     """
@@ -117,6 +120,8 @@ class Architecture(Family):
     aliases: tuple[str, ...] = ()
     shapes: Mapping[str, Callable[[Shape], dict[str, Any]]] = field(default_factory=dict)
     native_tokens: Callable[[Config], tuple[int, int]] | None = None
+    longest_item: Callable[[Config], int] | None = None
+    check_config: Callable[[Config], None] = lambda config: None
     examples: Mapping[str, Example] = field(default_factory=dict)
     shares_tokens: bool = True
 
@@ -151,13 +156,12 @@ class LanguageModel(Architecture):
     Args:
         make: its layers.
         width_holds_heads: whether transformers wants a width that heads divide, though heads have their own.
-        num_positions: of its table, where it has one.
     """
 
     role: str = "llm"
+    check_config: Callable[[Config], None] = check_fixed_positions
     make: Callable[[Config], Layers]
     width_holds_heads: bool = False
-    num_positions: Callable[[Config], int] | None = None
 
     @property
     def modality(self) -> str:

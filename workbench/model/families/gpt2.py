@@ -67,5 +67,5 @@ GPT2 = LanguageModel(
     },
     make=_gpt2,
     shapes={"gpt": _shaped},
-    num_positions=lambda config: whole(config, "n_positions", 1024),
+    longest_item=lambda config: whole(config, "n_positions", 1024),
 )

@@ -56,6 +56,16 @@ def _normed(config: Config, layers: Layers) -> Layers:
     return tuple(found)
 
 
+def longest_item(config: Config) -> int:
+    """Tokens up to which attention neither falls into chunks nor is tempered by position."""
+    limits = [whole(config, "max_position_embeddings", 131072)]
+    if config.get("attention_chunk_size", 8192) is not None:
+        limits.append(whole(config, "attention_chunk_size", 8192))
+    if config.get("attn_temperature_tuning", True):
+        limits.append(whole(config, "floor_scale", 8192) - 1)
+    return min(limits)
+
+
 def _with_norm(layer: Layer) -> Layer:
     place = next(i for i, each in enumerate(layer.operators) if isinstance(each, Attention))
     attention = layer.operators[place]
@@ -81,4 +91,5 @@ LLAMA4 = LanguageModel(
         )
     },
     make=_llama4,
+    longest_item=longest_item,
 )

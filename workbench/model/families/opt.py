@@ -60,5 +60,5 @@ OPT = LanguageModel(
         )
     },
     make=_opt,
-    num_positions=lambda config: whole(config, "max_position_embeddings", 2048),
+    longest_item=lambda config: whole(config, "max_position_embeddings", 2048),
 )

@@ -11,6 +11,7 @@ from workbench.model.shape import Shape
 from workbench.model.transformer import Heads, Mlp, Norm, attention_operators, mlp_operators, norm, residual
 
 SHARED_BIAS = "bias_values.weight"
+MOST_TOKENS = 500  # transformers cuts longer clips into windows of as many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +158,13 @@ def _clip_tokens(config: Config, duration_s: float) -> tuple[ItemTokens, ...]:
     return (conformer_tokens(duration_s, reduction=config.get("time_reduction", 8)),)
 
 
+def _check_config(config: Config) -> None:
+    if config.get("chunk_size", -1) >= 0:
+        raise ValueError(
+            f"chunk_size must be -1, got {config['chunk_size']}: attention in chunks is not built"
+        )
+
+
 def _shaped(shape: Shape) -> dict[str, Any]:
     return {
         "model_type": "phi4_multimodal_audio",
@@ -191,6 +199,8 @@ PHI4_AUDIO = Encoder(
     },
     make=_conformer,
     clip_tokens=_clip_tokens,
+    longest_item=lambda config: MOST_TOKENS,
+    check_config=_check_config,
     shapes={"phi-4-mm-audio": _shaped},
     shares_tokens=False,
 )

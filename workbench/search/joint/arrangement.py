@@ -10,7 +10,7 @@ from workbench.plan.plan import Plan, Stage
 from workbench.planner.assembly import blocks_cut, disjoint_stages
 from workbench.planner.block_cuts import Cuts
 from workbench.planner.layer_cost import believed_layers_s
-from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
+from workbench.planner.layout_choice import Degrees, LayoutChoice, Mode, ModuleChoice
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.schedule.choice import Schedule
 from workbench.search.joint.grouping import llm_of
@@ -34,23 +34,6 @@ class Placement(StrEnum):
     TOGETHER = "encoders together"
     FIRST_STAGE = "encoders on the first stage"
     EVERYWHERE = "all on all ranks"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Degrees:
-    """Of one module: tp, cp, ep of a stage, `pp` blocks of ranks, `dp` replicas."""
-
-    module: str
-    tp: int = 1
-    cp: int = 1
-    pp: int = 1
-    dp: int = 1
-    ep: int = 1
-
-    @property
-    def num_ranks(self) -> int:
-        """Where the module is alone on its ranks."""
-        return self.tp * self.cp * self.pp * self.dp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,11 +102,14 @@ def arrangement_of(
             found = stages_of(job, arrangement, schedule, draft, cost)
         except ValueError:  # a placement that is not for these degrees
             continue
-        if [(s.module, s.replica, s.ranks) for s in found] == [
-            (s.module, s.replica, s.ranks) for s in stages
-        ]:
+        if _places(found) == _places(stages):
             return arrangement
     return None
+
+
+def _places(stages: tuple[Stage, ...]) -> list[tuple[str, int, tuple[tuple[int, ...], ...]]]:
+    """In no order but their own."""
+    return sorted((stage.module, stage.replica, stage.ranks) for stage in stages)
 
 
 def _degrees_of(plan: Plan, module: str) -> Degrees:

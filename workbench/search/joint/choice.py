@@ -14,7 +14,7 @@ from workbench.balance.tokens.policies import (
 )
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
-from workbench.plan.plan import Microbatch, Plan, Program, Settings, Stage, TokenShard
+from workbench.plan.plan import Microbatch, Plan, Program, Settings, Sharding, Stage, TokenShard
 from workbench.plan.token_shards import token_shards
 from workbench.planner.assembly import scheduled
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
@@ -119,15 +119,29 @@ def choice_of(job: Job, plan: Plan, cost: CostModel) -> Choice:
 
 
 def _with_schedule(job: Job, kept: Choice, cost: CostModel) -> Choice:
-    bare = draft_of(job, kept)
+    bare = draft_of(job, replace(kept, stages=_whole(kept)))
     for schedule in dict.fromkeys((job.schedule, *map(usual, ScheduleKind), *_offloading())):
         try:
-            programs = scheduled(bare, schedule, cost).programs
+            found = scheduled(bare, schedule, cost)
         except ValueError:  # a schedule that is not for such stages
             continue
-        if programs == kept.programs:
-            return replace(kept, schedule=schedule, programs=())
+        if (found.programs, found.stages) == (kept.programs, kept.stages):
+            return replace(kept, stages=bare.stages, schedule=schedule, programs=())
     return kept
+
+
+def _whole(choice: Choice) -> tuple[Stage, ...]:
+    """The stages; where weights are sharded, layers in a row on the same ranks are one: `in_units` undone."""
+    found: list[Stage] = []
+    for stage in choice.stages:
+        last = found[-1] if found else stage
+        is_unit = choice.settings.of(stage.module).sharding is Sharding.PARAMETERS
+        same = replace(last, id=stage.id, layers=stage.layers) == stage
+        if is_unit and same and last.layers[1] == stage.layers[0]:
+            found[-1] = replace(last, layers=(last.layers[0], stage.layers[1]))
+        else:
+            found.append(replace(stage, id=len(found)))
+    return tuple(found)
 
 
 def _offloading() -> tuple[Schedule, ...]:

@@ -157,18 +157,18 @@ def reordered(
     """A microbatch of a replica taken out and put in at another index, in every module.
 
     Raises:
-        ValueError: modules that group samples otherwise than the LLM, of which one has no such microbatches.
+        ValueError: a module without one of the two microbatches.
     """
     replicas = replicas_of(job, microbatches)
+    counts = Counter(each.module for each in microbatches if each.replica == replica)
+    if min(counts.values()) <= max(start, end):
+        raise ValueError(f"replica {replica} of some module has no microbatch {max(start, end)}")
     if len(set(replicas.values())) == 1 and _is_dealt(job, microbatches):
         groups, num = list(groups_of(job, microbatches)), replicas[llm_of(job)]
         own = groups[replica::num]
         own.insert(end, own.pop(start))
         groups[replica::num] = own
         return dealt(job, groups, replicas)
-    counts = Counter(each.module for each in microbatches if each.replica == replica)
-    if min(counts.values()) <= max(start, end):
-        raise ValueError(f"replica {replica} of some module has no microbatch {max(start, end)}")
 
     def index(place: int) -> int:
         if place == start:

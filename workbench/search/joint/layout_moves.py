@@ -8,29 +8,40 @@ from workbench.plan.plan import Program, Stage
 from workbench.planner.assembly import cut
 from workbench.planner.block_cuts import even_blocks
 from workbench.planner.layer_cost import believed_layers_s
+from workbench.planner.layout_choice import Degrees
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.schedule.choice import Schedule, ScheduleKind, rank_block, usual
 from workbench.schedule.eager import with_eager_forwards
-from workbench.search.joint.arrangement import Arrangement, Degrees, Placement, stages_of
+from workbench.search.joint.arrangement import Arrangement, Placement, stages_of
 from workbench.search.joint.choice import Choice, build, draft_of
-from workbench.search.joint.grouping import dealt, groups_of, llm_of, replicas_of
+from workbench.search.joint.grouping import dealt, groups_of, llm_of, replicas_of, resized
 from workbench.search.joint.move import Space
 from workbench.search.joint.question import Question
 
 
 @dataclass(frozen=True, slots=True)
 class Arrange:
-    """Other degrees or places; samples keep their order, and their groups where replicas allow."""
+    """Other degrees or places; samples keep their order, and their groups where replicas allow.
+
+    Args:
+        samples: of a microbatch; None: as many as now, or fewer where there is not one for every replica.
+    """
 
     question: ClassVar[Question] = Question.LAYOUT
     arrangement: Arrangement
+    samples: int | None = None
 
     def apply(self, space: Space, choice: Choice) -> Choice:
         job = space.job
         replicas = {each.module: each.dp for each in self.arrangement.degrees}
         microbatches = choice.microbatches
-        if replicas_of(job, microbatches) != replicas:
-            microbatches = dealt(job, groups_of(job, microbatches), replicas)
+        if self.samples is not None or replicas_of(job, microbatches) != replicas:
+            groups, most = groups_of(job, microbatches), replicas[llm_of(job)]
+            if self.samples is not None:
+                groups = resized(groups, self.samples)
+            elif len(groups) < most and len(job.batch) % most == 0:
+                groups = resized(groups, len(job.batch) // most)
+            microbatches = dealt(job, groups, replicas)
         schedule = choice.schedule
         if self.arrangement.placement is Placement.EVERYWHERE and not schedule.kind.spec.shares_ranks_in_part:
             schedule = usual(ScheduleKind.THREE_PHASE)

@@ -65,7 +65,7 @@ def replayed(
     names = {logged.start, *logged.fixed.values(), *(m.start for m in asked if isinstance(m, Take))}
     space, plans = Space(job, cost, {}), {}
     for task in start_tasks(job, planners):
-        if task[0] in names:
+        if task.name in names:
             start = start_of(task, cost, judge)
             if start.choice is not None:
                 space.starts[start.name], plans[start.name] = start.choice, start.plan

@@ -69,6 +69,7 @@ class OnRay(Workers):
 
     def __init__(self, space: Space, judge: Judge, num: int, address: str) -> None:
         joined(address)
+        self.num = num
         try:
             self._held = ray.put(replace(space, starts={})), ray.put(judge)
             self._actor = ray.remote(num_cpus=1, scheduling_strategy="SPREAD")(_Worker)

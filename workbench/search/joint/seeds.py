@@ -6,12 +6,12 @@ from dataclasses import replace
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.plan.plan import Recompute, Sharding
-from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
+from workbench.planner.layout_choice import Degrees, LayoutChoice, Mode, ModuleChoice
 from workbench.planner.layout_search import likely_layouts
-from workbench.search.joint.arrangement import Arrangement, Degrees, Placement
-from workbench.search.joint.grouping_moves import Resize
+from workbench.search.joint.arrangement import Arrangement, Placement
+from workbench.search.joint.grouping_moves import Grouping, Regroup
 from workbench.search.joint.layout_moves import Arrange
-from workbench.search.joint.proposals import Moves
+from workbench.search.joint.proposals import Moves, differ
 from workbench.search.joint.question import Question
 from workbench.search.joint.setting_moves import Keep
 
@@ -27,6 +27,7 @@ _PLACEMENTS = {
 def seeds(job: Job, cost: CostModel, questions: Collection[Question]) -> Iterator[Moves]:
     """The best layouts of every mode and microbatch size, the job's own size first.
 
+    Where samples differ, each with replicas and with microbatches of even work.
     With their memory settings where these are open, and of the job's own microbatch size where that is not.
     The step model does not know single samples, so that several are worth a candidate.
 
@@ -35,13 +36,20 @@ def seeds(job: Job, cost: CostModel, questions: Collection[Question]) -> Iterato
     if Question.LAYOUT not in questions:
         return
     sizes = _sizes(job) if Question.GROUPING in questions else [job.microbatch_samples]
-    resizes = Question.GROUPING in questions
+    regroups = Question.GROUPING in questions
+    ways = _ways(job) if regroups else ((),)
     for size in sizes:
         free = replace(job, layouts=(), microbatch_samples=size)
         for mode in _PLACEMENTS:
             for each in likely_layouts(free, cost, mode, PRICED)[:KEPT]:
-                moves = _moves(job, each.choice, settings=Question.MEMORY in questions)
-                yield (Resize(size), *moves) if resizes else moves
+                samples = size if regroups else None
+                moves = _moves(job, each.choice, samples, settings=Question.MEMORY in questions)
+                yield from ((*moves, *way) for way in ways)
+
+
+def _ways(job: Job) -> tuple[Moves, ...]:
+    even = (Grouping.EVEN_REPLICAS, Grouping.EVEN)
+    return tuple((Regroup(way),) for way in even) if differ(job.batch) else ((),)
 
 
 def _sizes(job: Job) -> list[int]:
@@ -52,13 +60,13 @@ def _sizes(job: Job) -> list[int]:
     return found
 
 
-def _moves(job: Job, choice: LayoutChoice, *, settings: bool) -> Moves:
+def _moves(job: Job, choice: LayoutChoice, samples: int | None, *, settings: bool) -> Moves:
     parts = {part.module: part for part in (*choice.encoders, choice.llm)}
     degrees = tuple(
         Degrees(module=p.module, tp=p.tp, cp=p.cp, pp=p.pp, dp=p.dp, ep=p.ep)
         for p in (parts[module.name] for module in job.model.modules)
     )
-    arranged = Arrange(Arrangement(placement=_PLACEMENTS[choice.mode], degrees=degrees))
+    arranged = Arrange(Arrangement(placement=_PLACEMENTS[choice.mode], degrees=degrees), samples)
     kept = tuple(_kept(job, part) for part in parts.values()) if settings else ()
     return (*kept, arranged)
 

@@ -1,18 +1,21 @@
 """What a search starts from: the plan of every registered strategy."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import inf
+from time import monotonic
+from typing import NamedTuple
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.plan.plan import Plan
-from workbench.planner.stage_counts import silent
 from workbench.planner.strategy_spec import Planner
 from workbench.search.joint.choice import Choice, choice_of
 from workbench.search.joint.evaluate import Judge
 from workbench.strategies.registry import BY_NAME
 
 OPEN = ", layouts open"  # behind the name of a strategy that planned the job without its layouts
+OUT_OF_TIME = "out of time"  # refusal of a strategy whose planner was stopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,25 +34,54 @@ class Start:
     refusal: str = ""
 
 
-Task = tuple[str, Planner, Job]
+class Task(NamedTuple):
+    """A strategy that is to plan a job.
+
+    Args:
+        name: of the start.
+        is_likely: whether nothing that the strategy leaves to its users is open.
+        seconds: by the clock, after which the planner is stopped.
+    """
+
+    name: str
+    planner: Planner
+    job: Job
+    is_likely: bool = False
+    seconds: float = inf
+    clock: Callable[[], float] = monotonic
+
+
+class _OutOfTime(Exception):  # noqa: N818  (no error: the planner is told to stop)
+    """A planner was stopped."""
 
 
 def start_tasks(job: Job, planners: Mapping[str, Planner]) -> Iterator[Task]:
     """Every strategy on the job as it is, then those that choose degrees on the job without its layouts."""
+    searching = {name for name in planners if name in BY_NAME and BY_NAME[name].searches_layouts}
     for name, planner in planners.items():
-        yield name, planner, job
+        yield Task(name, planner, job, is_likely=bool(job.layouts) or name in searching)
     if job.layouts:
         for name, planner in planners.items():
-            if name in BY_NAME and BY_NAME[name].searches_layouts:
-                yield name + OPEN, planner, replace(job, layouts=())
+            if name in searching:
+                yield Task(name + OPEN, planner, replace(job, layouts=()))
 
 
 def start_of(task: Task, cost: CostModel, judge: Judge) -> Start:
-    """The plan of one strategy, judged."""
-    name, planner, job = task
+    """The plan of one strategy, judged; none where its planner takes longer than the task allows.
+
+    A planner is stopped when it tells its progress, between two of its own candidates.
+    """
+    end_s = task.clock() + task.seconds
+
+    def told(done: int, total: int, best_s: float) -> None:
+        if task.clock() > end_s:
+            raise _OutOfTime
+
     try:
-        plan = planner(job, cost, silent)
+        plan = task.planner(task.job, cost, told)
         value = judge.value(plan)
     except ValueError as error:
-        return Start(name=name, refusal=str(error))
-    return Start(name=name, plan=plan, choice=choice_of(job, plan, cost), value=value)
+        return Start(name=task.name, refusal=str(error))
+    except _OutOfTime:
+        return Start(name=task.name, refusal=OUT_OF_TIME)
+    return Start(name=task.name, plan=plan, choice=choice_of(task.job, plan, cost), value=value)

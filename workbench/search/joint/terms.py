@@ -1,7 +1,8 @@
 """When a search ends, and where it goes."""
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from workbench.planner.strategy_spec import Planner
@@ -18,11 +19,14 @@ class Stop:
         seconds: of time; None: no limit.
         gap: of the best value over the lower bound, as a part of the best; None: no limit.
         candidates: with a value, starts aside; None: no limit.
+        clock: of the seconds. One of CPU time, such as `time.process_time`, does not count what other load
+            takes; it is for a search in one process.
     """
 
     seconds: float | None = None
     gap: float | None = None
     candidates: int | None = None
+    clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, least in (("seconds", 0.0), ("candidates", 0)):

@@ -1,9 +1,13 @@
 """Candidates evaluated here or by several processes, in the order in which they were asked for."""
 
 import multiprocessing
+import os
+import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -11,6 +15,8 @@ from workbench.search.joint.choice import Choice
 from workbench.search.joint.evaluate import Judge, Outcome, evaluated
 from workbench.search.joint.move import Move, Space
 from workbench.search.joint.starts import Start, Task, start_of
+from workbench.stopped import LOOK_EVERY_S, StopWatch
+from workbench.supervised import Parent, as_parent, end_with
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
@@ -30,7 +36,13 @@ def chunks_of(asked: Sequence[Asked]) -> list[Sequence[Asked]]:
 
 
 class Workers(Protocol):
-    """What evaluates; results come in the order of what was asked, and the caller may stop asking."""
+    """What evaluates; results come in the order of what was asked, and the caller may stop asking.
+
+    Args:
+        num: how many at once.
+    """
+
+    num: int
 
     def starts(self, tasks: Sequence[Task]) -> Iterator[Start]:
         """The plan of every strategy."""
@@ -41,6 +53,8 @@ class Workers(Protocol):
 
 class Here(Workers):
     """This process, one after the other."""
+
+    num = 1
 
     def __init__(self, space: Space, judge: Judge) -> None:
         self._space, self._judge = space, judge
@@ -55,18 +69,21 @@ class Here(Workers):
 
 
 class Several(Workers):
-    """Processes of this machine; one that dies is replaced, and what it had is done again."""
+    """Processes of this machine that end with it; one that dies is replaced, and what it had is done again.
+
+    One that a signal stops for long is killed, and so replaced.
+    """
 
     def __init__(self, space: Space, judge: Judge, num: int) -> None:
-        self._bare, self._judge, self._num = replace(space, starts={}), judge, num
-        self._pool = self._opened()
+        self._bare, self._judge, self.num = replace(space, starts={}), judge, num
+        self._pool, self._watch = self._opened(), StopWatch()
 
     def _opened(self) -> ProcessPoolExecutor:
         return ProcessPoolExecutor(
-            self._num,
+            self.num,
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_remember,
-            initargs=(self._bare, self._judge),
+            initargs=(self._bare, self._judge, as_parent()),
         )
 
     def starts(self, tasks: Sequence[Task]) -> Iterator[Start]:
@@ -84,7 +101,7 @@ class Several(Workers):
             futures = [self._pool.submit(work, task) for task in tasks[done:]]
             try:
                 for future in futures:
-                    yield future.result()
+                    yield self._result(future)
                     done += 1
             except BrokenProcessPool:
                 lost += 1
@@ -95,15 +112,42 @@ class Several(Workers):
                 for future in futures:
                     future.cancel()
 
+    def _result(self, future: "Future[_Result]") -> _Result:
+        while True:
+            try:
+                return future.result(LOOK_EVERY_S)
+            except TimeoutError:
+                if future.done():
+                    raise
+                for process in self._watch.stopped(self._processes):
+                    name = f"search worker, process {process}"
+                    sys.stderr.write(f"{name}: stopped by a signal and not continued, so killed\n")
+                    _kill(process)
+
+    @property
+    def _processes(self) -> tuple[int, ...]:
+        """The pool's own record: it starts them when it wants to, and tells nobody."""
+        return tuple(self._pool._processes or ())
+
     def close(self) -> None:
-        """End the processes; what they do now is waited for."""
-        self._pool.shutdown(cancel_futures=True)
+        """End the processes, whatever they do."""
+        processes = self._processes
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            _kill(process)
+
+
+def _kill(process: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
 
 
 _known: list[tuple[Space, Judge]] = []  # of a worker process
 
 
-def _remember(space: Space, judge: Judge) -> None:
+def _remember(space: Space, judge: Judge, parent: Parent) -> None:
+    end_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     _known.append((space, judge))
 
 

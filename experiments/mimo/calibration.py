@@ -1,0 +1,76 @@
+"""Two numbers of the machine, fitted on the layout paper's homogeneous step times alone.
+
+Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
+         column H of Tables A2 to A4.
+Setup:   the printed layouts as plans, simulated; `protocol.toml` says what is tried and how it is chosen.
+Given:   53 printed homogeneous times; no time of another layout, no gain.
+Differs: one rate for all collectives and one time for all launches; on a real machine both depend on sizes.
+Ours:    prices of 25 machines on the same plans, about 6 minutes on one CPU core.
+Run:     python -m experiments.mimo.calibration [--json]
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from math import exp, log
+from statistics import fmean
+
+from experiments.harness.outcome import Evidence
+from experiments.harness.script import Parts, main, script
+from experiments.mimo.models import PROFILE, assumptions, at_rates, protocol
+from experiments.mimo.rows import Compared, Timed, tables
+from experiments.mimo.simulated import lowered_of, passes_s, prices_of
+from sim.predict import iteration_s
+
+Rates = tuple[float, float]  # collective_rate, host_kernel_s
+
+
+def ratios_of(row: Compared, tried: Sequence[Rates]) -> dict[Rates, float]:
+    """Our homogeneous time over the printed one, by the machine that is tried."""
+    lowered = lowered_of(row.baseline, row.baseline_layout, assumptions())
+    found = {}
+    for rates in tried:
+        prices = prices_of(lowered, at_rates(*rates), assumptions())
+        seconds = (
+            passes_s(lowered, prices) if row.timed is Timed.FORWARD_BACKWARD else iteration_s(lowered, prices)
+        )
+        found[rates] = seconds / row.printed_s[0]
+    return found
+
+
+def best_of(ratios: Sequence[Mapping[Rates, float]]) -> Rates:
+    """The machine with the smallest mean absolute logarithm; of equals the first."""
+    return min(ratios[0], key=lambda rates: fmean(abs(log(each[rates])) for each in ratios))
+
+
+@script(profile=PROFILE)
+def run() -> Parts:
+    """What is chosen, how far it is off, and what every table alone would choose."""
+    fixed = protocol()["calibration"]
+    tried = list(product(fixed["collective_rate"], fixed["host_kernel_s"]))
+    by_table = {
+        name: [ratios_of(row, tried) for row in rows]
+        for name, rows in tables().items()
+        if name in fixed["rows"]
+    }
+    ratios = [each for found in by_table.values() for each in found]
+    chosen, evidence = best_of(ratios), Evidence()
+    evidence.ours |= {
+        "fitted/collective_rate": chosen[0],
+        "fitted/host_kernel_s": chosen[1],
+        "fitted/rows": len(ratios),
+        "fitted/mean_error": exp(fmean(abs(log(each[chosen])) for each in ratios)) - 1,
+    }
+    for name, found in by_table.items():
+        evidence.ours[f"fitted/{name}/ours_over_printed"] = fmean(each[chosen] for each in found)
+        rate, launch_s = best_of(found)
+        evidence.notes.append(
+            f"{name} alone would choose collectives at {rate:g} and {launch_s * 1e6:g} us a launch"
+        )
+    for rates in tried:
+        error = exp(fmean(abs(log(each[rates])) for each in ratios)) - 1
+        evidence.notes.append(f"collectives at {rates[0]:g}, {rates[1] * 1e6:g} us a launch: {error:.1%} off")
+    return [evidence]
+
+
+if __name__ == "__main__":
+    main(run)

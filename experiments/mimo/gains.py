@@ -1,0 +1,160 @@
+"""Gains of layouts over another: ours by the simulator beside the printed ones, and how they are judged."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from scipy.stats import kendalltau
+
+from experiments.harness.outcome import About, Evidence, PaperNumber
+from experiments.mimo.models import Assumptions, Images, assumptions, protocol, variations
+from experiments.mimo.rows import MS, Compared, Timed
+from experiments.mimo.simulated import Step, peak_of, step_of
+from workbench.units import GB
+
+RATIO_TOL = 0.05
+PERCENT = 100.0
+TAU_WANTED = 0.7
+CUT = "H's encoder cut under cp"
+UNSTATED = "sizes +-20 %, patches per token; where H has cp, its encoder cut or whole"
+CAUSE = (
+    "print has one layout of a 120B LLM at 12.4 to 18.2 s whatever the encoder (`goals`); sizes, patches and "
+    "the microbatch of the other layouts are not stated"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gains:
+    """Printed gains and ours, row by row."""
+
+    name: str
+    printed: tuple[float, ...]
+    ours: tuple[float, ...]
+
+    @property
+    def right(self) -> int:
+        """Rows whose sign is right."""
+        return sum(same_sign(a, b) for a, b in zip(self.printed, self.ours, strict=True))
+
+    @property
+    def tau(self) -> float:
+        """Kendall's tau over rows."""
+        return float(kendalltau(self.printed, self.ours).statistic)
+
+    @property
+    def error_points(self) -> float:
+        """Mean absolute error, in points of a per cent."""
+        return PERCENT * fmean(abs(a - b) for a, b in zip(self.printed, self.ours, strict=True))
+
+    def __str__(self) -> str:
+        told = f"signs {self.right} of {len(self.ours)}, tau {self.tau:.2f}"
+        return f"{told}, error {self.error_points:.1f} points"
+
+    def judge(self, evidence: Evidence) -> None:
+        """Signs, ranks and error as claims about our methods and as numbers."""
+        share, key = self.right / len(self.ours), self.name.replace(" ", "_")
+        wanted = protocol()["judged"]["signs_wanted"]
+        evidence.ours |= {
+            f"modelled/{key}/signs": self.right,
+            f"modelled/{key}/rows": len(self.ours),
+            f"modelled/{key}/kendall_tau": self.tau,
+            f"modelled/{key}/gain_error_points": self.error_points,
+        }
+        evidence.claim(
+            f"{self.name}: signs are right in {self.right} of {len(self.ours)} rows (want {wanted:.0%});",
+            share >= wanted,
+            About.METHODS,
+        )
+        ranks = f"{self.name}: Kendall tau {self.tau:.2f} (want {TAU_WANTED});"
+        evidence.claim(ranks, self.tau >= TAU_WANTED, About.METHODS)
+        evidence.notes.append(f"{self.name}: mean absolute error of the gains {self.error_points:.1f} points")
+
+
+def same_sign(printed: float, ours: float) -> bool:
+    """Both gains, both losses, or both on par."""
+    on_par: float = protocol()["judged"]["on_par"]
+    if abs(printed) <= on_par:
+        return abs(ours) <= on_par
+    return (printed > 0) == (ours > 0)
+
+
+def seconds(row: Compared, step: Step) -> float:
+    """What the row's table times."""
+    return step.step_s if row.timed is Timed.STEP else step.passes_s
+
+
+def both_s(row: Compared, assumed: Assumptions) -> tuple[float, float]:
+    """Our seconds of H and of the other layout."""
+    return (
+        seconds(row, step_of(row.baseline, row.baseline_layout, assumed)),
+        seconds(row, step_of(row.other, row.other_layout, assumed)),
+    )
+
+
+def gain(row: Compared, assumed: Assumptions) -> float:
+    """Of the other layout's speed over H's."""
+    baseline_s, other_s = both_s(row, assumed)
+    return baseline_s / other_s - 1
+
+
+def gains_of(name: str, rows: Sequence[Compared], assumed: Assumptions) -> Gains:
+    """Of all rows."""
+    printed = tuple(row.printed_gain for row in rows)
+    return Gains(name=name, printed=printed, ours=tuple(gain(row, assumed) for row in rows))
+
+
+def speedups(row: Compared) -> Mapping[str, float]:
+    """How many times as fast as H the other layout is, by what is assumed, the judged first."""
+    assumed = {"as assumed": assumptions()} | variations()
+    if row.baseline_layout.llm.cp > 1:
+        assumed[CUT] = replace(assumptions(), under_context=Images.CUT)
+    return {name: 1 + gain(row, each) for name, each in assumed.items()}
+
+
+def add_speedup(evidence: Evidence, row: Compared, key: str, where: str) -> float:
+    """One row's speed over H, with its range; ours is given back."""
+    ours = speedups(row)
+    number = PaperNumber(f"modelled/{key}/speed_over_h", 1 + row.printed_gain, "x", where, RATIO_TOL)
+    evidence.add_range(number, ours, UNSTATED)
+    return ours["as assumed"]
+
+
+def gain_evidence(name: str, rows: Sequence[Compared]) -> Evidence:
+    """Every row's speed over H, then signs, order and error of the gains, steps and memory."""
+    evidence = Evidence(causes={"modelled/*": CAUSE})
+    for row in rows:
+        add_speedup(evidence, row, row.key, name)
+        for which, step_s in zip(("h", "other"), both_s(row, assumptions()), strict=True):
+            evidence.ours[f"modelled/{row.key}/{which}_ms"] = step_s * MS
+    gains_of(name, rows, assumptions()).judge(evidence)
+    evidence.notes += [_absolute(rows), _memory(rows)]
+    if any(row.baseline_layout.llm.cp > 1 for row in rows):
+        cut = replace(assumptions(), under_context=Images.CUT)
+        evidence.notes.append(f"read otherwise ({CUT}): {gains_of(name, rows, cut)}")
+    return evidence
+
+
+def ratios(rows: Sequence[Compared]) -> list[float]:
+    """Our steps over the printed ones, both layouts of every row."""
+    return [
+        ours / printed
+        for row in rows
+        for ours, printed in zip(both_s(row, assumptions()), row.printed_s, strict=True)
+    ]
+
+
+def _absolute(rows: Sequence[Compared]) -> str:
+    found = ratios(rows)
+    return f"our step times over the printed: {min(found):.2f} to {max(found):.2f}, mean {fmean(found):.2f}"
+
+
+def _memory(rows: Sequence[Compared]) -> str:
+    found = [
+        peak_of(workload, layout, assumptions()) / GB / printed_gb
+        for row in rows
+        for workload, layout, printed_gb in (
+            (row.baseline, row.baseline_layout, row.printed_gb[0]),
+            (row.other, row.other_layout, row.printed_gb[1]),
+        )
+    ]
+    return f"our peak memory over the printed: {min(found):.2f} to {max(found):.2f}, mean {fmean(found):.2f}"

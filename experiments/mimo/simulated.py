@@ -1,0 +1,127 @@
+"""A row's step: the plan of the mode's strategy with the printed degrees, through the simulator."""
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+from experiments.mimo.models import LLM, VISION, Assumptions, Images, Workload, calibrated, job_of, machine
+from sim.predict import iteration_s
+from sim.step.wire import wires
+from workbench.cost.model import CostModel
+from workbench.cost.roofline import Work
+from workbench.memory.account import memory_table, peak_bytes
+from workbench.model.layer import Layer, LayerKind
+from workbench.plan.folded import judged_part
+from workbench.plan.lower import lower
+from workbench.plan.lowered import Direction, Lowered
+from workbench.plan.plan import Plan
+from workbench.plan.work import work_of
+from workbench.planner.assembly import in_phases
+from workbench.planner.layout_choice import LayoutChoice, Mode
+from workbench.planner.layout_plan import job_with
+from workbench.planner.layout_step import LayoutSteps
+from workbench.strategies import megatron_heterogeneous, megatron_homogeneous
+from workbench.timing.attention import AttentionCall, AttentionTime
+from workbench.timing.price import Price, price
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A simulated step.
+
+    Args:
+        step_s: the whole iteration.
+        passes_s: passes and sums of gradients, without the update.
+    """
+
+    step_s: float
+    passes_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WholeImages:
+    """Attention of encoders whose context-parallel ranks each have whole images: no keys travel.
+
+    Args:
+        cost: the machine.
+    """
+
+    cost: CostModel
+
+    def __call__(self, call: AttentionCall) -> AttentionTime | None:
+        """Of an even share of the images on each rank; None for the LLM."""
+        if call.stage.cp == 1 or call.stage.module != VISION:
+            return None
+        rows = work_of(call.plan, call.microbatch).rows
+        share = Work(rows[: -(-len(rows) // call.stage.cp)])
+        alone = Layer(name=call.operator.name, kind=LayerKind.BLOCK, operators=(call.operator,), out_width=1)
+        time = self.cost.layer_time(
+            alone, share, tp=call.stage.tp, cp=1, precision=call.plan.settings.precision
+        )
+        return AttentionTime(forward_s=time.forward_s, backward_s=time.input_grad_s)
+
+
+def plan_of(workload: Workload, layout: LayoutChoice, assumed: Assumptions) -> Plan:
+    """The strategy's plan of the printed layout; its stages are balanced by the profile's own rates.
+
+    Raises:
+        ValueError: a layout that the strategy refuses.
+    """
+    job = job_of(workload, assumed, _copies(layout, assumed))
+    job = job_with(job, layout, LayoutSteps(job, machine()).step(layout))
+    if layout.mode is Mode.HOMOGENEOUS:
+        return megatron_homogeneous.of_layout(job, layout, machine())
+    if layout.mode is Mode.COLOCATED:
+        job = in_phases(job, megatron_heterogeneous.NAME)
+    return megatron_heterogeneous.plan(job, machine())
+
+
+def lowered_of(workload: Workload, layout: LayoutChoice, assumed: Assumptions) -> Lowered:
+    """Lowered, one replica for all that are equal to it."""
+    return lower(judged_part(plan_of(workload, layout, assumed)))
+
+
+def prices_of(lowered: Lowered, cost: CostModel, assumed: Assumptions) -> Price:
+    """What its actions cost."""
+    attention = WholeImages(cost) if assumed.under_context is Images.WHOLE else None
+    has_parts = any(stage.cp > 1 and stage.module == VISION for stage in lowered.plan.stages)
+    return price(lowered, cost, attention=attention if has_parts else None)
+
+
+def passes_s(lowered: Lowered, prices: Price) -> float:
+    """Seconds of passes and sums of gradients, where the update takes none."""
+    return iteration_s(lowered, replace(prices, steps_s=dict.fromkeys(prices.steps_s, 0.0)))
+
+
+@cache
+def step_of(workload: Workload, layout: LayoutChoice, assumed: Assumptions) -> Step:
+    """The step under a layout on the calibrated machine, whether it fits or not."""
+    lowered = lowered_of(workload, layout, assumed)
+    prices = prices_of(lowered, calibrated(), assumed)
+    return Step(step_s=iteration_s(lowered, prices), passes_s=passes_s(lowered, prices))
+
+
+def peak_of(workload: Workload, layout: LayoutChoice, assumed: Assumptions) -> int:
+    """Bytes of the rank that holds most."""
+    lowered = lowered_of(workload, layout, assumed)
+    return max(peak_bytes(lowered, memory_table(lowered)).values())
+
+
+def _copies(layout: LayoutChoice, assumed: Assumptions) -> int:
+    whole = layout.mode is Mode.HOMOGENEOUS and assumed.under_context is Images.WHOLE
+    return layout.llm.cp if whole else 1
+
+
+def boundary_of(lowered: Lowered) -> tuple[float, float]:
+    """Of messages between modules in a step: seconds of the busiest port, which carries features and their
+    gradients, and bytes of features that the ranks of a replica of the LLM are sent."""
+    network = wires(lowered)
+    busy_s: dict[int, float] = {}
+    num_bytes = 0.0
+    for row, transmit_s, latency_s, port in zip(
+        lowered.transfers, network.transmit_s, network.latency_s, network.port, strict=True
+    ):
+        if row.edge == f"{VISION}>{LLM}" and port >= 0:
+            busy_s[port] = busy_s.get(port, 0.0) + float(transmit_s + latency_s)
+            arrives = len(row.destination_ranks) if row.direction is Direction.FORWARD else 0
+            num_bytes += arrives * row.num_bytes
+    return max(busy_s.values(), default=0.0), num_bytes / len(lowered.plan.replicas(LLM))
