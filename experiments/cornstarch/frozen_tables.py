@@ -21,7 +21,13 @@ from experiments.cornstarch.frozen_rows import (
 )
 from experiments.cornstarch.implied_stages import all_implied_stages
 from experiments.cornstarch.modelled import Setting
-from experiments.cornstarch.modelled_tables import Guess, ModelledTable, modelled_evidence
+from experiments.cornstarch.modelled_tables import (
+    LINKS,
+    Guess,
+    ModelledTable,
+    modelled_evidence,
+    slower_links,
+)
 from experiments.cornstarch.models import v1_model
 from experiments.cornstarch.planned import Placement
 from experiments.harness.outcome import Bound, Claim, Evidence, PaperNumber
@@ -43,9 +49,6 @@ SUM_DOUBT = 0.02  # two summands and the sum, or two throughputs above 1 and the
 COUNT_REL_TOL = 0.0  # stage counts are integers
 
 TEXT_TOKENS = 1024
-NVLINK_GPUS = (
-    2  # section 6.1: pairs; more GPUs of a node talk over PCIe, whose rate in the profile is no measurement
-)
 # Section 6.1: 1k text tokens, "1.5k~4k tokens in total". With an image, a clip, or both beside the text that
 # leaves about 0.5k for the one and 2.5k for the other; stage times say that the clip is the longer one.
 IMAGES = (  # EVA-CLIP's 336 px and 224 px; all 14 px patches of 1280x720, pooled into what the total leaves
@@ -57,7 +60,7 @@ CLIPS = (  # what the total leaves, and one token per 10 ms, 4k with the text al
     ItemTokens(1500, 2500),
     ItemTokens(1500, 3000),
 )
-UNSTATED = "tokens per image and clip, what collectives reach of PCIe"
+UNSTATED = f"tokens per image and clip, {LINKS}"
 
 
 def table_rows(llm_size: str) -> tuple[FrozenRow, ...]:
@@ -250,10 +253,8 @@ def v1_guesses(row: FrozenRow, tp: int) -> tuple[Guess, ...]:
         input_name(image, clip): Setting(text_tokens=TEXT_TOKENS, items=items_of(image, clip), tp=tp)
         for image, clip in inputs
     }
-    found = [Guess(name, setting) for name, setting in settings.items()]
-    if tp > NVLINK_GPUS:
-        found += [Guess(f"{g.name}, PCIe at half its line rate", g.setting, link_share=0.5) for g in found]
-    return tuple(found)
+    found = tuple(Guess(name, setting) for name, setting in settings.items())
+    return found + slower_links(found)
 
 
 def input_name(image: ItemTokens, clip: ItemTokens) -> str:

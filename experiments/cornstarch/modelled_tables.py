@@ -22,6 +22,8 @@ from workbench.model.model_graph import TEXT, ModelGraph
 
 TIME_REL_TOL = 0.25  # absolute times of another machine's kernels
 GAIN_REL_TOL = 0.15
+NVLINK_GPUS = 2  # of both papers' nodes; the four talk over PCIe, whose rate in the profile is no measurement
+LINKS = "what collectives reach of PCIe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,15 @@ class Guess:
     def cost(self, cost: CostModel) -> CostModel:
         """With that rate."""
         return cost if self.link_share == 1.0 else _slower_inside(cost, self.link_share)
+
+
+def slower_links(guesses: Sequence[Guess]) -> tuple[Guess, ...]:
+    """Those of them whose tensor parallelism crosses PCIe, at half of its line rate."""
+    return tuple(
+        replace(guess, name=f"{guess.name}, PCIe at half its line rate", link_share=0.5)
+        for guess in guesses
+        if guess.setting.tp > NVLINK_GPUS
+    )
 
 
 @cache

@@ -34,10 +34,12 @@ from experiments.cornstarch.frozen_rows import (
 )
 from experiments.cornstarch.modelled import A40, Setting, a40_cost
 from experiments.cornstarch.modelled_tables import (
+    LINKS,
     TIME_REL_TOL,
     Guess,
     ModelledTable,
     modelled_evidence,
+    slower_links,
     stage_times,
 )
 from experiments.cornstarch.models import icml_encoder_chain, icml_model
@@ -152,9 +154,9 @@ def itself_evidence() -> Evidence:
 
 
 def guesses() -> tuple[Guess, ...]:
-    """Degrees of 24 GPUs and recompute; the implied 6 stages of 4 GPUs with recompute come first."""
+    """Degrees of 24 GPUs, recompute, PCIe; the implied 6 stages of 4 GPUs with recompute come first."""
     items = (("vision", qwen2_vl_tokens(720, 1280)), ("audio", conformer_tokens(120.0)))
-    return tuple(
+    found = tuple(
         Guess(
             f"tp {tp}, {RECOMPUTED[recompute]}",
             Setting(
@@ -169,6 +171,7 @@ def guesses() -> tuple[Guess, ...]:
         for tp in (4, 2)
         for recompute in (Recompute.FULL, Recompute.NONE)
     )
+    return found + slower_links(found)
 
 
 def modelled_table() -> ModelledTable:
@@ -179,7 +182,7 @@ def modelled_table() -> ModelledTable:
         pipelines=implied_pipelines(rows),
         model_of=lambda row: icml_model(row.model),
         guesses_of=lambda _: guesses(),
-        unstated=f"{DEGREES}, recompute",
+        unstated=f"{DEGREES}, recompute, {LINKS}",
         gain_of=lambda aware, unaware: unaware.result / aware.result,
         placement=Placement.COLOCATED,
         num_microbatches=NUM_MICROBATCHES,

@@ -98,7 +98,7 @@ STUDIES = {
 
 def path_of(llm: str, study: Study = OURS) -> Path:
     """Where the series of a model is kept."""
-    suffix = "" if study is OURS else f"_{study.name}"
+    suffix = "" if study.name == OURS.name else f"_{study.name}"
     return RESULTS / f"entrain_series_{llm}{suffix}.json"
 
 
