@@ -214,8 +214,8 @@ def check_whole_backwards(plan: Plan, stage: Stage) -> None:
     """Raise ValueError for a split backward: it takes apart products that run in pieces beside their sums."""
     split = next((a for a in plan.program_actions if a.stage == stage.id and a.kind is Pass.I), None)
     if split is not None:
-        pieces = plan.settings.of(stage.module).collective_pieces
         raise ValueError(
-            f"stage {stage.id}: a split backward ({split}) takes apart products that run in {pieces} pieces; "
-            "want collective_pieces 1 or a schedule with whole ones"
+            f"stage {stage.id}: a split backward ({split}) takes apart products that run in "
+            f"{plan.settings.of(stage.module).collective_pieces} pieces; want collective_pieces 1 or a "
+            "schedule with whole ones"
         )
