@@ -14,6 +14,9 @@ OUT := out
 # Ranks and tests run side by side: one thread each is what is measured.
 export OMP_NUM_THREADS ?= 1
 
+# Tests start many processes, which import the same: what one has compiled serves the others, whatever the shell says.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test test-all docs lint venv clean
 
 demo: venv

@@ -1,5 +1,6 @@
 """Fixtures that all tests share."""
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -12,6 +13,8 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else 
 
 from runtime.world.pool import Pool
 from tests.thorough import left_out
+
+gc.disable()  # until all tests are collected: nothing of what is imported until then goes away
 
 MAX_RANKS = 8
 PAGE_TESTS = "test_report_page.py"
@@ -52,6 +55,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker("thorough")
 
 
+def pytest_collection_finish() -> None:
+    """Collections of the tests, and of the ranks forked from here, do not look through what was imported."""
+    gc.enable()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Searches of the tests find nothing that a user's kept, and keep nothing for one."""
@@ -60,6 +69,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Say in the very last line that the report's page was not looked at: among skips it is overlooked."""
+    gc.unfreeze()  # extensions count at the very end what nobody gave back
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     skipped = [] if reporter is None else reporter.stats.get("skipped", [])
     for report in skipped:

@@ -102,8 +102,13 @@ def timed(
 ) -> dict[Action, tuple[int, int]]:
     """(start, end) of every pass: as soon as the one before it and all that it needs have ended.
 
-    Looks at every program again and again until nothing moves; raises when some never ran.
+    A pass that stands in several programs runs when it is next in each. Looks at every program again and
+    again until nothing moves; raises when some never ran.
     """
+    rows_of: dict[Action, list[tuple[int, ...]]] = {}
+    for row, actions in programs.items():
+        for action in actions:
+            rows_of.setdefault(action, []).append(row)
     times: dict[Action, tuple[int, int]] = {}
     place = dict.fromkeys(programs, 0)
     free = dict.fromkeys(programs, 0)
@@ -114,11 +119,15 @@ def timed(
             if place[row] == len(actions):
                 continue
             action = actions[place[row]]
+            rows = rows_of[action]
+            if any(programs[other][place[other] : place[other] + 1] != (action,) for other in rows):
+                continue
             if all(need in times for need in needs[action]):
-                start = max([free[row], *(times[need][1] for need in needs[action])])
+                start = max([*(free[other] for other in rows), *(times[need][1] for need in needs[action])])
                 times[action] = (start, start + duration(action))
-                free[row] = start + duration(action)
-                place[row] += 1
+                for other in rows:
+                    free[other] = times[action][1]
+                    place[other] += 1
                 moved = True
     stuck = {row: str(programs[row][at]) for row, at in place.items() if at < len(programs[row])}
     if stuck:

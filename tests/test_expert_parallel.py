@@ -13,7 +13,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.launch import run_local, run_lowered
+from runtime.launch import run_lowered
 from runtime.models.choose import adapter_of
 from runtime.parallel.expert.cuts import parts_of, place_of
 from runtime.parallel.expert.group import ExpertGroup, exchange_counts
@@ -25,8 +25,8 @@ from runtime.world.pool import Place, Pool
 from tests import tiny_models
 from tests.test_adapters_llama4 import LLAMA4
 from tests.test_expert_plan import MIXTRAL, moe_plan
-from tests.test_export import tensors_of
 from tests.test_parity import assert_parity, assert_same, execute
+from tests.test_tensor_parallel import assert_exported_whole
 from workbench.plan.build import with_programs
 from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Sharding, Stage
@@ -136,16 +136,7 @@ def test_a_frozen_model_below_trained_experts(pool: Pool) -> None:
 
 @pytest.mark.parametrize("degrees", [{"cp": 2, "ep": 2}, {"tp": 2, "cp": 2, "ep": 4}], ids=str)
 def test_an_export_is_of_all_experts(degrees: dict[str, int], tmp_path: Path, pool: Pool) -> None:
-    plan = moe_plan(**degrees)
-    target = tmp_path / "out"
-    result = run_local(plan, RunSettings(export=target, collect=Collect.STATE), pool=pool)
-    written = tensors_of(target)
-    for state in result.states:
-        parts = held_parts(plan, state.rank)
-        for key, weight in state.weights.items():
-            assert torch.equal(weight, parts.get(key, torch.clone)(written[key])), key
-    again = run_local(plan, RunSettings(weights=target), pool=pool)
-    assert again.losses[0] < result.losses[0]
+    assert_exported_whole(moe_plan(**degrees), tmp_path / "out", pool)
 
 
 def build_raising(plan: Plan, stage: Stage, **how: Any) -> StageModule:

@@ -16,8 +16,9 @@ from workbench.cost.measured import MeasuredLayer
 from workbench.cost.model import CostModel, RowWork, Work
 from workbench.cost.profile import load_profile
 from workbench.model.zoo import from_shape
+from workbench.planner.layout_choice import Degrees
 from workbench.planner.stage_counts import silent
-from workbench.search.joint.arrangement import Arrangement, Degrees, Placement
+from workbench.search.joint.arrangement import Arrangement, Placement
 from workbench.search.joint.bounds import lower_bound_s
 from workbench.search.joint.choice import TokenRule, choice_of
 from workbench.search.joint.drive import joint_search

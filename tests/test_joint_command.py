@@ -7,28 +7,11 @@ from workbench.cli.joint_searching import Told, fixed_of, search_jointly, stop_o
 from workbench.search.joint.question import Question
 from workbench.search.joint.terms import Stop
 
-NOTHING = Told(
-    budget=None,
-    gap=None,
-    candidates=None,
-    workers=1,
-    ray=None,
-    seed=0,
-    fix=(),
-    log=None,
-    replay=None,
-    ablate=None,
-)
-
-
-def told(**said) -> Told:
-    return Told(**{name: getattr(NOTHING, name) for name in Told.__slots__} | said)
-
 
 def test_ends_are_read():
-    assert stop_of(NOTHING) == Stop(seconds=60.0)
-    assert stop_of(told(budget="2m", gap="2.5%")) == Stop(seconds=120.0, gap=0.025)
-    assert stop_of(told(candidates=7)) == Stop(candidates=7)
+    assert stop_of(Told()) == Stop(seconds=60.0)
+    assert stop_of(Told(budget="2m", gap="2.5%")) == Stop(seconds=120.0, gap=0.025)
+    assert stop_of(Told(candidates=7)) == Stop(candidates=7)
 
 
 def test_fixed_questions_are_read():
@@ -51,11 +34,11 @@ def test_fixed_questions_are_read():
 )
 def test_what_is_typed_wrong_is_refused_before_any_search(said, reason):
     with pytest.raises(ValueError, match=reason):
-        search_jointly(small(), None, told(**said), None, results=None, as_json=True)
+        search_jointly(small(), None, Told(**said), None, seed=0, results=None, as_json=True)
 
 
 def test_flags_of_a_joint_search_want_it():
-    NOTHING.check_absent()
+    Told().check_absent()
     for said in ({"budget": "3s"}, {"fix": ["layout=dip"]}, {"workers": 2}, {"ablate": "dip"}):
         with pytest.raises(ValueError, match="wants --joint"):
-            told(**said).check_absent()
+            Told(**said).check_absent()

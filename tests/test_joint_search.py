@@ -8,10 +8,13 @@ import pytest
 from sim.predict import IterationJudge
 from tests.test_strategies import cost, job
 from tests.tiny_valm import tiny_batch
-from workbench.plan.plan import KeyExchange, Recompute, Sharding
+from workbench.memory.account import memory_table, peak_bytes
+from workbench.plan.lower import lower
+from workbench.plan.plan import KeyExchange, ModuleSettings, Recompute, Sharding
+from workbench.planner.layout_choice import Degrees
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.search.joint.ablation import ablated
-from workbench.search.joint.arrangement import Arrangement, Degrees, Placement
+from workbench.search.joint.arrangement import Arrangement, Placement
 from workbench.search.joint.choice import TokenRule, build
 from workbench.search.joint.drive import joint_search
 from workbench.search.joint.found import Found
@@ -185,11 +188,27 @@ def test_a_fixed_answer_of_a_strategy_without_a_plan_is_refused():
         searched(small(), fixed={Question.LAYOUT: "fsdp"})
 
 
-def test_a_job_that_does_not_fit_says_so():
-    nodes = tuple(replace(node, memory_bytes=1000) for node in small().cluster.nodes)
-    tight = replace(small(), cluster=replace(small().cluster, nodes=nodes))
-    with pytest.raises(ValueError, match="does not fit: no strategy has a plan for job 'tiny'"):
-        searched(tight)
+def with_memory(num_bytes):
+    nodes = tuple(replace(node, memory_bytes=num_bytes) for node in small().cluster.nodes)
+    return replace(small(), cluster=replace(small().cluster, nodes=nodes))
+
+
+def test_a_job_that_does_not_fit_says_what_it_lacks_and_what_would_do():
+    refused = "does not fit: no strategy has a plan for job 'tiny'; .*nearest: .*"
+    needs, fits = r"'s plan needs \+[\d.e-]+ GiB on rank \d+; .*needs", "with recomputation of .* fits"
+    with pytest.raises(ValueError, match=refused + needs):
+        searched(with_memory(1000))
+    plan = PLANNERS["cornstarch"](small(), cost(), lambda *_: None)
+    lowered = lower(plan)
+    most = max(peak_bytes(lowered, memory_table(lowered)).values())
+    tight = with_memory(most - 1)
+    with pytest.raises(ValueError, match=refused + fits) as error:
+        searched(tight, names=["cornstarch"])
+    said = str(error.value).split("plan with ")[1].removesuffix(" fits")
+    modules = [m.name for m in tight.model.modules] if "all" in said else [said.rsplit(maxsplit=1)[-1]]
+    again = tuple(ModuleSettings(module=name, recompute=Recompute.FULL) for name in sorted(modules))
+    relaxed = replace(tight, settings=replace(tight.settings, modules=again))
+    assert searched(relaxed, names=["cornstarch"], candidates=1).starts[0].value is not None
 
 
 class Ticks:

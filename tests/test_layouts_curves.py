@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from experiments.mimo import loss_curves, parity_grid_runs
-from experiments.mimo.loss_curves_runs import Run, one_process, plan_of, runs, train
+from experiments.mimo.loss_curves_runs import Data, Run, one_process, plan_of, runs, train
 from experiments.mimo.parity_grid_runs import Layout, gap
 from runtime.launch import RunResult
 from runtime.rank_report import RankState
@@ -40,6 +40,17 @@ def test_a_short_run_of_unequal_grids_on_the_same_ranks(pool: Pool) -> None:
     losses, _, _ = one_process(run.trains_llm, 3)
     assert max(abs(a - b) for a, b in zip(curve.losses, losses, strict=True)) <= 1e-12
     assert losses[2] < losses[0]
+    assert curve.state.worst <= 1e-12
+
+
+def test_every_step_may_have_another_batch(pool: Pool) -> None:
+    run = next(run for run in runs() if run.name == "figure 10: colocated_heterogeneous")
+    run = replace(run, llm=Layout(tp=2, dp=1, pp=1, cp=1), vision=Layout(tp=1, dp=2, pp=1, cp=1))
+    data = Data(num_samples=4, num_batches=2)
+    curve = train(run, 3, pool, data)
+    losses, _, _ = one_process(run.trains_llm, 3, data)
+    assert max(abs(a - b) for a, b in zip(curve.losses, losses, strict=True)) <= 1e-12
+    assert losses != one_process(run.trains_llm, 3, Data(num_samples=4))[0]
     assert curve.state.worst <= 1e-12
 
 

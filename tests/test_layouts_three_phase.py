@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.chains import each_reads, node, one_to_one
-from tests.oracles import passes_read
+from tests.oracles import passes_read, timed
 from tests.strategies import schedule_problems
 from workbench.schedule.action import Pass, parse_action
 from workbench.schedule.choice import Schedule, ScheduleKind
@@ -19,32 +19,6 @@ from workbench.schedule.text import format_programs
 from workbench.schedule.three_phase import three_phase
 
 GOLDEN = Path(__file__).parent / "golden" / "three_phase_w2_m4.txt"
-
-
-def timed_together(programs, needs, duration):
-    """Start and end of every pass, which starts when it is next in every program that has it."""
-    times, place = {}, dict.fromkeys(programs, 0)
-    free = dict.fromkeys(programs, 0)
-    moved = True
-    while moved:
-        moved = False
-        for row, actions in programs.items():
-            if place[row] == len(actions):
-                continue
-            action = actions[place[row]]
-            rows = [other for other in programs if action in programs[other]]
-            if any(programs[other][place[other] : place[other] + 1] != (action,) for other in rows):
-                continue
-            if all(need in times for need in needs[action]):
-                start = max([*(free[other] for other in rows), *(times[need][1] for need in needs[action])])
-                times[action] = (start, start + duration(action))
-                for other in rows:
-                    free[other] = times[action][1]
-                    place[other] += 1
-                moved = True
-    left = {row: str(programs[row][at]) for row, at in place.items() if at < len(programs[row])}
-    assert left == {}, f"never ran: {left}"
-    return times
 
 
 def encoders_and_llm(num_encoders, depth, num_microbatches, *, windows=1, backward=True):
@@ -103,9 +77,7 @@ def shared_problems(draw):
 def test_every_dag_runs_whatever_ranks_are_shared(problem, seed):
     nodes, groups, inner = problem
     programs = three_phase(nodes, groups, inner)
-    times = timed_together(
-        programs, passes_read(nodes), lambda a: (7 * a.stage + 5 * a.microbatch + seed) % 3 + 1
-    )
+    times = timed(programs, passes_read(nodes), lambda a: (7 * a.stage + 5 * a.microbatch + seed) % 3 + 1)
     assert len(times) == sum(n.num_microbatches + sum(n.backward) for n in nodes)
     for group, actions in programs.items():
         phases = [(a.stage in inner) + 2 * (a.stage not in inner and a.kind is Pass.B) for a in actions]
@@ -127,7 +99,7 @@ def test_windows_run_with_every_run_ahead(copies, depth, num_windows, size, run_
         copies * depth, depth, num_windows * size, windows=num_windows, backward=backward
     )
     programs = three_phase(nodes, groups, inner, window=size, run_ahead=run_ahead)
-    times = timed_together(programs, passes_read(nodes), lambda a: 1)
+    times = timed(programs, passes_read(nodes), lambda a: 1)
     assert len(times) == sum(n.num_microbatches + sum(n.backward) for n in nodes)
     for actions in programs.values():
         for number in range(num_windows):
@@ -162,7 +134,7 @@ def test_run_ahead_hides_a_frozen_encoder_in_the_bubbles(depth):
 
     def length(run_ahead):
         programs = three_phase(nodes, groups, inner, window=size, run_ahead=run_ahead, duration=duration)
-        return max(end for _, end in timed_together(programs, needs, duration).values())
+        return max(end for _, end in timed(programs, needs, duration).values())
 
     assert length(0) == num_windows * encode + num_windows * 2 * size + 2 * (depth - 1) * num_windows
     assert length(1) == length(0) - (num_windows - 1) * encode

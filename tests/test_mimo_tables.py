@@ -120,9 +120,11 @@ def test_copies_of_images_leave_the_llm_its_tokens():
 def test_features_that_cross_are_counted_once_for_a_replica():
     encoder, llm = ModuleChoice(module=VISION, dp=8), ModuleChoice(module=LLM, tp=2, dp=4)
     layout = LayoutChoice(mode=Mode.COLOCATED, encoders=(encoder,), llm=llm)
-    step = simulated.step_of(replace(SMALL, num_samples=8), layout, assumptions())
-    assert step.boundary_bytes == 2 * 4096 * 4096 * 2  # each rank of the pair lacks the other's sample
-    assert 0 < step.boundary_s < step.passes_s < step.step_s
+    workload = replace(SMALL, num_samples=8)
+    step = simulated.step_of(workload, layout, assumptions())
+    boundary_s, num_bytes = simulated.boundary_of(simulated.lowered_of(workload, layout, assumptions()))
+    assert num_bytes == 2 * 4096 * 4096 * 2  # each rank of the pair lacks the other's sample
+    assert 0 < boundary_s < step.passes_s < step.step_s
 
 
 def test_replicas_of_an_encoder_share_the_images_of_too_few_samples():

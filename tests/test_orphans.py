@@ -193,6 +193,18 @@ def test_producers_of_a_killed_server_are_gone(tmp_path):
         killed_alone(tree)
 
 
+def test_workers_of_a_killed_search_are_gone(job):
+    """On the commit before they waited for ever for what to do."""
+    options = ("--joint", "--workers", 2, "--candidates", 10**6)
+    command = (*CLI, "search", job, *options, "-o", job.with_name("best.json"))
+
+    def has_begun() -> bool:
+        return sum(b"spawn_main" in command_of(pid) for pid in descendants_of(os.getpid())) == 2
+
+    with begun(command, job.with_name("scratch"), has_begun) as tree:
+        killed_alone(tree)
+
+
 def test_a_run_that_is_asked_to_end_says_how_far_it_came(plan):
     with running(plan) as tree:
         started = tree.descendants()

@@ -23,14 +23,22 @@ from runtime.rank_job import RunSettings
 from runtime.state.checkpoint import Checkpoints
 from runtime.world.failure import WorldFailed
 from runtime.world.pool import Place, Pool
+from sim.predict import IterationJudge
 from tests.plans import disjoint_plan
+from tests.test_joint_search import small
 from tests.test_orphans import command_of, descendants_of, until
+from tests.test_strategies import cost
 from tests.test_torchrun import process_of, start
 from tests.tiny_valm import tiny_batch, tiny_valm
 from workbench import stopped
+from workbench.ending import ended_by_default, ending_by_signal, forking
 from workbench.plan.codec import write_plan
 from workbench.plan.lower import lower
+from workbench.search.joint.move import Space
+from workbench.search.joint.starts import start_tasks
+from workbench.search.joint.workers import Several
 from workbench.stopped import LOOKS, StopWatch, is_stopped
+from workbench.strategies.registry import PLANNERS
 
 NOTICED_S = 5.0
 CUTS = {"vision": (5,), "audio": (4,), "llm": (6,)}
@@ -209,3 +217,33 @@ def test_a_worker_that_is_stopped_before_it_reads_its_order_is_named():
             pool.run(length, 1, bytes(10_000_000))
         assert time.monotonic() - began_s < 2 * NOTICED_S
         assert pool.run(length, 1, b"again") == [5]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_at_the_instant_of_a_fork_ends_the_child_and_not_its_copy_of_the_parents_stack(number):
+    """On the commit before, the child unwound the stack that it had of its parent, and ended with 143."""
+    with ending_by_signal(), forking():
+        child = os.fork()
+        if child == 0:
+            try:
+                os.kill(os.getpid(), number)
+                ended_by_default()
+            finally:
+                os._exit(143)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -number
+
+
+def test_a_stopped_search_worker_is_replaced_and_what_it_had_is_done(capsys):
+    task = next(iter(start_tasks(small(), {"cornstarch": PLANNERS["cornstarch"]})))
+    workers = Several(Space(small(), cost(), {}), IterationJudge(cost()), 1)
+    others = descendants_of(os.getpid())
+    try:
+        (undisturbed,) = workers.starts([task])
+        found = descendants_of(os.getpid()) - others
+        (worker,) = (pid for pid in found if b"spawn_main" in command_of(pid))
+        os.kill(worker, signal.SIGSTOP)
+        (start,) = workers.starts([task])
+    finally:
+        workers.close()
+    assert start.value == undisturbed.value
+    assert f"search worker, process {worker}: stopped by a signal" in capsys.readouterr().err

@@ -72,8 +72,8 @@ def test_every_decoder_over_two_ranks(name: str, pool: Pool) -> None:
     assert_same(text_plan(CONFIGS[name], (0, 1)), pool)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in REFUSED])
-def test_every_encoder_over_two_ranks(name: str, pool: Pool) -> None:
+def encoder_plan(name: str) -> Plan:
+    """An encoder before a tiny LLM, both over ranks 0 and 1."""
     case = CASES[name]
     vision, llm = module_of(case), tiny_models.llm()
     batch = tuple(
@@ -84,7 +84,12 @@ def test_every_encoder_over_two_ranks(name: str, pool: Pool) -> None:
         Stage(id=i, module=module.name, replica=0, layers=(0, len(module.layers)), ranks=((0, 1),))
         for i, module in enumerate((vision, llm))
     ]
-    assert_same(finish(connect("two", (vision, llm)), batch, stages), pool)
+    return finish(connect("two", (vision, llm)), batch, stages)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in REFUSED])
+def test_every_encoder_over_two_ranks(name: str, pool: Pool) -> None:
+    assert_same(encoder_plan(name), pool)
 
 
 @pytest.mark.parametrize("name", [name for name in REFUSED if name in CASES])
@@ -168,10 +173,8 @@ def test_tied_weights_recomputed_split_backwards_and_a_norm(pool: Pool) -> None:
     )
 
 
-def test_an_export_is_of_whole_weights(tmp_path: Path, pool: Pool) -> None:
-    layouts = {"image": (1, 1, 1, 2), "audio": (1, 1, 1, 2), "llm": (1, 1, 1, 4)}
-    plan = laid_out(encoders(tied=True), layouts)
-    target = tmp_path / "out"
+def assert_exported_whole(plan: Plan, target: Path, pool: Pool) -> None:
+    """Every rank's part is cut out of what is written, and training goes on from it."""
     result = run_local(plan, RunSettings(export=target, collect=Collect.STATE), pool=pool)
     written = tensors_of(target)
     for state in result.states:
@@ -180,6 +183,11 @@ def test_an_export_is_of_whole_weights(tmp_path: Path, pool: Pool) -> None:
             assert torch.equal(weight, parts.get(key, torch.clone)(written[key])), key
     again = run_local(plan, RunSettings(weights=target), pool=pool)
     assert again.losses[0] < result.losses[0]
+
+
+def test_an_export_is_of_whole_weights(tmp_path: Path, pool: Pool) -> None:
+    layouts = {"image": (1, 1, 1, 2), "audio": (1, 1, 1, 2), "llm": (1, 1, 1, 4)}
+    assert_exported_whole(laid_out(encoders(tied=True), layouts), tmp_path / "out", pool)
 
 
 @given(st.integers(1, 4), st.lists(st.integers(4, 9), min_size=1, max_size=3), st.integers(0, 1))

@@ -13,10 +13,9 @@ from runtime.parallel.context.group import Pending
 from runtime.parallel.tensor.group import TensorGroup
 from runtime.step.stage_module import StageInput, build_stage_module
 from runtime.world.pool import Pool
-from tests import tiny_models
 from tests.job_files import put, write
 from tests.plans import LINK, finish
-from tests.test_adapters_encoders import CASES, module_of
+from tests.test_adapters_encoders import CASES
 from tests.test_parity import assert_parity, assert_same, execute
 from tests.test_tensor_parallel import (
     CONFIGS,
@@ -24,6 +23,7 @@ from tests.test_tensor_parallel import (
     REFUSED,
     SAME_PARTS,
     Degrees,
+    encoder_plan,
     encoders,
     laid_out,
     text_plan,
@@ -36,7 +36,7 @@ from workbench.cost.roofline import Grid, tensor_parallel_messages
 from workbench.data.sample import Sample, Segment
 from workbench.job.job import load_job
 from workbench.memory.account import memory_table, moved_bytes
-from workbench.model.model_graph import TEXT, connect
+from workbench.model.model_graph import TEXT
 from workbench.plan.build import with_programs
 from workbench.plan.codec import dumps, loads
 from workbench.plan.kernels import Kernels
@@ -68,17 +68,7 @@ def test_every_decoder_over_two_ranks(name: str, pool: Pool) -> None:
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in REFUSED])
 def test_every_encoder_over_two_ranks(name: str, pool: Pool) -> None:
-    case = CASES[name]
-    vision, llm = module_of(case), tiny_models.llm()
-    batch = tuple(
-        Sample(k, (Segment(vision.modality, 0, *tokens), Segment(TEXT, 0, 5, 5)))
-        for k, tokens in enumerate(case.items)
-    )
-    stages = [
-        Stage(id=i, module=module.name, replica=0, layers=(0, len(module.layers)), ranks=((0, 1),))
-        for i, module in enumerate((vision, llm))
-    ]
-    assert_same(sequence_parallel(finish(connect("two", (vision, llm)), batch, stages)), pool)
+    assert_same(sequence_parallel(encoder_plan(name)), pool)
 
 
 LAYOUTS = [

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -34,6 +33,7 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransforme
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from runtime.models.choose import ADAPTERS
+from tests.test_hf_config import real_parameters
 from workbench.model import zoo_cornstarch
 from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import native_tokens
@@ -45,12 +45,6 @@ from workbench.model.trainable import Trainable
 from workbench.model.zoo import from_shape, role_of, shape_names
 
 LLM_WIDTH = 4096
-
-
-def real_parameters(model_class, config) -> int:
-    with torch.device("meta"):
-        model = model_class(config)
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def build(name: str, **more) -> Module:

@@ -39,7 +39,7 @@ def status_waits(address: str, noise: tuple[bytes, ...], *, num: int) -> list[fl
     subscription = Subscription(address=address, timeout_s=TIMEOUT_S)
     with closing(ServedLoader(subscription)) as loader, zmq.Context() as context:
         for _ in range(num):
-            sockets = _shout(context, address, noise)
+            sockets = shout(context, address, noise)
             start_s = time.monotonic()
             loader.status()
             waits_s.append(time.monotonic() - start_s)
@@ -48,10 +48,10 @@ def status_waits(address: str, noise: tuple[bytes, ...], *, num: int) -> list[fl
     return waits_s
 
 
-def _shout(
+def shout(
     context: "zmq.Context[zmq.Socket[bytes]]", address: str, noise: tuple[bytes, ...]
 ) -> list["zmq.Socket[bytes]"]:
-    """Peers, each with fewer messages than drop it."""
+    """Peers that have sent noise, each fewer messages than drop it."""
     sockets = []
     for _ in range(-(-PER_QUESTION // MOST_BAD) if noise else 0):
         socket = context.socket(zmq.DEALER)

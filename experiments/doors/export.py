@@ -4,6 +4,8 @@ Setup:   twelve jobs, half of several modules (`export_jobs`), planned by every 
          target. A target that says a plan writes a folder, which the system itself then reads (`targets`):
          torchtitan by its config manager, Megatron-LM by its parser and TransformerConfig, Megatron-Bridge by
          its config classes. fsdp2 and torchrun folders run in the tests; here a folder that was made counts.
+         Megatron's folders of two modules, on ranks of their own and on the same ones, also train two steps
+         on gloo: megatron-core's own code runs, and the CPU answers for CUDA.
 Given:   nothing.
 Run:     python -m experiments.doors [--json]
 """
@@ -14,12 +16,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from experiments.doors.export_jobs import export_jobs
-from experiments.doors.targets import HELD, Folder, fetched, refusals
+from experiments.doors.export_jobs import export_jobs, small_job
+from experiments.doors.targets import HELD, Folder, fetched, refusals, trained
 from sim.predict import predict
 from workbench.cost.model import CostModel
 from workbench.export.export import export
-from workbench.export.registry import TARGETS
+from workbench.export.registry import BY_NAME, TARGETS
 from workbench.export.target import Target
 from workbench.job.job import Job
 from workbench.job.machines import cost_of
@@ -29,6 +31,8 @@ from workbench.strategies.registry import PLANNERS
 from workbench.timing.accept import accept
 
 KEY = "export_targets_parsed"
+TRAINED = ("megatron-islands", "megatron-colocated")
+"""Strategies that put two modules on ranks of their own, and on the same ones."""
 
 
 class Simulated:
@@ -118,7 +122,22 @@ def _packages() -> Any:
     return fetched()
 
 
+def megatron_losses(strategy: str, steps: int = 2) -> list[float] | None:
+    """Of the small job's folder, trained by megatron-core on a host; None: its packages cannot be fetched."""
+    packages = _packages()
+    if packages is None:
+        return None
+    job = small_job()
+    prices = Simulated(cost_of(job, None, None))
+    plan = PLANNERS[strategy](job, prices.cost, lambda *_: None)
+    files = export(plan, BY_NAME["megatron"], prices)
+    return trained(Folder(files=files, ranks=len(plan.ranks)), packages, steps)
+
+
 def keys() -> dict[str, Any]:
-    """The key and its record."""
+    """What was parsed, and what was trained."""
     made = plans_of(export_jobs())
-    return {KEY: {target.name: parsed(target, made) for target in TARGETS}}
+    return {
+        KEY: {target.name: parsed(target, made) for target in TARGETS},
+        "export_megatron_losses": {name: megatron_losses(name) for name in TRAINED},
+    }

@@ -109,6 +109,28 @@ def export_jobs() -> tuple[Job, ...]:
     return (*map(_alone, _ALONE), *map(_several, _SEVERAL))
 
 
+def small_job() -> Job:
+    """A tower and a language model so small that a host trains them as it goes."""
+    vision = {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "image_size": 16,
+        "patch_size": 4,
+        "vision_use_head": False,
+    }
+    llm = LLAMA | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 128}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+    modules = {
+        "vision": {"config": vision, "trainable": "projector"},
+        "llm": {"config": llm | heads, "trainable": "all"},
+    }
+    batch = "batch: {samples: 4, microbatch_samples: 1, fixed: {text_tokens: 8, items: {vision: {each: 1}}}}"
+    return _job("small", {"modules": modules}, f"{batch}\nprecision: float32\nmax_ranks: 2", nodes=1)
+
+
 def _alone(name: str) -> Job:
     config, layout, replicas = _ALONE[name]
     model = {"modules": {"llm": {"config": config, "trainable": "all"}}}

@@ -6,6 +6,7 @@ torch alone; where the package index does not answer they are not held, and that
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAM = Path(__file__).parent / "foreign" / "check_folders.py"
+ON_HOST = PROGRAM.with_name("on_host.py")
 CACHE = Path.home() / ".cache" / "multimodal-workbench" / "export-targets"
 LONGEST_S = 900
 TORCHTITAN = (
@@ -91,8 +93,7 @@ def refusals(target: str, folders: Sequence[Folder], packages: Path) -> list[str
     Raises:
         ValueError: the check itself cannot run.
     """
-    own = {"torchtitan": ["torchtitan"]}.get(target, ["megatron_core", "torchtitan"])
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(packages / each) for each in own)}
+    environment = _environment(target, packages)
     asked = {
         "target": target,
         "bridge": str(packages / "megatron_bridge" / "megatron" / "bridge"),
@@ -117,9 +118,40 @@ def refusals(target: str, folders: Sequence[Folder], packages: Path) -> list[str
     return answers
 
 
+def _environment(target: str, packages: Path) -> dict[str, str]:
+    """Of a process that finds the target's packages; Megatron's borrow what they want of torchtitan's."""
+    own = ["torchtitan"] if target == "torchtitan" else ["megatron_core", "torchtitan"]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(str(packages / each) for each in own)}
+
+
+def trained(folder: Folder, packages: Path, steps: int) -> list[float]:
+    """Losses of a Megatron folder's program on gloo, where the CPU answers for CUDA.
+
+    Raises:
+        ValueError: it fails; the line that says why.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        for name, text in folder.files.items():
+            (Path(place) / name).write_text(text)
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+        done = subprocess.run(
+            [*torchrun, str(folder.ranks), str(ON_HOST), "train.py", "--steps", str(steps)],
+            cwd=place,
+            capture_output=True,
+            text=True,
+            timeout=LONGEST_S,
+            check=False,
+            env=_environment("megatron", packages) | {"OMP_NUM_THREADS": "1"},
+        )
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if re.match(r"\[rank\d+\]: \w*Error", line)]
+        raise ValueError(f"megatron cannot run it: {(errors or done.stderr.splitlines() or ['no word'])[0]}")
+    return [float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("step ")]
+
+
 def _arguments(target: str, folder: Folder) -> list[str]:
     """What the folder's shell hands on to Megatron's program."""
-    return shell_arguments(folder.files) if target == "megatron" else []
+    return shell_arguments(folder.files) if "arguments.sh" in folder.files else []
 
 
 def shell_arguments(files: Mapping[str, str]) -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from experiments.mimo.loss_curves_runs import SEED, TIMEOUT_S, Run, batch, microbatch_samples, model
+from experiments.mimo.loss_curves_runs import ONE_BATCH, SEED, TIMEOUT_S, Run, microbatch_samples, model
 from experiments.mimo.loss_curves_runs import optimizer as first_rate
 from experiments.mimo.loss_curves_runs import plan_of as plan_in_order
 from runtime.launch import run_lowered
@@ -72,7 +72,7 @@ def plan_of(played: Played) -> Plan:
     if played.order != IN_ORDER:
         rng = random.Random(played.order)
         size, microbatch = microbatch_samples(played.run), None
-        samples = batch(model(played.run.trains_llm))
+        (samples,) = ONE_BATCH.batches(model(played.run.trains_llm))
         if played.mix is Mix.SAMPLES:
             size, microbatch = 1, 2 if played.order % 2 else size
         blocks = [samples[start : start + size] for start in range(0, len(samples), size)]

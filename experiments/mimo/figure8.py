@@ -12,7 +12,7 @@ Run:     python -m experiments.mimo.figure8
 from experiments.harness.outcome import Evidence
 from experiments.harness.script import Parts, main, script
 from experiments.mimo.models import LLM, PROFILE, VISION, Workload, assumptions
-from experiments.mimo.simulated import step_of
+from experiments.mimo.simulated import boundary_of, lowered_of, step_of
 from workbench.plan.plan import Recompute
 from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
 from workbench.units import GB
@@ -41,13 +41,13 @@ def evidence() -> Evidence:
                 num_samples=256,
             )
             layout = LayoutChoice(mode=mode, encoders=(encoder,), llm=BACKBONE)
-            step = step_of(workload, layout, assumptions())
-            shares.append(step.boundary_s / step.step_s)
+            boundary_s, num_bytes = boundary_of(lowered_of(workload, layout, assumptions()))
+            shares.append(boundary_s / step_of(workload, layout, assumptions()).step_s)
             key = f"modelled/{name}/{vision_pct:g}"
             found.ours |= {
                 f"{key}/share": shares[-1],
-                f"{key}/received_gb": step.boundary_bytes / GB,
-                f"{key}/boundary_ms": step.boundary_s * 1e3,
+                f"{key}/received_gb": num_bytes / GB,
+                f"{key}/boundary_ms": boundary_s * 1e3,
             }
         found.claim(
             f"{name}: the boundary takes {min(shares):.3%} to {max(shares):.3%} of the step "

@@ -9,7 +9,7 @@ from scipy.stats import kendalltau
 from experiments.harness.outcome import About, Evidence, PaperNumber
 from experiments.mimo.models import Assumptions, Images, assumptions, protocol, variations
 from experiments.mimo.rows import MS, Compared, Timed
-from experiments.mimo.simulated import Step, step_of
+from experiments.mimo.simulated import Step, peak_of, step_of
 from workbench.units import GB
 
 RATIO_TOL = 0.05
@@ -150,7 +150,7 @@ def _absolute(rows: Sequence[Compared]) -> str:
 
 def _memory(rows: Sequence[Compared]) -> str:
     found = [
-        step_of(workload, layout, assumptions()).peak_bytes / GB / printed_gb
+        peak_of(workload, layout, assumptions()) / GB / printed_gb
         for row in rows
         for workload, layout, printed_gb in (
             (row.baseline, row.baseline_layout, row.printed_gb[0]),

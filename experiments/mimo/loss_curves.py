@@ -8,11 +8,14 @@ Setup:   every configuration executed on up to eight gloo processes: a tiny LLaV
          in Table A6 at its first learning rate.
 Ours:    losses of every step in float64 against the homogeneous baseline of the same figure, and
          gradients, weights and both moments after the last step against one process.
-Differs: float64 instead of float32, 16 samples instead of 96, the same batch in every step, a constant
-         learning rate; the paper shows ranges of losses, of which no number is printed in the text.
-Run:     python -m experiments.mimo.loss_curves [--json] [--steps N] [--limit-s N] [--fresh]
+Differs: float64 instead of float32, 16 samples and the same batch in every step unless told otherwise, a
+         constant learning rate; the paper shows ranges of losses, of which no number is printed in the text.
+         With `--samples 96 --batches 100 --steps 100 --figures 6 10` every step has another batch of the
+         printed size, each planned anew while the step before runs; its summary is a file of its own.
+Run:     python -m experiments.mimo.loss_curves [--json] [--steps N] [--samples N] [--batches N]
+         [--figures F ...] [--limit-s N] [--fresh]
 
-Curves are kept as they come, by plan hash and steps: a run that was ended goes on where it stopped.
+Curves are kept as they come, by plan hash, steps and batches: a run that was ended goes on where it stopped.
 """
 
 import json
@@ -24,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness.command import command_line
-from experiments.mimo.loss_curves_runs import Run, one_process, plan_of, runs, train
+from experiments.mimo.loss_curves_runs import ONE_BATCH, Data, Run, model, one_process, plan_of, runs, train
 from experiments.mimo.parity_grid_runs import NUM_RANKS
 from runtime.world.failure import WorldFailed
 from runtime.world.pool import Pool
@@ -36,18 +39,23 @@ STEPS = 50
 RESULTS = Path(__file__).parent.parent / "results"
 CURVES = RESULTS / "mimo_loss_curves_curves.jsonl"
 SUMMARY = RESULTS / "mimo_loss_curves.json"
+SUMMARY_OF_BATCHES = RESULTS / "mimo_loss_curves_batches.json"
 BASELINE = "colocated_homogeneous_baseline"
 
 
-def curve(run: Run, steps: int, pool: Pool, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def curve(
+    run: Run, steps: int, data: Data, pool: Pool, known: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
     """One run's record, from those that are known where it is there."""
-    plan = plan_of(run)
+    plan = plan_of(run, data.batches(model(run.trains_llm))[0])
     key = f"{plan_hash(plan)}:{steps}:{run.trains_llm}"
+    if data.num_batches > 1:
+        key += f":{data.num_batches}"
     if key in known:
         return {**known[key], "name": run.name}
     record = {"key": key, "name": run.name, "num_ranks": len(plan.ranks)}
     try:
-        found = train(run, steps, pool)
+        found = train(run, steps, pool, data)
     except WorldFailed as error:
         return record | {"failed": " ".join(str(error).split())[:300]}
     return record | {"losses": list(found.losses), "state": asdict(found.state)}
@@ -102,7 +110,7 @@ def read_curves(path: Path) -> dict[str, dict[str, Any]]:
     return {record["key"]: record for record in records}
 
 
-def play(chosen: Sequence[Run], steps: int, path: Path, limit_s: float) -> list[dict[str, Any]]:
+def play(chosen: Sequence[Run], steps: int, data: Data, path: Path, limit_s: float) -> list[dict[str, Any]]:
     """Records of as many runs as there is time for; each new one is kept at once."""
     known, found = read_curves(path), []
     end_s = time.monotonic() + limit_s
@@ -110,7 +118,7 @@ def play(chosen: Sequence[Run], steps: int, path: Path, limit_s: float) -> list[
         for run in chosen:
             if time.monotonic() > end_s:
                 break
-            record = curve(run, steps, pool, known)
+            record = curve(run, steps, data, pool, known)
             found.append(record)
             if "losses" in record and record["key"] not in known:
                 known[record["key"]] = record
@@ -126,15 +134,21 @@ def play(chosen: Sequence[Run], steps: int, path: Path, limit_s: float) -> list[
 def main() -> int:
     parser = command_line(__doc__)
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--samples", type=int, default=ONE_BATCH.num_samples, help="of a batch")
+    parser.add_argument("--batches", type=int, default=1, help="that differ, one a step")
+    parser.add_argument("--figures", nargs="+", default=[], help="of the paper; all by default")
     parser.add_argument("--limit-s", type=float, default=3600.0, help="stop after this, to go on later")
     parser.add_argument("--fresh", action="store_true", help="run everything again")
     arguments = parser.parse_args()
     if arguments.fresh:
         CURVES.unlink(missing_ok=True)
-    chosen = runs()
-    result = judged(chosen, play(chosen, arguments.steps, CURVES, arguments.limit_s))
+    chosen = [run for run in runs() if not arguments.figures or run.figure in arguments.figures]
+    data = Data(num_samples=arguments.samples, num_batches=arguments.batches)
+    result = judged(chosen, play(chosen, arguments.steps, data, CURVES, arguments.limit_s))
     result |= {"steps": arguments.steps, "bound": BOUND}
-    alone = {trains: one_process(trains, arguments.steps)[0] for trains in (False, True)}
+    if data != ONE_BATCH:
+        result |= asdict(data)
+    alone = {trains: one_process(trains, arguments.steps, data)[0] for trains in (False, True)}
     for row in result["rows"]:
         gap, state = row.get("from_baseline", float("nan")), row.get("state", float("nan"))
         print(f"{row['name']:45} {row['num_ranks']} ranks, from baseline {gap:.1e}, state {state:.1e}")
@@ -145,7 +159,10 @@ def main() -> int:
     print(f"{result['executed']} of {result['runs']} curves executed over {arguments.steps} steps")
     print(f"claim: every layout within {BOUND} of the baseline at every step, states included: ", end="")
     print("holds" if result["holds"] else "FAILS")
-    write_text(json.dumps(result, indent=2, sort_keys=True) + "\n", SUMMARY)
+    write_text(
+        json.dumps(result, indent=2, sort_keys=True) + "\n",
+        SUMMARY if data == ONE_BATCH else SUMMARY_OF_BATCHES,
+    )
     if arguments.json:
         print(json.dumps(result, sort_keys=True))
     return 0 if result["holds"] else 1

@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from runtime.launch import run_lowered
 from runtime.rank_job import Collect, RunSettings
 from runtime.reference import Reference, ReferenceResult
 from runtime.step.optimizer import OptimizerSettings
+from runtime.step_plans import NextBatches
 from runtime.world.pool import Pool
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.cost.model import CostModel
@@ -34,7 +35,7 @@ REFERENCE = Path(__file__).parent.parent / "reference"
 SEED = 5
 MICROBATCH = 2  # printed for the trainable sweep, the least here
 MOST_MICROBATCHES = 4  # of a replica of the LLM
-NUM_SAMPLES = 16  # divides by a microbatch of every replica, of eight at most
+NUM_SAMPLES = 16  # divides by a microbatch of every replica, of eight at most; 96 are printed
 TIMEOUT_S = 120.0
 _WIDTH = 16  # of the LLM
 _CLIP = {
@@ -80,6 +81,34 @@ class Run:
         if self.placement is Placement.APART or self.llm == self.vision:
             return Schedule()
         return Schedule(kind=ScheduleKind.THREE_PHASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """What a run trains on.
+
+    Args:
+        num_samples: of a batch.
+        num_batches: that differ, one a step; after the last comes the first again.
+    """
+
+    num_samples: int = NUM_SAMPLES
+    num_batches: int = 1
+
+    def batches(self, of: ModelGraph) -> tuple[tuple[Sample, ...], ...]:
+        """One image in every sample, and text of several lengths."""
+        tokens = native_tokens(of.module("vision"))
+        assert tokens is not None
+        return tuple(
+            tuple(
+                Sample(index, (Segment("image", 0, *tokens), Segment(TEXT, 0, 4 + index % 5, 4 + index % 5)))
+                for index in range(number * self.num_samples, (number + 1) * self.num_samples)
+            )
+            for number in range(self.num_batches)
+        )
+
+
+ONE_BATCH = Data()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,16 +186,6 @@ def model(trains_llm: bool) -> ModelGraph:  # noqa: FBT001  (the one thing in wh
     return connect("tiny-llava", (vision, llm))
 
 
-def batch(of: ModelGraph) -> tuple[Sample, ...]:
-    """One image in every sample, and text of several lengths."""
-    tokens = native_tokens(of.module("vision"))
-    assert tokens is not None
-    return tuple(
-        Sample(index, (Segment("image", 0, *tokens), Segment(TEXT, 0, 4 + index % 5, 4 + index % 5)))
-        for index in range(NUM_SAMPLES)
-    )
-
-
 def optimizer(run: Run) -> OptimizerSettings:
     """Table A6, at its first learning rate."""
     return OptimizerSettings(
@@ -174,9 +193,9 @@ def optimizer(run: Run) -> OptimizerSettings:
     )
 
 
-def microbatch_samples(run: Run) -> int:
-    """Samples of a microbatch."""
-    return max(MICROBATCH, NUM_SAMPLES // (MOST_MICROBATCHES * run.llm.dp))
+def microbatch_samples(run: Run, num_samples: int = NUM_SAMPLES) -> int:
+    """Samples of a microbatch, of so many in a batch."""
+    return max(MICROBATCH, num_samples // (MOST_MICROBATCHES * run.llm.dp))
 
 
 def plan_of(run: Run, samples: tuple[Sample, ...] = (), microbatch: int | None = None) -> Plan:
@@ -184,7 +203,7 @@ def plan_of(run: Run, samples: tuple[Sample, ...] = (), microbatch: int | None =
 
     Args:
         run: which.
-        samples: those of `batch` in another order; none: as they are there.
+        samples: the batch; none: the first of `ONE_BATCH`.
         microbatch: samples of one; None: as `microbatch_samples` says.
     """
     graph = model(run.trains_llm)
@@ -196,8 +215,8 @@ def plan_of(run: Run, samples: tuple[Sample, ...] = (), microbatch: int | None =
         name="llava",
         model=graph,
         cluster=Cluster(name="processes", nodes=(node,), intra=link, inter=link),
-        batch=samples or batch(graph),
-        microbatch_samples=microbatch or microbatch_samples(run),
+        batch=samples or ONE_BATCH.batches(graph)[0],
+        microbatch_samples=microbatch or microbatch_samples(run, len(samples) or NUM_SAMPLES),
         layouts=tuple(
             ModuleLayout(module=name, tp=x.tp, dp=x.dp, pp=x.pp, rank_offset=offset)
             for name, x in layouts.items()
@@ -209,15 +228,17 @@ def plan_of(run: Run, samples: tuple[Sample, ...] = (), microbatch: int | None =
     return megatron_heterogeneous.plan(job, CostModel(load_profile("A40")))
 
 
-def train(run: Run, steps: int, pool: Pool) -> Curve:
+def train(run: Run, steps: int, pool: Pool, data: Data = ONE_BATCH) -> Curve:
     """So many steps on real processes, in float64; gradients, weights and moments of the last one compared.
 
     Raises:
         WorldFailed: a rank raised or did not finish in time.
     """
-    plan = plan_of(run)
+    first, *others = data.batches(model(run.trains_llm))
+    plan = plan_of(run, first)
     settings = RunSettings(
         steps=steps,
+        following=NextBatches(batches=tuple(others)),
         seed=SEED,
         precision=Precision.FLOAT64,
         collect=Collect.STATE,
@@ -225,7 +246,7 @@ def train(run: Run, steps: int, pool: Pool) -> Curve:
         timeout_s=TIMEOUT_S,
     )
     result = run_lowered(lower(plan), settings, pool=pool)
-    _, last, moments = one_process(run.trains_llm, steps)
+    _, last, moments = one_process(run.trains_llm, steps, data)
     return Curve(result.losses, gap(plan, result, last, moments))
 
 
@@ -233,14 +254,17 @@ def train(run: Run, steps: int, pool: Pool) -> Curve:
 def one_process(
     trains_llm: bool,  # noqa: FBT001  (the key of the cache)
     steps: int,
+    data: Data = ONE_BATCH,
 ) -> tuple[tuple[float, ...], ReferenceResult, dict[Key, Moments]]:
     """Losses, the last step, and AdamW's moments, made here from the gradients of every step."""
     torch.set_num_threads(1)
     run = next(run for run in runs() if run.trains_llm is trains_llm)
     settings = optimizer(run)
-    reference = Reference(plan_of(run), seed=SEED, dtype=torch.float64, optimizer=settings)
+    batches = data.batches(model(trains_llm))
+    reference = Reference(plan_of(run, batches[0]), seed=SEED, dtype=torch.float64, optimizer=settings)
     losses, moments = [], dict[Key, Moments]()
-    for _ in range(steps):
+    for step in range(steps):
+        reference.plan = replace(reference.plan, batch=batches[step % len(batches)])
         result = reference.step(SyntheticSource(SEED))
         losses.append(result.loss)
         for key, gradient in result.gradients.items():

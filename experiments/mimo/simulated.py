@@ -31,16 +31,10 @@ class Step:
     Args:
         step_s: the whole iteration.
         passes_s: passes and sums of gradients, without the update.
-        peak_bytes: of the rank that holds most.
-        boundary_s: for which the busiest port carries features to the LLM, and gradients back.
-        boundary_bytes: features that the ranks of a replica of the LLM are sent in the step.
     """
 
     step_s: float
     passes_s: float
-    peak_bytes: int
-    boundary_s: float
-    boundary_bytes: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +97,13 @@ def step_of(workload: Workload, layout: LayoutChoice, assumed: Assumptions) -> S
     """The step under a layout on the calibrated machine, whether it fits or not."""
     lowered = lowered_of(workload, layout, assumed)
     prices = prices_of(lowered, calibrated(), assumed)
-    boundary_s, boundary_bytes = boundary_of(lowered)
-    return Step(
-        step_s=iteration_s(lowered, prices),
-        passes_s=passes_s(lowered, prices),
-        peak_bytes=max(peak_bytes(lowered, memory_table(lowered)).values()),
-        boundary_s=boundary_s,
-        boundary_bytes=boundary_bytes,
-    )
+    return Step(step_s=iteration_s(lowered, prices), passes_s=passes_s(lowered, prices))
+
+
+def peak_of(workload: Workload, layout: LayoutChoice, assumed: Assumptions) -> int:
+    """Bytes of the rank that holds most."""
+    lowered = lowered_of(workload, layout, assumed)
+    return max(peak_bytes(lowered, memory_table(lowered)).values())
 
 
 def _copies(layout: LayoutChoice, assumed: Assumptions) -> int:
@@ -119,7 +112,8 @@ def _copies(layout: LayoutChoice, assumed: Assumptions) -> int:
 
 
 def boundary_of(lowered: Lowered) -> tuple[float, float]:
-    """Of messages between modules: seconds of the busiest port, bytes of features by replica of the LLM."""
+    """Of messages between modules in a step: seconds of the busiest port, which carries features and their
+    gradients, and bytes of features that the ranks of a replica of the LLM are sent."""
     network = wires(lowered)
     busy_s: dict[int, float] = {}
     num_bytes = 0.0

@@ -174,7 +174,7 @@ class _Ranks:
         ranks = self._lowered.plan.ranks
         num_steps = self._settings.repetitions * (self._settings.warmup + self._settings.steps)
         self._heard = None if progress is None else StepLosses(len(ranks), num_steps, progress)
-        was_enabled = gc.isenabled()
+        was_enabled, is_callers = gc.isenabled(), gc.get_freeze_count() > 0
         gc.freeze()  # every rank collects before every step; what was there before is not looked at again
         try:
             for rank in ranks:
@@ -184,7 +184,8 @@ class _Ranks:
             self._turns.bring(ranks, lambda runner: runner.has_ended)
         finally:
             self._turns.close()
-            gc.unfreeze()
+            if not is_callers:  # else what the caller froze would be looked through again too
+                gc.unfreeze()
             (gc.enable if was_enabled else gc.disable)()
         return [self._reports[rank] for rank in ranks]
 

@@ -131,11 +131,10 @@ class ThreadTensorGroup(_Collectives, TensorGroup):
         self._start(Kind.GATHER, (parts, own), own.nbytes * self.size, combine).wait()
         return parts
 
-    def _reduce(self, x: Tensor, operation: dist.ReduceOp.RedOpType, what: str) -> None:
+    def _begin(self, x: Tensor, operation: dist.ReduceOp.RedOpType, what: str) -> Pending:
         del what
         combine = sum_in_place if operation == dist.ReduceOp.SUM else _largest_in_place
-        if x.numel():  # all members hold equally many
-            self._start(Kind.SUM, x, x.nbytes, combine).wait()
+        return self._start(Kind.SUM, x, x.nbytes, combine)
 
 
 @dataclass(frozen=True, slots=True)

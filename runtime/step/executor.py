@@ -320,9 +320,7 @@ class Executor:
         return frozenset(
             row.edge
             for row in rows
-            if row.direction is Direction.BACKWARD
-            and row.source_rank in sharers
-            and row.route is not Route.BROADCAST
+            if row.direction is Direction.BACKWARD and row.source_rank in sharers and row.after is None
         )
 
     def _is_loss(self, stage: Stage) -> bool:
@@ -348,8 +346,8 @@ def rows_by_action(rows: Rows, is_mine: Callable[[int], bool]) -> Rows:
 
 
 def _sends(row: Transfer, rank: int) -> bool:
-    """Whether the rank hands the row over when its producer ends; a broadcast follows an arrival."""
-    return row.source_rank == rank and row.route is not Route.BROADCAST
+    """Whether the rank hands the row over when its producer ends, and not as it arrives."""
+    return row.source_rank == rank and row.after is None
 
 
 def _receives_ahead(program: Sequence[Action], lowered: Lowered, inputs: Rows) -> tuple[tuple[int, ...], ...]:

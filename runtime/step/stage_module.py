@@ -25,7 +25,7 @@ from runtime.step.stage_edges import edges_before_the_end, edges_into_stage
 from workbench.model.model_graph import Edge, Module
 from workbench.plan.lowered import Weights
 from workbench.plan.plan import Plan, Recompute, Stage
-from workbench.plan.runnable import check_recompute, check_shared_tokens
+from workbench.plan.runnable import check_recompute, check_shared_tokens, check_whole_backwards
 from workbench.plan.sequence import TokenBorders, token_borders
 
 # Shape suffixes: T = packed tokens, E = packed tokens of one edge, D = hidden width.
@@ -177,6 +177,7 @@ class StageModule(nn.Module):
         experts: ExpertGroup | None,
         parts: Sequence[WeightParts],
         borders: TokenBorders,
+        num_pieces: int = 1,
     ) -> None:
         """Be one of the ranks that share weights; every layer holds its own, as `parts` says, already."""
         tokens = None if tensor is None else TokenParts(tensor)
@@ -189,10 +190,15 @@ class StageModule(nn.Module):
                 }
                 parallelize_experts(each, experts, tensor, tokens if index in borders.divided else tensor)
         if tensor is not None and tokens is not None:
-            self._share(tensor, parts, borders, tokens)
+            self._share(tensor, parts, borders, tokens, num_pieces)
 
     def _share(
-        self, group: TensorGroup, parts: Sequence[WeightParts], borders: TokenBorders, tokens: TokenParts
+        self,
+        group: TensorGroup,
+        parts: Sequence[WeightParts],
+        borders: TokenBorders,
+        tokens: TokenParts,
+        num_pieces: int,
     ) -> None:
         """Be one member of tensor-parallel ranks.
 
@@ -209,7 +215,7 @@ class StageModule(nn.Module):
             partial += [each.get_parameter(name) for name in (whole if divided else held.tensor.partial)]
             named = ((each.hugging_face_name(local), cut) for local, cut in held.tensor.cut.items())
             self.cuts |= {self.adapter.aliases.get(name, name): cut for name, cut in named}
-            parallelize(each, held.tensor, group, tokens if divided else group)
+            parallelize(each, held.tensor, group, tokens if divided else group, num_pieces)
         share_tokens(self.layers, first, borders, tokens)
         held_apart = {**self.cuts, **self.expert_cuts}
         uncut = (weight for name, weight in self.named_weights() if name not in held_apart)
@@ -352,7 +358,9 @@ def build_stage_module(
     check_recompute(module.name, settings)
     built.recompute = settings.recompute
     built.weights()  # refuses a tie that names no parameter
-    built.join_ranks(tensor, experts, parts, token_borders(plan, stage))
+    if settings.collective_pieces > 1:
+        check_whole_backwards(plan, stage)
+    built.join_ranks(tensor, experts, parts, token_borders(plan, stage), settings.collective_pieces)
     return built
 
 

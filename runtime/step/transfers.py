@@ -19,6 +19,8 @@ from workbench.schedule.action import Action
 
 # Shape suffixes: T = tokens of a packed tensor, D = width.
 
+AHEAD = 2  # rows that a broker expects at once
+
 
 def pack(source_TD: Tensor, slices: Sequence[Slice]) -> Tensor:
     """The slices' tokens, in the row's order; a view where they lie side by side."""
@@ -96,6 +98,8 @@ class Wires:
         self._in_order: dict[tuple[Route, int], deque[Transfer]] = {}  # not posted yet, by route and sender
         self._unposted: dict[int, Transfer] = {}  # all that are not posted yet
         self._received = _receives_of(lowered, mesh)
+        handed_on = [r for r in self._rows if r.route is Route.RELAY and mesh.rank in r.destination_ranks]
+        self._relay = Relay(self, handed_on, is_able=mesh.hands_on)
         self._followers: dict[int, list[Transfer]] = {}
         for row in self._rows:
             if row.after is not None and row.source_rank == mesh.rank:
@@ -108,6 +112,7 @@ class Wires:
         assert not self._posted
         self._in_order = {key: deque(rows) for key, rows in self._received.items()}
         self._unposted = {row.row: row for rows in self._received.values() for row in rows}
+        self._relay.start_step()
 
     def post(self, rows: Iterable[int], since: Stamp) -> None:
         """Allocate and post the receives of these rows, and what their senders send before them.
@@ -171,7 +176,8 @@ class Wires:
                 self._porter.carry(row, work, packed_TD, awaited)
 
     def finish_step(self) -> None:
-        """Wait for the sends that are still out, and check that every row was used."""
+        """Wait for what is still handed on or out, and check that every row was used."""
+        self._relay.finish_step(self._mesh.timeout_s)
         self._porter.wait_until_idle(self._mesh.rank)
         left = [*self._local, *self._posted, *self._unposted]
         if left:
@@ -185,22 +191,43 @@ class Wires:
         del self._unposted[row.row]
         channel = Channel(Traffic.RECEIVE, (row.route, row.source_rank, self._mesh.rank))
         with self._clock.side_stream(channel, since):
-            buffer_TD = torch.empty((row.num_tokens, row.width), dtype=self._dtype, device=self._mesh.device)
-            work = self._mesh.receive(row, buffer_TD)
-        if work is None:
-            raise RankError(f"rank {self._mesh.rank} is not in the group of {describe(row)}")
+            work, buffer_TD, awaited = self._expect(row)
         self._clock.record_stream(buffer_TD)
-        what = f"rank {self._mesh.rank}: {describe(row)} from rank {row.source_rank}"
-        awaited = Awaited(what, (row.source_rank,))
         note = partial(self._recorder.arrived, row.row)
         self._posted[row.row] = work, buffer_TD, self._clock.follow(work, channel, awaited, note)
+
+    def _expect(self, row: Transfer) -> tuple[dist.Work, Tensor, Awaited]:
+        buffer_TD = torch.empty((row.num_tokens, row.width), dtype=self._dtype, device=self._mesh.device)
+        work = self._mesh.receive(row, buffer_TD)
+        if work is None:
+            raise RankError(f"rank {self._mesh.rank} is not in the group of {describe(row)}")
+        what = f"rank {self._mesh.rank}: {describe(row)} from rank {row.source_rank}"
+        return work, buffer_TD, Awaited(what, (row.source_rank,))
+
+    def hand_on(self, rows: Iterable[Transfer]) -> None:
+        """Receive rows in their order and send each on; the next one is expected while one is awaited.
+
+        Raises:
+            RankError: nothing came in time, or the peer is gone.
+        """
+        ahead: deque[tuple[Transfer, dist.Work, Tensor, Awaited]] = deque()
+        waiting = iter(rows)
+        while True:
+            while len(ahead) < AHEAD and (row := next(waiting, None)) is not None:
+                ahead.append((row, *self._expect(row)))
+            if not ahead:
+                return
+            row, work, buffer_TD, awaited = ahead.popleft()
+            self._clock.wait(work, awaited)
+            self._recorder.arrived(row.row, self._clock.stamp())
+            self._pass_on(row.row, buffer_TD)
 
 
 def _receives_of(lowered: Lowered, mesh: Mesh) -> dict[tuple[Route, int], list[Transfer]]:
     """What a rank receives, by route and sender, in the order in which it is sent: rows by number."""
     found: dict[tuple[Route, int], list[Transfer]] = {}
     for row in lowered.transfers:
-        if row.route is not Route.LOCAL and mesh.rank in row.destination_ranks:
+        if row.route not in (Route.LOCAL, Route.RELAY) and mesh.rank in row.destination_ranks:
             found.setdefault((row.route, row.source_rank), []).append(row)
     for (route, leader), rows in found.items():
         if route is Route.BROADCAST:
@@ -227,6 +254,48 @@ def broadcasts_of(lowered: Lowered, leader: int) -> tuple[int, ...]:
     return tuple(sent)
 
 
+class Relay:
+    """A thread of a broker that hands on what other ranks wait for, beside the rank's own program.
+
+    In the order of rows, whose producers never wait for a later row: so a row that is late holds up others,
+    but nothing for ever.
+
+    Raises:
+        ValueError: rows to hand on, and a mesh where a rank does one thing at a time.
+    """
+
+    def __init__(self, wires: "Wires", rows: Sequence[Transfer], *, is_able: bool) -> None:
+        self._wires, self._rows = wires, rows
+        self._thread: threading.Thread | None = None
+        self._error: RankError | None = None
+        if rows and not is_able:
+            raise ValueError(
+                f"{describe(rows[0])}: brokers run on CPUs, each rank in a process; want settings.boundaries "
+                "'direct' here"
+            )
+
+    def start_step(self) -> None:
+        if self._rows:
+            self._thread = threading.Thread(target=self._run, name="broker", daemon=True)
+            self._thread.start()
+
+    def finish_step(self, timeout_s: float) -> None:
+        """Raises RankError where a row did not come, or is still to come after the timeout."""
+        if self._thread is None:
+            return
+        self._thread.join(timeout_s)
+        if self._error is not None:
+            raise self._error
+        if self._thread.is_alive():
+            raise RankError(f"{describe(self._rows[0])}: its broker still waits at the end of the step")
+
+    def _run(self) -> None:
+        try:
+            self._wires.hand_on(self._rows)
+        except RankError as error:
+            self._error = error
+
+
 _Send = tuple[Transfer, dist.Work, Tensor, Awaited]
 
 
@@ -248,10 +317,10 @@ class Porter:
 
     def carry(self, row: Transfer, work: dist.Work, packed_TD: Tensor, awaited: Awaited) -> None:
         """Wait for a send, after those before it."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="porter", daemon=True)
-            self._thread.start()
-        with self._idle:
+        with self._idle:  # a broker's thread sends too
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="porter", daemon=True)
+                self._thread.start()
             self._num_out += 1
         self._sends.put((row, work, packed_TD, awaited))
 

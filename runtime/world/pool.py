@@ -350,6 +350,8 @@ def _serve(pipe: mpc.Connection, positions: Any, process: int, parent: Parent) -
         pipe.send_bytes(result)
         _receive(pipe)  # LEAVE
         _leave()
+        gc.collect()
+        gc.freeze()  # nor is what this job had imported, by every step of the next ones
 
 
 def _receive(pipe: mpc.Connection) -> bytes | None:

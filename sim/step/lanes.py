@@ -19,8 +19,6 @@ from workbench.plan.lowered import Lowered
 from workbench.plan.task_graph import TaskGraph
 from workbench.schedule.action import Action, TaskKind
 
-Marks = Mapping[int, list[tuple[float, int]]]  # backward -> (share of it, all-reduce that may then begin)
-
 
 class Lanes:
     """Every lane of every rank. Their order is in the graph's edges, so that all are done alike.

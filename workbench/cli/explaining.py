@@ -7,9 +7,9 @@ from typing import Annotated, NamedTuple
 import typer
 
 from workbench.cli.console import emit_json, show, warn
-from workbench.cli.judging import planners_by
+from workbench.cli.judging import Strategy, planners_by
 from workbench.cli.options import ExecutionFile, Json
-from workbench.cli.planning import DEFAULT_STRATEGY, Strategy
+from workbench.cli.planning import DEFAULT_STRATEGY
 from workbench.cost.model import CostModel
 from workbench.explain.changes import Changes, Judge, try_changes
 from workbench.explain.difference import Side, difference

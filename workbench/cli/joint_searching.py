@@ -3,14 +3,16 @@
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from workbench.bounded_file import MOST_BYTES, read_bounded
 from workbench.cli.console import emit_json, show, warn
+from workbench.cli.judging import Strategy
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
+from workbench.job.run_options import asked
 from workbench.plan.codec import dumps, loads
 from workbench.plan.plan import Plan
 from workbench.report.joint_tables import ablation_record, ablation_table, joint_record, joint_table
@@ -38,31 +40,33 @@ _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What the command line says of a joint search, as it was typed; None or empty: nothing.
+    """What the command line says of a joint search, as it was typed; None: nothing."""
 
-    Args:
-        budget: of time.
-        gap: as a percentage.
-        candidates: at most.
-        workers: processes.
-        ray: address of a Ray cluster whose processes they are.
-        seed: of all draws.
-        fix: `question=strategy`.
-        log: file to write.
-        replay: file to read.
-        ablate: strategy that questions are held against.
-    """
-
-    budget: str | None
-    gap: str | None
-    candidates: int | None
-    workers: int
-    ray: str | None
-    seed: int
-    fix: Sequence[str]
-    log: Path | None
-    replay: Path | None
-    ablate: str | None
+    joint: bool = field(
+        default=False, metadata=asked("search all questions together, from every strategy's plan")
+    )
+    budget: str | None = field(
+        default=None, metadata=asked(f"time for --joint; default: {BUDGET} where no other end is given")
+    )
+    gap: str | None = field(
+        default=None, metadata=asked("end of --joint: so near the lower bound, such as 2%")
+    )
+    candidates: int | None = field(default=None, metadata=asked("end of --joint: so many candidates"))
+    workers: int = field(default=1, metadata=asked("processes for --joint"))
+    ray: str | None = field(
+        default=None,
+        metadata=asked("HOST:PORT of a Ray cluster, of which this machine is part: --workers are its"),
+    )
+    fix: list[str] | None = field(
+        default=None,
+        metadata=asked("question that --joint leaves to a strategy, such as layout=cornstarch; repeatable"),
+    )
+    log: Path | None = field(default=None, metadata=asked("file for every candidate of --joint"))
+    replay: Path | None = field(default=None, metadata=asked("log of --joint whose answer is made again"))
+    ablate: Strategy | None = field(
+        default=None,
+        metadata=asked("with --joint: what each question alone gains over this strategy, and all together"),
+    )
 
     @property
     def crew(self) -> Crew:
@@ -71,27 +75,15 @@ class Told:
 
     def check_absent(self) -> None:
         """ValueError where something is said that only a joint search takes."""
-        said = {
-            "--budget": self.budget,
-            "--gap": self.gap,
-            "--candidates": self.candidates,
-            "--fix": self.fix,
-            "--log": self.log,
-            "--replay": self.replay,
-            "--ablate": self.ablate,
-            "--ray": self.ray,
-        }
-        for name, value in said.items():
-            if value not in (None, [], ()):
-                raise ValueError(f"search: {name} wants --joint")
-        if self.workers != 1:
-            raise ValueError("search: --workers wants --joint")
+        for each in fields(self):
+            if getattr(self, each.name) not in (each.default, []):
+                raise ValueError(f"search: --{each.name} wants --joint")
 
-    def check_unbounded(self, asked: Mapping[str, Any]) -> None:
+    def check_unbounded(self, said: Mapping[str, Any]) -> None:
         """ValueError where something is said that wants a lower bound, or the step's seconds."""
         for name, value in (("--gap", self.gap), ("--replay", self.replay), ("--ablate", self.ablate)):
             if value is not None:
-                what = f"over {asked['batches']} batches" if "batches" in asked else asked["objective"]
+                what = f"over {said['batches']} batches" if "batches" in said else said["objective"]
                 raise ValueError(
                     f"search: {name} is about one step's seconds, got --objective {what}; "
                     "want --budget or --candidates"
@@ -102,8 +94,9 @@ def search_jointly(
     job: Job,
     cost: CostModel,
     told: Told,
-    asked: PlanJudge | None,
+    objective: PlanJudge | None,
     *,
+    seed: int,
     results: KeptResults | None,
     as_json: bool,
 ) -> tuple[Plan, Callable[[], None]]:
@@ -113,14 +106,15 @@ def search_jointly(
     is kept in `results`.
 
     Args:
-        asked: the objective; None: the step on the job's own batch.
+        objective: None: the step on the job's own batch.
+        seed: of all draws.
     """
     from sim.predict import IterationJudge, predict_within
 
-    stop, scope = stop_of(told), Scope(seed=told.seed, fixed=fixed_of(told.fix))
-    judge: Judge = asked or IterationJudge(cost)
-    if asked is not None:
-        told.check_unbounded(asked.asked)
+    stop, scope = stop_of(told), Scope(seed=seed, fixed=fixed_of(told.fix or ()))
+    judge: Judge = objective or IterationJudge(cost)
+    if objective is not None:
+        told.check_unbounded(objective.asked)
         scope = replace(scope, lower=no_bound)
     if told.log is not None:
         check_writable(told.log)
@@ -128,9 +122,9 @@ def search_jointly(
         return _replay(job, cost, judge, told.replay, as_json=as_json)
     if told.ablate is not None:
         return _ablate(job, cost, judge, told, as_json=as_json)
-    decided = ("joint", repr(stop), str(told.seed), repr(scope.fixed))
+    decided = ("joint", repr(stop), str(seed), repr(scope.fixed))
     key = result_key(job, cost, decided, Objective.ITERATION)
-    is_kept = results is not None and asked is None and stop.seconds is None and told.log is None
+    is_kept = results is not None and objective is None and stop.seconds is None and told.log is None
     known = results.get(key) if results is not None and is_kept else None
     if known is not None:
         warn("found before, for the same job, machines and code; --no-cache searches again")
@@ -141,7 +135,7 @@ def search_jointly(
         write_text("".join(f"{line}\n" for line in log_lines(job, scope, found)), told.log)
     trace = predict_within(*accept(found.plan), cost)
     replays = [(value, judge.replay(plan).iteration_s) for value, plan in found.runners_up]
-    said = {"objective": Objective.ITERATION.value} if asked is None else asked.asked
+    said = {"objective": Objective.ITERATION.value} if objective is None else objective.asked
     record = joint_record(job.name, found, trace, replays, said)
     if results is not None and is_kept:
         results.put(key, Kept(record=record, best_plan=dumps(found.plan)))
@@ -219,7 +213,7 @@ def _replay(
 def _ablate(
     job: Job, cost: CostModel, judge: Judge, told: Told, *, as_json: bool
 ) -> tuple[Plan, Callable[[], None]]:
-    strategy = told.ablate or ""
+    strategy = str(told.ablate)
     stop = stop_of(told)
     rows: list[Gain] = []
     with ticking("ablation", len(Question) + 1, quiet=as_json) as ticker:

@@ -1,6 +1,7 @@
 """How commands hold strategies' plans against the simulator, and the flag that leaves it out."""
 
 from collections.abc import Collection
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -8,6 +9,9 @@ import typer
 from workbench.planner.judged import JudgedBy, judged
 from workbench.planner.strategy_spec import Planner
 from workbench.strategies.registry import BY_NAME
+
+Strategy = StrEnum("Strategy", {name: name for name in BY_NAME})  # type: ignore[misc]
+"""Strategies by the names users type; of the registry, which no type checker can read."""
 
 JudgeFlag = Annotated[
     JudgedBy,

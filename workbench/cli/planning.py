@@ -1,24 +1,26 @@
 """Commands that make and judge plans: plan, search, check."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from enum import StrEnum
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from workbench.cli.console import emit_json, show, warn
-from workbench.cli.joint_searching import BUDGET, Told, search_jointly
-from workbench.cli.judging import JudgeFlag, planners_by
-from workbench.cli.options import ExecutionFile, Json, PlanFile, takes
+from workbench.cli.joint_searching import Told, search_jointly
+from workbench.cli.judging import JudgeFlag, Strategy, planners_by
+from workbench.cli.options import Json, PlanFile, takes
 from workbench.cli.searching import Drawn, NoCache, judging, kept_results, searched
+from workbench.cost.model import CostModel
 from workbench.explain.warnings import waste_of
 from workbench.job.job import Job, load_job
 from workbench.job.machines import cost_of
 from workbench.job.matching import check_job, named_profile
+from workbench.job.run_options import asked
 from workbench.job.sample_sizes import Tiling, with_sizes
 from workbench.plan.codec import loads, plan_hash, read_plan, write_plan
+from workbench.plan.plan import Plan
 from workbench.plan.runnable import check_runnable
 from workbench.planner.judged import JudgedBy
 from workbench.planner.layout_search import usable_ranks
@@ -43,31 +45,52 @@ from workbench.strategies.registry import BY_NAME, PLANNERS, PRICED
 from workbench.timing.accept import accept
 from workbench.whole_file import check_writable
 
-Strategy = StrEnum("Strategy", {name: name for name in BY_NAME})  # type: ignore[misc]
-"""Strategies by the names users type; of the registry, which no type checker can read."""
 DEFAULT_STRATEGY = Strategy("cornstarch")
 
-Sizes = Annotated[
-    str | None,
-    typer.Option(
-        help="sizes of samples: a corpus by name, or a .jsonl or .parquet file or saved data set with the "
-        "columns text_tokens, image_width and image_height, audio_seconds"
-    ),
-]
-Seed = Annotated[int, typer.Option(help="of a corpus of --sizes, and of the draws of `search --joint`")]
-LayoutFile = Annotated[
-    Path | None,
-    typer.Option("--layout", help="file with layouts instead of the job's, in any notation of `layout`"),
-]
-Tiles = Annotated[Tiling, typer.Option(help="of images of --sizes in an encoder of one size")]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is planned for which machines, where that is not as the job file says; as flags."""
+
+    profile: str | None = field(default=None, metadata=asked("profile name or file instead of the job's"))
+    layout: Path | None = field(
+        default=None,
+        metadata=asked("file with layouts instead of the job's, in any notation of `layout`"),
+    )
+    sizes: str | None = field(
+        default=None,
+        metadata=asked(
+            "sizes of samples: a corpus by name, or a .jsonl or .parquet file or saved data set with the "
+            "columns text_tokens, image_width and image_height, audio_seconds"
+        ),
+    )
+    seed: int = field(
+        default=0, metadata=asked("of a corpus of --sizes; in `search` also of --batches, --mtbf and --joint")
+    )
+    tiling: Tiling = field(
+        default=Tiling.NONE, metadata=asked("of images of --sizes in an encoder of one size")
+    )
+    execution: Path | None = field(
+        default=None, metadata=asked("JSON file of the training system's rates and host times")
+    )
+
+    def job(self, file: Path, strategy: str | None = None) -> Job:
+        """The job file's, with samples and layouts from elsewhere where they are asked for."""
+        found = load_job(file)
+        if self.sizes is not None:
+            found = with_sizes(found, self.sizes, seed=self.seed, tiling=self.tiling)
+        return found if self.layout is None else with_layout_file(found, self.layout, strategy)
+
+    def cost(self, job: Job) -> CostModel:
+        """Its machines'."""
+        return cost_of(job, self.profile, self.execution)
+
+    def write(self, plan: Plan, job: Job, output: Path) -> None:
+        """A plan file that names the profile."""
+        write_plan(plan, output, profile=named_profile(job, self.profile, output))
 
 
-def _job(file: Path, sizes: str | None, seed: int, tiling: Tiling) -> Job:
-    """The job file, with samples from elsewhere where they are asked for."""
-    found = load_job(file)
-    return found if sizes is None else with_sizes(found, sizes, seed=seed, tiling=tiling)
-
-
+@takes(Wanted)
 def plan_command(
     job: Annotated[Path, typer.Argument(help="job file", metavar="JOB")],
     output: Annotated[Path, typer.Option("-o", "--output", help="plan file to write")],
@@ -75,51 +98,46 @@ def plan_command(
     schedule: Annotated[
         ScheduleKind | None, typer.Option(help="order of passes instead of the job's")
     ] = None,
-    profile: Annotated[str | None, typer.Option(help="profile name or file instead of the job's")] = None,
     data: Annotated[Path | None, typer.Option(help="data folder whose samples are the batch")] = None,
-    layout: LayoutFile = None,
-    sizes: Sizes = None,
-    seed: Seed = 0,
-    tiling: Tiles = Tiling.NONE,
-    execution: ExecutionFile = None,
+    wanted: Wanted = Wanted(),
     judge: JudgeFlag = JudgedBy.SIMULATOR,
     as_json: Json = False,
 ) -> None:
     """Turn a job into a plan."""
     check_writable(output)
-    if sizes is not None and data is not None:
+    if wanted.sizes is not None and data is not None:
         raise ValueError("plan: --sizes and --data both bring samples; want one of them")
-    wanted = _job(job, sizes, seed, tiling)
-    if layout is not None:
-        wanted = with_layout_file(wanted, layout, strategy)
+    planned = wanted.job(job, strategy)
     if schedule is not None:
-        wanted = replace(wanted, schedule=usual(schedule))
-    cost = cost_of(wanted, profile, execution)
+        planned = replace(planned, schedule=usual(schedule))
+    cost = wanted.cost(planned)
     if data is not None:
         from runtime.data.dataset import with_data
 
-        wanted = with_data(wanted, data)
+        planned = with_data(planned, data)
     with ticking(f"planning {strategy}", None, quiet=as_json) as ticker:
 
         def progress(done: int, total: int, best_s: float) -> None:
             ticker.at(done, total, f"best so far {milliseconds(best_s)}" if best_s < float("inf") else "")
 
-        made = planners_by(judge, [strategy])[strategy](wanted, cost, progress)
+        made = planners_by(judge, [strategy])[strategy](planned, cost, progress)
     accept(made)
     if BY_NAME[strategy].batch_level:
-        warning = too_small(wanted, cost, len(made.ranks) // wanted.replicas)
+        warning = too_small(planned, cost, len(made.ranks) // planned.replicas)
         if warning is not None:
             warn(warning)
-    for line in waste_of(made, wanted):
+    for line in waste_of(made, planned):
         warn(line)
-    write_plan(made, output, profile=named_profile(wanted, profile, output))
+    wanted.write(made, planned, output)
     if as_json:
         emit_json({"plan": str(output), "plan_hash": plan_hash(made), "strategy": made.strategy})
     else:
         show(plan_table(made), f"written to {output}, hash {plan_hash(made)[:12]}")
 
 
+@takes(Wanted)
 @takes(Asked)
+@takes(Told)
 def search_command(
     job: Annotated[Path, typer.Argument(help="job file", metavar="JOB")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="plan file of the best")] = None,
@@ -128,13 +146,7 @@ def search_command(
         list[ScheduleKind] | None,
         typer.Option(help="orders of passes to try instead of the job's; repeatable"),
     ] = None,
-    profile: Annotated[str | None, typer.Option(help="profile name or file instead of the job's")] = None,
-    layout: LayoutFile = None,
-    sizes: Sizes = None,
-    seed: Annotated[
-        int, typer.Option(help="of a corpus of --sizes, of --batches, of --mtbf and of the draws of --joint")
-    ] = 0,
-    tiling: Tiles = Tiling.NONE,
+    wanted: Wanted = Wanted(),
     asked: Asked = Asked(),  # noqa: B008  (it is frozen)
     ranks: Annotated[
         list[int] | None,
@@ -148,79 +160,41 @@ def search_command(
         Path | None,
         typer.Option(help="picture of all plans by time, memory, GPUs and dollars, .png or .pdf"),
     ] = None,
-    execution: ExecutionFile = None,
     judge: JudgeFlag = JudgedBy.SIMULATOR,
     no_cache: NoCache = False,
-    joint: Annotated[
-        bool, typer.Option("--joint", help="search all questions together, from every strategy's plan")
-    ] = False,
-    budget: Annotated[
-        str | None, typer.Option(help=f"time for --joint; default: {BUDGET} where no other end is given")
-    ] = None,
-    gap: Annotated[
-        str | None, typer.Option(help="end of --joint: so near the lower bound, such as 2%")
-    ] = None,
-    candidates: Annotated[int | None, typer.Option(help="end of --joint: so many candidates")] = None,
-    workers: Annotated[int, typer.Option(help="processes for --joint")] = 1,
-    ray: Annotated[
-        str | None,
-        typer.Option(help="HOST:PORT of a Ray cluster, of which this machine is part: --workers are its"),
-    ] = None,
-    fix: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="question that --joint leaves to a strategy, such as layout=cornstarch; repeatable"
-        ),
-    ] = None,
-    log: Annotated[Path | None, typer.Option(help="file for every candidate of --joint")] = None,
-    replay: Annotated[Path | None, typer.Option(help="log of --joint whose answer is made again")] = None,
-    ablate: Annotated[
-        Strategy | None,
-        typer.Option(
-            help="with --joint: what each question alone gains over this strategy, and all together"
-        ),
-    ] = None,
+    told: Told = Told(),  # noqa: B008  (it is frozen)
     as_json: Json = False,
 ) -> None:
     """Plan a job with every strategy, and with every schedule asked for; simulate all plans and rank them."""
     draw = None if pareto is None else _drawing(pareto)
-    told = Told(
-        budget=budget,
-        gap=gap,
-        candidates=candidates,
-        workers=workers,
-        ray=ray,
-        seed=seed,
-        fix=fix or (),
-        log=log,
-        replay=replay,
-        ablate=ablate,
-    )
-    if not joint:
-        told.check_absent()
-    wanted = _job(job, sizes, seed, tiling)
-    if layout is not None:
-        wanted = with_layout_file(wanted, layout)
-    cost = cost_of(wanted, profile, execution)
-    judged = judging(objective, asked, job, wanted, cost, Drawn(seed, sizes, tiling))
-    results = None if no_cache else kept_results()
-    if joint:
+    if told.joint:
         _check_joint({"--schedule": schedule, "--ranks": ranks, "--pareto": pareto})
-        best, emit = search_jointly(wanted, cost, told, judged.judge, results=results, as_json=as_json)
+    else:
+        told.check_absent()
+    planned = wanted.job(job)
+    cost = wanted.cost(planned)
+    drawn = Drawn(wanted.seed, wanted.sizes, wanted.tiling)
+    judged = judging(objective, asked, job, planned, cost, drawn)
+    results = None if no_cache else kept_results()
+    if told.joint:
+        best, emit = search_jointly(
+            planned, cost, told, judged.judge, seed=wanted.seed, results=results, as_json=as_json
+        )
         if output is not None:
-            write_plan(best, output, profile=named_profile(wanted, profile, output))
+            wanted.write(best, planned, output)
         emit()
         return
     names = (*PLANNERS, *(PRICED if objective.is_money else ()))
     planners = with_schedules(planners_by(judge, names), [usual(kind) for kind in schedule or ()])
-    planners = _varied(planners, wanted, objective, ranks or [], asked)
+    planners = _varied(planners, planned, objective, ranks or [], asked)
     with ticking("searching", len(planners), quiet=as_json) as ticker:
-        found = searched(wanted, cost, planners, judged, ticker.at, results, judge)
+        found = searched(planned, cost, planners, judged, ticker.at, results, judge)
     for line in found.record["warnings"]:
         warn(line)
+    written = []
     if output is not None:
-        write_plan(loads(found.best_plan), output, profile=named_profile(wanted, profile, output))
-    written = [] if output is None else [f"best plan written to {output}"]
+        wanted.write(loads(found.best_plan), planned, output)
+        written.append(f"best plan written to {output}")
     if draw is not None:
         draw(found.record)
         written.append(f"plans drawn in {pareto}")

@@ -5,9 +5,8 @@ from typing import Annotated
 import typer
 
 from workbench.cli.console import emit_json, show
-from workbench.cli.judging import JudgeFlag, planners_by
+from workbench.cli.judging import JudgeFlag, Strategy, planners_by
 from workbench.cli.options import ExecutionFile, JobFile, Json, Profile
-from workbench.cli.planning import Strategy
 from workbench.cli.searching import Judging, NoCache, kept_results, searched
 from workbench.job.job import load_job
 from workbench.job.machines import cost_of

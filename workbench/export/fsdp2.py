@@ -58,8 +58,8 @@ def _behind(plan: Plan) -> str | None:
 
 def _changes(plan: Plan) -> Sequence[Change]:
     changes = [
+        *sayable.sharded_alike(plan),
         *sayable.sharded_as(plan, Sharding.GRADIENTS, Sharding.OPTIMIZER),
-        *_sharded_alike(plan),
         *_computed_again(plan),
     ]
     if _encoders_apart(plan):
@@ -77,25 +77,6 @@ def _encoders_apart(plan: Plan) -> bool:
         for replica in plan.replicas(module.name)
     }
     return len(counts) > 1
-
-
-def _sharded_alike(plan: Plan) -> Sequence[Change]:
-    """One sharding for all modules: that of the language model."""
-    wanted = plan.settings.of(llm_of(plan).name)
-    every = [plan.settings.of(module.name) for module in plan.model.modules]
-    if all((each.sharding, each.instances) == (wanted.sharding, wanted.instances) for each in every):
-        return ()
-
-    def alike(settings: ModuleSettings) -> ModuleSettings:
-        return replace(settings, sharding=wanted.sharding, instances=wanted.instances)
-
-    return (
-        Change(
-            has="modules that are sharded differently",
-            gets=f"sharding {wanted.sharding} for all",
-            make=lambda job: with_settings(job, alike),
-        ),
-    )
 
 
 def _computed_again(plan: Plan) -> Sequence[Change]:

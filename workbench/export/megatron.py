@@ -1,4 +1,4 @@
-"""Megatron-LM: the arguments of `pretrain_gpt.py`, for plans of one language model.
+"""Megatron-LM: the arguments of `pretrain_gpt.py`, or a program of megatron-core's MIMO for several modules.
 
 Source: Megatron-LM, megatron/training/arguments.py, as megatron-core 0.19.2 ships it (Apache-2.0).
 """
@@ -8,42 +8,39 @@ from collections.abc import Sequence
 
 from workbench.export import sayable
 from workbench.export.decoder import Decoder, decoder_of
-from workbench.export.placed import Placed, llm_of, placed_modules
-from workbench.export.said import (
-    LLM_ALONE,
-    Change,
-    Said,
-    longest_tokens,
-    microbatch_samples,
+from workbench.export.megatron_program import MEGATRON_SEVERAL
+from workbench.export.mimo_limits import encoders_of, unsayable
+from workbench.export.mimo_words import (
+    EXCHANGES,
+    LANGUAGE,
+    MIMO_WAYS,
+    PROGRAM,
+    RECOMPUTED,
+    SCHEDULES,
+    Words,
+    mimo_changes,
+    mimo_tables,
+    program_files,
+    tokens_of_item,
 )
+from workbench.export.placed import Placed, Placing, llm_of, placed_modules
+from workbench.export.said import LLM_ALONE, Change, Said, longest_tokens, microbatch_samples
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import nccl_environment
 from workbench.job.notations.job_layouts import MEGATRON_SIZES
 from workbench.job.notations.layout_string import layout_string
-from workbench.model.block_modules import BlockModule
-from workbench.model.families.registry import ARCHITECTURES
-from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Precision, Recompute, Sharding
-from workbench.schedule.choice import ScheduleKind
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Sharding
 
 ARGUMENTS, DATA = "arguments.sh", "data.sh"
-FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen2_vl_text", "qwen3", "gpt2", "opt")
 Arguments = dict[str, str | None]  # flag -> its value; None: it stands alone
 
-RECOMPUTED = {
-    BlockModule.CORE_ATTN: "core_attn",
-    BlockModule.NORM: "layernorm",
-    BlockModule.MLP: "mlp",
-    BlockModule.MOE: "moe",
-    BlockModule.MOE_ACT: "moe_act",
-    BlockModule.MLA_UP_PROJ: "mla_up_proj",
-}
-EXCHANGES = {
-    KeyExchange.ALL_GATHER: "all_gather",
-    KeyExchange.RING: "p2p",
-    KeyExchange.ALL_TO_ALL: "a2a",
-}
+_GRID_SIZES = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+)
 _FSDP = {Sharding.GRADIENTS: "optim_grads", Sharding.PARAMETERS: "optim_grads_params"}
-SCHEDULES = (ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED)
 
 
 def arguments_of(plan: Plan) -> Arguments:
@@ -162,33 +159,12 @@ def _sharding_arguments(settings: ModuleSettings) -> Arguments:
 
 
 def _refuses(plan: Plan) -> str | None:
-    if len(plan.model.modules) > 1:
-        others = ", ".join(repr(m.name) for m in plan.model.modules if m is not llm_of(plan))
-        return f"modules beside the language model ({others}); --to megatron-bridge can"
-    return (
-        sayable.unplaced(plan)
-        or unsayable_decoder(plan)
-        or sayable.masked(plan)
-        or sayable.too_precise(plan)
-        or sayable.frozen_parts(plan)
-    )
-
-
-def unsayable_decoder(plan: Plan) -> str | None:
-    """What of the language model Megatron's GPT cannot be built as; None: it can."""
-    try:
-        decoder = decoder_of(llm_of(plan))
-    except ValueError as error:
-        return str(error)
-    if decoder.family and decoder.family not in FAMILIES:
-        name = ARCHITECTURES[decoder.family].name
-        return f"a language model of the family {name}"
-    if decoder.rope_scaling and decoder.rope_scaling.get("rope_type") != "llama3":
-        return f"positions scaled as {decoder.rope_scaling.get('rope_type')!r}"
-    return None
+    return unsayable(plan, (Placing.ALONE, Placing.APART, Placing.SHARED))
 
 
 def _changes(plan: Plan) -> Sequence[Change]:
+    if len(plan.model.modules) > 1:
+        return mimo_changes(plan)
     return (
         *sayable.equal_lengths(plan),
         *sayable.wide_optimizer(plan),
@@ -209,6 +185,8 @@ def _quoted(flag: str, value: str) -> str:
 
 
 def _files(said: Said) -> Files:
+    if len(said.becomes.model.modules) > 1:
+        return program_files(MEGATRON_SEVERAL, several_tables(said.becomes))
     decoder = decoder_of(llm_of(said.becomes))
     data: Arguments = {
         "--mock-data": None,
@@ -222,6 +200,23 @@ def _files(said: Said) -> Files:
     }
 
 
+def several_tables(plan: Plan) -> Words:
+    """What the program of several modules holds: each configuration knows the sizes of its grid."""
+    found = mimo_tables(plan)
+    llm = llm_of(plan).name
+    for name, words in found["parallelisms"].items():
+        config = found["language"] if name == LANGUAGE else found["encoders"][name]["config"]
+        config |= {key: words.get(key, 1) for key in _GRID_SIZES}
+        if name != LANGUAGE:
+            found["encoders"][name]["projector"] |= {"tensor_model_parallel_size": words[_GRID_SIZES[0]]}
+    if plan.settings.of(llm).sequence_parallel and found["language"][_GRID_SIZES[0]] > 1:
+        found["language"]["sequence_parallel"] = True
+    if found["language"]["context_parallel_size"] > 1:
+        found["language"]["cp_comm_type"] = EXCHANGES[plan.settings.of(llm).key_exchange]
+    tokens = {module.name: tokens_of_item(plan, module) for module in encoders_of(plan)}
+    return found | {"tokens": tokens, "length": max(longest_tokens(plan), 1 + sum(tokens.values()))}
+
+
 def _positions(said: Arguments) -> Arguments:
     """At least as many positions as a sample has tokens."""
     most = max(int(said["--max-position-embeddings"] or 0), int(said["--seq-length"] or 0))
@@ -230,6 +225,13 @@ def _positions(said: Arguments) -> Arguments:
 
 def _launch(said: Said) -> Launch:
     environment = nccl_environment()
+    if len(said.becomes.model.modules) > 1:
+        return Launch(
+            program=PROGRAM,
+            environment=environment,
+            container="An image with megatron-core 0.19.2 and what it wants: torch and Transformer Engine, "
+            "as NVIDIA's PyTorch images have it. Without the latter its own layers stand in.",
+        )
     if any(each.sharding in _FSDP for each in said.becomes.settings.modules):
         environment["CUDA_DEVICE_MAX_CONNECTIONS"] = ("8", "gathering weights runs beside other work")
     return Launch(
@@ -245,10 +247,10 @@ def _launch(said: Said) -> Launch:
 TARGET = Target(
     name="megatron",
     system="Megatron-LM (megatron-core 0.19.2)",
-    summary="arguments of Megatron-LM's pretrain_gpt.py",
+    summary="arguments of Megatron-LM's pretrain_gpt.py, or a program of its MIMO classes",
     refuses=_refuses,
     changes=_changes,
-    ways=LLM_ALONE,
+    ways=(*MIMO_WAYS, *LLM_ALONE),
     files=_files,
     launch=_launch,
 )

@@ -4,132 +4,51 @@ Source: Megatron-Bridge 0.6.2 (Apache-2.0): models/gpt_provider.py, models/megat
 megatron-core 0.19.2: TransformerConfig, models/vision/clip_vit_model.py.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pprint import pformat
-from typing import Any
 
 from workbench.export import sayable
-from workbench.export.bridge_limits import PROJECTORS, TOWERS, encoders_of, unsayable
-from workbench.export.bridge_program import ONE_MODULE, SEVERAL_MODULES
-from workbench.export.decoder import Decoder, config_of, decoder_of
-from workbench.export.megatron import EXCHANGES, RECOMPUTED, SCHEDULES
-from workbench.export.placed import Placed, llm_of, placed_modules
-from workbench.export.said import (
-    Change,
-    Said,
-    Way,
-    longest_tokens,
-    microbatch_samples,
-    with_layouts,
+from workbench.export.decoder import config_of, decoder_of
+from workbench.export.mimo_limits import encoders_of, unsayable
+from workbench.export.mimo_programs import ONE_MODULE, SEVERAL_MODULES
+from workbench.export.mimo_words import (
+    EXCHANGES,
+    MIMO_WAYS,
+    PROGRAM,
+    RECOMPUTED,
+    SCHEDULES,
+    Words,
+    common_tables,
+    mimo_changes,
+    mimo_tables,
+    position_words,
+    program_files,
+    sequence_whole,
+    settings_words,
+    tokens_of_item,
+    transformer_words,
 )
+from workbench.export.placed import Placed, Placing, llm_of, placed_modules
+from workbench.export.said import Change, Said, longest_tokens
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import nccl_environment
-from workbench.job.job import Job, ModuleLayout
-from workbench.job.notations.bridge import PARALLELISMS, write_parallelisms
 from workbench.job.notations.layout_string import layout_string
-from workbench.model.layer import Attention, LayerKind, Matmul
-from workbench.model.model_graph import TEXT, Module
-from workbench.plan.plan import Plan, Precision, Recompute, Sharding
-from workbench.schedule.choice import ScheduleKind
+from workbench.plan.plan import Plan, Sharding
 
-PROGRAM = "train.py"
-LANGUAGE = "language"  # what Megatron-Bridge calls the language model
-WIDTH = 100  # of lines
-Words = dict[str, Any]
+
+def _refuses(plan: Plan) -> str | None:
+    return unsayable(plan, (Placing.ALONE, Placing.APART))
 
 
 def _changes(plan: Plan) -> Sequence[Change]:
-    common = (
+    if len(plan.model.modules) > 1:
+        return (*mimo_changes(plan), *sequence_whole(plan, llm_of(plan)))
+    return (
         *sayable.equal_lengths(plan),
         *sayable.wide_optimizer(plan),
         *sayable.sharded_as(plan, Sharding.OPTIMIZER, Sharding.GRADIENTS, Sharding.PARAMETERS),
         *sayable.computed_again(plan, RECOMPUTED),
+        *sayable.one_of_schedules(plan, SCHEDULES),
     )
-    if len(plan.model.modules) == 1:
-        return (*common, *sayable.one_of_schedules(plan, SCHEDULES))
-    one = (ScheduleKind.ONE_F_ONE_B,)
-    return (*common, *sayable.one_of_schedules(plan, one), *_equal_cuts(plan))
-
-
-def _equal_cuts(plan: Plan) -> Sequence[Change]:
-    """Stages of equally many blocks; the first and last have the embedding and the head besides."""
-    llm = llm_of(plan)
-    placed = placed_modules(plan)[llm.name]
-    equal = equal_stage_layers(len(llm.layers), placed.pp)
-    if placed.pp == 1 or placed.layout.stage_layers == equal:
-        return ()
-
-    def cut(layout: ModuleLayout) -> ModuleLayout:
-        return replace(layout, stage_layers=equal) if layout.module == llm.name else layout
-
-    def make(job: Job) -> Job:
-        return with_layouts(job, cut)
-
-    return (
-        Change(
-            has=f"stages of {llm.name!r} of {', '.join(map(str, placed.layout.stage_layers))} layers",
-            gets="stages with equally many blocks",
-            make=make,
-        ),
-    )
-
-
-def equal_stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """Layers of stages of equally many blocks; embedding and head count one each."""
-    if num_stages == 1:
-        return (num_layers,)
-    blocks = (num_layers - 2) // num_stages
-    return (blocks + 1, *(blocks for _ in range(num_stages - 2)), blocks + 1)
-
-
-def transformer_words(decoder: Decoder) -> Words:
-    """Of megatron-core's `TransformerConfig`, but for its activation, which is a function."""
-    words: Words = {
-        "num_layers": decoder.num_blocks,
-        "hidden_size": decoder.width,
-        "ffn_hidden_size": decoder.ffn,
-        "num_attention_heads": decoder.num_heads,
-        "num_query_groups": decoder.num_kv_heads,
-        "kv_channels": decoder.head_dim,
-        "normalization": "RMSNorm" if decoder.is_rms else "LayerNorm",
-        "gated_linear_unit": decoder.is_gated,
-        "add_bias_linear": decoder.mlp_bias,
-        "add_qkv_bias": decoder.qkv_bias,
-        "qk_layernorm": decoder.qk_norm,
-        "attention_dropout": 0.0,
-        "hidden_dropout": 0.0,
-    }
-    if decoder.eps is not None:
-        words["layernorm_epsilon"] = decoder.eps
-    if decoder.window is not None:
-        words["window_size"] = (decoder.window, 0)
-    if decoder.num_experts:
-        words |= {
-            "num_moe_experts": decoder.num_experts,
-            "moe_router_topk": decoder.experts_per_token,
-            "moe_ffn_hidden_size": decoder.ffn,
-            "moe_grouped_gemm": True,
-            "moe_token_dispatcher_type": "alltoall",
-        }
-    return words
-
-
-def settings_words(plan: Plan, module: str) -> Words:
-    """Number format and recomputation of one module, as fields of `TransformerConfig`."""
-    settings = plan.settings.of(module)
-    words: Words = {"bf16": plan.settings.precision is Precision.BFLOAT16}
-    if settings.recompute is Recompute.FULL:
-        return words | {
-            "recompute_granularity": "full",
-            "recompute_method": "uniform",
-            "recompute_num_layers": 1,
-        }
-    if settings.computed_again:
-        parts = [RECOMPUTED[part] for part in settings.computed_again]
-        return words | {"recompute_granularity": "selective", "recompute_modules": parts}
-    return words
 
 
 def _grid_words(plan: Plan, placed: Placed) -> Words:
@@ -145,19 +64,12 @@ def _grid_words(plan: Plan, placed: Placed) -> Words:
         words["cp_comm_type"] = EXCHANGES[settings.key_exchange]
     if layout.ep > 1:
         words |= {"expert_model_parallel_size": layout.ep, "expert_tensor_parallel_size": 1}
+    if decoder_of(llm_of(plan)).num_experts:
+        words["moe_token_dispatcher_type"] = "alltoall"
     if placed.pp > 1:
         words["pipeline_model_parallel_layout"] = layout_string(layout.stage_layers)
     if placed.virtual > 1:
         words["virtual_pipeline_model_parallel_size"] = placed.virtual
-    return words
-
-
-def _position_words(decoder: Decoder) -> Words:
-    words: Words = {"position_embedding_type": "rope" if decoder.is_rotary else "learned_absolute"}
-    if decoder.is_rotary:
-        words["rotary_base"] = round(decoder.rope_base)
-    if decoder.rope_scaling:
-        words |= {"rope_scaling": True, "rope_scaling_factor": float(decoder.rope_scaling["factor"])}
     return words
 
 
@@ -169,7 +81,7 @@ def gpt_words(plan: Plan) -> Words:
         **transformer_words(decoder),
         **settings_words(plan, module.name),
         **_grid_words(plan, placed_modules(plan)[module.name]),
-        **_position_words(decoder),
+        **position_words(decoder),
         "share_embeddings_and_output_weights": decoder.is_tied,
         "vocab_size": decoder.vocab,
         "make_vocab_size_divisible_by": 1,
@@ -177,78 +89,9 @@ def gpt_words(plan: Plan) -> Words:
     }
 
 
-def parallelism_words(plan: Plan) -> Words:
-    """Module -> fields of `ModuleParallelismConfig`, in the order of the model."""
-    layouts = [replace(each.layout, stage_layers=()) for each in placed_modules(plan).values()]
-    said = write_parallelisms(layouts)[PARALLELISMS]
-    llm = llm_of(plan).name
-    return {LANGUAGE if name == llm else name: words for name, words in said.items()}
-
-
-def encoder_words(plan: Plan, module: Module) -> Words:
-    """A tower and its projector."""
-    assert module.source is not None, "its architecture was looked at"
-    config = config_of(module)
-    block = next(layer for layer in module.layers if layer.kind is LayerKind.BLOCK)
-    heads = next(op for op in block.operators if isinstance(op, Attention))
-    down = next(op for op in block.operators if isinstance(op, Matmul) and op.name == "mlp.down")
-    is_clip = module.source.architecture == "clip_vision_model"
-    width = llm_of(plan).layers[0].out_width
-    return {
-        "config": {
-            "num_layers": sum(layer.kind is LayerKind.BLOCK for layer in module.layers),
-            "hidden_size": block.out_width,
-            "ffn_hidden_size": down.in_features,
-            "num_attention_heads": heads.num_heads,
-            "kv_channels": heads.head_dim,
-            "normalization": "LayerNorm",
-            "add_bias_linear": True,
-            "add_qkv_bias": True,
-            "attention_dropout": 0.0,
-            "hidden_dropout": 0.0,
-            **settings_words(plan, module.name),
-        },
-        "activation": "gelu",
-        "tower": {
-            "patch_dim": config.get("patch_size", 16),
-            "img_h": config.get("image_size", 224),
-            "img_w": config.get("image_size", 224),
-            "model_subtype": TOWERS[module.source.architecture],
-            "add_class_token": is_clip,
-            "class_token_len": int(is_clip),
-        },
-        "projector": {
-            "num_layers": 1,
-            "hidden_size": width,
-            "ffn_hidden_size": width,
-            "num_attention_heads": 1,
-        },
-        "projector_type": PROJECTORS[module.source.projector or ""],
-    }
-
-
-def _freeze_words(plan: Plan) -> Words:
-    def is_frozen(module: Module, kinds: set[LayerKind]) -> bool:
-        return not any(layer.trainable for layer in module.layers if layer.kind in kinds)
-
-    body = {LayerKind.EMBED, LayerKind.BLOCK, LayerKind.HEAD}
-    return {
-        "freeze_language_model": is_frozen(llm_of(plan), body),
-        "freeze_modality_encoders": {m.name: is_frozen(m, body) for m in encoders_of(plan)},
-        "freeze_modality_projections": {
-            m.name: is_frozen(m, {LayerKind.PROJECTOR}) for m in encoders_of(plan)
-        },
-    }
-
-
 def _data_words(plan: Plan, special: Mapping[str, int]) -> Words:
     """Of `MockMegatronMIMOProvider`; processors and tokenizer are the user's."""
-    lengths = {
-        module.name: max(
-            (segment.tokens_out for sample in plan.batch for segment in sample.of(module.modality)), default=1
-        )
-        for module in encoders_of(plan)
-    }
+    lengths = {module.name: tokens_of_item(plan, module) for module in encoders_of(plan)}
     return {
         "seq_length": max(longest_tokens(plan), 1 + sum(lengths.values())),
         "processor_paths": dict.fromkeys(lengths, "PROCESSOR"),
@@ -265,50 +108,15 @@ def _data_words(plan: Plan, special: Mapping[str, int]) -> Words:
 
 def tables(plan: Plan) -> Words:
     """What the program's tables hold, by their names in it."""
-    module = llm_of(plan)
-    decoder, placed = decoder_of(module), placed_modules(plan)[module.name]
-    shared: Words = {
-        "train": {
-            "train_iters": 100,
-            "micro_batch_size": microbatch_samples(plan) * (1 if len(plan.model.modules) == 1 else placed.dp),
-            "global_batch_size": len(plan.batch),
-        },
-        "vocab": decoder.vocab,
-        "is_bf16": plan.settings.precision is Precision.BFLOAT16,
-        "is_sharded": plan.settings.of(module.name).sharding is not Sharding.NONE,
-        "activation": decoder.activation.removesuffix("_tanh"),
-    }
     if len(plan.model.modules) == 1:
-        return shared | {"language": gpt_words(plan)}
-    special = {each.name: decoder.vocab - 1 - place for place, each in enumerate(encoders_of(plan))}
-    return shared | {
-        "language": transformer_words(decoder) | settings_words(plan, module.name),
-        "positions": _position_words(decoder)
-        | {
-            "max_sequence_length": max(longest_tokens(plan), decoder.most_positions or 0),
-            "share_embeddings_and_output_weights": decoder.is_tied,
-        },
-        "parallelisms": parallelism_words(plan),
-        "encoders": {each.name: encoder_words(plan, each) for each in encoders_of(plan)},
-        "special": special,
-        "freeze": _freeze_words(plan),
-        "data": _data_words(plan, special),
-    }
+        return common_tables(plan) | {"language": gpt_words(plan)}
+    found = mimo_tables(plan)
+    return found | {"data": _data_words(plan, found["special"])}
 
 
 def _files(said: Said) -> Files:
-    found = tables(said.becomes)
-    program = ONE_MODULE if len(said.becomes.model.modules) == 1 else SEVERAL_MODULES
-    shown = {
-        name: value if isinstance(value, str) else pformat(value, width=WIDTH, sort_dicts=False)
-        for name, value in found.items()
-    }
-    return {PROGRAM: program.format(**shown), "tables.json": json.dumps(found, indent=2) + "\n"}
-
-
-def _whole_encoders(job: Job) -> Job:
-    encoders = (module.name for module in job.model.modules if module.modality != TEXT)
-    return replace(job, layouts=tuple(ModuleLayout(module=name, pp=1) for name in encoders))
+    is_alone = len(said.becomes.model.modules) == 1
+    return program_files(ONE_MODULE if is_alone else SEVERAL_MODULES, tables(said.becomes))
 
 
 def _launch(said: Said) -> Launch:
@@ -325,16 +133,9 @@ TARGET = Target(
     name="megatron-bridge",
     system="Megatron-Bridge 0.6",
     summary="a training program of Megatron-Bridge's config classes",
-    refuses=unsayable,
+    refuses=_refuses,
     changes=_changes,
-    ways=(
-        Way(words="strategy megatron-islands", strategy="megatron-islands"),
-        Way(
-            words="strategy megatron-heterogeneous with every encoder on one rank",
-            strategy="megatron-heterogeneous",
-            job=_whole_encoders,
-        ),
-    ),
+    ways=MIMO_WAYS,
     files=_files,
     launch=_launch,
 )

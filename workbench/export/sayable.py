@@ -126,3 +126,22 @@ def sharded_as(plan: Plan, instead: Sharding, *unsayable: Sharding) -> Sequence[
         return with_settings(job, changed)
 
     return (Change(has=f"sharding {', '.join(found)}", gets=f"sharding {instead}", make=make),)
+
+
+def sharded_alike(plan: Plan) -> Sequence[Change]:
+    """One sharding for all modules: that of the language model."""
+    wanted = plan.settings.of(llm_of(plan).name)
+    every = [plan.settings.of(module.name) for module in plan.model.modules]
+    if all((each.sharding, each.instances) == (wanted.sharding, wanted.instances) for each in every):
+        return ()
+
+    def alike(settings: ModuleSettings) -> ModuleSettings:
+        return replace(settings, sharding=wanted.sharding, instances=wanted.instances)
+
+    return (
+        Change(
+            has="modules that are sharded differently",
+            gets=f"sharding {wanted.sharding} for all",
+            make=lambda job: with_settings(job, alike),
+        ),
+    )

@@ -1,7 +1,7 @@
 """Memory of every rank over a step: what it always holds, and what each action takes and gives back."""
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -170,24 +170,29 @@ def check_memory(lowered: Lowered, table: MemoryTable) -> None:
     """
     plan = lowered.plan
     peaks = _peaks(plan, table)
+    for index, group in memory_groups(plan):
+        node = plan.cluster.nodes[index]
+        total = sum(peaks[rank].num_bytes for rank in group)
+        if total <= node.memory_bytes:
+            continue
+        worst = max(group, key=lambda rank: (peaks[rank].num_bytes, -rank))
+        moment = _during(plan, worst, peaks[worst])
+        raise ValueError(
+            f"rank {worst}{_others(group)} does not fit: {_gib(total)} {moment}, "
+            f"but node {index} ({node.device}) has {_gib(node.memory_bytes)}; largest holders: "
+            f"{_holders(lowered, table, worst)}; want memory_bytes >= {total} ({_gib(total)}), "
+            "or recompute, sharding or more stages"
+        )
+
+
+def memory_groups(plan: Plan) -> Iterator[tuple[int, list[int]]]:
+    """Nodes in turn with the ranks that share memory there: one each, or all where they share cores."""
     ranks_on: dict[int, list[int]] = {}
-    for rank in peaks:
+    for rank in plan.ranks:
         ranks_on.setdefault(plan.cluster.node_of(rank), []).append(rank)
     for index, ranks in sorted(ranks_on.items()):
-        node = plan.cluster.nodes[index]
-        groups = [ranks] if node.num_cores is not None else [[rank] for rank in ranks]
-        for group in groups:
-            total = sum(peaks[rank].num_bytes for rank in group)
-            if total <= node.memory_bytes:
-                continue
-            worst = max(group, key=lambda rank: (peaks[rank].num_bytes, -rank))
-            moment = _during(plan, worst, peaks[worst])
-            raise ValueError(
-                f"rank {worst}{_others(group)} does not fit: {_gib(total)} {moment}, "
-                f"but node {index} ({node.device}) has {_gib(node.memory_bytes)}; largest holders: "
-                f"{_holders(lowered, table, worst)}; want memory_bytes >= {total} ({_gib(total)}), "
-                "or recompute, sharding or more stages"
-            )
+        shared = plan.cluster.nodes[index].num_cores is not None
+        yield from ((index, group) for group in ([ranks] if shared else [[rank] for rank in ranks]))
 
 
 def _gib(num_bytes: int) -> str:

@@ -145,10 +145,20 @@ class Accounts:
         for row in self._rows:
             sent_at = row.consumer if self.is_passed_on(row) else row.producer
             for rank in row.destination_ranks:
-                if rank != row.source_rank:
-                    pair = self.place[row.source_rank][sent_at], self.place[rank][row.consumer]
+                ends = self.place[row.source_rank], self.place[rank]
+                if rank != row.source_rank and sent_at in ends[0] and row.consumer in ends[1]:
+                    pair = ends[0][sent_at], ends[1][row.consumer]
                     found.setdefault((row.source_rank, rank), []).append(pair)
         return {pair: _earliest_after(sorted(rows)) for pair, rows in found.items()}
+
+    @cached_property
+    def handed_on_bytes(self) -> dict[int, int]:
+        """Rank -> bytes that it receives only to hand them on; all of them may wait at once."""
+        found: Counter[int] = Counter()
+        for row in self._rows:
+            if row.route is Route.RELAY:
+                found[row.destination_rank] += row.num_bytes
+        return found
 
     @cached_property
     def arriving(self) -> dict[int, list[Transfer]]:

@@ -148,7 +148,9 @@ class _RankAccount:
         for rank in row.destination_ranks:
             if rank == self._rank:
                 continue
-            taken = self._accounts.place[rank][row.consumer]
+            taken = self._accounts.place[rank].get(row.consumer)
+            if taken is None:  # it only hands the row on
+                return self._last
             sent_at, answered_at = self._accounts.answers.get((rank, self._rank), ([], []))
             first = bisect_left(sent_at, taken)
             end = max(end, (answered_at[first] if first < len(answered_at) else self._last + 1) - 1)
@@ -279,6 +281,7 @@ class _RankAccount:
         unposted: dict[int, deque[Transfer]] = {}
         for row in self._accounts.arriving.get(self._rank, ()):
             unposted.setdefault(row.source_rank, deque()).append(row)
+        self._hold(0, self._last, self._accounts.handed_on_bytes.get(self._rank, 0))
         posting = 0
         for position, action in enumerate(self._program):
             rows = [row for row in self._inputs(action) if row.route is not Route.LOCAL]

@@ -105,8 +105,8 @@ def _megatron_saved(layer: Layer, needs: Needs, setting: Setting, kernels: Kerne
         layer,
         needs,
         setting,
-        stores_scores=kernels.endswith("scores"),
-        cuts_sequence="sequence" in kernels or setting.divides_tokens,
+        stores_scores=kernels.stores_scores,
+        cuts_sequence=kernels.cuts_sequence or setting.divides_tokens,
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from workbench.plan.kept import kept
-from workbench.plan.plan import Plan, Program, Sharding, Stage
+from workbench.plan.plan import Boundaries, Plan, Program, Sharding, Stage
 from workbench.schedule.action import Action
 
 
@@ -46,7 +46,8 @@ def alike_replicas(plan: Plan) -> tuple[tuple[Replica, ...], ...]:
     """
     numbers = {plan.replicas(module.name) for module in plan.model.modules}
     in_parts = any(settings.sharding is Sharding.PARAMETERS for settings in plan.settings.modules)
-    if len(numbers) > 1 or len(next(iter(numbers))) < 2 or plan.token_shards or in_parts:
+    is_brokered = plan.settings.boundaries is Boundaries.BROKERS  # a row passes another replica's rank
+    if len(numbers) > 1 or len(next(iter(numbers))) < 2 or plan.token_shards or in_parts or is_brokered:
         return ()
     replicas = _replicas(plan, next(iter(numbers)))
     if replicas is None:

@@ -213,15 +213,16 @@ def _check_row(lowered: Lowered, row: Transfer, place: Places) -> None:
     if row.row not in lowered.inputs.get(row.consumer, ()):
         raise ValueError(f"{describe(row)}: {row.consumer} never receives it" + _both_queues(lowered, row))
     for rank in row.destination_ranks:
-        if row.consumer not in place.get(rank, {}):
+        if row.consumer not in place.get(rank, {}) and row.route is not Route.RELAY:
             raise ValueError(
                 f"{describe(row)}: rank {rank} receives it but never runs {row.consumer}"
                 + _both_queues(lowered, row)
             )
-    if row.route is Route.BROADCAST:
+    if row.route is Route.BROADCAST or row.after is not None:
         before = lowered.transfers[row.after] if row.after is not None else None
         if before is None or row.source_rank not in before.destination_ranks or before.row >= row.row:
-            raise ValueError(f"{describe(row)}: rank {row.source_rank} broadcasts what it never received")
+            does = "broadcasts" if row.route is Route.BROADCAST else "hands on"
+            raise ValueError(f"{describe(row)}: rank {row.source_rank} {does} what it never received")
         return
     if row.row not in lowered.outputs.get(row.producer, ()):
         raise ValueError(f"{describe(row)}: {row.producer} never sends it" + _both_queues(lowered, row))
@@ -263,7 +264,7 @@ def _check_send_order(lowered: Lowered, place: Places, by_communicator: Iterable
     for queue in by_communicator:
         last: dict[int, Transfer] = {}
         for row in queue:
-            if row.route is not Route.P2P:
+            if row.route is not Route.P2P or row.after is not None:
                 continue
             rank = row.source_rank
             earlier = last.get(rank)

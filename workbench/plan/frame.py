@@ -66,6 +66,7 @@ def frame_of(plan: Plan) -> Frame:
             plan.token_shards,
             plan.programs,
             settings.precision,
+            settings.boundaries,
             tuple((each.module, each.sharding, each.instances) for each in settings.modules),
             tuple(stage.id for stage in in_order),
             stages,

@@ -23,3 +23,11 @@ class Kernels(StrEnum):
     @property
     def is_megatron(self) -> bool:
         return self.startswith("megatron")
+
+    @property
+    def stores_scores(self) -> bool:
+        return self in (Kernels.MEGATRON_SCORES, Kernels.MEGATRON_SEQUENCE_SCORES)
+
+    @property
+    def cuts_sequence(self) -> bool:
+        return self in (Kernels.MEGATRON_SEQUENCE, Kernels.MEGATRON_SEQUENCE_SCORES)

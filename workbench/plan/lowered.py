@@ -25,10 +25,12 @@ class Direction(StrEnum):
 
 class Route(StrEnum):
     """LOCAL: producer and consumer share the rank, nothing travels. P2P: one sender, one
-    receiver. BROADCAST: from a leader that received row `after` to the rest of its group."""
+    receiver. RELAY: to a rank that only hands it on, by the P2P row that comes `after` it. BROADCAST: from a
+    leader that received row `after` to the rest of its group."""
 
     LOCAL = "local"
     P2P = "p2p"
+    RELAY = "relay"
     BROADCAST = "broadcast"
 
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from math import gcd
 
 from workbench.cost.hardware import Cluster
 from workbench.plan.kept import kept
 from workbench.plan.lowered import Route, Slice
-from workbench.plan.plan import Plan
+from workbench.plan.plan import Boundaries, Plan, Stage
 from workbench.plan.row_drafts import Path
 
 
@@ -43,9 +44,13 @@ def ways(
     Between unequal grids of two modules, on ranks of their own, each rank of the source sends its part, the
     i-th to the i-th of the destination, which broadcasts it to the rest, where that takes less time than one
     sender. A token still crosses once.
+
+    Where the plan has brokers, one sender sends to the broker, which hands it on to the destination's.
     """
     here, there = plan.stage[source or 0], plan.stage[destination or 0]
     one = (_paths(plan, source, destination, from_place, to_place),)
+    if here.module != there.module and plan.settings.boundaries is Boundaries.BROKERS:
+        return (_over(_broker(plan, here, there), one[0]),)
     from_ranks = here.ranks[from_place]
     to_ranks = there.flat_ranks if to_place is None else there.ranks[to_place]
     is_unequal = len(from_ranks) != len(to_ranks) and not {*from_ranks} & {*to_ranks}
@@ -55,6 +60,39 @@ def ways(
         _to_group(rank, to_ranks[place % len(to_ranks)], to_ranks) for place, rank in enumerate(from_ranks)
     )
     return min(one, every, key=lambda each: _byte_s(plan.cluster, each))
+
+
+def _broker(plan: Plan, here: Stage, there: Stage) -> int | None:
+    """The rank that hands on what passes between two stages of modules; None for its own replica's stage.
+
+    There are gcd of the modules' replicas many. Each serves as many consecutive downstream replicas, as
+    batches are cut into consecutive intervals, and is the leader of the first one's stage with those layers.
+
+    Source: Z. Zhang et al., "DistTrain", section 6. Differs: on which downstream replica a broker lives, and
+    whom it serves, is not printed.
+    """
+    is_forward = any((e.source, e.target) == (here.module, there.module) for e in plan.model.edges)
+    up, down = (here, there) if is_forward else (there, here)
+    readers = plan.replicas(down.module)
+    served = len(readers) // gcd(len(plan.replicas(up.module)), len(readers))
+    place = readers.index(down.replica)
+    if place % served == 0:
+        return None
+    chain = plan.chain[down.module, readers[place - place % served]]
+    return next(stage for stage in chain if down.layers[0] < stage.layers[1]).flat_ranks[0]
+
+
+def _over(broker: int | None, direct: tuple[Path, ...]) -> tuple[Path, ...]:
+    """The same paths, where a rank that is none of its ends hands on what travels from one to another."""
+    found: list[Path] = []
+    for path in direct:
+        ends = (path.source_rank, *path.destination_ranks)
+        if broker is not None and path.route is Route.P2P and broker not in ends:
+            found.append(Path(Route.RELAY, path.source_rank, (broker,)))
+            found.append(path._replace(source_rank=broker, follows=True))
+        else:
+            found.append(path)
+    return tuple(found)
 
 
 def _byte_s(cluster: Cluster, parts: Sequence[Sequence[Path]]) -> float:

@@ -140,6 +140,13 @@ class KeyExchange(StrEnum):
     ALL_TO_ALL = "all-to-all"
 
 
+class Boundaries(StrEnum):
+    """Who carries tensors between modules on ranks of their own."""
+
+    DIRECT = "direct"  # the producer's ranks send to the consumer's
+    BROKERS = "brokers"  # one rank of gcd(replicas, replicas) many of the downstream module hands them on
+
+
 class Precision(StrEnum):
     FLOAT64 = "float64"
     FLOAT32 = "float32"
@@ -162,6 +169,8 @@ class ModuleSettings:
         key_exchange: how context-parallel ranks bring queries and keys together.
         sequence_parallel: tensor-parallel ranks split the tokens between attentions and MLPs.
         computed_again: modules of every block that the backward computes again, where not all of it is.
+        collective_pieces: into which tensor-parallel ranks cut a product whose results they add up, so
+            that one piece is added up beside the product of the next.
     """
 
     module: str
@@ -171,6 +180,13 @@ class ModuleSettings:
     key_exchange: KeyExchange = KeyExchange.ALL_GATHER
     sequence_parallel: bool = field(default=False, metadata={WHERE_SET: True})
     computed_again: tuple[BlockModule, ...] = field(default=(), metadata={WHERE_SET: True})
+    collective_pieces: int = field(default=1, metadata={WHERE_SET: True})
+
+    def __post_init__(self) -> None:
+        if self.collective_pieces < 1:
+            raise ValueError(
+                f"module {self.module!r}: want collective_pieces >= 1, got {self.collective_pieces}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,12 +199,14 @@ class Settings:
         modules: settings of single modules; one that is left out has the defaults.
         optimizer_precision: of the weights that the optimizer updates, of its moments, and of gradients
             while they are added up. None: as `precision`, but for what `kernels` say about memory.
+        boundaries: who carries tensors between modules.
     """
 
     precision: Precision = Precision.BFLOAT16
     kernels: Kernels = Kernels.FUSED
     modules: tuple[ModuleSettings, ...] = ()
     optimizer_precision: Precision | None = field(default=None, metadata={WHERE_SET: True})
+    boundaries: Boundaries = field(default=Boundaries.DIRECT, metadata={WHERE_SET: True})
 
     def __post_init__(self) -> None:
         wide = self.optimizer_precision

@@ -12,6 +12,7 @@ from workbench.model.model_graph import TEXT, Edge, Module
 from workbench.model.projector import Projector, from_text, shown
 from workbench.plan.plan import ModuleSettings, Plan, Stage
 from workbench.plan.runnable_items import check_segment
+from workbench.schedule.action import Pass
 
 ROTARY = "rotary"  # operator that turns queries and keys by their positions
 
@@ -207,3 +208,14 @@ def _check_items(plan: Plan, module: Module) -> None:
             except ValueError as error:
                 where = f"module {module.name!r}, sample {sample.id}, {segment.modality}[{segment.k}]"
                 raise ValueError(f"{where}: {error}") from None
+
+
+def check_whole_backwards(plan: Plan, stage: Stage) -> None:
+    """Raise ValueError for a split backward: it takes apart products that run in pieces beside their sums."""
+    split = next((a for a in plan.program_actions if a.stage == stage.id and a.kind is Pass.I), None)
+    if split is not None:
+        raise ValueError(
+            f"stage {stage.id}: a split backward ({split}) takes apart products that run in "
+            f"{plan.settings.of(stage.module).collective_pieces} pieces; want collective_pieces 1 or a schedule "
+            "with whole ones"
+        )

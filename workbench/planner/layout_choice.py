@@ -25,15 +25,14 @@ class Mode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleChoice:
-    """One module's share of a layout.
+class Degrees:
+    """How one module's ranks share its work.
 
     Args:
         module: its name.
-        tp, cp, pp, dp: degrees of tensor, context, pipeline and data parallelism.
+        tp, cp, pp, dp: degrees of tensor, context, pipeline and data parallelism; `pp` blocks of ranks,
+            which may have several stages each.
         ep: neighbours, of a stage's tp x cp ranks, that distribute experts instead of cutting them; 1: none.
-        recompute: whether its layers are computed again.
-        instances: copies of the sharded state among its data-parallel ranks.
     """
 
     module: str
@@ -42,11 +41,9 @@ class ModuleChoice:
     pp: int = 1
     dp: int = 1
     ep: int = 1
-    recompute: Recompute = Recompute.NONE
-    instances: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("tp", "cp", "pp", "dp", "ep", "instances"):
+        for name in ("tp", "cp", "pp", "dp", "ep"):
             if getattr(self, name) < 1:
                 raise ValueError(f"layout of {self.module!r}: {name} must be >= 1, got {getattr(self, name)}")
         if self.tp * self.cp % self.ep:
@@ -55,16 +52,35 @@ class ModuleChoice:
                 f"{self.tp * self.cp} ranks, got ep {self.ep}; nearest: "
                 f"{nearest_expert_degree(self.ep, self.tp * self.cp, self.tp * self.cp)}"
             )
+
+    @property
+    def num_ranks(self) -> int:
+        """Where the module is alone on its ranks."""
+        return self.tp * self.cp * self.pp * self.dp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleChoice(Degrees):
+    """One module's share of a layout.
+
+    Args:
+        recompute: whether its layers are computed again.
+        instances: copies of the sharded state among its data-parallel ranks.
+    """
+
+    recompute: Recompute = Recompute.NONE
+    instances: int = 1
+
+    def __post_init__(self) -> None:
+        Degrees.__post_init__(self)
+        if self.instances < 1:
+            raise ValueError(f"layout of {self.module!r}: instances must be >= 1, got {self.instances}")
         if self.num_holders % self.instances or self.num_expert_holders % self.instances:
             experts = "" if self.ep == 1 else f" and, of experts, {self.num_expert_holders}"
             raise ValueError(
                 f"layout of {self.module!r}: optimizer instances must divide dp x cp = {self.num_holders}"
                 f"{experts}, got {self.instances}"
             )
-
-    @property
-    def num_ranks(self) -> int:
-        return self.tp * self.cp * self.pp * self.dp
 
     @property
     def num_holders(self) -> int:

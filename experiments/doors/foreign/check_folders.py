@@ -9,12 +9,15 @@ import ast
 import dataclasses
 import importlib
 import importlib.util
+import inspect
 import json
+import os
 import sys
 import tempfile
 import typing
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 Folder = dict[str, Any]
 
@@ -53,7 +56,10 @@ def check_torchtitan(folder: Folder) -> None:
 
 
 def check_megatron(folder: Folder) -> None:
-    """Its own parser takes the flags, and they make a TransformerConfig."""
+    """Its own parser takes the flags, and they make a TransformerConfig; a program's parts are made."""
+    if "train.py" in folder["files"]:
+        check_program(folder)
+        return
     from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
     from megatron.training.arguments import add_megatron_arguments, core_transformer_config_from_args
 
@@ -78,13 +84,53 @@ def check_megatron(folder: Folder) -> None:
     core_transformer_config_from_args(args)
 
 
+def check_program(folder: Folder) -> None:
+    """What a program of several modules builds but for weights and groups: specs, grids and their placing."""
+    from megatron.core.models.mimo.config.base_configs import MimoModelConfig
+
+    space = made_by(folder)
+    encoders = check_specs(space)
+    os.environ["WORLD_SIZE"] = str(folder["ranks"])
+    grids = {name: space["grid_of"](words) for name, words in space["MODULE_PARALLELISMS"].items()}
+    spans = sorted({(grid.rank_offset, grid.rank_offset + grid.size) for grid in grids.values()})
+    ends = [0, *(end for _, end in spans)]
+    assert [start for start, _ in spans] == ends[:-1], f"ranks {spans} overlap or leave gaps"
+    assert ends[-1] == folder["ranks"], f"ranks {spans} of {folder['ranks']}"
+    MimoModelConfig(space["language_spec"](), encoders, space["SPECIAL_TOKEN_IDS"], grids)
+
+
+def check_specs(space: dict[str, Any]) -> dict[str, Any]:
+    """Every class that a program names takes what the program gives it."""
+    language = space["language_spec"]()
+    encoders = {name: space["encoder_spec"](words) for name, words in space["ENCODERS"].items()}
+    for spec in (language, *encoders.values()):
+        parts = spec.submodules or {}
+        for each in (spec, *parts.get("encoders", {}).values(), *parts.get("input_projections", ())):
+            known = inspect.signature(each.module.__init__).parameters
+            unknown = [] if "kwargs" in known else sorted(set(each.params) - set(known))
+            assert not unknown, f"{each.module.__name__} has no {unknown}"
+    return encoders
+
+
+def made_by(folder: Folder) -> dict[str, Any]:
+    """Names of the folder's program, not started; what it takes of Megatron-Bridge stands empty."""
+    tree = ast.parse(folder["files"]["train.py"])
+    space: dict[str, Any] = {"__name__": "program"}
+    for node in [each for each in tree.body if isinstance(each, ast.ImportFrom)]:
+        if str(node.module).startswith("megatron.bridge"):
+            space |= {each.asname or each.name: MagicMock() for each in node.names}
+            tree.body.remove(node)
+    exec(compile(tree, "train.py", "exec"), space)
+    return space
+
+
 def check_bridge(folder: Folder, place: str) -> None:
     """Its config classes have the fields; those that import without CUDA packages are made."""
     import torch
     from megatron.core.transformer import TransformerConfig
 
     tables = json.loads(folder["files"]["tables.json"])
-    compile(folder["files"]["train.py"], "train.py", "exec")
+    space = made_by(folder)
     fields = {field.name for field in dataclasses.fields(TransformerConfig)}
     if "parallelisms" not in tables:
         own = fields | fields_of(Path(place) / "models/gpt_provider.py", "GPTModelProvider")
@@ -101,10 +147,7 @@ def check_bridge(folder: Folder, place: str) -> None:
         special_token_ids=tables["special"],
     )
     config.finalize(folder["ranks"])
-    TransformerConfig(**tables["language"])
-    for encoder in tables["encoders"].values():
-        TransformerConfig(**encoder["config"])
-        TransformerConfig(**encoder["projector"])
+    check_specs(space)
     provider = fields_of(
         Path(place) / "models/megatron_mimo/megatron_mimo_provider.py", "MegatronMIMOProvider"
     )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from runtime.parallel.context.group import ContextGroup, Pending
+from runtime.parallel.tensor.pieces import PieceTalk
 from runtime.world.mesh import Mesh
 from runtime.world.tensor_collectives import GATHER, SCATTER
 from workbench.plan.plan import Stage
@@ -69,13 +70,29 @@ class TensorGroup(ContextGroup):
         left: Tensor = _Leave.apply(x, self)
         return left
 
+    def cut(self, x_TD: Tensor, num_pieces: int) -> list[Tensor]:
+        """Pieces of all tokens; see `pieces.PieceTalk`."""
+        return list(x_TD.chunk(num_pieces))
+
+    def start_sum(self, y_TD: Tensor) -> tuple[Tensor, Pending | None]:
+        """Begin to add up a piece."""
+        total = y_TD.detach().clone(memory_format=torch.contiguous_format)
+        return total, self._begin(total, dist.ReduceOp.SUM, "adding up partial results")
+
+    def start_spread(self, gradient_ND: Tensor) -> tuple[Tensor, Pending | None]:
+        """Everybody has a sum's gradient already."""
+        return gradient_ND, None
+
     def _reduce(self, x: Tensor, operation: dist.ReduceOp.RedOpType, what: str) -> None:
         if x.numel():  # all members hold equally many
-            work = dist.all_reduce(x, operation, group=self.process_group, async_op=True)
-            Pending(self, work, what).wait()
+            self._begin(x, operation, what).wait()
+
+    def _begin(self, x: Tensor, operation: dist.ReduceOp.RedOpType, what: str) -> Pending:
+        work = dist.all_reduce(x, operation, group=self.process_group, async_op=True)
+        return Pending(self, work, what)
 
 
-class Talk(Protocol):
+class Talk(PieceTalk, Protocol):
     """How members come to compute apart, and together again."""
 
     def enter(self, x: Tensor) -> Tensor:

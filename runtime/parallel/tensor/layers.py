@@ -10,7 +10,7 @@ exponentials, own target's logit), the last two in one message.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from runtime.models.decoder import EmbedTokens, NextTokenHead
 from runtime.models.mixture import SHARED_EXPERT
 from runtime.parallel.tensor.cuts import SUMMED_BIAS, Cuts, in_region, kind_of
 from runtime.parallel.tensor.group import Talk, TensorGroup
+from runtime.parallel.tensor.pieces import summed_in_pieces
 
 # Shape suffixes: T = packed tokens, D = hidden width, V = vocabulary of one member.
 
@@ -32,7 +33,7 @@ from runtime.parallel.tensor.group import Talk, TensorGroup
 HEAD_COUNTS = ("num_heads", "num_key_value_heads", "split_size", "embed_dim")
 
 
-def parallelize(layer: StageLayer, cuts: Cuts, group: TensorGroup, talk: Talk) -> None:
+def parallelize(layer: StageLayer, cuts: Cuts, group: TensorGroup, talk: Talk, num_pieces: int = 1) -> None:
     """Let a layer whose weights are this member's parts compute what the whole layer computes.
 
     Args:
@@ -40,6 +41,7 @@ def parallelize(layer: StageLayer, cuts: Cuts, group: TensorGroup, talk: Talk) -
         cuts: how, by `cuts_of` before.
         group: the members, all of which do the same.
         talk: the group, or what splits tokens among it between the layer's regions.
+        num_pieces: into which a product is cut whose results are added up, to run beside its sums.
     """
     if isinstance(layer, EmbedTokens):
         _OwnTokens(layer.embed_tokens, cuts.cut["embed_tokens.weight"].start(group.member, group.size), group)
@@ -57,7 +59,7 @@ def parallelize(layer: StageLayer, cuts: Cuts, group: TensorGroup, talk: Talk) -
         if isinstance(module, Conv1D):
             module.forward = partial(_transposed, module)
         if (summed := _summed(layer, name, module, kind)) is not None:
-            _sum_output(summed, talk)
+            _sum_output(summed, talk, num_pieces)
     if isinstance(layer, NextTokenHead):
         first = cuts.cut["lm_head.weight"].start(group.member, group.size)
         layer.forward = partial(_vocabulary_loss, layer, first, group)  # type: ignore[method-assign]
@@ -125,15 +127,19 @@ def _transposed(module: Any, x: Tensor) -> Tensor:
     return functional.linear(x, module.weight.t(), module.bias)
 
 
-def _sum_output(product: nn.Module, talk: Talk) -> None:
+def _sum_output(product: nn.Module, talk: Talk, num_pieces: int) -> None:
     bias = getattr(product, "bias", None)
     if bias is not None:
         product.register_parameter("bias", None)
         product.register_parameter(SUMMED_BIAS, bias)
+    in_pieces = num_pieces > 1 and isinstance(product, nn.Linear | Conv1D)
+    if in_pieces:
+        whole: Callable[[Tensor], Tensor] = product.forward
+        product.forward = lambda x: summed_in_pieces(whole, x, talk, num_pieces)
 
     def summed(module: Any, args: tuple[Any, ...], output: Tensor) -> Tensor:
         del args
-        total = talk.leave(output)
+        total = output if in_pieces else talk.leave(output)
         return total if bias is None else total + module.summed_bias
 
     product.register_forward_hook(summed)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from runtime.models.adapter import Context
+from runtime.parallel.context.group import Pending
 from runtime.parallel.tensor.group import TensorGroup
 from workbench.plan.sequence import TokenBorders
 
@@ -73,6 +74,21 @@ class TokenParts:
         whole = own_ND.new_empty(self.group.size * len(own_ND), own_ND.shape[1])
         self.group.gather(whole, own_ND.contiguous()).wait()
         return whole[: self.num_tokens]
+
+    def cut(self, x_TD: Tensor, num_pieces: int) -> list[Tensor]:
+        """Of every member's tokens the same places, member by member; see `pieces.PieceTalk`."""
+        whole_MND = _padded(x_TD, self.num_own * self.group.size).unflatten(0, (self.group.size, -1))
+        return [piece_MND.flatten(0, 1) for piece_MND in whole_MND.chunk(num_pieces, dim=1)]
+
+    def start_sum(self, y_TD: Tensor) -> tuple[Tensor, Pending]:
+        """Begin to add up a piece: the own tokens of it."""
+        own_ND = y_TD.new_empty(len(y_TD) // self.group.size, y_TD.shape[1])
+        return own_ND, self.group.scatter(own_ND, y_TD.detach().contiguous())
+
+    def start_spread(self, gradient_ND: Tensor) -> tuple[Tensor, Pending]:
+        """Begin to gather a piece's gradient."""
+        whole_TD = gradient_ND.new_empty(self.group.size * len(gradient_ND), gradient_ND.shape[1])
+        return whole_TD, self.group.gather(whole_TD, gradient_ND.contiguous())
 
     def summed(self, x_TD: Tensor) -> Tensor:
         """[N, D] own tokens of everybody's sum; a collective."""

@@ -10,7 +10,7 @@ from workbench.plan.plan import Plan, Stage
 from workbench.planner.assembly import blocks_cut, disjoint_stages
 from workbench.planner.block_cuts import Cuts
 from workbench.planner.layer_cost import believed_layers_s
-from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
+from workbench.planner.layout_choice import Degrees, LayoutChoice, Mode, ModuleChoice
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.schedule.choice import Schedule
 from workbench.search.joint.grouping import llm_of
@@ -34,23 +34,6 @@ class Placement(StrEnum):
     TOGETHER = "encoders together"
     FIRST_STAGE = "encoders on the first stage"
     EVERYWHERE = "all on all ranks"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Degrees:
-    """Of one module: tp, cp, ep of a stage, `pp` blocks of ranks, `dp` replicas."""
-
-    module: str
-    tp: int = 1
-    cp: int = 1
-    pp: int = 1
-    dp: int = 1
-    ep: int = 1
-
-    @property
-    def num_ranks(self) -> int:
-        """Where the module is alone on its ranks."""
-        return self.tp * self.cp * self.pp * self.dp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from math import inf
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
@@ -15,9 +16,10 @@ from workbench.search.joint.evaluate import UNCHANGED, Judge, Outcome, changed, 
 from workbench.search.joint.found import Entry, Found, State, path_of, value_of
 from workbench.search.joint.hints import hints_of
 from workbench.search.joint.move import Move, Space
-from workbench.search.joint.proposals import Moves, Proposals
+from workbench.search.joint.nearest_fit import nearest_fit
+from workbench.search.joint.proposals import Moves, Proposals, steers
 from workbench.search.joint.question import Question
-from workbench.search.joint.seeds import seeds
+from workbench.search.joint.seeds import KEPT, seeds
 from workbench.search.joint.starts import OUT_OF_TIME, Start, Task, start_tasks
 from workbench.search.joint.take import taken
 from workbench.search.joint.terms import Scope, Stop
@@ -28,9 +30,11 @@ SEATS = 5  # choices that candidates are made from
 ROUND = 24  # candidates between two looks at what they gave
 MOST_ALIKE = 2  # of these, with modules on the same ranks
 NEAR = 1e-5  # of a value: as good as equal
-SEEDED = 3  # of a round, likely layouts
+SEEDED = 9  # of a round behind the first, likely layouts
 SHARES = (0.4, 0.2, 0.15, 0.15, 0.1)  # of a round, by seat
 START_SHARE = 0.5  # of the time, at most, for plans to start from
+TOO_LARGE = "does not fit"  # in refusals of plans for their memory
+LIKELY_SHARE = 0.3  # of the time, of those alone that are likely to be good
 ANYWHERE = Scope()
 
 
@@ -61,7 +65,8 @@ class _Search:
 
     def round(self) -> list[tuple[_Seat, Moves]]:
         """The next candidates: seeds first, then of every seat its share."""
-        asked = [(self.seats[0], moves) for moves in islice(self.seeded, SEEDED)]
+        seeded = islice(self.seeded, SEEDED if self.log else KEPT)
+        asked = [(self.seats[0], moves) for moves in seeded]
         for seat, share in zip(self.seats, SHARES, strict=False):
             if seat.proposals is None:
                 seat.proposals = self._proposals(seat)
@@ -70,14 +75,13 @@ class _Search:
 
     def _proposals(self, seat: _Seat) -> Proposals:
         space, choice = self.space, seat.choice
-        arrangement = arrangement_of(
-            space.job, choice.stages, choice.schedule, draft_of(space.job, choice), space.cost
-        )
+        draft = draft_of(space.job, choice)
+        arrangement = arrangement_of(space.job, choice.stages, choice.schedule, draft, space.cost)
         return Proposals(
             space,
             choice,
             arrangement=arrangement,
-            hints=hints_of(plan_of(space, choice), self.judge),
+            hints=hints_of(plan_of(space, choice), self.judge) if steers(draft) else None,
             questions=self.questions,
             rng=random.Random(self.rng.random()),
             first=seat.first,
@@ -154,7 +158,7 @@ def joint_search(
     began_s = stop.clock()
     space = Space(job, cost, {})
     with opened(space, judge, workers) as crew:
-        starts = scope.starts or _starts(job, scope.planners, crew, stop, began_s)
+        starts = scope.starts or _starts(space, scope.planners, crew, stop, began_s)
         started_s = stop.clock()
         space.starts.update({each.name: each.choice for each in starts if each.choice is not None})
         seats = _first_seats(space, starts, scope.fixed, crew)
@@ -172,14 +176,16 @@ def searched_starts(
     job: Job, cost: CostModel, judge: Judge, *, stop: Stop, scope: Scope = ANYWHERE, workers: Crew = 1
 ) -> tuple[Start, ...]:
     """What `joint_search` starts from, for several searches of one job; arguments and errors as there."""
-    with opened(Space(job, cost, {}), judge, workers) as crew:
-        return _starts(job, scope.planners, crew, stop, stop.clock())
+    space = Space(job, cost, {})
+    with opened(space, judge, workers) as crew:
+        return _starts(space, scope.planners, crew, stop, stop.clock())
 
 
 def _starts(
-    job: Job, planners: Mapping[str, Planner] | None, crew: Workers, stop: Stop, began_s: float
+    space: Space, planners: Mapping[str, Planner] | None, crew: Workers, stop: Stop, began_s: float
 ) -> tuple[Start, ...]:
     """All strategies, those with layouts also without the job's; as far as their share of the time goes."""
+    job = space.job
     if planners is None:
         priced = PRICED if job.dollars_per_hour(range(job.cluster.num_ranks)) is not None else {}
         planners = PLANNERS | priced
@@ -189,7 +195,8 @@ def _starts(
     else:
         found = _in_slices(tasks, crew, stop, began_s, stop.seconds)
     if all(start.value is None for start in found):
-        raise ValueError(_none_text(job, found))
+        nearest = nearest_fit(job, space.cost, _refused(tasks, found, stop))
+        raise ValueError(_none_text(job, found) + (nearest and f"; {nearest}"))
     return found
 
 
@@ -198,33 +205,43 @@ def _in_slices(
 ) -> tuple[Start, ...]:
     """Each with a slice of time; those that want more begin anew with twice as much, while there is time.
 
-    So those that are done soon come first, whichever they are. The whole time is the starts' as long as none
-    has a plan.
+    So those that are done soon come first, whichever they are, and likely ones before all others. The whole
+    time is the starts' as long as none has a plan.
     """
     found = {task.name: Start(name=task.name, refusal=OUT_OF_TIME) for task in tasks}
 
-    def left_s() -> float:
-        share = START_SHARE if any(start.value is not None for start in found.values()) else 1.0
-        return (began_s + share * seconds - stop.clock()) * crew.num
+    def left_s(share: float) -> float:
+        has_plan = any(start.value is not None for start in found.values())
+        return (began_s + (share if has_plan else 1.0) * seconds - stop.clock()) * crew.num
 
-    waiting, slice_s = tasks, 0.0
-    while waiting and left_s() > 2 * slice_s:
-        slice_s = max(2 * slice_s, left_s() / (2 * len(waiting)))
-        num = max(1, int(left_s() / slice_s))
-        slices = [task._replace(seconds=slice_s, clock=stop.clock) for task in waiting[:num]]
-        for start in crew.starts(slices):
-            found[start.name] = start
-            if left_s() < 0:
-                break
-        waiting = [task for task in waiting if found[task.name].refusal == OUT_OF_TIME]
+    for share, group in ((LIKELY_SHARE, [task for task in tasks if task.is_likely]), (START_SHARE, tasks)):
+        slice_s = 0.0
+        waiting = [task for task in group if found[task.name].refusal == OUT_OF_TIME]
+        while waiting and left_s(share) > 2 * slice_s:
+            slice_s = max(2 * slice_s, left_s(share) / (2 * len(waiting)))
+            num = max(1, int(left_s(share) / slice_s))
+            slices = [task._replace(seconds=slice_s, clock=stop.clock) for task in waiting[:num]]
+            for start in crew.starts(slices):
+                found[start.name] = start
+                if left_s(share) < 0:
+                    break
+            waiting = [task for task in waiting if found[task.name].refusal == OUT_OF_TIME]
     return tuple(found.values())
+
+
+def _refused(tasks: Sequence[Task], starts: Sequence[Start], stop: Stop) -> Iterator[Task]:
+    """Strategies whose plans do not fit, to be asked again; each for a tenth of the time."""
+    limit_s = inf if stop.seconds is None else stop.seconds / 10
+    for task, start in zip(tasks, starts, strict=True):
+        if TOO_LARGE in start.refusal:
+            yield task._replace(seconds=limit_s, clock=stop.clock)
 
 
 def _none_text(job: Job, starts: Sequence[Start]) -> str:
     """Why there is no plan: that none fits, where that is what is wrong."""
     refusals = [start.refusal for start in starts]
-    too_large = [refusal for refusal in refusals if "does not fit" in refusal]
-    first = "does not fit: " if too_large else ""
+    too_large = [refusal for refusal in refusals if TOO_LARGE in refusal]
+    first = f"{TOO_LARGE}: " if too_large else ""
     return f"{first}no strategy has a plan for job {job.name!r}; {(too_large or refusals)[0]}"
 
 

@@ -8,10 +8,11 @@ from workbench.plan.plan import Program, Stage
 from workbench.planner.assembly import cut
 from workbench.planner.block_cuts import even_blocks
 from workbench.planner.layer_cost import believed_layers_s
+from workbench.planner.layout_choice import Degrees
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.schedule.choice import Schedule, ScheduleKind, rank_block, usual
 from workbench.schedule.eager import with_eager_forwards
-from workbench.search.joint.arrangement import Arrangement, Degrees, Placement, stages_of
+from workbench.search.joint.arrangement import Arrangement, Placement, stages_of
 from workbench.search.joint.choice import Choice, build, draft_of
 from workbench.search.joint.grouping import dealt, groups_of, llm_of, replicas_of, resized
 from workbench.search.joint.move import Space

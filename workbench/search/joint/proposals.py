@@ -5,13 +5,15 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, zip_longest
 
+from workbench.data.sample import Sample
 from workbench.explain.neighbours import Kind, neighbours
 from workbench.job.job import Job, ModuleLayout
 from workbench.plan.plan import KeyExchange, Plan
 from workbench.planner.assembly import dp_of, layout_of
+from workbench.planner.layout_choice import Degrees
 from workbench.planner.layout_search import usable_ranks
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
-from workbench.search.joint.arrangement import Arrangement, Degrees, Placement, check_placement
+from workbench.search.joint.arrangement import Arrangement, Placement, check_placement
 from workbench.search.joint.choice import Choice, TokenRule, draft_of
 from workbench.search.joint.grouping import groups_of, llm_of
 from workbench.search.joint.grouping_moves import Exchange, Grouping, MoveSample, Regroup, Reorder, Resize
@@ -103,6 +105,16 @@ class Proposals:
         return [self._rng.choice(self._singles)]
 
 
+def steers(draft: Plan) -> bool:
+    """Whether hints say anything: of stages that may give layers to one another, or samples that differ."""
+    return differ(draft.batch) or any(len(chain) > 1 for chain in draft.chain.values())
+
+
+def differ(batch: Sequence[Sample]) -> bool:
+    """Whether samples are not all alike."""
+    return len({(sample.segments, sample.mask) for sample in batch}) > 1
+
+
 def _in_turn(moves: Sequence[Move]) -> list[Move]:
     """One of every kind in turn, so that kinds with few moves are not behind those with many."""
     kinds: dict[type[Move], list[Move]] = {}
@@ -185,7 +197,10 @@ def _arranged(job: Job, choice: Choice, arrangement: Arrangement | None) -> Iter
     found: dict[Arrangement, None] = {}
     for placement in Placement:
         for each in degrees:
-            other = Arrangement(placement=placement, degrees=_fitted(job, placement, each))
+            try:
+                other = Arrangement(placement=placement, degrees=_fitted(job, placement, each))
+            except ValueError:  # experts that the new degrees cannot hold, or no replica
+                continue
             if other != arrangement and _takes_place(job, other):
                 found[other] = None
     yield from map(Arrange, found)
@@ -217,6 +232,8 @@ def _replicas_of_one(arrangement: Arrangement) -> Iterator[tuple[Degrees, ...]]:
                 each.dp % 2 == 0
             )
             for degree, dp in pairs:
+                if degree * each.tp * each.cp // value % each.ep and name != "pp":
+                    continue
                 other = replace(each, **{name: degree, "dp": dp})
                 yield tuple(other if d is each else d for d in arrangement.degrees)
 
@@ -283,6 +300,14 @@ def _sizes(job: Job, choice: Choice) -> Iterator[Move]:
 
 
 def _memory(job: Job, choice: Choice, draft: Plan) -> Iterator[Move]:
+    """Of one module and, where there are several, the same of all."""
+    own = list(dict.fromkeys(_memory_of_one(job, choice, draft)))
+    yield from own
+    if len(job.model.modules) > 1:
+        yield from dict.fromkeys(replace(move, module=None) for move in own)
+
+
+def _memory_of_one(job: Job, choice: Choice, draft: Plan) -> Iterator[Keep]:
     held = replace(job, layouts=_plain_layouts(draft), settings=choice.settings, replicas=1)
     for change in neighbours(held):
         if change.kind not in (Kind.ACTIVATIONS, Kind.SHARDING):
@@ -323,7 +348,7 @@ def _regroupings(space: Space, draft: Plan, hints: Hints | None, rng: random.Ran
     None where all samples are alike.
     """
     kinds = {sample.id: (sample.segments, sample.mask) for sample in draft.batch}
-    if len(set(kinds.values())) < 2:
+    if not differ(draft.batch):
         return
     llm = llm_of(space.job)
     held = [microbatch for microbatch in draft.microbatches if microbatch.module == llm]

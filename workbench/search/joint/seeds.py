@@ -6,12 +6,12 @@ from dataclasses import replace
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.plan.plan import Recompute, Sharding
-from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
+from workbench.planner.layout_choice import Degrees, LayoutChoice, Mode, ModuleChoice
 from workbench.planner.layout_search import likely_layouts
-from workbench.search.joint.arrangement import Arrangement, Degrees, Placement
+from workbench.search.joint.arrangement import Arrangement, Placement
 from workbench.search.joint.grouping_moves import Grouping, Regroup
 from workbench.search.joint.layout_moves import Arrange
-from workbench.search.joint.proposals import Moves
+from workbench.search.joint.proposals import Moves, differ
 from workbench.search.joint.question import Question
 from workbench.search.joint.setting_moves import Keep
 
@@ -48,9 +48,8 @@ def seeds(job: Job, cost: CostModel, questions: Collection[Question]) -> Iterato
 
 
 def _ways(job: Job) -> tuple[Moves, ...]:
-    kinds = {(sample.segments, sample.mask) for sample in job.batch}
     even = (Grouping.EVEN_REPLICAS, Grouping.EVEN)
-    return ((),) if len(kinds) < 2 else tuple((Regroup(way),) for way in even)
+    return tuple((Regroup(way),) for way in even) if differ(job.batch) else ((),)
 
 
 def _sizes(job: Job) -> list[int]:

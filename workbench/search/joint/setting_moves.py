@@ -34,26 +34,27 @@ class ExchangeKeys:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Other memory settings of a module."""
+    """Other memory settings of a module, or of all modules: None."""
 
     question: ClassVar[Question] = Question.MEMORY
-    module: str
+    module: str | None
     recompute: Recompute
     sharding: Sharding
     instances: int
     sequence_parallel: bool
 
     def apply(self, space: Space, choice: Choice) -> Choice:
-        return with_settings(
-            choice,
-            replace(
-                choice.settings.of(self.module),
+        names = [module.name for module in space.job.model.modules] if self.module is None else [self.module]
+        for name in names:
+            changed = replace(
+                choice.settings.of(name),
                 recompute=self.recompute,
                 sharding=self.sharding,
                 instances=self.instances,
                 sequence_parallel=self.sequence_parallel,
-            ),
-        )
+            )
+            choice = with_settings(choice, changed)
+        return choice
 
 
 def with_settings(choice: Choice, changed: ModuleSettings) -> Choice:

@@ -39,12 +39,14 @@ class Task(NamedTuple):
 
     Args:
         name: of the start.
+        is_likely: whether nothing that the strategy leaves to its users is open.
         seconds: by the clock, after which the planner is stopped.
     """
 
     name: str
     planner: Planner
     job: Job
+    is_likely: bool = False
     seconds: float = inf
     clock: Callable[[], float] = monotonic
 
@@ -55,11 +57,12 @@ class _OutOfTime(Exception):  # noqa: N818  (no error: the planner is told to st
 
 def start_tasks(job: Job, planners: Mapping[str, Planner]) -> Iterator[Task]:
     """Every strategy on the job as it is, then those that choose degrees on the job without its layouts."""
+    searching = {name for name in planners if name in BY_NAME and BY_NAME[name].searches_layouts}
     for name, planner in planners.items():
-        yield Task(name, planner, job)
+        yield Task(name, planner, job, is_likely=bool(job.layouts) or name in searching)
     if job.layouts:
         for name, planner in planners.items():
-            if name in BY_NAME and BY_NAME[name].searches_layouts:
+            if name in searching:
                 yield Task(name + OPEN, planner, replace(job, layouts=()))
 
 

@@ -1,4 +1,4 @@
-"""The training programs of a Megatron-Bridge folder: their tables are the plan's, the rest is the same."""
+"""Programs of Megatron-Bridge, and parts of them that any program of megatron-core's MIMO classes has."""
 
 _HEAD = '''"""A plan for Megatron-Bridge 0.6, made by `workbench export`; run it under torchrun."""
 
@@ -36,11 +36,16 @@ _CONFIGS = """from megatron.bridge.training.config import (
 )
 """
 
-_TABLES = """
+TABLES = """
 TRAIN = {train}
 VOCAB = {vocab}
 IS_BF16, IS_SHARDED = {is_bf16}, {is_sharded}
-ACTIVATIONS = {{"silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu}}
+ACTIVATIONS = {{
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_pytorch_tanh": torch.nn.GELU(approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+}}
 """
 
 ONE_MODULE = (
@@ -54,7 +59,7 @@ from megatron.bridge.training.pretrain import pretrain
 MODEL = {language}
 ACTIVATION = {activation!r}
 """
-    + _TABLES
+    + TABLES
     + _REST.replace("{", "{{").replace("}", "}}")
     + """
 
@@ -73,6 +78,121 @@ if __name__ == "__main__":
 """
 )
 
+CORE = """from importlib.util import find_spec
+
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.models.mimo.submodules.vision import VisionModalitySubmodules
+from megatron.core.models.vision.clip_vit_model import CLIPViTModel
+from megatron.core.models.vision.multimodal_projector import MultimodalProjector
+from megatron.core.models.vision.vit_layer_specs import (
+    get_vit_layer_with_local_spec,
+    get_vit_layer_with_transformer_engine_spec,
+)
+from megatron.core.transformer.mlp import MLPSubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+HAS_ENGINE = find_spec("transformer_engine") is not None
+if HAS_ENGINE:
+    from megatron.core.extensions.transformer_engine import TEColumnParallelLinear as Columns
+    from megatron.core.extensions.transformer_engine import TENorm as Norm
+    from megatron.core.extensions.transformer_engine import TERowParallelLinear as Rows
+else:
+    from megatron.core.tensor_parallel import ColumnParallelLinear as Columns
+    from megatron.core.tensor_parallel import RowParallelLinear as Rows
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm as Norm
+"""
+
+MODULES = """
+MODULE_PARALLELISMS = {parallelisms}
+LANGUAGE = {language}
+ACTIVATION = {activation!r}
+POSITIONS = {positions}
+ENCODERS = {encoders}
+SPECIAL_TOKEN_IDS = {special}
+FREEZE = {freeze}
+"""
+
+TOWERS = '''
+def config_of(words: dict, activation: str) -> TransformerConfig:
+    """A module's configuration; its parallel sizes are those of its grid."""
+    return TransformerConfig(
+        **words,
+        activation_func=ACTIVATIONS[activation],
+        pipeline_dtype=torch.bfloat16 if IS_BF16 else torch.float32,
+        variable_seq_lengths=True,
+        moe_token_dispatcher_type="alltoall",  # the only one for lengths that vary
+        calculate_per_token_loss=True,
+    )
+
+
+class Patches(CLIPViTModel):
+    """Without the class token, which is none of the language model's."""
+
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """[images, patches, width]."""
+        return super().forward(x, attention_mask=attention_mask)[:, self.class_token_len :, :]
+
+
+def vit_layer() -> ModuleSpec:
+    """A block of a tower, by Transformer Engine where that is installed."""
+    return get_vit_layer_with_transformer_engine_spec() if HAS_ENGINE else get_vit_layer_with_local_spec()
+
+
+def gpt_layer(normalization: str, told: dict) -> ModuleSpec:
+    """A block of the language model, likewise."""
+    if HAS_ENGINE:
+        return get_gpt_layer_with_transformer_engine_spec(**told)
+    return get_gpt_layer_local_spec(**told, normalization=normalization)
+
+
+def encoder_spec(words: dict) -> ModuleSpec:
+    """A tower and its projector."""
+    tower = ModuleSpec(
+        module=Patches,
+        params={{
+            "transformer_config": config_of(words["config"], words["activation"]),
+            "transformer_layer_spec": vit_layer(),
+            "ln_pre_impl": Norm,
+            "ln_post_impl": Norm,
+            **words["tower"],
+        }},
+    )
+    projector = ModuleSpec(
+        module=MultimodalProjector,
+        params={{
+            "config": config_of(words["projector"], "gelu"),
+            "submodules": MLPSubmodules(linear_fc1=Columns, linear_fc2=Rows),
+            "projector_type": words["projector_type"],
+            "input_size": words["config"]["hidden_size"],
+        }},
+    )
+    return ModuleSpec(
+        module=VisionModalitySubmodules,
+        params={{}},
+        submodules={{"encoders": {{"tower": tower}}, "input_projections": [projector]}},
+    )
+
+
+def language_spec() -> ModuleSpec:
+    """The language model."""
+    told = {{"num_experts": LANGUAGE.get("num_moe_experts"), "qk_layernorm": LANGUAGE["qk_layernorm"]}}
+    return ModuleSpec(
+        module=GPTModel,
+        params={{
+            "config": config_of(LANGUAGE, ACTIVATION),
+            "transformer_layer_spec": gpt_layer(LANGUAGE["normalization"], told),
+            "vocab_size": VOCAB,
+            **POSITIONS,
+        }},
+    )
+
+'''
+
 SEVERAL_MODULES = (
     _HEAD
     + """from megatron.bridge.data.megatron_mimo.loaders import build_megatron_mimo_data_loaders
@@ -86,90 +206,18 @@ from megatron.bridge.models.megatron_mimo.megatron_mimo_provider import Megatron
     + _CONFIGS.replace("{more}", "")
     + """from megatron.bridge.training.megatron_mimo_step import forward_step
 from megatron.bridge.training.pretrain_megatron_mimo import pretrain_megatron_mimo
-from megatron.core.extensions.transformer_engine import TEColumnParallelLinear, TERowParallelLinear
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
-from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.models.mimo.submodules.vision import VisionModalitySubmodules
-from megatron.core.models.vision.clip_vit_model import CLIPViTModel
-from megatron.core.models.vision.multimodal_projector import MultimodalProjector
-from megatron.core.models.vision.vit_layer_specs import get_vit_layer_with_transformer_engine_spec
-from megatron.core.transformer.mlp import MLPSubmodules
-from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.transformer_config import TransformerConfig
-
-MODULE_PARALLELISMS = {parallelisms}
-LANGUAGE = {language}
-ACTIVATION = {activation!r}
-POSITIONS = {positions}
-ENCODERS = {encoders}
-SPECIAL_TOKEN_IDS = {special}
-FREEZE = {freeze}
-DATA = {data}
 """
-    + _TABLES
+    + CORE
+    + MODULES
+    + "DATA = {data}\n"
+    + TABLES
     + _REST.replace("{", "{{").replace("}", "}}")
+    + TOWERS
     + '''
-
-def config_of(words: dict, activation: str) -> TransformerConfig:
-    """A module's configuration; its parallel sizes are those of its grid."""
-    return TransformerConfig(
-        **words,
-        activation_func=ACTIVATIONS[activation],
-        pipeline_dtype=torch.bfloat16 if IS_BF16 else torch.float32,
-        variable_seq_lengths=True,
-        calculate_per_token_loss=True,
-    )
-
-
-class Patches(CLIPViTModel):
-    """Without the class token, which is none of the language model's."""
-
-    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """[images, patches, width]."""
-        return super().forward(x, attention_mask=attention_mask)[:, self.class_token_len :, :]
-
-
-def encoder_spec(words: dict) -> ModuleSpec:
-    """A tower and its projector."""
-    tower = ModuleSpec(
-        module=Patches,
-        params={{
-            "transformer_config": config_of(words["config"], words["activation"]),
-            "transformer_layer_spec": get_vit_layer_with_transformer_engine_spec(),
-            **words["tower"],
-        }},
-    )
-    projector = ModuleSpec(
-        module=MultimodalProjector,
-        params={{
-            "config": config_of(words["projector"], "gelu"),
-            "submodules": MLPSubmodules(linear_fc1=TEColumnParallelLinear, linear_fc2=TERowParallelLinear),
-            "projector_type": words["projector_type"],
-            "input_size": words["config"]["hidden_size"],
-        }},
-    )
-    return ModuleSpec(
-        module=VisionModalitySubmodules,
-        params={{}},
-        submodules={{"encoders": {{"tower": tower}}, "input_projections": [projector]}},
-    )
-
-
 def provider() -> MegatronMIMOProvider:
     """All modules with their grids."""
-    language = ModuleSpec(
-        module=GPTModel,
-        params={{
-            "config": config_of(LANGUAGE, ACTIVATION),
-            "transformer_layer_spec": get_gpt_layer_with_transformer_engine_spec(
-                num_experts=LANGUAGE.get("num_moe_experts"), qk_layernorm=LANGUAGE["qk_layernorm"]
-            ),
-            "vocab_size": VOCAB,
-            **POSITIONS,
-        }},
-    )
     return MegatronMIMOProvider(
-        language_model_spec=language,
+        language_model_spec=language_spec(),
         modality_submodules_spec={{name: encoder_spec(words) for name, words in ENCODERS.items()}},
         special_token_ids=SPECIAL_TOKEN_IDS,
         megatron_mimo_parallelism_config=MegatronMIMOParallelismConfig(

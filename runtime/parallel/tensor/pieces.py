@@ -1,0 +1,97 @@
+"""A product whose results tensor-parallel ranks add up, beside its own collective: piece by piece.
+
+Forward, a piece's sum travels while the product of the next one runs. Backward, where ranks split tokens,
+all pieces' gradients are gathered at once and a piece's product runs while later ones are on their way.
+
+Source: Z. Zhang et al., "DistTrain", appendix A.1 (StepCCL).
+Differs: collectives in front of products, whose tensor other operators of a region may read too, stay whole.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from runtime.parallel.context.group import Pending
+
+# Shape suffixes: T = tokens that go into the product, N = tokens that a member goes on with, D = width.
+
+Flight = tuple[Tensor, Pending | None]  # what a collective fills, and its end; None: there already
+
+
+class PieceTalk(Protocol):
+    """How members add up a product's results piece by piece."""
+
+    def cut(self, x_TD: Tensor, num_pieces: int) -> list[Tensor]:
+        """Pieces of the product's input, as many at most; each has tokens of every member."""
+        ...
+
+    def start_sum(self, y_TD: Tensor) -> Flight:
+        """Begin to add up everybody's piece: what this member goes on with of it."""
+        ...
+
+    def start_spread(self, gradient_ND: Tensor) -> Flight:
+        """The reverse: begin to bring a piece's gradient to everybody."""
+        ...
+
+
+def summed_in_pieces(
+    product: Callable[[Tensor], Tensor], x: Tensor, talk: PieceTalk, num_pieces: int
+) -> Tensor:
+    """Everybody's `product(x)` added up, as far as this member goes on with it."""
+    pieces = talk.cut(x.reshape(-1, x.shape[-1]), num_pieces)
+    flights = [_Flights() for _ in pieces]
+    started = [
+        _Start.apply(product(piece), flight, talk) for piece, flight in zip(pieces, flights, strict=True)
+    ]
+    total: Tensor = _Finish.apply(flights, talk, *started)
+    return total.reshape(*x.shape[:-2], -1, total.shape[-1])
+
+
+class _Flights:
+    """What is under way of one piece."""
+
+    def __init__(self) -> None:
+        self.forward: Flight | None = None
+        self.backward: Flight | None = None
+
+
+class _Start(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y_TD: Tensor, flights: _Flights, talk: PieceTalk) -> Tensor:
+        ctx.flights = flights
+        flights.forward = talk.start_sum(y_TD)
+        return flights.forward[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        del gradient  # as `_Finish` was given it; what it became is on its way
+        spread_TD, pending = ctx.flights.backward
+        if pending is not None:
+            pending.wait()
+        return spread_TD, None, None
+
+
+class _Finish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, flights: Sequence[_Flights], talk: PieceTalk, *pieces_ND: Tensor) -> Tensor:
+        ctx.flights, ctx.talk, ctx.sizes = flights, talk, [len(piece) for piece in pieces_ND]
+        for flight in flights:
+            assert flight.forward is not None
+            pending = flight.forward[1]
+            if pending is not None:
+                pending.wait()
+            flight.forward = None
+        return torch.cat(pieces_ND)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_ND: Tensor) -> tuple[Tensor | None, ...]:
+        parts = gradient_ND.split(ctx.sizes)
+        # autograd comes to the last piece first
+        for flight, part in reversed(list(zip(ctx.flights, parts, strict=True))):
+            flight.backward = ctx.talk.start_spread(part)
+        return (None, None, *parts)

@@ -1,0 +1,110 @@
+"""What of a plan megatron-core's MIMO and Megatron-Bridge cannot say: towers, places, data parallelism.
+
+Source: megatron-core 0.19.2 (Apache-2.0), models/mimo: a rank has one module or all of them, modules on the
+same ranks have neither pp nor cp, and later stages of a tower compute nothing (submodules/base.py);
+Megatron-Bridge 0.6.2 (Apache-2.0), models/megatron_mimo/megatron_mimo_config.py.
+"""
+
+from collections.abc import Collection, Mapping
+from itertools import combinations
+
+from workbench.export import sayable
+from workbench.export.decoder import decoder_of
+from workbench.export.placed import Placed, Placing, llm_of, placed_modules, placing_of
+from workbench.export.said import microbatch_samples
+from workbench.model.families.registry import ARCHITECTURES
+from workbench.model.layer import LayerKind
+from workbench.model.model_graph import Module
+from workbench.plan.plan import Plan
+
+FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen2_vl_text", "qwen3", "gpt2", "opt")
+TOWERS = {"clip_vision_model": "clip", "siglip_vision_model": "siglip"}
+PROJECTORS = {"mlp": "mlp", "linear": "affine"}
+
+
+def unsayable(plan: Plan, placings: Collection[Placing]) -> str | None:
+    """The first part; None: it can say the plan.
+
+    Args:
+        placings: of several modules that the system has.
+    """
+    found = (
+        sayable.unplaced(plan) or unsayable_decoder(plan) or sayable.masked(plan) or sayable.too_precise(plan)
+    )
+    if found is not None or len(plan.model.modules) == 1:
+        return found or sayable.frozen_parts(plan)
+    return _unsayable_encoder(plan) or _unsayable_places(plan, placings)
+
+
+def unsayable_decoder(plan: Plan) -> str | None:
+    """What of the language model Megatron's GPT cannot be built as; None: it can."""
+    try:
+        decoder = decoder_of(llm_of(plan))
+    except ValueError as error:
+        return str(error)
+    if decoder.family and decoder.family not in FAMILIES:
+        name = ARCHITECTURES[decoder.family].name
+        return f"a language model of the family {name}"
+    if decoder.rope_scaling and decoder.rope_scaling.get("rope_type") != "llama3":
+        return f"positions scaled as {decoder.rope_scaling.get('rope_type')!r}"
+    return None
+
+
+def encoders_of(plan: Plan) -> list[Module]:
+    """Every module but the language model."""
+    return [module for module in plan.model.modules if module is not llm_of(plan)]
+
+
+def _unsayable_encoder(plan: Plan) -> str | None:
+    for module in encoders_of(plan):
+        source = module.source
+        if source is None or source.architecture not in TOWERS:
+            kind = "no configuration" if source is None else source.architecture
+            return f"module {module.name!r} ({kind}): megatron-core's towers are {' and '.join(TOWERS)}"
+        if source.projector not in PROJECTORS:
+            return f"the projector of {module.name!r}"
+        if source.feature_layer is not None and TOWERS[source.architecture] != "clip":  # it ends in no norm
+            return f"features of {module.name!r} from hidden state {source.feature_layer}"
+    return _partly_frozen(plan)
+
+
+def _partly_frozen(plan: Plan) -> str | None:
+    for module in plan.model.modules:
+        body = {layer.trainable for layer in module.layers if layer.kind is not LayerKind.PROJECTOR}
+        if len(body) > 1:
+            return f"some frozen layers of {module.name!r} among trained ones"
+    return None
+
+
+def _unsayable_places(plan: Plan, placings: Collection[Placing]) -> str | None:
+    placed, placing = placed_modules(plan), placing_of(plan)
+    llm = llm_of(plan).name
+    if placing not in placings:
+        return str(placing)
+    samples = microbatch_samples(plan) * placed[llm].dp
+    for name, each in placed.items():
+        cut = f"pp {each.pp}" if each.pp > 1 else f"cp {each.layout.cp}" if each.layout.cp > 1 else None
+        parts = {
+            f"tp {each.layout.tp} of {name!r}, no power of two": each.layout.tp & (each.layout.tp - 1) > 0,
+            f"{cut} of {name!r}: megatron-core's towers are whole on a rank": name != llm and cut is not None,
+            f"{cut} of {name!r} on ranks that it shares": placing is Placing.SHARED and cut is not None,
+            f"dp {each.dp} of {name!r} under dp {placed[llm].dp} of {llm!r}": each.dp < placed[llm].dp,
+            f"dp {each.dp} of {name!r} for {samples} samples that run at a time": samples % each.dp > 0,
+        }
+        found = next((part for part, is_so in parts.items() if is_so), None)
+        if found is not None:
+            return found
+    return _unsayable_chain(plan, placed)
+
+
+def _unsayable_chain(plan: Plan, placed: Mapping[str, Placed]) -> str | None:
+    """Replicas that do not divide each other, and blocks that do not divide by stages."""
+    for one, other in combinations(placed.values(), 2):
+        if max(one.dp, other.dp) % min(one.dp, other.dp):
+            names = f"{one.layout.module!r} and {other.layout.module!r}"
+            return f"dp {one.dp} and {other.dp} of {names}, which do not divide each other"
+    llm = llm_of(plan)
+    num_blocks, pp = len(llm.layers) - 2, placed[llm.name].pp
+    if num_blocks % pp:
+        return f"pp {pp} of {llm.name!r}, which does not divide its {num_blocks} blocks"
+    return None

@@ -1,0 +1,295 @@
+"""The modules of a plan in megatron-core's words, for systems that build them by its MIMO classes.
+
+Source: megatron-core 0.19.2 (Apache-2.0): TransformerConfig, models/mimo, models/vision/clip_vit_model.py.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pprint import pformat
+from typing import Any
+
+from workbench.export import sayable
+from workbench.export.decoder import Decoder, config_of, decoder_of
+from workbench.export.mimo_limits import PROJECTORS, TOWERS, encoders_of
+from workbench.export.placed import llm_of, placed_modules
+from workbench.export.said import Change, Way, longest_tokens, microbatch_samples, with_layouts, with_settings
+from workbench.export.target import Files
+from workbench.job.job import Job, ModuleLayout
+from workbench.job.notations.bridge import PARALLELISMS, write_parallelisms
+from workbench.model.block_modules import BlockModule
+from workbench.model.layer import Attention, LayerKind, Matmul
+from workbench.model.model_graph import TEXT, Module
+from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Precision, Recompute, Sharding
+from workbench.schedule.choice import ScheduleKind
+
+PROGRAM = "train.py"
+LANGUAGE = "language"  # what megatron-core calls the language model
+WIDTH = 100  # of lines
+SCHEDULES = (ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED)
+Words = dict[str, Any]
+_TOWER_ACTIVATIONS = {"clip_vision_model": "quick_gelu", "siglip_vision_model": "gelu_pytorch_tanh"}
+
+RECOMPUTED = {
+    BlockModule.CORE_ATTN: "core_attn",
+    BlockModule.NORM: "layernorm",
+    BlockModule.MLP: "mlp",
+    BlockModule.MOE: "moe",
+    BlockModule.MOE_ACT: "moe_act",
+    BlockModule.MLA_UP_PROJ: "mla_up_proj",
+}
+EXCHANGES = {
+    KeyExchange.ALL_GATHER: "all_gather",
+    KeyExchange.RING: "p2p",
+    KeyExchange.ALL_TO_ALL: "a2a",
+}
+
+
+def mimo_changes(plan: Plan) -> Sequence[Change]:
+    """What modules of their own grids have otherwise than a plan of several modules."""
+    return (
+        *sayable.equal_lengths(plan),
+        *sayable.wide_optimizer(plan),
+        *sayable.sharded_alike(plan),
+        *sayable.sharded_as(plan, Sharding.OPTIMIZER, Sharding.GRADIENTS, Sharding.PARAMETERS),
+        *sayable.computed_again(plan, RECOMPUTED),
+        *(change for module in encoders_of(plan) for change in sequence_whole(plan, module)),
+        *sayable.one_of_schedules(plan, (ScheduleKind.ONE_F_ONE_B,)),
+        *_equal_cuts(plan),
+    )
+
+
+def _equal_cuts(plan: Plan) -> Sequence[Change]:
+    """Stages of equally many blocks; the first and last have the embedding and the head besides."""
+    llm = llm_of(plan)
+    placed = placed_modules(plan)[llm.name]
+    equal = equal_stage_layers(len(llm.layers), placed.pp)
+    if placed.pp == 1 or placed.layout.stage_layers == equal:
+        return ()
+
+    def cut(layout: ModuleLayout) -> ModuleLayout:
+        return replace(layout, stage_layers=equal) if layout.module == llm.name else layout
+
+    def make(job: Job) -> Job:
+        return with_layouts(job, cut)
+
+    return (
+        Change(
+            has=f"stages of {llm.name!r} of {', '.join(map(str, placed.layout.stage_layers))} layers",
+            gets="stages with equally many blocks",
+            make=make,
+        ),
+    )
+
+
+def equal_stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
+    """Layers of stages of equally many blocks; embedding and head count one each."""
+    if num_stages == 1:
+        return (num_layers,)
+    blocks = (num_layers - 2) // num_stages
+    return (blocks + 1, *(blocks for _ in range(num_stages - 2)), blocks + 1)
+
+
+def sequence_whole(plan: Plan, module: Module) -> Sequence[Change]:
+    """Where a module divides its sequence among tensor-parallel ranks and the system does not."""
+    tp = placed_modules(plan)[module.name].layout.tp
+    if tp == 1 or not plan.settings.of(module.name).sequence_parallel:
+        return ()
+
+    def whole(settings: ModuleSettings) -> ModuleSettings:
+        return replace(settings, sequence_parallel=False) if settings.module == module.name else settings
+
+    return (
+        Change(
+            has=f"sequence parallelism of {module.name!r}",
+            gets="its sequence whole on every rank",
+            make=lambda job: with_settings(job, whole),
+        ),
+    )
+
+
+def transformer_words(decoder: Decoder) -> Words:
+    """Of megatron-core's `TransformerConfig`, but for its activation, which is a function."""
+    words: Words = {
+        "num_layers": decoder.num_blocks,
+        "hidden_size": decoder.width,
+        "ffn_hidden_size": decoder.ffn,
+        "num_attention_heads": decoder.num_heads,
+        "num_query_groups": decoder.num_kv_heads,
+        "kv_channels": decoder.head_dim,
+        "normalization": "RMSNorm" if decoder.is_rms else "LayerNorm",
+        "gated_linear_unit": decoder.is_gated,
+        "add_bias_linear": decoder.mlp_bias,
+        "add_qkv_bias": decoder.qkv_bias,
+        "qk_layernorm": decoder.qk_norm,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+    }
+    if decoder.eps is not None:
+        words["layernorm_epsilon"] = decoder.eps
+    if decoder.window is not None:
+        words["window_size"] = (decoder.window, 0)
+    if decoder.num_experts:
+        words |= {
+            "num_moe_experts": decoder.num_experts,
+            "moe_router_topk": decoder.experts_per_token,
+            "moe_ffn_hidden_size": decoder.ffn,
+            "moe_grouped_gemm": True,
+        }
+    return words
+
+
+def settings_words(plan: Plan, module: str) -> Words:
+    """Number format and recomputation of one module, as fields of `TransformerConfig`."""
+    settings = plan.settings.of(module)
+    words: Words = {"bf16": plan.settings.precision is Precision.BFLOAT16}
+    if settings.recompute is Recompute.FULL:
+        return words | {
+            "recompute_granularity": "full",
+            "recompute_method": "uniform",
+            "recompute_num_layers": 1,
+        }
+    if settings.computed_again:
+        parts = [RECOMPUTED[part] for part in settings.computed_again]
+        return words | {"recompute_granularity": "selective", "recompute_modules": parts}
+    return words
+
+
+def position_words(decoder: Decoder) -> Words:
+    """Of `GPTModel`."""
+    words: Words = {"position_embedding_type": "rope" if decoder.is_rotary else "learned_absolute"}
+    if decoder.is_rotary:
+        words["rotary_base"] = round(decoder.rope_base)
+    if decoder.rope_scaling:
+        words |= {"rope_scaling": True, "rope_scaling_factor": float(decoder.rope_scaling["factor"])}
+    return words
+
+
+def parallelism_words(plan: Plan) -> Words:
+    """Module -> fields of `ModuleParallelismConfig`, in the order of the model."""
+    layouts = [replace(each.layout, stage_layers=()) for each in placed_modules(plan).values()]
+    said = write_parallelisms(layouts)[PARALLELISMS]
+    llm = llm_of(plan).name
+    return {LANGUAGE if name == llm else name: words for name, words in said.items()}
+
+
+def encoder_words(plan: Plan, module: Module) -> Words:
+    """A tower and its projector."""
+    assert module.source is not None, "its architecture was looked at"
+    config = config_of(module)
+    block = next(layer for layer in module.layers if layer.kind is LayerKind.BLOCK)
+    heads = next(op for op in block.operators if isinstance(op, Attention))
+    down = next(op for op in block.operators if isinstance(op, Matmul) and op.name == "mlp.down")
+    is_clip = module.source.architecture == "clip_vision_model"
+    width = llm_of(plan).layers[0].out_width
+    return {
+        "config": {
+            "num_layers": sum(layer.kind is LayerKind.BLOCK for layer in module.layers),
+            "hidden_size": block.out_width,
+            "ffn_hidden_size": down.in_features,
+            "num_attention_heads": heads.num_heads,
+            "kv_channels": heads.head_dim,
+            "normalization": "LayerNorm",
+            "add_bias_linear": True,
+            "add_qkv_bias": True,
+            "attention_dropout": 0.0,
+            "hidden_dropout": 0.0,
+            **settings_words(plan, module.name),
+        },
+        "activation": config.get("hidden_act", _TOWER_ACTIVATIONS[module.source.architecture]),
+        "tower": {
+            "patch_dim": config.get("patch_size", 16),
+            "img_h": config.get("image_size", 224),
+            "img_w": config.get("image_size", 224),
+            "model_subtype": TOWERS[module.source.architecture],
+            "add_class_token": is_clip,
+            "class_token_len": int(is_clip),
+        },
+        "projector": {
+            "num_layers": 1,
+            "hidden_size": width,
+            "ffn_hidden_size": width,
+            "num_attention_heads": 1,
+        },
+        "projector_type": PROJECTORS[module.source.projector or ""],
+    }
+
+
+def _freeze_words(plan: Plan) -> Words:
+    def is_frozen(module: Module, kinds: set[LayerKind]) -> bool:
+        return not any(layer.trainable for layer in module.layers if layer.kind in kinds)
+
+    body = {LayerKind.EMBED, LayerKind.BLOCK, LayerKind.HEAD}
+    return {
+        "freeze_language_model": is_frozen(llm_of(plan), body),
+        "freeze_modality_encoders": {m.name: is_frozen(m, body) for m in encoders_of(plan)},
+        "freeze_modality_projections": {
+            m.name: is_frozen(m, {LayerKind.PROJECTOR}) for m in encoders_of(plan)
+        },
+    }
+
+
+def tokens_of_item(plan: Plan, module: Module) -> int:
+    """Of the longest item of an encoder's."""
+    items = (segment for sample in plan.batch for segment in sample.of(module.modality))
+    return max((segment.tokens_out for segment in items), default=1)
+
+
+def common_tables(plan: Plan) -> Words:
+    """Tables that every program has."""
+    module = llm_of(plan)
+    decoder, placed = decoder_of(module), placed_modules(plan)[module.name]
+    return {
+        "train": {
+            "train_iters": 100,
+            "micro_batch_size": microbatch_samples(plan) * (1 if len(plan.model.modules) == 1 else placed.dp),
+            "global_batch_size": len(plan.batch),
+        },
+        "vocab": decoder.vocab,
+        "is_bf16": plan.settings.precision is Precision.BFLOAT16,
+        "is_sharded": plan.settings.of(module.name).sharding is not Sharding.NONE,
+        "activation": decoder.activation.removesuffix("_tanh"),
+    }
+
+
+def mimo_tables(plan: Plan) -> Words:
+    """Tables of a program of several modules."""
+    module = llm_of(plan)
+    decoder = decoder_of(module)
+    return common_tables(plan) | {
+        "language": transformer_words(decoder) | settings_words(plan, module.name),
+        "positions": position_words(decoder)
+        | {
+            "max_sequence_length": max(longest_tokens(plan), decoder.most_positions or 0),
+            "share_embeddings_and_output_weights": decoder.is_tied,
+        },
+        "parallelisms": parallelism_words(plan),
+        "encoders": {each.name: encoder_words(plan, each) for each in encoders_of(plan)},
+        "special": {each.name: decoder.vocab - 1 - place for place, each in enumerate(encoders_of(plan))},
+        "freeze": _freeze_words(plan),
+    }
+
+
+def program_files(program: str, found: Words) -> Files:
+    """A program with its tables in it, and the tables alone."""
+    shown = {
+        name: value if isinstance(value, str) else pformat(value, width=WIDTH, sort_dicts=False)
+        for name, value in found.items()
+    }
+    return {PROGRAM: program.format(**shown), "tables.json": json.dumps(found, indent=2) + "\n"}
+
+
+def _whole_encoders(job: Job) -> Job:
+    encoders = (module.name for module in job.model.modules if module.modality != TEXT)
+    return replace(job, layouts=tuple(ModuleLayout(module=name, pp=1) for name in encoders))
+
+
+MIMO_WAYS = (
+    Way(words="strategy megatron-islands", strategy="megatron-islands"),
+    Way(
+        words="strategy megatron-heterogeneous with every encoder on one rank",
+        strategy="megatron-heterogeneous",
+        job=_whole_encoders,
+    ),
+)
+"""How towers that are whole stand beside a language model that is cut."""
