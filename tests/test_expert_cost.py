@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from tests.test_adapters_llama4 import LLAMA4
 from tests.test_expert_plan import MIXTRAL, moe_plan
 from tests.tiny_models import whole_batch
 from workbench.cost.collectives import Collective, all_to_all_s
-from workbench.cost.expert_parallel import Exchanges, busiest_share, exchanges_of, on_rank
+from workbench.cost.expert_parallel import Exchanges, busiest_share, copies_share, exchanges_of, on_rank
 from workbench.cost.hardware import Link
 from workbench.cost.layer_table import LayerPoint, LayerTable
 from workbench.cost.model import CostModel
@@ -247,3 +248,14 @@ def test_a_run_holds_no_more_than_the_busiest_rank_is_said_to(pool: Pool) -> Non
     rows = measure("split", plan, pool)
     assert max(row.measured_bytes / row.predicted_bytes for row in rows) <= 1.0
     assert min(row.measured_bytes / row.predicted_bytes for row in rows) >= 0.85
+
+
+@pytest.mark.parametrize(
+    ("num_places", "num_experts", "num_chosen"), [(2, 4, 2), (3, 6, 3), (4, 4, 1), (1, 4, 2)]
+)
+def test_copies_are_the_mean_over_all_choices(num_places, num_experts, num_chosen):
+    """Brute force over every set of chosen experts."""
+    share = num_experts // num_places
+    places = [{each // share for each in chosen} for chosen in combinations(range(num_experts), num_chosen)]
+    expected = sum(map(len, places)) / len(places) / num_chosen
+    assert copies_share(num_places, num_experts, num_chosen) == pytest.approx(expected)

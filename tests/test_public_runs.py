@@ -62,13 +62,17 @@ def test_a_row_says_its_framework_and_nothing_else_is_asked():
 
 
 def test_numbers_hold_of_the_releases_they_are_said_of():
-    cells = {"framework": "Megatron-Bridge", "experts": "128", "gpu": "H100"}
-    waits = {
-        release: fitted_numbers({**cells, "release": release}).get("host_wait_s", 0.0)
-        for release in ("25.11", "26.02", "26.02.01", "26.04", "26.06", "")
-    }
-    assert list(waits.values()) == [5.46e-3, 5.46e-3, 1.97e-3, 0.0, 0.0, 0.0]
-    assert fitted_numbers({**cells, "experts": "", "release": "25.11"}) == {}
+    cells = {"framework": "Megatron-Bridge", "experts": "128", "model": "Qwen3_30B_a3B"}
+
+    def waits(gpu: str, precision: str) -> list[float]:
+        told = cells | {"gpu": gpu, "precision": precision}
+        rows = [filled({**told, "release": release}) for release in ("25.11", "26.02.01", "26.06", "")]
+        return [fitted_numbers(row).get("host_wait_s", 0.0) for row in rows]
+
+    assert waits("H100", "fp8") == [5.95e-3, 1.52e-3, 1.52e-3, 5.95e-3]
+    assert waits("GB200", "mxfp8") == [2.6e-3, 2.6e-3, 0.0, 2.6e-3]
+    assert waits("H100", "bf16")[-1] == 0.88e-3
+    assert fitted_numbers({**cells, "gpu": "H100", "experts": "", "release": "25.11"}) == {}
 
 
 def test_a_host_that_waits_adds_to_both_passes_of_a_layer_with_experts():

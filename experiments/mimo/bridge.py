@@ -29,7 +29,7 @@ from runtime.world.pool import Pool
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.data.corpus import fixed_samples
+from workbench.data.corpus import ItemTokens, fixed_samples
 from workbench.job.job import Job, ModuleLayout
 from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import native_tokens
@@ -138,7 +138,9 @@ def plan_of(grids: Grids) -> Plan:
         name="bridge",
         model=model(),
         cluster=Cluster(name="processes", nodes=(node,), intra=link, inter=link),
-        batch=fixed_samples(NUM_SAMPLES, text_tokens=TEXT_TOKENS, items={"image": (tokens,) * IMAGES}),
+        batch=fixed_samples(
+            NUM_SAMPLES, text_tokens=TEXT_TOKENS, items={"image": (ItemTokens(*tokens),) * IMAGES}
+        ),
         layouts=tuple(
             ModuleLayout(module=name, tp=x.tp, dp=x.dp, pp=x.pp, rank_offset=0 if shared else None)
             for name, x in (("vision", grids.vision), ("llm", grids.llm))

@@ -54,31 +54,53 @@ def _rate(name: str) -> Free:
     return Free(name, 0.9, 0.2, 1.5)
 
 
-def _has_experts(row: Published) -> bool:
-    return row.cells.get("experts", "0") not in ("", "0")
+def _waits(row: Published, recorded: str) -> bool:
+    """Of a mixture of experts whose host waits: what of it is recorded."""
+    return row.cells.get("experts", "0") not in ("", "0") and row.cells.get("cuda_graphs", "none") == recorded
 
 
 def _release(row: Published) -> tuple[int, ...]:
-    """A page that names none has the newest."""
-    return tuple(int(part) for part in row.cells.get("release", "99").split("."))
+    named = row.cells.get("release")
+    return tuple(int(part) for part in named.split(".")) if named else UNNAMED
 
 
-FUSED = (26, 6)  # release from which whole iterations are graphs
+LONG = ("Megatron-Core", "fms-fsdp", "llm-foundry")
+UNNAMED = (99,)
 TUNED = (26, 2, 1)  # release from which H100 recipes no longer wait for their hosts as long
 WAIT = (Free("host_wait_s", 2e-3, 1e-5, 5e-2),)
 SYSTEMS = (
     System(name="InternEvo", framework="InternEvo", free=(_rate("matmul_rate"),)),
     System(
+        name="PyTorch and Megatron-Core on H100, two bytes",
+        framework="[Mlf]*",
+        free=(_rate("matmul_rate"),),
+        takes=lambda row: (
+            row.framework in LONG and row.cells["gpu"] == "H100" and row.cells["precision"] == "bf16"
+        ),
+    ),
+    System(
         name="Megatron-Bridge, experts",
         framework="Megatron-Bridge",
         free=WAIT,
-        takes=lambda row: _has_experts(row) and row.cells["gpu"] != "H100" and _release(row) < FUSED,
+        takes=lambda row: _waits(row, "router") and row.cells["gpu"] != "H100",
+    ),
+    System(
+        name="Megatron-Bridge, experts, H100, routers recorded",
+        framework="Megatron-Bridge",
+        free=WAIT,
+        takes=lambda row: _waits(row, "router") and row.cells["gpu"] == "H100",
     ),
     System(
         name="Megatron-Bridge, experts, H100",
         framework="Megatron-Bridge",
         free=WAIT,
-        takes=lambda row: _has_experts(row) and row.cells["gpu"] == "H100" and _release(row) < TUNED,
+        takes=lambda row: _waits(row, "none") and TUNED <= _release(row) < UNNAMED,
+    ),
+    System(
+        name="Megatron-Bridge, experts, H100, before recipes",
+        framework="Megatron-Bridge",
+        free=WAIT,
+        takes=lambda row: _waits(row, "none") and not TUNED <= _release(row) < UNNAMED,
     ),
     System(
         name="JAX-Toolbox, XLA alone",
@@ -125,7 +147,7 @@ def measure(system: System) -> dict[str, object]:
         return round(float(np.abs(errors).mean()), 4)
 
     def fit(part: Sequence[Priced]) -> Execution:
-        measured_s = np.array([each.row.measured for each in part])
+        measured_s = np.array([each.row.measured_s for each in part])
         return fitted([each.ready for each in part], measured_s, predictor, system.free)
 
     found: dict[str, object] = {"rows": len(rows), "without": mean(rows, Execution())}

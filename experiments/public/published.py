@@ -63,6 +63,11 @@ class Published:
             return flop_per_s / TERA
         return PER_CENT * flop_per_s / PEAK_FLOP_PER_S[self.cells["gpu"]]
 
+    @property
+    def measured_s(self) -> float:
+        """Seconds of an iteration behind what was printed."""
+        return self.measured if self.target is Target.SECONDS else self.predicted(1.0) / self.measured
+
     def error(self, iteration_s: float) -> float:
         """Relative difference from what was printed; above zero: predicted too slow."""
         ratio = self.predicted(iteration_s) / self.measured

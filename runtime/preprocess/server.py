@@ -1,5 +1,6 @@
 """The preprocessing server: lends examples to producers, hands whole batches to trainers."""
 
+import gc
 import sys
 import time
 from collections import OrderedDict
@@ -100,6 +101,7 @@ class Server:
             else ClientKeys(public=own[0], secret=own[1], server=keys.public),
             silence_s=settings.silence_s,
         )
+        gc.freeze()  # else a collection amid a turn looks through all that is imported: 0.1 s with torch
 
     def serve(self, until: Callable[[], bool]) -> None:
         """Turn after turn, until `until()`; then everything is closed.

@@ -89,6 +89,14 @@ class TokenTravel(StrEnum):
     BESIDE = "beside"
 
 
+class TokenCopies(StrEnum):
+    """Of a token with several experts: one for EACH of them (an all-to-all over all ranks), or ONCE to a
+    node, and inside it once to a rank (DeepEP, HybridEP)."""
+
+    EACH = "each"
+    ONCE = "once"
+
+
 class GradientSum(StrEnum):
     """Weight gradients: MAIN, added into float32 by the product; OWN, written in the weights' format."""
 
@@ -140,6 +148,7 @@ class Execution:
         updated_weights: how they reach the ranks of a copy.
         keys: when keys of other context-parallel ranks travel, where a plan does not say.
         tokens: when tokens travel between the ranks that distribute experts.
+        copies: how often a token travels there.
         products: format of the operands of products in blocks' linear layers; attention, router, embedding
             and head stay.
         gradient_sum: how weight gradients of two bytes are added up over microbatches.
@@ -183,6 +192,7 @@ class Execution:
     updated_weights: UpdatedWeights = UpdatedWeights.GATHERED
     keys: KeyTravel = KeyTravel.AHEAD
     tokens: TokenTravel = TokenTravel.AHEAD
+    copies: TokenCopies = TokenCopies.EACH
     products: ProductFormat = ProductFormat.SAME
     gradient_sum: GradientSum = GradientSum.MAIN
     loss: LossKernel = LossKernel.PARALLEL

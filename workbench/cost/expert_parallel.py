@@ -7,7 +7,7 @@ balances it and less where none does.
 """
 
 from dataclasses import replace
-from math import sqrt
+from math import comb, sqrt
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -79,12 +79,26 @@ def _on_rank(operator: Operator, grid: Grid, factor: float) -> Operator:
     return operator
 
 
+def copies_share(num_places: int, num_experts: int, num_chosen: int) -> float:
+    """Of a copy for each chosen expert, what is left with one for each place that has any of them.
+
+    A place holds an equal share of the experts, so that none of the chosen ones is there with the
+    probability of a hypergeometric draw.
+    """
+    elsewhere = num_experts - num_experts // num_places
+    missed = comb(elsewhere, num_chosen) / comb(num_experts, num_chosen)
+    return num_places * (1.0 - missed) / num_chosen
+
+
 class Exchange(NamedTuple):
-    """One collective; bytes as `Collective` counts them."""
+    """One collective; bytes as `Collective` counts them. Of rows of tokens: among how many experts each
+    chooses, and how many; else 0."""
 
     kind: Collective
     num_bytes: float
     num_ranks: int
+    num_experts: int = 0
+    num_chosen: int = 0
 
 
 class Exchanges(NamedTuple):
@@ -92,6 +106,12 @@ class Exchanges(NamedTuple):
 
     forward: tuple[Exchange, ...] = ()
     backward: tuple[tuple[int, Exchange], ...] = ()
+
+
+def _chosen(split: Layer) -> int:
+    """Experts of a token: the join reads a row of each, and the token itself."""
+    joins = (each for each in split.operators if isinstance(each, Pointwise) and each.name == COMBINE)
+    return next(joins).num_passes - 1
 
 
 def exchanges_of(split: Layer, work: Work, grid: Grid, element_bytes: int, *, divided: bool) -> Exchanges:
@@ -115,7 +135,7 @@ def exchanges_of(split: Layer, work: Work, grid: Grid, element_bytes: int, *, di
     held = num_experts(split)
     num_bytes = operator_tokens(first, work, grid) * held * first.in_features * element_bytes
     counts = Exchange(Collective.ALL_TO_ALL, held * grid.ep * COUNT_BYTES, grid.ep)
-    rows = Exchange(Collective.ALL_TO_ALL, num_bytes, grid.ep)
+    rows = Exchange(Collective.ALL_TO_ALL, num_bytes, grid.ep, held * grid.ep, _chosen(split))
     forward = [counts, rows, rows]
     backward = [(places[COMBINE], rows), (places[first.name], rows)]
     if grid.tp > 1 and not divided:

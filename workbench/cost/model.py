@@ -5,9 +5,11 @@ from copy import copy
 from dataclasses import replace
 from typing import NamedTuple
 
+from workbench.cost.beside import left_s
 from workbench.cost.collectives import Collective, Collectives
-from workbench.cost.execution import ActivationCut, Execution, KeyTravel, TokenTravel
-from workbench.cost.expert_parallel import Exchange, exchanges_of, on_rank
+from workbench.cost.execution import ActivationCut, Execution, KeyTravel, TokenCopies, TokenTravel
+from workbench.cost.expert_parallel import ROUTER, Exchange, copies_share, exchanges_of, on_rank
+from workbench.cost.group_link import GroupLink
 from workbench.cost.hardware import Link
 from workbench.cost.kernel_times import ELEMENT_BYTES, KernelTimes
 from workbench.cost.layer_time import LayerTime, unmeasured_of
@@ -214,7 +216,7 @@ class _OperatorSums:
         forward_s = run.pass_s(time.forward_s, forward, len(there), grid.tp, added_kernels(there, pieces))
         device_s = time.input_grad_s + time.weight_grad_s
         backward_s = run.pass_s(device_s, backward, len(back), grid.tp, added_kernels(back, pieces))
-        if num_experts(layer):
+        if any(operator.name == ROUTER for operator in layer.operators):
             forward_s, backward_s = forward_s + run.host_wait_s, backward_s + run.host_wait_s
         if device_s in (0.0, backward_s):
             return replace(time, forward_s=forward_s)
@@ -258,21 +260,35 @@ class _OperatorSums:
     def _beside(
         self, split: Layer, there_s: float, back: list[tuple[int, float]]
     ) -> tuple[float, list[tuple[int, float]]]:
-        """What of exchanges stands out where passes of two microbatches take turns: one exchanges while the
-        other computes as much as this layer does."""
+        """What exchanges add where passes of two microbatches take turns: one exchanges while the other
+        computes as much as this layer does, and is slowed (`beside`)."""
         passes = self._operators.of_layer(split)
         forward_s = sum(each.forward_s for each in passes)
         backward_s = sum(each.input_grad_s + each.weight_grad_s for each in passes)
         back_s = sum(seconds for _, seconds in back)
-        share = max(0.0, back_s - backward_s) / back_s
-        return max(0.0, there_s - forward_s), [(index, share * seconds) for index, seconds in back]
+        share = left_s(back_s, backward_s) / back_s
+        return left_s(there_s, forward_s), [(index, share * seconds) for index, seconds in back]
 
     def _exchange_s(self, exchange: Exchange) -> float:
         link = self._links.experts if exchange.kind is Collective.ALL_TO_ALL else self._links.tensor
         assert link is not None, "a grid of several ranks has links"
         if exchange.kind is Collective.ALL_TO_ALL:
             self.unmeasured.add("experts: tokens choose them at random")
+            if exchange.num_chosen and self._cost.execution.copies is TokenCopies.ONCE:
+                return self._once_s(exchange, link)
         return self._collective_s(exchange.kind, exchange.num_bytes, exchange.num_ranks, link)
+
+    def _once_s(self, rows: Exchange, link: Link) -> float:
+        """Of tokens that travel once to a node and, behind that, once to each rank in it."""
+
+        def shared_bytes(num_places: int) -> float:
+            return rows.num_bytes * copies_share(num_places, rows.num_experts, rows.num_chosen)
+
+        inside_bytes = shared_bytes(rows.num_ranks)
+        if not isinstance(link, GroupLink):
+            return self._collective_s(rows.kind, inside_bytes, rows.num_ranks, link)
+        between_s = self._collective_s(rows.kind, shared_bytes(link.num_nodes), rows.num_ranks, link)
+        return between_s + self._collective_s(rows.kind, inside_bytes, link.members, link.near)
 
     def _pairs(self, layer: Layer) -> Pairs:
         """Tensor-parallel collectives; halves of all-reduces where ranks share tokens out."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from workbench.cost.execution import UpdatedWeights
+from workbench.cost.execution import TokenCopies, UpdatedWeights
 from workbench.llm_table.cells import Column, Values, read_cell
 from workbench.llm_table.frameworks import check_framework, filled, fitted_numbers
 from workbench.llm_table.llm_row import (
@@ -15,6 +15,7 @@ from workbench.llm_table.llm_row import (
     Number,
     Optimizer,
     Recomputed,
+    Recorded,
     Scores,
     YesNo,
 )
@@ -196,6 +197,20 @@ COLUMNS = (
         _always(UpdatedWeights.GATHERED),
         UpdatedWeights,
         shown="gathered",
+    ),
+    Column(
+        "moe_copies",
+        "of a token: each expert gets one, or once to a node and a rank (DeepEP, HybridEP)",
+        _always(TokenCopies.EACH),
+        TokenCopies,
+        shown="each",
+    ),
+    Column(
+        "cuda_graphs",
+        "none, router (kernels of routers, attention) or all (whole iterations); fitted numbers hear it",
+        _always(Recorded.NONE),
+        Recorded,
+        shown="none",
     ),
     _flag("moe_overlap", "tokens travel to experts beside another microbatch's passes"),
     Column("gpu", "profile: a shipped name or a file", _always("A100-80GB"), shown="A100-80GB"),

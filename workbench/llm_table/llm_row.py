@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from workbench.cost.execution import UpdatedWeights
+from workbench.cost.execution import TokenCopies, UpdatedWeights
 from workbench.model.block_modules import BlockModule
 
 
@@ -27,6 +27,14 @@ class Recomputed(StrEnum):
     SELECTIVE = "selective"
     MODULES = "modules"
     FULL = "full"
+
+
+class Recorded(StrEnum):
+    """What is replayed as recorded once: NONE, parts of layers up to the ROUTER, or ALL of an iteration."""
+
+    NONE = "none"
+    ROUTER = "router"
+    ALL = "all"
 
 
 class Scores(StrEnum):
@@ -142,6 +150,8 @@ class LlmRow:
     tp_overlap: YesNo
     dp_overlap: DataOverlap
     updated_weights: UpdatedWeights
+    moe_copies: TokenCopies
+    cuda_graphs: Recorded
     moe_overlap: YesNo
     gpu: str
     gpus_per_node: int

@@ -30,8 +30,8 @@ def row_bytes(alone: Lowered, row: LlmRow) -> int:
     return again + max(held_bytes(alone, row, rank) + size for rank, size in activations.items())
 
 
+def scores_bytes(row: LlmRow) -> int:
     """Of one layer's stored scores on a rank: softmax, dropout mask and result (Korthikanti et al. 2022)."""
-    """Of one layer's stored scores on a rank: softmax; with dropout mask and result (Korthikanti et al. 2022)."""
     element = 4 if row.precision is Number.FP32 else 2
     pairs = row.micro_batch * row.sequence**2 // row.cp
     kept = 2 * element + 1 if row.dropout is YesNo.YES else element

@@ -9,12 +9,13 @@ from workbench.cost.execution import (
     Execution,
     GradientSum,
     InstanceSums,
+    Launch,
     TokenTravel,
 )
 from workbench.cost.flash import FlashKernel
 from workbench.cost.products import ProductFormat
 from workbench.cost.traffic import Dropout
-from workbench.llm_table.llm_row import GradientNumber, LlmRow, Number, Scores, YesNo
+from workbench.llm_table.llm_row import GradientNumber, LlmRow, Number, Recorded, Scores, YesNo
 
 DROPOUT_PASSES = 2.5  # over stored scores, each way: see `Execution.scores_passes`
 TENSOR_PIECES = 4  # of a product beside its collective: Transformer Engine's default number of splits
@@ -48,6 +49,8 @@ def execution_of(row: LlmRow, base: Execution) -> Execution:
         instance_sums=InstanceSums.BEHIND_EACH,
         updated_weights=row.updated_weights,
         tokens=TokenTravel.BESIDE if row.moe_overlap is YesNo.YES else base.tokens,
+        copies=row.moe_copies,
+        launch=Launch.GRAPH if row.cuda_graphs is Recorded.ALL else base.launch,
         overlap_pieces=TENSOR_PIECES if row.tp_overlap is YesNo.YES else base.overlap_pieces,
         products=FORMATS.get(row.precision, base.products),
         num_devices=row.num_gpus,

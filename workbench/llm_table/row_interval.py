@@ -13,6 +13,8 @@ UNIFORM = 12**-0.5  # deviation of what lies anywhere between two ends, over the
 NARROW = (Number.FP8, Number.MXFP8, Number.NVFP4)
 OF_NARROW = 0.1  # of products in a narrow format, whose rate follows from peaks
 
+BY_CONVENTION = 0.25  # of what a blank cell spans, where the training system's documented default fills it
+
 # Columns that training runs often leave open -> (whole step, or one source; what an unknown answer spans).
 # A second forward of all blocks is a third of the other passes. Samples of a microbatch change how well
 # kernels are filled: a tenth. What is hidden may be all of a source's share, sharding moves half of it.
@@ -36,7 +38,8 @@ def unsaid_of(cells: Mapping[str, str]) -> frozenset[str]:
 def reasons_of(row: LlmRow, profile: Profile, parts: CostParts, unsaid: Collection[str]) -> tuple[Doubt, ...]:
     """Every reason why a row's iteration may be off, those of the machine first."""
     across, shares = row.num_gpus > row.gpus_per_nvlink_domain, _sources(parts)
-    more = (*_unsaid(unsaid, shares), *_narrow(row, shares))
+    left = BY_CONVENTION if row.framework else 1.0
+    more = (*_unsaid(unsaid, shares, left), *_narrow(row, shares))
     return doubts_of(profile, shares, across_nodes=across, unsaid=more)
 
 
@@ -53,11 +56,11 @@ def _sources(parts: CostParts) -> Mapping[Source, float]:
     return {source: seconds / total for source, seconds in busy.items()}
 
 
-def _unsaid(names: Collection[str], shares: Mapping[Source, float]) -> Iterator[Doubt]:
+def _unsaid(names: Collection[str], shares: Mapping[Source, float], left: float) -> Iterator[Doubt]:
     for name, (source, span) in SPANS.items():
         if name in names:
             share = 1.0 if source is None else shares[source]
-            yield Doubt(f"{name} not said", share * span * UNIFORM)
+            yield Doubt(f"{name} not said", share * span * UNIFORM * left)
 
 
 def _narrow(row: LlmRow, shares: Mapping[Source, float]) -> Iterator[Doubt]:

@@ -216,6 +216,6 @@ def check_whole_backwards(plan: Plan, stage: Stage) -> None:
     if split is not None:
         raise ValueError(
             f"stage {stage.id}: a split backward ({split}) takes apart products that run in "
-            f"{plan.settings.of(stage.module).collective_pieces} pieces; want collective_pieces 1 or a schedule "
-            "with whole ones"
+            f"{plan.settings.of(stage.module).collective_pieces} pieces; want collective_pieces 1 or a "
+            "schedule with whole ones"
         )
