@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.search import aware, compared
+from experiments.search import aware, compared, joint
 from experiments.search.best_single import best_of, own_searches
 from experiments.search.compared import planners_of, prepared
 from experiments.search.executed import _between
@@ -159,3 +159,14 @@ def test_two_plans_between_stand_at_thirds():
     plans = {value: f"plan of {value}" for value in (1.0, 1.1, 1.9, 1.4, 1.6, 2.0, 2.5)}
     assert _between(list(plans.items()), 1.0, 2.0) == [plans[1.4], plans[1.6]]
     assert _between([(2.0, "worst")], 1.0, 2.0) == []
+
+
+def test_parts_of_a_record_are_kept_and_another_budget_is_refused(monkeypatch):
+    monkeypatch.setitem(joint.PARTS, "speed", lambda asked, progress: {"candidates_per_s_24": 1.0})
+    asked = joint.Asked(names=(), budget_s=2.0, seed=1, processes=1)
+    before = {"budget_s": 2.0, "seed": 1, "regret_vs_exhaustive": 0.5, "parts": {"regret": {"commit": "a"}}}
+    record = joint.gathered(("speed",), asked, before, print)
+    assert record["parts"].keys() == {"regret", "speed"}
+    assert (record["regret_vs_exhaustive"], record["candidates_per_s_24"]) == (0.5, 1.0)
+    with pytest.raises(ValueError, match="holds budget 3 s and seed 1, asked for are 2 s and 1"):
+        joint.gathered((), asked, {"budget_s": 3.0, "seed": 1}, print)

@@ -31,6 +31,7 @@ from experiments.search.spaces import spaces
 from workbench.whole_file import check_writable, write_text
 
 BUDGET_S = 60.0
+LONGER = 6  # times the budget: a third of what 19 strategies' searches take together
 GOAL_GAIN, GOAL_REGRET = 1.15, 0.01
 
 Told = Callable[[str], None]
@@ -67,6 +68,11 @@ def of_jobs(asked: Asked, progress: Told) -> dict[str, Any]:
     return {"jobs": jobs, **compared.overall(jobs)}
 
 
+def of_longer(asked: Asked, progress: Told) -> dict[str, Any]:
+    """The joint search with `LONGER` times the budget, for all who wait as long as for the strategies."""
+    return {"longer": _each(longer_job, asked, progress)}
+
+
 def of_aware(asked: Asked, progress: Told) -> dict[str, Any]:
     """Cornstarch's planner beside its unaware baseline, both held against the simulator."""
     jobs = _each(aware_job, asked, progress)
@@ -98,6 +104,12 @@ def compared_job(name: str, asked: Asked, progress: Told) -> dict[str, Any]:
     return compared.compared(JOBS[name], budget_s=asked.budget_s, seed=asked.seed, progress=progress)
 
 
+def longer_job(name: str, asked: Asked, progress: Told) -> dict[str, Any]:
+    """`of_longer` of one."""
+    budget_s = LONGER * asked.budget_s
+    return compared.joint_alone(JOBS[name], budget_s=budget_s, seed=asked.seed, progress=progress)
+
+
 def aware_job(name: str, asked: Asked, progress: Told) -> dict[str, Any]:
     """`of_aware` of one."""
     del asked
@@ -122,6 +134,7 @@ def _each(
 
 PARTS: Mapping[str, Part] = {
     "jobs": of_jobs,
+    "longer": of_longer,
     "aware": of_aware,
     "regret": of_spaces,
     "ablation": of_questions,
@@ -129,20 +142,32 @@ PARTS: Mapping[str, Part] = {
 }
 
 
-def gathered(parts: Sequence[str], asked: Asked, progress: Told) -> dict[str, Any]:
-    """The record of some parts."""
+def gathered(parts: Sequence[str], asked: Asked, before: Mapping[str, Any], progress: Told) -> dict[str, Any]:
+    """The record of some parts, beside those of a record with the same budget and seed.
+
+    Raises:
+        ValueError: that one has another.
+    """
+    said = {"budget_s": asked.budget_s, "seed": asked.seed}
+    if before and {key: before[key] for key in said} != said:
+        raise ValueError(
+            f"the record holds budget {before['budget_s']:g} s and seed {before['seed']}, asked for are "
+            f"{asked.budget_s:g} s and {asked.seed}; nearest: another --out"
+        )
     record: dict[str, Any] = {
+        **before,
         "script": "search/joint",
         "command": f"python -m experiments.search.joint --budget {asked.budget_s:g} --seed {asked.seed}",
-        "commit": commit(),
-        "date": datetime.now(UTC).isoformat(timespec="minutes"),
         "device": f"{platform.machine()} CPU, {os.cpu_count()} cores",
-        "budget_s": asked.budget_s,
-        "seed": asked.seed,
+        **said,
     }
     for part in parts:
+        made = {"commit": commit(), "date": datetime.now(UTC).isoformat(timespec="minutes")}
         record |= PARTS[part](asked, progress)
-    return record
+        record["parts"] = {**record.get("parts", {}), part: made}
+    both = record.get("jobs", {}).keys() & record.get("longer", {})
+    longer = {name: record["jobs"][name] | record["longer"][name] for name in both}
+    return record | ({"longer_overall": compared.overall(longer)} if longer else {})
 
 
 def lines(record: Mapping[str, Any]) -> Sequence[str]:
@@ -151,6 +176,12 @@ def lines(record: Mapping[str, Any]) -> Sequence[str]:
     if "jobs" in record:
         found += compared.lines(record["jobs"])
         found.append(f"never worse: {record['never_worse']}, geometric mean {record['geomean_gain']:.3f}")
+    if "longer" in record:
+        found += compared.longer_lines(record["longer"], record.get("jobs", {}))
+    if "longer_overall" in record:
+        found.append(
+            "never worse: {never_worse}, geometric mean {geomean_gain:.3f}".format(**record["longer_overall"])
+        )
     if "aware" in record:
         found += aware.lines(record["aware"])
     for name, space in record.get("spaces", {}).items():
@@ -188,7 +219,7 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1, help="that take one job at a time")
-    parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser.add_argument("--out", type=Path, help="JSON file to write; what it has of other parts stays")
     given = parser.parse_args()
     if not 0 < given.budget < float("inf"):
         parser.error(f"--budget: want > 0 s, got {given.budget}; nearest: 1")
@@ -200,7 +231,11 @@ def main() -> int:
     asked = Asked(
         names=given.job or tuple(JOBS), budget_s=given.budget, seed=given.seed, processes=given.processes
     )
-    record = gathered(given.part or tuple(PARTS), asked, told)
+    before = json.loads(given.out.read_text()) if given.out is not None and given.out.exists() else {}
+    try:
+        record = gathered(given.part or tuple(PARTS), asked, before, told)
+    except ValueError as error:
+        parser.error(str(error))
     print("\n".join(lines(record)))
     if given.out is not None:
         write_text(json.dumps(record, indent=1) + "\n", given.out)
