@@ -7,12 +7,13 @@ from typing import Any
 
 from experiments.search.best_single import OwnBest, best_of, own_searches
 from experiments.search.jobs import SuiteJob, opened
-from experiments.search.judging import judge_of
+from experiments.search.judging import StepJudge, judge_of
 from experiments.search.own_spaces import OWN_SPACES
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.plan.codec import plan_hash
 from workbench.planner.strategy_spec import Planner
+from workbench.search.joint.bounds import lower_bound_s, no_bound
 from workbench.search.joint.drive import joint_search
 from workbench.search.joint.evaluate import Judge
 from workbench.search.joint.found import Found
@@ -84,7 +85,8 @@ def joint_alone(
 
 def _joint(job: Job, cost: CostModel, judge: Judge, budget_s: float, seed: int) -> Found:
     stop = Stop(seconds=budget_s, clock=time.process_time)
-    return joint_search(job, cost, judge, stop=stop, scope=Scope(seed=seed))
+    lower = lower_bound_s if isinstance(judge, StepJudge) else no_bound
+    return joint_search(job, cost, judge, stop=stop, scope=Scope(seed=seed, lower=lower))
 
 
 def _joint_record(found: Found) -> dict[str, Any]:

@@ -48,7 +48,8 @@ class Scope:
         fixed: questions left as some strategy's plan answers them.
         planners: of the starts; None: all registered, those that want prices where ranks have one.
         starts: already planned and judged, in place of the planners'; None: not yet.
-        lower: a bound of the judge's values; `no_bound` where none is known.
+        lower: a bound of the judge's values, by default of the seconds of the job's own step; `no_bound`
+            for other judges.
     """
 
     seed: int = 0
