@@ -162,11 +162,18 @@ def test_two_plans_between_stand_at_thirds():
 
 
 def test_parts_of_a_record_are_kept_and_another_budget_is_refused(monkeypatch):
-    monkeypatch.setitem(joint.PARTS, "speed", lambda asked, progress: {"candidates_per_s_24": 1.0})
-    asked = joint.Asked(names=(), budget_s=2.0, seed=1, processes=1)
-    before = {"budget_s": 2.0, "seed": 1, "regret_vs_exhaustive": 0.5, "parts": {"regret": {"commit": "a"}}}
-    record = joint.gathered(("speed",), asked, before, print)
-    assert record["parts"].keys() == {"regret", "speed"}
-    assert (record["regret_vs_exhaustive"], record["candidates_per_s_24"]) == (0.5, 1.0)
+    row = {"joint_s": 1.0, "best_single_s": 2.0}
+    monkeypatch.setitem(joint.PARTS, "jobs", lambda asked, progress: {"jobs": {"b": row}})
+    asked = joint.Asked(names=("b",), budget_s=2.0, seed=1, processes=1)
+    before = {
+        "budget_s": 2.0,
+        "seed": 1,
+        "jobs": {"a": row | {"joint_s": 4.0}},
+        "made": {"jobs": {"a": "then"}},
+    }
+    record = joint.gathered(("jobs",), asked, before, print)
+    assert record["jobs"].keys() == record["made"]["jobs"].keys() == {"a", "b"}
+    assert record["made"]["jobs"]["a"] == "then"
+    assert (record["never_worse"], record["geomean_gain"]) == (False, 1.0)
     with pytest.raises(ValueError, match="holds budget 3 s and seed 1, asked for are 2 s and 1"):
         joint.gathered((), asked, {"budget_s": 3.0, "seed": 1}, print)

@@ -64,8 +64,7 @@ def told(what: str) -> None:
 
 def of_jobs(asked: Asked, progress: Told) -> dict[str, Any]:
     """Joint search and best single strategy of every job."""
-    jobs = _each(compared_job, asked, progress)
-    return {"jobs": jobs, **compared.overall(jobs)}
+    return {"jobs": _each(compared_job, asked, progress)}
 
 
 def of_longer(asked: Asked, progress: Told) -> dict[str, Any]:
@@ -75,8 +74,7 @@ def of_longer(asked: Asked, progress: Told) -> dict[str, Any]:
 
 def of_aware(asked: Asked, progress: Told) -> dict[str, Any]:
     """Cornstarch's planner beside its unaware baseline, both held against the simulator."""
-    jobs = _each(aware_job, asked, progress)
-    return {"aware": jobs, "cornstarch_never_slower_than_unaware": aware.is_never_slower(jobs)}
+    return {"aware": _each(aware_job, asked, progress)}
 
 
 def of_questions(asked: Asked, progress: Told) -> dict[str, Any]:
@@ -87,10 +85,7 @@ def of_questions(asked: Asked, progress: Told) -> dict[str, Any]:
 def of_spaces(asked: Asked, progress: Told) -> dict[str, Any]:
     """Regret in all spaces; the budget is of candidates there, and jobs are its own."""
     found = list(regret.regrets(spaces(), candidates=regret.CANDIDATES, seed=asked.seed, progress=progress))
-    return {
-        "spaces": {each["space"]: each for each in found},
-        "regret_vs_exhaustive": max(each["regret"] for each in found),
-    }
+    return {"spaces": {each["space"]: each for each in found}}
 
 
 def of_speed(asked: Asked, progress: Told) -> dict[str, Any]:
@@ -132,6 +127,7 @@ def _each(
         return {name: future.result() for name, future in waited.items()}
 
 
+BY_JOB = {"jobs", "longer", "aware", "ablation"}  # parts of the record that hold a row a job
 PARTS: Mapping[str, Part] = {
     "jobs": of_jobs,
     "longer": of_longer,
@@ -143,7 +139,7 @@ PARTS: Mapping[str, Part] = {
 
 
 def gathered(parts: Sequence[str], asked: Asked, before: Mapping[str, Any], progress: Told) -> dict[str, Any]:
-    """The record of some parts, beside those of a record with the same budget and seed.
+    """The record of some parts and jobs, beside those of a record with the same budget and seed.
 
     Raises:
         ValueError: that one has another.
@@ -156,18 +152,35 @@ def gathered(parts: Sequence[str], asked: Asked, before: Mapping[str, Any], prog
         )
     record: dict[str, Any] = {
         **before,
-        "script": "search/joint",
         "command": f"python -m experiments.search.joint --budget {asked.budget_s:g} --seed {asked.seed}",
         "device": f"{platform.machine()} CPU, {os.cpu_count()} cores",
         **said,
     }
     for part in parts:
         made = {"commit": commit(), "date": datetime.now(UTC).isoformat(timespec="minutes")}
-        record |= PARTS[part](asked, progress)
-        record["parts"] = {**record.get("parts", {}), part: made}
-    both = record.get("jobs", {}).keys() & record.get("longer", {})
-    longer = {name: record["jobs"][name] | record["longer"][name] for name in both}
-    return record | ({"longer_overall": compared.overall(longer)} if longer else {})
+        found = PARTS[part](asked, progress)
+        for key, value in found.items():
+            record[key] = record.get(key, {}) | value if isinstance(value, dict) else value
+        of = asked.names if found.keys() <= BY_JOB else (part,)
+        record["made"] = record.get("made", {}) | {
+            part: record.get("made", {}).get(part, {}) | dict.fromkeys(of, made)
+        }
+    return record | summed(record)
+
+
+def summed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What all jobs and spaces of the record come to, as far as it has them."""
+    found: dict[str, Any] = {}
+    if jobs := record.get("jobs"):
+        found |= compared.overall(jobs)
+        both = jobs.keys() & record.get("longer", {}).keys()
+        longer = {name: jobs[name] | record["longer"][name] for name in both}
+        found |= {"longer_overall": compared.overall(longer)} if longer else {}
+    if jobs := record.get("aware"):
+        found["cornstarch_never_slower_than_unaware"] = aware.is_never_slower(jobs)
+    if spaces_ := record.get("spaces"):
+        found["regret_vs_exhaustive"] = max(each["regret"] for each in spaces_.values())
+    return found
 
 
 def lines(record: Mapping[str, Any]) -> Sequence[str]:
@@ -219,7 +232,9 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1, help="that take one job at a time")
-    parser.add_argument("--out", type=Path, help="JSON file to write; what it has of other parts stays")
+    parser.add_argument(
+        "--out", type=Path, help="JSON file to write; what it has of other parts and jobs stays"
+    )
     given = parser.parse_args()
     if not 0 < given.budget < float("inf"):
         parser.error(f"--budget: want > 0 s, got {given.budget}; nearest: 1")

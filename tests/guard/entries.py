@@ -18,7 +18,12 @@ RUN, PLAN, REFUSED = "run", "plan", "refused"
 RESULTS = "results/"  # entries of files, by their names
 HASH = re.compile(r"\b[0-9a-f]{64}\b")
 MEASURED = "its plans hold links and layer times of the machine that ran it, and its profile was not kept"
-NOT_MADE_AGAIN = {"fidelity.json": MEASURED, "entrain_executed.json": MEASURED}
+SEARCHED = "its plans are what was found within a time, which depends on the machine"
+NOT_MADE_AGAIN = {
+    "fidelity.json": MEASURED,
+    "entrain_executed.json": MEASURED,
+    "search_joint.json": SEARCHED,
+}
 KEPT_BY_HASH = {
     "mimo_parity_grid_outcomes.jsonl": project.grid_hashes,
     "mimo_loss_curves_curves.jsonl": project.loss_curve_hashes,
