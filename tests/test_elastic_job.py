@@ -11,8 +11,6 @@ from experiments.oobleck.chaos_job import batch, elastic_job
 from runtime.elastic.job import Reduction, held_by, members_of, plan_step
 from runtime.elastic.moves import moves_between
 from runtime.elastic.replan import after_loss, start_layout
-from workbench.elastic.chain import LayerChain
-from workbench.elastic.node_specification import plan_templates
 from workbench.timing.accept import accept
 
 NODES = tuple("abcdef")
@@ -65,7 +63,7 @@ def test_after_a_loss_every_rank_gets_what_it_misses_from_one_that_has_it(shape,
         layer = job.chain.owners.index(move.owner)
         assert layer in had[members[move.source_rank]]
         assert members[move.source_rank].node != lost
-        assert (move.source_rank - move.destination_rank) % job.ranks_per_stage == 0  # the same part
+        assert (move.source_rank - move.destination_rank) % job.lanes == 0  # the same part
     for rank, member in enumerate(members):
         for layer in set(needs[member]) - set(had.get(member, ())):
             assert arriving.pop((rank, job.chain.owners[layer])) == 1001
@@ -84,8 +82,4 @@ def test_what_cannot_be_shared_out_is_named():
     job = JOBS[2, 2]
     with pytest.raises(ValueError, match="split among the 2 ranks of a stage: want a multiple of 2"):
         replace(job, samples_per_microbatch=3)
-    mixed = LayerChain(widths=(1, 2), time_s=((1.0, 0.9),) * 8, held_bytes=((4, 1),) * 8, capacity_bytes=8)
-    templates = plan_templates(mixed, 3, 4, 1)
-    with pytest.raises(ValueError, match=r"stages have \[1, 2\] GPUs; want templates of one width"):
-        replace(job, templates=templates)
     assert job.reduction is Reduction.LAYERWISE

@@ -51,7 +51,10 @@ def takes(kind: type, **defaults: Any) -> Callable[[Command], Command]:
         own = signature.parameters.values()
         [place] = [parameter.name for parameter in own if parameter.annotation is kind]
 
-        def taking(**said: Any) -> None:
+        def taking(**given: Any) -> None:
+            bound = flagged.bind(**given)
+            bound.apply_defaults()
+            said = bound.arguments
             asked = said | {name: rule(said) for name, rule in rules.items() if said[name] is None}
             values = {flag.field: asked.pop(flag.field) for flag in flags}
             command(**asked, **{place: kind(**values)})
@@ -63,7 +66,8 @@ def takes(kind: type, **defaults: Any) -> Callable[[Command], Command]:
         ]
         taking.__doc__, taking.__name__ = command.__doc__, command.__name__
         taking.__annotations__ = {each.name: each.annotation for each in parameters}
-        vars(taking)["__signature__"] = inspect.Signature(parameters)
+        flagged = inspect.Signature(parameters)
+        vars(taking)["__signature__"] = flagged
         return taking
 
     return expand

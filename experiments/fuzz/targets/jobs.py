@@ -33,7 +33,7 @@ def _job(folder: Path) -> Ready:
         with naming(path.name):
             load_job(path)
         layout_command(path, None, Notation.JOB, as_json=True)
-        plan_command(path, out / "plan.json", as_json=True)
+        plan_command(job=path, output=out / "plan.json", as_json=True)
 
     return Ready(
         seeds=job_trees(),

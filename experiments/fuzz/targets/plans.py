@@ -73,7 +73,7 @@ def _plan(version: int, folder: Path) -> Ready:
 def _traces(folder: Path) -> tuple[Path, Path]:
     """A plan and its trace."""
     job, plan, trace = CORPUS / "job.yaml", folder / "good-plan.json", folder / "good-trace.json"
-    plan_command(job, plan, as_json=True)
+    plan_command(job=job, output=plan, as_json=True)
     simulate_command(plan, trace, "H100", as_json=True)
     return plan, trace
 
