@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from docs.generate.joint_search import joint_search_section
 from docs.generate.markdown import code, one_line, page, table
 from docs.generate.results import count, held, judged, made, percent, result
 from docs.generate.summary import summary_table
@@ -48,6 +49,8 @@ def evidence_page() -> str:
         *_attention(),
         "## Samples that differ",
         *_grouping(),
+        "## Joint search",
+        *joint_search_section(),
         "## Papers",
         PAPERS,
         *_papers(),

@@ -43,6 +43,7 @@ def _summary() -> Iterator[tuple[str, str, str]]:
     yield _published_runs(result("public_all")["ours"])
     yield from _published(result("public_vtrain")["ours"], result("public_korthikanti"))
     yield _papers_in_short()
+    yield _joint_search(result("search_joint"))
     chaos = result("oobleck_chaos")["ours"]
     yield (
         "training goes on after nodes are killed",
@@ -52,6 +53,25 @@ def _summary() -> Iterator[tuple[str, str, str]]:
     )
     yield from _doors(result("doors"))
     yield "speed of kernels, NCCL, predictions on GPUs", code("python -m experiments.gpu_day"), NOT_MEASURED
+
+
+def _joint_search(record: Mapping[str, Any]) -> tuple[str, str, str]:
+    jobs, longer = record["jobs"], record["longer_overall"]
+    return (
+        "one search over all questions against every strategy's own",
+        code("python -m experiments.search.joint"),
+        f"{len(jobs)} jobs: {record['geomean_gain']:.3f} times the best strategy with the same time, "
+        f"{longer['geomean_gain']:.3f} with six times as much; never worse: "
+        f"{'yes' if longer['never_worse'] else 'no, worse on ' + _worse(record)}",
+    )
+
+
+def _worse(record: Mapping[str, Any]) -> str:
+    """Jobs on which the longer joint search loses."""
+    jobs, longer = record["jobs"], record["longer"]
+    return ", ".join(
+        name for name in jobs if longer[name]["joint_s"] > jobs[name]["best_single_s"] * (1 + 1e-9)
+    )
 
 
 def _doors(doors: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -1,0 +1,130 @@
+"""The joint search held against every strategy's own: tables out of the suite's record."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from docs.generate.markdown import code, one_line, table
+from docs.generate.results import percent, result
+
+Record = Mapping[str, Any]
+
+
+def joint_search_section() -> Iterator[str]:
+    """Gains, ablation, regret and speed; parts that were not run are said to be missing."""
+    record = result("search_joint")
+    yield _intro(record)
+    yield table(
+        (
+            "job",
+            "objective",
+            "GPUs",
+            "best single strategy",
+            "its value",
+            "joint",
+            "gain",
+            "joint, longer",
+            "gain",
+        ),
+        (_row(name, row, record["longer"][name]) for name, row in record["jobs"].items()),
+    )
+    yield one_line(
+        f"""Seconds of a step, dollars a sample, or seconds a sample that counts. Never worse:
+        {_yes(record["never_worse"])} with the same time, {_yes(record["longer_overall"]["never_worse"])} with
+        more. Geometric mean of the gains {record["geomean_gain"]:.3f} and
+        {record["longer_overall"]["geomean_gain"]:.3f}; the goal was 1.15."""
+    )
+    yield _aware(record) if "aware" in record else _missing("aware")
+    if "spaces" in record:
+        yield table(
+            ("space, listed whole", "plans", "optimum", "found", "regret", "candidates"),
+            (_space_row(name, row) for name, row in record["spaces"].items()),
+        )
+    else:
+        yield _missing("regret")
+    if "ablation" in record:
+        yield from _ablation(record["ablation"])
+    else:
+        yield _missing("ablation")
+    yield _speed(record) if "speed_searches" in record else _missing("speed")
+
+
+def _missing(part: str) -> str:
+    return f"Not measured: {code(f'python -m experiments.search.joint --part {part}')}."
+
+
+def _ablation(jobs: Record) -> Iterator[str]:
+    heads = list(next(iter(jobs.values()))["gains"])
+    yield one_line(
+        """What one question alone gives over the best start of the joint search, the others as that start
+        answers them, then all together:"""
+    )
+    yield table(
+        ("job", "from", *heads),
+        (
+            (name, code(row["start"]), *(f"{row['gains'][head]:.3f}" for head in heads))
+            for name, row in jobs.items()
+        ),
+    )
+
+
+def _speed(record: Record) -> str:
+    return one_line(
+        f"""Candidates a second of one core, each lowered, priced, held against memory and swept:
+        {record["candidates_per_s_24"]:.0f} on 24 GPUs (goal 200), {record["candidates_per_s_1296"]:.1f} on
+        1,296 (goal 5). A search on {record["speed_searches"]["10000"]["gpus"]:,} GPUs with two workers took
+        {record["seconds_10000"]:.0f} s and ended at a gap of
+        {percent(record["speed_searches"]["10000"]["gap"])}."""
+    )
+
+
+def _intro(record: Record) -> str:
+    longer = next(iter(record["longer"].values()))
+    commits = {each["commit"] for part in record["made"].values() for each in part.values()}
+    dates = {each["date"][:10] for part in record["made"].values() for each in part.values()}
+    told = f"{', '.join(sorted(dates))}, commits {', '.join(map(code, sorted(commits)))}"
+    return one_line(
+        f"""{code(record["command"])} ({told}; {record["device"]}). Every registered strategy searches what
+        its own paper searches, with layouts left open, for {record["budget_s"]:g} CPU seconds, on the same
+        devices and by the same simulator; the joint search has {record["budget_s"]:g} in all, and in the last
+        two columns about {longer["seconds"]:.0f}, which is less than all strategies together."""
+    )
+
+
+def _row(name: str, row: Record, longer: Record) -> tuple[object, ...]:
+    return (
+        name,
+        row["objective"],
+        row["gpus"],
+        code(row["best_single"]),
+        f"{row['best_single_s']:.4g}",
+        f"{row['joint_s']:.4g}",
+        f"{row['gain']:.3f}",
+        f"{longer['joint_s']:.4g}",
+        f"{row['best_single_s'] / longer['joint_s']:.3f}",
+    )
+
+
+def _space_row(name: str, row: Record) -> tuple[object, ...]:
+    return (
+        name,
+        f"{row['plans']:,}",
+        f"{row['optimum_s']:.4g} s",
+        f"{row['joint_s']:.4g} s",
+        percent(row["regret"], 2),
+        row["candidates"],
+    )
+
+
+def _aware(record: Record) -> str:
+    rows = record["aware"].values()
+    planned = [row for row in rows if row["cornstarch"] is not None]
+    faster = sum(row["cornstarch"] < row["cornstarch-frozen-unaware"] for row in planned)
+    return one_line(
+        f"""With the simulator as judge, as `workbench search` has it, `cornstarch` is never slower than
+        `cornstarch-frozen-unaware`: {_yes(record["cornstarch_never_slower_than_unaware"])}; faster on
+        {faster} of {len(planned)} jobs that it can plan."""
+    )
+
+
+def _yes(holds: bool) -> str:  # noqa: FBT001  (a word for it)
+    return "yes" if holds else "no"
