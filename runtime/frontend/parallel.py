@@ -32,7 +32,6 @@ from runtime.frontend.ranks import (
     made_by_all,
 )
 from runtime.frontend.stage import UserStage
-from runtime.models.weights import SINGLE
 from runtime.rank_job import TORCH_TYPE, Collect, RunSettings
 from runtime.step.optimizer import OptimizerSettings
 from runtime.world.pool import Pool
@@ -43,6 +42,7 @@ from workbench.cost.profile import MachineLink, Profile, ideal_profile
 from workbench.data.sample import Sample
 from workbench.job.job import Job
 from workbench.job.notations.cornstarch import MultimodalSpec, ParallelSpec, layouts_of
+from workbench.model.checkpoint import SINGLE
 from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Plan, Settings
 from workbench.planner.stage_counts import silent
