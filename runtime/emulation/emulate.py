@@ -45,6 +45,7 @@ from runtime.world.yardstick import Yardstick
 from workbench.plan.lowered import Lowered
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Plan, Stage
+from workbench.plan.runnable import check_boundaries
 from workbench.schedule.action import STEP, Action
 from workbench.trace import Lane
 
@@ -118,6 +119,7 @@ def emulate(
     """
     if settings.following.batches:
         raise ValueError("emulation repeats one batch, as its medians are of equal steps; got following ones")
+    check_boundaries(lowered.plan, "emulated ranks")
     if shard_units(lowered.plan):
         raise ValueError(
             "emulation stores a frozen weight once for all ranks, so weights are not sharded; want "
