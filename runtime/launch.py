@@ -51,6 +51,7 @@ from workbench.trace_json import write_trace
 from workbench.whole_file import check_writable
 
 BAD_INPUT = 2  # exit code
+STDERR = 2  # descriptor
 ECHO_GRACE_S = 5.0  # how long a rank that lost a peer leaves it to torchrun to find out which died
 
 HELPS = {
@@ -237,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with ending_by_signal():
             return _launch(said)
     except Ended as ended:
-        _say(f"ended by {ended.name}")
+        say_last(f"ended by {ended.name}")
         raise
 
 
@@ -261,7 +262,7 @@ def _launch(said: dict[str, Any]) -> int:
         if result is not None and options.trace is not None:
             write_trace(result.trace, options.trace)
     except (ValueError, OSError, RankError) as error:
-        _say(f"error: {plain(str(error))}")
+        say_last(f"error: {plain(str(error))}")
         if isinstance(error, RankError) and error.peers:
             time.sleep(ECHO_GRACE_S)  # torchrun names the process that ends first as the cause
         return BAD_INPUT
@@ -273,7 +274,7 @@ def _launch(said: dict[str, Any]) -> int:
     return 0
 
 
-def _say(line: str) -> None:
+def say_last(line: str) -> None:
     """The last word, also where a soft limit on file sizes has met the file that errors go to."""
     try:
         sys.stderr.write(f"{line}\n")
@@ -281,12 +282,12 @@ def _say(line: str) -> None:
     except OSError:
         _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-        sys.stderr.flush()  # what was not written is still held
+        os.write(STDERR, f"{line}\n".encode())
 
 
 def _give_up(reason: str) -> NoReturn:
     """End this process from a thread, while its ranks wait for whoever is silent."""
-    _say(f"error: {reason}")
+    say_last(f"error: {reason}")
     leave(BAD_INPUT)
 
 
