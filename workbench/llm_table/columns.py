@@ -212,6 +212,13 @@ COLUMNS = (
         Recorded,
         shown="none",
     ),
+    Column(
+        "capacity",
+        "rows of an expert over an equal share, dropped beyond that and padded up to it",
+        _always(None),
+        real=True,
+        shown="none are dropped",
+    ),
     _flag("moe_overlap", "tokens travel to experts beside another microbatch's passes"),
     Column("gpu", "profile: a shipped name or a file", _always("A100-80GB"), shown="A100-80GB"),
     _count("gpus_per_node", "GPUs of a node", 8),

@@ -152,6 +152,7 @@ class LlmRow:
     updated_weights: UpdatedWeights
     moe_copies: TokenCopies
     cuda_graphs: Recorded
+    capacity: float | None
     moe_overlap: YesNo
     gpu: str
     gpus_per_node: int
