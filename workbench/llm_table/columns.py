@@ -6,7 +6,7 @@ from typing import Any
 
 from workbench.cost.execution import TokenCopies, UpdatedWeights
 from workbench.llm_table.cells import Column, Values, read_cell
-from workbench.llm_table.frameworks import check_framework, filled, fitted_numbers
+from workbench.llm_table.frameworks import check_framework, filled, fitted_numbers, fitted_off
 from workbench.llm_table.llm_row import (
     Architecture,
     DataOverlap,
@@ -337,6 +337,7 @@ def read_row(cells: Mapping[str, str]) -> LlmRow:
         recompute=kind,
         recompute_modules=modules,
         fitted=tuple(sorted(fitted_numbers(texts).items())),
+        fitted_off=fitted_off(texts),
     )
     check_row(row)
     check_repeated(row, **told)
