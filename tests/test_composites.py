@@ -115,6 +115,7 @@ def test_an_unknown_composite_names_the_nearest(tmp_path: Any) -> None:
         ("H100", None, "want a number, 'x' and a device"),
         ("0xH100", None, "want a number, 'x' and a device"),
         ("8xH1000", None, "nearest: H100"),
+        ("8xA100", None, "nearest: A100-40GB"),
         ("16xH100", 3, "must divide 16 GPUs, got 3; nearest: 2"),
     ],
 )

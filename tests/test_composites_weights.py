@@ -15,6 +15,7 @@ from experiments.doors.composite_configs import CONFIGS
 from experiments.doors.whole_models import (
     FEATURES,
     LOSSES,
+    MASKS,
     modules_of,
     saved,
     tokens_of,
@@ -32,6 +33,7 @@ from tests.plans import disjoint_plan
 from tests.test_adapters_encoders import widen_vision_rotations
 from tests.test_cross_attention import loss_of
 from workbench.data.sample import Sample, Segment
+from workbench.masks.patterns import CAUSAL
 from workbench.model.composites.composite import LLM
 from workbench.model.composites.registry import take_apart
 from workbench.model.model_graph import TEXT, ModelGraph, connect
@@ -49,7 +51,7 @@ def plan_of(name: str) -> Plan:
     sample = (Segment(TEXT, 0, 5, 5), Segment(encoder.name, 0, *tokens), Segment(TEXT, 1, 9, 9))
     graph: ModelGraph = connect("whole", (encoder, modules[LLM]))
     cuts = {encoder.name: (len(encoder.layers),), LLM: (2, len(modules[LLM].layers) - 2)}
-    return disjoint_plan(graph, (Sample(0, sample),), cuts)
+    return disjoint_plan(graph, (Sample(0, sample, mask=MASKS.get(name, CAUSAL)),), cuts)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -63,6 +65,16 @@ def test_the_first_loss_is_that_of_the_whole_model(
     result = run_local(plan, settings, pool=pool)
     expected = whole_loss(name, model, plan)
     assert result.losses[0] == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_under_a_causal_mask_it_is_another(name: str, tmp_path: Path, pool: Pool) -> None:
+    plan = plan_of(name)
+    model = saved(name, tmp_path / "whole")
+    settings = RunSettings(steps=1, warmup=0, weights=tmp_path / "whole", precision=Precision.FLOAT64)
+    causal = replace(plan, batch=tuple(replace(sample, mask=CAUSAL) for sample in plan.batch))
+    expected = whole_loss(name, model, plan)
+    assert run_local(causal, settings, pool=pool).losses[0] != pytest.approx(expected, rel=1e-6)
 
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:

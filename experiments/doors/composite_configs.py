@@ -63,6 +63,12 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "gemma3": {"text_config": TEXT, "vision_config": VIT, "mm_tokens_per_image": 4},
     "paligemma": {
+        "text_config": {"model_type": "gemma", **TEXT},
+        "vision_config": {"model_type": "siglip_vision_model", "vision_use_head": False, **VIT},
+        "projection_dim": WIDTH,
+    },
+    "paligemma, gemma2": {
+        "model_type": "paligemma",
         "text_config": {"model_type": "gemma2", **TEXT},
         "vision_config": {"model_type": "siglip_vision_model", "vision_use_head": False, **VIT},
         "projection_dim": WIDTH,

@@ -16,6 +16,7 @@ from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 from experiments.doors.composite_configs import CONFIGS
 from experiments.doors.whole_models import (
     LOSSES,
+    MASKS,
     modules_of,
     original,
     owner_of,
@@ -31,6 +32,7 @@ from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
 from workbench.data.sample import Sample, Segment
 from workbench.job.job import Job, ModuleLayout
+from workbench.masks.patterns import CAUSAL
 from workbench.model.composites.composite import LLM
 from workbench.model.composites.registry import COMPOSITES, take_apart
 from workbench.model.model_graph import TEXT, connect
@@ -94,7 +96,7 @@ def plan_of(name: str) -> Plan:
         name=name,
         model=connect(name, (encoder, modules[LLM])),
         cluster=uniform("local", node, num_nodes=1, intra=link, inter=link),
-        batch=(Sample(0, segments),),
+        batch=(Sample(0, segments, mask=MASKS.get(name, CAUSAL)),),
         layouts=(ModuleLayout(module=encoder.name, pp=1), ModuleLayout(module=LLM, pp=_NUM_RANKS - 1)),
         settings=Settings(precision=Precision.FLOAT64, kernels=Kernels.EAGER),
     )

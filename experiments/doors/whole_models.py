@@ -22,7 +22,7 @@ from workbench.plan.plan import Plan
 
 F64 = torch.float64
 GEMMA_OFFSET = 1.0
-TWO_SIDED = ("gemma3", "paligemma")  # their prompts and images are read in both directions
+MASKS = {"gemma3": "gemma", "paligemma": "prefix_lm"}  # of samples, where not all of it is causal
 TILED = ("llava_next", "llava_onevision")  # put learned tokens between the rows of an image
 IMAGE = 90  # the id that stands where an image or a clip does
 ID_KEYS = ("image_token_index", "image_token_id", "audio_token_index", "audio_token_id")
@@ -137,7 +137,7 @@ def whole_model(config: dict[str, Any]) -> Any:
     return made.to(F64).eval().requires_grad_()
 
 
-LOSSES = [name for name in FEATURES if name not in (*TWO_SIDED, *TILED)]
+LOSSES = [name for name in FEATURES if name not in TILED]
 
 
 def tokens_of(module: Module) -> tuple[int, int]:
@@ -163,8 +163,17 @@ def known_keys(name: str) -> set[str]:
     return set(whole_model(CONFIGS[name]).config.to_dict())
 
 
-def said_to(model: Any, ids: Tensor, raw: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    """Positions of three axes as transformers' own rule has them, where the model has one."""
+def said_to(name: str, model: Any, ids: Tensor, raw: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """What a processor says beside the tokens, where the model reads it.
+
+    Positions of three axes as transformers' own rule has them; Gemma 3's types of tokens, 1 of an image;
+    PaliGemma's, 0 of the prompt, which here is all that stands before the answer. Its own positions count
+    from 1; what a rotation by one more changes is the rounding of tables in float32.
+    """
+    if name in MASKS:
+        is_image, places = ids == IMAGE, torch.arange(len(ids))
+        kinds = is_image if name == "gemma3" else places > is_image.nonzero().max()
+        return {"token_type_ids": kinds.long()[None], "position_ids": places[None]}
     if not hasattr(model.model, "get_rope_index"):
         return {}
     grids = torch.tensor([[1, *(side // 4 for side in image.shape[1:])] for image in raw])
@@ -188,6 +197,6 @@ def whole_loss(name: str, model: Any, plan: Plan) -> float:
     embedded = model.get_input_embeddings()(ids)
     embedded = torch.where((seen.input_ids < 0)[:, None], 0.0, embedded)
     embedded[seen.input_ids < 0] = features
-    logits = model(inputs_embeds=embedded[None], **said_to(model, ids, raw)).logits[0]
+    logits = model(inputs_embeds=embedded[None], **said_to(name, model, ids, raw)).logits[0]
     loss: Tensor = nn.functional.cross_entropy(logits, asked.labels)
     return float(loss.detach())

@@ -97,7 +97,8 @@ def machines_of(gpus: str, nodes: int | None) -> Machines:
     number, device = int(found[1]), found[2]
     known = known_profiles()
     if device not in known:
-        near = difflib.get_close_matches(device, known, n=1, cutoff=0.0)
+        begin_so = [name for name in known if name.startswith(device)]
+        near = begin_so or difflib.get_close_matches(device, known, n=1, cutoff=0.0)
         raise ValueError(f"--gpus: want one of {', '.join(known)}, got {device!r}; nearest: {near[0]}")
     count = nodes or -(-number // USUAL_PER_NODE)
     if number % count:
