@@ -38,6 +38,7 @@ from workbench.drift import YARDSTICK
 from workbench.ending import Ended, ending_by_signal
 from workbench.job.run_options import RunOptions, add_arguments
 from workbench.memory.account import static_holders
+from workbench.model.checkpoint import check_weights
 from workbench.plain_text import plain
 from workbench.plan.codec import plan_hash, read_plan
 from workbench.plan.lower import lower
@@ -253,6 +254,8 @@ def _launch(said: dict[str, Any]) -> int:
             )
         device = launched_device(options.device)
         lowered, _ = accept(read_plan(plan))
+        if options.weights is not None:
+            check_weights(options.weights, [module.name for module in lowered.plan.model.modules])
         settings, source = prepare(options, lowered.plan)
         if options.trace is not None:
             check_writable(options.trace)
