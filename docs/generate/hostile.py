@@ -55,8 +55,9 @@ def _fuzz(record: Record) -> Iterator[str]:
 
 def _chaos(record: Record) -> Iterator[str]:
     asked = record["asked"]
+    commits = ", ".join(map(code, record["commits"]))
     yield one_line(
-        f"""{code("python -m experiments.chaos")} ({record["date"]}, commits {", ".join(map(code, record["commits"]))}, seed {asked["seed"]},
+        f"""{code("python -m experiments.chaos")} ({record["date"]}, commits {commits}, seed {asked["seed"]},
         {asked["device"]}): {record["rounds"]} rounds of a random component, fault and instant,
         {record["clean"]} of them clean. Recovery, a new start included: median
         {record["recovery_p50_s"]:.2f} s, 95th percentile {record["recovery_p95_s"]:.2f} s. A process that is

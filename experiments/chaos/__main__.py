@@ -65,13 +65,8 @@ def write_record(out: Path, asked: Mapping[str, Any], played: Sequence[Played]) 
         "commits": sorted({str(each.commit) for each in played}),
         **summary(played),
     }
-    write_text(
-        json.dumps(
-            record | {"all": [each.record for each in sorted(played, key=lambda each: each.number)]}, indent=1
-        )
-        + "\n",
-        out,
-    )
+    rounds = [each.record for each in sorted(played, key=lambda each: each.number)]
+    write_text(json.dumps(record | {"all": rounds}, indent=1) + "\n", out)
     return record
 
 

@@ -195,8 +195,8 @@ def _saved_alone(folder: Path, start: Progress | None) -> Iterator[None]:
     with written_alone(folder):
         if start is not None and not (start.folder / STAMP).is_file():
             raise ValueError(
-                f"{start.folder}: another training has removed it since it was read; want --resume of a later "
-                "save"
+                f"{start.folder}: another training has removed it since it was read; "
+                "want --resume of a later save"
             )
         clear_unfinished(folder)
         yield
