@@ -101,7 +101,7 @@ def test_embedding_and_head_have_one_all_reduce_each():
     grid = Grid(2, 1)
     embed = placed_messages(token_embedding(1000, 16), causal(10), grid, 2)
     head = placed_messages(lm_head(1000, 16, Norm.RMS), causal(10), grid, 2)
-    assert (embed.forward, embed.backward) == ((320,), ())
+    assert (embed.forward, embed.backward) == (((0, 320),), ())
     assert (head.forward, [size for _, size in head.backward]) == ((), [320])
     assert placed_messages(block(), causal(10), ONE, 2) == ((), ())
 

@@ -1,17 +1,16 @@
 """Tokens of an encoder brought together where its last layer shrinks runs of them that ranks share."""
 
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from runtime.parallel.context.block import wide
 from runtime.parallel.context.group import ContextGroup
 from runtime.parallel.context.token_shares import Places, TokenShares, rows_of
+from runtime.parallel.linear_map import mapped
 
 # Shape suffixes: T = own tokens, S = tokens of all members, N = tokens of the longest list,
 # M = members, D = width.
@@ -41,8 +40,7 @@ class SharedPooling:
     def whole(self, x_TD: Tensor) -> Tensor:
         """[S, D] out of [T, D]; zeros for tokens of others that nobody here needs."""
         if not self.is_local:
-            gathered: Tensor = _Gathered.apply(x_TD, self)
-            return gathered
+            return mapped(x_TD, self._gathered, partial(self._summed, num_own=len(x_TD)))
         places = torch.from_numpy(self.shares.own).to(x_TD.device)
         num_tokens = len(self.shares.mask)
         return x_TD.new_zeros(num_tokens + 1, x_TD.shape[1]).index_copy(0, places, x_TD)[:num_tokens]
@@ -56,30 +54,21 @@ class SharedPooling:
         """[M x N] places of what is gathered; S for padding."""
         return torch.from_numpy(self.shares.padded())
 
-
-class _Gathered(torch.autograd.Function):
-    """Everybody's tokens; gradients are summed over the members in float32 or wider."""
-
-    @staticmethod
-    def forward(ctx: Any, x_TD: Tensor, pooling: SharedPooling) -> Tensor:
-        ctx.pooling, ctx.num_own = pooling, len(x_TD)
-        shares, width = pooling.shares, x_TD.shape[1]
+    def _gathered(self, x_TD: Tensor) -> Tensor:
+        """Everybody's tokens."""
+        shares, width = self.shares, x_TD.shape[1]
         own_ND = x_TD.new_zeros(shares.most_held, width)
         own_ND[: len(x_TD)] = x_TD
         gathered = own_ND.new_empty(shares.num_members * shares.most_held, width)
-        pooling.group.gather(gathered, own_ND).wait()
-        places = pooling.padded.to(x_TD.device)
-        whole = x_TD.new_zeros(len(shares.mask) + 1, width).index_copy(0, places, gathered)
-        return whole[:-1]
+        self.group.gather(gathered, own_ND).wait()
+        places = self.padded.to(x_TD.device)
+        return x_TD.new_zeros(len(shares.mask) + 1, width).index_copy(0, places, gathered)[:-1]
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient_SD: Tensor) -> tuple[Tensor, None]:
-        pooling: SharedPooling = ctx.pooling
-        shares = pooling.shares
+    def _summed(self, gradient_SD: Tensor, num_own: int) -> Tensor:
+        """Gradients of the own tokens, summed over the members in float32 or wider."""
         filler = gradient_SD.new_zeros(1, gradient_SD.shape[1])
-        places = pooling.padded.to(gradient_SD.device)
+        places = self.padded.to(gradient_SD.device)
         parts = torch.cat([gradient_SD, filler]).index_select(0, places).to(wide(gradient_SD.dtype))
-        own_ND = parts.new_empty(shares.most_held, parts.shape[1])
-        pooling.group.scatter(own_ND, parts).wait()
-        return own_ND[: ctx.num_own].to(gradient_SD.dtype), None
+        own_ND = parts.new_empty(self.shares.most_held, parts.shape[1])
+        self.group.scatter(own_ND, parts).wait()
+        return own_ND[:num_own].to(gradient_SD.dtype)
