@@ -68,16 +68,17 @@ def test_who_is_killed_already_is_told_from_who_lives_on():
         assert is_killed(process.pid)
 
 
-def test_rounds_are_kept_for_the_same_code_and_draws_alone(tmp_path):
+def test_rounds_are_kept_for_the_same_draws_alone(tmp_path):
     out = tmp_path / "chaos.json"
     found = Findings(code=2, said="killed", orphans=["one"], recovery_s=2.0)
     played = Played(number=3, component="run", fault=Fault.KILL_WORKER, seconds=1.0, found=found)
-    asked = {"commit": "a", "seed": 0}
+    asked = {"device": "a", "seed": 0}
     assert kept_rounds(out, asked) == []
     write_record(out, asked, [played])
     assert kept_rounds(out, asked) == [played]
-    with pytest.raises(ValueError, match=r"its commit is a, want b to go on"):
-        kept_rounds(out, asked | {"commit": "b"})
+    assert kept_rounds(out, asked, ["run"]) == []
+    with pytest.raises(ValueError, match=r"its seed is 0, want 1 to go on"):
+        kept_rounds(out, asked | {"seed": 1})
 
 
 def test_left_over_files_are_found_and_foreign_ones_are_not(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 
 from experiments.oobleck import chaos_job
 from runtime.elastic.node_killer import NodeKiller
+from runtime.elastic.progress import Progress
 from runtime.elastic.run import Saving, run_elastic
 from runtime.elastic.training import ElasticTraining
 from runtime.world.busy_cores import process_seconds
@@ -79,6 +80,15 @@ def test_saves_that_were_cut_off_are_removed_and_nothing_else_is(tmp_path: Path)
         chaos_job.elastic_job(2), events, 1, start=None, saving=saving, tell=lambda _: None, warn=print
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step1", "step6", "steps-of-mine"]
+
+
+def test_progress_that_another_training_has_removed_since_it_was_read_is_named(tmp_path: Path):
+    events = StepEvents(first=3, start=("a", "b"), events=())
+    gone, saving = Progress(folder=tmp_path / "step3", step=3), Saving(folder=tmp_path)
+    with pytest.raises(ValueError, match=r"step3: another training has removed it since it was read"):
+        run_elastic(
+            chaos_job.elastic_job(2), events, 4, start=gone, saving=saving, tell=lambda _: None, warn=print
+        )
 
 
 def test_nodes_that_never_compute_are_killed_at_the_end_of_the_step_or_spared():

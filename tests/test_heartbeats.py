@@ -1,19 +1,17 @@
 """Hosts that hear of each other: nobody healthy is named, who is silent is, and all are told."""
 
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch.distributed import TCPStore
 
 from runtime.world.heartbeats import LOOKS, Heartbeats, Host, heartbeats_of, hosts_of
 from runtime.world.owner import Owner, this_process
+from tests.test_cores import PATIENCE_S, eventually
 
 EVERY_S = 0.02
 HOSTS = (Host("a", (0, 1)), Host("b", (2,)), Host("c", (3, 4, 5)))
-PATIENCE_S = 30.0
 
 
 @dataclass
@@ -48,13 +46,6 @@ def started(store: Numbers, said: dict[int, str]) -> list[Heartbeats]:
         )
 
     return [beats(place) for place in range(len(HOSTS))]
-
-
-def eventually(holds: Callable[[], bool]) -> bool:
-    stop_s = time.monotonic() + PATIENCE_S
-    while not holds() and time.monotonic() < stop_s:
-        time.sleep(0.01)
-    return holds()
 
 
 def test_a_host_that_falls_silent_is_named_by_all_others_and_no_other_before() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from docs.generate.hostile import hostile_section
 from docs.generate.joint_search import joint_search_section
 from docs.generate.markdown import code, one_line, page, table
 from docs.generate.results import count, held, judged, made, percent, result
@@ -43,6 +44,8 @@ def evidence_page() -> str:
         *_mutants(),
         "## Nodes that die",
         *_chaos(),
+        "## Hostile input, faults and long runs",
+        *hostile_section(),
         "## Data from another process",
         *_preprocess(),
         "## Attention",

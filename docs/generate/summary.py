@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from docs.generate.hostile import hostile_in_short
 from docs.generate.markdown import code, one_line, table
 from docs.generate.results import judged, percent, result
 from experiments.harness.outcome import FITTING, About, Kind, Verdict
@@ -51,6 +52,7 @@ def _summary() -> Iterator[tuple[str, str, str]]:
         f"{chaos['kills']:.0f} kills, {chaos['recoveries']:.0f} recoveries, median "
         f"{chaos['recovery_p50_s']:.2f} s, largest loss difference {chaos['worst_loss_difference']:.2e}",
     )
+    yield from hostile_in_short()
     yield from _doors(result("doors"))
     yield "speed of kernels, NCCL, predictions on GPUs", code("python -m experiments.gpu_day"), NOT_MEASURED
 

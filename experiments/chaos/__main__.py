@@ -5,7 +5,7 @@ Setup:   `run`, torchrun, `elastic`, saves, runs that go on from a save, the pre
 Ours:    losses against those of one undisturbed process, saves byte by byte against their SHA-256,
          processes by a mark in their environment, files by the round's own folders.
 Run:     python -m experiments.chaos [--rounds N] [--seed S] [--round K] [--component NAME] [--fault NAME]
-         [--go-on] [--json]
+         [--go-on] [--anew NAME] [--json]
 """
 
 import argparse
@@ -15,6 +15,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,20 +35,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """All rounds, or one of them again; 1 where one was not as it should be."""
     said = _parse(arguments)
     asked = {
-        "commit": commit(),
         "device": f"{platform.machine()} CPU, {os.cpu_count()} cores",
         "seed": said.seed,
         "components": sorted(said.component or COMPONENTS),
         "faults": sorted(said.fault or Fault),
     }
-    played = kept_rounds(said.out, asked) if said.go_on else []
+    played = kept_rounds(said.out, asked, said.anew) if said.go_on else []
+    code = commit()
     import_all()
     numbers = range(said.rounds) if said.round is None else (said.round,)
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         rounds = Rounds(Path(folder), said.seed, said.component or COMPONENTS, said.fault or tuple(Fault))
         print(f"seed {said.seed}, {len(numbers)} rounds, {len(played)} of them kept", flush=True)
         for number in sorted({*numbers} - {each.number for each in played}):
-            played.append(rounds.play(number))
+            played.append(replace(rounds.play(number), commit=code))
             print(played[-1].line, flush=True)
             write_record(said.out, asked, played)
     record = write_record(said.out, asked, played)
@@ -61,14 +62,19 @@ def write_record(out: Path, asked: Mapping[str, Any], played: Sequence[Played]) 
         "command": "python -m experiments.chaos",
         "date": datetime.now(UTC).date().isoformat(),
         "asked": asked,
+        "commits": sorted({str(each.commit) for each in played}),
         **summary(played),
     }
-    write_text(json.dumps(record | {"all": [each.record for each in played]}, indent=1) + "\n", out)
+    rounds = [each.record for each in sorted(played, key=lambda each: each.number)]
+    write_text(json.dumps(record | {"all": rounds}, indent=1) + "\n", out)
     return record
 
 
-def kept_rounds(out: Path, asked: Mapping[str, Any]) -> list[Played]:
-    """Rounds that a file has of the same code, machine and draws; none where there is no file.
+def kept_rounds(out: Path, asked: Mapping[str, Any], anew: Sequence[str] = ()) -> list[Played]:
+    """Rounds that a file has of the same machine and draws; none where there is no file.
+
+    Args:
+        anew: components whose rounds are left out, since their code has changed.
 
     Raises:
         ValueError: they are of others.
@@ -81,7 +87,7 @@ def kept_rounds(out: Path, asked: Mapping[str, Any]) -> list[Played]:
         raise ValueError(
             f"{out}: its {differs} is {record['asked'].get(differs)}, want {asked[differs]} to go on"
         )
-    return [played_from(each) for each in record["all"]]
+    return [played_from(each) for each in record["all"] if each["component"] not in anew]
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -92,6 +98,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--component", action="append", choices=COMPONENTS, help="these alone; repeatable")
     parser.add_argument("--fault", action="append", type=Fault, choices=list(Fault), help="likewise")
     parser.add_argument("--go-on", action="store_true", help="take over the rounds that --out has already")
+    parser.add_argument(
+        "--anew", action="append", default=[], choices=COMPONENTS, help="but not those of these; repeatable"
+    )
     parser.add_argument("--out", type=Path, default=OUT / "chaos.json", help="file for all rounds")
     return parser.parse_args(arguments)
 

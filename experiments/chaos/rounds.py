@@ -44,11 +44,12 @@ class Played:
     fault: Fault
     seconds: float
     found: Findings
+    commit: str | None = None
 
     @property
     def record(self) -> dict[str, Any]:
         rest = {"number": self.number, "component": self.component, "fault": str(self.fault)}
-        return rest | {"seconds": self.seconds} | asdict(self.found)
+        return rest | {"seconds": self.seconds, "commit": self.commit} | asdict(self.found)
 
     @property
     def line(self) -> str:
@@ -64,7 +65,7 @@ class Played:
 
 def played_from(record: Mapping[str, Any]) -> Played:
     """What `Played.record` was made of."""
-    own = {key: record[key] for key in ("number", "component", "seconds")}
+    own = {key: record[key] for key in ("number", "component", "seconds", "commit")}
     found = {field.name: record[field.name] for field in fields(Findings)}
     return Played(**own, fault=Fault(record["fault"]), found=Findings(**found))
 

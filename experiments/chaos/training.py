@@ -224,7 +224,10 @@ def of_records(room: Room, programs: list[Program]) -> dict[int, float]:
     return {step["step"]: step["loss"] for record in records for step in record["steps"]}
 
 
-TAKEN = "is being written to by process|has seen .* steps already|steps are taken|are taken already"
+TAKEN = (
+    "is being written to by process|has seen .* steps already|steps are taken|are taken already"
+    "|another training has removed it since it was read"
+)
 SURVIVED = dict.fromkeys(
     (
         Fault.PAUSE_WORKER,

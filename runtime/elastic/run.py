@@ -147,10 +147,13 @@ def run_elastic(
     Args:
         tell: called after every step.
         warn: called where progress could not be saved and training goes on.
+
+    Raises:
+        ValueError: the folder is another training's, or the progress to go on from is gone.
     """
     refusal, log, watch = None, _Log(saving), CoreWatch()
     with (
-        nullcontext() if saving is None else _saved_alone(saving.folder),
+        nullcontext() if saving is None else _saved_alone(saving.folder, start),
         _asked_to_stop() as asked,
         ElasticTraining(job, events.start, start=start) as training,
     ):
@@ -183,9 +186,18 @@ def run_elastic(
 
 
 @contextmanager
-def _saved_alone(folder: Path) -> Iterator[None]:
-    """Around a training that saves there; what one before it did not finish is removed."""
+def _saved_alone(folder: Path, start: Progress | None) -> Iterator[None]:
+    """Around a training that saves there; what one before it did not finish is removed.
+
+    Raises:
+        ValueError: the one before it has gone on from `start`, and removed it, since that was read.
+    """
     with written_alone(folder):
+        if start is not None and not (start.folder / STAMP).is_file():
+            raise ValueError(
+                f"{start.folder}: another training has removed it since it was read; "
+                "want --resume of a later save"
+            )
         clear_unfinished(folder)
         yield
 
