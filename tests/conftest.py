@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import settings
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
 
 from runtime.world.pool import Pool
+from tests.command_line import JOB, accept
 from tests.thorough import left_out
 
 gc.disable()  # until all tests are collected: nothing of what is imported until then goes away
@@ -84,3 +86,19 @@ def pool() -> Iterator[Pool]:
     """One pool of gloo workers for the whole session; forked as jobs need them."""
     with Pool(MAX_RANKS) as workers:
         yield workers
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """The small job of `tests.command_line` in a file."""
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    return path
+
+
+@pytest.fixture
+def plan(job: Path) -> Path:
+    """A plan of that job, beside it."""
+    path = job.with_name("plan.json")
+    accept("plan", job, "-o", path)
+    return path

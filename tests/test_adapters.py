@@ -40,6 +40,12 @@ CAUSAL = {
     "phi3": Phi3ForCausalLM,
     "phi": PhiForCausalLM,
 }
+ENCODERS = {
+    "siglip": (tiny_models.SIGLIP, lambda c: SiglipVisionModel(SiglipVisionConfig.from_dict(c))),
+    "clip": (tiny_models.CLIP, lambda c: CLIPVisionModel(CLIPVisionConfig.from_dict(c))),
+    "whisper": (tiny_models.WHISPER, lambda c: WhisperEncoder(WhisperConfig.from_dict(c))),
+}
+INTERPOLATED = {"interpolate_pos_encoding": True}
 SOURCE = SyntheticSource(5)
 
 
@@ -98,38 +104,29 @@ def test_decoder_equals_transformers(name: str, dtype: torch.dtype) -> None:
         assert (parameter.grad - original[key].grad).norm() <= tolerance * scale, key
 
 
-@pytest.mark.parametrize("tokens", [9, 6, 12], ids=["native", "smaller", "larger"])
-def test_siglip_equals_transformers(tokens: int) -> None:
-    sample = Sample(1, (Segment("vision", 0, tokens, tokens),))
-    ours, _, data = build(tiny_models.encoder(tiny_models.SIGLIP, "vision"), torch.float64, sample)
-    theirs = SiglipVisionModel(SiglipVisionConfig.from_dict(tiny_models.SIGLIP)).double().eval()
-    load_encoder(theirs, ours, lacking="head.")
+@pytest.mark.parametrize(
+    ("name", "segment", "lacking", "more"),
+    [
+        pytest.param("siglip", ("vision", 9, 9), "head.", {}, id="siglip"),
+        pytest.param("siglip", ("vision", 6, 6), "head.", INTERPOLATED, id="siglip-smaller"),
+        pytest.param("siglip", ("vision", 12, 12), "head.", INTERPOLATED, id="siglip-larger"),
+        pytest.param("clip", ("vision", 10, 9), "post_layernorm.", {}, id="clip-drops-class-token"),
+        pytest.param("whisper", ("audio", 10, 10), "nothing", {}, id="whisper"),
+    ],
+)
+def test_encoders_equal_transformers(
+    name: str, segment: tuple[str, int, int], lacking: str, more: dict[str, bool]
+) -> None:
+    config, make_theirs = ENCODERS[name]
+    modality, tokens_in, tokens_out = segment
+    sample = Sample(1, (Segment(modality, 0, tokens_in, tokens_out),))
+    ours, _, data = build(tiny_models.encoder(config, modality), torch.float64, sample)
+    theirs = make_theirs(config).double().eval()
+    load_encoder(theirs, ours, lacking=lacking)
 
     features = ours(StageInput(None, data))
-    hidden = theirs(data.raw[0][None], interpolate_pos_encoding=tokens != 9).last_hidden_state[0]
-    assert relative(features, ours.layers[-1].projector(hidden)) <= 1e-10
-
-
-def test_clip_drops_the_class_token_and_the_last_norm() -> None:
-    sample = Sample(1, (Segment("vision", 0, 10, 9),))
-    ours, _, data = build(tiny_models.encoder(tiny_models.CLIP, "vision"), torch.float64, sample)
-    theirs = CLIPVisionModel(CLIPVisionConfig.from_dict(tiny_models.CLIP)).double().eval()
-    load_encoder(theirs, ours, lacking="post_layernorm.")
-
-    features = ours(StageInput(None, data))
-    patches = theirs(data.raw[0][None]).last_hidden_state[0, 1:]
-    assert features.shape == (9, tiny_models.WIDTH)
-    assert relative(features, ours.layers[-1].projector(patches)) <= 1e-10
-
-
-def test_whisper_equals_transformers() -> None:
-    sample = Sample(1, (Segment("audio", 0, 10, 10),))
-    ours, _, data = build(tiny_models.encoder(tiny_models.WHISPER, "audio"), torch.float64, sample)
-    theirs = WhisperEncoder(WhisperConfig.from_dict(tiny_models.WHISPER)).double().eval()
-    load_encoder(theirs, ours, lacking="nothing")
-
-    features = ours(StageInput(None, data))
-    hidden = theirs(data.raw[0][None]).last_hidden_state[0]
+    hidden = theirs(data.raw[0][None], **more).last_hidden_state[0, tokens_in - tokens_out :]
+    assert features.shape == (tokens_out, tiny_models.WIDTH)
     assert relative(features, ours.layers[-1].projector(hidden)) <= 1e-10
 
 

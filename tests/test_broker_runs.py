@@ -5,16 +5,15 @@ from math import gcd
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from runtime.emulation.emulate import emulate
 from runtime.rank_job import RunSettings
 from runtime.world.pool import Pool
 from sim.broker import Boundary, Topology
 from sim.predict import predict
+from tests.command_line import workbench
 from tests.layout_jobs import Degrees, planned, vision_language
 from tests.test_parity import assert_same
-from workbench.cli.app import app
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.plan.codec import dumps, loads, write_plan
@@ -113,6 +112,6 @@ def test_check_refuses_brokers_on_gpus_and_takes_them_on_cpus(tmp_path: Path) ->
     for device, code in (("A40", 2), ("cpu", 0)):
         nodes = tuple(replace(node, device=device) for node in plan.cluster.nodes)
         write_plan(replace(plan, cluster=replace(plan.cluster, nodes=nodes)), tmp_path / "plan.json")
-        done = CliRunner().invoke(app, ["check", str(tmp_path / "plan.json")])
+        done = workbench("check", tmp_path / "plan.json")
         assert done.exit_code == code, done.output
         assert ("got A40; want settings.boundaries 'direct'" in done.output) == (code == 2)

@@ -17,7 +17,6 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
-from typer.testing import CliRunner
 
 from runtime.launch import run_lowered
 from runtime.state.checkpoint import Begin, checkpoints_in
@@ -26,8 +25,8 @@ from runtime.state.save_folder import LOCK, check_folder, give_back, refuse_writ
 from runtime.state.tensor_files import TornError, read_manifest, read_tensors, write_tensors
 from runtime.world.owner import Owner, this_process
 from runtime.world.pool import Pool, WorldFailed
+from tests.command_line import accept, workbench
 from tests.test_checkpoint import assert_same, copied, identity, lowered, saved, saving
-from workbench.cli.app import app
 
 __all__ = ["lowered", "saved"]  # fixtures
 
@@ -85,13 +84,13 @@ def test_the_earlier_format_is_imported_by_those_who_trust_it(lowered, pool, sav
     folder, result = saved
     in_old_format(folder / "step-0000000002", tmp_path / "old")
     command = ["checkpoint", "import", str(tmp_path / "old"), str(tmp_path / "new")]
-    refused = CliRunner().invoke(app, command)
+    refused = workbench(*command)
     assert refused.exit_code == 2
     assert "want --trust" in refused.output
-    assert CliRunner().invoke(app, [*command, "--trust"]).exit_code == 0
+    accept(*command, "--trust")
     whole = latest_whole(tmp_path / "new", identity(lowered))
     assert_same(result, run_lowered(lowered, saving(tmp_path / "new", whole), pool=pool))
-    again = CliRunner().invoke(app, [*command, "--trust"])
+    again = workbench(*command, "--trust")
     assert "holds something; want a new folder" in again.output
 
 

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
 
 from runtime.data.scenes import make
 from tests.bench_sizes import CELLS
-from workbench.cli.app import app
+from tests.command_line import JOB, accept, answered, refuse, workbench
 from workbench.cost.profile import load_profile
 from workbench.plan.codec import plan_hash, read_plan, write_plan
 from workbench.plan.plan import Precision, Settings
@@ -25,78 +24,6 @@ from workbench.report.folder import repetition_paths
 from workbench.strategies.registry import BY_NAME, PLANNERS, PRICED
 from workbench.trace import Executor
 from workbench.trace_json import read_trace, write_trace
-
-JOB = """
-name: small
-model:
-  modules:
-    vision:
-      config: {model_type: siglip_vision_model, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2,
-               num_attention_heads: 2, image_size: 32, patch_size: 8, vision_use_head: false}
-      trainable: projector
-      projector: linear
-    audio:
-      config: {model_type: whisper, d_model: 32, encoder_layers: 2, encoder_attention_heads: 2,
-               encoder_ffn_dim: 64, num_mel_bins: 80, max_source_positions: 20}
-      trainable: projector
-      projector: linear
-    llm:
-      config: {model_type: llama, vocab_size: 259, hidden_size: 32, intermediate_size: 64,
-               num_hidden_layers: 2, num_attention_heads: 2, num_key_value_heads: 1,
-               max_position_embeddings: 512, tie_word_embeddings: false}
-cluster:
-  local: {ranks: 4, cores: 2}
-  memory_gib: 1
-  intra: {gb_per_s: 1.0, latency_us: 100.0}
-batch:
-  samples: 4
-  fixed: {text_tokens: 16, items: {vision: {each: 1}, audio: {each: 1}}}
-layouts:
-  vision: {pp: 1}
-  audio: {pp: 1}
-  llm: {pp: 2}
-precision: float32
-profile: H100
-"""
-
-
-def workbench(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="workbench")
-
-
-def accept(*arguments: object) -> Result:
-    result = workbench(*arguments)
-    assert result.exit_code == 0, result.output
-    return result
-
-
-def refuse(*arguments: object, words: str, folder: Path) -> None:
-    """Exit code 2, one line that holds the words, nothing on stdout, nothing left behind."""
-    before = sorted(folder.rglob("*"))
-    result = workbench(*arguments)
-    assert result.exit_code == 2, result.output
-    assert result.stderr.startswith("workbench: error: ")
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.endswith("\n")
-    for word in words.split("|"):
-        assert word in result.stderr
-    assert result.stdout == ""
-    assert "Traceback" not in result.output
-    assert sorted(folder.rglob("*")) == before
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Path:
-    path = tmp_path / "job.yaml"
-    path.write_text(JOB)
-    return path
-
-
-@pytest.fixture
-def plan(job: Path) -> Path:
-    path = job.with_name("plan.json")
-    accept("plan", job, "-o", path)
-    return path
 
 
 def test_from_job_to_report(plan: Path):
@@ -163,7 +90,7 @@ def test_bad_jobs(job: Path, old: str, new: str, words: str):
 
 def test_search_ranks_all_strategies_and_writes_the_best(job: Path, tmp_path: Path):
     best = tmp_path / "best.json"
-    record = json.loads(accept("search", job, "-o", best, "--json").stdout.splitlines()[-1])
+    record = answered("search", job, "-o", best)
     times = [found["iteration_s"] for found in record["candidates"] if "refusal" not in found]
     assert times == sorted(times)
     assert {found["strategy"] for found in record["candidates"]} == set(PLANNERS)
@@ -271,7 +198,7 @@ def test_calibrate_measures_what_a_job_is_made_of(job: Path, monkeypatch: pytest
     measured = rows.read_bytes()
     plan = job.with_name("plan.json")
     accept("plan", job, "--profile", profile, "-o", plan)
-    told = json.loads(accept("simulate", plan, "--profile", profile, "--json").stdout.splitlines()[-1])
+    told = answered("simulate", plan, "--profile", profile)
     assert not [cost for cost in told["unmeasured"] if "layer" in cost]
 
     accept("calibrate", job, "--rows", rows, "-o", profile)

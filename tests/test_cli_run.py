@@ -6,23 +6,9 @@ from pathlib import Path
 import pytest
 
 from runtime.data.scenes import make
-from tests.test_cli import JOB, accept, refuse
+from tests.command_line import JOB, accept, answered, refuse
 from workbench.plan.codec import read_plan
 from workbench.trace_json import read_trace
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Path:
-    path = tmp_path / "job.yaml"
-    path.write_text(JOB)
-    return path
-
-
-@pytest.fixture
-def plan(job: Path) -> Path:
-    path = job.with_name("plan.json")
-    accept("plan", job, "-o", path)
-    return path
 
 
 def test_training_goes_on_from_exported_weights(plan: Path):
@@ -31,9 +17,9 @@ def test_training_goes_on_from_exported_weights(plan: Path):
     first = accept(*run, "--steps", 3, "--export", folder / "trained")
     assert "step 3" in first.stdout
     assert "loss by step  1: " in first.stdout
-    straight = json.loads(accept(*run, "--steps", 4, "--json").stdout.splitlines()[-1])["losses"]
+    straight = answered(*run, "--steps", 4)["losses"]
     assert sorted(straight, reverse=True) == straight
-    on = json.loads(accept(*run, "--weights", folder / "trained", "--json").stdout.splitlines()[-1])["losses"]
+    on = answered(*run, "--weights", folder / "trained")["losses"]
     assert on == straight[3:]
     words = "trained exists already"
     refuse(*run, "--export", folder / "trained", words=words, folder=folder)
@@ -93,11 +79,11 @@ def test_key_exchange_is_a_layout_of_the_job(job: Path):
     plan = job.with_name("plan.json")
     accept("plan", job, "--strategy", "cornstarch", "-o", plan)
     assert "ring attention" in accept("simulate", plan, "--profile", "H100", "--json").stdout
-    losses = json.loads(accept("run", plan, "--local", "--json").stdout.splitlines()[-1])["losses"]
+    losses = answered("run", plan, "--local")["losses"]
     job.write_text(JOB.replace("llm: {pp: 2}", "llm: {pp: 1, cp: 2}"))
     gathering = job.with_name("gathering.json")
     accept("plan", job, "--strategy", "cornstarch", "-o", gathering)
-    gathered = json.loads(accept("run", gathering, "--local", "--json").stdout.splitlines()[-1])["losses"]
+    gathered = answered("run", gathering, "--local")["losses"]
     assert losses == pytest.approx(gathered, rel=1e-5)
     job.write_text(JOB.replace("llm: {pp: 2}", "llm: {pp: 1, cp: 2, key_exchange: all-to-all}"))
     words = "cp must divide the 1 key/value heads"

@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 from transformers import AutoConfig
-from typer.testing import CliRunner
 
 from experiments.doors.composite_configs import CONFIGS, TEXT
 from experiments.doors.whole_models import modules_of, original, owner_of
-from workbench.cli.app import app
+from tests.command_line import accept, workbench
 from workbench.job.draft import Train, draft, machines_of
 from workbench.job.job import load_job
 from workbench.model.composites.registry import COMPOSITES, take_apart
@@ -63,8 +62,7 @@ def test_init_writes_a_job_that_is_read(name: str, tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
     target = tmp_path / "job.yaml"
     arguments = ["init", str(tmp_path), "--gpus", "4xA100-80GB", "-o", str(target), "--json"]
-    done = CliRunner().invoke(app, [*arguments, "--text-tokens", "32", "--image", "32x32"])
-    assert done.exit_code == 0, done.output
+    done = accept(*arguments, "--text-tokens", "32", "--image", "32x32")
     record = json.loads(done.stdout.splitlines()[-1])
     job = load_job(target)
     assert {m.name: m.num_parameters for m in job.model.modules} == {
@@ -144,8 +142,7 @@ def test_a_half_downloaded_checkpoint_is_planned_and_says_so(tmp_path: Any) -> N
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
     (tmp_path / weights["a"]).write_text("")
     target = tmp_path / "job.yaml"
-    done = CliRunner().invoke(app, ["init", str(tmp_path), "--gpus", "4xH100", "-o", str(target)])
-    assert done.exit_code == 0, done.output
+    done = accept("init", str(tmp_path), "--gpus", "4xH100", "-o", str(target))
     assert "1 files of weights are not there yet (model-00002-of-00002.safetensors" in done.output
     assert "# not downloaded yet: model-00002-of-00002.safetensors" in target.read_text()
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": ')
@@ -170,8 +167,7 @@ def test_a_batch_is_like_the_users_data(name: str, tmp_path: Any) -> None:
     data, target = tmp_path / "sizes.jsonl", tmp_path / "job.yaml"
     data.write_text("\n".join(map(json.dumps, rows)))
     words = ["init", str(tmp_path), "--gpus", "4xH100", "--data", str(data), "-o", str(target)]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
+    accept(*words)
     job = load_job(target)
     texts = [sum(part.tokens_in for part in sample.of("text")) for sample in job.batch]
     assert all(12 <= text <= 40 for text in texts)
@@ -182,6 +178,6 @@ def test_data_that_no_encoder_takes_is_refused(tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS["llava"]))
     (tmp_path / "sizes.jsonl").write_text(json.dumps({"text_tokens": 4, "audio_seconds": 2.0}))
     words = ["init", str(tmp_path), "--gpus", "4xH100", "--data", str(tmp_path / "sizes.jsonl")]
-    done = CliRunner().invoke(app, [*words, "-o", str(tmp_path / "job.yaml")])
+    done = workbench(*words, "-o", str(tmp_path / "job.yaml"))
     assert done.exit_code == 2
     assert "has clips, the model has no encoder for them" in done.output

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.command_line import JOB, accept, workbench
 from tests.plans import sealed
-from tests.test_cli import JOB, accept, workbench
 
 VALUES = (None, True, -1, 0, 2**63, 10**30, 1e308, 1.5, "", "nan", "\ud800", [], {}, [[]], {"a": 1}, "0F0")
 NUM_DAMAGES = 25

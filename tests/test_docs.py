@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from docs.generate.commands import commands, flags
 from docs.generate.job_file import field_rows as job_rows
@@ -19,7 +18,7 @@ from docs.generate.job_file import mappings_in
 from docs.generate.markdown import MADE_BY, anchor, table
 from docs.generate.pages import DOCS, PAGES, README, stale_pages
 from docs.generate.records import field_rows, records_in
-from workbench.cli.app import app
+from tests.command_line import accept
 from workbench.cost.execution import Execution
 from workbench.cost.profile import Profile
 from workbench.job.schema import JobSpec
@@ -153,8 +152,7 @@ def test_shown_commands_print_what_the_pages_show(tmp_path, monkeypatch):
     running = [shown for shown in SHOWN if shown.runs]
     assert len(running) >= 4
     for shown in running:
-        done = CliRunner().invoke(app, shlex.split(shown.line)[1:])
-        assert done.exit_code == 0, done.output
+        done = accept(*shlex.split(shown.line)[1:])
         assert stripped(done.stdout) == stripped(shown.output), f"{shown.page}: {shown.line}"
 
 

@@ -20,7 +20,7 @@ from runtime.elastic.outcome import detection_s, layout_times, next_step_s
 from runtime.elastic.run import Ran, elastic_job
 from runtime.elastic.step_data import drawn, read_folder
 from sim.predict import predict
-from tests.test_cli import JOB, accept, refuse, workbench
+from tests.command_line import JOB, accept, refuse, workbench
 from workbench.cli.elastic_tables import sizes_text
 from workbench.elastic.availability import Rates, parse_trace, random_trace
 from workbench.elastic.reconfigure import CannotContinueError

@@ -13,7 +13,7 @@ from runtime.elastic.job import ElasticJob, held_by, plan_step
 from runtime.elastic.replan import start_layout
 from runtime.elastic.training import ElasticTraining
 from runtime.reference import Reference
-from tests.test_cli import JOB
+from tests.command_line import JOB
 from workbench.data.sample import Sample
 from workbench.elastic.model_chain import model_chain
 from workbench.elastic.node_specification import plan_templates

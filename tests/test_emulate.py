@@ -1,6 +1,5 @@
 """One process that does all ranks' actions one at a time computes what the ranks compute."""
 
-import json
 import threading
 from dataclasses import replace
 from itertools import pairwise
@@ -22,8 +21,8 @@ from runtime.step.stage_module import StageModule, build_stage_module
 from runtime.world.failure import RankError
 from runtime.world.pool import Pool
 from tests import strategies
+from tests.command_line import JOB, accept, answered, refuse
 from tests.plans import disjoint_plan
-from tests.test_cli import JOB, accept, refuse
 from tests.test_context_parallel_step import plan_of as context_parallel_plan
 from tests.test_expert_plan import moe_plan
 from tests.test_parity import CUTS, SEED, assert_parity, mixed
@@ -184,10 +183,10 @@ def test_the_command_says_emulated(tmp_path: Path):
     (tmp_path / "job.yaml").write_text(JOB)
     plan, trace = tmp_path / "plan.json", tmp_path / "emulated.json"
     accept("plan", tmp_path / "job.yaml", "-o", plan)
-    local = json.loads(accept("run", plan, "--local", "--json").stdout.splitlines()[-1])
+    local = answered("run", plan, "--local")
     told = accept("run", plan, "--emulate", "--trace", trace)
     assert "emulated, median of 3 steps" in told.stdout
-    record = json.loads(accept("run", plan, "--emulate", "--json").stdout.splitlines()[-1])
+    record = answered("run", plan, "--emulate")
     assert record["executor"] == "emulated"
     assert record["losses"] == pytest.approx(local["losses"], rel=1e-6)
     assert read_trace(trace).executor is Executor.EMULATED

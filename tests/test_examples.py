@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
+from tests.command_line import accept
 from tests.test_docs import shown_in, stripped
-from workbench.cli.app import app
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(ROOT.glob("examples/*/README.md"))
@@ -28,8 +27,7 @@ def test_commands_print_what_the_page_shows(
     running = [shown for shown in shown_in(page) if shown.runs]
     assert running
     for shown in running:
-        done = CliRunner().invoke(app, shlex.split(shown.line)[1:])
-        assert done.exit_code == 0, done.output
+        done = accept(*shlex.split(shown.line)[1:])
         assert stripped(done.stdout) == stripped(shown.output), shown.line
 
 
@@ -39,7 +37,7 @@ def test_the_job_is_what_init_writes(name: str, tmp_path: Path, monkeypatch: pyt
     (line,) = [s.line for s in shown_in(ROOT / "examples" / name / "README.md") if " init " in s.line]
     *words, _ = shlex.split(line)[1:]
     target = tmp_path / "job.yaml"
-    assert CliRunner().invoke(app, [*words, str(target)]).exit_code == 0
+    accept(*words, str(target))
     assert target.read_text() == (ROOT / "examples" / name / "job.yaml").read_text()
 
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner, Result
 
 from sim.predict import predict, prices_of, step_s
-from workbench.cli.app import app
+from tests.command_line import answered, workbench
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.explain.changes import Judge, try_changes
@@ -77,10 +76,6 @@ def side(plan: Plan) -> Side:
     lowered, memory = accept(plan)
     trace = predict(lowered, memory, H100)
     return Side(lowered=lowered, trace=trace, parts=parts_of_all(lowered, H100, prices_of))
-
-
-def workbench(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="workbench")
 
 
 @pytest.mark.parametrize("name", PLANNERS)
@@ -285,7 +280,7 @@ def test_explain_and_diff_for_people_and_machines(job: Job, tmp_path: Path) -> N
     told = workbench("explain", file, "--changes", "1")
     assert "changes that help most" in told.stdout
     assert "sensitivity of the step" in told.stdout
-    compared = json.loads(workbench("diff", file, other, "--json").stdout.splitlines()[-1])
+    compared = answered("diff", file, other)
     assert sum(row["change_s"] for row in compared["mean_rank"]) == pytest.approx(compared["change_s"])
     assert "what differs" in workbench("diff", file, other).stdout
     assert workbench("diff", file, file).stdout.strip() == "Both plans do the same."
@@ -305,7 +300,7 @@ def test_explain_takes_a_job_and_a_strategy(tmp_path: Path) -> None:
 def test_a_plan_of_no_strategy_is_explained_like_any_other(job: Job, tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     write_plan(replace(planned(job), strategy="joint"), file)
-    found = json.loads(workbench("explain", file, "--budget", "2", "--json").stdout.splitlines()[-1])
+    found = answered("explain", file, "--budget", "2")
     assert found["changes"]["helping"] or found["changes"]["slower"]
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from runtime.data.batches import SyntheticSource
 from runtime.reference import Reference
 from runtime.step.optimizer import OptimizerSettings
-from workbench.cli.app import app, main
+from tests.command_line import accept
+from workbench.cli.app import main
 from workbench.cli.exporting import SimulatedPrices
 from workbench.export.export import export
 from workbench.export.export_folder import check_folder, write_folder
@@ -97,8 +97,7 @@ def test_the_command_writes_a_folder_and_writes_over_its_own(plan, tmp_path):
     arguments = ["export", str(tmp_path / "plan.json"), "--to", "fsdp2", "-o", str(tmp_path / "out")]
     profile = ["--profile", str(ROOT / "examples" / "elastic-cpu.json")]
     for _ in range(2):
-        result = CliRunner().invoke(app, [*arguments, *profile, "--json"], catch_exceptions=False)
-        assert result.exit_code == 0
+        result = accept(*arguments, *profile, "--json")
         record = json.loads(result.stdout.splitlines()[-1])
         assert set(record["files"]) == {path.name for path in (tmp_path / "out").iterdir()}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "plan.json"]

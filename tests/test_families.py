@@ -13,7 +13,6 @@ from transformers.models.phi4_multimodal.modeling_phi4_multimodal import Phi4Mul
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
-from typer.testing import CliRunner
 
 from experiments.fidelity.family_memory import EXAMPLES, module_of
 from runtime.data.batches import SyntheticSource, microbatch_data
@@ -23,12 +22,12 @@ from runtime.models.choose import ADAPTERS, adapter_of
 from runtime.models.encoder import EncoderAdapter
 from runtime.reference import whole_stage
 from tests import cross_models, tiny_models
+from tests.command_line import accept, workbench
 from tests.test_adapters_decoders import CASES as DECODERS
 from tests.test_adapters_encoders import CASES as ENCODERS
 from tests.test_adapters_encoders import module_of as encoder_of
 from tests.test_adapters_llama4 import LLAMA4
 from tests.test_memory_eager import materialised
-from workbench.cli.app import app
 from workbench.cost.roofline import Grid
 from workbench.data.sample import Sample, Segment
 from workbench.memory.eager import eager_kept, shared_bytes
@@ -98,10 +97,9 @@ def test_what_cannot_run_has_a_reason_and_nothing_else_has() -> None:
 
 
 def test_the_command_lists_them() -> None:
-    listed = CliRunner().invoke(app, ["models"])
-    assert listed.exit_code == 0
+    listed = accept("models")
     assert all(family.name in listed.output for family in FAMILIES)
-    record = CliRunner().invoke(app, ["models", "--json"])
+    record = workbench("models", "--json")
     assert '"EVA-CLIP"' in record.output
     assert '"not in transformers"' in record.output
 

@@ -12,8 +12,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.command_line import JOB, accept
 from tests.plans import sealed
-from tests.test_cli import JOB, accept
 from tests.test_damaged_files import assert_spoken, places
 from tests.test_fit import ALL
 from workbench.calibrate.measurement import read_measurement, write_measurement

@@ -17,15 +17,13 @@ from safetensors.torch import save_file
 
 from runtime.models.choose import adapter_of
 from runtime.models.weights import weights_of
-from tests.test_cli import JOB, accept, job, plan, refuse, workbench
+from tests.command_line import JOB, accept, refuse, workbench
 from tests.tiny_models import two_encoders
 from workbench.bounded_file import entry_in, read_bounded
 from workbench.data.size_files import read_sizes
 from workbench.llm_table.csv_file import inert
 from workbench.plain_text import plain
 from workbench.plain_yaml import parse_yaml
-
-__all__ = ["job", "plan"]  # fixtures
 
 NUM_DAMAGED = 300
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.predict import predict_within
+from tests.command_line import JOB, accept
 from tests.kineto_files import Shows, document, write_recordings
-from tests.test_cli import JOB, accept
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.job.job import job_from_spec

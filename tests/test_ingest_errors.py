@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.command_line import accept, refuse
 from tests.kineto_files import Shows, document, write_recordings
-from tests.test_cli import accept, refuse
 from tests.test_ingest import planned
 from workbench.plan.codec import write_plan
 from workbench.trace_files.packed_file import read_packed

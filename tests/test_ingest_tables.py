@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.test_cli import accept, refuse
+from tests.command_line import accept, refuse
 from workbench.cost.profile import load_profile
 from workbench.trace_files.memory_snapshot import read_snapshot, snapshot_trace
 from workbench.trace_files.nccl_tests import parse_nccl_tests, with_nccl_tests

@@ -1,6 +1,5 @@
 """Intervals of predictions: their form, what feeds them, and where commands show them."""
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from workbench.cli.app import app
+from tests.command_line import accept, answered
 from workbench.cost.execution import Execution
 from workbench.cost.profile import Fit, ideal_profile, load_profile
 from workbench.timing.doubts import BETWEEN_NODES, OF_OTHERS, SCALED, deviation_of, doubts_of
@@ -137,34 +135,28 @@ def test_a_trace_keeps_its_interval():
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plan of the tiny job and its simulated trace."""
     made = tmp_path_factory.mktemp("interval")
-    said("plan", JOB, "--profile", "H100", "-o", made / "a.plan.json")
-    said("simulate", made / "a.plan.json", "--profile", "H100", "--trace", made / "a.sim.json")
+    accept("plan", JOB, "--profile", "H100", "-o", made / "a.plan.json")
+    accept("simulate", made / "a.plan.json", "--profile", "H100", "--trace", made / "a.sim.json")
     return made
-
-
-def said(*words: object) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 def test_simulate_compare_and_report_show_it(folder: Path):
     plan, trace = folder / "a.plan.json", folder / "a.sim.json"
-    record = json.loads(said("simulate", plan, "--profile", "H100", "--json").splitlines()[-1])
+    record = answered("simulate", plan, "--profile", "H100")
     found = record["interval_80"]
     assert found["low_s"] < record["iteration_s"] < found["high_s"]
     assert found["doubts"]["the step beyond its kernels"] == OF_OTHERS
-    assert "80 % within" in said("simulate", plan, "--profile", "H100")
+    assert "80 % within" in accept("simulate", plan, "--profile", "H100").stdout
     executed = folder / "a.run.json"
     executed.write_text(trace.read_text().replace('"simulated"', '"executed"'))
-    assert "holds the executed" in said("compare", trace, executed)
-    assert json.loads(said("compare", trace, executed, "--json").splitlines()[-1])["interval_80"] == found
-    said("report", folder, "-o", folder / "report.html")
+    assert "holds the executed" in accept("compare", trace, executed).stdout
+    assert answered("compare", trace, executed)["interval_80"] == found
+    accept("report", folder, "-o", folder / "report.html")
     assert "80 % within" in (folder / "report.html").read_text()
 
 
 def test_search_shows_ties():
-    record = json.loads(said("search", JOB, "--profile", "H100", "--json").splitlines()[-1])
+    record = answered("search", JOB, "--profile", "H100")
     best, *others = (each for each in record["candidates"] if "iteration_s" in each)
     for each in others:
         overlaps = each["interval_80"]["low_s"] <= best["interval_80"]["high_s"]

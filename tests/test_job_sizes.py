@@ -7,11 +7,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from runtime.frontend.callbacks import AnyRes
+from tests.command_line import accept, workbench
 from tests.test_data_strategies import skewed_job
-from workbench.cli.app import app
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.corpus import ItemTokens, anyres_tokens
@@ -72,9 +71,7 @@ def test_clips_become_windows(tmp_path: Path):
 def test_bad_rows_are_one_line_and_exit_code_2(row: str, words: str, tmp_path: Path):
     file = tmp_path / "a.jsonl"
     file.write_text(row + "\n")
-    result = CliRunner().invoke(
-        app, ["plan", str(VALM), "--sizes", str(file), "-o", str(tmp_path / "p.json")]
-    )
+    result = workbench("plan", str(VALM), "--sizes", str(file), "-o", str(tmp_path / "p.json"))
     assert result.exit_code == 2
     assert words in result.stderr
     assert result.stderr.count("\n") == 1
@@ -106,8 +103,7 @@ def test_the_command_warns_and_plans(tmp_path: Path):
     text = VALM.read_text().replace("samples: 24", "samples: 4")
     job.write_text(text.replace("{tp: 2}", "{pp: 1, tp: 2}").replace("llm: {tp: 2", "llm: {pp: 10, tp: 2"))
     arguments = ["plan", str(job), "--strategy", "entrain", "--sizes", "laion-interleaved-like"]
-    result = CliRunner().invoke(app, [*arguments, "-o", str(plan)])
-    assert result.exit_code == 0
+    result = accept(*arguments, "-o", str(plan))
     assert plan.is_file()
     assert result.stderr.startswith("workbench: warning: job 'valm': a batch of 4 samples is below b_min")
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from workbench.cli.app import app
+from tests.command_line import accept, workbench
 from workbench.job.job import load_job
 from workbench.job.notations.layout_file import content_of
 from workbench.plan.codec import read_plan
@@ -47,7 +46,7 @@ def planned(tmp_path, content, *more):
     file, out = tmp_path / "layout.yaml", tmp_path / "plan.json"
     file.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
     command = ["plan", str(EXAMPLE), "--layout", str(file), "-o", str(out), "--profile", "A40", *more]
-    return CliRunner().invoke(app, command), out
+    return workbench(*command), out
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -92,10 +91,7 @@ def test_a_mistake_is_one_line_with_the_nearest_choice(tmp_path, content, strate
 def test_a_search_takes_the_file_too(tmp_path):
     file = tmp_path / "layout.yaml"
     file.write_text(yaml.safe_dump(CORNSTARCH))
-    result = CliRunner().invoke(
-        app, ["search", str(EXAMPLE), "--layout", str(file), "--profile", "A40", "--json"]
-    )
-    assert result.exit_code == 0, result.output
+    result = accept("search", str(EXAMPLE), "--layout", str(file), "--profile", "A40", "--json")
     found = {c["strategy"]: c for c in json.loads(result.stdout.splitlines()[-1])["candidates"]}
     assert found["cornstarch"]["ranks"] == 4
 

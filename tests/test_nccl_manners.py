@@ -16,6 +16,8 @@ from workbench.strategies.registry import PLANNERS, PRICED
 
 TOLD_S = 30.0
 NAMES = [*PLANNERS, *PRICED]
+KINDS = list(ScheduleKind)
+PARTS = ("schedules", "strategies", "divided layers")
 
 
 @pytest.fixture(scope="module")
@@ -39,20 +41,31 @@ def test_every_strategy_and_schedule_is_there_at_two_numbers_of_ranks(every: lis
     assert {stage.ep for stage in stages} > {1}
 
 
-def test_all_train_as_one_process(every: list[Case], pool: Pool) -> None:
+@pytest.fixture(scope="module")
+def different(every: list[Case]) -> dict[str, list[Case]]:
+    """By part; of equal plans the first, and a strategy at its first number of ranks."""
+    parts: dict[str, list[Case]] = {part: [] for part in PARTS}
+    seen: set[str] = set()
+    named: set[str] = set()
+    for case in every:
+        name = case.name.split(", ")[0]
+        part = "schedules" if name in KINDS else "strategies" if name in NAMES else "divided layers"
+        if not (part == "strategies" and name in named) and plan_hash(case.plan) not in seen:
+            parts[part].append(case)
+            seen.add(plan_hash(case.plan))
+        named.add(name)
+    return parts
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_all_train_as_one_process(part: str, different: dict[str, list[Case]], pool: Pool) -> None:
     """Every schedule twice, every strategy once, and every way to divide a layer; equal plans run once.
 
     `experiments.bench.nccl_manners` runs all of them.
     """
-    strategies = {name: next(c for c in every if c.name.startswith(f"{name}, ")) for name in NAMES}
-    every = [c for c in every if c.name.split(", ")[0] not in NAMES] + list(strategies.values())
-    different = {plan_hash(case.plan): case for case in every}
-    failed = {}
-    for case in different.values():
-        found = outcome(case.plan, pool, Conduct())
-        if found.what != SAME:
-            failed[case.name] = found.what
-    assert not failed
+    assert different[part]
+    outcomes = {case.name: outcome(case.plan, pool, Conduct()).what for case in different[part]}
+    assert outcomes == dict.fromkeys(outcomes, SAME)
 
 
 def test_receives_posted_first_and_a_wait_for_the_device_hang(every: list[Case], pool: Pool) -> None:

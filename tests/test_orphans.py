@@ -15,9 +15,7 @@ import pytest
 from runtime.data.scenes import make
 from runtime.world.owner import Owner, this_process
 from runtime.world.scratch import MARK, ScratchFolder, sweep
-from tests.test_cli import JOB, accept, job, plan
-
-__all__ = ["job", "plan"]  # fixtures
+from tests.command_line import JOB, accept
 
 GONE_S = 2.0
 ASKED_S = 12.0  # to end by a signal, on a machine that is busy

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from sim.predict import iteration_s
 from sim.step.sweep import Sweep
-from workbench.cli.app import app
+from tests.command_line import accept, workbench
 from workbench.cost.execution import Execution, Launch, load_execution, write_execution
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
@@ -236,8 +235,7 @@ def test_the_command_adds_what_it_predicts(tmp_path):
     rows = [SMALL | {"tp": 1, "note": "a, b"}, SMALL | {"tp": 2, "note": "c"}]
     out = tmp_path / "out.csv"
     table = write(tmp_path / "rows.csv", *rows)
-    result = CliRunner().invoke(app, ["predict", table, "-o", str(out), "--json"])
-    assert result.exit_code == 0, result.output
+    result = accept("predict", table, "-o", str(out), "--json")
     assert json.loads(result.stdout.splitlines()[-1])["num_rows"] == 2
     found = list(csv.DictReader(out.read_text().splitlines()))
     assert [tuple(r)[-len(OUTPUTS) :] for r in found] == [OUTPUTS] * 2
@@ -252,7 +250,7 @@ def test_the_command_adds_what_it_predicts(tmp_path):
     assert float(found[1]["tokens_per_s_per_gpu"]) == pytest.approx(tokens, rel=1e-5)
     assert sum(float(found[1][f"share_{name}"]) for name in SHARES) == pytest.approx(1.0, abs=1e-3)
     before = out.read_bytes()
-    CliRunner().invoke(app, ["predict", table, "-o", str(out), "--json"])
+    workbench("predict", table, "-o", str(out), "--json")
     assert out.read_bytes() == before
 
 
@@ -279,7 +277,7 @@ def test_the_command_adds_what_it_predicts(tmp_path):
 def test_a_bad_row_costs_that_row_only(tmp_path, cells, said):
     out = tmp_path / "out.csv"
     table = write(tmp_path / "rows.csv", dict.fromkeys(cells, "") | SMALL, SMALL | cells)
-    result = CliRunner().invoke(app, ["predict", table, "-o", str(out)])
+    result = workbench("predict", table, "-o", str(out))
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
     assert "line 3: " in line
@@ -309,7 +307,7 @@ def test_a_bad_row_costs_that_row_only(tmp_path, cells, said):
 def test_a_bad_table_is_one_line(tmp_path, text, said):
     (tmp_path / "rows.csv").write_text(text)
     out = tmp_path / "out.csv"
-    result = CliRunner().invoke(app, ["predict", str(tmp_path / "rows.csv"), "-o", str(out)])
+    result = workbench("predict", str(tmp_path / "rows.csv"), "-o", str(out))
     assert (result.exit_code, out.exists()) == (2, False)
     assert len(result.stderr.splitlines()) == 1
     assert said in result.stderr
@@ -317,7 +315,7 @@ def test_a_bad_table_is_one_line(tmp_path, text, said):
 
 def test_every_bad_row_has_its_line(tmp_path):
     table = write(tmp_path / "rows.csv", SMALL | {"tp": "3"}, SMALL | {"tp": "1"}, SMALL | {"tp": "x"})
-    result = CliRunner().invoke(app, ["predict", table, "-o", str(tmp_path / "out.csv")])
+    result = workbench("predict", table, "-o", str(tmp_path / "out.csv"))
     assert [line.split(": ")[3] for line in result.stderr.splitlines()] == ["line 2", "line 4"]
     assert result.exit_code == 2
 
@@ -351,5 +349,5 @@ def test_names_of_the_field_mean_the_columns():
 
 
 def test_help_names_every_column():
-    shown = CliRunner().invoke(app, ["predict", "--help"]).output
+    shown = workbench("predict", "--help").output
     assert [column.name for column in COLUMNS if column.name not in shown] == []

@@ -11,8 +11,8 @@ import pytest
 from runtime.data.scenes import make
 from runtime.preprocess.images import SquareRule
 from runtime.preprocess.source import rule_of
+from tests.command_line import JOB, accept, answered, refuse
 from tests.preprocess_service import WAIT_S, break_image, serving
-from tests.test_cli import JOB, accept, refuse
 from workbench.job.job import load_job
 
 NUM = 14
@@ -30,7 +30,7 @@ def job(tmp_path: Path) -> Path:
 
 
 def losses(*arguments: object) -> list[float]:
-    return json.loads(accept(*arguments, "--json").stdout.splitlines()[-1])["losses"]
+    return answered(*arguments)["losses"]
 
 
 def test_served_batches_train_like_those_of_the_folder(job: Path) -> None:

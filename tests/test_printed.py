@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from rich.table import Table
 from rich.text import Text
-from typer.testing import CliRunner, Result
 
+from tests.command_line import workbench
 from workbench.cli import console
-from workbench.cli.app import COMMANDS, app
+from workbench.cli.app import COMMANDS
 from workbench.cli.extras import missing_text
 from workbench.report import progress
 from workbench.report.progress import ticking
@@ -26,10 +26,6 @@ from workbench.report.tables import demo_table, mebibytes, milliseconds, percent
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 TINY = EXAMPLES / "tiny.yaml"
 CPU = EXAMPLES / "elastic-cpu.json"
-
-
-def workbench(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="workbench")
 
 
 def figures() -> Table:

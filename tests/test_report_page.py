@@ -1,6 +1,5 @@
 """The report's page in a real browser: what pictures show, what gestures and links do, what never happens."""
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -9,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from sim.predict import predict_within
 from tests.browser import REQUIRED, ROOT, NoBrowserError, started
+from tests.command_line import accept, answered
 from tests.report_page import PLAN, Looking, look, simulated, slower
-from workbench.cli.app import app
 from workbench.job.job_file import read_spec
 from workbench.plan.codec import plan_hash, write_plan
 from workbench.report.folder import read_folder
@@ -23,7 +21,7 @@ from workbench.report.page_data import fills
 from workbench.report.palette import contrast
 from workbench.report.tables import milliseconds
 from workbench.report.what_if import what_if
-from workbench.timing.accept import accept
+from workbench.timing.accept import accept as accepted
 from workbench.trace_json import write_trace
 
 if TYPE_CHECKING:
@@ -66,13 +64,13 @@ def neighbours(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("what_if")
     spec = yaml.safe_load(JOB.read_text()) | {"profile": str(PROFILE)}
     (folder / "job.yaml").write_text(yaml.safe_dump(spec))
-    said("plan", folder / "job.yaml", "-o", folder / "plan.json")
-    said("simulate", folder / "plan.json", "--profile", PROFILE, "--trace", folder / "a.sim.json")
+    accept("plan", folder / "job.yaml", "-o", folder / "plan.json")
+    accept("simulate", folder / "plan.json", "--profile", PROFILE, "--trace", folder / "a.sim.json")
     ticks = iter(range(100))  # a clock that is asked before every neighbour and while each is planned
     found = what_if(
         read_spec(folder / "job.yaml"),
         "cornstarch",
-        lambda plan, cost: predict_within(*accept(plan), cost),
+        lambda plan, cost: predict_within(*accepted(plan), cost),
         folder=folder,
         seconds=30,
         spent_s=lambda: next(ticks),
@@ -89,12 +87,6 @@ def seen(browser: "Browser", report: Path) -> Iterator[Looking]:
     assert looking.errors == []
     assert looking.requests == [report.as_uri()]
     looking.page.context.close()
-
-
-def said(*words: object) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def test_the_page_shows_the_whole_step_at_first(seen: Looking):
@@ -330,7 +322,7 @@ def test_traces_can_be_downloaded(report: Path, seen: Looking):
 def test_sliders_show_what_the_commands_say(browser: "Browser", neighbours: Path, tmp_path: Path):
     seen = look(browser, neighbours)
     first = seen.said("#what-if .outcome .card b")
-    base = json.loads(said("simulate", neighbours.parent / "plan.json", "--profile", PROFILE, "--json"))
+    base = answered("simulate", neighbours.parent / "plan.json", "--profile", PROFILE)
     assert first == milliseconds(base["iteration_s"])
     seen.page.locator('[data-axis="1"] input').focus()
     seen.page.keyboard.press("ArrowRight")
@@ -339,8 +331,8 @@ def test_sliders_show_what_the_commands_say(browser: "Browser", neighbours: Path
     spec = yaml.safe_load((neighbours.parent / "job.yaml").read_text())
     spec["batch"]["samples"] = 16
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(spec))
-    said("plan", tmp_path / "job.yaml", "-o", tmp_path / "plan.json")
-    other = json.loads(said("simulate", tmp_path / "plan.json", "--profile", PROFILE, "--json"))
+    accept("plan", tmp_path / "job.yaml", "-o", tmp_path / "plan.json")
+    other = answered("simulate", tmp_path / "plan.json", "--profile", PROFILE)
     assert shown == milliseconds(other["iteration_s"]) != first
     assert seen.errors == []
     seen.page.context.close()

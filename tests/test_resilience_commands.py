@@ -1,14 +1,10 @@
 """`templates` and `failures`: numbers that follow from the templates, and one line for bad input."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from tests.test_cli import JOB, workbench
-from workbench.cli.app import app
+from tests.command_line import JOB, answered, workbench
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.job.job import load_job
@@ -47,12 +43,6 @@ def planned(job: Path, **settings: int) -> ElasticTemplates:
     return elastic_templates(load_job(job), CostModel(load_profile("H100")), **wanted)
 
 
-def record(*arguments: object) -> dict[str, Any]:
-    result = CliRunner().invoke(app, [*map(str, arguments), "--json"], prog_name="workbench")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout.splitlines()[-1])
-
-
 def test_the_samples_of_a_microbatch_are_those_that_fit_beside_the_state_of_a_stage(job):
     found = planned(job)
     memory_bytes = found.job.cluster.nodes[0].memory_bytes
@@ -67,7 +57,7 @@ def test_the_samples_of_a_microbatch_are_those_that_fit_beside_the_state_of_a_st
                 working = max(layer.working_bytes for layer in layers) * samples
                 size = found.job.microbatch_samples
                 assert (held * size + kept + working <= memory_bytes * size) is fits
-    assert record("templates", job)["microbatch_capacity"] == {
+    assert answered("templates", job)["microbatch_capacity"] == {
         str(template.num_nodes): list(found.microbatch_capacity(template))
         for template in found.planned.templates
     }
@@ -100,7 +90,7 @@ def test_frozen_layers_are_loaded_but_not_saved(job):
 
 
 def test_templates_says_what_each_number_of_nodes_does(job):
-    said = record("templates", job)
+    said = answered("templates", job)
     found = planned(job)
     assert said["threshold"] == 2
     assert {int(count) for count in said["samples_per_s"]} == {2, 3, 4, 5, 6}
@@ -110,7 +100,7 @@ def test_templates_says_what_each_number_of_nodes_does(job):
 
 def test_failures_counts_training_on_a_trace_to_the_sample(job, trace):
     found = planned(job)
-    said = record("failures", job, "--trace", trace, "--dollars-per-node-hour", 3)["systems"]["templates"]
+    said = answered("failures", job, "--trace", trace, "--dollars-per-node-hour", 3)["systems"]["templates"]
     recover_s = 2.0 + found.copy_s
     expected = 60 * found.samples_per_s(6) + (60 - recover_s) * found.samples_per_s(5)
     assert said["window_s"] == 120
@@ -121,7 +111,7 @@ def test_failures_counts_training_on_a_trace_to_the_sample(job, trace):
 
 def test_a_job_that_restarts_gets_less_of_a_stormy_trace(job):
     rates = ("--leaves-per-node-hour", 20, "--joins-per-missing-hour", 200)
-    said = record("failures", job, *rates, "--hours", 0.05, "--restart-s", 5)
+    said = answered("failures", job, *rates, "--hours", 0.05, "--restart-s", 5)
     templates, restarts = said["systems"]["templates"], said["systems"]["restarts"]
     assert templates["recoveries"] > 3
     assert templates["samples"] > restarts["samples"] > 0

@@ -151,36 +151,38 @@ def test_what_a_module_keeps_is_what_it_reads():
     assert part_of(block, (BlockModule.MOE,)) is None
 
 
-def test_latent_attention_has_its_published_parameters():
-    """DeepSeek-V2-Lite: 15.7 billion (DeepSeek-AI 2024, "DeepSeek-V2", appendix B)."""
-    llm = row(
-        architecture="llama",
-        **{"hidden": 2048, "layers": 27, "heads": 16, "ffn": 10944, "vocab": 102400, "tied": "no"},
-        **{"kv_lora": 512, "nope_dim": 128, "rope_dim": 64, "v_dim": 128},
-        **{"experts": 64, "topk": 6, "expert_ffn": 1408, "shared_expert_ffn": 2816, "first_dense_layers": 1},
-    )
-    layers = model_of(llm).modules[0].layers
-    assert sum(p.num_elements for layer in layers for p in layer.parameters()) == pytest.approx(
-        15.7e9, rel=2e-3
-    )
+LATENT = {"kv_lora": 512, "nope_dim": 128, "rope_dim": 64, "v_dim": 128}
+EXPERTS = {"experts": 64, "topk": 6, "expert_ffn": 1408, "shared_expert_ffn": 2816, "first_dense_layers": 1}
+PUBLISHED = {  # what it is, where it is published: cells, parameters, how exact
+    "DeepSeek-V2-Lite (DeepSeek-AI 2024, DeepSeek-V2, appendix B)": (
+        LATENT
+        | EXPERTS
+        | {"architecture": "llama", "tied": "no"}
+        | {"hidden": 2048, "layers": 27, "heads": 16, "ffn": 10944, "vocab": 102400},
+        15.7e9,
+        2e-3,
+    ),
+    "T5 1.1 XL (google-research, t5x/examples/t5)": (
+        {"architecture": "t5", "tied": "no"}
+        | {"hidden": 2048, "layers": 24, "heads": 32, "head_dim": 64, "ffn": 5120, "vocab": 32128},
+        2.85e9,
+        5e-3,
+    ),
+    "ViT-B/16 (Dosovitskiy et al. 2021, table 1)": (
+        {"architecture": "vit", "patch": 16}
+        | {"hidden": 768, "layers": 12, "heads": 12, "ffn": 3072, "sequence": 197, "vocab": 1000},
+        86e6,
+        0.01,
+    ),
+}
 
 
-def test_a_t5_has_its_published_parameters():
-    """T5 1.1 XL: 2.85 billion (google-research, t5x/examples/t5)."""
-    cells = {"hidden": 2048, "layers": 24, "heads": 32, "head_dim": 64, "ffn": 5120, "vocab": 32128}
-    layers = model_of(row(architecture="t5", tied="no", **cells)).modules[0].layers
-    assert sum(p.num_elements for layer in layers for p in layer.parameters()) == pytest.approx(
-        2.85e9, rel=5e-3
-    )
-
-
-def test_a_vit_has_its_published_parameters():
-    """ViT-B/16: 86 million (Dosovitskiy et al. 2021, table 1)."""
-    cells = {"hidden": 768, "layers": 12, "heads": 12, "ffn": 3072, "sequence": 197, "vocab": 1000}
-    layers = model_of(row(architecture="vit", patch=16, **cells)).modules[0].layers
-    assert sum(p.num_elements for layer in layers for p in layer.parameters()) == pytest.approx(
-        86e6, rel=0.01
-    )
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_model_has_its_published_parameters(name):
+    cells, published, near = PUBLISHED[name]
+    layers = model_of(row(**cells)).modules[0].layers
+    ours = sum(p.num_elements for layer in layers for p in layer.parameters())
+    assert ours == pytest.approx(published, rel=near)
 
 
 def test_a_window_sees_its_tokens():

@@ -1,6 +1,5 @@
 """Commands that are told a device: what they refuse, and what they say of the device they had."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import torch
 from experiments.fidelity import run as suite
 from experiments.fidelity.cases import text_work
 from experiments.fidelity.work import LLM, UNMEASURED, plan_of, this_machine
-from tests.test_cli import accept, refuse
+from tests.command_line import accept, answered, refuse
 from workbench.cost.profile import ideal_profile, write_profile
 from workbench.plan.codec import write_plan
 from workbench.trace_json import read_trace, write_trace
@@ -61,7 +60,7 @@ def test_more_than_the_device_holds_is_one_line(folder: Path, monkeypatch: pytes
 def test_the_peak_of_one_rank_stands_beside_the_predicted_one(folder: Path) -> None:
     command = ("run", folder / "plan.json", "--emulate", "--repetitions", "1")
     assert "peak memory: predicted " in accept(*command).stdout
-    peak = json.loads(accept(*command, "--json").stdout.splitlines()[-1])["peak_memory"]
+    peak = answered(*command)["peak_memory"]
     assert peak["rank"] == 0
     assert 0 < peak["measured_bytes"] <= peak["predicted_bytes"]
     assert peak["error"] == pytest.approx(peak["predicted_bytes"] / peak["measured_bytes"] - 1)

@@ -10,8 +10,8 @@ import pytest
 from runtime.emulation.emulate import emulate
 from runtime.rank_job import RunSettings
 from runtime.world.failure import RankError
+from tests.command_line import refuse
 from tests.generator_models import generator
-from tests.test_cli import job, plan, refuse
 from workbench.data.sample import Segment
 from workbench.job.job import job_from_spec
 from workbench.job.job_file import parse_spec
@@ -24,8 +24,6 @@ from workbench.plan.runnable import check_runnable
 from workbench.plan.runnable_items import check_segment
 from workbench.strategies import cornstarch
 from workbench.timing.accept import accept
-
-__all__ = ["job", "plan"]  # fixtures
 
 
 def with_items(made: Plan, modality: str, tokens_in: int, tokens_out: int) -> Plan:

@@ -1,11 +1,10 @@
 """What a job may ask of its schedule."""
 
 import pytest
-from typer.testing import CliRunner
 
 from tests.chains import alone, chain
+from tests.command_line import accept, workbench
 from tests.job_files import put, write
-from workbench.cli.app import app
 from workbench.job.job import load_job
 from workbench.plan.codec import read_plan
 from workbench.schedule.action import Pass
@@ -52,9 +51,8 @@ def test_gpipe_on_a_chain_is_the_published_one():
 def test_the_command_line_overrides_the_jobs_schedule(tmp_path):
     job, plan = write(tmp_path), tmp_path / "plan.json"
     arguments = ["plan", job, "--schedule", "zb-h1", "--profile", "A40", "-o", plan, "--json"]
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="workbench")
-    assert result.exit_code == 0, result.output
+    result = accept(*arguments)
     assert {action.kind for action in read_plan(plan).program_actions} >= {Pass.F, Pass.I}
-    result = CliRunner().invoke(app, ["plan", str(job), "--schedule", "zb-h3", "-o", str(plan)])
+    result = workbench("plan", str(job), "--schedule", "zb-h3", "-o", str(plan))
     assert result.exit_code == 2
     assert "zb-h2" in result.output

@@ -3,11 +3,10 @@
 import re
 
 import pytest
-from typer.testing import CliRunner
 
 from tests.chains import chain, groups_of
+from tests.command_line import workbench
 from tests.oracles import passes_read, timed
-from workbench.cli.app import app
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind, rank_block, usual
 from workbench.schedule.programs import programs_of
@@ -24,7 +23,7 @@ def test_names_and_summaries_are_theirs_alone():
 
 
 def test_the_command_offers_them_all():
-    told = CliRunner().invoke(app, ["plan", "job.yaml", "--schedule", "zb", "-o", "plan.json"])
+    told = workbench("plan", "job.yaml", "--schedule", "zb", "-o", "plan.json")
     assert told.exit_code == 2
     assert re.findall(r"'([a-z0-9-]+)'", told.output.partition("not one of")[2]) == list(ScheduleKind)
 

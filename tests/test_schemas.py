@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import yaml
 from jsonschema import Draft202012Validator
-from typer.testing import CliRunner
 
+from tests.command_line import accept
 from tests.job_files import JOB
-from workbench.cli.app import app
 from workbench.cost.profile import PROFILES, known_profiles
 from workbench.job.job_file import read_spec
 
@@ -20,8 +19,7 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
 def validator(file: str) -> Draft202012Validator:
-    done = CliRunner().invoke(app, ["schema", file], prog_name="workbench")
-    assert done.exit_code == 0, done.output
+    done = accept("schema", file)
     schema = json.loads(done.stdout)
     Draft202012Validator.check_schema(schema)
     return Draft202012Validator(schema)
@@ -81,8 +79,7 @@ def test_a_plan_that_is_written_is_a_plan(tmp_path: Path) -> None:
     for strategy in ("cornstarch", "entrain", "megatron-homogeneous"):
         path = tmp_path / f"{strategy}.json"
         arguments = ["plan", str(EXAMPLES / "tiny.yaml"), "-o", str(path), "--strategy", strategy]
-        done = CliRunner().invoke(app, [*arguments, "--profile", "A40"], prog_name="workbench")
-        assert done.exit_code == 0, done.output
+        accept(*arguments, "--profile", "A40")
         document = json.loads(path.read_text())
         assert [error.message for error in plans.iter_errors(document)] == []
         document["plan"]["stages"][0]["tp"] = 1
@@ -103,6 +100,5 @@ def test_editors_are_told_what_fields_mean(tmp_path: Path) -> None:
     ]
     assert undescribed == []
     out = tmp_path / "job.schema.json"
-    done = CliRunner().invoke(app, ["schema", "job", "-o", str(out)], prog_name="workbench")
-    assert done.exit_code == 0
+    accept("schema", "job", "-o", str(out))
     assert json.loads(out.read_text()) == schema

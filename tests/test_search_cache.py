@@ -6,10 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from tests.test_cli import JOB
-from workbench.cli.app import app
+from tests.command_line import accept
 from workbench.cost.execution import Execution
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
@@ -21,13 +20,6 @@ KEPT = Kept(record={"job": "a", "candidates": []}, best_plan="{}")
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Path:
-    path = tmp_path / "job.yaml"
-    path.write_text(JOB)
-    return path
-
-
-@pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "multimodal-workbench" / "search"
@@ -35,9 +27,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def search(job: Path, *flags: object) -> Result:
     arguments = ["search", str(job), "--json", *map(str, flags)]
-    done = CliRunner().invoke(app, arguments, prog_name="workbench")
-    assert done.exit_code == 0, done.output
-    return done
+    return accept(*arguments)
 
 
 def test_the_same_search_is_found_again_with_its_plan(job: Path, cache: Path, tmp_path: Path) -> None:

@@ -4,22 +4,18 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from tests.test_cli import JOB
-from workbench.cli.app import app
+from tests.command_line import workbench
 
 
-@pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    path = tmp_path / "job.yaml"
-    path.write_text(JOB)
-    return path
 
 
 def search(job: Path, *flags: object) -> Result:
-    return CliRunner().invoke(app, ["search", str(job), *map(str, flags)], prog_name="workbench")
+    return workbench("search", str(job), *flags)
 
 
 def test_batches_are_in_the_record_the_table_and_the_picture(job: Path, tmp_path: Path) -> None:

@@ -6,10 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from tests.test_cli import JOB
-from workbench.cli.app import app
+from tests.command_line import JOB, workbench
 from workbench.cost.profile import load_profile
 from workbench.job.job import Job, load_job
 from workbench.search.sizing import Goal, Training, answer, gpu_counts, num_steps, on_gpus, sized
@@ -33,7 +32,7 @@ def job(path: Path) -> Job:
 
 
 def size(path: Path, *flags: object) -> Result:
-    return CliRunner().invoke(app, ["size", str(path), *map(str, flags)], prog_name="workbench")
+    return workbench("size", str(path), *flags)
 
 
 def training(

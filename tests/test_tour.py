@@ -1,32 +1,24 @@
 """The tour with a real configuration: a job, the best plan of all strategies, and why it takes that long."""
 
-import json
 import time
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from workbench.cli.app import app
+from tests.command_line import accept, answered
 
 CONFIG = Path(__file__).parents[1] / "examples" / "llava-1.5-7b" / "config.json"
 MOST_CPU_S = 120.0
-
-
-def workbench(*arguments: object) -> str:
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="workbench")
-    assert done.exit_code == 0, done.stderr
-    return done.stdout
 
 
 def test_from_a_configuration_to_an_explained_plan_within_two_minutes(tmp_path: Path) -> None:
     """Seconds of this process, which does all of it: those of the clock are others' too."""
     job, plan = tmp_path / "llava.yaml", tmp_path / "llava.json"
     began_s = time.process_time()
-    workbench("init", CONFIG, "--gpus", "16xH100", "-o", job)
-    found = json.loads(workbench("search", job, "-o", plan, "--json").splitlines()[-1])
-    told = json.loads(workbench("explain", plan, "--job", job, "--json").splitlines()[-1])
-    workbench("export", plan, "--to", "fsdp2", "-o", tmp_path / "folder")
+    accept("init", CONFIG, "--gpus", "16xH100", "-o", job)
+    found = answered("search", job, "-o", plan)
+    told = answered("explain", plan, "--job", job)
+    accept("export", plan, "--to", "fsdp2", "-o", tmp_path / "folder")
     assert time.process_time() - began_s < MOST_CPU_S
     assert (tmp_path / "folder" / "launch.sh").is_file()
     best = found["candidates"][0]

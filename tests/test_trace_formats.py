@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from experiments.doors.ingest import chakra_valid, hta_error, hta_loads, ingest_error
 from experiments.doors.trace_tools import tools_folder
-from tests.test_cli import accept, refuse
+from tests.command_line import accept, refuse
 from tests.test_ingest import PLANS, planned
 from workbench.metrics import temporal_breakdown
 from workbench.schedule.action import parse_action

@@ -5,19 +5,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from experiments.harness import record
-from tests.test_cli import JOB
-from workbench.cli.app import app
+from tests.command_line import JOB, workbench
 from workbench.job.job import load_job
 from workbench.plan.codec import plan_hash, planned_with, read_plan
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-
-
-def workbench(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="workbench")
 
 
 def told(*arguments: object) -> str:

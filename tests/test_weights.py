@@ -11,7 +11,6 @@ from transformers.models.clip.modeling_clip import CLIPVisionModel
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 from transformers.models.siglip.modeling_siglip import SiglipVisionModel
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
-from typer.testing import CliRunner
 
 from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.models.adapter import MicrobatchData
@@ -20,7 +19,7 @@ from runtime.models.weights import finish_export, part_folder, start_export, wri
 from runtime.reference import whole_stage
 from runtime.step.stage_module import StageInput, StageModule, build_stage_module
 from tests import tiny_models
-from workbench.cli.app import app
+from tests.command_line import workbench
 from workbench.model.checkpoint import check_weights
 from workbench.model.model_graph import ModelGraph
 from workbench.plan.codec import write_plan
@@ -273,7 +272,6 @@ def test_run_refuses_half_a_checkpoint_with_one_line(tmp_path: Path) -> None:
     write_plan(plan_of(), tmp_path / "plan.json")
     (tmp_path / "half" / "vision").mkdir(parents=True)
     (tmp_path / "half" / "vision" / "model.safetensors.index.json").write_text('{"weight_map": {"a": "b"}}')
-    told = ["run", str(tmp_path / "plan.json"), "--local", "--weights", str(tmp_path / "half")]
-    done = CliRunner().invoke(app, told)
+    done = workbench("run", tmp_path / "plan.json", "--local", "--weights", tmp_path / "half")
     assert done.exit_code == 2
     assert "1 of 1 files are not there (b); is it half downloaded?" in done.output

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from sim.predict import predict as simulated
-from tests.test_cli import accept, refuse
+from tests.command_line import accept, refuse
 from workbench.cost.model import CostModel
 from workbench.job.job import job_from_spec, load_job
 from workbench.job.job_file import parse_spec

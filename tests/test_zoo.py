@@ -57,21 +57,9 @@ def without_projector(module: Module) -> int:
     return module.num_parameters - projector
 
 
-def llama(hidden, ffn, layers, heads, kv, head_dim, *, tied=False, vocab=128256):
-    return LlamaForCausalLM, LlamaConfig(
-        vocab_size=vocab,
-        hidden_size=hidden,
-        intermediate_size=ffn,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv,
-        head_dim=head_dim,
-        tie_word_embeddings=tied,
-    )
-
-
-def qwen2(hidden, ffn, layers, heads, kv, *, tied, vocab=151936):
-    return Qwen2ForCausalLM, Qwen2Config(
+def decoder(model_class, config_class, sizes, *, tied, **more):
+    hidden, ffn, layers, heads, kv, vocab = sizes
+    return model_class, config_class(
         vocab_size=vocab,
         hidden_size=hidden,
         intermediate_size=ffn,
@@ -79,7 +67,20 @@ def qwen2(hidden, ffn, layers, heads, kv, *, tied, vocab=151936):
         num_attention_heads=heads,
         num_key_value_heads=kv,
         tie_word_embeddings=tied,
+        **more,
     )
+
+
+def llama(*sizes, head_dim=128, tied=False, vocab=128256):
+    return decoder(LlamaForCausalLM, LlamaConfig, (*sizes, vocab), tied=tied, head_dim=head_dim)
+
+
+def qwen2(*sizes, tied, vocab=151936):
+    return decoder(Qwen2ForCausalLM, Qwen2Config, (*sizes, vocab), tied=tied)
+
+
+def phi3(*sizes, tied):
+    return decoder(Phi3ForCausalLM, Phi3Config, sizes, tied=tied, pad_token_id=None)
 
 
 def gpt(width, layers, heads, positions):
@@ -119,28 +120,15 @@ def whisper(width, layers, heads, mel=80):
     )
 
 
-def phi3(hidden, ffn, layers, heads, kv, vocab, *, tied):
-    return Phi3ForCausalLM, Phi3Config(
-        vocab_size=vocab,
-        hidden_size=hidden,
-        intermediate_size=ffn,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv,
-        tie_word_embeddings=tied,
-        pad_token_id=None,
-    )
-
-
 # Written down from the models' own cards and papers, not from shapes.csv.
 REAL = {
-    "llama-3.2-1b": llama(2048, 8192, 16, 32, 8, 64, tied=True),
-    "llama-3.2-3b": llama(3072, 8192, 28, 24, 8, 128, tied=True),
-    "llama-3.1-8b": llama(4096, 14336, 32, 32, 8, 128),
-    "llama-3.1-70b": llama(8192, 28672, 80, 64, 8, 128),
-    "llama-3.1-405b": llama(16384, 53248, 126, 128, 8, 128),
-    "llama-2-7b": llama(4096, 11008, 32, 32, 32, 128, vocab=32000),
-    "llama-2-13b": llama(5120, 13824, 40, 40, 40, 128, vocab=32000),
+    "llama-3.2-1b": llama(2048, 8192, 16, 32, 8, head_dim=64, tied=True),
+    "llama-3.2-3b": llama(3072, 8192, 28, 24, 8, tied=True),
+    "llama-3.1-8b": llama(4096, 14336, 32, 32, 8),
+    "llama-3.1-70b": llama(8192, 28672, 80, 64, 8),
+    "llama-3.1-405b": llama(16384, 53248, 126, 128, 8),
+    "llama-2-7b": llama(4096, 11008, 32, 32, 32, vocab=32000),
+    "llama-2-13b": llama(5120, 13824, 40, 40, 40, vocab=32000),
     "mistral-7b-v0.1": (MistralForCausalLM, MistralConfig()),
     "phi-4": phi3(5120, 17920, 40, 40, 10, 100352, tied=False),
     "phi-4-mini": phi3(3072, 8192, 32, 24, 8, 200064, tied=True),
