@@ -12,13 +12,13 @@ from experiments.search.compared import planners_of, prepared
 from experiments.search.executed import _between
 from experiments.search.jobs import JOBS, opened
 from experiments.search.judging import StepJudge
-from experiments.search.own_spaces import OWN_SPACES, Degrees, Draws
 from experiments.search.regret import ListedJudge, listed, searched
 from experiments.search.spaces import key_of, spaces
 from workbench.plan.plan import KeyExchange
 from workbench.planner.stage_counts import silent
 from workbench.schedule.choice import Schedule
 from workbench.search.joint.choice import TokenRule
+from workbench.search.joint.own_spaces import OWN_SPACES, Degrees, Draws
 from workbench.strategies import disttrain, megatron_homogeneous
 from workbench.strategies.registry import BY_NAME
 
