@@ -263,6 +263,20 @@ def test_only_what_matters_is_doubted():
     assert told(doubts, far, row(dp=16, global_batch=16)) == ("inter link: line rate", "matmul: scaled")
 
 
+def test_dropped_tokens_leave_rows_of_a_known_number():
+    """A capacity of 1 computes what even routing does, of 2 twice the rows; no host waits."""
+    even, full, padded = (row(**MIXTURE, capacity=share) for share in ("", 1, 2))
+    routed, once, twice = (model_of(each).modules[0].layers[1].operators for each in (even, full, padded))
+    assert routed == once
+    for known, more in zip(once, twice, strict=True):
+        share = 2 if known.name.startswith("mlp.expert") else 1
+        assert getattr(more, "tokens_scale", 1) == share * getattr(known, "tokens_scale", 1)
+    waits = (replace(each, fitted=(("host_wait_s", 1e-3),)) for each in (even, full))
+    assert [execution_of(each, Execution()).host_wait_s for each in waits] == [1e-3, 0.0]
+    with pytest.raises(ValueError, match="capacity: want an empty cell without experts, got 2"):
+        row(capacity=2)
+
+
 def test_exchanges_of_experts_run_beside_passes():
     cells = {"hidden": 4096, "heads": 32, "sequence": 4096, "dp": 8, "global_batch": 8, "ep": 8} | MIXTURE
     ahead, beside = (predicted(**cells, moe_overlap=word) for word in ("no", "yes"))

@@ -13,11 +13,14 @@ from runtime.world.pool import Pool
 from tests.test_parity import assert_same
 from tests.test_tensor_parallel import CONFIGS, text_plan
 from tests.test_tensor_sequence import sequence_parallel
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
 from workbench.plan.build import with_programs
 from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute
 from workbench.plan.runnable import check_whole_backwards
 from workbench.schedule.choice import Schedule, ScheduleKind
+from workbench.timing.price import price
 
 
 @dataclass(slots=True)
@@ -88,6 +91,13 @@ def test_ranks_that_split_tokens_in_pieces_train_as_one_process(
 ) -> None:
     plan = sequence_parallel(text_plan(CONFIGS["llama"], (0, 1)))
     assert_same(in_pieces(plan, pieces, recompute), pool, Precision.FLOAT64)
+
+
+def test_a_price_says_that_it_is_of_one_piece() -> None:
+    plan, cost = text_plan(CONFIGS["llama"], (0, 1)), CostModel(load_profile("A100-80GB"))
+    whole, cut = (price(lower(in_pieces(plan, pieces)), cost) for pieces in (1, 2))
+    assert set(cut.unmeasured) - set(whole.unmeasured) == {"collective_pieces of llm: priced as one piece"}
+    assert cut.durations_s.keys() == whole.durations_s.keys()
 
 
 def test_threads_of_an_emulation_run_in_pieces_too() -> None:

@@ -55,8 +55,9 @@ def _rate(name: str) -> Free:
 
 
 def _waits(row: Published, recorded: str) -> bool:
-    """Of a mixture of experts whose host waits: what of it is recorded."""
-    return row.cells.get("experts", "0") not in ("", "0") and row.cells.get("cuda_graphs", "none") == recorded
+    """Of a mixture of experts whose host waits, as none does where tokens are dropped: what of it is recorded."""
+    has_experts = row.cells.get("experts", "0") not in ("", "0") and not row.cells.get("capacity")
+    return has_experts and row.cells.get("cuda_graphs", "none") == recorded
 
 
 def _release(row: Published) -> tuple[int, ...]:

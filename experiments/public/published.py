@@ -38,7 +38,7 @@ class Published:
         target: what was printed.
         measured: in the target's unit.
         unscorable: why nothing can price it; None: something can.
-        unsaid: columns that matter and that the page leaves blank, whatever a convention fills in.
+        unsaid: columns that matter and that the page leaves blank, and how open a convention leaves them.
     """
 
     data_set: str
@@ -48,7 +48,7 @@ class Published:
     target: Target
     measured: float
     unscorable: str | None
-    unsaid: frozenset[str] = frozenset()
+    unsaid: Mapping[str, float]
 
     @property
     def model(self) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from workbench.cost.execution import TokenCopies, UpdatedWeights
 from workbench.llm_table.cells import Column, Values, read_cell
-from workbench.llm_table.frameworks import check_framework, filled, fitted_numbers
+from workbench.llm_table.frameworks import check_framework, filled, fitted_numbers, fitted_off
 from workbench.llm_table.llm_row import (
     Architecture,
     DataOverlap,
@@ -212,6 +212,13 @@ COLUMNS = (
         Recorded,
         shown="none",
     ),
+    Column(
+        "capacity",
+        "rows of an expert over an equal share, dropped beyond that and padded up to it",
+        _always(None),
+        real=True,
+        shown="none are dropped",
+    ),
     _flag("moe_overlap", "tokens travel to experts beside another microbatch's passes"),
     Column("gpu", "profile: a shipped name or a file", _always("A100-80GB"), shown="A100-80GB"),
     _count("gpus_per_node", "GPUs of a node", 8),
@@ -330,6 +337,7 @@ def read_row(cells: Mapping[str, str]) -> LlmRow:
         recompute=kind,
         recompute_modules=modules,
         fitted=tuple(sorted(fitted_numbers(texts).items())),
+        fitted_off=fitted_off(texts),
     )
     check_row(row)
     check_repeated(row, **told)

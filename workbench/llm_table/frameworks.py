@@ -42,9 +42,24 @@ def filled(cells: Mapping[str, str]) -> dict[str, str]:
     return filled_in
 
 
+def presumed(cells: Mapping[str, str]) -> frozenset[str]:
+    """Blank columns that a convention fills which no source documents."""
+    first: dict[str, Rule] = {}
+    for rule in _of(cells, "rule"):
+        if not cells.get(rule["column"]):
+            first.setdefault(rule["column"], rule)
+    return frozenset(column for column, rule in first.items() if rule.get("presumed", False))
+
+
 def fitted_numbers(cells: Mapping[str, str]) -> dict[str, float]:
     """Field of an execution -> number that was fitted to the framework; later rules stand."""
     return {rule["number"]: float(rule["value"]) for rule in _of(cells, "execution")}
+
+
+def fitted_off(cells: Mapping[str, str]) -> float:
+    """Mean error of rows that the framework's numbers were not fitted to, of the worst number; 0 without any."""
+    standing = {rule["number"]: rule.get("off", 0.0) for rule in _of(cells, "execution")}
+    return max(standing.values(), default=0.0)
 
 
 def unscorable(cells: Mapping[str, str]) -> str | None:

@@ -141,6 +141,7 @@ class LlmRow:
     recompute: Recomputed
     recompute_modules: tuple[BlockModule, ...]
     fitted: tuple[tuple[str, float], ...] = ()  # numbers of an execution, of its framework
+    fitted_off: float = 0.0  # mean error of rows that these were not fitted to
     attention: Scores
     dropout: YesNo
     precision: Number
@@ -152,6 +153,7 @@ class LlmRow:
     updated_weights: UpdatedWeights
     moe_copies: TokenCopies
     cuda_graphs: Recorded
+    capacity: float | None
     moe_overlap: YesNo
     gpu: str
     gpus_per_node: int

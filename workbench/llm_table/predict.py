@@ -1,6 +1,6 @@
 """Seconds and bytes of an iteration of a row, through plan, lowering, price and memory table."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -81,12 +81,12 @@ class RowPredictor:
         self._machine = cache(lambda name: CostModel(profile or load_profile(name)))
 
     @collector_paused()
-    def predict(self, row: LlmRow, unsaid: Collection[str] = ()) -> Prediction:
+    def predict(self, row: LlmRow, unsaid: Mapping[str, float] | None = None) -> Prediction:
         """Time with its 80 % interval, memory and unmeasured costs of one row.
 
         Args:
             row: what to price.
-            unsaid: columns that were left to their defaults, see `unsaid_of`.
+            unsaid: columns that were left to their defaults and how open they are, see `unsaid_of`.
 
         Raises:
             ValueError: what planner, profile or schedule refuse.
@@ -100,7 +100,7 @@ class RowPredictor:
         else:
             plan, orders = _plan(row, cost)
             found = self._predicted(lower(plan), row, cost, orders)
-        reasons = reasons_of(row, cost.profile, found.parts, unsaid)
+        reasons = reasons_of(row, cost.profile, found.parts, unsaid or {})
         return replace(found, interval=interval(found.iteration_s, reasons))
 
     def _predicted(

@@ -31,9 +31,12 @@ def execution_of(row: LlmRow, base: Execution) -> Execution:
     """The base with what the row says.
 
     Without dropout, passes over stored scores are those of the softmax alone; gradients in float32 are added
-    up by the products that make them.
+    up by the products that make them. With a capacity all sizes are known ahead, so that no host waits for
+    counts of tokens (Megatron-Core, `MoEAlltoAllTokenDispatcher.preprocess` with `drop_and_pad`).
     """
     fitted: dict[str, Any] = dict(row.fitted)
+    if row.capacity is not None:
+        fitted["host_wait_s"] = 0.0
     is_stored, sums_wide = row.attention is Scores.STORED, row.grad_precision is GradientNumber.FP32
     is_masked = row.dropout is YesNo.YES
     spared = DROPOUT_PASSES if is_stored and not is_masked else 0.0

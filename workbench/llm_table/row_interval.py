@@ -1,9 +1,11 @@
 """Why the prediction of a row may be off: its costs by share, and what the row leaves unsaid."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from workbench.cost.profile import Profile
 from workbench.llm_table.cost_parts import CostParts
+from workbench.llm_table.frameworks import presumed
 from workbench.llm_table.llm_row import LlmRow, Number
 from workbench.timing.doubts import doubts_of
 from workbench.timing.interval import Doubt
@@ -14,6 +16,7 @@ NARROW = (Number.FP8, Number.MXFP8, Number.NVFP4)
 OF_NARROW = 0.1  # of products in a narrow format, whose rate follows from peaks
 
 BY_CONVENTION = 0.25  # of what a blank cell spans, where the training system's documented default fills it
+STRETCH = 1.0  # with which deviations hold 80 % of published rows (`experiments.public.coverage`)
 
 # Columns that training runs often leave open -> (whole step, or one source; what an unknown answer spans).
 # A second forward of all blocks is a third of the other passes. Samples of a microbatch change how well
@@ -30,17 +33,34 @@ SPANS: dict[str, tuple[Source | None, float]] = {
 }
 
 
-def unsaid_of(cells: Mapping[str, str]) -> frozenset[str]:
-    """Columns that may matter and that a row leaves to their defaults."""
-    return frozenset(name for name in SPANS if not (cells.get(name) or "").strip())
+def unsaid_of(cells: Mapping[str, str]) -> Mapping[str, float]:
+    """Columns that may matter and that a row leaves to their defaults, each with how open it is: up to 1.
+
+    A training system's documented default leaves less open than what is presumed of it.
+    """
+    is_documented = bool((cells.get("framework") or "").strip())
+    guessed = presumed(cells) if is_documented else frozenset()
+    return {
+        name: BY_CONVENTION if is_documented and name not in guessed else 1.0
+        for name in SPANS
+        if not (cells.get(name) or "").strip()
+    }
 
 
-def reasons_of(row: LlmRow, profile: Profile, parts: CostParts, unsaid: Collection[str]) -> tuple[Doubt, ...]:
+def reasons_of(
+    row: LlmRow, profile: Profile, parts: CostParts, unsaid: Mapping[str, float]
+) -> tuple[Doubt, ...]:
     """Every reason why a row's iteration may be off, those of the machine first."""
-    across, shares = row.num_gpus > row.gpus_per_nvlink_domain, _sources(parts)
-    left = BY_CONVENTION if row.framework else 1.0
-    more = (*_unsaid(unsaid, shares, left), *_narrow(row, shares))
-    return doubts_of(profile, shares, across_nodes=across, unsaid=more)
+    shares = _sources(parts)
+    found = doubts_of(
+        profile,
+        shares,
+        across_nodes=row.num_gpus > row.gpus_per_nvlink_domain,
+        unsaid=(*_unsaid(unsaid, shares), *_narrow(row, shares)),
+        fitted_off=row.fitted_off,
+        has_fitted_rate="matmul_rate" in dict(row.fitted),
+    )
+    return tuple(replace(doubt, deviation=STRETCH * doubt.deviation) for doubt in found)
 
 
 def _sources(parts: CostParts) -> Mapping[Source, float]:
@@ -56,11 +76,11 @@ def _sources(parts: CostParts) -> Mapping[Source, float]:
     return {source: seconds / total for source, seconds in busy.items()}
 
 
-def _unsaid(names: Collection[str], shares: Mapping[Source, float], left: float) -> Iterator[Doubt]:
+def _unsaid(names: Mapping[str, float], shares: Mapping[Source, float]) -> Iterator[Doubt]:
     for name, (source, span) in SPANS.items():
         if name in names:
             share = 1.0 if source is None else shares[source]
-            yield Doubt(f"{name} not said", share * span * UNIFORM * left)
+            yield Doubt(f"{name} not said", share * span * UNIFORM * names[name])
 
 
 def _narrow(row: LlmRow, shares: Mapping[Source, float]) -> Iterator[Doubt]:

@@ -18,7 +18,7 @@ SHAPE = (
     *("architecture", "hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "gated_mlp", "qk_norm"),
     *("padded_vocab", "sequence", "tied", "window", "full_every", "patch", "lora_rank", "tp"),
     *("q_lora", "kv_lora", "nope_dim", "rope_dim", "v_dim", "decoder_layers", "decoder_sequence"),
-    *("experts", "topk", "expert_ffn", "shared_expert_ffn", "first_dense_layers"),
+    *("experts", "topk", "expert_ffn", "shared_expert_ffn", "first_dense_layers", "capacity"),
 )  # fields that a model depends on
 _shape_of = attrgetter(*SHAPE)
 
@@ -104,6 +104,7 @@ def _operators(row: LlmRow, *, is_windowed: bool, has_experts: bool) -> tuple[Op
     experts = Experts(
         num=row.experts,
         num_chosen=row.topk,
+        capacity=row.capacity or 1.0,
         mlp=replace(block.mlp, width=row.expert_ffn),
         shared=replace(block.mlp, width=shared) if shared else None,
     )

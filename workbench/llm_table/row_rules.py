@@ -73,6 +73,8 @@ def _check_experts(row: LlmRow) -> None:
         for name in ("topk", "expert_ffn", "shared_expert_ffn", "first_dense_layers"):
             if getattr(row, name):
                 _refuse(name, "want 0 without experts", getattr(row, name), 0)
+        if row.capacity is not None:
+            _refuse("capacity", "want an empty cell without experts", row.capacity, "an empty cell")
         if row.ep > 1:
             _refuse("ep", "want 1 without experts", row.ep, 1)
         return

@@ -12,12 +12,16 @@ JOIN = "mlp.join"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """`num` MLPs of one shape, `num_chosen` of which a router picks for each token; `shared` runs for all."""
+    """`num` MLPs of one shape, `num_chosen` of which a router picks for each token; `shared` runs for all.
+
+    Each works on `capacity` times an equal share of rows: more where rows are padded.
+    """
 
     num: int
     num_chosen: int
     mlp: Mlp
     shared: Mlp | None = None
+    capacity: float = 1.0
 
     def __post_init__(self) -> None:
         if self.num_chosen > self.num:
@@ -58,7 +62,7 @@ def with_experts(block: Layer, experts: Experts) -> Layer:
 
 
 def _expert_operators(width: int, experts: Experts) -> tuple[Operator, ...]:
-    share = experts.num_chosen / experts.num
+    share = experts.capacity * experts.num_chosen / experts.num
     router = Matmul(name="mlp.router", in_features=width, out_features=experts.num)
     softmax = Pointwise(name="mlp.router_softmax", width=experts.num, num_passes=2)
     each = [

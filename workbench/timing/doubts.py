@@ -1,6 +1,7 @@
 """Why a priced step may be off: tables by their leave-one-out errors, what was scaled, what was not said."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from workbench.cost.profile import Fit, Profile
 from workbench.timing.interval import MEDIAN_OF_NORMAL, Doubt
@@ -16,6 +17,8 @@ FITS: dict[Source, tuple[str, ...]] = {
     Source.REST: ("layers",),
 }
 OTHER_MASKS = "attention, other masks"  # of masks that plans of language models do not have
+OTHER_LAYERS = "matmul, held against"  # what a rate fitted to a training system's own rows makes up for
+MEAN_OF_NORMAL = 0.7979  # deviations that a normal distribution is off in the mean: sqrt(2 / pi)
 
 # Deviations of a source without fits. Scaled tables: what scaling between architectures earned
 # (`experiments.public.devices`), as a deviation. Collectives by formula: as ring formulas fit measured links.
@@ -30,7 +33,7 @@ SCALED: dict[Source, float] = {
 BETWEEN_NODES = (
     0.4  # no table of collectives between nodes is known; clusters of one kind of card differ as much
 )
-OF_OTHERS = 0.07  # of the whole step, where the training system's own overheads were not measured
+OF_OTHERS = 0.07  # at least, of the whole step, where the training system's own overheads were not measured
 OF_OWN = 0.03  # the same where they were, on that machine
 
 # Deviation of a source whose rates follow from a cell that nobody published.
@@ -46,7 +49,13 @@ PRESUMED: dict[str, tuple[Source, float]] = {
 
 
 def doubts_of(
-    profile: Profile, shares: Mapping[Source, float], *, across_nodes: bool, unsaid: Iterable[Doubt] = ()
+    profile: Profile,
+    shares: Mapping[Source, float],
+    *,
+    across_nodes: bool,
+    unsaid: Iterable[Doubt] = (),
+    fitted_off: float = 0.0,
+    has_fitted_rate: bool = False,
 ) -> tuple[Doubt, ...]:
     """Every reason why a step may be off, weighted by the share of the step that it touches.
 
@@ -55,12 +64,20 @@ def doubts_of(
         shares: of the step's time, by source, see `shares_of`.
         across_nodes: whether weights or gradients travel between nodes.
         unsaid: what whoever asks left open, with what that may change.
+        fitted_off: mean error of steps of the training system that its fitted numbers had not seen.
+        has_fitted_rate: whether one of these is the rate of products.
     """
+    fits = profile.fits
+    if has_fitted_rate:
+        fits = tuple(fit for fit in fits if not fit.table.startswith(OTHER_LAYERS))
     tables = (
-        Doubt(_about(profile, source), share * deviation_of(profile, source, across_nodes=across_nodes))
+        Doubt(
+            _about(profile, source),
+            share * deviation_of(replace(profile, fits=fits), source, across_nodes=across_nodes),
+        )
         for source, share in shares.items()
     )
-    whole = OF_OWN if profile.overheads_s else OF_OTHERS
+    whole = OF_OWN if profile.overheads_s else max(OF_OTHERS, fitted_off / MEAN_OF_NORMAL)
     step = Doubt("the step beyond its kernels", whole)
     return tuple(doubt for doubt in (*tables, *_presumed(profile, shares), step, *unsaid) if doubt.deviation)
 

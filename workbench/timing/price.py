@@ -16,7 +16,7 @@ from workbench.model.layer import Layer, TokenCount
 from workbench.plan.lowered import Lowered
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.parameter_shards import sharded_stages, unit_of
-from workbench.plan.plan import Microbatch, Precision, Stage
+from workbench.plan.plan import Microbatch, Plan, Precision, Stage
 from workbench.plan.remembered import Remembered, Same
 from workbench.plan.routing import routing_of
 from workbench.plan.sequence import token_borders
@@ -87,6 +87,16 @@ def stage_link(cluster: Cluster, ranks: Sequence[int]) -> Link:
     return cluster.joining(ranks)
 
 
+def _priced_whole(plan: Plan) -> set[str]:
+    """What is said of modules whose tensor-parallel sums a plan cuts into pieces."""
+    modules = {stage.module for stage in plan.stages if stage.tp > 1}
+    return {
+        f"collective_pieces of {module}: priced as one piece"
+        for module in modules
+        if plan.settings.of(module).collective_pieces > 1
+    }
+
+
 class _Pricing:
     def __init__(self, lowered: Lowered, cost: CostModel, attention: AttentionModel | None) -> None:
         self._lowered, self._cost, self._plan = lowered, cost, lowered.plan
@@ -108,6 +118,7 @@ class _Pricing:
         self.unmeasured: set[str] = set()
         if not cost.profile.overheads_s:
             self.unmeasured.add("executor overhead per action: taken as 0")
+        self.unmeasured |= _priced_whole(self._plan)
         self.steps_s = self._steps()
 
     @property
