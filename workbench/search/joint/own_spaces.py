@@ -105,6 +105,13 @@ OWN_SPACES: Mapping[str, OwnSpace] = {
 }
 
 
+def tensor_sizes(job: Job, module: Module) -> list[int]:
+    """Tensor-parallel degrees within a node that divide the module's heads of keys."""
+    node = min(node.num_ranks for node in job.cluster.nodes)
+    heads = [o.num_kv_heads for each in module.layers for o in each.operators if isinstance(o, Attention)]
+    return [tp for tp in TP_SIZES if tp <= node and all(count % tp == 0 for count in heads)]
+
+
 @dataclass(frozen=True, slots=True)
 class Draws:
     """Jobs that a strategy's users could write for one job's devices and batch.
@@ -195,10 +202,7 @@ class Draws:
         return [dp for dp in range(1, most + 1) if len(job.batch) % (dp * unit) == 0]
 
     def _degrees(self, module: Module, rng: random.Random) -> tuple[int, int]:
-        node = min(node.num_ranks for node in self.job.cluster.nodes)
-        heads = [o.num_kv_heads for each in module.layers for o in each.operators if isinstance(o, Attention)]
-        sizes = [tp for tp in TP_SIZES if tp <= node and all(count % tp == 0 for count in heads)]
-        return rng.choice(sizes), rng.choice(CP_SIZES if self.space.has_cp else (1,))
+        return rng.choice(tensor_sizes(self.job, module)), rng.choice(CP_SIZES if self.space.has_cp else (1,))
 
     def _counted(
         self, own: Mapping[str, tuple[int, int]], num_ranks: int, rng: random.Random
