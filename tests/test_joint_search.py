@@ -10,7 +10,7 @@ from tests.test_strategies import cost, job
 from tests.tiny_valm import tiny_batch
 from workbench.memory.account import memory_table, peak_bytes
 from workbench.plan.lower import lower
-from workbench.plan.plan import KeyExchange, ModuleSettings, Recompute, Sharding
+from workbench.plan.plan import KeyExchange, ModuleSettings, Recompute, Settings, Sharding
 from workbench.planner.layout_choice import Degrees
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.search.joint.ablation import ablated
@@ -22,6 +22,7 @@ from workbench.search.joint.grouping_moves import Exchange, Grouping, MoveSample
 from workbench.search.joint.layout_moves import Arrange, Reschedule, RunEncodersAhead, ShiftLayer
 from workbench.search.joint.log import log_lines, replayed
 from workbench.search.joint.question import Question
+from workbench.search.joint.replan import Replan, replan_of
 from workbench.search.joint.setting_moves import Distribute, ExchangeKeys, Keep
 from workbench.search.joint.starts import OUT_OF_TIME
 from workbench.search.joint.take import Take
@@ -67,6 +68,38 @@ def test_never_worse_than_any_start_and_the_plan_takes_what_is_said():
 def test_the_same_seed_gives_the_same_answer_whatever_the_workers():
     one, two = found(), searched(small(), workers=2)
     assert (one.log, one.value, one.plan) == (two.log, two.value, two.plan)
+
+
+class FewestCopies:
+    """Of plans in which every block of the LLM has a copy of the encoders, likes those with fewest blocks."""
+
+    replay = IterationJudge(cost()).replay
+
+    def value(self, plan):
+        """A plan of any other kind is refused."""
+        blocks = {stage.flat_ranks for stage in plan.stages if stage.module == "llm"}
+        copies = {stage.flat_ranks for stage in plan.stages if stage.module == "vision"}
+        if blocks != copies or len(blocks) == 1:
+            raise ValueError("no copies")
+        return IterationJudge(cost()).value(plan) + len(blocks)
+
+
+def test_a_better_plan_of_a_strategys_own_space_is_found_where_no_placement_says_it():
+    planners = {"encoders-replicated": PLANNERS["encoders-replicated"]}
+
+    def run(**scope):
+        scope = Scope(planners=planners, **scope)
+        return joint_search(small(), cost(), FewestCopies(), stop=Stop(candidates=30), scope=scope)
+
+    one, held = run(), run(fixed={Question.TOKENS: "encoders-replicated"})
+    (start,) = one.starts
+    assert start.value > 3 > one.value > 2
+    assert isinstance(one.path[0].moves[0], Replan)
+    assert one.best_from == "encoders-replicated"
+    again = replayed(small(), cost(), FewestCopies(), planners, log_lines(small(), Scope(), one))
+    assert again == (one.plan, one.value)
+    assert held.value > 3
+    assert not any(isinstance(move, Replan) for entry in held.log for move in entry.moves)
 
 
 def test_an_ablation_is_never_worse_than_what_it_is_held_against_nor_together_than_alone():
@@ -137,6 +170,7 @@ EVERY_MOVE = (
     ExchangeKeys("llm", KeyExchange.RING),
     Keep("llm", Recompute.FULL, Sharding.OPTIMIZER, 2, sequence_parallel=True),
     Take(Question.TOKENS, "cornstarch"),
+    replan_of("cornstarch", replace(small(), settings=Settings(modules=(ModuleSettings(module="llm"),)))),
 )
 
 

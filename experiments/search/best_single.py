@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from experiments.search.own_spaces import OWN_SPACES, Draws
 from workbench.cost.model import CostModel
 from workbench.job.device_pools import check_taken
 from workbench.job.job import Job
 from workbench.plan.plan import Plan
 from workbench.planner.stage_counts import Progress
 from workbench.planner.strategy_spec import Planner
+from workbench.search.joint.own_spaces import OWN_SPACES, Draws
 
 NEAR_SHARE = 0.6  # of the draws: next to the best so far
 REPEATED = 50  # draws one after the other that were tried before: the space counts as searched

@@ -8,7 +8,6 @@ from typing import Any
 from experiments.search.best_single import OwnBest, best_of, own_searches
 from experiments.search.jobs import SuiteJob, opened
 from experiments.search.judging import StepJudge, judge_of
-from experiments.search.own_spaces import OWN_SPACES
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.plan.codec import plan_hash
@@ -17,6 +16,7 @@ from workbench.search.joint.bounds import lower_bound_s, no_bound
 from workbench.search.joint.drive import joint_search
 from workbench.search.joint.evaluate import Judge
 from workbench.search.joint.found import Found
+from workbench.search.joint.own_spaces import OWN_SPACES
 from workbench.search.joint.terms import Scope, Stop
 from workbench.search.objectives.objective import Objective
 from workbench.strategies.registry import PLANNERS, PRICED

@@ -1,11 +1,11 @@
 """The joint search against the papers' own strategies: gains, regret, what each question gives, speed.
 
 Setup:   the jobs of `experiments.search.jobs` with layouts left open. Every registered strategy searches
-         what its own paper searches (`own_spaces`), as long as the joint search, on the same devices; all
-         plans are judged by the same simulator. Times of searches are CPU seconds of one process, which
-         other load does not lengthen. Cornstarch's planner and its unaware baseline with the simulator
-         as their judge: `aware`. Spaces that are listed whole: `regret`. Questions one by one: `ablation`.
-         Candidates a second: `speeds`. Winner and others executed: `executed`, apart.
+         what its own paper searches (`workbench.search.joint.own_spaces`), as long as the joint search, on
+         the same devices; all plans are judged by the same simulator. Times of searches are CPU seconds of
+         one process, which other load does not lengthen. Cornstarch's planner and its unaware baseline with
+         the simulator as their judge: `aware`. Spaces that are listed whole: `regret`. Questions one by
+         one: `ablation`. Candidates a second: `speeds`. Winner and others executed: `executed`, apart.
 Differs: jobs are smaller than the papers', each says how; corpora stand for data sets.
 Run:     python -m experiments.search.joint [--job NAME] [--part PART] [--budget SECONDS] [--seed N]
          [--processes N] [--json] [--out PATH]
@@ -17,7 +17,7 @@ import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from multiprocessing import get_context
 from pathlib import Path
@@ -45,7 +45,7 @@ class Asked:
         names: of jobs.
         budget_s: CPU seconds of every search.
         seed: of all draws.
-        processes: that take one job at a time; each counts its own CPU seconds.
+        processes: that take one job or space at a time; each counts its own CPU seconds.
     """
 
     names: Sequence[str]
@@ -84,8 +84,8 @@ def of_questions(asked: Asked, progress: Told) -> dict[str, Any]:
 
 def of_spaces(asked: Asked, progress: Told) -> dict[str, Any]:
     """Regret in all spaces; the budget is of candidates there, and jobs are its own."""
-    found = list(regret.regrets(spaces(), candidates=regret.CANDIDATES, seed=asked.seed, progress=progress))
-    return {"spaces": {each["space"]: each for each in found}}
+    found = _each(regret_of_space, replace(asked, names=[space.name for space in spaces()]), progress)
+    return {"spaces": found}
 
 
 def of_speed(asked: Asked, progress: Told) -> dict[str, Any]:
@@ -116,10 +116,21 @@ def ablated_job(name: str, asked: Asked, progress: Told) -> dict[str, Any]:
     return ablation.ablation_of(JOBS[name], budget_s=asked.budget_s, progress=progress)
 
 
+def regret_of_space(name: str, asked: Asked, progress: Told) -> dict[str, Any]:
+    """`of_spaces` of one."""
+    space = next(space for space in spaces() if space.name == name)
+    return regret.regret_of(
+        space,
+        candidates=regret.CANDIDATES,
+        seed=asked.seed,
+        progress=lambda done: progress(f"{name}: {done} plans"),
+    )
+
+
 def _each(
     of_job: Callable[[str, Asked, Told], dict[str, Any]], asked: Asked, progress: Told
 ) -> dict[str, dict[str, Any]]:
-    """The records of all jobs, made by so many processes."""
+    """The records of all that are named, made by so many processes."""
     if asked.processes == 1:
         return {name: of_job(name, asked, progress) for name in asked.names}
     with ProcessPoolExecutor(asked.processes, get_context("spawn"), max_tasks_per_child=1) as pool:
@@ -231,7 +242,7 @@ def main() -> int:
         help="CPU seconds of the joint search, and of every strategy's",
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--processes", type=int, default=1, help="that take one job at a time")
+    parser.add_argument("--processes", type=int, default=1, help="that take one job or space at a time")
     parser.add_argument(
         "--out", type=Path, help="JSON file to write; what it has of other parts and jobs stays"
     )

@@ -10,7 +10,7 @@ Ours:    the joint search with a judge that knows the listed plans alone, and so
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,19 +117,3 @@ def regret_of(
         "listed_seconds": listed_s,
         "seconds": found.seconds,
     }
-
-
-def regrets(
-    spaces: tuple[ListedSpace, ...],
-    *,
-    candidates: int,
-    seed: int,
-    progress: Callable[[str], None],
-) -> Iterator[dict[str, Any]]:
-    """Of every space, one after the other."""
-    for space in spaces:
-
-        def told(done: int, name: str = space.name) -> None:
-            progress(f"{name}: {done} plans")
-
-        yield regret_of(space, candidates=candidates, seed=seed, progress=told)

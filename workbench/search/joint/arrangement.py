@@ -95,7 +95,7 @@ def arrangement_of(
     Complexity: that of `stages_of` for every placement.
     """
     plan = replace(draft, stages=stages)
-    degrees = tuple(_degrees_of(plan, module.name) for module in job.model.modules)
+    degrees = tuple(degrees_of(plan, module.name) for module in job.model.modules)
     for placement in Placement:
         arrangement = Arrangement(placement=placement, degrees=degrees)
         try:
@@ -112,7 +112,8 @@ def _places(stages: tuple[Stage, ...]) -> list[tuple[str, int, tuple[tuple[int, 
     return sorted((stage.module, stage.replica, stage.ranks) for stage in stages)
 
 
-def _degrees_of(plan: Plan, module: str) -> Degrees:
+def degrees_of(plan: Plan, module: str) -> Degrees:
+    """Of a module's first replica, and how many replicas there are."""
     replicas = plan.replicas(module)
     chain = plan.chain[module, replicas[0]]
     blocks = len({stage.flat_ranks for stage in chain})

@@ -19,6 +19,7 @@ from workbench.search.joint.move import Move, Space
 from workbench.search.joint.nearest_fit import nearest_fit
 from workbench.search.joint.proposals import Moves, Proposals, steers
 from workbench.search.joint.question import Question
+from workbench.search.joint.replan import Replan, Replans
 from workbench.search.joint.seeds import KEPT, seeds
 from workbench.search.joint.starts import OUT_OF_TIME, Start, Task, start_tasks
 from workbench.search.joint.take import taken
@@ -30,9 +31,10 @@ SEATS = 5  # choices that candidates are made from
 ROUND = 24  # candidates between two looks at what they gave
 MOST_ALIKE = 2  # of these, with modules on the same ranks
 NEAR = 1e-5  # of a value: as good as equal
+REPLANNED = 16  # of a round besides, plans of strategies for neighbouring jobs
 SEEDED = 9  # of a round behind the first, likely layouts
 SHARES = (0.4, 0.2, 0.15, 0.15, 0.1)  # of a round, by seat
-START_SHARE = 0.5  # of the time, at most, for plans to start from
+START_SHARE = 0.4  # of the time, at most, for plans to start from
 TOO_LARGE = "does not fit"  # in refusals of plans for their memory
 LIKELY_SHARE = 0.3  # of the time, of those alone that are likely to be good
 ANYWHERE = Scope()
@@ -58,15 +60,19 @@ class _Search:
     judge: Judge
     questions: frozenset[Question]
     rng: random.Random
-    seats: list[_Seat] = field(default_factory=list)
+    seats: list[_Seat]
+    origin: _Seat
+    replans: Replans | None
     log: list[Entry] = field(default_factory=list)
     candidates: int = 0
     seeded: Iterator[Moves] = field(default_factory=lambda: iter(()))
 
     def round(self) -> list[tuple[_Seat, Moves]]:
-        """The next candidates: seeds first, then of every seat its share."""
+        """The next candidates: seeds first, then plans of strategies, then of every seat its share."""
         seeded = islice(self.seeded, SEEDED if self.log else KEPT)
-        asked = [(self.seats[0], moves) for moves in seeded]
+        asked: list[tuple[_Seat, Moves]] = [(self.seats[0], moves) for moves in seeded]
+        if self.replans is not None:
+            asked += [(self.origin, (move,)) for move in self.replans.next(REPLANNED)]
         for seat, share in zip(self.seats, SHARES, strict=False):
             if seat.proposals is None:
                 seat.proposals = self._proposals(seat)
@@ -93,7 +99,9 @@ class _Search:
             index = len(self.log) + 1
             accepted = outcome.value is not None and self._seated(seat, moves, outcome.value, index)
             self.candidates += outcome.value is not None
-            if outcome.value is not None and seat.proposals is not None:
+            if self.replans is not None and isinstance(moves[0], Replan):
+                self.replans.learn(moves[0], outcome.value, self.space.job)
+            elif outcome.value is not None and seat.proposals is not None:
                 seat.proposals.learn(moves, loss=outcome.value / seat.value - 1)
             entry = Entry(
                 index=index,
@@ -108,8 +116,9 @@ class _Search:
     def _seated(self, base: _Seat, moves: Moves, value: float, index: int) -> bool:
         if len(self.seats) == SEATS and value >= self.seats[-1].value:
             return False
-        taken = _Seat(value, changed(self.space, base.choice, moves), index, base.start)
-        if base.proposals is not None:
+        start = moves[0].strategy if isinstance(moves[0], Replan) else base.start
+        taken = _Seat(value, changed(self.space, base.choice, moves), index, start)
+        if start == base.start and base.proposals is not None:
             taken.first = tuple(move for move in base.proposals.best if move not in moves)
         near = [seat for seat in self.seats if abs(seat.value - value) <= NEAR * value]
         alike = [seat for seat in self.seats if _places(seat.choice) == _places(taken.choice)]
@@ -156,14 +165,17 @@ def joint_search(
             do not go together.
     """
     began_s = stop.clock()
-    space = Space(job, cost, {})
+    space = Space(job, cost, {}, _planners(job, scope))
     with opened(space, judge, workers) as crew:
-        starts = scope.starts or _starts(space, scope.planners, crew, stop, began_s)
+        starts = scope.starts or _starts(space, crew, stop, began_s)
         started_s = stop.clock()
         space.starts.update({each.name: each.choice for each in starts if each.choice is not None})
         seats = _first_seats(space, starts, scope.fixed, crew)
         questions = frozenset(Question) - set(scope.fixed)
-        held = _Search(space, judge, questions, random.Random(scope.seed), _unlike(seats))
+        rng = random.Random(scope.seed)
+        valued = [(each.name, value_of(each), each.choice) for each in starts if each.choice is not None]
+        replans = None if scope.fixed else Replans(job, space.planners, valued, random.Random(rng.random()))
+        held = _Search(space, judge, questions, rng, _unlike(seats), seats[0], replans)
         held.seeded = seeds(job, cost, questions)
         bound = scope.lower(job, cost, held.seats[0].choice if Question.LAYOUT in scope.fixed else None)
         bound = min(bound, held.seats[0].value)
@@ -176,20 +188,22 @@ def searched_starts(
     job: Job, cost: CostModel, judge: Judge, *, stop: Stop, scope: Scope = ANYWHERE, workers: Crew = 1
 ) -> tuple[Start, ...]:
     """What `joint_search` starts from, for several searches of one job; arguments and errors as there."""
-    space = Space(job, cost, {})
+    space = Space(job, cost, {}, _planners(job, scope))
     with opened(space, judge, workers) as crew:
-        return _starts(space, scope.planners, crew, stop, stop.clock())
+        return _starts(space, crew, stop, stop.clock())
 
 
-def _starts(
-    space: Space, planners: Mapping[str, Planner] | None, crew: Workers, stop: Stop, began_s: float
-) -> tuple[Start, ...]:
+def _planners(job: Job, scope: Scope) -> Mapping[str, Planner]:
+    if scope.planners is not None:
+        return scope.planners
+    priced = PRICED if job.dollars_per_hour(range(job.cluster.num_ranks)) is not None else {}
+    return PLANNERS | priced
+
+
+def _starts(space: Space, crew: Workers, stop: Stop, began_s: float) -> tuple[Start, ...]:
     """All strategies, those with layouts also without the job's; as far as their share of the time goes."""
     job = space.job
-    if planners is None:
-        priced = PRICED if job.dollars_per_hour(range(job.cluster.num_ranks)) is not None else {}
-        planners = PLANNERS | priced
-    tasks = list(start_tasks(job, planners))
+    tasks = list(start_tasks(job, space.planners))
     if stop.seconds is None:
         found = tuple(crew.starts(tasks))
     else:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from workbench.job.device_pools import check_taken
+from workbench.job.job import Job
 from workbench.model.layer import TokenCount
 from workbench.plan.plan import Plan
 from workbench.plan.routing import routing_of
@@ -12,6 +13,7 @@ from workbench.plan.token_owners import row_tokens
 from workbench.plan.work import work_of
 from workbench.search.joint.choice import Choice, build
 from workbench.search.joint.move import Move, Space
+from workbench.search.joint.replan import Replan
 from workbench.trace import Trace
 
 LEAST_SHARE = 0.95  # of an even share of tokens, on the rank that a stage is priced by
@@ -37,8 +39,10 @@ class Outcome:
 
 
 def evaluated(space: Space, judge: Judge, base: Choice, moves: Sequence[Move]) -> Outcome:
-    """A choice after some moves: built, and held against the judge."""
+    """A choice after some moves: built, and held against the judge. What a strategy plans anew is a plan."""
     try:
+        if isinstance(moves[0], Replan) and len(moves) == 1:
+            return Outcome(judge.value(_checked(space.job, moves[0].plan(space))))
         choice = changed(space, base, moves)
         if choice == base:
             return Outcome(None, UNCHANGED)
@@ -56,9 +60,12 @@ def changed(space: Space, base: Choice, moves: Sequence[Move]) -> Choice:
 
 def plan_of(space: Space, choice: Choice) -> Plan:
     """Its plan; ValueError as `build`, and for a module in a pool that does not take it."""
-    plan = build(space.job, choice, space.cost)
+    return _checked(space.job, build(space.job, choice, space.cost))
+
+
+def _checked(job: Job, plan: Plan) -> Plan:
     for stage in plan.stages:
-        check_taken(space.job.pools, stage.module, stage.flat_ranks)
+        check_taken(job.pools, stage.module, stage.flat_ranks)
     _check_shares(plan)
     return plan
 

@@ -63,7 +63,7 @@ def replayed(
     logged = _read(job, list(lines))
     asked: list[Move] = [move for entry in logged.path for move in entry.moves]
     names = {logged.start, *logged.fixed.values(), *(m.start for m in asked if isinstance(m, Take))}
-    space, plans = Space(job, cost, {}), {}
+    space, plans = Space(job, cost, {}, planners), {}
     for task in start_tasks(job, planners):
         if task.name in names:
             start = start_of(task, cost, judge)

@@ -1,21 +1,31 @@
 """What a move is: a change of the answer to one question."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
+from workbench.planner.strategy_spec import Planner
 from workbench.search.joint.choice import Choice
 from workbench.search.joint.question import Question
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What moves are of: a job on a machine, and the choices that a search starts from, by strategy."""
+    """What moves are of.
+
+    Args:
+        job: to plan.
+        cost: its machine.
+        starts: choices that a search starts from, by strategy.
+        planners: of strategies that may plan anew, by name.
+    """
 
     job: Job
     cost: CostModel
     starts: dict[str, Choice]
+    planners: Mapping[str, Planner] = field(default_factory=dict)
 
 
 class Move(Protocol):

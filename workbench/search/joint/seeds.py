@@ -1,16 +1,18 @@
 """Layouts that are likely to be fast by the step model, as moves from any choice."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from itertools import combinations, product
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.plan.plan import Recompute, Sharding
 from workbench.planner.layout_choice import Degrees, LayoutChoice, Mode, ModuleChoice
-from workbench.planner.layout_search import likely_layouts
+from workbench.planner.layout_search import likely_layouts, usable_ranks
 from workbench.search.joint.arrangement import Arrangement, Placement
 from workbench.search.joint.grouping_moves import Grouping, Regroup
 from workbench.search.joint.layout_moves import Arrange
+from workbench.search.joint.own_spaces import CP_SIZES, tensor_sizes
 from workbench.search.joint.proposals import Moves, differ
 from workbench.search.joint.question import Question
 from workbench.search.joint.setting_moves import Keep
@@ -27,6 +29,8 @@ _PLACEMENTS = {
 def seeds(job: Job, cost: CostModel, questions: Collection[Question]) -> Iterator[Moves]:
     """The best layouts of every mode and microbatch size, the job's own size first.
 
+    Where the step model knows none, as of a model with a generator, every grid that all modules share.
+
     Where samples differ, each with replicas and with microbatches of even work.
     With their memory settings where these are open, and of the job's own microbatch size where that is not.
     The step model does not know single samples, so that several are worth a candidate.
@@ -38,6 +42,9 @@ def seeds(job: Job, cost: CostModel, questions: Collection[Question]) -> Iterato
     sizes = _sizes(job) if Question.GROUPING in questions else [job.microbatch_samples]
     regroups = Question.GROUPING in questions
     ways = _ways(job) if regroups else ((),)
+    if not any(likely_layouts(replace(job, layouts=()), cost, mode, PRICED) for mode in _PLACEMENTS):
+        yield from _on_one_grid(job, questions)
+        return
     for size in sizes:
         free = replace(job, layouts=(), microbatch_samples=size)
         for mode in _PLACEMENTS:
@@ -45,6 +52,41 @@ def seeds(job: Job, cost: CostModel, questions: Collection[Question]) -> Iterato
                 samples = size if regroups else None
                 moves = _moves(job, each.choice, samples, settings=Question.MEMORY in questions)
                 yield from ((*moves, *way) for way in ways)
+
+
+def _on_one_grid(job: Job, questions: Collection[Question]) -> Iterator[Moves]:
+    """All modules on the same ranks, without a pipeline; small grids first, and fewest microbatches.
+
+    Where memory is open, with optimizer state sharded: every such grid with nothing computed again, then
+    with one module computed again, and so on; then with the settings that are there.
+    """
+    names = [module.name for module in job.model.modules]
+    shared = set.intersection(*(set(tensor_sizes(job, module)) for module in job.model.modules))
+    arranged = []
+    for tp, cp in sorted(product(shared, CP_SIZES), key=lambda grid: (grid[0] * grid[1], grid)):
+        dp = usable_ranks(job) // (tp * cp)
+        degrees = tuple(Degrees(module=name, tp=tp, cp=cp, dp=dp) for name in names)
+        arrangement = Arrangement(placement=Placement.FIRST_STAGE, degrees=degrees)
+        sizes = [size for size in _sizes(job) if dp and len(job.batch) % (dp * size) == 0]
+        own = reversed(sizes) if Question.GROUPING in questions else [None] * bool(sizes)
+        arranged += [Arrange(arrangement, samples) for samples in own]
+    ways = list(_memory_ways(names)) if Question.MEMORY in questions else []
+    yield from ((*way, move) for way in (*ways, ()) for move in arranged)
+
+
+def _memory_ways(modules: Sequence[str]) -> Iterator[Moves]:
+    for num in range(len(modules) + 1):
+        for again in combinations(modules, num):
+            yield tuple(
+                Keep(
+                    name,
+                    Recompute.FULL if name in again else Recompute.NONE,
+                    Sharding.OPTIMIZER,
+                    1,
+                    sequence_parallel=False,
+                )
+                for name in modules
+            )
 
 
 def _ways(job: Job) -> tuple[Moves, ...]:

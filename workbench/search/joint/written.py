@@ -9,6 +9,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from workbench.search.joint.grouping_moves import Exchange, MoveSample, Regroup, Reorder, Resize
 from workbench.search.joint.layout_moves import Arrange, Reschedule, RunEncodersAhead, ShiftLayer
 from workbench.search.joint.move import Move
+from workbench.search.joint.replan import Replan
 from workbench.search.joint.setting_moves import Distribute, ExchangeKeys, Keep
 from workbench.search.joint.take import Take
 
@@ -28,6 +29,7 @@ MOVES: dict[str, type[Any]] = {
         ExchangeKeys,
         Keep,
         Take,
+        Replan,
     )
 }
 

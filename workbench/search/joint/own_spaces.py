@@ -32,12 +32,14 @@ class OwnSpace:
         degrees: how layouts are chosen.
         where: the paper's section.
         has_cp: whether its modules may be context-parallel.
+        shares_ranks: whether modules lie on the same ranks.
         schedules: the paper's.
     """
 
     degrees: Degrees
     where: str
     has_cp: bool = True
+    shares_ranks: bool = False
     schedules: tuple[Schedule, ...] = (Schedule(),)
 
 
@@ -54,13 +56,16 @@ OWN_SPACES: Mapping[str, OwnSpace] = {
     "cornstarch": OwnSpace(degrees=Degrees.EACH, where=f"{_V1}, sections 3.2, 4.1 and 5.2"),
     "cornstarch-loosely-coupled": OwnSpace(degrees=Degrees.EACH, where=f"{_V1}, section 5.2"),
     "cornstarch-frozen-unaware": OwnSpace(degrees=Degrees.EACH, where=f"{_V1}, sections 6.1 and 6.4"),
-    "encoders-colocated": OwnSpace(degrees=Degrees.ALIKE, where=f"{_V1}, section 6.1"),
-    "encoders-colocated-frozen-aware": OwnSpace(degrees=Degrees.ALIKE, where="Cornstarch ICML, section 5.3"),
-    "encoders-replicated": OwnSpace(degrees=Degrees.ALIKE, where=f"{_V1}, section 6.1"),
+    "encoders-colocated": OwnSpace(degrees=Degrees.ALIKE, where=f"{_V1}, section 6.1", shares_ranks=True),
+    "encoders-colocated-frozen-aware": OwnSpace(
+        degrees=Degrees.ALIKE, where="Cornstarch ICML, section 5.3", shares_ranks=True
+    ),
+    "encoders-replicated": OwnSpace(degrees=Degrees.ALIKE, where=f"{_V1}, section 6.1", shares_ranks=True),
     "dip": OwnSpace(
         degrees=Degrees.EACH,
         where=f"{_ENTRAIN}, sections 4.2 and 4.7.2",
         has_cp=False,
+        shares_ranks=True,
         schedules=_schedules(ScheduleKind.THREE_PHASE),
     ),
     "entrain": OwnSpace(
@@ -100,6 +105,13 @@ OWN_SPACES: Mapping[str, OwnSpace] = {
 }
 
 
+def tensor_sizes(job: Job, module: Module) -> list[int]:
+    """Tensor-parallel degrees within a node that divide the module's heads of keys."""
+    node = min(node.num_ranks for node in job.cluster.nodes)
+    heads = [o.num_kv_heads for each in module.layers for o in each.operators if isinstance(o, Attention)]
+    return [tp for tp in TP_SIZES if tp <= node and all(count % tp == 0 for count in heads)]
+
+
 @dataclass(frozen=True, slots=True)
 class Draws:
     """Jobs that a strategy's users could write for one job's devices and batch.
@@ -107,10 +119,12 @@ class Draws:
     Args:
         job: with layouts left open.
         space: the strategy's.
+        open_share: of the draws, in which the strategy counts the stages itself.
     """
 
     job: Job
     space: OwnSpace
+    open_share: float = OPEN_SHARE
 
     def fresh(self, rng: random.Random) -> Job:
         """All drawn anew."""
@@ -126,6 +140,12 @@ class Draws:
         """One thing drawn anew; ValueError where the job does not allow it."""
         changes = (self._with_microbatch, self._with_schedule, self._with_settings, self._nudged)
         return rng.choice(changes)(job, rng)
+
+    def has_ranks_for(self, job: Job) -> bool:
+        """Whether the layouts of a drawn job, as far as they count stages, go on the ranks that there are."""
+        taken = [each.tp * each.cp * (each.pp or 1) for each in job.layouts]
+        most = max(taken, default=1) if self.space.shares_ranks else sum(taken)
+        return job.replicas * most <= usable_ranks(job)
 
     def _microbatches(self) -> list[int]:
         return [size for size in MICROBATCHES if len(self.job.batch) % size == 0]
@@ -182,16 +202,13 @@ class Draws:
         return [dp for dp in range(1, most + 1) if len(job.batch) % (dp * unit) == 0]
 
     def _degrees(self, module: Module, rng: random.Random) -> tuple[int, int]:
-        node = min(node.num_ranks for node in self.job.cluster.nodes)
-        heads = [o.num_kv_heads for each in module.layers for o in each.operators if isinstance(o, Attention)]
-        sizes = [tp for tp in TP_SIZES if tp <= node and all(count % tp == 0 for count in heads)]
-        return rng.choice(sizes), rng.choice(CP_SIZES if self.space.has_cp else (1,))
+        return rng.choice(tensor_sizes(self.job, module)), rng.choice(CP_SIZES if self.space.has_cp else (1,))
 
     def _counted(
         self, own: Mapping[str, tuple[int, int]], num_ranks: int, rng: random.Random
     ) -> tuple[ModuleLayout, ...]:
         """Stages of every module: left open, or drawn with the LLM's on what the others leave."""
-        if rng.random() < OPEN_SHARE:
+        if rng.random() < self.open_share:
             return tuple(ModuleLayout(module=name, tp=tp, cp=cp) for name, (tp, cp) in own.items())
         modules = sorted(self.job.model.modules, key=lambda module: module.modality == TEXT)
         counts: dict[str, int] = {}
