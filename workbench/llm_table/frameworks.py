@@ -57,7 +57,7 @@ def fitted_numbers(cells: Mapping[str, str]) -> dict[str, float]:
 
 
 def fitted_off(cells: Mapping[str, str]) -> float:
-    """Mean error of rows that the framework's numbers were not fitted to, of the worst number; 0 without any."""
+    """Mean error of rows that the framework's numbers had not seen, of the worst number; 0 without any."""
     standing = {rule["number"]: rule.get("off", 0.0) for rule in _of(cells, "execution")}
     return max(standing.values(), default=0.0)
 
