@@ -16,8 +16,8 @@ NARROW = (Number.FP8, Number.MXFP8, Number.NVFP4)
 OF_NARROW = 0.1  # of products in a narrow format, whose rate follows from peaks
 
 BY_CONVENTION = 0.25  # of what a blank cell spans, where the training system's documented default fills it
-# On all deviations of a row: with it, 80 % of published rows lie inside. Of the stretches that leaving out one data set
-# after the other gives, the largest (`experiments.public.coverage`), as new rows are further off than known ones.
+# On all deviations of a row, so that 80 % of published rows lie inside (`experiments.public.coverage`): the
+# largest of the stretches without one data set, as new rows are further off than known ones.
 STRETCH = 0.54
 
 # Columns that training runs often leave open -> (whole step, or one source; what an unknown answer spans).

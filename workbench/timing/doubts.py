@@ -30,8 +30,8 @@ SCALED: dict[Source, float] = {
     Source.REDUCTION: 0.26,
     Source.REST: 0.2,
 }
-# Where a device's sustained share of products was fitted to runs of training: their mean error, 3.1 % of eight rows
-# on B200 and GB200, with half the difference between both devices.
+# Where a device's sustained share of products was fitted to runs of training: the mean error of these eight,
+# 3.1 %, with half the difference between the two devices, B200 and GB200.
 SUSTAINED = 0.06
 BETWEEN_NODES = (
     0.4  # no table of collectives between nodes is known; clusters of one kind of card differ as much
