@@ -11,7 +11,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -161,7 +161,7 @@ class Trainer:
         outputs: dict[str, Tensor] = {}
         states: dict[str, Tensor] = {}
         total = torch.zeros((), device=self.device)
-        for module in self.in_order():
+        for module in self.plan.model.in_order:
             microbatch = all_items(part, module)
             if microbatch is None:
                 total = total + self.borrowed(module)
@@ -202,19 +202,6 @@ class Trainer:
             return torch.zeros((), device=self.device)
         output, _ = self.run(replace(self.plan, batch=(lender,)), module, {})
         return output.sum() * 0.0
-
-    def in_order(self) -> Iterator[Module]:
-        """Every module after those that it reads."""
-        left = list(self.plan.model.modules)
-        while left:
-            waiting = {module.name for module in left}
-            ready = next(
-                module
-                for module in left
-                if not any(edge.source in waiting for edge in self.plan.model.edges_into(module.name))
-            )
-            left.remove(ready)
-            yield ready
 
 
 def _picked(part: Plan, edge: Any, rows_TD: Tensor, wanted: tuple[Item, ...]) -> Tensor:

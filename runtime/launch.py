@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,13 +30,15 @@ from runtime.step_plans import Planning
 from runtime.world.allocator import keep_freed_memory
 from runtime.world.device import CPU, kind_of_device, launched_device
 from runtime.world.failure import RankError
+from runtime.world.heartbeats import heartbeats_of
 from runtime.world.local_world import join_launched
-from runtime.world.neighbours import neighbours_here
+from runtime.world.neighbours import Neighbours, owners_of_all
 from runtime.world.pool import Place, Pool
 from workbench.drift import YARDSTICK
 from workbench.ending import Ended, ending_by_signal
 from workbench.job.run_options import RunOptions, add_arguments
 from workbench.memory.account import static_holders
+from workbench.model.checkpoint import check_weights
 from workbench.plain_text import plain
 from workbench.plan.codec import plan_hash, read_plan
 from workbench.plan.lower import lower
@@ -49,6 +52,7 @@ from workbench.trace_json import write_trace
 from workbench.whole_file import check_writable
 
 BAD_INPUT = 2  # exit code
+STDERR = 2  # descriptor
 ECHO_GRACE_S = 5.0  # how long a rank that lost a peer leaves it to torchrun to find out which died
 
 HELPS = {
@@ -235,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with ending_by_signal():
             return _launch(said)
     except Ended as ended:
-        sys.stderr.write(f"ended by {ended.name}\n")
+        say_last(f"ended by {ended.name}")
         raise
 
 
@@ -250,6 +254,8 @@ def _launch(said: dict[str, Any]) -> int:
             )
         device = launched_device(options.device)
         lowered, _ = accept(read_plan(plan))
+        if options.weights is not None:
+            check_weights(options.weights, [module.name for module in lowered.plan.model.modules])
         settings, source = prepare(options, lowered.plan)
         if options.trace is not None:
             check_writable(options.trace)
@@ -259,8 +265,7 @@ def _launch(said: dict[str, Any]) -> int:
         if result is not None and options.trace is not None:
             write_trace(result.trace, options.trace)
     except (ValueError, OSError, RankError) as error:
-        sys.stderr.write(f"error: {plain(str(error))}\n")
-        sys.stderr.flush()
+        say_last(f"error: {plain(str(error))}")
         if isinstance(error, RankError) and error.peers:
             time.sleep(ECHO_GRACE_S)  # torchrun names the process that ends first as the cause
         return BAD_INPUT
@@ -270,6 +275,23 @@ def _launch(said: dict[str, Any]) -> int:
             sys.stdout.write(f"step {step}{timed}: loss {loss:.6f}\n")
         sys.stdout.write(f"loss {result.losses[-1]:.6f}, iteration {result.spread.median_s:.6f} s\n")
     return 0
+
+
+def say_last(line: str) -> None:
+    """The last word, also where a soft limit on file sizes has met the file that errors go to."""
+    try:
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+    except OSError:
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        os.write(STDERR, f"{line}\n".encode())
+
+
+def _give_up(reason: str) -> NoReturn:
+    """End this process from a thread, while its ranks wait for whoever is silent."""
+    say_last(f"error: {reason}")
+    leave(BAD_INPUT)
 
 
 def prepare(options: RunOptions, plan: Plan) -> tuple[RunSettings, DataSource | None]:
@@ -312,7 +334,9 @@ def _run_under_torchrun(
         sys.stderr.write(f"running {steps} steps on {place.size} ranks ({device.type})\n")
     reports: list[RankReport | None] = [None] * place.size
     target = settings.export if place.process == 0 else None
-    neighbours = neighbours_here(place.process, place.size)
+    owners = owners_of_all(place.size)
+    neighbours = Neighbours(place.process, owners)
+    heartbeats = heartbeats_of(owners, place.process, os.environ, _give_up)
     try:
         with exporting(target, lowered.plan.model, settings.weights):
             dist.all_gather_object(reports, run_rank(place, lowered, settings, source, device=device))
@@ -321,6 +345,8 @@ def _run_under_torchrun(
             raise
         raise RankError(f"{error}; {neighbours.cause}", peers=error.peers) from error
     neighbours.leave()
+    if heartbeats is not None:
+        heartbeats.leave()
     complete = [found for found in reports if found is not None]
     dist.destroy_process_group()
     return result_of(lowered, complete, settings, device) if place.process == 0 else None

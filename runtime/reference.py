@@ -79,7 +79,7 @@ class Reference:
         outputs: dict[str, Tensor] = {}
         states: dict[str, Tensor] = {}  # by edge, where it leaves before the last layer
         loss: Tensor | None = None
-        for module in self._topological():
+        for module in self.plan.model.in_order:
             microbatch = all_items(self.plan, module)
             if microbatch is None:
                 continue
@@ -111,20 +111,6 @@ class Reference:
         tokens = [routing.tokens(source, item, count) for item in held.items]
         pieces = dict(zip(held.items, output_TD.split(tokens), strict=True))
         return torch.cat([pieces[item] for item in wanted])
-
-    def _topological(self) -> list[Module]:
-        """Every module after those that it reads, otherwise in the model's order."""
-        left, order = list(self.plan.model.modules), list[Module]()
-        while left:
-            waiting = {module.name for module in left}
-            ready = next(
-                module
-                for module in left
-                if not any(edge.source in waiting for edge in self.plan.model.edges_into(module.name))
-            )
-            left.remove(ready)
-            order.append(ready)
-        return order
 
     def _update(self, trainable: Mapping[tuple[str, str], nn.Parameter]) -> None:
         if self._adamw is None:

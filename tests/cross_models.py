@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from runtime.models.weights import SINGLE
 from runtime.reference import whole_stage
 from runtime.step.stage_module import build_stage_module
 from tests import tiny_models
 from workbench.data.sample import Sample, Segment
+from workbench.model.checkpoint import SINGLE
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import TEXT, ModelGraph, Module, connect
 

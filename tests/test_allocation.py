@@ -8,7 +8,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from workbench.balance.orchestration.allocation import (
-    fastest_allocation,
     num_trials,
     proportional_allocation,
     stable_batch_size,
@@ -35,19 +34,6 @@ def test_nearest_allocation_is_nearest(case: tuple[list[int], int]):
     assert sum(found) == num_units
     assert min(found) >= 1
     assert distance(found) <= min(map(distance, all_allocations(len(work), num_units))) + 1e-9
-
-
-@given(cases)
-def test_fastest_allocation_is_fastest(case: tuple[list[int], int]):
-    work, extra = case
-    num_units = len(work) + extra
-
-    def slowest(allocation: tuple[int, ...]) -> float:
-        return max(w / a for w, a in zip(work, allocation, strict=True))
-
-    found = fastest_allocation(work, num_units)
-    assert slowest(found) == min(map(slowest, all_allocations(len(work), num_units)))
-    assert slowest(found) <= slowest(proportional_allocation(work, num_units))
 
 
 @pytest.mark.parametrize(
@@ -88,6 +74,5 @@ def test_a_ratio_on_the_edge_never_settles():
 
 @pytest.mark.parametrize(("work", "num_units"), [([], 1), ([-1, 2], 3), ([0, 0], 3), ([1, 1, 1], 2)])
 def test_bad_input_is_named(work: list[float], num_units: int):
-    for allocate in (proportional_allocation, fastest_allocation):
-        with pytest.raises(ValueError, match=r"work of modules|one unit per module"):
-            allocate(work, num_units)
+    with pytest.raises(ValueError, match=r"work of modules|one unit per module"):
+        proportional_allocation(work, num_units)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.attention.flex_attention import create_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaConfig
 
 from runtime.kernels.bitfield_attention.attention import bitfield_attention
@@ -12,10 +13,8 @@ from runtime.kernels.bitfield_attention.mask import kernel_mask
 from runtime.kernels.bitfield_attention.reference import attends
 from runtime.kernels.bitfield_attention.tiles import FULL
 from runtime.models.attention_mask import (
-    BITFIELD,
     AttentionMask,
     attend,
-    register_bitfield_attention,
     token_fields,
 )
 from tests.interpreter import DEVICE
@@ -131,14 +130,13 @@ def llama(implementation: str) -> LlamaAttention:
 @pytest.mark.parametrize("name", ["EP", "MP", "gemma"])
 def test_a_transformers_layer_takes_it(name: str):
     """The same outputs and gradients as transformers' own SDPA under the dense mask."""
-    register_bitfield_attention()
-    register_bitfield_attention()
+    ALL_ATTENTION_FUNCTIONS.register("bitfield", attend)
     field = BUILT[name]
     x = torch.randn(1, len(field), 32, dtype=torch.float64)
     turns = (torch.ones(1, len(field), 8).double(), torch.zeros(1, len(field), 8).double())
     visible = torch.from_numpy(dense(field, field))[None, None]
     results = []
-    for implementation, mask in ((BITFIELD, AttentionMask(field, field, CPU)), ("sdpa", visible)):
+    for implementation, mask in (("bitfield", AttentionMask(field, field, CPU)), ("sdpa", visible)):
         layer, inputs = llama(implementation), x.clone().requires_grad_()
         out, _ = layer(inputs, position_embeddings=turns, attention_mask=mask)
         results.append((out.detach(), torch.autograd.grad(out.square().sum(), inputs)[0]))

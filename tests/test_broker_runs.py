@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 from math import gcd
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from runtime.emulation.emulate import emulate
 from runtime.rank_job import RunSettings
@@ -12,9 +14,10 @@ from sim.broker import Boundary, Topology
 from sim.predict import predict
 from tests.layout_jobs import Degrees, planned, vision_language
 from tests.test_parity import assert_same
+from workbench.cli.app import app
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.plan.codec import dumps, loads
+from workbench.plan.codec import dumps, loads, write_plan
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Direction, Lowered, Route, Transfer
 from workbench.plan.plan import Boundaries, Plan, Precision
@@ -101,5 +104,15 @@ def test_plan_files_say_it_only_where_it_is_set() -> None:
 
 
 def test_an_emulation_has_no_brokers() -> None:
-    with pytest.raises(ValueError, match=r"want settings\.boundaries 'direct' here"):
+    with pytest.raises(ValueError, match=r"got emulated ranks; want settings\.boundaries 'direct'"):
         emulate(lower(brokered(apart((1, 1, 1), (2, 1, 1), (1, 2)))), RunSettings(timeout_s=10.0))
+
+
+def test_check_refuses_brokers_on_gpus_and_takes_them_on_cpus(tmp_path: Path) -> None:
+    plan = brokered(apart((1, 1, 1), (2, 1, 1), (1, 2)))
+    for device, code in (("A40", 2), ("cpu", 0)):
+        nodes = tuple(replace(node, device=device) for node in plan.cluster.nodes)
+        write_plan(replace(plan, cluster=replace(plan.cluster, nodes=nodes)), tmp_path / "plan.json")
+        done = CliRunner().invoke(app, ["check", str(tmp_path / "plan.json")])
+        assert done.exit_code == code, done.output
+        assert ("got A40; want settings.boundaries 'direct'" in done.output) == (code == 2)

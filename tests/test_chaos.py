@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from experiments.chaos import saves
+from experiments.chaos.__main__ import kept_rounds, write_record
 from experiments.chaos.fault import Fault, limit
 from experiments.chaos.findings import Findings, ends, num_wrong
 from experiments.chaos.forked import MARK, MARK_LENGTH, Forked
-from experiments.chaos.processes import end_all, left_after, marked
+from experiments.chaos.processes import end_all, is_killed, left_after, marked
 from experiments.chaos.proxy import Manners, Proxy
 from experiments.chaos.room import Program, Room
 from experiments.chaos.rounds import Played, summary
@@ -57,6 +58,26 @@ def test_marked_processes_are_found_however_they_were_started():
         assert len(left_after(mark, 0.1)) == 2
         end_all(mark)
         assert marked(mark) == {}
+
+
+def test_who_is_killed_already_is_told_from_who_lives_on():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert not is_killed(process.pid)
+        process.kill()
+        process.wait()
+        assert is_killed(process.pid)
+
+
+def test_rounds_are_kept_for_the_same_code_and_draws_alone(tmp_path):
+    out = tmp_path / "chaos.json"
+    found = Findings(code=2, said="killed", orphans=["one"], recovery_s=2.0)
+    played = Played(number=3, component="run", fault=Fault.KILL_WORKER, seconds=1.0, found=found)
+    asked = {"commit": "a", "seed": 0}
+    assert kept_rounds(out, asked) == []
+    write_record(out, asked, [played])
+    assert kept_rounds(out, asked) == [played]
+    with pytest.raises(ValueError, match=r"its commit is a, want b to go on"):
+        kept_rounds(out, asked | {"commit": "b"})
 
 
 def test_left_over_files_are_found_and_foreign_ones_are_not(tmp_path):

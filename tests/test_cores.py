@@ -62,6 +62,13 @@ def test_it_ends_with_its_parent() -> None:
     assert eventually(lambda: state(process) in ("", "Z"))
 
 
+def test_one_whose_parent_has_ended_ends_before_it_takes_the_priority_at_which_ends_take_long() -> None:
+    program = "import os; from runtime.world import keep_awake; keep_awake.main(0, {}); os._exit(os.nice(0))"
+    text = program.format(os.getpid())
+    shell = ("sh", "-c", '"$0" -c "$1"; exit $?', sys.executable, text)  # the parent is the shell
+    assert subprocess.run(shell, check=False).returncode == os.nice(0)
+
+
 def _idle(place: Place) -> int:
     return place.process
 

@@ -16,7 +16,7 @@ from workbench.cost.roofline import (
     gemm_of,
     key_value_bytes,
     layer_flop,
-    tensor_parallel_messages,
+    placed_messages,
 )
 from workbench.cost.signature import signature
 from workbench.model.layer import Attention, Matmul, Shard, TokenCount
@@ -90,8 +90,8 @@ def test_cross_attention_counts_its_fixed_keys():
 
 def test_a_block_has_two_all_reduces_each_way():
     num_bytes = 10 * 4096 * 2
-    messages = tensor_parallel_messages(block(LLAMA_8B), causal(10), Grid(2, 1), 2)
-    assert messages.forward == (num_bytes, num_bytes)
+    messages = placed_messages(block(LLAMA_8B), causal(10), Grid(2, 1), 2)
+    assert [size for _, size in messages.forward] == [num_bytes, num_bytes]
     assert [size for _, size in messages.backward] == [num_bytes, num_bytes]
     names = [block(LLAMA_8B).operators[index].name for index, _ in messages.backward]
     assert names == ["q_proj", "mlp.gate"]
@@ -99,11 +99,11 @@ def test_a_block_has_two_all_reduces_each_way():
 
 def test_embedding_and_head_have_one_all_reduce_each():
     grid = Grid(2, 1)
-    embed = tensor_parallel_messages(token_embedding(1000, 16), causal(10), grid, 2)
-    head = tensor_parallel_messages(lm_head(1000, 16, Norm.RMS), causal(10), grid, 2)
+    embed = placed_messages(token_embedding(1000, 16), causal(10), grid, 2)
+    head = placed_messages(lm_head(1000, 16, Norm.RMS), causal(10), grid, 2)
     assert (embed.forward, embed.backward) == ((320,), ())
     assert (head.forward, [size for _, size in head.backward]) == ((), [320])
-    assert tensor_parallel_messages(block(), causal(10), ONE, 2) == ((), ())
+    assert placed_messages(block(), causal(10), ONE, 2) == ((), ())
 
 
 def test_signature_ignores_name_ties_and_trainability_only():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from runtime.emulation.compose import compose
-from runtime.emulation.emulate import clock_of, emulate, no_exchange_s
+from runtime.emulation.emulate import clock_of, emulate
 from runtime.emulation.thread_mesh import CollectiveSpan, Mailbox, sum_in_place
 from runtime.emulation.times import Absences, OwnWork, composed_s, median_work, own_work
 from runtime.emulation.turn import Runner, Turns
@@ -185,7 +185,7 @@ def test_copies_to_and_from_the_host_are_timed_beside_passes():
     plan = planned(vision_language(), layouts, microbatch=1, images=(1, 1), schedule=schedule)
     lowered = lower(plan)
     result = emulate(lowered, SETTINGS)
-    durations_s = result.timings.durations_s(no_exchange_s)
+    durations_s = result.timings.durations_s(lambda _: 0.0)
     copies = {action for action in plan.program_actions if MEANING[action.kind].activity is Activity.COPY}
     assert all(durations_s[action] > 0 for action in copies)
     spans = compose(lowered, result, simulate, load_profile("A40")).spans
@@ -202,7 +202,7 @@ def test_the_timeline_is_that_of_the_measured_actions(name: str):
     assert trace.loss == result.losses[-1]
     assert dict(trace.details)["emulated"] == "one action at a time on cpu, median of 3"
     assert loads(dumps(trace)) == trace
-    passes_s = {a: s for a, s in result.timings.durations_s(no_exchange_s).items() if a != STEP}
+    passes_s = {a: s for a, s in result.timings.durations_s(lambda _: 0.0).items() if a != STEP}
     for span in trace.spans:
         if span.action in passes_s:
             least_s = passes_s[span.action]

@@ -2,6 +2,7 @@
 
 import ast
 import ctypes
+import json
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from random import Random
 import pytest
 
 from experiments.fuzz import trees
+from experiments.fuzz.__main__ import beside
 from experiments.fuzz.run import Fuzzing, fuzzed
 from experiments.fuzz.target import Ending, Kind, Ready, Target, UnclearError, judged, naming
 from experiments.fuzz.targets.models import COMPOSITE_CONFIGS
@@ -150,6 +152,9 @@ def test_what_was_found_stays_mended(tmp_path, path):
     assert result.ending in (Ending.ACCEPTED, Ending.REFUSED), result.text
 
 
+WAITS_S = {"hang": 60.0, "slow": 0.4}
+
+
 def broken(kind: str) -> Target:
     """A reader that goes wrong in one way where the input is not the good one."""
 
@@ -173,8 +178,8 @@ def broken(kind: str) -> Target:
                     ctypes.string_at(0)
                 case "over 2 GB":
                     bytearray(5 * 2**30)
-                case "hang":
-                    time.sleep(60)
+                case _:
+                    time.sleep(WAITS_S[kind])
 
         return Ready(seeds=[[1]], render=trees_bytes, parse=lambda content: content, take=take, out=out)
 
@@ -197,6 +202,25 @@ def test_every_kind_of_finding_is_found(monkeypatch, kind):
     assert tally.count(Ending(kind)) >= count // 2
     found = sum(tally.count(ending) for ending in (Ending.ACCEPTED, Ending(kind)))
     assert found == count, tally.findings
+
+
+def test_what_a_busy_machine_makes_slow_is_no_hang(monkeypatch):
+    monkeypatch.setattr("experiments.fuzz.worker.HANG_S", 0.3)
+    tally = fuzzed({"slow": broken("slow")}, Fuzzing(count=2, seed=0, num_workers=1))
+    assert tally.count(Ending.ACCEPTED) == tally.num_inputs == 2
+
+
+def test_a_record_stays_beside_that_of_other_targets(tmp_path):
+    out = tmp_path / "fuzz.json"
+    old = {"seed": 0, "commit": "a", "seconds": 1.0, "findings": [{"target": "x"}, {"target": "y"}]}
+    out.write_text(json.dumps(old | {"targets": {"x": {"inputs": 5, "hangs": 1}, "y": {"inputs": 3}}}))
+    new = {"seed": 0, "commit": "b", "seconds": 2.0, "findings": [], "targets": {"x": {"inputs": 7}}}
+    record = beside(new, out)
+    assert (record["inputs"], record["hangs"], record["seconds"]) == (10, 0, 3.0)
+    assert record["findings"] == [{"target": "y"}]
+    assert record["targets"]["x"]["commit"] == "b"
+    with pytest.raises(ValueError, match="its seed is 0, want 1"):
+        beside(new | {"seed": 1}, out)
 
 
 def test_inputs_follow_from_seed_target_and_number(tmp_path):

@@ -13,7 +13,6 @@ from runtime.launch import main, place_in_program, run_local
 from runtime.rank_job import Collect, RunSettings
 from runtime.step.timing import (
     Notes,
-    action_spreads,
     assemble,
     check_order,
     iteration_spread,
@@ -149,7 +148,6 @@ def test_medians_and_spreads() -> None:
     ]
     assert median_trace(traces).iteration_s == 2.0
     assert iteration_spread(traces).median_s == 2.5
-    assert action_spreads(traces)[0, STEP].highest_s == 9.0
     with pytest.raises(ValueError, match="want at least one duration"):
         spread_of([])
 

@@ -22,7 +22,9 @@ from experiments.mimo.models import (
 )
 from experiments.mimo.rows import colocated, table_a2, table_a3, table_a4, tables
 from workbench.plan.plan import Recompute
+from workbench.plan.work import work_of
 from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
+from workbench.schedule.action import Action, Pass
 
 SMALL = Workload(encoder="1B", llm="7B", sequence_tokens=8192, vision_pct=50.0, num_gpus=8, num_samples=4)
 
@@ -94,21 +96,24 @@ def test_on_par_is_within_three_percent(printed, ours, same):
     assert same_sign(printed, ours) is same
 
 
-def encoder_s(layout, assumed):
-    """Seconds of the encoder's passes in a step of one microbatch."""
-    few, none = (
-        simulated.step_of(replace(SMALL, vision_pct=vision, num_samples=layout.llm.dp), layout, assumed)
-        for vision in (50.0, 0.0)
-    )
-    return few.passes_s - none.passes_s
+def encoder_forward_s(layout, assumed):
+    """Of one microbatch: seconds of the encoder's forward pass without its projector."""
+    cost, workload = launching_for_nothing(), replace(SMALL, num_samples=layout.llm.dp)
+    lowered = simulated.lowered_of(workload, layout, assumed)
+    (stage,) = (stage for stage in lowered.plan.stages if stage.module == VISION and stage.replica == 0)
+    whole_s = simulated.prices_of(lowered, cost, assumed).duration_s(Action(stage.id, Pass.F, 0))
+    projector = lowered.plan.model.module(VISION).layers[-1]
+    work = work_of(lowered.plan, lowered.plan.microbatches_of[VISION, 0][0])
+    precision = str(lowered.plan.settings.precision)
+    return whole_s - cost.layer_time(projector, work, tp=stage.tp, cp=stage.cp, precision=precision).forward_s
 
 
 def test_whole_images_cost_every_context_parallel_rank_what_one_alone_takes():
     whole, cut = assumptions(), replace(assumptions(), under_context=Images.CUT)
-    one = encoder_s(h_layout(tp=2, dp=4), whole)
-    several = encoder_s(h_layout(tp=2, cp=4), whole)
-    assert several == pytest.approx(one, rel=0.05)  # but for the sums of gradients
-    assert encoder_s(h_layout(tp=2, cp=4), cut) < several
+    one = encoder_forward_s(h_layout(tp=2, dp=4), whole)
+    several = encoder_forward_s(h_layout(tp=2, cp=4), whole)
+    assert several == pytest.approx(one, rel=1e-9)
+    assert encoder_forward_s(h_layout(tp=2, cp=4), cut) < several
 
 
 def test_copies_of_images_leave_the_llm_its_tokens():

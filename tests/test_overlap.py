@@ -15,7 +15,7 @@ from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.overlap import Machine, Pair, added_kernels, exposed_s, pairs_of
 from workbench.cost.profile import ideal_profile
-from workbench.cost.roofline import Gemm, Grid, gemm_of, tensor_parallel_messages
+from workbench.cost.roofline import Gemm, Grid, gemm_of, placed_messages
 from workbench.model.layer import Matmul, Shard
 from workbench.model.module_layers import lm_head, token_embedding
 from workbench.model.transformer import Norm
@@ -106,13 +106,13 @@ def test_no_byte_is_lost(name: str, cut: ActivationCut):
         "head": lm_head(1000, 16, Norm.RMS),
     }
     layer, work = layers[name], causal(64)
-    messages = tensor_parallel_messages(layer, work, GRID, 2)
+    messages = placed_messages(layer, work, GRID, 2)
     pairs = pairs_of(layer, work, GRID, 2, cut)
 
     def volume(found: list[Pair]) -> float:
         return sum(p.num_bytes * (2 if p.kind is Collective.ALL_REDUCE else 1) for p in found)
 
-    assert volume(list(pairs.forward)) == 2 * sum(messages.forward)
+    assert volume(list(pairs.forward)) == 2 * sum(size for _, size in messages.forward)
     assert volume([pair for _, pair in pairs.backward]) == 2 * sum(size for _, size in messages.backward)
 
 

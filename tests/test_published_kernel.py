@@ -10,21 +10,22 @@ from workbench.cost.execution import Execution, HeadRate, load_execution, write_
 from workbench.cost.model import CostModel
 from workbench.cost.roofline import RowWork, Work
 from workbench.model.layer import Layer, LayerKind
-from workbench.model.zoo_cornstarch import llama_medium, llama_small
+from workbench.model.zoo_cornstarch import cornstarch_module
 
 WORK = Work((RowWork(2048, 2048, 2048 * 2049 // 2),))
 
 
-def block(make) -> Layer:
-    return next(layer for layer in make().layers if layer.kind is LayerKind.BLOCK)
+def block(size: str) -> Layer:
+    llm = cornstarch_module(f"cornstarch-llama-{size}")
+    return next(layer for layer in llm.layers if layer.kind is LayerKind.BLOCK)
 
 
 def test_a_rate_slows_the_backward_of_its_width_alone() -> None:
     cost = a40_cost()
     slow = CostModel(cost.profile, Execution(attention_backward_rates=(HeadRate(head_dim=128, rate=0.5),)))
-    for make, is_slowed in ((llama_medium, True), (llama_small, False)):
+    for size, is_slowed in (("medium", True), ("small", False)):
         before, after = (
-            each.layer_time(block(make), WORK, tp=1, cp=1, precision="bfloat16") for each in (cost, slow)
+            each.layer_time(block(size), WORK, tp=1, cp=1, precision="bfloat16") for each in (cost, slow)
         )
         assert after.forward_s == before.forward_s
         assert (after.input_grad_s > before.input_grad_s) == is_slowed

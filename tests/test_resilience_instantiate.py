@@ -14,7 +14,6 @@ from workbench.elastic.instantiate import fastest, instantiate, multisets
 from workbench.elastic.node_specification import (
     NodeSpecification,
     TemplateSet,
-    frobenius_number,
     plan_templates,
 )
 
@@ -47,25 +46,6 @@ def test_distribution_of_many_pipelines_is_quick_and_nearly_level():
     level = 8000 / sum(1 / time for time in times)
     assert sum(counts) == 8000
     assert all(abs(count * time - level) <= time for count, time in zip(counts, times, strict=True))
-
-
-@given(st.integers(1, 9), st.integers(1, 12))
-@settings(deadline=None)
-def test_frobenius_number_is_the_largest_gap(smallest, count):
-    sizes = range(smallest, smallest + count)
-    reachable = {0}
-    for total in range(1, 200):
-        if any(total - size in reachable for size in sizes):
-            reachable.add(total)
-    gaps = [total for total in range(1, 200) if total not in reachable]
-    found = frobenius_number(sizes)
-    if found is None:
-        assert count == 1
-        assert smallest > 1
-    else:
-        assert found == max(gaps, default=-1 if smallest == 1 else 0)
-    if found is not None and count > smallest - 1:
-        assert found <= smallest - 1  # appendix A.1
 
 
 @given(st.integers(1, 30), st.integers(0, 3), st.integers(1, 8), st.integers(1, 30))

@@ -21,7 +21,7 @@ from workbench.report.search_tables import search_record, search_table
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 from workbench.search.drive import for_seconds_too, search, with_ranks
 from workbench.search.objectives.asked import Asked, judge_for
-from workbench.search.objectives.checkpoint_interval import daly_s, useful_share, young_s
+from workbench.search.objectives.checkpoint_interval import daly_s, useful_share
 from workbench.search.objectives.fewer_nodes import num_nodes, num_pipelines, with_pipelines
 from workbench.search.objectives.goodput import Goodput, checkpoint_bytes
 from workbench.search.objectives.money import TrainingDollars, steps_for
@@ -77,14 +77,13 @@ def test_closed_forms_of_the_interval_are_what_the_simulator_finds() -> None:
 
 
 def test_closed_forms() -> None:
-    assert young_s(2.0, 100.0) == 20.0
     assert daly_s(50.0, 20.0) == 20.0
-    assert daly_s(1e-9, 1.0) == pytest.approx(young_s(1e-9, 1.0), rel=1e-4)
+    assert daly_s(1e-9, 1.0) == pytest.approx(math.sqrt(2 * 1e-9), rel=1e-4)  # Young 1974
     best = max(range(1, 4000), key=lambda work: useful_share(work, SAVE_S, RESTART_S, MTBF_S))
     assert daly_s(SAVE_S, MTBF_S) == pytest.approx(best, rel=0.01)
     for bad in ((-1.0, 5.0), (1.0, 0.0), (1.0, math.inf)):
         with pytest.raises(ValueError, match="want a mean time between failures"):
-            young_s(*bad)
+            daly_s(*bad)
     with pytest.raises(ValueError, match="want work > 0 s"):
         useful_share(0.0, 1.0, 1.0, 1.0)
 

@@ -41,6 +41,7 @@ from workbench.stopped import LOOKS, StopWatch, is_stopped
 from workbench.strategies.registry import PLANNERS
 
 NOTICED_S = 5.0
+PATIENCE_S = 20.0  # of what is never noticed
 CUTS = {"vision": (5,), "audio": (4,), "llm": (6,)}
 BUSY = "while True: pass"
 
@@ -247,3 +248,31 @@ def test_a_stopped_search_worker_is_replaced_and_what_it_had_is_done(capsys):
         workers.close()
     assert start.value == undisturbed.value
     assert f"search worker, process {worker}: stopped by a signal" in capsys.readouterr().err
+
+
+def test_a_search_worker_that_is_stopped_as_soon_as_it_is_there_is_replaced(capsys):
+    task = next(iter(start_tasks(small(), {"cornstarch": PLANNERS["cornstarch"]})))
+    others = descendants_of(os.getpid())
+    goes_on_by_itself = threading.Event()
+
+    def stop() -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        workers: list[int] = []
+        while not workers and time.monotonic() < deadline:
+            found = descendants_of(os.getpid()) - others
+            workers = [pid for pid in found if b"spawn_main" in command_of(pid)]
+        os.kill(workers[0], signal.SIGSTOP)
+        if not goes_on_by_itself.wait(PATIENCE_S):
+            os.kill(workers[0], signal.SIGCONT)
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    workers = Several(Space(small(), cost(), {}), IterationJudge(cost()), 1)
+    try:
+        (start,) = workers.starts([task])
+        goes_on_by_itself.set()
+    finally:
+        workers.close()
+        stopping.join()
+    assert start.value > 0
+    assert "stopped by a signal and not continued, so killed" in capsys.readouterr().err

@@ -31,7 +31,7 @@ from tests.tiny_models import whole_batch
 from tests.tiny_valm import LLM
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.cost.roofline import Grid, tensor_parallel_messages
+from workbench.cost.roofline import Grid, placed_messages
 from workbench.data.sample import Sample, Segment
 from workbench.job.job import Job, ModuleLayout
 from workbench.model.layer import TokenCount
@@ -244,11 +244,11 @@ def test_sums_are_those_that_are_priced(name: str) -> None:
         plan, plan.stages[0], microbatch, SyntheticSource(0), dtype=torch.float64, device="cpu", context=None
     )
     work, grid = work_of(plan, microbatch), Grid(2, 1)
-    messages = [tensor_parallel_messages(layer, work, grid, 8) for layer in plan.model.module("llm").layers]
+    messages = [placed_messages(layer, work, grid, 8) for layer in plan.model.module("llm").layers]
     loss = module(StageInput(None, data))
     *blocks, largest, sums = group.seen
     assert (largest, sums) == (8 * work.tokens(TokenCount.IN), 16 * work.tokens(TokenCount.IN))
-    assert blocks == [size for each in messages for size in each.forward]
+    assert blocks == [size for each in messages for _, size in each.forward]
     group.seen.clear()
     loss.backward()
     assert group.seen == [size for each in reversed(messages) for _, size in reversed(each.backward)]

@@ -32,7 +32,7 @@ from tests.tiny_models import whole_batch
 from workbench.cost.collectives import all_gather_s, all_reduce_s
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
-from workbench.cost.roofline import Grid, tensor_parallel_messages
+from workbench.cost.roofline import Grid, placed_messages
 from workbench.data.sample import Sample, Segment
 from workbench.job.job import load_job
 from workbench.memory.account import memory_table, moved_bytes
@@ -162,7 +162,7 @@ def test_what_travels_is_a_gather_and_a_sum_where_whole_tensors_were_added_up(na
     microbatch = whole_batch(module, plan.batch)
     data = microbatch_data(plan, plan.stages[0], microbatch, SyntheticSource(0), dtype=torch.float64)
     work, grid = work_of(plan, microbatch), Grid(2, 1)
-    messages = [tensor_parallel_messages(layer, work, grid, 8) for layer in module.layers]
+    messages = [placed_messages(layer, work, grid, 8) for layer in module.layers]
     loss = stage(StageInput(None, data))
     num_tokens = sum(data.tokens_in)
     padded = num_tokens + num_tokens % 2

@@ -67,3 +67,15 @@ def test_a_killed_rank_ends_all_and_is_named(tmp_path: Path) -> None:
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
     assert not (tmp_path / "run.json").exists()
     assert not (tmp_path / "out").exists()
+
+
+def test_why_a_rank_ends_is_said_where_its_files_may_not_grow(tmp_path):
+    text = (
+        "import resource as r; from runtime.launch import say_last; _, hard = r.getrlimit(r.RLIMIT_FSIZE);"
+        "r.setrlimit(r.RLIMIT_FSIZE, (0, hard)); say_last('error: File too large')"
+    )
+    said = tmp_path / "said"
+    with said.open("wb") as file:  # unbuffered, as torchrun starts ranks
+        done = subprocess.run([sys.executable, "-u", "-c", text], stderr=file, check=False)
+    assert done.returncode == 0
+    assert said.read_text() == "error: File too large\n"

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 from transformers.models.clip.modeling_clip import CLIPVisionModel
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 from transformers.models.siglip.modeling_siglip import SiglipVisionModel
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
+from typer.testing import CliRunner
 
 from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.models.adapter import MicrobatchData
@@ -18,7 +20,10 @@ from runtime.models.weights import finish_export, part_folder, start_export, wri
 from runtime.reference import whole_stage
 from runtime.step.stage_module import StageInput, StageModule, build_stage_module
 from tests import tiny_models
+from workbench.cli.app import app
+from workbench.model.checkpoint import check_weights
 from workbench.model.model_graph import ModelGraph
+from workbench.plan.codec import write_plan
 from workbench.plan.plan import Plan
 
 torch.set_num_threads(1)
@@ -240,3 +245,35 @@ def test_initial_scales_are_those_of_transformers() -> None:
 def _config(plan: Plan) -> object:
     stage = next(stage for stage in plan.stages if stage.module == "audio")
     return build_stage_module(plan, stage, seed=0, dtype=F32).adapter.config
+
+
+def test_a_checkpoint_that_is_not_whole_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    """A file that its index names, and one that ends before its header says."""
+    config = tiny_models.LLAMA | {"model_type": "llama"}
+    LlamaForCausalLM(AutoConfig.for_model(**config)).save_pretrained(tmp_path / "llm", max_shard_size="20KB")
+    check_weights(tmp_path, ["llm"])
+    first, *_, last = sorted((tmp_path / "llm").glob("*.safetensors"))
+    whole = first.read_bytes()
+    first.write_bytes(whole[:-1])
+    with pytest.raises(
+        ValueError, match=rf"{first.name}: want {len(whole):,} bytes, it has {len(whole) - 1:,}"
+    ):
+        check_weights(tmp_path, ["llm"])
+    first.write_bytes(b"version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(ValueError, match=rf"{first.name}: no safetensors file"):
+        check_weights(tmp_path, ["llm"])
+    last.unlink()
+    with pytest.raises(ValueError, match=rf"1 of \d+ files are not there \({last.name}\); is it half"):
+        check_weights(tmp_path, ["llm"])
+    with pytest.raises(ValueError, match=r"audio: it has neither model\.safetensors nor"):
+        check_weights(tmp_path, ["audio"])
+
+
+def test_run_refuses_half_a_checkpoint_with_one_line(tmp_path: Path) -> None:
+    write_plan(plan_of(), tmp_path / "plan.json")
+    (tmp_path / "half" / "vision").mkdir(parents=True)
+    (tmp_path / "half" / "vision" / "model.safetensors.index.json").write_text('{"weight_map": {"a": "b"}}')
+    told = ["run", str(tmp_path / "plan.json"), "--local", "--weights", str(tmp_path / "half")]
+    done = CliRunner().invoke(app, told)
+    assert done.exit_code == 2
+    assert "1 of 1 files are not there (b); is it half downloaded?" in done.output

@@ -34,7 +34,6 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from runtime.models.choose import ADAPTERS
 from tests.test_hf_config import real_parameters
-from workbench.model import zoo_cornstarch
 from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import native_tokens
 from workbench.model.layer import Attention, LayerKind
@@ -43,6 +42,7 @@ from workbench.model.projector import Projector
 from workbench.model.shape import shapes
 from workbench.model.trainable import Trainable
 from workbench.model.zoo import from_shape, role_of, shape_names
+from workbench.model.zoo_cornstarch import SIZES, cornstarch_module
 
 LLM_WIDTH = 4096
 
@@ -222,31 +222,30 @@ def test_parameters_are_the_published_ones(name):
 
 # Cornstarch, arXiv v1 and ICML, Table 1: layers, hidden width, parameters in billions.
 CORNSTARCH = {
-    "llama_small": [(16, 2048, "1.2"), (16, 2048, "1")],
-    "llama_medium": [(32, 4096, "8")],
-    "llama_large": [(64, 5120, "32")],
-    "qwen2_vision_small": [(32, 1280, "0.6")],
-    "qwen2_vision_medium": [(48, 2560, "3.9")],
-    "qwen2_vision_large": [(64, 3840, "11.6")],
-    "phi4_audio_small": [(24, 1024, "0.5")],
-    "phi4_audio_medium": [(32, 3072, "3.4")],
-    "phi4_audio_large": [(48, 5120, "12.4")],
-    "eva_clip_small": [(40, 1408, "1")],
-    "eva_clip_medium": [(32, 4096, "8")],
-    "eva_clip_large": [(48, 5120, "18")],
-    "whisper_1_4b": [(32, 1920, "1.4")],
-    "whisper_7b": [(40, 3840, "7")],
-    "whisper_15b": [(48, 5120, "15")],
+    "llama-small": [(16, 2048, "1.2"), (16, 2048, "1")],
+    "llama-medium": [(32, 4096, "8")],
+    "llama-large": [(64, 5120, "32")],
+    "qwen2-vision-small": [(32, 1280, "0.6")],
+    "qwen2-vision-medium": [(48, 2560, "3.9")],
+    "qwen2-vision-large": [(64, 3840, "11.6")],
+    "phi4-audio-small": [(24, 1024, "0.5")],
+    "phi4-audio-medium": [(32, 3072, "3.4")],
+    "phi4-audio-large": [(48, 5120, "12.4")],
+    "eva-clip-small": [(40, 1408, "1")],
+    "eva-clip-medium": [(32, 4096, "8")],
+    "eva-clip-large": [(48, 5120, "18")],
+    "whisper-small": [(32, 1920, "1.4")],
+    "whisper-medium": [(40, 3840, "7")],
+    "whisper-large": [(48, 5120, "15")],
 }
 # Sizes of which the printed number is not within 2 % even after rounding, and what they have.
-GAPS = {"qwen2_vision_small": 0.66, "phi4_audio_small": 0.44}
+GAPS = {"qwen2-vision-small": 0.66, "phi4-audio-small": 0.44}
 
 
 def cornstarch(name: str) -> Module:
-    make = getattr(zoo_cornstarch, name)
-    if name.startswith("llama"):
-        return make()
-    return make(5120 if name.endswith(("large", "15b")) else 4096 if "medium" in name else 2048)
+    widths = {"small": 2048, "medium": 4096, "large": 5120}
+    width = None if name.startswith("llama") else widths[name.rpartition("-")[2]]
+    return cornstarch_module(f"cornstarch-{name}", width)
 
 
 def counted_billions(name: str) -> float:
@@ -267,7 +266,7 @@ def test_cornstarch_sizes_have_the_printed_parameters(name):
 @pytest.mark.parametrize("name", GAPS)
 def test_cornstarch_sizes_that_the_table_does_not_give(name):
     assert counted_billions(name) == pytest.approx(GAPS[name], abs=0.01)
-    assert "Differs:" in getattr(zoo_cornstarch, name).__doc__
+    assert SIZES[f"cornstarch-{name}"].differs
 
 
 @pytest.mark.parametrize("name", CORNSTARCH)
@@ -278,11 +277,11 @@ def test_cornstarch_sizes_have_the_printed_layers_and_width(name):
 
 
 def test_the_families_mlp_ratio_does_not_give_the_printed_sizes():
-    """The findings of the docstrings: Llama L at ratio 3.5, Phi4 Audio M and L at ratio 1.5."""
-    config = json.loads(zoo_cornstarch.llama_large().source.config)
+    """What the sizes say of themselves: Llama L at ratio 3.5, Phi4 Audio M and L at ratio 1.5."""
+    config = json.loads(cornstarch("llama-large").source.config)
     llama_at_ratio = module_from_config(config | {"intermediate_size": 17920}, name="m", modality="text")
     assert llama_at_ratio.num_parameters / 1e9 == pytest.approx(23.0, abs=0.1)
-    for name, billions in (("phi4_audio_medium", 5.2), ("phi4_audio_large", 21.4)):
+    for name, billions in (("phi4-audio-medium", 5.2), ("phi4-audio-large", 21.4)):
         config = json.loads(cornstarch(name).source.config)
         wide = config | {"intermediate_size": config["hidden_size"] * 3 // 2}
         audio = module_from_config(wide, name="m", modality="audio", llm_width=8)

@@ -14,6 +14,8 @@ PROC = Path("/proc")
 LOOK_EVERY_S = 0.02
 ENDED = "ZX"
 KEEPERS = ("keep_awake", "resource_tracker")
+KILL_PENDING = 1 << (signal.SIGKILL - 1)  # in the masks of /proc/<pid>/status
+DYING_S = 30.0  # that a killed process of idle priority may wait for a core to end on
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +61,24 @@ def grandchildren(mark: str, parent: int) -> list[int]:
 
 
 def left_after(mark: str, within_s: float) -> list[Seen]:
-    """Those that are still there after so long."""
-    deadline = time.monotonic() + within_s
-    while (left := marked(mark)) and time.monotonic() < deadline:
+    """Those that are still there after so long; of those that are killed already, after `DYING_S`."""
+    start_s = time.monotonic()
+    while left := marked(mark):
+        bound_s = DYING_S if all(map(is_killed, left)) else within_s
+        if time.monotonic() - start_s >= bound_s:
+            break
         time.sleep(LOOK_EVERY_S)
     return list(left.values())
+
+
+def is_killed(pid: int) -> bool:
+    """Whether a SIGKILL has reached a process: what is left for it is a turn on a core to end."""
+    try:
+        lines = (PROC / str(pid) / "status").read_text(errors="replace").splitlines()
+    except OSError:
+        return True
+    pending = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd:", "ShdPnd:"))]
+    return any(mask & KILL_PENDING for mask in pending)
 
 
 def end_all(mark: str) -> None:

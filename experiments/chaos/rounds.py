@@ -3,8 +3,8 @@
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from statistics import quantiles
@@ -60,6 +60,13 @@ class Played:
         head = f"round {self.number}: {self.component}, {self.fault}: {verdict}, code {self.found.code}"
         details = "" if self.found.is_clean else f"\n  {asdict(self.found)}"
         return f"{head}{seen}{again} ({self.seconds:.1f} s){details}"
+
+
+def played_from(record: Mapping[str, Any]) -> Played:
+    """What `Played.record` was made of."""
+    own = {key: record[key] for key in ("number", "component", "seconds")}
+    found = {field.name: record[field.name] for field in fields(Findings)}
+    return Played(**own, fault=Fault(record["fault"]), found=Findings(**found))
 
 
 class Rounds:

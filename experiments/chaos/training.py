@@ -34,7 +34,7 @@ LATEST_S = 1.5  # after the first save, or the start
 FOUND_S = 5.0  # that a worker is looked for
 DISK_BYTES = 6 * 2**20
 SAVE_EVERY = 2  # steps; a save that was begun before the fault says nothing of recovery
-WAIT_S = 20  # of any single wait of what trains
+WAIT_S = 60  # of any single wait of what trains, on a machine that is busy with others too
 
 Command = Callable[[Room, Fault | None, str, Begin], tuple[object, ...]]
 

@@ -1,20 +1,24 @@
 """The papers' multimodal models: encoders and LLM frozen, projectors trained."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
-from workbench.model import zoo_cornstarch as zoo
 from workbench.model.model_graph import ModelGraph, Module, connect
 from workbench.model.projector import Projector
 from workbench.model.trainable import Trainable
-
-_LLM = {"S": zoo.llama_small, "M": zoo.llama_medium, "L": zoo.llama_large}
-_QWEN2_VISION = {"S": zoo.qwen2_vision_small, "M": zoo.qwen2_vision_medium, "L": zoo.qwen2_vision_large}
-_PHI4_AUDIO = {"S": zoo.phi4_audio_small, "M": zoo.phi4_audio_medium, "L": zoo.phi4_audio_large}
-_EVA_CLIP = {"S": zoo.eva_clip_small, "M": zoo.eva_clip_medium, "L": zoo.eva_clip_large}
-_WHISPER = {"S": zoo.whisper_1_4b, "M": zoo.whisper_7b, "L": zoo.whisper_15b}
-
+from workbench.model.zoo_cornstarch import cornstarch_module
 
 Make = Callable[..., Module]
+
+
+def _family(name: str) -> Mapping[str, Make]:
+    sizes = ("small", "medium", "large")
+    return {size[0].upper(): partial(cornstarch_module, f"cornstarch-{name}-{size}") for size in sizes}
+
+
+_LLM = _family("llama")
+_QWEN2_VISION, _PHI4_AUDIO = _family("qwen2-vision"), _family("phi4-audio")
+_EVA_CLIP, _WHISPER = _family("eva-clip"), _family("whisper")
 
 
 def llm_family() -> Mapping[str, Make]:

@@ -9,7 +9,7 @@ import resource
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
@@ -19,11 +19,13 @@ from typing import Any
 from experiments.fuzz.target import Ending, Judged, Ready, Target, judged
 from workbench.supervised import Parent, as_parent, end_with
 
-HANG_S = 10.0
+HANG_S = 10.0  # by the clock; of a second chance by the cores', as the machine may be busy
+PATIENCE = 6  # times that by the clock, of a second chance
 MAKE_S = 180.0  # that good inputs may take to make
 LOOK_EVERY_S = 0.05
 MOST_BYTES = 2 * 2**30  # that taking one input may add to a worker
 CHUNK = 100  # inputs that a worker is given at once
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = resource.getpagesize()
 MAKING = -1
 
@@ -50,7 +52,7 @@ class Taken:
 class _Worker:
     process: Any
     pipe: mpc.Connection
-    now: Any  # [number of the input, monotonic seconds of its start, resident bytes before the first]
+    now: Any  # [number of the input, monotonic seconds of its start, bytes before the first, core seconds]
     chunk: Chunk | None = None
     base_bytes: int = 0
 
@@ -82,7 +84,7 @@ def taken(
                 for ready in mpc.wait([each.pipe for each in workers], timeout=LOOK_EVERY_S):
                     yield from _heard(next(each for each in workers if each.pipe is ready))
                 for index, worker in enumerate(workers):
-                    ending = _ending_of(worker)
+                    ending = _ending_of(worker, slow)
                     if ending is None:
                         continue
                     yield from _heard(worker)
@@ -109,7 +111,7 @@ def _heard(worker: _Worker) -> Iterator[Taken]:
         return
 
 
-def _ending_of(worker: _Worker) -> Ending | None:
+def _ending_of(worker: _Worker, slow: Container[tuple[str, int]]) -> Ending | None:
     """Why it has to be replaced, if it has."""
     if not worker.process.is_alive():
         return Ending.NATIVE_CRASH
@@ -117,7 +119,9 @@ def _ending_of(worker: _Worker) -> Ending | None:
         return None
     number, since_s = worker.now[0], time.monotonic() - worker.now[1]
     if since_s > (MAKE_S if number == MAKING else HANG_S):
-        return Ending.HANG
+        is_slow = (worker.chunk.target, number) in slow
+        if not is_slow or since_s > PATIENCE * HANG_S or _core_s(worker.process.pid) - worker.now[3] > HANG_S:
+            return Ending.HANG
     if number != MAKING and _resident_bytes(worker.process.pid) > worker.now[2] + MOST_BYTES:
         return Ending.OVER_2GB
     return None
@@ -144,6 +148,15 @@ def _buried(
         waiting.append(Chunk(chunk.target, number + 1, chunk.end))
 
 
+def _core_s(pid: int) -> float:
+    """Of all threads of a process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+
 def _resident_bytes(pid: int) -> int:
     try:
         return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * PAGE_BYTES
@@ -154,7 +167,7 @@ def _resident_bytes(pid: int) -> int:
 def _started(targets: Mapping[str, Target], seed: int, folder: Path) -> _Worker:
     context = mp.get_context("fork")
     here, there = context.Pipe()
-    now = RawArray("d", 3)
+    now = RawArray("d", 4)
     process = context.Process(
         target=_work, args=(targets, there, now, seed, folder, as_parent()), name="fuzz", daemon=True
     )
@@ -183,7 +196,7 @@ def _work(
         now[2] = _resident_bytes(os.getpid())
         _bound_memory()
         for number in range(chunk.first, chunk.end):
-            now[1] = time.monotonic()
+            now[1], now[3] = time.monotonic(), time.process_time()
             now[0] = number
             result = one(made[chunk.target], rng_of(seed, chunk.target, number))
             pipe.send(Taken(chunk.target, number, result))

@@ -23,6 +23,7 @@ from statistics import median
 from experiments.harness.command import command_line
 from experiments.harness.record import RESULTS
 from experiments.mimo.parity_grid_runs import Layout
+from experiments.mimo.small_configs import LLAMA, SIGLIP
 from runtime.launch import run_lowered
 from runtime.rank_job import RunSettings
 from runtime.world.pool import Pool
@@ -48,26 +49,13 @@ SUMMARY = RESULTS / "mimo_bridge.json"
 EDGE = "vision>llm"
 NUM_SAMPLES, IMAGES, TEXT_TOKENS = 16, 2, 64
 WIDTH = 256  # of the LLM
-VISION = {
-    "model_type": "siglip_vision_model",
+VISION = SIGLIP | {
     "hidden_size": 128,
     "intermediate_size": 256,
     "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_channels": 3,
     "image_size": 32,
-    "patch_size": 4,
 }
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": WIDTH,
-    "intermediate_size": 512,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "vocab_size": 512,
-    "tie_word_embeddings": False,
-}
+LLM = LLAMA | {"hidden_size": WIDTH, "intermediate_size": 512, "num_hidden_layers": 4, "vocab_size": 512}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +108,7 @@ def model() -> ModelGraph:
     vision = module_from_config(
         VISION, name="vision", modality="image", trainable=Trainable.ALL, llm_width=WIDTH
     )
-    llm = module_from_config(LLAMA, name="llm", modality=TEXT, trainable=Trainable.ALL)
+    llm = module_from_config(LLM, name="llm", modality=TEXT, trainable=Trainable.ALL)
     return connect("bridge", (vision, llm))
 
 

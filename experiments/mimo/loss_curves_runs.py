@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from experiments.mimo.parity_grid_runs import NUM_RANKS, Gap, Key, Layout, Moments, gap
+from experiments.mimo.small_configs import LLAMA, SIGLIP, WIDTH
 from runtime.data.batches import SyntheticSource
 from runtime.launch import run_lowered
 from runtime.rank_job import Collect, RunSettings
@@ -37,27 +38,8 @@ MICROBATCH = 2  # printed for the trainable sweep, the least here
 MOST_MICROBATCHES = 4  # of a replica of the LLM
 NUM_SAMPLES = 16  # divides by a microbatch of every replica, of eight at most; 96 are printed
 TIMEOUT_S = 120.0
-_WIDTH = 16  # of the LLM
-_CLIP = {
-    "model_type": "clip_vision_model",
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_channels": 3,
-    "image_size": 8,
-    "patch_size": 4,
-}
-_VICUNA = {
-    "model_type": "llama",
-    "hidden_size": _WIDTH,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "vocab_size": 48,
-    "tie_word_embeddings": False,
-}
+_CLIP = SIGLIP | {"model_type": "clip_vision_model", "num_hidden_layers": 1}
+_VICUNA = LLAMA | {"vocab_size": 48}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +161,7 @@ def model(trains_llm: bool) -> ModelGraph:  # noqa: FBT001  (the one thing in wh
         name="vision",
         modality="image",
         trainable=Trainable.PROJECTOR,
-        llm_width=_WIDTH,
+        llm_width=WIDTH,
     )
     trainable = Trainable.ALL if trains_llm else Trainable.NONE
     llm = module_from_config(_VICUNA, name="llm", modality=TEXT, trainable=trainable)

@@ -97,7 +97,8 @@ def job_of(workload: Workload, assumed: Assumptions, copies: int = 1) -> Job:
         workload: the row.
         assumed: what the paper leaves open.
         copies: of every image in a sample, each of which gives the LLM its part of the image's tokens. So
-            many context-parallel ranks that share them out encode as much as if each did all images.
+            many context-parallel ranks that share them out encode as much as if each did all images;
+            only their projector has an image's tokens once among them, 3 % of the encoder's forward.
     """
     per_image = round(assumed.llm_tokens_per_image)
     num_images = round(workload.sequence_tokens * workload.vision_pct / 100 / per_image)

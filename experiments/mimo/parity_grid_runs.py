@@ -9,6 +9,7 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
+from experiments.mimo.small_configs import LLAMA, SIGLIP, WHISPER, WIDTH
 from runtime.data.batches import SyntheticSource
 from runtime.launch import RunResult, run_lowered
 from runtime.parallel.tensor.parts import held_parts
@@ -38,37 +39,6 @@ WINDOW = 2  # microbatches of the LLM between two changes of module, on shared r
 SEED = 11
 NEGLIGIBLE = 1e-12  # of the global norm: such a gradient is rounding
 TIMEOUT_S = 60.0
-_WIDTH = 16
-_HEADS = 4  # divides by every tensor-parallel degree of the grid
-_VISION = {
-    "model_type": "siglip_vision_model",
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": _HEADS,
-    "num_channels": 3,
-    "image_size": 8,
-    "patch_size": 4,
-}
-_AUDIO = {
-    "model_type": "whisper",
-    "d_model": 16,
-    "encoder_layers": 2,
-    "encoder_attention_heads": _HEADS,
-    "encoder_ffn_dim": 32,
-    "num_mel_bins": 8,
-    "max_source_positions": 12,
-}
-_LLM = {
-    "model_type": "llama",
-    "hidden_size": _WIDTH,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": _HEADS,
-    "num_key_value_heads": _HEADS,
-    "vocab_size": 40,
-    "tie_word_embeddings": False,
-}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -105,15 +75,15 @@ class Gap:
 @cache
 def model(modules: tuple[str, ...]) -> ModelGraph:
     """Everything trains: vision, audio or both before the LLM."""
-    llm = module_from_config(_LLM, name="llm", modality=TEXT, trainable=Trainable.ALL)
-    modality = {"vision": ("image", _VISION), "audio": ("audio", _AUDIO)}
+    llm = module_from_config(LLAMA, name="llm", modality=TEXT, trainable=Trainable.ALL)
+    modality = {"vision": ("image", SIGLIP), "audio": ("audio", WHISPER)}
     encoders = [
         module_from_config(
             modality[name][1],
             name=name,
             modality=modality[name][0],
             trainable=Trainable.ALL,
-            llm_width=_WIDTH,
+            llm_width=WIDTH,
         )
         for name in modules
         if name != "llm"

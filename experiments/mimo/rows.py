@@ -1,6 +1,6 @@
 """Rows of the paper's tables: both layouts as printed, with the steps that are printed for them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -51,44 +51,19 @@ class Compared:
 
 def table_a2() -> list[Compared]:
     """C against H at 8K."""
-    return [
-        _compared(
-            row,
-            f"A2/{row['model']}/{row['vision_token_pct']}",
-            colocated(row),
-            columns=("h_llm", "c"),
-            timed=Timed.STEP,
-        )
-        for row in printed_rows("mimo_tableA2")
-    ]
+    return _table("A2", "{model}/{vision_token_pct}", colocated, columns=("h_llm", "c"))
 
 
 def table_a3() -> list[Compared]:
     """C against H at long contexts."""
-    return [
-        _compared(
-            row,
-            f"A3/{row['model']}/{row['seq_len_k']}K/{row['vision_token_pct']}",
-            LayoutChoice(mode=Mode.COLOCATED, encoders=(encoder_of(row, "c_enc"),), llm=llm_of(row, "c_llm")),
-            columns=("h", "c"),
-            timed=Timed.FORWARD_BACKWARD,
-        )
-        for row in printed_rows("mimo_tableA3")
-    ]
+    key = "{model}/{seq_len_k}K/{vision_token_pct}"
+    return _table("A3", key, colocated, columns=("h", "c"), timed=Timed.FORWARD_BACKWARD)
 
 
 def table_a4() -> list[Compared]:
     """NC against H with a 120B LLM."""
-    return [
-        _compared(
-            row,
-            f"A4/{row['model']}/{row['seq_len_k']}K/{row['vision_token_pct']}/{row['h_n_gpus']}",
-            apart(row),
-            columns=("h", "nc"),
-            timed=Timed.STEP,
-        )
-        for row in printed_rows("mimo_tableA4")
-    ]
+    key = "{model}/{seq_len_k}K/{vision_token_pct}/{h_n_gpus}"
+    return _table("A4", key, apart, columns=("h", "nc"))
 
 
 def tables() -> dict[str, Sequence[Compared]]:
@@ -97,8 +72,8 @@ def tables() -> dict[str, Sequence[Compared]]:
 
 
 def colocated(row: PrintedRow) -> LayoutChoice:
-    """C of a row of Table A2."""
-    encoder = encoder_of(row, "c_enc", instances=int(row["enc_opt_instances"]))
+    """C of a row of Tables A2 and A3, of which the latter has one optimizer instance."""
+    encoder = encoder_of(row, "c_enc", instances=int(row.get("enc_opt_instances", "1")))
     return LayoutChoice(mode=Mode.COLOCATED, encoders=(encoder,), llm=llm_of(row, "c_llm"))
 
 
@@ -140,22 +115,31 @@ def homogeneous(row: PrintedRow, prefix: str) -> LayoutChoice:
     return LayoutChoice(mode=Mode.HOMOGENEOUS, encoders=(on_first,), llm=llm)
 
 
-def _compared(
-    row: PrintedRow, key: str, other: LayoutChoice, *, columns: tuple[str, str], timed: Timed
-) -> Compared:
-    """A row against `other`; `columns` are prefixes of H's degrees and of the other's times."""
+def _table(
+    table: str,
+    key: str,
+    other: Callable[[PrintedRow], LayoutChoice],
+    *,
+    columns: tuple[str, str],
+    timed: Timed = Timed.STEP,
+) -> list[Compared]:
+    """Rows against `other`; `columns` prefixes of H's degrees and the other's times."""
     degrees, prefix = columns
-    h_s, other_s = (float(row[f"{each}_{timed}"]) / MS for each in ("h", prefix))
-    return Compared(
-        key=key,
-        baseline=workload_of(row, row.get("n_gpus") or row["h_n_gpus"]),
-        other=workload_of(row, row.get("n_gpus") or row[f"{prefix}_n_gpus"]),
-        baseline_layout=homogeneous(row, degrees),
-        other_layout=other,
-        timed=timed,
-        printed_s=(h_s, other_s),
-        printed_gb=(float(row["h_peak_mem_gb"]), float(row[f"{prefix}_peak_mem_gb"])),
-    )
+    found = []
+    for row in printed_rows(f"mimo_table{table}"):
+        h_s, other_s = (float(row[f"{each}_{timed}"]) / MS for each in ("h", prefix))
+        compared = Compared(
+            key=f"{table}/{key.format_map(row)}",
+            baseline=workload_of(row, row.get("n_gpus") or row["h_n_gpus"]),
+            other=workload_of(row, row.get("n_gpus") or row[f"{prefix}_n_gpus"]),
+            baseline_layout=homogeneous(row, degrees),
+            other_layout=other(row),
+            timed=timed,
+            printed_s=(h_s, other_s),
+            printed_gb=(float(row["h_peak_mem_gb"]), float(row[f"{prefix}_peak_mem_gb"])),
+        )
+        found.append(compared)
+    return found
 
 
 def _degrees(row: PrintedRow, prefix: str) -> tuple[int, int, int, int]:

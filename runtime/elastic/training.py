@@ -4,7 +4,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from runtime.elastic.history import Cause, ElasticFailed, Reshaped, StepDone
 from runtime.elastic.job import ElasticJob, Member, members_of
@@ -86,12 +85,7 @@ class ElasticTraining:
     def __enter__(self) -> "ElasticTraining":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.nodes.close()
         self._preparation.close()
         self._scratch.close()

@@ -19,7 +19,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from runtime.data.batches import DataSource, SyntheticSource
 from runtime.emulation.memory import check_fits
 from runtime.emulation.order import legal_order
 from runtime.emulation.thread_groups import ThreadGroups
-from runtime.emulation.thread_mesh import CollectiveSpan, Mailbox, ThreadMesh
+from runtime.emulation.thread_mesh import Mailbox, ThreadMesh
 from runtime.emulation.times import Absences, OwnWork, Timings, median_timings, own_work
 from runtime.emulation.turn import Runner, Turns
 from runtime.launch import Progress, StepLosses
@@ -45,6 +45,7 @@ from runtime.world.yardstick import Yardstick
 from workbench.plan.lowered import Lowered
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Plan, Stage
+from workbench.plan.runnable import check_boundaries
 from workbench.schedule.action import STEP, Action
 from workbench.trace import Lane
 
@@ -118,6 +119,7 @@ def emulate(
     """
     if settings.following.batches:
         raise ValueError("emulation repeats one batch, as its medians are of equal steps; got following ones")
+    check_boundaries(lowered.plan, "emulated ranks")
     if shard_units(lowered.plan):
         raise ValueError(
             "emulation stores a frozen weight once for all ranks, so weights are not sharded; want "
@@ -247,24 +249,12 @@ class _Ranks:
         plan: Plan,
         stage: Stage,
         *,
-        seed: int,
-        dtype: torch.dtype,
-        weights: Path | None,
-        device: torch.device | str,
         tensor: TensorGroup | None,
         experts: ExpertGroup | None,
+        **how: Any,
     ) -> StageModule:
-        """A stage whose frozen weights are stored once in this process."""
-        module = self._build(
-            plan,
-            stage,
-            seed=seed,
-            dtype=dtype,
-            weights=weights,
-            device=device,
-            tensor=tensor,
-            experts=experts,
-        )
+        """A stage whose frozen weights are stored once in this process; arguments as of `Build`."""
+        module = self._build(plan, stage, tensor=tensor, experts=experts, **how)
         for name, parameter in module.named_weights():
             if not parameter.requires_grad:
                 key = (stage.module, name, tuple(_part_of(module, name, tensor, experts)))
@@ -318,9 +308,3 @@ def _result(order: tuple[Action, ...], ranks: _Ranks, reports: list[RankReport])
         kind=kind_of_device(ranks.device),
         yardsticks_s=tuple(statistics.harmonic_mean(notes.yardstick_s) for notes in reports[0].notes),
     )
-
-
-def no_exchange_s(exchange: CollectiveSpan) -> float:
-    """Collectives inside an action as if links were infinitely fast."""
-    del exchange
-    return 0.0

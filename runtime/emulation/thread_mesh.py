@@ -187,11 +187,6 @@ class ThreadMesh(Mesh):
     runner: Runner
     exchanges: list[CollectiveSpan] = field(default_factory=list)
 
-    @property
-    def hands_on(self) -> bool:
-        """No: ranks take turns, one action at a time."""
-        return False
-
     def send(self, row: Transfer, rank: int, packed: Tensor) -> dist.Work:
         with self.mailbox.turns.aside(self.runner):
             self.mailbox.put(row.row, rank, packed)

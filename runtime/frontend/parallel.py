@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -32,7 +31,6 @@ from runtime.frontend.ranks import (
     made_by_all,
 )
 from runtime.frontend.stage import UserStage
-from runtime.models.weights import SINGLE
 from runtime.rank_job import TORCH_TYPE, Collect, RunSettings
 from runtime.step.optimizer import OptimizerSettings
 from runtime.world.pool import Pool
@@ -43,6 +41,7 @@ from workbench.cost.profile import MachineLink, Profile, ideal_profile
 from workbench.data.sample import Sample
 from workbench.job.job import Job
 from workbench.job.notations.cornstarch import MultimodalSpec, ParallelSpec, layouts_of
+from workbench.model.checkpoint import SINGLE
 from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Plan, Settings
 from workbench.planner.stage_counts import silent
@@ -173,12 +172,7 @@ class MultimodalParallelModule:
     def __enter__(self) -> "MultimodalParallelModule":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

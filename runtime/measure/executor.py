@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -12,8 +11,7 @@ from runtime.emulation.emulate import emulate
 from runtime.launch import run_lowered
 from runtime.measure.clock import quartile_spread
 from runtime.models.choose import adapter_of
-from runtime.parallel.expert.group import ExpertGroup
-from runtime.parallel.tensor.group import SharedWeights, TensorGroup
+from runtime.parallel.tensor.group import SharedWeights
 from runtime.rank_job import Build, RunSettings
 from runtime.step.stage_edges import edges_before_the_end
 from runtime.step.stage_module import StageInput
@@ -101,18 +99,9 @@ class _Zeros(torch.autograd.Function):
 
 
 def build_empty(
-    plan: Plan,
-    stage: Stage,
-    *,
-    seed: int,
-    dtype: torch.dtype,
-    weights: Path | None,
-    device: torch.device | str,
-    tensor: TensorGroup | None,
-    experts: ExpertGroup | None,
+    plan: Plan, stage: Stage, *, dtype: torch.dtype, device: torch.device | str, **_: object
 ) -> EmptyStage:
-    """A stage for `run_lowered` that costs nothing."""
-    del seed, weights, tensor, experts
+    """A stage for `run_lowered` that costs nothing; arguments as of `Build`."""
     return EmptyStage(plan, stage, dtype).to(device)
 
 

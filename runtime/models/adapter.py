@@ -221,6 +221,8 @@ class Adapter(ABC):
     raw_layer = 0  # the layer that reads raw inputs
     rotary_name = ""  # of what turns positions into angles, in a checkpoint
     _rotary: nn.Module | None = None
+    prefixes: tuple[str, ...] = ("",)  # under which checkpoints may carry its names; the first is its own
+    ignored: tuple[str, ...] = ()  # beginnings of checkpoint tensors that are not used, e.g. a pooling head
 
     def __init__(self, module: Module) -> None:
         assert module.source is not None, "made from a configuration"
@@ -271,16 +273,6 @@ class Adapter(ABC):
     @abstractmethod
     def last(self) -> StageLayer:
         """Projector or head."""
-
-    @property
-    def prefixes(self) -> tuple[str, ...]:
-        """Prefixes under which checkpoints may carry this module's names; the first is its own."""
-        return ("",)
-
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        """Prefixes of checkpoint tensors that the runtime does not use, e.g. a pooling head."""
-        return ()
 
     @property
     def aliases(self) -> Mapping[str, str]:

@@ -48,10 +48,7 @@ class Aimv2Adapter(VisionAdapter):
     """Features are the final norm's output. The pooling head is not built."""
 
     config_class = Aimv2VisionConfig
-
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        return ("head.", "text_model.", "visual_projection.", "text_projection.", "logit_scale")
+    ignored = ("head.", "text_model.", "visual_projection.", "text_projection.", "logit_scale")
 
     def raw_shape(self, segment: Segment) -> tuple[int, ...]:
         shape = super().raw_shape(segment)

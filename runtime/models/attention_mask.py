@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from runtime.kernels.bitfield_attention.attention import DEFAULT, Options, bitfield_attention
 from runtime.kernels.bitfield_attention.mask import KernelMask, kernel_mask
@@ -15,8 +14,6 @@ from workbench.masks.bitfield import Bitfield, dense
 from workbench.masks.builders import narrowed
 
 # Shape suffixes: B = batch, H = query heads, G = key/value heads, Q = queries, K = keys, D = head width.
-
-BITFIELD = "bitfield"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,8 +121,3 @@ def attend(
     )
     out = torch.where(visible_QK.any(1)[:, None], out, 0)
     return out.transpose(1, 2), None
-
-
-def register_bitfield_attention() -> None:
-    """Make `BITFIELD` a name transformers' layers know; calling it again changes nothing."""
-    ALL_ATTENTION_FUNCTIONS.register(BITFIELD, attend)

@@ -56,6 +56,8 @@ class WhisperAdapter(EncoderAdapter):
 
     config_class = WhisperConfig
     item_dims = 2
+    prefixes = ("", "model.encoder.", "encoder.")
+    ignored = ("model.decoder.", "decoder.", "proj_out.")
 
     @property
     def std(self) -> float:
@@ -65,14 +67,6 @@ class WhisperAdapter(EncoderAdapter):
     @property
     def num_blocks(self) -> int:
         return int(self.config.encoder_layers)
-
-    @property
-    def prefixes(self) -> tuple[str, ...]:
-        return ("", "model.encoder.", "encoder.")
-
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        return ("model.decoder.", "decoder.", "proj_out.")
 
     @property
     def max_tokens(self) -> int:
@@ -108,10 +102,7 @@ class VoxtralAdapter(WhisperAdapter):
     """Voxtral's encoder: Whisper's layers under the keys of a decoder."""
 
     config_class = VoxtralEncoderConfig
-
-    @property
-    def prefixes(self) -> tuple[str, ...]:
-        return ("", "audio_tower.", "model.audio_tower.")
+    prefixes = ("", "audio_tower.", "model.audio_tower.")
 
     @property
     def std(self) -> float:
@@ -125,10 +116,7 @@ class Qwen2AudioAdapter(WhisperAdapter):
     """
 
     named_projector = PooledProjectorLayer
-
-    @property
-    def prefixes(self) -> tuple[str, ...]:
-        return ("", "audio_tower.", "model.audio_tower.")
+    prefixes = ("", "audio_tower.", "model.audio_tower.")
 
     def item_size(self, shape: tuple[int, ...]) -> ItemSize:
         tokens, _, _ = super().item_size(shape)

@@ -106,18 +106,12 @@ class ConformerAdapter(EncoderAdapter):
     config_class = Phi4MultimodalAudioConfig
     item_dims = 2
     items_key = "audio_input_features"
+    prefixes = ("", "encoder.", "audio_embed.encoder.", "model.embed_tokens_extend.audio_embed.encoder.")
+    ignored = ("encoder_embedding.",)
 
     @property
     def num_blocks(self) -> int:
         return int(self.config.num_blocks)
-
-    @property
-    def prefixes(self) -> tuple[str, ...]:
-        return ("", "encoder.", "audio_embed.encoder.", "model.embed_tokens_extend.audio_embed.encoder.")
-
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        return ("encoder_embedding.",)
 
     @property
     def neutral_buffers(self) -> Mapping[str, float]:

@@ -206,6 +206,7 @@ class DecoderAdapter(Adapter):
     """A decoder-only language model."""
 
     rotary_name = "model.rotary_emb"
+    ignored = ("model.rotary_emb.",)
 
     def __init__(self, module: Module, family: DecoderFamily) -> None:
         self.family = family
@@ -228,10 +229,6 @@ class DecoderAdapter(Adapter):
     @property
     def aliases(self) -> Mapping[str, str]:
         return {"lm_head.weight": f"{self.family.embedding}.weight"} if self.ties_embeddings else {}
-
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        return ("model.rotary_emb.",)
 
     def first(self) -> StageLayer:
         return EmbedTokens(self.config, self.family)

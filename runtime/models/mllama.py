@@ -93,9 +93,7 @@ class CrossDecoderAdapter(DecoderAdapter):
     beside a sample with one looks at padding, so that results depend on the batch.
     """
 
-    @property
-    def prefixes(self) -> tuple[str, ...]:
-        return ("", "language_model.")
+    prefixes = ("", "language_model.")
 
     def __init__(self, module: Module) -> None:
         super().__init__(module, LANGUAGE)
@@ -202,6 +200,7 @@ class TiledAdapter(Adapter):
     """Llama 3.2 Vision's tower. An image is one item; its segment's grid is (rows, columns) of tiles."""
 
     config_class = MllamaVisionConfig
+    prefixes = ("", "vision_model.", "model.vision_model.")
 
     def configured(self, given: dict[str, Any]) -> PretrainedConfig:
         self.tower = tiling_of({"model_type": VISION_MODEL, **given})
@@ -210,10 +209,6 @@ class TiledAdapter(Adapter):
     @property
     def num_blocks(self) -> int:
         return self.tower.num_local + self.tower.num_global
-
-    @property
-    def prefixes(self) -> tuple[str, ...]:
-        return ("", "vision_model.", "model.vision_model.")
 
     def raw_shape(self, segment: Segment) -> tuple[int, ...]:
         rows, columns = self._grid(segment.grid)

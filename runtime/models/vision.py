@@ -86,10 +86,7 @@ class VisionAdapter(EncoderAdapter):
 
     item_dims = 3
     has_class_token = False
-
-    @property
-    def prefixes(self) -> tuple[str, ...]:
-        return ("", "vision_model.", "vision_tower.", "vision_tower.vision_model.")
+    prefixes: tuple[str, ...] = ("", "vision_model.", "vision_tower.", "vision_tower.vision_model.")
 
     def raw_shape(self, segment: Segment) -> tuple[int, ...]:
         patches = segment.tokens_in - (1 if self.has_class_token else 0)
@@ -139,10 +136,7 @@ class SiglipAdapter(VisionAdapter):
     """SigLIP's vision tower; features are its final norm's output. The pooling head is not built."""
 
     config_class = SiglipVisionConfig
-
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        return ("head.", "text_model.", "logit_scale", "logit_bias")
+    ignored = ("head.", "text_model.", "logit_scale", "logit_bias")
 
     @property
     def std(self) -> float:
@@ -167,10 +161,7 @@ class Idefics3Adapter(SiglipAdapter):
     """
 
     config_class = Idefics3VisionConfig
-
-    @property
-    def prefixes(self) -> tuple[str, ...]:
-        return ("", "vision_model.", "model.vision_model.")
+    prefixes = ("", "vision_model.", "model.vision_model.")
 
     def first(self) -> StageLayer:
         return EmbedByPlace(Idefics3VisionEmbeddings(self.config), self.std)
@@ -189,10 +180,7 @@ class ClipAdapter(VisionAdapter):
 
     config_class = CLIPVisionConfig
     has_class_token = True
-
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        return ("post_layernorm.", "text_model.", "visual_projection.", "text_projection.", "logit_scale")
+    ignored = ("post_layernorm.", "text_model.", "visual_projection.", "text_projection.", "logit_scale")
 
     @property
     def std(self) -> float:

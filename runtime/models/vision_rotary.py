@@ -268,10 +268,7 @@ class PixtralAdapter(GridAdapter):
     rotary_class = pixtral.PixtralVisionRotaryEmbedding
     rotary_name = "patch_positional_embedding"
     items_key, beside_key = PIXELS, SIZES
-
-    @property
-    def prefixes(self) -> tuple[str, ...]:
-        return ("", "vision_tower.", "model.vision_tower.", "vision_encoder.")
+    prefixes = ("", "vision_tower.", "model.vision_tower.", "vision_encoder.")
 
     @property
     def _channels(self) -> int:
@@ -293,6 +290,7 @@ class QwenVisionAdapter(GridAdapter):
     """Qwen's vision towers, which end with their own merger. Images alone, no clips."""
 
     items_key, beside_key = PIXELS, GRIDS
+    prefixes = ("", "visual.", "model.visual.")
 
     @property
     def num_blocks(self) -> int:
@@ -301,10 +299,6 @@ class QwenVisionAdapter(GridAdapter):
     @property
     def merge(self) -> int:
         return int(self.config.spatial_merge_size)
-
-    @property
-    def prefixes(self) -> tuple[str, ...]:
-        return ("", "visual.", "model.visual.")
 
     @property
     def std(self) -> float:

@@ -77,14 +77,8 @@ class ScaledVitAdapter(VisionAdapter):
     """Patch features behind the final norm, if there is one; the class token is dropped."""
 
     has_class_token = True
-
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        return ("embeddings.mask_token",)
-
-    @property
-    def prefixes(self) -> tuple[str, ...]:
-        return ("", "dinov2.", "vision_tower.", "model.vision_tower.")
+    ignored = ("embeddings.mask_token",)
+    prefixes = ("", "dinov2.", "vision_tower.", "model.vision_tower.")
 
     def _projector(self, norm: nn.Module | None) -> StageLayer:
         return self.projected(self.config.initializer_range, norm, "layernorm", has_class_token=True)

@@ -14,17 +14,10 @@ from torch import Tensor
 
 from runtime.models.adapter import Adapter
 from runtime.models.choose import adapter_of
-from workbench.bounded_file import entry_in, read_bounded
-from workbench.frozen_json import parse_json
+from workbench.bounded_file import entry_in
+from workbench.model.checkpoint import CONFIG, INDEX, SINGLE, composite_of, weight_map
 from workbench.model.composites.composite import Parts, name_in_composite, spellings
-from workbench.model.composites.registry import COMPOSITES, take_apart
-from workbench.model.hf_config import read_config
 from workbench.model.model_graph import ModelGraph, Module
-
-MOST_INDEX_BYTES = 2**27
-INDEX = "model.safetensors.index.json"
-CONFIG = "config.json"
-SINGLE = "model.safetensors"
 
 
 class Stored(NamedTuple):
@@ -87,14 +80,6 @@ def weights_of(folder: Path, adapter: Adapter) -> WeightReader:
     if composite is None:
         return _of_module(folder / adapter.module.name, adapter)
     return _of_composite(folder, composite, adapter)
-
-
-def composite_of(folder: Path) -> Parts | None:
-    """What a checkpoint of a composite model is taken apart into; None: the folder is none."""
-    if not (folder / CONFIG).is_file():
-        return None
-    config = read_config(folder)
-    return take_apart(config) if config.get("model_type") in COMPOSITES else None
 
 
 def _of_module(folder: Path, adapter: Adapter) -> WeightReader:
@@ -168,11 +153,9 @@ def _refuse_unexpected(module: str, folder: Path, extra: Sequence[str]) -> None:
 
 def _files(folder: Path, module: str) -> dict[str, Path]:
     """Tensor name -> file that holds it."""
-    index = folder / INDEX
     try:
-        if index.is_file():
-            text = read_bounded(index, MOST_INDEX_BYTES)
-            placed = parse_json(text, f"module {module!r}: {index}")["weight_map"]
+        if (folder / INDEX).is_file():
+            placed = weight_map(folder)
             files = {file: entry_in(folder, file) for file in dict.fromkeys(placed.values())}
             return {name: files[file] for name, file in placed.items()}
         single = folder / SINGLE
@@ -180,12 +163,7 @@ def _files(folder: Path, module: str) -> dict[str, Path]:
             raise ValueError(f"module {module!r}: {folder} has neither {SINGLE} nor {INDEX}")
         with safe_open(single, framework="pt") as file:
             return dict.fromkeys(file.keys(), single)
-    except (
-        SafetensorError,
-        LookupError,
-        TypeError,
-        AttributeError,
-    ) as error:
+    except SafetensorError as error:
         raise ValueError(f"module {module!r}: {folder} is not readable as safetensors: {error}") from None
 
 

@@ -25,7 +25,6 @@ class Doorway:
     Args:
         port: 0: any free one.
         own_client: public key of the server's own producers, let in beside those of `keys`.
-        most_bytes: of one frame; a peer that announces more is cut off before anything is allocated.
     """
 
     def __init__(
@@ -35,7 +34,6 @@ class Doorway:
         keys: ServerKeys | None,
         *,
         own_client: str | None,
-        most_bytes: int = MOST_FRAME_BYTES,
     ) -> None:
         self._context = zmq.Context()
         self._roles: dict[str, Role] = {} if keys is None else dict(keys.roles)
@@ -46,7 +44,7 @@ class Doorway:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.linger = 200
         self._socket.router_mandatory = True
-        self._socket.maxmsgsize = most_bytes
+        self._socket.maxmsgsize = MOST_FRAME_BYTES  # a peer that announces more is cut off
         self._socket.rcvhwm = MOST_UNREAD
         self._socket.handshake_ivl = HANDSHAKE_MS
         self._socket.heartbeat_ivl, self._socket.heartbeat_timeout = HEARTBEAT_MS, GONE_MS

@@ -229,15 +229,6 @@ def iteration_spread(traces: Sequence[Trace]) -> Spread:
     return spread_of([trace.iteration_s for trace in traces])
 
 
-def action_spreads(traces: Sequence[Trace]) -> dict[tuple[int, Action], Spread]:
-    """(rank, action) -> its duration over the traces of one plan."""
-    durations: dict[tuple[int, Action], list[float]] = {}
-    for trace in traces:
-        for span in trace.spans:
-            durations.setdefault((span.rank, span.action), []).append(span.end_s - span.start_s)
-    return {key: spread_of(values) for key, values in durations.items()}
-
-
 def median_trace(traces: Sequence[Trace]) -> Trace:
     """The trace whose iteration time is the (lower) median: one that really happened."""
     return sorted(traces, key=lambda trace: trace.iteration_s)[(len(traces) - 1) // 2]

@@ -99,7 +99,7 @@ class Wires:
         self._unposted: dict[int, Transfer] = {}  # all that are not posted yet
         self._received = _receives_of(lowered, mesh)
         handed_on = [r for r in self._rows if r.route is Route.RELAY and mesh.rank in r.destination_ranks]
-        self._relay = Relay(self, handed_on, is_able=mesh.hands_on)
+        self._relay = Relay(self, handed_on)
         self._followers: dict[int, list[Transfer]] = {}
         for row in self._rows:
             if row.after is not None and row.source_rank == mesh.rank:
@@ -259,20 +259,12 @@ class Relay:
 
     In the order of rows, whose producers never wait for a later row: so a row that is late holds up others,
     but nothing for ever.
-
-    Raises:
-        ValueError: rows to hand on, and a mesh where a rank does one thing at a time.
     """
 
-    def __init__(self, wires: "Wires", rows: Sequence[Transfer], *, is_able: bool) -> None:
+    def __init__(self, wires: "Wires", rows: Sequence[Transfer]) -> None:
         self._wires, self._rows = wires, rows
         self._thread: threading.Thread | None = None
         self._error: RankError | None = None
-        if rows and not is_able:
-            raise ValueError(
-                f"{describe(rows[0])}: brokers run on CPUs, each rank in a process; want settings.boundaries "
-                "'direct' here"
-            )
 
     def start_step(self) -> None:
         if self._rows:

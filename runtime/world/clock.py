@@ -201,8 +201,8 @@ class HostClock:
 class SynchronousClock(HostClock):
     """Of a GPU that is waited for at every stamp: for actions timed alone, as an emulation's are."""
 
-    def __init__(self, device: torch.device, timeout_s: float | None = None) -> None:
-        super().__init__(timeout_s)
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
         self._device = device
 
     def stamp(self) -> float:

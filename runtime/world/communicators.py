@@ -13,6 +13,7 @@ from runtime.world.streams import CudaStreams, StreamClock, Watch
 from workbench.plan.lowered import Lowered, Route
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.parameter_shards import shard_units
+from workbench.plan.runnable import check_boundaries
 
 QUEUED = 20.0  # timeouts: the longest step that a GPU may have queued
 
@@ -57,12 +58,13 @@ def build_mesh(
         make: the mesh from its fields.
 
     Raises:
-        ValueError: the number of processes is not the plan's number of ranks.
+        ValueError: the number of processes is not the plan's number of ranks; brokers, on GPUs.
         RankError: a rank did not take part in the first use of a group.
     """
     ranks = lowered.plan.ranks
     if dist.get_world_size() != len(ranks):
         raise ValueError(f"the plan runs on {len(ranks)} ranks, got {dist.get_world_size()} processes")
+    check_boundaries(lowered.plan, device.type)
     mesh = make(
         rank=ranks[dist.get_rank()],
         ranks=ranks,

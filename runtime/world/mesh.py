@@ -64,11 +64,6 @@ class Mesh:
         """Whether rows meet by their order, in a communicator for each pair and direction, and not by tag."""
         return self.device.type == "cuda"
 
-    @property
-    def hands_on(self) -> bool:
-        """Whether a thread of this rank may receive and send beside its program."""
-        return not self.orders_rows
-
     def pair_group(self, row: Transfer, destination_rank: int) -> dist.ProcessGroup | None:
         """The group that carries the row to that rank; None is the world."""
         return self.pair.get((row.route, row.source_rank, destination_rank))

@@ -68,11 +68,11 @@ class Neighbours:
             signal.pidfd_send_signal(peer.descriptor, signal.SIGKILL)
 
 
-def neighbours_here(rank: int, size: int) -> Neighbours:
-    """Those of this rank; a collective of all."""
+def owners_of_all(size: int) -> tuple[Owner, ...]:
+    """The process of every rank, by rank; a collective of all."""
     owners: list[Owner | None] = [None] * size
     dist.all_gather_object(owners, this_process())
-    return Neighbours(rank, [owner for owner in owners if owner is not None])
+    return tuple(owner for owner in owners if owner is not None)
 
 
 def _peers(rank: int, owners: Sequence[Owner]) -> list[_Peer]:

@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.context import ForkContext, ForkProcess
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -115,12 +114,7 @@ class Pool:
     def __enter__(self) -> "Pool":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def run(

@@ -7,7 +7,6 @@ import subprocess
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from runtime.world.owner import MOST_BYTES, Life, owner_from, this_process
 from workbench.whole_file import write_text
@@ -42,12 +41,7 @@ class ScratchFolder:
     def __enter__(self) -> Path:
         return self.path
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

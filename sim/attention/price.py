@@ -85,10 +85,6 @@ class SimulatedAttention:
         cost: rates, bandwidth and links.
         kernel: order, split and streams of the launches.
         num_units: compute units of a GPU; None: as `compute_units` knows the profile's device.
-        kv_heads_per_launch: heads whose keys and values are gathered together; None: all of
-            them without context parallelism, one with it.
-        num_slots: ranges of keys of a fixed split.
-        partial_tile: time of a partial tile over that of a full one.
     """
 
     def __init__(
@@ -97,14 +93,10 @@ class SimulatedAttention:
         *,
         kernel: Kernel | None = None,
         num_units: int | None = None,
-        kv_heads_per_launch: int | None = None,
-        num_slots: int = 1,
-        partial_tile: float = 1.0,
     ) -> None:
         self._cost = cost
         self._kernel = kernel or Kernel()
         self._num_units = num_units or compute_units(cost.profile.device)
-        self._kv_heads, self._num_slots, self._partial_tile = kv_heads_per_launch, num_slots, partial_tile
         self._routing: Routing | None = None
         self._tiles: dict[tuple[object, ...], tuple[tuple[Tiles, ...], tuple[int, ...]]] = {}
         self._known: dict[tuple[object, ...], AttentionTime] = {}
@@ -129,12 +121,12 @@ class SimulatedAttention:
         self, call: AttentionCall, tiles: tuple[Tiles, ...], tokens: tuple[int, ...], link: Link
     ) -> AttentionTime:
         operator, stage, precision = call.operator, call.stage, str(call.plan.settings.precision)
-        per_launch = self._kv_heads or (1 if stage.cp > 1 else operator.num_kv_heads // stage.tp)
+        per_launch = 1 if stage.cp > 1 else operator.num_kv_heads // stage.tp
         launches = launches_of(operator, tp=stage.tp, kv_heads_per_launch=per_launch)
         gpu = gpu_of(self._cost, operator, precision=precision, num_units=self._num_units)
         wires = wires_of(self._cost, operator, launches, tokens, precision=precision, link=link)
-        rows = [row_tiles(one, num_slots=self._num_slots, partial_tile=self._partial_tile) for one in tiles]
-        columns = [column_tiles(one, partial_tile=self._partial_tile) for one in tiles]
+        rows = [row_tiles(one) for one in tiles]
+        columns = [column_tiles(one) for one in tiles]
         forward = simulate_attention(rows, launches, gpu, Wires(gather_s=wires.gather_s), self._kernel)
         backward = simulate_attention(
             columns, launches, backward_gpu(self._cost, operator, gpu), wires, self._kernel
@@ -164,7 +156,6 @@ def gpu_of(
     *,
     precision: str,
     num_units: int,
-    tile: tuple[int, int] = (128, 128),
 ) -> Gpu:
     """A GPU that reaches the profile's attention rate when all of its units are busy.
 
@@ -173,7 +164,7 @@ def gpu_of(
     unfinished float32 result and merging reads it back, at the unit's share of the memory
     bandwidth; dependent kernels are the profile's shortest kernel apart.
     """
-    block_q, block_k = tile
+    block_q, block_k = TILE
     causal = _causal(operator)
     seconds, _ = cost.attention_s(causal, LONG_ROW, Grid(), precision)
     rate = attention_flop(causal, LONG_ROW, Grid()) / seconds / num_units

@@ -57,14 +57,6 @@ class DataSheet:
         return self.sheet.power_w
 
     @property
-    def float32_tflop_per_s(self) -> float:
-        return self.sheet.float32_flop_per_s / _TFLOP
-
-    @property
-    def float64_tflop_per_s(self) -> float:
-        return (self.sheet.float64_flop_per_s or self.sheet.float32_flop_per_s) / _TFLOP
-
-    @property
     def inter_gb_per_s(self) -> float:
         return self.sheet.card_bytes_per_s / GB
 

@@ -18,6 +18,7 @@ from workbench.job.device import Device
 from workbench.job.machines import under
 from workbench.job.matching import check_profile, cost_of_file
 from workbench.job.run_options import RunOptions
+from workbench.model.checkpoint import check_weights
 from workbench.plan.codec import is_hash_of, plan_hash, read_plan
 from workbench.plan.lowered import Lowered
 from workbench.report.compare import compare, timed
@@ -101,9 +102,11 @@ def run_command(
         raise ValueError("run: --next-samples takes them from a data folder; want --local and --data FOLDER")
     if (options.resume or options.checkpoint is not None) and (options.checkpoint is None or not local):
         raise ValueError("run: checkpoints are of processes: want --local and --checkpoint FOLDER")
+    found = read_plan(plan)
+    if options.weights is not None:
+        check_weights(options.weights, [module.name for module in found.model.modules])
     from runtime.launch import prepare
 
-    found = read_plan(plan)
     lowered, _ = accept(found)
     if options.trace is not None:
         check_writable(options.trace)

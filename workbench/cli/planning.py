@@ -21,7 +21,7 @@ from workbench.job.run_options import asked
 from workbench.job.sample_sizes import Tiling, with_sizes
 from workbench.plan.codec import loads, plan_hash, read_plan, write_plan
 from workbench.plan.plan import Plan
-from workbench.plan.runnable import check_runnable
+from workbench.plan.runnable import check_boundaries, check_runnable
 from workbench.planner.judged import JudgedBy
 from workbench.planner.layout_search import usable_ranks
 from workbench.planner.stable_batch import too_small
@@ -249,6 +249,8 @@ def check_command(
         check_job(found, load_job(job), plan)
     accept(found)
     check_runnable(found)
+    for node in found.cluster.nodes:
+        check_boundaries(found, node.device)
     programs = titled("programs", ("ranks",))
     programs.add_column("actions", overflow="fold")
     for program in found.programs:

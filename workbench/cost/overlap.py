@@ -101,7 +101,7 @@ def pairs_of(
     cut: ActivationCut,
     saved: SavedInput = SavedInput.WHOLE,
 ) -> Pairs:
-    """The collectives of `tensor_parallel_messages`, each with its products.
+    """The collectives of `placed_messages`, each with its products.
 
     Where every rank works on all tokens, an all-reduce goes with the product it sums: the row-cut one
     forward, the column-cut ones' input gradients backward; its pieces are rows in order. Where ranks

@@ -149,27 +149,14 @@ def layer_flop(layer: Layer, work: Work, grid: Grid = Grid()) -> float:  # noqa:
     return sum(forward_flop(operator, work, grid) for operator in layer.operators)
 
 
-class Messages(NamedTuple):
+class PlacedMessages(NamedTuple):
     """Bytes of the all-reduces of tensor parallelism on one rank, one entry a collective.
 
-    `backward` pairs each with the index of the operator in front of which it stands.
+    Each with the index of its operator: a forward one stands behind it, a backward one in front.
     """
-
-    forward: tuple[float, ...]
-    backward: tuple[tuple[int, float], ...]
-
-
-class PlacedMessages(NamedTuple):
-    """As `Messages`; forward ones with the index of the operator behind which they stand."""
 
     forward: tuple[tuple[int, float], ...]
     backward: tuple[tuple[int, float], ...]
-
-
-def tensor_parallel_messages(layer: Layer, work: Work, grid: Grid, element_bytes: int) -> Messages:
-    """Bytes of the all-reduces inside one layer, see `placed_messages`."""
-    forward, backward = placed_messages(layer, work, grid, element_bytes)
-    return Messages(tuple(num_bytes for _, num_bytes in forward), backward)
 
 
 def placed_messages(layer: Layer, work: Work, grid: Grid, element_bytes: int) -> PlacedMessages:

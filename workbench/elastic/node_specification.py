@@ -84,20 +84,6 @@ class NodeSpecification:
         )
 
 
-def frobenius_number(sizes: range) -> int | None:
-    """The largest number of nodes that consecutive sizes n0..n0+p-1 do not sum up to; None without one.
-
-    Roberts 1956 for the step 1: floor((n0 - 2) / (p - 1)) n0 + n0 - 1; the source prints it without the
-    factor n0. With p > n0 - 1 it is n0 - 1. -1 for n0 = 1, where every number can be summed up.
-    """
-    smallest, count = sizes.start, len(sizes)
-    if smallest == 1:
-        return -1
-    if count < 2:
-        return None
-    return (smallest - 2) // (count - 1) * smallest + smallest - 1
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateSet:
     """Everything planned once per job: the specification and a template for each of its sizes."""

@@ -11,12 +11,12 @@ from typing import Any
 
 import yaml
 
-from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
 from workbench.cost.profile import known_profiles, load_profile
 from workbench.job.draft_batch import MICROBATCHES, equal_samples, like_data
 from workbench.job.job_file import parse_spec
 from workbench.job.parts import model_of, zoo_names
 from workbench.memory.layer import state_bytes
+from workbench.model.checkpoint import missing_weights
 from workbench.model.composites.composite import LLM, Part, Parts
 from workbench.model.composites.registry import COMPOSITES, take_apart
 from workbench.model.families.registry import ARCHITECTURES
@@ -30,7 +30,6 @@ MOST_STAGES = 8  # of the LLM, before its layers are divided by tensor paralleli
 STATE_SHARE = 0.6  # of a device's memory; the rest is for activations
 PRECISION, WIDE = Precision.BFLOAT16, Precision.FLOAT32  # of weights, and of what the optimizer updates
 LARGEST_IMAGE_PX = 10_000
-INDEX = "model.safetensors.index.json"
 _NOISE = (  # keys of a config.json that say nothing about its layers
     "architectures",
     "dtype",
@@ -250,26 +249,6 @@ def _layout(graph: ModelGraph, machines: Machines) -> tuple[dict[str, Any], int]
         layouts[module.name] = {"tp": tp}
         ranks += tp * stages
     return layouts, max(1, machines.gpus // ranks)
-
-
-def missing_weights(folder: Path) -> tuple[str, ...]:
-    """Files that a checkpoint's index names and its folder does not have; none where there is no index.
-
-    Raises:
-        ValueError: an index that is none.
-    """
-    index = folder / INDEX
-    if not index.is_file():
-        return ()
-    try:
-        named = json.loads(read_bounded(index, MOST_SETTINGS_BYTES))["weight_map"].values()
-        wanted = sorted(set(named))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ValueError(f"{index}: want an object weight_map; is it half downloaded?") from None
-    try:
-        return tuple(str(name) for name in wanted if not (folder / str(name)).is_file())
-    except OSError:
-        raise ValueError(f"{index}: weight_map names files by more than a name can hold") from None
 
 
 def _text(spec: Mapping[str, Any], comments: Iterable[str]) -> str:

@@ -1,7 +1,7 @@
 """From the words of a job.yaml to a model, a cluster and a batch."""
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -29,7 +29,6 @@ from workbench.job.schema import (
     ModuleSpec,
     ProjectorStepSpec,
 )
-from workbench.model import zoo_cornstarch
 from workbench.model.families.family import Generator
 from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.hf_config import modality_of, module_from_config, read_config
@@ -39,33 +38,13 @@ from workbench.model.projector import Merge, Projector, ProjectorKind, Projector
 from workbench.model.trainable import Trainable
 from workbench.model.transformer import Norm
 from workbench.model.zoo import from_shape, role_of, shape_names
+from workbench.model.zoo_cornstarch import SIZES, cornstarch_module
 from workbench.units import GIB
-
-# The one place where a name becomes a model.
-_CORNSTARCH_LLMS: dict[str, Callable[..., Module]] = {
-    "cornstarch-llama-small": zoo_cornstarch.llama_small,
-    "cornstarch-llama-medium": zoo_cornstarch.llama_medium,
-    "cornstarch-llama-large": zoo_cornstarch.llama_large,
-}
-_CORNSTARCH_ENCODERS: dict[str, tuple[str, Callable[..., Module]]] = {
-    "cornstarch-qwen2-vision-small": ("vision", zoo_cornstarch.qwen2_vision_small),
-    "cornstarch-qwen2-vision-medium": ("vision", zoo_cornstarch.qwen2_vision_medium),
-    "cornstarch-qwen2-vision-large": ("vision", zoo_cornstarch.qwen2_vision_large),
-    "cornstarch-phi4-audio-small": ("audio", zoo_cornstarch.phi4_audio_small),
-    "cornstarch-phi4-audio-medium": ("audio", zoo_cornstarch.phi4_audio_medium),
-    "cornstarch-phi4-audio-large": ("audio", zoo_cornstarch.phi4_audio_large),
-    "cornstarch-eva-clip-small": ("vision", zoo_cornstarch.eva_clip_small),
-    "cornstarch-eva-clip-medium": ("vision", zoo_cornstarch.eva_clip_medium),
-    "cornstarch-eva-clip-large": ("vision", zoo_cornstarch.eva_clip_large),
-    "cornstarch-whisper-small": ("audio", zoo_cornstarch.whisper_1_4b),
-    "cornstarch-whisper-medium": ("audio", zoo_cornstarch.whisper_7b),
-    "cornstarch-whisper-large": ("audio", zoo_cornstarch.whisper_15b),
-}
 
 
 def zoo_names() -> tuple[str, ...]:
     """Names that `zoo:` in a job.yaml may have."""
-    return (*shape_names(), *_CORNSTARCH_LLMS, *_CORNSTARCH_ENCODERS)
+    return (*shape_names(), *SIZES)
 
 
 def model_of(name: str, spec: ModelSpec, *, folder: Path) -> ModelGraph:
@@ -137,9 +116,9 @@ def _modality(spec: ModuleSpec, config: Mapping[str, Any] | None) -> str:
     zoo = str(spec.zoo)
     if zoo not in zoo_names():
         raise ValueError(f"model.modules: unknown zoo model {zoo!r}; {_nearest(zoo, zoo_names())}")
-    if zoo in _CORNSTARCH_ENCODERS:
-        return _CORNSTARCH_ENCODERS[zoo][0]
-    role = "llm" if zoo in _CORNSTARCH_LLMS else role_of(zoo)
+    if zoo in SIZES:
+        return SIZES[zoo].modality
+    role = role_of(zoo)
     return TEXT if role == "llm" else role
 
 
@@ -162,15 +141,8 @@ def _module(
     zoo = str(spec.zoo)
     if modality == TEXT and projector is not None:
         raise ValueError(f"module {name!r} is the LLM: it has no projector, got {projector.value!r}")
-    if zoo in _CORNSTARCH_LLMS:
-        module = _CORNSTARCH_LLMS[zoo](name, trainable=trainable)
-    elif zoo in _CORNSTARCH_ENCODERS:
-        if projector is not None and "qwen2-vision" in zoo:
-            raise ValueError(f"module {name!r}: {zoo} has its own projector; leave out 'projector'")
-        chosen = {} if projector is None else {"projector": projector}
-        module = _CORNSTARCH_ENCODERS[zoo][1](width, name=name, trainable=trainable, **chosen)
-    else:
-        module = from_shape(zoo, module=name, llm_width=width, projector=projector, trainable=trainable)
+    known = cornstarch_module if zoo in SIZES else from_shape
+    module = known(zoo, module=name, llm_width=width, projector=projector, trainable=trainable)
     return replace(module, modality=modality)
 
 

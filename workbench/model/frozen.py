@@ -74,8 +74,8 @@ def gradient_flow(
     """
     needs: dict[str, tuple[Needs, ...]] = {}
     carries: dict[str, tuple[bool, ...]] = {}
-    for name in _topological(model):
-        layers = model.module(name).layers
+    for module in model.in_order:
+        name, layers = module.name, module.layers
         entering, runs = [False] * len(layers), [not layer.reads_context for layer in layers]
         for edge in model.edges_into(name):
             if present is None or edge.source in present:
@@ -96,17 +96,3 @@ def gradient_flow(
             after.append(upstream or rule is FrozenRule.UNAWARE)
         needs[name], carries[name] = tuple(needs_here), tuple(after)
     return GradientFlow(needs, carries)
-
-
-def _topological(model: ModelGraph) -> list[str]:
-    order = [module.name for module in model.modules]
-    done: list[str] = []
-    while len(done) < len(order):
-        done.append(
-            next(
-                name
-                for name in order
-                if name not in done and all(edge.source in done for edge in model.edges_into(name))
-            )
-        )
-    return done

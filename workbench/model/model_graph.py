@@ -173,6 +173,13 @@ class ModelGraph:
             raise ValueError(f"model {self.name!r} has no module {name!r}; it has {', '.join(self._by_name)}")
         return self._by_name[name]
 
+    @cached_property
+    def in_order(self) -> tuple[Module, ...]:
+        """Every module after those that it reads, otherwise as they are listed."""
+        listed = list(self._by_name)
+        order = nx.lexicographical_topological_sort(self.networkx(), listed.index)
+        return tuple(self._by_name[name] for name in order)
+
     def edges_into(self, module: str) -> tuple[Edge, ...]:
         return tuple(edge for edge in self.edges if edge.target == module)
 
@@ -211,8 +218,7 @@ def connect(name: str, *chains: Sequence[Module]) -> ModelGraph:
                 also_before=tuple(others),
             )
     graph = ModelGraph(name=name, modules=tuple(modules.values()), edges=tuple(edges.values()))
-    order = nx.lexicographical_topological_sort(graph.networkx(), list(modules).index)
-    return replace(graph, modules=tuple(modules[module] for module in order))
+    return replace(graph, modules=graph.in_order)
 
 
 def _entered_layers(source: Module, target: Module) -> tuple[int, ...]:

@@ -3,9 +3,13 @@
 Sources: Cornstarch, arXiv v1, Table 1 (Llama 3.1, EVA-CLIP, Whisper) and the ICML version,
 Table 1 (Llama-3, Qwen2 Vision, Phi4 Audio). They print layers, width and a rounded number of
 parameters; heads and the MLP's width come from the published models of the family. Where that
-does not give the printed number, the function says so. Encoders are counted without their
+does not give the printed number, `differs` says so. Encoders are counted without their
 projector, Qwen2 Vision with its merger.
 """
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import TEXT, Module
@@ -15,205 +19,67 @@ from workbench.model.trainable import Trainable, with_trainable
 from workbench.model.zoo import eva_clip, from_shape
 
 
-def llama_small(name: str = "llm", *, trainable: Trainable = Trainable.ALL) -> Module:
-    """16 x 2048, printed 1.2B (v1) and 1B (ICML): Llama 3.2 1B, 1.24B."""
-    return from_shape("llama-3.2-1b", module=name, trainable=trainable)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """One size of a family.
 
-
-def llama_medium(name: str = "llm", *, trainable: Trainable = Trainable.ALL) -> Module:
-    """32 x 4096, printed 8B: Llama 3.1 8B, 8.03B."""
-    return from_shape("llama-3.1-8b", module=name, trainable=trainable)
-
-
-def llama_large(name: str = "llm", *, trainable: Trainable = Trainable.ALL) -> Module:
-    """64 x 5120, printed 32B; 32.5B here.
-
-    Differs: there is no such Llama. The family's MLP ratio of 3.5 gives 23B, which is not the
-    printed number. The MLP width of 27,648 is that of Qwen2.5 32B, which has the printed layers
-    and width; with 40 heads, 8 key-value heads and Llama's vocabulary it gives 32.5B.
+    Args:
+        modality: of its module.
+        model: a name of shapes.csv, a shape, or a configuration.
+        differs: from what the table prints.
+        has_merger: it ends with a projector of its own.
     """
-    config = {
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "hidden_size": 5120,
-        "intermediate_size": 27648,
-        "num_hidden_layers": 64,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0,
-        "tie_word_embeddings": False,
-    }
-    return module_from_config(config, name=name, modality=TEXT, trainable=trainable)
+
+    modality: str
+    model: str | Shape | Mapping[str, Any]
+    differs: str = ""
+    has_merger: bool = False
 
 
-def qwen2_vision_small(
-    llm_width: int, *, name: str = "vision", trainable: Trainable = Trainable.ALL
+def cornstarch_module(
+    name: str,
+    llm_width: int | None = None,
+    *,
+    module: str | None = None,
+    projector: Projector | None = None,
+    trainable: Trainable = Trainable.ALL,
 ) -> Module:
-    """32 x 1280, printed 0.6B: Qwen2-VL's encoder.
+    """The module of one size.
 
-    Differs: 0.63B without the merger, 0.67B with it. The medium and large sizes agree with the
-    table only when the merger counts, this one only when it does not.
+    Args:
+        name: of `SIZES`.
+        llm_width: hidden width of the LLM; encoders need it.
+        module: its name; default "llm" or the modality.
+        projector: of an encoder; default MLP, for Qwen2 Vision its own merger.
+        trainable: what of it is trained.
+
+    Raises:
+        ValueError: a projector for one that has its own, and as `from_shape`.
     """
-    return _qwen2_vision(32, 1280, llm_width, name=name, trainable=trainable)
-
-
-def qwen2_vision_medium(
-    llm_width: int, *, name: str = "vision", trainable: Trainable = Trainable.ALL
-) -> Module:
-    """48 x 2560, printed 3.9B: 3.9B with the merger to a 4096-wide LLM."""
-    return _qwen2_vision(48, 2560, llm_width, name=name, trainable=trainable)
-
-
-def qwen2_vision_large(
-    llm_width: int, *, name: str = "vision", trainable: Trainable = Trainable.ALL
-) -> Module:
-    """64 x 3840, printed 11.6B: 11.6B with the merger to a 5120-wide LLM."""
-    return _qwen2_vision(64, 3840, llm_width, name=name, trainable=trainable)
-
-
-def phi4_audio_small(
-    llm_width: int,
-    *,
-    name: str = "audio",
-    projector: Projector = Projector.MLP,
-    trainable: Trainable = Trainable.ALL,
-) -> Module:
-    """24 x 1024, printed 0.5B: Phi-4-multimodal's audio encoder.
-
-    Differs: it has 0.44B, 0.45B with a projector to a 2048-wide LLM; its report gives 0.46B with
-    projector. Only rounding up gives the printed number.
-    """
-    config = _phi4_audio(24, 1024, num_heads=16)
+    size = SIZES[name]
+    called = module or ("llm" if size.modality == TEXT else size.modality)
+    if size.has_merger and projector is not None:
+        raise ValueError(f"module {called!r}: {name} has its own projector; leave out 'projector'")
+    if isinstance(size.model, str):
+        return from_shape(
+            size.model, module=called, llm_width=llm_width, projector=projector, trainable=trainable
+        )
+    if isinstance(size.model, Shape):
+        layers = eva_clip(size.model, projector, llm_width)
+        return with_trainable(Module(name=called, modality=size.modality, layers=layers), trainable)
     return module_from_config(
-        config, name=name, modality="audio", trainable=trainable, projector=projector, llm_width=llm_width
+        size.model,
+        name=called,
+        modality=size.modality,
+        trainable=trainable,
+        projector=projector,
+        llm_width=llm_width,
     )
 
 
-def phi4_audio_medium(
-    llm_width: int,
-    *,
-    name: str = "audio",
-    projector: Projector = Projector.MLP,
-    trainable: Trainable = Trainable.ALL,
-) -> Module:
-    """32 x 3072, printed 3.4B; see `phi4_audio_large`."""
-    config = _phi4_audio(32, 3072, num_heads=48)
-    return module_from_config(
-        config, name=name, modality="audio", trainable=trainable, projector=projector, llm_width=llm_width
-    )
-
-
-def phi4_audio_large(
-    llm_width: int,
-    *,
-    name: str = "audio",
-    projector: Projector = Projector.MLP,
-    trainable: Trainable = Trainable.ALL,
-) -> Module:
-    """48 x 5120, printed 12.4B.
-
-    Differs: the MLP keeps the small model's width of 1,536, which the table does not state. At
-    the family's ratio of 1.5 this would be 21B, and the medium size 5.1B instead of 3.4B; with
-    1,536 and convolutions as wide as the residual stream both agree with the table.
-    """
-    config = _phi4_audio(48, 5120, num_heads=80)
-    return module_from_config(
-        config, name=name, modality="audio", trainable=trainable, projector=projector, llm_width=llm_width
-    )
-
-
-def eva_clip_small(
-    llm_width: int,
-    *,
-    name: str = "vision",
-    projector: Projector = Projector.MLP,
-    trainable: Trainable = Trainable.ALL,
-) -> Module:
-    """40 x 1408, printed 1B: EVA01-CLIP-g, 1.01B."""
-    return from_shape(
-        "eva-clip-g-14", module=name, llm_width=llm_width, projector=projector, trainable=trainable
-    )
-
-
-def eva_clip_medium(
-    llm_width: int,
-    *,
-    name: str = "vision",
-    projector: Projector = Projector.MLP,
-    trainable: Trainable = Trainable.ALL,
-) -> Module:
-    """32 x 4096, printed 8B: the vision tower of EVA-CLIP-8B.
-
-    Differs: the tower has 7.5B with the family's MLP ratio of 5; the printed number is that of
-    the whole model with its text tower.
-    """
-    layers = eva_clip(_eva("eva-clip-8b", 32, 4096), projector, llm_width)
-    return with_trainable(Module(name=name, modality="vision", layers=layers), trainable)
-
-
-def eva_clip_large(
-    llm_width: int,
-    *,
-    name: str = "vision",
-    projector: Projector = Projector.MLP,
-    trainable: Trainable = Trainable.ALL,
-) -> Module:
-    """48 x 5120, printed 18B: the vision tower of EVA-CLIP-18B.
-
-    Differs: the tower has 17.6B with the family's MLP ratio of 5; the printed number is that of
-    the whole model with its text tower.
-    """
-    layers = eva_clip(_eva("eva-clip-18b", 48, 5120), projector, llm_width)
-    return with_trainable(Module(name=name, modality="vision", layers=layers), trainable)
-
-
-def whisper_1_4b(
-    llm_width: int,
-    *,
-    name: str = "audio",
-    projector: Projector = Projector.MLP,
-    trainable: Trainable = Trainable.ALL,
-) -> Module:
-    """32 x 1920, printed small, 1.4B: Whisper's MLP ratio of 4 and heads of 64."""
-    config = _whisper(32, 1920)
-    return module_from_config(
-        config, name=name, modality="audio", trainable=trainable, projector=projector, llm_width=llm_width
-    )
-
-
-def whisper_7b(
-    llm_width: int,
-    *,
-    name: str = "audio",
-    projector: Projector = Projector.MLP,
-    trainable: Trainable = Trainable.ALL,
-) -> Module:
-    """40 x 3840, printed medium, 7B: Whisper's MLP ratio of 4 and heads of 64."""
-    config = _whisper(40, 3840)
-    return module_from_config(
-        config, name=name, modality="audio", trainable=trainable, projector=projector, llm_width=llm_width
-    )
-
-
-def whisper_15b(
-    llm_width: int,
-    *,
-    name: str = "audio",
-    projector: Projector = Projector.MLP,
-    trainable: Trainable = Trainable.ALL,
-) -> Module:
-    """48 x 5120, printed large, 15B: Whisper's MLP ratio of 4 and heads of 64."""
-    config = _whisper(48, 5120)
-    return module_from_config(
-        config, name=name, modality="audio", trainable=trainable, projector=projector, llm_width=llm_width
-    )
-
-
-def _qwen2_vision(num: int, width: int, llm_width: int, *, name: str, trainable: Trainable) -> Module:
+def _qwen2_vision(num: int, width: int) -> dict[str, Any]:
     """Heads of 80 as in the published model."""
-    config = {
+    return {
         "model_type": "qwen2_vl_vision",
         "depth": num,
         "embed_dim": width,
@@ -221,10 +87,9 @@ def _qwen2_vision(num: int, width: int, llm_width: int, *, name: str, trainable:
         "mlp_ratio": 4,
         "patch_size": 14,
     }
-    return module_from_config(config, name=name, modality="vision", trainable=trainable, llm_width=llm_width)
 
 
-def _phi4_audio(num: int, width: int, *, num_heads: int) -> dict[str, str | int]:
+def _phi4_audio(num: int, width: int, num_heads: int) -> dict[str, Any]:
     return {
         "model_type": "phi4_multimodal_audio",
         "hidden_size": width,
@@ -236,8 +101,9 @@ def _phi4_audio(num: int, width: int, *, num_heads: int) -> dict[str, str | int]
     }
 
 
-def _whisper(num: int, width: int) -> dict[str, str | int]:
-    return {
+def _whisper(num: int, width: int) -> Size:
+    """Whisper's MLP ratio of 4 and heads of 64."""
+    config = {
         "model_type": "whisper",
         "d_model": width,
         "encoder_layers": num,
@@ -246,10 +112,12 @@ def _whisper(num: int, width: int) -> dict[str, str | int]:
         "num_mel_bins": 128,
         "max_source_positions": 1500,
     }
+    return Size(modality="audio", model=config)
 
 
-def _eva(name: str, num: int, width: int) -> Shape:
-    return Shape(
+def _eva_clip(name: str, num: int, width: int, *, differs: str) -> Size:
+    """The vision tower of a whole model, at the family's MLP ratio of 5."""
+    shape = Shape(
         name=name,
         role="vision",
         layers=num,
@@ -264,3 +132,64 @@ def _eva(name: str, num: int, width: int) -> Shape:
         image_px=224,
         merge=1,
     )
+    return Size(modality="vision", model=shape, differs=differs)
+
+
+_LLAMA_32B = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 5120,
+    "intermediate_size": 27648,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+}
+
+SIZES: Mapping[str, Size] = {
+    "cornstarch-llama-small": Size(modality=TEXT, model="llama-3.2-1b"),
+    "cornstarch-llama-medium": Size(modality=TEXT, model="llama-3.1-8b"),
+    "cornstarch-llama-large": Size(
+        modality=TEXT,
+        model=_LLAMA_32B,
+        differs="There is no such Llama. The family's MLP ratio of 3.5 gives 23B, which is not the printed "
+        "32B. The MLP width of 27,648 is that of Qwen2.5 32B, which has the printed layers and width; with "
+        "40 heads, 8 key-value heads and Llama's vocabulary it gives 32.5B.",
+    ),
+    "cornstarch-qwen2-vision-small": Size(
+        modality="vision",
+        model=_qwen2_vision(32, 1280),
+        differs="0.63B without the merger, 0.67B with it; printed 0.6B. The medium and large sizes agree "
+        "with the table only when the merger counts, this one only when it does not.",
+        has_merger=True,
+    ),
+    "cornstarch-qwen2-vision-medium": Size(modality="vision", model=_qwen2_vision(48, 2560), has_merger=True),
+    "cornstarch-qwen2-vision-large": Size(modality="vision", model=_qwen2_vision(64, 3840), has_merger=True),
+    "cornstarch-phi4-audio-small": Size(
+        modality="audio",
+        model=_phi4_audio(24, 1024, 16),
+        differs="It has 0.44B, 0.45B with a projector to a 2048-wide LLM; its report gives 0.46B with "
+        "projector. Only rounding up gives the printed 0.5B.",
+    ),
+    "cornstarch-phi4-audio-medium": Size(modality="audio", model=_phi4_audio(32, 3072, 48)),
+    "cornstarch-phi4-audio-large": Size(
+        modality="audio",
+        model=_phi4_audio(48, 5120, 80),
+        differs="The MLP keeps the small model's width of 1,536, which the table does not state. At the "
+        "family's ratio of 1.5 this would be 21B instead of 12.4B, and the medium size 5.1B instead of 3.4B; "
+        "with 1,536 and convolutions as wide as the residual stream both agree with the table.",
+    ),
+    "cornstarch-eva-clip-small": Size(modality="vision", model="eva-clip-g-14"),
+    "cornstarch-eva-clip-medium": _eva_clip(
+        "eva-clip-8b", 32, 4096, differs="The tower has 7.5B; the printed 8B count its text tower too."
+    ),
+    "cornstarch-eva-clip-large": _eva_clip(
+        "eva-clip-18b", 48, 5120, differs="The tower has 17.6B; the printed 18B count its text tower too."
+    ),
+    "cornstarch-whisper-small": _whisper(32, 1920),
+    "cornstarch-whisper-medium": _whisper(40, 3840),
+    "cornstarch-whisper-large": _whisper(48, 5120),
+}

@@ -10,10 +10,11 @@ from workbench.model.item_tokens import family_of, source_config
 from workbench.model.layer import Attention, Matmul, Shard, TokenCount
 from workbench.model.model_graph import TEXT, Edge, Module
 from workbench.model.projector import Projector, from_text, shown
-from workbench.plan.plan import ModuleSettings, Plan, Stage
+from workbench.plan.plan import Boundaries, ModuleSettings, Plan, Stage
 from workbench.plan.runnable_items import check_segment
 from workbench.schedule.action import Pass
 
+CPU = "cpu"  # kind of device
 ROTARY = "rotary"  # operator that turns queries and keys by their positions
 
 
@@ -33,6 +34,18 @@ def check_runnable(plan: Plan) -> None:
         _check_soft_cap(plan, stage)
         _check_cuts(plan, stage)
     check_targets(plan)
+
+
+def check_boundaries(plan: Plan, where: str) -> None:
+    """Raise ValueError for brokers but on CPUs, where a thread can receive and send beside a program.
+
+    Args:
+        where: kind of the devices that are to run it; of ranks that take turns, that they do.
+    """
+    if plan.settings.boundaries is Boundaries.BROKERS and where != CPU:
+        raise ValueError(
+            f"brokers run on CPUs, each rank in a process, got {where}; want settings.boundaries 'direct'"
+        )
 
 
 def check_family(module: Module) -> None:

@@ -88,7 +88,6 @@ class _Run:
         self.started: list[list[Action]] = [[] for _ in graph.groups]
         self._graph, self._chains, self._policy = graph, chains, policy
         self._missing = [len(needed) for needed in graph.inputs]
-        self._is_done = [False] * len(graph.actions)
         self._unread = [self._readers(number) for number in range(len(graph.actions))]
         self._chain_of = {stage: place for place, chain in enumerate(chains) for stage in chain.stages}
         self._next = dict.fromkeys(graph.nodes, 0)

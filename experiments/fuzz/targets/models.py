@@ -3,6 +3,7 @@
 import json
 import struct
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from runtime.models.choose import adapter_of
 from runtime.models.weights import weights_of
 from workbench.cli.starting import init_command
 from workbench.job.job import load_job
+from workbench.model.checkpoint import check_weights
 from workbench.model.composites.registry import COMPOSITES
 from workbench.model.families.family import Architecture
 from workbench.model.families.registry import ARCHITECTURES
@@ -108,6 +110,14 @@ def _weights(folder: Path) -> Ready:
     )
 
 
+def _length(folder: Path) -> Ready:
+    def read(path: Path) -> None:
+        with naming(path.name):
+            check_weights(folder, ["llm"])
+
+    return replace(_weights(folder), take=written(folder / "llm" / "model.safetensors", read))
+
+
 def _index(folder: Path) -> Ready:
     adapter = _llm()
     held = folder_in(folder, "llm")
@@ -171,6 +181,7 @@ TARGETS = (
         make=_weights,
         readers=("runtime.models.weights:_files", "runtime.models.weights:read"),
     ),
+    Target(name="weights-length", make=_length, readers=("workbench.model.checkpoint:_check_length",)),
     Target(name="weights-index", make=_index, readers=("runtime.models.weights:_files",)),
     Target(name="projector", make=_projector, readers=("workbench.model.projector:from_text",)),
 )

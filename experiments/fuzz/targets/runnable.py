@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -213,8 +214,12 @@ def _refusal(plan: Plan) -> ValueError | None:
 
 
 def _make(folder: Path) -> Ready:
+    seeds = [drawn(Random(number)) for number in range(20)]
+    for seed in seeds:  # what they have compiled is kept on disk, and no input's to wait for
+        with suppress(ValueError, AcceptedError, RefusedError):
+            _take(folder, json_bytes(seed))
     return Ready(
-        seeds=[drawn(Random(number)) for number in range(20)],
+        seeds=seeds,
         draw=drawn,
         render=json_bytes,
         parse=json.loads,

@@ -7,18 +7,17 @@ Source: Jacobs et al. 2023, "DeepSpeed Ulysses", section 3.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from runtime.models.attention_mask import AttentionMask
 from runtime.models.masked_attention import MaskedAttention
 from runtime.parallel.context.gathered import check_members
 from runtime.parallel.context.group import ContextGroup
 from runtime.parallel.context.token_shares import TokenShares
+from runtime.parallel.linear_map import mapped
 
 # Shape suffixes: T = own tokens, S = tokens of all members, H = heads, M = members, D = head width.
 
@@ -50,9 +49,29 @@ class AllToAllAttention:
                 f"all-to-all attention: ranks must divide the {k_GTD.shape[0]} key/value heads, "
                 f"got {self.group.size} ranks"
             )
-        q, k, v = (_apply(_ToHeads, x, self) for x in (q_HTD, k_GTD, v_GTD))
+        q, k, v = (mapped(x, self._to_heads, self._to_tokens) for x in (q_HTD, k_GTD, v_GTD))
         y = MaskedAttention(self.mask).attend(q, k, v, scale=scale, window=window)
-        return _apply(_ToTokens, y, self)
+        return mapped(y, self._to_tokens, self._to_heads)
+
+    def _to_heads(self, x_HTD: Tensor) -> Tensor:
+        """Own tokens of all heads [H, T, D] -> all tokens of own heads [H / M, S, D]."""
+        members, counts = self.group.size, list(self.shares.num_held)
+        num_heads, num_own, width = x_HTD.shape
+        by_member = x_HTD.reshape(members, num_heads // members, num_own, width)
+        sent = by_member.transpose(1, 2).flatten(0, 1).contiguous()
+        received = sent.new_empty((sum(counts), *sent.shape[1:]))
+        self.group.exchange(received, sent, (counts, [num_own] * members)).wait()
+        return received.transpose(0, 1)
+
+    def _to_tokens(self, x_HSD: Tensor) -> Tensor:
+        """The inverse of `_to_heads`, and its transpose."""
+        members, counts = self.group.size, list(self.shares.num_held)
+        num_own = counts[self.shares.member]
+        sent = x_HSD.transpose(0, 1).contiguous()
+        received = sent.new_empty((members * num_own, *sent.shape[1:]))
+        self.group.exchange(received, sent, ([num_own] * members, counts)).wait()
+        by_member = received.reshape(members, num_own, *received.shape[1:])
+        return by_member.transpose(1, 2).flatten(0, 1)
 
 
 def all_to_all_attention(
@@ -61,56 +80,3 @@ def all_to_all_attention(
     """Attention with the mask of all tokens, member after member."""
     fields = shares.fields(np.concatenate(shares.held))
     return AllToAllAttention(shares, group, AttentionMask(fields, fields, torch.device(device)))
-
-
-def _apply(function: type[torch.autograd.Function], x: Tensor, attention: AllToAllAttention) -> Tensor:
-    output: Tensor = function.apply(x, attention)
-    return output
-
-
-class _ToHeads(torch.autograd.Function):
-    """Own tokens of all heads [H, T, D] -> all tokens of own heads [H / M, S, D]."""
-
-    @staticmethod
-    def forward(ctx: Any, x_HTD: Tensor, attention: AllToAllAttention) -> Tensor:
-        ctx.attention = attention
-        return _to_heads(x_HTD, attention)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _to_tokens(gradient, ctx.attention), None
-
-
-class _ToTokens(torch.autograd.Function):
-    """The inverse of `_ToHeads`, and its transpose."""
-
-    @staticmethod
-    def forward(ctx: Any, x_HSD: Tensor, attention: AllToAllAttention) -> Tensor:
-        ctx.attention = attention
-        return _to_tokens(x_HSD, attention)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _to_heads(gradient, ctx.attention), None
-
-
-def _to_heads(x_HTD: Tensor, attention: AllToAllAttention) -> Tensor:
-    members, counts = attention.group.size, list(attention.shares.num_held)
-    num_heads, num_own, width = x_HTD.shape
-    by_member = x_HTD.reshape(members, num_heads // members, num_own, width)
-    sent = by_member.transpose(1, 2).flatten(0, 1).contiguous()
-    received = sent.new_empty((sum(counts), *sent.shape[1:]))
-    attention.group.exchange(received, sent, (counts, [num_own] * members)).wait()
-    return received.transpose(0, 1)
-
-
-def _to_tokens(x_HSD: Tensor, attention: AllToAllAttention) -> Tensor:
-    members, counts = attention.group.size, list(attention.shares.num_held)
-    num_own = counts[attention.shares.member]
-    sent = x_HSD.transpose(0, 1).contiguous()
-    received = sent.new_empty((members * num_own, *sent.shape[1:]))
-    attention.group.exchange(received, sent, ([num_own] * members, counts)).wait()
-    by_member = received.reshape(members, num_own, *received.shape[1:])
-    return by_member.transpose(1, 2).flatten(0, 1)

@@ -1,14 +1,14 @@
 """The ranks that distribute a stage's experts, and the exchange of tokens among them that autograd knows."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from runtime.parallel.context.group import Pending
+from runtime.parallel.linear_map import mapped
 from runtime.parallel.tensor.group import TensorGroup
 from runtime.world.mesh import Mesh
 from workbench.plan.plan import Stage
@@ -80,20 +80,8 @@ def exchange_rows(x_ND: Tensor, counts: RowCounts, group: ExpertGroup) -> Tensor
 
     Members may send or get nothing. Fails as `exchange_counts`, forward and backward.
     """
-    arrived: Tensor = _Exchange.apply(x_ND, counts, group)
-    return arrived
-
-
-class _Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, counts: RowCounts, group: ExpertGroup) -> Tensor:
-        ctx.counts, ctx.group = counts, group
-        return _moved(x_ND, counts, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient_RD: Tensor) -> tuple[Tensor, None, None]:
-        return _moved(gradient_RD, ctx.counts.back(), ctx.group), None, None
+    back = counts.back()
+    return mapped(x_ND, lambda x_ND: _moved(x_ND, counts, group), lambda x_RD: _moved(x_RD, back, group))
 
 
 def _moved(x_ND: Tensor, counts: RowCounts, group: ExpertGroup) -> Tensor:

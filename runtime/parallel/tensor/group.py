@@ -3,14 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from runtime.parallel.context.group import ContextGroup, Pending
+from runtime.parallel.linear_map import mapped
 from runtime.parallel.tensor.pieces import PieceTalk
 from runtime.world.mesh import Mesh
 from runtime.world.tensor_collectives import GATHER, SCATTER
@@ -62,13 +62,16 @@ class TensorGroup(ContextGroup):
 
         Source: Shoeybi et al. 2019, "Megatron-LM", section 3, operator f.
         """
-        entered: Tensor = _Enter.apply(x, self)
-        return entered
+        return mapped(x, lambda x: x.view_as(x), self._total)
 
     def leave(self, x: Tensor) -> Tensor:
         """The sum of everybody's x, which all go on with alike; operator g of the same source."""
-        left: Tensor = _Leave.apply(x, self)
-        return left
+        return mapped(x, self._total, lambda gradient: gradient)
+
+    def _total(self, x: Tensor) -> Tensor:
+        total = x.clone(memory_format=torch.contiguous_format)
+        self.sum(total)
+        return total
 
     def cut(self, x_TD: Tensor, num_pieces: int) -> list[Tensor]:
         """Pieces of all tokens; see `pieces.PieceTalk`."""
@@ -131,32 +134,3 @@ def tensor_group(mesh: Mesh, stage: Stage) -> TensorGroup | None:
     if ranks not in mesh.tensor:
         raise ValueError(f"stage {stage.id}: only ranks in processes of their own run tp > 1, got {stage.tp}")
     return TensorGroup(ranks, mesh.rank, mesh.tensor[ranks], clock=mesh.clock)
-
-
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: TensorGroup) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        total = gradient.clone(memory_format=torch.contiguous_format)
-        ctx.group.sum(total)
-        return total, None
-
-
-class _Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: TensorGroup) -> Tensor:
-        del ctx
-        total = x.clone(memory_format=torch.contiguous_format)
-        group.sum(total)
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        del ctx
-        return gradient, None

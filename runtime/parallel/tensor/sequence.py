@@ -11,20 +11,23 @@ section 4.2.2 (g and its conjugate). Differs: a product keeps the gathered token
 rather than gather them again.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from runtime.models.adapter import Context
 from runtime.parallel.context.group import Pending
+from runtime.parallel.linear_map import mapped
 from runtime.parallel.tensor.group import TensorGroup
 from workbench.plan.sequence import TokenBorders
 
 # Shape suffixes: T = tokens of all members, N = tokens of one, M = members, D = width.
+
+Move = Callable[["TokenParts", Tensor], Tensor]
 
 
 @dataclass(slots=True)
@@ -49,19 +52,25 @@ class TokenParts:
 
     def enter(self, x: Tensor) -> Tensor:
         """[..., T, D] of everybody's [..., N, D]; members go on with them apart."""
-        return _apply(_Gather, x, self)
+        return self._mapped(x, TokenParts.gathered, TokenParts.summed)
 
     def leave(self, x: Tensor) -> Tensor:
         """[..., N, D]: the own tokens of the sum of everybody's [..., T, D]."""
-        return _apply(_Sum, x, self)
+        return self._mapped(x, TokenParts.summed, TokenParts.gathered)
 
     def divide(self, x: Tensor) -> Tensor:
         """The own tokens of an x that everybody has."""
-        return _apply(_Divide, x, self)
+        return self._mapped(x, TokenParts.own, TokenParts.gathered)
 
     def join(self, x: Tensor) -> Tensor:
         """All tokens, with which everybody goes on alike."""
-        return _apply(_Join, x, self)
+        return self._mapped(x, TokenParts.gathered, TokenParts.own)
+
+    def _mapped(self, x: Tensor, there: Move, back: Move) -> Tensor:
+        """On [..., T, D] where all dims in front are 1."""
+        counted = TokenParts(self.group, self.num_tokens)  # the backward comes when another one runs
+        moved = mapped(x.reshape(-1, x.shape[-1]), partial(there, counted), partial(back, counted))
+        return moved.reshape(*x.shape[:-2], -1, x.shape[-1])
 
     def own(self, x_TD: Tensor) -> Tensor:
         """[N, D], padded."""
@@ -136,58 +145,3 @@ class _Joined:
 def _padded(x_TD: Tensor, num_tokens: int) -> Tensor:
     missing = num_tokens - len(x_TD)
     return x_TD if missing == 0 else torch.cat([x_TD, x_TD.new_zeros(missing, x_TD.shape[1])])
-
-
-def _apply(function: type[torch.autograd.Function], x: Tensor, parts: TokenParts) -> Tensor:
-    """On [..., T, D] where all dims in front are 1."""
-    counted = TokenParts(parts.group, parts.num_tokens)  # the backward comes when another one runs
-    moved: Tensor = function.apply(x.reshape(-1, x.shape[-1]), counted)
-    return moved.reshape(*x.shape[:-2], -1, x.shape[-1])
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, parts: TokenParts) -> Tensor:
-        ctx.parts = parts
-        return parts.gathered(x_ND)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient_TD: Tensor) -> tuple[Tensor, None]:
-        return ctx.parts.summed(gradient_TD), None
-
-
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_TD: Tensor, parts: TokenParts) -> Tensor:
-        ctx.parts = parts
-        return parts.summed(x_TD)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient_ND: Tensor) -> tuple[Tensor, None]:
-        return ctx.parts.gathered(gradient_ND), None
-
-
-class _Divide(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_TD: Tensor, parts: TokenParts) -> Tensor:
-        ctx.parts = parts
-        return parts.own(x_TD)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient_ND: Tensor) -> tuple[Tensor, None]:
-        return ctx.parts.gathered(gradient_ND), None
-
-
-class _Join(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, parts: TokenParts) -> Tensor:
-        ctx.parts = parts
-        return parts.gathered(x_ND)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient_TD: Tensor) -> tuple[Tensor, None]:
-        return ctx.parts.own(gradient_TD), None

@@ -8,43 +8,23 @@ from numpy.typing import ArrayLike
 from workbench.balance.microbatches.pipeline_time import Seconds
 from workbench.balance.microbatches.reorder import time_matrices
 from workbench.schedule.action import Action, Pass
-from workbench.schedule.interleaved import interleaved_1f1b
 
 Programs = Sequence[Sequence[Action]]
-
-
-def reorder_interleaved(forward_s: ArrayLike, backward_s: ArrayLike, num_ranks: int) -> tuple[int, ...]:
-    """Smallest first, the p - 1 next smallest last, and between them whoever fits several intervals best.
-
-    Source: DistTrain, section 5.3, its last paragraph: under virtual pipeline parallelism GETINTERVAL gives
-    as many intervals as a rank has stages, which the forwards of a single microbatch fill. The text
-    is all there is.
-    Differs: an interval is the time between the actions around a forward on the first rank when that forward
-    takes none. It is played with the microbatches placed so far, the mean of those left at all later
-    places, and those kept for the end at theirs. The first p - 1 are chosen one by one like the others.
-    The best fit has the smallest sum of absolute differences; equal ones: the lower index.
-
-    Args:
-        forward_s, backward_s: [l, p v] seconds of every microbatch on every stage along the chain.
-        num_ranks: p; rank r holds the stages r, p + r, 2p + r, ...
-
-    Returns:
-        [l] microbatches in execution order.
-
-    Raises:
-        ValueError: as `reorder_microbatches` and `interleaved_1f1b`.
-
-    Complexity: O(l^2 p v).
-    """
-    forward, backward = time_matrices(forward_s, backward_s)
-    num, stages = forward.shape
-    return reorder_in_programs(forward, backward, interleaved_1f1b(range(stages), num_ranks, num))
 
 
 def reorder_in_programs(
     forward_s: ArrayLike, backward_s: ArrayLike, programs: Programs, rank: int = 0
 ) -> tuple[int, ...]:
-    """The same for any programs of a chain's ranks, some of which may hold one stage and others several.
+    """Smallest first, the p - 1 next smallest last, and between them whoever fits several intervals best.
+
+    Source: DistTrain, section 5.3, its last paragraph: under virtual pipeline parallelism GETINTERVAL gives
+    as many intervals as a rank has stages, which the forwards of a single microbatch fill. The text
+    is all there is.
+    Differs: an interval is the time between the actions around a forward on the rank when that forward
+    takes none. It is played with the microbatches placed so far, the mean of those left at all later
+    places, and those kept for the end at theirs. The first p - 1 are chosen one by one like the others.
+    The best fit has the smallest sum of absolute differences; equal ones: the lower index. Any programs
+    of a chain's ranks will do; some ranks may hold one stage and others several.
 
     Args:
         forward_s, backward_s: [l, stages] seconds of every microbatch on every stage along the chain.
@@ -53,6 +33,9 @@ def reorder_in_programs(
 
     Returns:
         [l] microbatches in execution order.
+
+    Raises:
+        ValueError: as `reorder_microbatches`.
 
     Complexity: O(l^2 stages).
     """

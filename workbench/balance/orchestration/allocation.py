@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from math import ceil, floor, log
 
 Allocation = tuple[int, ...]
-Allocate = Callable[[Sequence[float], int], Allocation]
 
 
 def proportional_allocation(work: Sequence[float], num_units: int) -> Allocation:
@@ -45,21 +44,6 @@ def proportional_allocation(work: Sequence[float], num_units: int) -> Allocation
     return tuple(units)
 
 
-def fastest_allocation(work: Sequence[float], num_units: int) -> Allocation:
-    """The whole numbers whose slowest module, work over units, is fastest.
-
-    Ours: shares that are nearest need not be fastest. One unit at a time to the module that is
-    slowest is exact, since no unit can be taken from a module without making it slower than that.
-    Arguments and errors: `proportional_allocation`. Complexity: O(N M).
-    """
-    _check(work, num_units)
-    units = [1] * len(work)
-    for _ in range(num_units - len(work)):
-        slowest = max(range(len(work)), key=lambda index: (work[index] / units[index], -index))
-        units[slowest] += 1
-    return tuple(units)
-
-
 def _check(work: Sequence[float], num_units: int) -> None:
     if not work or min(work) < 0 or sum(work) <= 0:
         raise ValueError(f"work of modules must be >= 0 and not all 0, got {list(work)}")
@@ -96,12 +80,11 @@ def trials_of(
     num_units: int,
     *,
     trials: int,
-    allocate: Allocate = proportional_allocation,
 ) -> SizeTrials:
     """A reference batch and `trials` more of one size. Arguments: `stable_batch_size`."""
     counts: dict[Allocation, int] = {}
     for _ in range(1 + trials):
-        allocation = allocate(draw(num_samples), num_units)
+        allocation = proportional_allocation(draw(num_samples), num_units)
         counts[allocation] = counts.get(allocation, 0) + 1
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return SizeTrials(num_samples=num_samples, counts=tuple(ordered))
@@ -114,7 +97,6 @@ def stable_batch_size(
     first: int = 4,
     most: int = 1 << 16,
     trials: int = 59,
-    allocate: Allocate = proportional_allocation,
 ) -> tuple[SizeTrials, ...]:
     """Double the batch size until all random batches ask for one and the same allocation.
 
@@ -137,7 +119,7 @@ def stable_batch_size(
     found: list[SizeTrials] = []
     size = first
     while size <= most:
-        found.append(trials_of(draw, size, num_units, trials=trials, allocate=allocate))
+        found.append(trials_of(draw, size, num_units, trials=trials))
         if found[-1].is_stable:
             return tuple(found)
         size *= 2

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import replace
+from multiprocessing.queues import Queue
 from typing import NamedTuple, Protocol, TypeVar
 
 from workbench.search.joint.choice import Choice
@@ -20,6 +21,7 @@ from workbench.supervised import Parent, as_parent, end_with
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
+Known = tuple[Space, Judge]
 CHUNK = 4  # candidates that a worker gets at once
 
 
@@ -71,7 +73,7 @@ class Here(Workers):
 class Several(Workers):
     """Processes of this machine that end with it; one that dies is replaced, and what it had is done again.
 
-    One that a signal stops for long is killed, and so replaced.
+    One that a signal stops for long, from the instant of its start on, is killed, and so replaced.
     """
 
     def __init__(self, space: Space, judge: Judge, num: int) -> None:
@@ -79,11 +81,14 @@ class Several(Workers):
         self._pool, self._watch = self._opened(), StopWatch()
 
     def _opened(self) -> ProcessPoolExecutor:
+        """What workers know comes by a queue, from a thread: one that stops at its start holds up nobody."""
+        context = multiprocessing.get_context("spawn")
+        known: Queue[Known] = context.Queue()
+        known.cancel_join_thread()
+        for _ in range(self.num):
+            known.put((self._bare, self._judge))
         return ProcessPoolExecutor(
-            self.num,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_remember,
-            initargs=(self._bare, self._judge, as_parent()),
+            self.num, mp_context=context, initializer=_remember, initargs=(known, as_parent())
         )
 
     def starts(self, tasks: Sequence[Task]) -> Iterator[Start]:
@@ -142,13 +147,13 @@ def _kill(process: int) -> None:
         os.kill(process, signal.SIGKILL)
 
 
-_known: list[tuple[Space, Judge]] = []  # of a worker process
+_known: list[Known] = []  # of a worker process
 
 
-def _remember(space: Space, judge: Judge, parent: Parent) -> None:
+def _remember(known: "Queue[Known]", parent: Parent) -> None:
     end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
-    _known.append((space, judge))
+    _known.append(known.get())
 
 
 def _start(task: Task) -> Start:

@@ -3,17 +3,8 @@
 from math import exp, expm1, isfinite, sqrt
 
 
-def young_s(save_s: float, mtbf_s: float) -> float:
-    """Seconds of work between checkpoints, to first order: sqrt(2 x save x mean time between failures).
-
-    Source: Young 1974, "A first order approximation to the optimum checkpoint interval", CACM 17(9).
-    """
-    _check(save_s, mtbf_s)
-    return sqrt(2 * save_s * mtbf_s)
-
-
 def daly_s(save_s: float, mtbf_s: float) -> float:
-    """The same to higher order; the mean time between failures itself where saving takes twice that or more.
+    """Seconds of work between checkpoints; the mean time between failures if saving takes twice it or more.
 
     Source: Daly 2006, "A higher order estimate of the optimum checkpoint interval for restart dumps",
     Future Generation Computer Systems 22(3), equation 37.
