@@ -55,7 +55,7 @@ def _rate(name: str) -> Free:
 
 
 def _waits(row: Published, recorded: str) -> bool:
-    """Of a mixture of experts whose host waits, as none does where tokens are dropped: what of it is recorded."""
+    """Whether a host waits for experts, as none does where tokens are dropped, and so much is recorded."""
     has_experts = row.cells.get("experts", "0") not in ("", "0") and not row.cells.get("capacity")
     return has_experts and row.cells.get("cuda_graphs", "none") == recorded
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from workbench.calibrate.device_sheet import DeviceSheet, check_sheet, shipped_sheet, shipped_sheets
 from workbench.calibrate.earned import RULES, Rule, fits_of
 from workbench.calibrate.transfer import rescaled
+from workbench.cost.device_limits import FITTED
 from workbench.cost.device_names import shipped_device
 from workbench.cost.profile import PROFILES, Profile, load_profile, write_profile
 
@@ -34,7 +35,7 @@ LIKE = {
 # @e691807, 49 % of the peak) and 0.89 (Transformer Engine on B300, 70 %), fitted to eight rows of
 # Megatron-Bridge (Llama 3 8B).
 SUSTAINED_BLACKWELL = {"B200": 0.73, "GB200": 0.73}
-_FITTED = "fitted to NVIDIA-NeMo/Megatron-Bridge, Llama 3 8B, between two published rates of products"
+_FITTED = f"{FITTED} NVIDIA-NeMo/Megatron-Bridge, Llama 3 8B, between two published rates of products"
 
 
 def profile_of(sheet: DeviceSheet, like: str, *, name: str | None = None) -> Profile:

@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+FITTED = "fitted to"  # how the source of such a share begins
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerLimit:
@@ -21,6 +23,11 @@ class PowerLimit:
     sustained_products: float = 1.0
     sustained_source: str = ""
     clock_spread: float = 0.0
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the share was fitted to training runs."""
+        return self.sustained_source.startswith(FITTED)
 
     def __post_init__(self) -> None:
         if not 0 < self.rated_w < math.inf:

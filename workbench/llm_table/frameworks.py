@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def fitted_numbers(cells: Mapping[str, str]) -> dict[str, float]:
 
 
 def fitted_off(cells: Mapping[str, str]) -> float:
-    """Mean error of rows that the framework's numbers were not fitted to, of the worst number; 0 without any."""
+    """Mean error of rows that the framework's numbers had not seen, of the worst number; 0 without any."""
     standing = {rule["number"]: rule.get("off", 0.0) for rule in _of(cells, "execution")}
     return max(standing.values(), default=0.0)
 
@@ -94,11 +95,12 @@ def _parts(release: str) -> tuple[int, ...]:
 
 
 def _value(value: str, cells: Mapping[str, str]) -> str:
-    """The value itself, or columns divided by one another: `gpus / tp / pp`."""
-    first, *divisors = value.split(DIVISION)
-    if not divisors:
+    """The value itself, or columns divided by one another: `gpus / tp / pp`; blank where one has no count."""
+    names = value.split(DIVISION)
+    if len(names) == 1:
         return value
-    result = int(cells[first])
-    for name in divisors:
-        result //= int(cells[name])
-    return str(result)
+    counts = [cells.get(name) or "" for name in names]
+    if not all(count.isdecimal() and int(count) > 0 for count in counts):
+        return ""
+    first, *divisors = map(int, counts)
+    return str(max(1, first // prod(divisors)))

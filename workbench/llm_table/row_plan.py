@@ -84,7 +84,7 @@ def cluster_of(row: LlmRow, profile: Profile) -> Cluster:
     An NVLink domain of several servers is one node, with the cards of all of them. A server's
     bandwidth is cut into a card for each of its ranks, as all replicas send at the same moments.
     """
-    size = row.gpus_per_nvlink_domain
+    size = _domain(row)
     num_nodes = -(-row.num_gpus // size)
     node = Node(device=profile.device, num_ranks=size, memory_bytes=profile.memory_bytes)
     intra = _link(profile, "intra", row.intra_gbytes_per_s, row.intra_latency_us)
@@ -96,6 +96,18 @@ def cluster_of(row: LlmRow, profile: Profile) -> Cluster:
         server = link.bytes_per_s / GB * (link.per_node or row.gpus_per_node)
     inter = _link(profile, "inter", server / row.gpus_per_node, row.inter_latency_us)
     return uniform("row", replace(node, num_cards=size), num_nodes=num_nodes, intra=intra, inter=inter)
+
+
+def _domain(row: LlmRow) -> int:
+    """GPUs of a run in each NVLink domain: as many in all of them, where whole servers allow it.
+
+    Source: NVIDIA-NeMo/Megatron-Bridge, scripts/performance/utils/executors.py: the largest divisor of the
+    number of servers that fits a domain is the segment that the scheduler places together.
+    """
+    size, step = row.gpus_per_nvlink_domain, row.gpus_per_node
+    if row.num_gpus <= size:
+        return size
+    return next((each for each in range(size, step, -step) if row.num_gpus % each == 0), size)
 
 
 def _link(profile: Profile, scope: str, gbytes_per_s: float | None, latency_us: float | None) -> Link:

@@ -1,0 +1,86 @@
+"""What holds of every row, whoever measured it: priced without a refusal, and monotone where physics is."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.predict import iteration_s
+from workbench.llm_table.columns import read_row
+from workbench.llm_table.frameworks import filled
+from workbench.llm_table.predict import Prediction, RowPredictor
+from workbench.llm_table.row_plan import cluster_of
+
+PREDICTOR = RowPredictor(iteration_s)
+DENSE = {"architecture": "llama", "hidden": 2048, "layers": 4, "heads": 16, "kv_heads": 4, "sequence": 2048}
+EXPERTS = {"experts": 8, "topk": 2, "expert_ffn": 1024, "shared_expert_ffn": 1024, "first_dense_layers": 1}
+LATENT = {"kv_lora": 256, "q_lora": 512, "nope_dim": 64, "rope_dim": 32, "v_dim": 64, "kv_heads": 16}
+MODELS = st.sampled_from(
+    [
+        DENSE,
+        DENSE | {"window": 512, "full_every": 2},
+        DENSE | {"lora_rank": 8},
+        DENSE | EXPERTS,
+        DENSE | EXPERTS | LATENT,
+        DENSE | {"architecture": "gpt", "kv_heads": 16},
+        DENSE | {"architecture": "vit", "kv_heads": 16, "vocab": 1000},
+        DENSE | {"architecture": "t5", "kv_heads": 16},
+    ]
+)
+LAYOUTS = st.sampled_from(
+    [
+        {"dp": 16},
+        {"dp": 16, "zero_stage": 1, "shard_group": 8, "dp_overlap": "both"},
+        {"dp": 2, "tp": 8, "sequence_parallel": "yes", "tp_overlap": "yes"},
+        {"dp": 4, "tp": 2, "pp": 2, "virtual_stages": 2},
+        {"dp": 8, "cp": 2, "zero_stage": 2},
+        {"dp": 16, "zero_stage": 3, "shard_group": 8},
+    ]
+)
+DEVICES = st.sampled_from(["A100-40GB", "H100", "B200", "GB300", "MI300X", "L40S"])
+
+
+def predicted(*cells: dict[str, object]) -> Prediction:
+    known = {name: str(value) for part in cells for name, value in part.items()}
+    return PREDICTOR.predict(read_row({"global_batch": "32"} | known))
+
+
+rows = given(model=MODELS, layout=LAYOUTS, gpu=DEVICES)
+few = settings(max_examples=6, deadline=None)
+
+
+@rows
+@few
+def test_nothing_is_refused_and_a_faster_network_is_never_slower(model, layout, gpu):
+    slow, fast = (predicted(model, layout, {"gpu": gpu, "inter_gbytes_per_s": speed}) for speed in (50, 400))
+    assert 0 < fast.iteration_s <= slow.iteration_s * (1 + 1e-9)
+    assert fast.interval.low_s < fast.iteration_s < fast.interval.high_s
+    assert 0 < fast.mfu < 1
+
+
+@rows
+@few
+def test_recomputation_takes_time_and_saves_memory(model, layout, gpu):
+    kept, again = (predicted(model, layout, {"gpu": gpu, "recompute": how}) for how in ("none", "full"))
+    assert kept.iteration_s <= again.iteration_s * (1 + 1e-9)
+    assert again.peak_bytes <= kept.peak_bytes
+
+
+@given(model=MODELS, layout=LAYOUTS)
+@few
+def test_narrow_products_are_never_slower(model, layout):
+    wide, narrow = (predicted(model, layout, {"gpu": "B200", "precision": name}) for name in ("bf16", "fp8"))
+    assert narrow.iteration_s <= wide.iteration_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("gpus", "size"), [(256, 64), (576, 72), (64, 72), (80, 40)])
+def test_domains_of_a_run_are_filled_alike(gpus: int, size: int):
+    cells = DENSE | {"global_batch": gpus, "gpus": gpus, "gpu": "GB200", "gpus_per_nvlink_domain": 72}
+    row = read_row({name: str(value) for name, value in cells.items()})
+    cluster = cluster_of(row, PREDICTOR.cost(row).profile)
+    assert {node.num_ranks for node in cluster.nodes} == {size}
+
+
+def test_a_rule_that_divides_fills_nothing_without_its_counts():
+    known = {"framework": "Megatron-Core", "tp": "0", "gpus": "8"}
+    assert not filled(known)["dp"]
+    assert filled(known | {"tp": "2", "pp": "2"})["dp"] == "2"
