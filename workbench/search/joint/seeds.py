@@ -64,10 +64,11 @@ def _on_one_grid(job: Job, questions: Collection[Question]) -> Iterator[Moves]:
     shared = set.intersection(*(set(tensor_sizes(job, module)) for module in job.model.modules))
     arranged = []
     for tp, cp in sorted(product(shared, CP_SIZES), key=lambda grid: (grid[0] * grid[1], grid)):
-        dp = usable_ranks(job) // (tp * cp)
+        if (dp := usable_ranks(job) // (tp * cp)) == 0:
+            break
         degrees = tuple(Degrees(module=name, tp=tp, cp=cp, dp=dp) for name in names)
         arrangement = Arrangement(placement=Placement.FIRST_STAGE, degrees=degrees)
-        sizes = [size for size in _sizes(job) if dp and len(job.batch) % (dp * size) == 0]
+        sizes = [size for size in _sizes(job) if len(job.batch) % (dp * size) == 0]
         own = reversed(sizes) if Question.GROUPING in questions else [None] * bool(sizes)
         arranged += [Arrange(arrangement, samples) for samples in own]
     ways = list(_memory_ways(names)) if Question.MEMORY in questions else []
