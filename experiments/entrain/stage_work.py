@@ -50,13 +50,15 @@ class StageWork(NamedTuple):
 
     Args:
         forward_s, backward_s: of whole passes.
-        calls_s: [2 passes, stages] of a call without tokens.
-        host_s: [2 passes, stages] that the host takes to launch a call: none is shorter.
+        weight_s: the part of the backward that only weights wait for.
+        calls_s: [3 passes, stages] of a call without tokens.
+        host_s: [3 passes, stages] that the host takes to launch a call: none is shorter.
         noise_seed: of the errors of whole microbatches, where there are any.
     """
 
     forward_s: Seconds
     backward_s: Seconds
+    weight_s: Seconds
     calls_s: Seconds
     host_s: Seconds
     noise_seed: int | None = None
@@ -71,7 +73,7 @@ class StageWork(NamedTuple):
 
     def microbatches_s(self, which: "Which", microbatches: Sequence[Sequence[int]]) -> Seconds:
         """[microbatches, stages] seconds of one pass over each."""
-        table: Seconds = (self.forward_s, self.backward_s)[which]
+        table: Seconds = (self.forward_s, self.backward_s, self.weight_s)[which]
         found = np.array([table[list(places)].sum(axis=0) for places in microbatches])
         taken: Seconds = np.maximum(found + self.calls_s[which], self.host_s[which])
         if self.noise_seed is None:
@@ -92,21 +94,22 @@ class Which(IntEnum):
 
     FORWARD = 0
     BACKWARD = 1
+    WEIGHT = 2
 
 
 @cache
-def _quadratics(llm: str, module: str, signed: str) -> tuple[Quadratic, Quadratic]:
-    """The device's forward and backward of a layer, known by its signature."""
+def _quadratics(llm: str, module: str, signed: str) -> tuple[Quadratic, Quadratic, Quadratic]:
+    """The device's forward, backward and weight gradients of a layer, known by its signature."""
     times = [_passes_s(llm, module, signed, _device_cost(), tokens) for tokens in FIT_TOKENS]
-    forward, backward = (
+    forward, backward, weight = (
         fit_quadratic(FIT_TOKENS, [max(seconds, 1e-12) for seconds in of_pass])
         for of_pass in zip(*times, strict=True)
     )
-    return forward, backward
+    return forward, backward, weight
 
 
 @cache
-def _host_s(llm: str, module: str, signed: str) -> tuple[float, float]:
+def _host_s(llm: str, module: str, signed: str) -> tuple[float, float, float]:
     """What every pass of a layer takes at least: a single token's, where the host launches."""
     return _passes_s(llm, module, signed, a40_cost(), 1)
 
@@ -118,8 +121,8 @@ def _device_cost() -> CostModel:
     return CostModel(cost.profile, replace(cost.execution, host_kernel_s=0.0, host_collective_s=0.0))
 
 
-def _passes_s(llm: str, module: str, signed: str, cost: CostModel, tokens: int) -> tuple[float, float]:
-    """Forward and backward of a layer over one item."""
+def _passes_s(llm: str, module: str, signed: str, cost: CostModel, tokens: int) -> tuple[float, float, float]:
+    """Forward, backward and weight gradients of a layer over one item."""
     graph = model(llm).module(module)
     index = next(i for i, layer in enumerate(graph.layers) if signature(layer) == signed)
     needs = gradient_needs(model(llm))[module][index]
@@ -128,27 +131,27 @@ def _passes_s(llm: str, module: str, signed: str, cost: CostModel, tokens: int) 
     out = tokens if is_causal else max(1, tokens // MERGED)
     work = Work((RowWork(tokens, out, area),))
     time = cost.layer_time(graph.layers[index], work, tp=TP, cp=1, precision="bfloat16")
-    return time.forward_s, time.backward_s(needs)
+    return time.forward_s, time.backward_s(needs), time.weights_s(needs)
 
 
 Cuts = tuple[tuple[int, int], ...]
 
 
 @cache
-def _layers(llm: str, module: str) -> tuple[tuple[Quadratic, Quadratic], ...]:
+def _layers(llm: str, module: str) -> tuple[tuple[Quadratic, Quadratic, Quadratic], ...]:
     return tuple(_quadratics(llm, module, signature(layer)) for layer in model(llm).module(module).layers)
 
 
 @cache
 def layer_quadratics(llm: str, module: str) -> NDArray[np.float64]:
-    """[layers, 2 passes, 3] coefficients of every layer."""
+    """[layers, 3 passes, 3] coefficients of every layer."""
     fitted = _layers(llm, module)
     return np.array([[(q.square_s, q.linear_s, q.constant_s) for q in of] for of in fitted])
 
 
 @cache
 def layer_host_s(llm: str, module: str) -> NDArray[np.float64]:
-    """[layers, 2 passes] seconds of the host for every layer."""
+    """[layers, 3 passes] seconds of the host for every layer."""
     return np.array([_host_s(llm, module, signature(layer)) for layer in model(llm).module(module).layers])
 
 
@@ -156,13 +159,13 @@ def layer_host_s(llm: str, module: str) -> NDArray[np.float64]:
 def even_cuts(llm: str, module: str, num_stages: int) -> Cuts:
     """Layers of stages that are balanced for usual sizes."""
     usual = USUAL_TOKENS[module]
-    usual_s = tuple(f.seconds(usual) + b.seconds(usual) for f, b in _layers(llm, module))
+    usual_s = tuple(f.seconds(usual) + b.seconds(usual) for f, b, _ in _layers(llm, module))
     return partition(usual_s, num_stages)
 
 
 @cache
 def stage_quadratics(llm: str, module: str, cuts: Cuts) -> NDArray[np.float64]:
-    """[stages, 2 passes, 3] coefficients of stages."""
+    """[stages, 3 passes, 3] coefficients of stages."""
     table = layer_quadratics(llm, module)
     return np.array([table[first:last].sum(axis=0) for first, last in cuts])
 
@@ -186,11 +189,11 @@ def stage_work(
     table = stage_quadratics(llm, module, cuts)
     squares = tokens**2 * (ATTENTION_FACTOR if judge is Judge.ATTENTION else 1.0)
     passes = np.einsum("spc,cn->pns", table[:, :, :2], np.stack([squares, tokens]))
-    forward, backward = passes
+    forward, backward, weight = passes
     hosts = layer_host_s(llm, module)
     host_s = np.array([hosts[first:last].sum(axis=0) for first, last in cuts])
     seed = int(tokens.sum()) if judge is Judge.NOISE else None
-    return StageWork(forward, backward, table[:, :, 2].T, host_s.T, seed)
+    return StageWork(forward, backward, weight, table[:, :, 2].T, host_s.T, seed)
 
 
 @cache
@@ -203,8 +206,8 @@ def shared_cuts(
     for module in modules:
         tokens = tokens_of(batch, module)
         powers = ((tokens**2).sum(), tokens.sum(), num_microbatches)
-        device_s = layer_quadratics(llm, module) @ powers
-        host_s = num_microbatches * layer_host_s(llm, module)
+        device_s = layer_quadratics(llm, module)[:, :2] @ powers
+        host_s = num_microbatches * layer_host_s(llm, module)[:, :2]
         costs.append(np.maximum(device_s, host_s).sum(axis=1).tolist())
     pieces = chain_cuts(costs, num_blocks)
     encoder, text = (tuple(p.layers for p in pieces if p.module == number) for number in range(len(modules)))
