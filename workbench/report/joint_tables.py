@@ -96,14 +96,18 @@ def joint_table(record: Record) -> tuple[str, Table, str]:
 
 
 def _told(move: Record) -> str:
-    """`Exchange first 3, second 5`."""
-    fields = {key: value for key, value in move.items() if key not in ("move", "question")}
+    """`Exchange first 3, second 5`; what a move leaves open is not said."""
+    fields = {
+        key: value
+        for key, value in move.items()
+        if key not in ("move", "question") and value not in (None, [])
+    }
     return f"{move['move']} {', '.join(f'{key} {_plain(value)}' for key, value in fields.items())}"
 
 
 def _plain(value: object) -> str:
     if isinstance(value, Mapping):
-        return " ".join(_plain(each) for each in value.values())
+        return " ".join(_plain(each) for each in value.values() if each is not None and each is not False)
     if isinstance(value, list):
         return "; ".join(_plain(each) for each in value)
     return str(value)
