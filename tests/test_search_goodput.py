@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -189,6 +190,26 @@ def test_the_way_that_gets_furthest_is_chosen() -> None:
         ),
     )
     assert {way.kind for way in measure.ways(sharded, times, None)} == {Recovering.CHECKPOINT}
+
+
+@pytest.mark.parametrize("strategy", ["cornstarch", "fsdp"])
+def test_on_every_number_of_nodes_as_many_pipelines_go_on_as_can(strategy: str) -> None:
+    """Held against all numbers of pipelines, for all numbers of nodes that are ever there."""
+    plan = made(strategy)
+    measure = judge(mtbf="2h", repair="10m", restart="10m").measure
+    step = OwnBatch(lambda lowered: step_s(lowered, cost()))
+    way = next(iter(measure.ways(plan, step(plan), None)))
+    every_s: list[tuple[int, float]] = []
+    for kept in range(1, num_pipelines(plan) + 1):
+        with suppress(ValueError):  # one rank alone shards nothing
+            fewer = with_pipelines(plan, kept, job().schedule, cost())
+            every_s.append((num_nodes(fewer), step(fewer).step_s))
+    there = {count for trace in measure.traces for _, count in trace.num_nodes()}
+    for count in there:
+        going_s = [seconds for nodes, seconds in every_s if nodes <= count]
+        wanted = len(plan.batch) / going_s[-1] if going_s else 0.0
+        assert way.samples_per_s[count] == pytest.approx(wanted)
+    assert min(there) < num_nodes(plan)
 
 
 def test_the_interval_is_about_the_best_of_all() -> None:

@@ -21,6 +21,12 @@ def num_nodes(plan: Plan) -> int:
     return len({plan.cluster.node_of(rank) for rank in plan.ranks})
 
 
+def nodes_of_first(plan: Plan, kept: int) -> int:
+    """Nodes that the first so many pipelines take, moved together onto the first ones."""
+    ranks = {rank for stage in plan.stages if stage.replica < kept for rank in stage.flat_ranks}
+    return len({plan.cluster.node_of(rank) for rank in range(len(ranks))})
+
+
 def with_pipelines(plan: Plan, kept: int, schedule: Schedule, cost: CostModel) -> Plan:
     """The plan's batch on its first `kept` pipelines, which move together onto the first nodes.
 

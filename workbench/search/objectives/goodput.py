@@ -14,7 +14,7 @@ from workbench.plan.plan import Plan, Sharding
 from workbench.schedule.choice import Schedule
 from workbench.search.objectives import template_plans
 from workbench.search.objectives.checkpoint_interval import daly_s
-from workbench.search.objectives.fewer_nodes import num_nodes, num_pipelines, with_pipelines
+from workbench.search.objectives.fewer_nodes import nodes_of_first, num_nodes, num_pipelines, with_pipelines
 from workbench.search.objectives.plan_judge import Judged
 from workbench.search.objectives.recovery import FailureSim, Recovering, Recovery, RecoveryCosts
 from workbench.search.objectives.step_times import StepJudge, StepTimes, standard_error
@@ -121,15 +121,20 @@ class Goodput:
             yield from self._in_memory(plan, enough, self._copy_s(plan))
 
     def _of_pipelines(self, plan: Plan, times: StepTimes, schedule: Schedule | None) -> dict[int, OnNodes]:
-        """By number of pipelines left; those that do not go are left out."""
+        """By number of pipelines left: as many as go on each number of nodes that is ever there."""
         whole = num_pipelines(plan)
         found = {whole: (num_nodes(plan), times.step_s)}
-        for kept in range(1, whole):
+        unserved = {count for count in self._counts if count < num_nodes(plan)}
+        for kept in range(whole - 1, 0, -1):
+            nodes = nodes_of_first(plan, kept)
+            if nodes > max(unserved, default=0):
+                continue
             try:
                 fewer = with_pipelines(plan, kept, schedule or self.job.schedule, self.cost)
-                found[kept] = num_nodes(fewer), self.times(fewer, schedule).step_s
-            except ValueError:  # it waits for nodes then
+                found[kept] = nodes, self.times(fewer, schedule).step_s
+            except ValueError:  # one fewer may go; else it waits for nodes
                 continue
+            unserved = {count for count in unserved if count < nodes}
         return found
 
     def _of_templates(self, templates: ElasticTemplates, plan: Plan, times: StepTimes) -> list[OnNodes]:
