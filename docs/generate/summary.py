@@ -82,7 +82,8 @@ def _doors(doors: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         "composite models are taken apart as transformers has them",
         run,
         f"{doors['families_split_equal']} of {doors['families_total']} kinds with equal shapes and counts; "
-        f"first losses of {doors['families_loss_equal']} equal within 1e-10, float64",
+        f"first losses of {doors['families_loss_equal']} equal within 1e-10, float64, with "
+        "rotation tables in float64 on both sides",
     )
     targets = doors["export_targets_parsed"].values()
     parsed = [each for each in targets if "turned_down" in each]
@@ -92,6 +93,12 @@ def _doors(doors: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         run,
         "; ".join(f"{each['held_by']}: {each['accepted']} of {each['said']} folders" for each in parsed)
         + f"; the rest of {tried} plans each is refused with a reason",
+    )
+    tour = doors["tour"]
+    yield (
+        "a VLM's configuration becomes a folder that launches: init, search, explain, export",
+        code("python -m experiments.doors --part tour"),
+        f"{tour['wall_s']:.0f} s in all, {tour['cpu_s']:.0f} s of one CPU",
     )
     recorded, worst = doors["kineto_ingest_error"], doors["hta_loads"]["worst_error"]
     stages, chakra = max(map(abs, recorded["stages"].values())), doors["chakra_valid"]
