@@ -222,7 +222,11 @@ def test_a_worker_that_is_stopped_before_it_reads_its_order_is_named():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_at_the_instant_of_a_fork_ends_the_child_and_not_its_copy_of_the_parents_stack(number):
-    """On the commit before, the child unwound the stack that it had of its parent, and ended with 143."""
+    """On the commit before, the child unwound the stack that it had of its parent, and ended with 143.
+
+    Signals do what they do by default, also where the tests run under nohup.
+    """
+    before = signal.signal(number, signal.SIG_DFL)
     with ending_by_signal(), forking():
         child = os.fork()
         if child == 0:
@@ -231,6 +235,7 @@ def test_a_signal_at_the_instant_of_a_fork_ends_the_child_and_not_its_copy_of_th
                 ended_by_default()
             finally:
                 os._exit(143)
+    signal.signal(number, before)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -number
 
 
