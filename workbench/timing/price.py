@@ -1,12 +1,11 @@
 """Seconds of every action of a lowered plan on the machine of one cost model."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from workbench.collector import collector_paused
 from workbench.cost.beside import loss_on
 from workbench.cost.collectives import Collective
-from workbench.cost.execution import ActivationCut, SavedInput
 from workbench.cost.group_link import busy_share
 from workbench.cost.hardware import Cluster, Link
 from workbench.cost.model import CostModel, LayerTime, Work
@@ -19,7 +18,7 @@ from workbench.plan.parameter_shards import sharded_stages, unit_of
 from workbench.plan.plan import Microbatch, Plan, Precision, Stage
 from workbench.plan.remembered import Remembered, Same
 from workbench.plan.routing import routing_of
-from workbench.plan.sequence import token_borders
+from workbench.plan.sequence import dividing, token_borders
 from workbench.plan.work import work_of
 from workbench.schedule.action import MEANING, Action, Activity, Pass, TaskKind, measured_as
 from workbench.timing.alike_actions import alike_actions
@@ -112,7 +111,6 @@ class _Pricing:
         self._kinds: dict[tuple[object, ...], int] = {}
         self._stage_kind = {stage.id: self._kind(self._shape(stage)) for stage in self._plan.stages}
         self._microbatch_kind: dict[tuple[str, int, int], int] = {}
-        self._divided: dict[int, CostModel] = {}
         self._rounds_s: dict[tuple[int, Pass], float] = {}  # of a unit, whichever replica asks
         self._weights = WeightPrices(lowered, self._cost_of)
         self.unmeasured: set[str] = set()
@@ -202,7 +200,7 @@ class _Pricing:
         plan, settings = self._plan, self._plan.settings
         key = (
             (Same(self._cost_on[stage.id]), Same(plan.model), self._shape(stage)),
-            (settings.precision, settings.of(stage.module)),
+            (settings.precision, settings.of(stage.module), settings.kernels.cuts_sequence),
             (work_of(plan, microbatch), self._routing.present(microbatch)),
         )
         return _STAGE_TIMES.answer(key, lambda: self._stage_times(stage, microbatch))
@@ -224,7 +222,7 @@ class _Pricing:
         borders, found = token_borders(self._plan, stage), []
         for index in range(*stage.layers):
             part = part_of(layers[index], modules)
-            machine = self._dividing(cost) if index in borders.divided else cost
+            machine = dividing(cost, self._plan.settings, stage.module) if index in borders.divided else cost
             time = None if part is None else self._layer_time(part, stage, microbatch, links, machine)
             found.append(0.0 if time is None else time.forward_s)
         return tuple(found)
@@ -242,25 +240,18 @@ class _Pricing:
     def _layer_times(self, stage: Stage, microbatch: Microbatch, links: GridLinks) -> list[LayerTime]:
         layers = self._plan.model.module(stage.module).layers
         cost, borders = self._cost_on[stage.id], token_borders(self._plan, stage)
+        divided = dividing(cost, self._plan.settings, stage.module)
         found = []
         for index in range(*stage.layers):
             layer = layers[index]
             if index not in borders.divided:
                 found.append(self._layer_time(layer, stage, microbatch, links, cost))
                 continue
-            time = self._layer_time(layer, stage, microbatch, links, self._dividing(cost))
+            time = self._layer_time(layer, stage, microbatch, links, divided)
             gather_s = self._gather_s(layer, stage, microbatch, links) if index in borders.divides else 0.0
             join_s = self._gather_s(layer, stage, microbatch, links) if index in borders.joins else 0.0
             found.append(with_gathers(time, join_s, gather_s, self._unmeasured_gathers(stage, links)))
         return found
-
-    def _dividing(self, cost: CostModel) -> CostModel:
-        """The same machine where tensor-parallel ranks split tokens between products."""
-        if id(cost) not in self._divided:
-            self._divided[id(cost)] = cost.executed(
-                replace(cost.execution, activations=ActivationCut.SEQUENCE, saved_input=SavedInput.WHOLE)
-            )
-        return self._divided[id(cost)]
 
     def _gather_s(self, layer: Layer, stage: Stage, microbatch: Microbatch, links: GridLinks) -> float:
         """All tokens of a layer's input or output brought to every tensor-parallel rank."""
