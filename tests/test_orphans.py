@@ -147,6 +147,11 @@ def command_of(pid: int) -> bytes:
         return b""
 
 
+def ranks_of(pid: int) -> list[int]:
+    """The processes that it has forked: other helpers run commands of their own."""
+    return sorted(child for child in descendants_of(pid) if command_of(child) == command_of(pid))
+
+
 def all_gone(pids: frozenset[int]) -> bool:
     return not pids & parents().keys()
 
@@ -163,7 +168,7 @@ def killed_alone(tree: Tree) -> None:
 
 def test_ranks_of_a_killed_run_are_gone_with_their_folder_the_stopped_one_too(plan):
     with running(plan) as tree:
-        os.kill(max(pid for pid in tree.descendants() if b"rm -rf" not in command_of(pid)), signal.SIGSTOP)
+        os.kill(ranks_of(tree.process.pid)[-1], signal.SIGSTOP)
         killed_alone(tree)
 
 
