@@ -329,14 +329,14 @@ def _run_under_torchrun(
     keep_freed_memory()
     join_launched(os.environ, wait_s=settings.timeout_s, device=device)
     place = Place(dist.get_rank(), dist.get_world_size(), lambda position: None)
-    if place.process == 0:
-        steps = settings.repetitions * (settings.warmup + settings.steps)
-        sys.stderr.write(f"running {steps} steps on {place.size} ranks ({device.type})\n")
     reports: list[RankReport | None] = [None] * place.size
     target = settings.export if place.process == 0 else None
     owners = owners_of_all(place.size)
     neighbours = Neighbours(place.process, owners)
     heartbeats = heartbeats_of(owners, place.process, os.environ, _give_up)
+    if place.process == 0:  # whoever is lost from now on is named
+        steps = settings.repetitions * (settings.warmup + settings.steps)
+        sys.stderr.write(f"running {steps} steps on {place.size} ranks ({device.type})\n")
     try:
         with exporting(target, lowered.plan.model, settings.weights):
             dist.all_gather_object(reports, run_rank(place, lowered, settings, source, device=device))
