@@ -5,7 +5,7 @@ from copy import copy
 from dataclasses import replace
 from typing import NamedTuple
 
-from workbench.cost.beside import left_s
+from workbench.cost.beside import left_s, lost_s
 from workbench.cost.collectives import Collective, Collectives
 from workbench.cost.execution import (
     ActivationCut,
@@ -22,7 +22,7 @@ from workbench.cost.kernel_times import ELEMENT_BYTES, KernelTimes
 from workbench.cost.layer_time import LayerTime, unmeasured_of
 from workbench.cost.measured import MeasuredLayer
 from workbench.cost.operator_passes import OperatorPasses, kernels_of
-from workbench.cost.overlap import Machine, Pair, Pairs, added_kernels, exposed_s, pairs_of
+from workbench.cost.overlap import Machine, Pair, Pairs, added_kernels, exposed_s, pairs_of, pieces_of
 from workbench.cost.profile import Direction, Profile
 from workbench.cost.roofline import (
     Grid,
@@ -157,7 +157,7 @@ class CostModel(KernelTimes):
             if layer.reads_context and not work.tokens(TokenCount.READERS):  # lets everything pass
                 self._known[key] = LayerTime(0.0, 0.0, 0.0)
             elif measured is not None and grid.ep == 1:
-                self._known[key] = _from_measured(layer, measured, work)
+                self._known[key] = _in_one_piece(_from_measured(layer, measured, work), self.execution)
             else:
                 links = self._links(grid, link, context_link)
                 self._known[key] = self._composed(layer, name, work, grid, str(precision), links)
@@ -180,7 +180,8 @@ class CostModel(KernelTimes):
         here = self._whole(name, precision, grid)
         sums = _OperatorSums(self, work, grid, precision, links)
         if here is not None:
-            return _with_experts(_from_measured(layer, here, work), sums, layer, work, grid)
+            time = _in_one_piece(_from_measured(layer, here, work), self.execution)
+            return _with_experts(time, sums, layer, work, grid)
         if whole is None:
             return sums.layer(on_rank(layer, work, grid))
         return _scaled(_from_measured(layer, whole, work), sums, layer, work, grid)
@@ -231,14 +232,14 @@ class _OperatorSums:
         Gaps and a slow host stretch I and W alike.
         """
         run, grid = self._cost.execution, self._grid
-        pairs, pieces = self._pairs(layer), run.overlap_pieces
+        pairs = self._pairs(layer)
         kernels = kernels_of(layer)
         forward = sum(map(run.num_kernels, kernels))
         backward = sum(map(run.num_backward_kernels, kernels))
         there, back = pairs.forward, [pair for _, pair in pairs.backward]
-        forward_s = run.pass_s(time.forward_s, forward, len(there), grid.tp, added_kernels(there, pieces))
+        forward_s = run.pass_s(time.forward_s, forward, len(there), grid.tp, added_kernels(there, run))
         device_s = time.input_grad_s + time.weight_grad_s
-        backward_s = run.pass_s(device_s, backward, len(back), grid.tp, added_kernels(back, pieces))
+        backward_s = run.pass_s(device_s, backward, len(back), grid.tp, added_kernels(back, run))
         if any(operator.name == ROUTER for operator in layer.operators):
             forward_s, backward_s = forward_s + run.host_wait_s, backward_s + run.host_wait_s
         if device_s in (0.0, backward_s):
@@ -319,14 +320,16 @@ class _OperatorSums:
         return pairs_of(layer, self._work, self._grid, self._bytes, run.activations, run.saved_input)
 
     def _exposed_s(self, pair: Pair, link: Link, direction: Direction) -> float:
-        cost, precision = self._cost, self._precision
+        cost, precision, run = self._cost, self._precision, self._cost.execution
+        is_apart = run.overlap_pieces > 1  # on engines that slow no product
         machine = Machine(  # twice in a direction is back where it was: products of pairs are turned already
             product_s=lambda gemm: cost.product_s(in_direction(gemm, direction), direction, precision)[0],
             weights_s=lambda gemm: cost.product_s(gemm, Direction.WEIGHT_GRAD, precision)[0],
             collective_s=lambda kind, num_bytes: self._collective_s(kind, num_bytes, self._grid.tp, link),
             copied_s=lambda elements: self._cost.moved_s(2 * elements * self._bytes),
+            lost_s=(lambda there_s, here_s: 0.0) if is_apart else lost_s,
         )
-        return exposed_s(pair, self._cost.execution.overlap_pieces, machine)
+        return exposed_s(pair, pieces_of(pair, run), machine)
 
     def _keys_s(self, operator: Attention, link: Link) -> tuple[float, float]:
         """Seconds for which keys, and gradients of them, hold up an attention's forward and backward."""
@@ -350,6 +353,13 @@ class _OperatorSums:
             self._cost.collectives.seconds(kind, num_bytes, num_ranks, link)
             / self._cost.execution.collective_rate
         )
+
+
+def _in_one_piece(time: LayerTime, run: Execution) -> LayerTime:
+    """A time of a layer measured whole, which says so where its sums are to run in pieces."""
+    if run.sum_pieces == 1:
+        return time
+    return replace(time, unmeasured=time.unmeasured | {"collective_pieces: measured in one piece"})
 
 
 def _from_measured(layer: Layer, measured: MeasuredLayer, work: Work) -> LayerTime:

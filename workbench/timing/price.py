@@ -15,7 +15,7 @@ from workbench.model.layer import Layer, TokenCount
 from workbench.plan.lowered import Lowered
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.parameter_shards import sharded_stages, unit_of
-from workbench.plan.plan import Microbatch, Plan, Precision, Stage
+from workbench.plan.plan import Microbatch, Precision, Stage
 from workbench.plan.remembered import Remembered, Same
 from workbench.plan.routing import routing_of
 from workbench.plan.sequence import dividing, token_borders
@@ -86,16 +86,6 @@ def stage_link(cluster: Cluster, ranks: Sequence[int]) -> Link:
     return cluster.joining(ranks)
 
 
-def _priced_whole(plan: Plan) -> set[str]:
-    """What is said of modules whose tensor-parallel sums a plan cuts into pieces."""
-    modules = {stage.module for stage in plan.stages if stage.tp > 1}
-    return {
-        f"collective_pieces of {module}: priced as one piece"
-        for module in modules
-        if plan.settings.of(module).collective_pieces > 1
-    }
-
-
 class _Pricing:
     def __init__(self, lowered: Lowered, cost: CostModel, attention: AttentionModel | None) -> None:
         self._lowered, self._cost, self._plan = lowered, cost, lowered.plan
@@ -106,7 +96,8 @@ class _Pricing:
         self._microbatch = {(m.module, m.replica, m.index): m for m in self._plan.microbatches}
         self._work: dict[tuple[str, int, int], Work] = {}
         self._known: dict[tuple[int, int], PassTimes] = {}
-        self._cost_on = {stage.id: self._cost_of(stage.flat_ranks) for stage in self._plan.stages}
+        self._in_pieces: dict[tuple[int, int], CostModel] = {}
+        self._cost_on = {stage.id: self._stage_cost(stage) for stage in self._plan.stages}
         self._links = {stage.id: grid_links(self._plan.cluster, stage) for stage in self._plan.stages}
         self._kinds: dict[tuple[object, ...], int] = {}
         self._stage_kind = {stage.id: self._kind(self._shape(stage)) for stage in self._plan.stages}
@@ -116,7 +107,6 @@ class _Pricing:
         self.unmeasured: set[str] = set()
         if not cost.profile.overheads_s:
             self.unmeasured.add("executor overhead per action: taken as 0")
-        self.unmeasured |= _priced_whole(self._plan)
         self.steps_s = self._steps()
 
     @property
@@ -306,6 +296,17 @@ class _Pricing:
     def _cost_of(self, ranks: Sequence[int]) -> CostModel:
         """The machine that these ranks are; ValueError where they are of several kinds."""
         return self._cost.on(self._plan.cluster.device_of(ranks))
+
+    def _stage_cost(self, stage: Stage) -> CostModel:
+        """The stage's machine, with tensor-parallel sums in as many pieces as its module's settings say."""
+        cost = self._cost_of(stage.flat_ranks)
+        num_pieces = self._plan.settings.of(stage.module).collective_pieces
+        if stage.tp == 1 or num_pieces == 1:
+            return cost
+        key = id(cost), num_pieces
+        if key not in self._in_pieces:
+            self._in_pieces[key] = cost.executed(replace(cost.execution, sum_pieces=num_pieces))
+        return self._in_pieces[key]
 
     def _update_s(self, num_parameters: float, cost: CostModel) -> float:
         precision, wide = self._plan.settings.precision, self._plan.settings.optimizer_precision
