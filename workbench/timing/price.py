@@ -22,7 +22,14 @@ from workbench.plan.sequence import dividing, token_borders
 from workbench.plan.work import work_of
 from workbench.schedule.action import MEANING, Action, Activity, Pass, TaskKind, measured_as
 from workbench.timing.alike_actions import alike_actions
-from workbench.timing.attention import AttentionModel, Times, times_of, with_attention, without_attention
+from workbench.timing.attention import (
+    AttentionModel,
+    Times,
+    identity_of,
+    times_of,
+    with_attention,
+    without_attention,
+)
 from workbench.timing.grid_links import GridLinks, grid_links
 from workbench.timing.key_exchange import with_key_exchange
 from workbench.timing.pass_times import PassTimes, pass_times, with_gathers
@@ -89,7 +96,7 @@ def stage_link(cluster: Cluster, ranks: Sequence[int]) -> Link:
 class _Pricing:
     def __init__(self, lowered: Lowered, cost: CostModel, attention: AttentionModel | None) -> None:
         self._lowered, self._cost, self._plan = lowered, cost, lowered.plan
-        self._attention = attention
+        self._attention, self._attention_identity = attention, identity_of(attention)
         self._routing = routing_of(self._plan)
         self._units = sharded_stages(self._plan)
         self._slowed_s = loss_on(self._plan.cluster)
@@ -185,13 +192,14 @@ class _Pricing:
         return self._known[key]
 
     def _remembered_times(self, stage: Stage, microbatch: Microbatch) -> PassTimes:
-        if self._attention is not None:
+        if self._attention_identity is None:
             return self._stage_times(stage, microbatch)
         plan, settings = self._plan, self._plan.settings
         key = (
-            (Same(self._cost_on[stage.id]), Same(plan.model), self._shape(stage)),
+            (Same(self._cost_on[stage.id]), Same(plan.model), self._grid_of(stage, (stage.tp, stage.cp))),
             (settings.precision, settings.of(stage.module), settings.kernels.cuts_sequence),
             (work_of(plan, microbatch), self._routing.present(microbatch)),
+            () if self._attention is None else self._tokens(stage, microbatch),
         )
         return _STAGE_TIMES.answer(key, lambda: self._stage_times(stage, microbatch))
 
@@ -218,9 +226,20 @@ class _Pricing:
         return tuple(found)
 
     def _shape(self, stage: Stage) -> tuple[object, ...]:
-        """What stages share whose passes take equal times."""
+        """What stages of the plan share whose passes take equal times."""
+        return self._grid_of(stage, (stage.tp, stage.cp) if self._attention is None else stage.ranks)
+
+    def _tokens(self, stage: Stage, microbatch: Microbatch) -> tuple[object, ...]:
+        """What decides times of attention besides: whose tokens, who owns them, and what joins the owners."""
+        plan = self._plan
+        where = microbatch.module, microbatch.replica, microbatch.index
+        shards = (plan.token_shard.get((*where, row)) for row in range(len(microbatch.rows)))
+        owners = tuple(None if shard is None else (shard.block_tokens, shard.owners) for shard in shards)
+        link = stage_link(plan.cluster, stage.flat_ranks)
+        return self._attention_identity, Same(plan.batch), microbatch.rows, owners, link
+
+    def _grid_of(self, stage: Stage, grid: tuple[object, ...]) -> tuple[object, ...]:
         links, device = self._links[stage.id], self._cost_on[stage.id].profile.device
-        grid = (stage.tp, stage.cp) if self._attention is None else stage.ranks
         return stage.module, stage.layers, grid, stage.ep, links, device
 
     def _kind(self, shape: tuple[object, ...]) -> int:
