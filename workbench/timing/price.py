@@ -103,7 +103,6 @@ class _Pricing:
         self._microbatch = {(m.module, m.replica, m.index): m for m in self._plan.microbatches}
         self._work: dict[tuple[str, int, int], Work] = {}
         self._known: dict[tuple[int, int], PassTimes] = {}
-        self._in_pieces: dict[tuple[int, int], CostModel] = {}
         self._cost_on = {stage.id: self._stage_cost(stage) for stage in self._plan.stages}
         self._links = {stage.id: grid_links(self._plan.cluster, stage) for stage in self._plan.stages}
         self._kinds: dict[tuple[object, ...], int] = {}
@@ -318,14 +317,8 @@ class _Pricing:
 
     def _stage_cost(self, stage: Stage) -> CostModel:
         """The stage's machine, with tensor-parallel sums in as many pieces as its module's settings say."""
-        cost = self._cost_of(stage.flat_ranks)
         num_pieces = self._plan.settings.of(stage.module).collective_pieces
-        if stage.tp == 1 or num_pieces == 1:
-            return cost
-        key = id(cost), num_pieces
-        if key not in self._in_pieces:
-            self._in_pieces[key] = cost.executed(replace(cost.execution, sum_pieces=num_pieces))
-        return self._in_pieces[key]
+        return self._cost_of(stage.flat_ranks).summing_in(1 if stage.tp == 1 else num_pieces)
 
     def _update_s(self, num_parameters: float, cost: CostModel) -> float:
         precision, wide = self._plan.settings.precision, self._plan.settings.optimizer_precision
