@@ -176,6 +176,8 @@ class Execution:
         kernel_gap_s: device seconds between a kernel and the next; None: the profile's.
         overlap_pieces: into which a collective inside a layer and its products are cut, so that one runs
             beside the other; 1: products wait for their collectives. See `overlap`.
+        sum_pieces: the same of products whose results ranks add up, alone, by collectives that run on the
+            device's processors and slow products beside them.
         host_kernel_s: host seconds to launch a kernel; None: the profile's.
         host_collective_s: host seconds to launch a collective inside a layer; None: the profile's.
         host_rank_s: host seconds a kernel and rank: ranks that wait for one another's hosts.
@@ -220,6 +222,7 @@ class Execution:
     step_rate: float = 1.0
     step_start_s: float = 0.0
     overlap_pieces: int = 1
+    sum_pieces: int = 1
 
     def __post_init__(self) -> None:
         for name in NUMBERS:
@@ -232,7 +235,7 @@ class Execution:
 
         if self.power_limit_w is not None and not 0 < self.power_limit_w < float("inf"):
             raise ValueError(f"execution: power_limit_w must be > 0 and finite, got {self.power_limit_w}")
-        for name in ("overlap_pieces", "num_devices"):
+        for name in ("overlap_pieces", "sum_pieces", "num_devices"):
             if getattr(self, name) < 1:
                 raise ValueError(f"execution: {name} must be >= 1, got {getattr(self, name)}; nearest: 1")
 

@@ -1,6 +1,6 @@
 """The plan: which ranks hold which layers, which items go together, in which order, who owns which tokens."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
 from math import lcm
@@ -231,6 +231,12 @@ class Settings:
     def of(self, module: str) -> ModuleSettings:
         found = [settings for settings in self.modules if settings.module == module]
         return found[0] if found else ModuleSettings(module=module)
+
+    def with_module(self, changed: ModuleSettings) -> "Settings":
+        """With other settings of that module; modules with the defaults are left out, the rest sorted."""
+        others = [each for each in self.modules if each.module != changed.module]
+        kept = [changed] if changed != ModuleSettings(module=changed.module) else []
+        return replace(self, modules=tuple(sorted((*others, *kept), key=lambda each: each.module)))
 
 
 @dataclass(frozen=True, kw_only=True)
