@@ -149,7 +149,8 @@ class Execution:
     Args:
         attention: how attention is computed.
         flash: generation of the fused kernel.
-        activations: what sequence parallelism cuts (Korthikanti et al. 2022, section 4.2.2).
+        activations: what sequence parallelism cuts (Korthikanti et al. 2022, section 4.2.2): set where the
+            layers of a plan are priced, as its settings say (`plan/sequence.py`).
         saved_input: what products keep of gathered tokens, where activations are cut by sequence.
         instance_sums: when copies of a sharded optimizer add up their gradients.
         updated_weights: how they reach the ranks of a copy.
@@ -310,7 +311,11 @@ _JSON = FrozenJson()
 
 
 def load_execution(path: Path) -> Execution:
-    """An execution out of a JSON file of its fields; ValueError names the first wrong one."""
+    """An execution out of a JSON file of its fields.
+
+    Raises:
+        ValueError: names the first wrong one; tokens that tensor-parallel ranks split, which the plan says.
+    """
     text = read_bounded(path, MOST_SETTINGS_BYTES)
     try:
         data = parse_json(text, "execution")
@@ -318,6 +323,11 @@ def load_execution(path: Path) -> Execution:
     except ValueError as error:
         raise ValueError(f"{path}: {error}; fields: {', '.join(asdict(Execution()))}") from None
     assert isinstance(execution, Execution)
+    if execution.activations is ActivationCut.SEQUENCE:
+        raise ValueError(
+            f"{path}: activations: 'sequence' is for the plan to say; set sequence_parallel "
+            "in a job's layouts or in a table's column, and 'whole' here"
+        )
     return execution
 
 

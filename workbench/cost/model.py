@@ -7,7 +7,14 @@ from typing import NamedTuple
 
 from workbench.cost.beside import left_s, lost_s
 from workbench.cost.collectives import Collective, Collectives
-from workbench.cost.execution import ActivationCut, Execution, KeyTravel, TokenCopies, TokenTravel
+from workbench.cost.execution import (
+    ActivationCut,
+    Execution,
+    KeyTravel,
+    SavedInput,
+    TokenCopies,
+    TokenTravel,
+)
 from workbench.cost.expert_parallel import ROUTER, Exchange, copies_share, exchanges_of, on_rank
 from workbench.cost.group_link import GroupLink
 from workbench.cost.hardware import Link
@@ -73,6 +80,7 @@ class CostModel(KernelTimes):
         self._signatures = Signatures()
         self._experts = _ExpertParallel()
         self._by_experts: dict[_ExpertParallel, CostModel] = {}
+        self._dividing: dict[SavedInput, CostModel] = {}
 
     def on(self, device: str) -> "CostModel":
         """The model of that kind of device: this one where none stands beside it under that name."""
@@ -81,7 +89,8 @@ class CostModel(KernelTimes):
     def executed(self, execution: Execution) -> "CostModel":
         """The same machine under another execution; tables are shared, not read again."""
         other = copy(self)
-        other.execution, other._known, other._by_experts = execution.on(self.profile), {}, {}
+        other.execution = execution.on(self.profile)
+        other._known, other._by_experts, other._dividing = {}, {}, {}
         other.beside = {device: model.executed(execution) for device, model in self.beside.items()}
         return other
 
@@ -95,8 +104,22 @@ class CostModel(KernelTimes):
             return self
         if wanted not in self._by_experts:
             other = self._by_experts[wanted] = copy(self)
-            other._experts, other._known, other._by_experts = wanted, {}, {}
+            other._experts, other._known, other._by_experts, other._dividing = wanted, {}, {}, {}
         return self._by_experts[wanted]
+
+    def dividing_tokens(self, saved_input: SavedInput | None = None) -> "CostModel":
+        """The same machine where tensor-parallel ranks split tokens between products.
+
+        `saved_input`: what these keep of gathered tokens; None: as the execution says.
+        """
+        wanted = saved_input or self.execution.saved_input
+        if wanted not in self._dividing:
+            run = replace(self.execution, activations=ActivationCut.SEQUENCE, saved_input=wanted)
+            other = self._dividing[wanted] = self.executed(run)
+            other.beside = {
+                device: model.dividing_tokens(saved_input) for device, model in self.beside.items()
+            }
+        return self._dividing[wanted]
 
     def layer_time(
         self,
