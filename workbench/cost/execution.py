@@ -97,6 +97,13 @@ class TokenCopies(StrEnum):
     ONCE = "once"
 
 
+class Lookups(StrEnum):
+    """Rows of a table are GATHERED, or come out of PRODUCTS with a row of ones and zeros a token."""
+
+    GATHERED = "gathered"
+    PRODUCTS = "products"
+
+
 class GradientSum(StrEnum):
     """Weight gradients: MAIN, added into float32 by the product; OWN, written in the weights' format."""
 
@@ -152,6 +159,7 @@ class Execution:
         copies: how often a token travels there.
         products: format of the operands of products in blocks' linear layers; attention, router, embedding
             and head stay.
+        lookups: how rows of embedding tables are read.
         gradient_sum: how weight gradients of two bytes are added up over microbatches.
         loss: how the loss goes over its logits.
         dropout: whether masks are drawn and kept.
@@ -197,6 +205,7 @@ class Execution:
     tokens: TokenTravel = TokenTravel.AHEAD
     copies: TokenCopies = TokenCopies.EACH
     products: ProductFormat = ProductFormat.SAME
+    lookups: Lookups = Lookups.GATHERED
     gradient_sum: GradientSum = GradientSum.MAIN
     loss: LossKernel = LossKernel.PARALLEL
     dropout: Dropout = Dropout.NONE

@@ -309,7 +309,14 @@ class _OperatorSums:
             self.unmeasured.add("experts: tokens choose them at random")
             if exchange.num_chosen and self._cost.execution.copies is TokenCopies.ONCE:
                 return self._once_s(exchange, link)
-        return self._collective_s(exchange.kind, exchange.num_bytes, exchange.num_ranks, link)
+        seconds = self._collective_s(exchange.kind, exchange.num_bytes, exchange.num_ranks, link)
+        return seconds + self._sorted_s(exchange)
+
+    def _sorted_s(self, rows: Exchange) -> float:
+        """Of rows that come sender by sender, read and written once more to stand expert by expert, or the
+        reverse (Megatron-Core, `sort_chunks_by_idxs` of `MoEAlltoAllTokenDispatcher`)."""
+        has_several = rows.num_experts > rows.num_ranks
+        return self._cost.moved_s(2 * rows.num_bytes) if has_several else 0.0
 
     def _once_s(self, rows: Exchange, link: Link) -> float:
         """Of tokens that travel once to a node and, behind that, once to each rank in it."""
