@@ -7,7 +7,7 @@ from statistics import harmonic_mean, median
 from workbench.calibrate.tables import quality
 from workbench.cost.profile import Fit, Profile
 from workbench.drift import yardstick_s
-from workbench.schedule.action import measured_as
+from workbench.schedule.action import FSDP, measured_as
 from workbench.trace import Trace
 
 
@@ -42,7 +42,8 @@ def with_pipeline_factors(profile: Profile, rehearsals: Sequence[Rehearsal]) -> 
         raise ValueError(f"profile {profile.name!r} has factors of passes in a pipeline already")
     if not all(one.executed for one in rehearsals):
         raise ValueError("want at least one executed step of every rehearsal, got none")
-    kinds = sorted({str(measured_as(span.action.kind)) for one in rehearsals for span in one.simulated.spans})
+    spans = [span for one in rehearsals for span in one.simulated.spans if span.action.kind not in FSDP]
+    kinds = sorted({str(measured_as(span.action.kind)) for span in spans})
     factors: list[tuple[str, float]] = []
     fits: list[Fit] = []
     for kind in kinds:
@@ -82,5 +83,9 @@ def _seconds(rehearsal: Rehearsal, kind: str, overhead_s: float) -> tuple[float,
 
 
 def _sum(trace: Trace, kind: str) -> tuple[float, int]:
-    lengths = [span.end_s - span.start_s for span in trace.spans if measured_as(span.action.kind) == kind]
+    lengths = [
+        span.end_s - span.start_s
+        for span in trace.spans
+        if span.action.kind not in FSDP and measured_as(span.action.kind) == kind
+    ]
     return sum(lengths), len(lengths)

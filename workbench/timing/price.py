@@ -143,7 +143,7 @@ class _Pricing:
         if meaning.activity is Activity.COMPUTE:
             return overhead_s + factor * self._pass_s(action, stage)
         if meaning.task is TaskKind.FSDP:
-            return overhead_s + factor * self._round_s(action)
+            return overhead_s + self._round_s(action)
         return overhead_s + factor * self._weights.reduce_s(action, stage.flat_ranks)
 
     def _pass_s(self, action: Action, stage: Stage) -> float:
@@ -168,10 +168,10 @@ class _Pricing:
         if key not in self._rounds_s:
             settings = self._plan.settings
             if action.kind is Pass.ALL_GATHER:
-                kind, sizes, element = Collective.ALL_GATHER, unit.gathered, settings.precision.num_bytes
+                sizes, element = unit.gathered, settings.precision.num_bytes
             else:
-                kind, sizes, element = Collective.REDUCE_SCATTER, unit.trained, settings.gradient_bytes
-            each_s = (self._weights.collective_s(kind, size * element, unit.ranks) for size in sizes)
+                sizes, element = unit.trained, settings.gradient_bytes
+            each_s = (self._weights.round_s(action.kind, size * element, unit.ranks) for size in sizes)
             self._rounds_s[key] = sum(each_s)
         return self._rounds_s[key]
 
