@@ -336,7 +336,9 @@ def rows_of(plan: Plan, window: Window, times: Sequence[WindowTimes]) -> Iterato
 class _Medians:
     """Times of equal layers of one window on all processes; `together`: each ran its share of them.
 
-    Who has less work waits for the others at the next exchange, so shares take as long in the mean.
+    Who has less work waits for the others at the next exchange, so shares take as long in the mean. Now and
+    then one waits for a slice of a core too: a pass holds as many such waits as fall to it, so equal layers
+    of one pass count in the mean.
     """
 
     def __init__(self, layers: Sequence[int], times: Sequence[WindowTimes], *, together: bool) -> None:
@@ -353,8 +355,12 @@ class _Medians:
             return 0.0
         if not self._together:
             return statistics.median(found)
-        alone = [_Medians(self._layers, [times], together=False) for times in self._times]
-        return statistics.mean(one.of(kind, part) for one in alone)
+        return statistics.mean(self._usual_s(times, kind, part) for times in self._times)
+
+    def _usual_s(self, times: WindowTimes, kind: Kind, part: Part) -> float:
+        """Of one process, over its passes."""
+        layers = [found for layer in self._layers if (found := times.seconds.get((layer, kind, part)))]
+        return statistics.median(statistics.mean(alike) for alike in zip(*layers, strict=False))
 
 
 def _with_context(row: LayerRow, size: RowWork) -> LayerRow:

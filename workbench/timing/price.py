@@ -26,6 +26,7 @@ from workbench.timing.alike_actions import alike_actions
 from workbench.timing.attention import AttentionModel, Times, times_of, with_attention, without_attention
 from workbench.timing.grid_links import GridLinks, grid_links
 from workbench.timing.key_exchange import with_key_exchange
+from workbench.timing.pace import pace
 from workbench.timing.pass_times import PassTimes, pass_times, with_gathers
 from workbench.timing.weights import WeightPrices
 from workbench.units import GB
@@ -137,13 +138,14 @@ class _Pricing:
             return 0.0
         stage = self._plan.stage[_stage_of(action)]
         profile, measured = self._cost_on[stage.id].profile, measured_as(action.kind)
-        overhead_s, factor = profile.overhead_s(measured), profile.pipeline_factor(measured)
+        overhead_s = profile.overhead_s(measured)
         if meaning.activity is Activity.COPY:
             return overhead_s + self._move_s(stage)
         if meaning.activity is Activity.COMPUTE:
-            return overhead_s + factor * self._pass_s(action, stage)
+            return overhead_s + pace(self._plan, stage, profile, measured) * self._pass_s(action, stage)
         if meaning.task is TaskKind.FSDP:
             return overhead_s + self._round_s(action)
+        factor = profile.pipeline_factor(measured)
         return overhead_s + factor * self._weights.reduce_s(action, stage.flat_ranks)
 
     def _pass_s(self, action: Action, stage: Stage) -> float:
