@@ -340,13 +340,13 @@ def _run_under_torchrun(
     try:
         with exporting(target, lowered.plan.model, settings.weights):
             dist.all_gather_object(reports, run_rank(place, lowered, settings, source, device=device))
+            neighbours.leave()  # all are done, and may end before the first rank has written its export
+            if heartbeats is not None:
+                heartbeats.leave()
     except RankError as error:
         if neighbours.cause is None:
             raise
         raise RankError(f"{error}; {neighbours.cause}", peers=error.peers) from error
-    neighbours.leave()
-    if heartbeats is not None:
-        heartbeats.leave()
     complete = [found for found in reports if found is not None]
     dist.destroy_process_group()
     return result_of(lowered, complete, settings, device) if place.process == 0 else None
