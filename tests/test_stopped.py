@@ -65,7 +65,7 @@ def program(text: str) -> Iterator[int]:
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
-    """Process -> looks of this process's watches that have found it stopped; they follow each other quickly."""
+    """Process -> looks of this process's watches that have found it stopped. They are quick."""
     found: Counter[int] = Counter()
 
     def noted(process: int) -> bool:
