@@ -73,7 +73,12 @@ class CostModel(KernelTimes):
         self.beside = dict(beside or {})
         self.collectives = Collectives(profile)
         self._layers = {
-            (table.signature, table.precision, table.tp, table.cp): MeasuredLayer(table)
+            (
+                table.signature,
+                table.precision,
+                Grid(table.tp, table.cp, table.ep),
+                table.sequence_parallel,
+            ): MeasuredLayer(table)
             for table in profile.layers
         }
         self._known: dict[tuple[object, ...], LayerTime] = {}
@@ -162,31 +167,31 @@ class CostModel(KernelTimes):
             if str(precision) not in ELEMENT_BYTES:
                 raise ValueError(f"precision {precision!r}: want one of {', '.join(ELEMENT_BYTES)}")
             grid = Grid(tp, cp, self._experts.ep if num_experts(layer) else 1)
-            measured = self._whole(name, str(precision), Grid(tp, cp))
+            measured = self._whole(name, str(precision), grid)
             if layer.reads_context and not work.tokens(TokenCount.READERS):  # lets everything pass
                 self._known[key] = LayerTime(0.0, 0.0, 0.0)
-            elif measured is not None and grid.ep == 1:
+            elif measured is not None:
                 self._known[key] = in_one_piece(from_measured(layer, measured, work), self.execution)
             else:
                 links = self._links(grid, link, context_link)
                 self._known[key] = self._composed(layer, name, work, grid, str(precision), links)
         return self._known[key]
 
-    def measured_on(self, layer: Layer, precision: str) -> dict[Grid, MeasuredLayer]:
-        """By grid, the layer as it was measured whole."""
+    def measured_on(self, layer: Layer, precision: str) -> list[tuple[Grid, MeasuredLayer]]:
+        """The layer as it was measured whole, with the grids."""
         name = self._signatures.of(layer)
-        return {
-            Grid(tp, cp): measured
-            for (known, of, tp, cp), measured in self._layers.items()
+        return [
+            (grid, measured)
+            for (known, of, grid, _), measured in self._layers.items()
             if (known, of) == (name, precision)
-        }
+        ]
 
     def _composed(
         self, layer: Layer, name: str, work: Work, grid: Grid, precision: str, links: _Links
     ) -> LayerTime:
         """Out of its operators, or scaled from a layer measured whole: on this grid, else on one rank."""
         whole = self._whole(name, precision, Grid(1, 1))
-        here = self._whole(name, precision, grid)
+        here = self._whole(name, precision, grid._replace(ep=1))
         sums = _OperatorSums(self, work, grid, precision, links)
         if here is not None:
             time = in_one_piece(from_measured(layer, here, work), self.execution)
@@ -196,8 +201,9 @@ class CostModel(KernelTimes):
         return _scaled(from_measured(layer, whole, work), sums, layer, work, grid)
 
     def _whole(self, name: str, precision: str, grid: Grid) -> MeasuredLayer | None:
-        """What was measured of the layer."""
-        return self._layers.get((name, precision, grid.tp, grid.cp))
+        """What was measured of the layer on that grid, its tokens divided as they are in this execution."""
+        divides = grid.tp > 1 and self.execution.activations is ActivationCut.SEQUENCE
+        return self._layers.get((name, precision, grid, divides))
 
     def _links(self, grid: Grid, link: Link | None, context_link: Link | None) -> _Links:
         if grid != Grid(1, 1) and link is None:

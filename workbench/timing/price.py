@@ -32,6 +32,7 @@ from workbench.timing.attention import (
 )
 from workbench.timing.grid_links import GridLinks, grid_links
 from workbench.timing.key_exchange import with_key_exchange
+from workbench.timing.pace import pace
 from workbench.timing.pass_times import PassTimes, pass_times, with_gathers
 from workbench.timing.weights import WeightPrices
 from workbench.units import GB
@@ -131,13 +132,14 @@ class _Pricing:
             return 0.0
         stage = self._plan.stage[_stage_of(action)]
         profile, measured = self._cost_on[stage.id].profile, measured_as(action.kind)
-        overhead_s, factor = profile.overhead_s(measured), profile.pipeline_factor(measured)
+        overhead_s = profile.overhead_s(measured)
         if meaning.activity is Activity.COPY:
             return overhead_s + self._move_s(stage)
         if meaning.activity is Activity.COMPUTE:
-            return overhead_s + factor * self._pass_s(action, stage)
+            return overhead_s + pace(self._plan, stage, profile, measured) * self._pass_s(action, stage)
         if meaning.task is TaskKind.FSDP:
-            return overhead_s + factor * self._round_s(action)
+            return overhead_s + self._round_s(action)
+        factor = profile.pipeline_factor(measured)
         return overhead_s + factor * self._weights.reduce_s(action, stage.flat_ranks)
 
     def _pass_s(self, action: Action, stage: Stage) -> float:
@@ -162,10 +164,10 @@ class _Pricing:
         if key not in self._rounds_s:
             settings = self._plan.settings
             if action.kind is Pass.ALL_GATHER:
-                kind, sizes, element = Collective.ALL_GATHER, unit.gathered, settings.precision.num_bytes
+                sizes, element = unit.gathered, settings.precision.num_bytes
             else:
-                kind, sizes, element = Collective.REDUCE_SCATTER, unit.trained, settings.gradient_bytes
-            each_s = (self._weights.collective_s(kind, size * element, unit.ranks) for size in sizes)
+                sizes, element = unit.trained, settings.gradient_bytes
+            each_s = (self._weights.round_s(action.kind, size * element, unit.ranks) for size in sizes)
             self._rounds_s[key] = sum(each_s)
         return self._rounds_s[key]
 
