@@ -27,7 +27,7 @@ from workbench.plan.plan import Plan, Precision
 from workbench.planner.stage_counts import silent
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import ScheduleKind, rank_block, usual
-from workbench.schedule.spec import Layout
+from workbench.schedule.spec import StagePlacement
 from workbench.strategies.registry import BY_NAME, STRATEGIES
 from workbench.timing.accept import accept
 
@@ -109,7 +109,7 @@ def test_a_plan_follows_the_jobs_schedule(strategy: str, kind: ScheduleKind, pla
     kinds = {action.kind for action in plan.program_actions}
     assert (Pass.W in kinds) == kind.splits_backward
     assert Sweep(lowered).times(lambda action: 1.0).iteration_s > 0
-    if kind.spec.layout is Layout.VEE:  # the turn of the V stays on its rank
+    if kind.spec.layout is StagePlacement.VEE:  # the turn of the V stays on its rank
         assert any(row.route is Route.LOCAL and row.edge == "llm" for row in lowered.transfers)
 
 

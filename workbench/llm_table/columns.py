@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from workbench.cost.execution import TokenCopies, UpdatedWeights
+from workbench.cost.execution import Lookups, TokenCopies, UpdatedWeights
 from workbench.llm_table.cells import Column, Values, read_cell
 from workbench.llm_table.frameworks import check_framework, filled, fitted_numbers, fitted_off
 from workbench.llm_table.llm_row import (
@@ -196,6 +196,13 @@ COLUMNS = (
         "of ZeRO-1 and -2: gathered as equal parts, or sent tensor by tensor by the ranks that own them",
         _always(UpdatedWeights.GATHERED),
         UpdatedWeights,
+        shown="gathered",
+    ),
+    Column(
+        "lookups",
+        "of embedding tables: gathered, or products with a row of ones and zeros a token",
+        _always(Lookups.GATHERED),
+        Lookups,
         shown="gathered",
     ),
     Column(

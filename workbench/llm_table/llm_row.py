@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from workbench.cost.execution import TokenCopies, UpdatedWeights
+from workbench.cost.execution import Lookups, TokenCopies, UpdatedWeights
 from workbench.model.block_modules import BlockModule
 
 
@@ -151,6 +151,7 @@ class LlmRow:
     tp_overlap: YesNo
     dp_overlap: DataOverlap
     updated_weights: UpdatedWeights
+    lookups: Lookups
     moe_copies: TokenCopies
     cuda_graphs: Recorded
     capacity: float | None
