@@ -86,7 +86,7 @@ def windows_of(plan: Plan, *, sizes: int) -> tuple[Window, ...]:
     Rows of unequal size count as so many mean rows: tokens and query-key pairs, which the cost model
     is linear in, keep their sums. Keys that go round a ring or from all to all are priced by formulas
     and have no windows. Where ranks divide weights, and not tokens too, layers are measured whole and
-    then so divided.
+    then so divided; where they do so piece by piece, formulas say what that saves.
     """
     found: list[Window] = []
     for module in plan.model.modules:
@@ -108,7 +108,7 @@ def windows_of(plan: Plan, *, sizes: int) -> tuple[Window, ...]:
                     cp=stage.cp,
                 )
                 found.append(alone)
-                if stage.tp > 1 and stage.cp == 1:
+                if stage.tp > 1 and stage.cp == 1 and plan.settings.of(module.name).collective_pieces == 1:
                     found.append(_divided(alone, plan, stage))
     return tuple(found)
 
