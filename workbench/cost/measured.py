@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from workbench.cost.interpolate import Surface
 from workbench.cost.layer_table import LayerPoint, LayerTable
+from workbench.cost.layer_time import LayerTime
 from workbench.cost.roofline import Work
-from workbench.model.layer import TokenCount
+from workbench.model.layer import Layer, TokenCount
 from workbench.on_demand import OnDemand
 
 optimize = OnDemand("scipy.optimize")
@@ -179,3 +180,21 @@ def _seconds(points: tuple[LayerPoint, ...], name: str) -> NDArray[np.float64]:
     found = [getattr(point, name) for point in points]
     instead = STAND_IN.get(name, name)
     return np.array([getattr(p, instead) if s is None else s for p, s in zip(points, found, strict=True)])
+
+
+def time_of_whole(measured: MeasuredLayer, layer: Layer, work: Work, num_pieces: int = 1) -> LayerTime:
+    """Of a layer measured whole, in one piece: where its sums are to run in several, it says so."""
+    time = measured.read(work)
+    reasons = set() if time.inside else {f"{layer.kind} layer outside the measured sizes"}
+    if num_pieces > 1:
+        reasons.add("collective_pieces: measured in one piece")
+    return LayerTime(
+        time.forward_s,
+        time.input_grad_s,
+        time.weight_grad_s,
+        frozenset(reasons),
+        min(time.input_grad_s, max(0.0, time.weight_only_s - time.weight_grad_s)),
+        time.forward_only_s,
+        time.split_input_s,
+        time.split_weight_s,
+    )

@@ -20,7 +20,7 @@ from workbench.cost.group_link import GroupLink
 from workbench.cost.hardware import Link
 from workbench.cost.kernel_times import ELEMENT_BYTES, KernelTimes
 from workbench.cost.layer_time import LayerTime, unmeasured_of
-from workbench.cost.measured import MeasuredLayer
+from workbench.cost.measured import MeasuredLayer, time_of_whole
 from workbench.cost.operator_passes import OperatorPasses, kernels_of
 from workbench.cost.overlap import Machine, Pair, Pairs, added_kernels, exposed_s, pairs_of, pieces_of
 from workbench.cost.profile import Direction, Profile
@@ -157,7 +157,7 @@ class CostModel(KernelTimes):
             if layer.reads_context and not work.tokens(TokenCount.READERS):  # lets everything pass
                 self._known[key] = LayerTime(0.0, 0.0, 0.0)
             elif measured is not None and grid.ep == 1:
-                self._known[key] = _in_one_piece(_from_measured(layer, measured, work), self.execution)
+                self._known[key] = time_of_whole(measured, layer, work, self.execution.sum_pieces)
             else:
                 links = self._links(grid, link, context_link)
                 self._known[key] = self._composed(layer, name, work, grid, str(precision), links)
@@ -180,11 +180,11 @@ class CostModel(KernelTimes):
         here = self._whole(name, precision, grid)
         sums = _OperatorSums(self, work, grid, precision, links)
         if here is not None:
-            time = _in_one_piece(_from_measured(layer, here, work), self.execution)
+            time = time_of_whole(here, layer, work, self.execution.sum_pieces)
             return _with_experts(time, sums, layer, work, grid)
         if whole is None:
             return sums.layer(on_rank(layer, work, grid))
-        return _scaled(_from_measured(layer, whole, work), sums, layer, work, grid)
+        return _scaled(time_of_whole(whole, layer, work), sums, layer, work, grid)
 
     def _whole(self, name: str, precision: str, grid: Grid) -> MeasuredLayer | None:
         """What was measured of the layer."""
@@ -360,28 +360,6 @@ class _OperatorSums:
             self._cost.collectives.seconds(kind, num_bytes, num_ranks, link)
             / self._cost.execution.collective_rate
         )
-
-
-def _in_one_piece(time: LayerTime, run: Execution) -> LayerTime:
-    """A time of a layer measured whole, which says so where its sums are to run in pieces."""
-    if run.sum_pieces == 1:
-        return time
-    return replace(time, unmeasured=time.unmeasured | {"collective_pieces: measured in one piece"})
-
-
-def _from_measured(layer: Layer, measured: MeasuredLayer, work: Work) -> LayerTime:
-    time = measured.read(work)
-    reasons = () if time.inside else (f"{layer.kind} layer outside the measured sizes",)
-    return LayerTime(
-        time.forward_s,
-        time.input_grad_s,
-        time.weight_grad_s,
-        frozenset(reasons),
-        min(time.input_grad_s, max(0.0, time.weight_only_s - time.weight_grad_s)),
-        time.forward_only_s,
-        time.split_input_s,
-        time.split_weight_s,
-    )
 
 
 def _with_experts(time: LayerTime, sums: _OperatorSums, layer: Layer, work: Work, grid: Grid) -> LayerTime:
