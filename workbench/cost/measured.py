@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.cost.execution import Execution
 from workbench.cost.interpolate import Surface
 from workbench.cost.layer_table import LayerPoint, LayerTable
 from workbench.cost.layer_time import LayerTime
@@ -182,12 +183,17 @@ def _seconds(points: tuple[LayerPoint, ...], name: str) -> NDArray[np.float64]:
     return np.array([getattr(p, instead) if s is None else s for p, s in zip(points, found, strict=True)])
 
 
-def time_of_whole(measured: MeasuredLayer, layer: Layer, work: Work, num_pieces: int = 1) -> LayerTime:
-    """Of a layer measured whole, in one piece: where its sums are to run in several, it says so."""
+def in_one_piece(time: LayerTime, run: Execution) -> LayerTime:
+    """A time of a layer measured whole, which says so where its sums are to run in pieces."""
+    if run.sum_pieces == 1:
+        return time
+    return replace(time, unmeasured=time.unmeasured | {"collective_pieces: measured in one piece"})
+
+
+def from_measured(layer: Layer, measured: MeasuredLayer, work: Work) -> LayerTime:
+    """What the tables of a layer say of some work."""
     time = measured.read(work)
-    reasons = set() if time.inside else {f"{layer.kind} layer outside the measured sizes"}
-    if num_pieces > 1:
-        reasons.add("collective_pieces: measured in one piece")
+    reasons = () if time.inside else (f"{layer.kind} layer outside the measured sizes",)
     return LayerTime(
         time.forward_s,
         time.input_grad_s,

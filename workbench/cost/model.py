@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from workbench.cost.beside import left_s, lost_s
 from workbench.cost.collectives import Collective, Collectives
@@ -20,7 +20,7 @@ from workbench.cost.group_link import GroupLink
 from workbench.cost.hardware import Link
 from workbench.cost.kernel_times import ELEMENT_BYTES, KernelTimes
 from workbench.cost.layer_time import LayerTime, unmeasured_of
-from workbench.cost.measured import MeasuredLayer, time_of_whole
+from workbench.cost.measured import MeasuredLayer, from_measured, in_one_piece
 from workbench.cost.operator_passes import OperatorPasses, kernels_of
 from workbench.cost.overlap import Machine, Pair, Pairs, added_kernels, exposed_s, pairs_of, pieces_of
 from workbench.cost.profile import Direction, Profile
@@ -73,14 +73,18 @@ class CostModel(KernelTimes):
         self.beside = dict(beside or {})
         self.collectives = Collectives(profile)
         self._layers = {
-            (table.signature, table.precision, table.tp, table.cp): MeasuredLayer(table)
+            (
+                table.signature,
+                table.precision,
+                Grid(table.tp, table.cp, table.ep),
+                table.sequence_parallel,
+            ): MeasuredLayer(table)
             for table in profile.layers
         }
         self._known: dict[tuple[object, ...], LayerTime] = {}
         self._signatures = Signatures()
         self._experts = _ExpertParallel()
-        self._by_experts: dict[_ExpertParallel, CostModel] = {}
-        self._dividing: dict[SavedInput, CostModel] = {}
+        self._variants: dict[object, CostModel] = {}
 
     def on(self, device: str) -> "CostModel":
         """The model of that kind of device: this one where none stands beside it under that name."""
@@ -88,9 +92,8 @@ class CostModel(KernelTimes):
 
     def executed(self, execution: Execution) -> "CostModel":
         """The same machine under another execution; tables are shared, not read again."""
-        other = copy(self)
+        other = self._copied()
         other.execution = execution.on(self.profile)
-        other._known, other._by_experts, other._dividing = {}, {}, {}
         other.beside = {device: model.executed(execution) for device, model in self.beside.items()}
         return other
 
@@ -102,24 +105,35 @@ class CostModel(KernelTimes):
         wanted = _ExpertParallel(ep, link)
         if ep == 1 or wanted == self._experts:
             return self
-        if wanted not in self._by_experts:
-            other = self._by_experts[wanted] = copy(self)
-            other._experts, other._known, other._by_experts, other._dividing = wanted, {}, {}, {}
-        return self._by_experts[wanted]
+        if wanted not in self._variants:
+            other = self._variants[wanted] = self._copied()
+            other._experts = wanted
+        return self._variants[wanted]
 
     def dividing_tokens(self, saved_input: SavedInput | None = None) -> "CostModel":
         """The same machine where tensor-parallel ranks split tokens between products.
 
         `saved_input`: what these keep of gathered tokens; None: as the execution says.
         """
-        wanted = saved_input or self.execution.saved_input
-        if wanted not in self._dividing:
-            run = replace(self.execution, activations=ActivationCut.SEQUENCE, saved_input=wanted)
-            other = self._dividing[wanted] = self.executed(run)
-            other.beside = {
-                device: model.dividing_tokens(saved_input) for device, model in self.beside.items()
-            }
-        return self._dividing[wanted]
+        kept = {} if saved_input is None else {"saved_input": saved_input}
+        return self._varied(activations=ActivationCut.SEQUENCE, **kept)
+
+    def summing_in(self, num_pieces: int) -> "CostModel":
+        """The same machine where tensor-parallel ranks add up a product in so many pieces."""
+        return self if num_pieces == 1 else self._varied(sum_pieces=num_pieces)
+
+    def _varied(self, **fields: Any) -> "CostModel":
+        """Under its execution with other values of some fields; made once."""
+        key = tuple(fields.items())
+        if key not in self._variants:
+            other = self._variants[key] = self.executed(replace(self.execution, **fields))
+            other.beside = {device: model._varied(**fields) for device, model in self.beside.items()}
+        return self._variants[key]
+
+    def _copied(self) -> "CostModel":
+        other = copy(self)
+        other._known, other._variants = {}, {}
+        return other
 
     def layer_time(
         self,
@@ -153,42 +167,43 @@ class CostModel(KernelTimes):
             if str(precision) not in ELEMENT_BYTES:
                 raise ValueError(f"precision {precision!r}: want one of {', '.join(ELEMENT_BYTES)}")
             grid = Grid(tp, cp, self._experts.ep if num_experts(layer) else 1)
-            measured = self._whole(name, str(precision), Grid(tp, cp))
+            measured = self._whole(name, str(precision), grid)
             if layer.reads_context and not work.tokens(TokenCount.READERS):  # lets everything pass
                 self._known[key] = LayerTime(0.0, 0.0, 0.0)
-            elif measured is not None and grid.ep == 1:
-                self._known[key] = time_of_whole(measured, layer, work, self.execution.sum_pieces)
+            elif measured is not None:
+                self._known[key] = in_one_piece(from_measured(layer, measured, work), self.execution)
             else:
                 links = self._links(grid, link, context_link)
                 self._known[key] = self._composed(layer, name, work, grid, str(precision), links)
         return self._known[key]
 
-    def measured_on(self, layer: Layer, precision: str) -> dict[Grid, MeasuredLayer]:
-        """By grid, the layer as it was measured whole."""
+    def measured_on(self, layer: Layer, precision: str) -> list[tuple[Grid, MeasuredLayer]]:
+        """The layer as it was measured whole, with the grids."""
         name = self._signatures.of(layer)
-        return {
-            Grid(tp, cp): measured
-            for (known, of, tp, cp), measured in self._layers.items()
+        return [
+            (grid, measured)
+            for (known, of, grid, _), measured in self._layers.items()
             if (known, of) == (name, precision)
-        }
+        ]
 
     def _composed(
         self, layer: Layer, name: str, work: Work, grid: Grid, precision: str, links: _Links
     ) -> LayerTime:
         """Out of its operators, or scaled from a layer measured whole: on this grid, else on one rank."""
         whole = self._whole(name, precision, Grid(1, 1))
-        here = self._whole(name, precision, grid)
+        here = self._whole(name, precision, grid._replace(ep=1))
         sums = _OperatorSums(self, work, grid, precision, links)
         if here is not None:
-            time = time_of_whole(here, layer, work, self.execution.sum_pieces)
+            time = in_one_piece(from_measured(layer, here, work), self.execution)
             return _with_experts(time, sums, layer, work, grid)
         if whole is None:
             return sums.layer(on_rank(layer, work, grid))
-        return _scaled(time_of_whole(whole, layer, work), sums, layer, work, grid)
+        return _scaled(from_measured(layer, whole, work), sums, layer, work, grid)
 
     def _whole(self, name: str, precision: str, grid: Grid) -> MeasuredLayer | None:
-        """What was measured of the layer."""
-        return self._layers.get((name, precision, grid.tp, grid.cp))
+        """What was measured of the layer on that grid, its tokens divided as they are in this execution."""
+        divides = grid.tp > 1 and self.execution.activations is ActivationCut.SEQUENCE
+        return self._layers.get((name, precision, grid, divides))
 
     def _links(self, grid: Grid, link: Link | None, context_link: Link | None) -> _Links:
         if grid != Grid(1, 1) and link is None:

@@ -1,7 +1,7 @@
 """Seconds of every action of a lowered plan on the machine of one cost model."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from workbench.collector import collector_paused
 from workbench.cost.beside import loss_on
@@ -32,6 +32,7 @@ from workbench.timing.attention import (
 )
 from workbench.timing.grid_links import GridLinks, grid_links
 from workbench.timing.key_exchange import with_key_exchange
+from workbench.timing.pace import pace
 from workbench.timing.pass_times import PassTimes, pass_times, with_gathers
 from workbench.timing.weights import WeightPrices
 from workbench.units import GB
@@ -103,7 +104,6 @@ class _Pricing:
         self._microbatch = {(m.module, m.replica, m.index): m for m in self._plan.microbatches}
         self._work: dict[tuple[str, int, int], Work] = {}
         self._known: dict[tuple[int, int], PassTimes] = {}
-        self._in_pieces: dict[tuple[int, int], CostModel] = {}
         self._cost_on = {stage.id: self._stage_cost(stage) for stage in self._plan.stages}
         self._links = {stage.id: grid_links(self._plan.cluster, stage) for stage in self._plan.stages}
         self._kinds: dict[tuple[object, ...], int] = {}
@@ -132,13 +132,14 @@ class _Pricing:
             return 0.0
         stage = self._plan.stage[_stage_of(action)]
         profile, measured = self._cost_on[stage.id].profile, measured_as(action.kind)
-        overhead_s, factor = profile.overhead_s(measured), profile.pipeline_factor(measured)
+        overhead_s = profile.overhead_s(measured)
         if meaning.activity is Activity.COPY:
             return overhead_s + self._move_s(stage)
         if meaning.activity is Activity.COMPUTE:
-            return overhead_s + factor * self._pass_s(action, stage)
+            return overhead_s + pace(self._plan, stage, profile, measured) * self._pass_s(action, stage)
         if meaning.task is TaskKind.FSDP:
-            return overhead_s + factor * self._round_s(action)
+            return overhead_s + self._round_s(action)
+        factor = profile.pipeline_factor(measured)
         return overhead_s + factor * self._weights.reduce_s(action, stage.flat_ranks)
 
     def _pass_s(self, action: Action, stage: Stage) -> float:
@@ -163,10 +164,10 @@ class _Pricing:
         if key not in self._rounds_s:
             settings = self._plan.settings
             if action.kind is Pass.ALL_GATHER:
-                kind, sizes, element = Collective.ALL_GATHER, unit.gathered, settings.precision.num_bytes
+                sizes, element = unit.gathered, settings.precision.num_bytes
             else:
-                kind, sizes, element = Collective.REDUCE_SCATTER, unit.trained, settings.gradient_bytes
-            each_s = (self._weights.collective_s(kind, size * element, unit.ranks) for size in sizes)
+                sizes, element = unit.trained, settings.gradient_bytes
+            each_s = (self._weights.round_s(action.kind, size * element, unit.ranks) for size in sizes)
             self._rounds_s[key] = sum(each_s)
         return self._rounds_s[key]
 
@@ -318,14 +319,8 @@ class _Pricing:
 
     def _stage_cost(self, stage: Stage) -> CostModel:
         """The stage's machine, with tensor-parallel sums in as many pieces as its module's settings say."""
-        cost = self._cost_of(stage.flat_ranks)
         num_pieces = self._plan.settings.of(stage.module).collective_pieces
-        if stage.tp == 1 or num_pieces == 1:
-            return cost
-        key = id(cost), num_pieces
-        if key not in self._in_pieces:
-            self._in_pieces[key] = cost.executed(replace(cost.execution, sum_pieces=num_pieces))
-        return self._in_pieces[key]
+        return self._cost_of(stage.flat_ranks).summing_in(1 if stage.tp == 1 else num_pieces)
 
     def _update_s(self, num_parameters: float, cost: CostModel) -> float:
         precision, wide = self._plan.settings.precision, self._plan.settings.optimizer_precision

@@ -17,6 +17,7 @@ from workbench.plan.sequence import dividing
 from workbench.plan.work import work_of
 from workbench.schedule.action import Pass
 from workbench.timing.grid_links import GridLinks, grid_links
+from workbench.timing.pace import pace
 from workbench.timing.pass_times import pass_times
 
 Seconds = NDArray[np.float64]
@@ -102,7 +103,7 @@ class StageSeconds:
         mine = sums[:, last] - sums[:, first]
         profile = cost.profile
         times = [
-            profile.overhead_s(kind) + profile.pipeline_factor(kind) * mine[place]
+            profile.overhead_s(kind) + pace(plan, stage, profile, kind) * mine[place]
             for place, kind in enumerate(KINDS)
         ]
         forward_s, whole_s, through_s, weights_s = times

@@ -13,9 +13,13 @@ from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.plan import Stage
 from workbench.plan.remembered import Remembered, Same
 from workbench.plan.sequence import can_divide, token_borders
-from workbench.schedule.action import Action
+from workbench.schedule.action import Action, Pass
 
 _LINKS: Remembered[Link] = Remembered(16_384)
+_ROUND = {
+    Pass.ALL_GATHER: (Collective.ALL_GATHER, Collective.PARAMETERS_GATHER),
+    Pass.REDUCE_SCATTER: (Collective.REDUCE_SCATTER, Collective.PARAMETERS_SCATTER),
+}
 
 
 class WeightPrices:
@@ -140,6 +144,12 @@ class WeightPrices:
                 self.unmeasured.add(f"{kind} between ranks: ring formula over the cluster's links")
             self._known_s[key] = cost.between_ranks_s(kind, num_bytes, len(ranks), link)
         return self._known_s[key]
+
+    def round_s(self, kind: Pass, num_bytes: float, ranks: Sequence[int]) -> float:
+        """Of one tensor of sharded parameters: as the runtime does it, where that was measured."""
+        bare, whole = _ROUND[kind]
+        measured = self._cost_of(ranks[:1]).collectives.is_measured(whole, len(ranks), self.link(ranks))
+        return self.collective_s(whole if measured else bare, num_bytes, ranks)
 
     def link(self, ranks: Sequence[int]) -> Link:
         """What a ring of these ranks runs over."""
