@@ -103,7 +103,7 @@ def test_a_composite_is_no_module() -> None:
 
 def test_an_unknown_composite_names_the_nearest(tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava_nxt", "vision_config": {}}))
-    with pytest.raises(ValueError, match=r"'llava_nxt' is not taken apart \(nearest: llava_next\)"):
+    with pytest.raises(ValueError, match=r"'llava_nxt' is not taken apart \(nearest: llava_next; if"):
         draft(str(tmp_path), machines_of("8xH100", None), train=Train.LLM, text_tokens=8, image_px=None)
 
 
@@ -150,9 +150,24 @@ def test_a_half_downloaded_checkpoint_is_planned_and_says_so(tmp_path: Any) -> N
         draft(str(tmp_path), machines_of("4xH100", None), train=Train.ALL, text_tokens=8, image_px=None)
 
 
+def test_a_tower_of_any_size_gets_images_of_a_page(tmp_path: Any) -> None:
+    """Where the composite's usual tower has a size of its own."""
+    seen = {"model_type": "pixtral", **CONFIGS["llava"]["vision_config"]}
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIGS["llava"], "vision_config": seen}))
+    made = draft(str(tmp_path), machines_of("4xH100", None), train=Train.LLM, text_tokens=8, image_px=None)
+    (tmp_path / "job.yaml").write_text(made.text)
+    assert load_job(tmp_path / "job.yaml").batch
+
+
 def test_an_unknown_family_says_what_would_be_needed(tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "lama", "hidden_size": 64}))
     with pytest.raises(ValueError, match=r"no family plans model_type 'lama'; nearest: llama\. If its arith"):
+        draft(str(tmp_path), machines_of("4xH100", None), train=Train.ALL, text_tokens=8, image_px=None)
+    inner = {**CONFIGS["internvl"], "text_config": {"model_type": "zyx"}}
+    (tmp_path / "config.json").write_text(json.dumps(inner))
+    with pytest.raises(
+        ValueError, match="llm: no family plans model_type 'zyx': to plan it, write its layers"
+    ):
         draft(str(tmp_path), machines_of("4xH100", None), train=Train.ALL, text_tokens=8, image_px=None)
 
 

@@ -17,7 +17,7 @@ from workbench.export.folder import FORMAT, MARK, ranks_by_node
 from workbench.export.mimo_words import equal_stage_layers
 from workbench.export.placed import Placing, llm_of, placed_modules, placing_of
 from workbench.export.registry import BY_NAME, TARGETS
-from workbench.export.schedule_kind import schedule_of
+from workbench.export.schedule_kind import schedule_like
 from workbench.job.job import Job
 from workbench.job.machines import cost_of
 from workbench.job.notations.layout_string import stage_layers_of
@@ -74,7 +74,7 @@ def test_a_layout_is_read_off_the_stages(pipeline):
     assert (placed.layout.tp, placed.layout.dp, placed.pp, placed.virtual) == (2, 2, 2, 1)
     assert sum(placed.layout.stage_layers) == len(llm_of(pipeline).layers)
     assert placing_of(pipeline) is Placing.ALONE
-    assert schedule_of(pipeline) == Schedule()
+    assert schedule_like(pipeline) == Schedule()
 
 
 def test_modules_lie_apart_or_on_the_same_ranks(islands, sharded):
@@ -87,7 +87,7 @@ def test_modules_lie_apart_or_on_the_same_ranks(islands, sharded):
 )
 def test_a_schedule_is_read_off_the_programs(kind):
     job = replace(JOBS["llama"], schedule=usual(kind))
-    assert schedule_of(plan_of(job, "cornstarch")).kind is kind
+    assert schedule_like(plan_of(job, "cornstarch")).kind is kind
 
 
 def test_sizes_are_those_of_the_configuration(pipeline):

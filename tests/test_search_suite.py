@@ -21,7 +21,7 @@ from workbench.schedule.choice import Schedule
 from workbench.search.joint.choice import TokenRule, choice_of
 from workbench.search.joint.evaluate import evaluated
 from workbench.search.joint.move import Space
-from workbench.search.joint.own_spaces import OWN_SPACES, Degrees, Draws
+from workbench.search.joint.own_spaces import OWN_SPACES, Chooser, Draws
 from workbench.search.joint.question import Question
 from workbench.search.joint.seeds import seeds
 from workbench.strategies import disttrain, megatron_homogeneous
@@ -85,7 +85,7 @@ def test_every_registered_strategy_has_a_space_of_its_own():
     assert set(OWN_SPACES) == set(BY_NAME)
 
 
-@pytest.mark.parametrize("degrees", Degrees)
+@pytest.mark.parametrize("degrees", Chooser)
 def test_draws_keep_to_the_space(degrees):
     job = opened(JOBS["llava-1.5-7b"].make())
     space = next(space for space in OWN_SPACES.values() if space.degrees is degrees)
@@ -95,8 +95,8 @@ def test_draws_keep_to_the_space(degrees):
         assert len(job.batch) % (drawn.microbatch_samples * drawn.replicas) == 0
         assert drawn.schedule in space.schedules
         assert all(layout.cp == 1 for layout in drawn.layouts)
-        assert bool(drawn.layouts) is (degrees is not Degrees.ITSELF)
-        if degrees is Degrees.ALIKE:
+        assert bool(drawn.layouts) is (degrees is not Chooser.ITSELF)
+        if degrees is Chooser.ALIKE:
             assert len({layout.tp for layout in drawn.layouts}) == 1
 
 

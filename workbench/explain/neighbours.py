@@ -10,7 +10,7 @@ from workbench.job.job import Job, ModuleLayout
 from workbench.model.experts import num_experts
 from workbench.model.layer import Layer
 from workbench.model.model_graph import TEXT
-from workbench.plan.plan import KeyExchange, ModuleSettings, Recompute, Sharding
+from workbench.plan.plan import KeyExchange, Recompute, Sharding
 from workbench.planner.assembly import dp_of, layout_of
 from workbench.schedule.choice import ScheduleKind, usual
 
@@ -222,9 +222,7 @@ def _with_setting(module: str, name: str, value: object) -> Edit:
     def edit(job: Job) -> Job:
         values: dict[str, Any] = {name: value}
         changed = replace(job.settings.of(module), **values)
-        others = tuple(each for each in job.settings.modules if each.module != module)
-        kept = (changed,) if changed != ModuleSettings(module=module) else ()
-        return replace(job, settings=replace(job.settings, modules=(*others, *kept)))
+        return replace(job, settings=job.settings.with_module(changed))
 
     return edit
 

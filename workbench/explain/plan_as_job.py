@@ -1,6 +1,5 @@
 """The job that a plan answers: its layouts, its schedule, the samples that its microbatches hold."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -8,13 +7,13 @@ from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.model.model_graph import TEXT
 from workbench.plan.codec import plan_hash
-from workbench.plan.plan import Plan, Sharding
+from workbench.plan.plan import Plan
+from workbench.plan.plan_schedule import is_sharded, likely_schedules, schedule_of
 from workbench.planner.assembly import scheduled
 from workbench.planner.plan_layouts import Placing, layouts_of
 from workbench.planner.stage_counts import silent
 from workbench.planner.strategy_spec import Planner
-from workbench.schedule.action import Pass
-from workbench.schedule.choice import Schedule, ScheduleKind, usual
+from workbench.schedule.choice import Schedule
 from workbench.strategies import fsdp, megatron_heterogeneous
 from workbench.strategies.registry import BY_NAME
 
@@ -40,8 +39,8 @@ def replanned_by(plan: Plan) -> str:
     """
     if plan.strategy in BY_NAME:
         return plan.strategy
-    is_sharded = all(_is_sharded(plan, module.name) for module in plan.model.modules)
-    return (fsdp.SPEC if is_sharded else megatron_heterogeneous.SPEC).name
+    all_sharded = all(is_sharded(plan, module.name) for module in plan.model.modules)
+    return (fsdp.SPEC if all_sharded else megatron_heterogeneous.SPEC).name
 
 
 def origin_of(plan: Plan, cost: CostModel, planner: Planner, job: Job | None = None) -> Origin:
@@ -91,9 +90,15 @@ def _as_job(plan: Plan, cost: CostModel, placing: Placing, job: Job | None) -> J
         microbatch_samples=_samples(plan, llm),
         replicas=len(plan.replicas(llm)),
         layouts=layouts,
-        schedule=schedule_of(plan, cost),
+        schedule=_schedule(plan, cost),
         settings=plan.settings,
     )
+
+
+def _schedule(plan: Plan, cost: CostModel) -> Schedule:
+    """The plan's; where it has an order of its own, the first that its stages could have."""
+    found = schedule_of(plan, lambda bare, schedule: scheduled(bare, schedule, cost))
+    return found or next(likely_schedules(plan), Schedule())
 
 
 def _samples(plan: Plan, llm: str) -> int:
@@ -103,49 +108,3 @@ def _samples(plan: Plan, llm: str) -> int:
     most = max(len(plan.microbatches_of.get((llm, replica), ())) for replica in replicas)
     divisors = (size for size in range(1, share + 1) if share % size == 0)
     return min(divisors, key=lambda size: abs(size - share / max(1, most)))
-
-
-def _is_sharded(plan: Plan, module: str) -> bool:
-    return plan.settings.of(module).sharding is Sharding.PARAMETERS
-
-
-def schedule_of(plan: Plan, cost: CostModel) -> Schedule:
-    """The first schedule that gives the plan's stages the plan's programs.
-
-    Where none does (a strategy that puts passes into an order of its own), it is 1F1B, or of those whose
-    backwards are split as the plan's and that lay out its stages the first.
-
-    Complexity: one set of programs for every kind of schedule that could be it.
-    """
-    bare = replace(plan, programs=())
-    likely = list(_likely(plan))
-    for schedule in likely:
-        try:
-            if scheduled(bare, schedule, cost).programs == plan.programs:
-                return schedule
-        except ValueError:  # the plan's ranks or modules are not for this schedule
-            continue
-    return likely[0] if likely else Schedule()
-
-
-def _likely(plan: Plan) -> Iterable[Schedule]:
-    """Schedules whose backwards are as the plan's, on as many stages a rank."""
-    splits = any(action.kind is Pass.I for action in plan.program_actions)
-    virtual = _virtual_stages(plan)
-    for kind in ScheduleKind:
-        schedule = usual(kind)
-        if kind.splits_backward != splits:
-            continue
-        if virtual > 1 and kind.spec.takes_more_stages:
-            yield replace(schedule, virtual_stages=virtual)
-        elif schedule.virtual_stages == virtual:
-            yield schedule
-
-
-def _virtual_stages(plan: Plan) -> int:
-    """Stages of the language model on each of its ranks; 1 where its weights are sharded, layer by layer."""
-    llm = next(module.name for module in plan.model.modules if module.modality == TEXT)
-    if _is_sharded(plan, llm):
-        return 1
-    chain = plan.chain[llm, plan.replicas(llm)[0]]
-    return len(chain) // len({stage.flat_ranks for stage in chain})

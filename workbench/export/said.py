@@ -7,7 +7,7 @@ from typing import Protocol
 from workbench.cost.model import CostModel
 from workbench.data.sample import Sample, Segment
 from workbench.export.placed import Placed, Placing, llm_of, placed_modules, placing_of
-from workbench.export.schedule_kind import schedule_of
+from workbench.export.schedule_kind import schedule_like
 from workbench.job.job import Job, ModuleLayout
 from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.plan import ModuleSettings, Plan, Sharding
@@ -94,7 +94,7 @@ def job_of(plan: Plan) -> Job:
             replace(each.layout, rank_offset=0 if shared else None, stage_layers=_given_cuts(plan, each))
             for each in placed.values()
         ),
-        schedule=schedule_of(plan),
+        schedule=schedule_like(plan),
         settings=plan.settings,
     )
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from workbench.export.placed import llm_of, placed_modules
 from workbench.export.said import Change, longest_tokens, padded, with_schedule, with_settings
-from workbench.export.schedule_kind import schedule_of
+from workbench.export.schedule_kind import schedule_like
 from workbench.job.job import Job
 from workbench.model.block_modules import BlockModule
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Sharding
@@ -74,7 +74,7 @@ def equal_lengths(plan: Plan) -> Sequence[Change]:
 
 def one_of_schedules(plan: Plan, sayable: Collection[ScheduleKind]) -> Sequence[Change]:
     """Where the plan's schedule is none of these: 1F1B instead."""
-    kind = schedule_of(plan).kind
+    kind = schedule_like(plan).kind
     if kind in sayable:
         return ()
     return (

@@ -6,7 +6,7 @@ from workbench.schedule.action import Action, Pass
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 
 
-def schedule_of(plan: Plan) -> Schedule:
+def schedule_like(plan: Plan) -> Schedule:
     """The schedule that the language model's programs look like; its parameters as usual.
 
     Split backwards on one stage a rank are ZB-H1, in a V ZB-V: their order is the plan's own.

@@ -19,7 +19,7 @@ from workbench.export.said import (
     microbatch_samples,
     with_settings,
 )
-from workbench.export.schedule_kind import schedule_of
+from workbench.export.schedule_kind import schedule_like
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import nccl_environment
 from workbench.export.torchtitan_program import PROGRAM
@@ -136,7 +136,7 @@ def parallelism_words(plan: Plan) -> dict[str, Any]:
     words["enable_sequence_parallel"] = settings.sequence_parallel
     if placed.pp > 1:
         words |= {
-            "pipeline_parallel_schedule": SCHEDULES[schedule_of(plan).kind],
+            "pipeline_parallel_schedule": SCHEDULES[schedule_like(plan).kind],
             "pipeline_parallel_microbatch_size": microbatch_samples(plan),
             "module_fqns_per_model_part": _parts(placed),
         }

@@ -160,19 +160,14 @@ def _modules(model: str, train: Train) -> tuple[str, Parts | None, dict[str, Any
     name = path.name if path.is_dir() else path.parent.name
     if str(config.get("model_type")) in COMPOSITES:
         parts = take_apart(config)
+        for called, part in parts.modules.items():
+            _check_known(f"model {model!r}: {called}", str(part.config["model_type"]))
         return name, parts, {called: _module(called, part, train) for called, part in parts.modules.items()}
     inner = [key for key in ("vision_config", "audio_config", "text_config") if key in config]
     if inner:
         take_apart(config)
     kind = str(config.get("model_type"))
-    known = {*ARCHITECTURES, *(alias for each in ARCHITECTURES.values() for alias in each.aliases)}
-    if kind not in known:
-        nearest = difflib.get_close_matches(kind, ARCHITECTURES, n=1, cutoff=0.0)[0]
-        raise ValueError(
-            f"model {model!r}: no family plans model_type {kind!r}; nearest: {nearest}. If its arithmetic is "
-            "that one's, say so as its model_type; else write its layers (workbench/model/families), and an "
-            "adapter to run it"
-        )
+    _check_known(f"model {model!r}", kind)
     if modality_of(config) != TEXT:
         raise ValueError(f"model {model!r}: {kind} is an encoder; want a model with an LLM")
     return name, None, {LLM: {"config": _plain(config), "trainable": "all"}}
@@ -203,6 +198,23 @@ def _step(step: ProjectorStep) -> dict[str, Any]:
     if step.act is not None:
         return {"act": step.act}
     return {"linear": "out" if step.linear_out else step.linear, "bias": step.bias}
+
+
+def _check_known(whose: str, kind: str) -> None:
+    """Raise ValueError unless a family plans it; what would be needed is said."""
+    known = {*ARCHITECTURES, *(alias for each in ARCHITECTURES.values() for alias in each.aliases)}
+    if kind in known:
+        return
+    near = difflib.get_close_matches(kind, ARCHITECTURES, n=1)
+    hint = (
+        f"; nearest: {near[0]}. If its arithmetic is that one's, say so as its model_type; else"
+        if near
+        else ": to plan it,"
+    )
+    raise ValueError(
+        f"{whose}: no family plans model_type {kind!r}{hint} write its layers (workbench/model/families), "
+        "and an adapter to run it"
+    )
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:

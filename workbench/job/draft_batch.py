@@ -8,6 +8,7 @@ from typing import Any
 from workbench.data.size_files import read_sizes
 from workbench.data.sizes import Sizes
 from workbench.model.composites.composite import AUDIO, Parts
+from workbench.model.composites.native import PAGE_PX
 from workbench.model.item_tokens import clip_tokens, native_tokens
 from workbench.model.model_graph import TEXT, ModelGraph, Module
 
@@ -24,6 +25,8 @@ def equal_samples(
     for module in _encoders(graph, parts):
         assert parts is not None
         said = dict(parts.modules[module.name].items)
+        if not said and native_tokens(module) is None:  # a tower of any size where others have one
+            said["images"] = [PAGE_PX]
         if "images" in said and image_px is not None:
             said["images"] = [list(image_px)]
         items[module.modality] = {"each": 1, **said}

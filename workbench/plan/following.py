@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import dropwhile, takewhile
 from typing import NamedTuple
 
 from workbench.balance.tokens.exchange import longest_first_exchanged
@@ -12,10 +11,10 @@ from workbench.model.model_graph import TEXT
 from workbench.plan.build import schedule_nodes, shared_microbatches, with_programs
 from workbench.plan.check import check
 from workbench.plan.plan import Microbatch, Plan
+from workbench.plan.plan_schedule import schedule_of
 from workbench.plan.routing import routing_of
 from workbench.plan.token_shards import token_shards
-from workbench.schedule.action import COMPUTE, Pass
-from workbench.schedule.choice import Schedule, ScheduleKind
+from workbench.schedule.choice import Schedule
 
 BLOCK_TOKENS = 128
 
@@ -41,14 +40,12 @@ def next_plan(
         plan: of the batch before, or of any before that.
         batch: as many samples, of any lengths and masks.
         policy, block_tokens: of the token shards, see `token_shards`.
-        schedule: of programs made anew; None: graph-aware 1F1B or three phases, as they can be told from
-            the plan's.
+        schedule: of programs made anew; None: the plan's, as `schedule_of` tells it.
 
     Raises:
         ValueError: another number of samples; encoder microbatches that neither follow the samples
             of the language model's nor are shares of the batch (they need their strategy); programs
-            that are neither those of graph-aware 1F1B nor of three phases and do not fit the new batch;
-            whatever `check` refuses.
+            of no schedule that do not fit the new batch; whatever `check` refuses.
 
     Complexity: O(actions + items) and that of the token shards.
     """
@@ -69,41 +66,13 @@ def next_plan(
 def _with_fitting_programs(plan: Plan, draft: Plan, schedule: Schedule | None) -> Plan:
     if schedule_nodes(draft) == schedule_nodes(plan):
         return draft
-    schedule = schedule or _schedule_of(plan)
+    schedule = schedule or schedule_of(plan)
     if schedule is None:
         raise ValueError(
-            f"next batch: the programs of strategy {plan.strategy!r} do not fit it, and they are not those "
-            "of graph-aware 1F1B or of three phases, which could be made anew; plan every batch by its "
-            "strategy"
+            f"next batch: the programs of strategy {plan.strategy!r} do not fit it, and no schedule gives "
+            "them, by which they could be made anew; plan every batch by its strategy"
         )
     return with_programs(replace(draft, programs=()), schedule)
-
-
-def _schedule_of(plan: Plan) -> Schedule | None:
-    """The schedule that gives the plan its programs; None where it is none that can be told from them."""
-    bare = replace(plan, programs=(), token_shards=())
-    phased = [Schedule(kind=kind) for kind in ScheduleKind if kind.spec.shares_ranks_in_part]
-    offloaded = [replace(schedule, offload=True) for schedule in phased]
-    in_windows = [replace(schedule, window=_window_of(plan)) for schedule in phased]
-    for schedule in (Schedule(), *phased, *offloaded, *in_windows):
-        try:
-            if with_programs(bare, schedule).programs == plan.programs:
-                return schedule
-        except ValueError:  # the plan's ranks or modules are not for this schedule
-            continue
-    return None
-
-
-def _window_of(plan: Plan) -> int | None:
-    """Forwards of the language model between passes of others on the same rank; None: there are none."""
-    llm = {stage.id for stage in plan.stages if plan.model.module(stage.module).modality == TEXT}
-    for program in plan.programs:
-        passes = [action for action in program.actions if action.kind in COMPUTE]
-        after = dropwhile(lambda action: action.stage not in llm, passes)
-        window = sum(action.kind is Pass.F for action in takewhile(lambda action: action.stage in llm, after))
-        if window and not llm.issuperset(action.stage for action in passes):
-            return window
-    return None
 
 
 def _microbatches(plan: Plan, draft: Plan) -> tuple[Microbatch, ...]:

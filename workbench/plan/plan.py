@@ -1,6 +1,6 @@
 """The plan: which ranks hold which layers, which items go together, in which order, who owns which tokens."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
 from math import lcm
@@ -221,9 +221,22 @@ class Settings:
         """Bytes of an element of a gradient while it is added up over ranks."""
         return (self.optimizer_precision or self.precision).num_bytes
 
+    def divides_tokens(self, module: str) -> bool:
+        """Whether tensor-parallel ranks of a module split its tokens; everything else asks here.
+
+        Said of single modules, or of all by Megatron's `kernels`. See `plan/sequence.py`.
+        """
+        return self.kernels.cuts_sequence or self.of(module).sequence_parallel
+
     def of(self, module: str) -> ModuleSettings:
         found = [settings for settings in self.modules if settings.module == module]
         return found[0] if found else ModuleSettings(module=module)
+
+    def with_module(self, changed: ModuleSettings) -> "Settings":
+        """With other settings of that module; modules with the defaults are left out, the rest sorted."""
+        others = [each for each in self.modules if each.module != changed.module]
+        kept = [changed] if changed != ModuleSettings(module=changed.module) else []
+        return replace(self, modules=tuple(sorted((*others, *kept), key=lambda each: each.module)))
 
 
 @dataclass(frozen=True, kw_only=True)

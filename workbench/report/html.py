@@ -189,13 +189,16 @@ def _cards(entry: Entry, comparison: Comparison | None) -> str:
         cards.append(("emulated", milliseconds(entry.emulated.iteration_s)))
     if comparison is not None:
         total = comparison.total
-        cards.append((f"executed, median of {len(total.executed)}", milliseconds(total.executed_median)))
+        times = len(total.executed)
+        told = "executed once" if times == 1 else f"executed, median of {times}"
+        cards.append((told, milliseconds(total.executed_median)))
         cards.append(("error", percent(total.error_fraction, signed=True)))
         found = comparison.drifted
         if found is not None and found.drift is not None:
             cards.append(("drift of the machine", percent(found.drift, signed=True)))
             cards.append(("error without drift", percent(found.error_corrected, signed=True)))
-        cards.append(("spread of the runs", percent(total.spread_fraction, signed=False)))
+        if times > 1:
+            cards.append(("spread of the runs", percent(total.spread_fraction, signed=False)))
     shown = "".join(f'<div class="card"><b>{escape(v)}</b><span>{k}</span></div>' for k, v in cards)
     return f'<div class="cards">{shown}</div>'
 

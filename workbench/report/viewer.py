@@ -14,6 +14,7 @@ KEYS = (
     ("Enter", "zoom to the span"),
     ("Esc", "let go"),
 )
+TOUCHES = "Two fingers: zoom. Drag: pan. Tap: choose a span. Double tap: zoom to it."
 
 
 def viewer_html(entry: Entry) -> str:
@@ -28,7 +29,7 @@ def viewer_html(entry: Entry) -> str:
         f'<p class="handed faint" role="status"></p><pre class="selected" aria-live="polite"></pre>'
         f'<p class="faint">Thin lanes below a rank: exchanges and reductions, then messages it sends. '
         f'<span class="several">A row of several ranks shows the first of them.</span></p>'
-        f'<p class="faint keys">{_keys()}</p>{_memory(traces)}'
+        f'<p class="faint keys">{_keys()}</p><p class="faint touches">{TOUCHES}</p>{_memory(traces)}'
     )
 
 

@@ -32,7 +32,7 @@ def what_if_html(found: WhatIf | None) -> str:
         f'<section id="what-if"><h3>What if</h3><p class="faint">{escape(told)}</p>'
         f'<div class="sliders">{sliders}</div><p class="snapped" role="status"></p>'
         f'<div class="cards outcome" aria-live="polite"></div><pre class="words faint"></pre>'
-        f"<details><summary>All {tried}</summary>{_table(found)}</details></section>"
+        f"<details><summary>All {tried} neighbours</summary>{_table(found)}</details></section>"
     )
 
 

@@ -59,7 +59,4 @@ class Keep:
 
 def with_settings(choice: Choice, changed: ModuleSettings) -> Choice:
     """The choice with one module's settings changed."""
-    others = tuple(each for each in choice.settings.modules if each.module != changed.module)
-    kept = (changed,) if changed != ModuleSettings(module=changed.module) else ()
-    modules = tuple(sorted((*others, *kept), key=lambda each: each.module))
-    return replace(choice, settings=replace(choice.settings, modules=modules))
+    return replace(choice, settings=choice.settings.with_module(changed))
