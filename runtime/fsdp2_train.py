@@ -40,7 +40,7 @@ HERE = Path(__file__).resolve().parent
 LONGEST_WAIT_S = 60.0
 
 
-class Layout(NamedTuple):
+class ShardingMesh(NamedTuple):
     """`fsdp2.json`: copies of all weights, ranks that shard each, when they are dropped, formats."""
 
     replicate: int
@@ -74,7 +74,7 @@ class Unit(nn.Module):
 class WholeModule(nn.Module):
     """All layers of one module, on packed tokens."""
 
-    def __init__(self, plan: Plan, module: Module, layout: Layout, device: torch.device) -> None:
+    def __init__(self, plan: Plan, module: Module, layout: ShardingMesh, device: torch.device) -> None:
         super().__init__()
         built = build_stage_module(
             plan, whole_stage(module), seed=0, dtype=getattr(torch, layout.weights), device=device
@@ -106,7 +106,7 @@ class WholeModule(nn.Module):
         return hidden, left
 
 
-def sharded(plan: Plan, layout: Layout, device: torch.device) -> dict[str, WholeModule]:
+def sharded(plan: Plan, layout: ShardingMesh, device: torch.device) -> dict[str, WholeModule]:
     """Every module, each layer a unit of FSDP2; tied layers belong to the module's own unit."""
     mesh = init_device_mesh(
         device.type, (layout.replicate, layout.shard), mesh_dim_names=("replicate", "shard")
@@ -233,7 +233,7 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="of AdamW")
     given = parser.parse_args()
     plan = read_plan(HERE / "plan.json")
-    layout = Layout(**json.loads((HERE / "fsdp2.json").read_text(encoding="utf-8")))
+    layout = ShardingMesh(**json.loads((HERE / "fsdp2.json").read_text(encoding="utf-8")))
     kind = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
     if device.type == "cuda":

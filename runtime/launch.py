@@ -329,24 +329,24 @@ def _run_under_torchrun(
     keep_freed_memory()
     join_launched(os.environ, wait_s=settings.timeout_s, device=device)
     place = Place(dist.get_rank(), dist.get_world_size(), lambda position: None)
-    if place.process == 0:
-        steps = settings.repetitions * (settings.warmup + settings.steps)
-        sys.stderr.write(f"running {steps} steps on {place.size} ranks ({device.type})\n")
     reports: list[RankReport | None] = [None] * place.size
     target = settings.export if place.process == 0 else None
     owners = owners_of_all(place.size)
     neighbours = Neighbours(place.process, owners)
     heartbeats = heartbeats_of(owners, place.process, os.environ, _give_up)
+    if place.process == 0:  # whoever is lost from now on is named
+        steps = settings.repetitions * (settings.warmup + settings.steps)
+        sys.stderr.write(f"running {steps} steps on {place.size} ranks ({device.type})\n")
     try:
         with exporting(target, lowered.plan.model, settings.weights):
             dist.all_gather_object(reports, run_rank(place, lowered, settings, source, device=device))
+            neighbours.leave()  # all are done, and may end before the first rank has written its export
+            if heartbeats is not None:
+                heartbeats.leave()
     except RankError as error:
         if neighbours.cause is None:
             raise
         raise RankError(f"{error}; {neighbours.cause}", peers=error.peers) from error
-    neighbours.leave()
-    if heartbeats is not None:
-        heartbeats.leave()
     complete = [found for found in reports if found is not None]
     dist.destroy_process_group()
     return result_of(lowered, complete, settings, device) if place.process == 0 else None

@@ -25,6 +25,7 @@ from experiments.chaos.rounds import Played, summary
 from runtime.state.checkpoint_files import Identity, finish, part_folder, rank_folder
 from runtime.state.rank_notes import RankNotes
 from runtime.state.tensor_files import write_tensors
+from tests.waiting import PATIENCE_S, eventually
 
 ROOT = Path(__file__).parents[1]
 ROUNDS = 2
@@ -52,9 +53,7 @@ def test_marked_processes_are_found_however_they_were_started():
     mark = "a" * MARK_LENGTH
     text = "import os, time; os.fork(); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", text], env=os.environ | {MARK: mark}):
-        deadline = time.monotonic() + 10
-        while len(marked(mark)) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        assert eventually(lambda: len(marked(mark)) == 2)
         assert len(left_after(mark, 0.1)) == 2
         end_all(mark)
         assert marked(mark) == {}
@@ -164,9 +163,8 @@ def test_a_proxy_has_the_manners_it_is_told(manners, sent, comes):
         with socket.create_connection(("127.0.0.1", proxy.port), timeout=5) as near:
             near.sendall(b"first")
             assert near.recv(5) == b"first"
-            proxy.manners = manners
-            time.sleep(0.1)
-            near.settimeout(2.0 if comes is not None else 0.5)
+            behave(proxy, manners)
+            near.settimeout(PATIENCE_S if comes is not None else 0.5)
             start_s = time.monotonic()
             if manners.is_cut:
                 assert near.recv(5) == b""
@@ -179,6 +177,20 @@ def test_a_proxy_has_the_manners_it_is_told(manners, sent, comes):
                     assert near.recv(5) == comes
                     assert time.monotonic() - start_s >= 2 * manners.delay_s
         proxy.close()
+
+
+def behave(proxy: Proxy, manners: Manners) -> None:
+    """Give the proxy manners, and return when it has begun a turn with them."""
+    turn, has_begun = proxy._turn, threading.Event()
+
+    def noted(now: Manners) -> None:
+        if now is manners:
+            has_begun.set()
+        turn(now)
+
+    proxy._turn = noted  # type: ignore[method-assign]
+    proxy.manners = manners
+    assert has_begun.wait(PATIENCE_S)
 
 
 def echo(listener: socket.socket) -> None:

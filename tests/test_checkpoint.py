@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,9 +22,10 @@ from runtime.state.checkpoint_files import (
     latest_whole,
 )
 from runtime.state.tensor_files import TornError
-from runtime.world.pool import Pool, WorldFailed
+from runtime.world.pool import Place, Pool, WorldFailed
 from tests.test_next_batches import FOLLOWING, plan_with_owners
 from tests.tiny_models import mixed_batch, plan_of, two_encoders
+from tests.waiting import eventually
 from workbench.plan.build import with_programs
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
@@ -92,22 +92,26 @@ def test_a_run_over_batches_goes_on_at_its_batch(pool, tmp_path):
     assert_same(result, run_lowered(lowered, again, pool=pool))
 
 
-def test_a_run_that_is_killed_while_it_saves_goes_on_to_the_last_bit(lowered, pool, saved, tmp_path):
-    _, result = saved
+def test_a_run_that_is_killed_while_it_saves_goes_on_to_the_last_bit(lowered, pool, tmp_path):
+    pool.run(Place.__eq__, len(lowered.plan.ranks), None)  # all are forked
+
+    def saves_again() -> bool:
+        return any(tmp_path.glob("step-*[0-9]")) and any(tmp_path.glob("step-*.part/rank-*"))
 
     def kill_while_saving() -> None:
-        deadline = time.monotonic() + 15
-        while time.monotonic() < deadline and not list(tmp_path.glob("step-0000000004.part/rank-*")):
-            time.sleep(0.0005)
+        eventually(saves_again)
         os.kill(pool.process_ids()[1], signal.SIGKILL)
 
     killer = threading.Thread(target=kill_while_saving)
     killer.start()
     with pytest.raises(WorldFailed, match="killed by SIGKILL"):
-        run_lowered(lowered, saving(tmp_path), pool=pool)
+        run_lowered(lowered, replace(saving(tmp_path), steps=100_000), pool=pool)
     killer.join()
     whole = latest_whole(tmp_path, identity(lowered))
-    assert_same(result, run_lowered(lowered, saving(tmp_path, whole), pool=pool))
+    assert whole is not None
+    steps = whole.step + 3
+    undisturbed = run_lowered(lowered, replace(SETTINGS, steps=steps), pool=pool)
+    assert_same(undisturbed, run_lowered(lowered, replace(saving(tmp_path, whole), steps=steps), pool=pool))
     assert not list(tmp_path.glob("*.part"))
 
 

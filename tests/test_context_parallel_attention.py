@@ -1,8 +1,6 @@
 """Context-parallel attention: outputs and gradients of one process, for any owners and any mask."""
 
-import time
 from dataclasses import replace
-from datetime import timedelta
 from itertools import product
 
 import numpy as np
@@ -22,6 +20,7 @@ from runtime.parallel.context.token_shares import TokenShares
 from runtime.world.failure import RankError
 from runtime.world.pool import Place, Pool
 from tests.interpreter import INTERPRETED
+from tests.waiting import impatient_group
 from workbench.masks.bitfield import Bitfield, concatenate, dense, padding
 from workbench.masks.builders import (
     Mixture,
@@ -229,10 +228,9 @@ def test_the_next_chunk_travels_while_this_one_is_computed() -> None:
 
 
 def absent_member(place: Place) -> str:
-    process_group = dist.new_group([0, 1], timeout=timedelta(seconds=0.3))
+    process_group = impatient_group(0.3)
     if place.process == 1:
-        time.sleep(0.8)
-        return ""
+        return ""  # and it stays, in its pool, until the other has answered
     group = ContextGroup((4, 6), 4, process_group)
     try:
         group.gather(torch.zeros(2), torch.zeros(1)).wait()

@@ -335,9 +335,9 @@ def test_large_plan_is_checked_in_seconds():
     model = connect("llm", (chain_module("llm", "text", [True] * 48),))
     batch = [sample(index, images=0, sounds=0) for index in range(64)]
     lowered = lower(disjoint_plan(model, batch, {"llm": [1] * 48}))
-    start = time.perf_counter()
+    start_s = time.process_time()
     check_deadlock(lowered)
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start_s < 10
 
 
 @settings(max_examples=15, deadline=None)

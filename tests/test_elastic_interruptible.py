@@ -106,9 +106,9 @@ def send_half(file: Path, pipe: Connection) -> None:
     meet(file, 0)
     pipe.recv()
     work = dist.isend(torch.ones(MANY), 1)
+    start_s = time.monotonic()
     threading.Timer(0.1, sever, [spared]).start()
     threading.Timer(INTERRUPTED_S, gloo.interrupt).start()
-    start_s = time.monotonic()
     with suppress(RankError):
         gloo.clock(PATIENCE.total_seconds()).wait(work, Awaited("sending", (1,)))
     waited_s = time.monotonic() - start_s

@@ -3,7 +3,6 @@
 import os
 import pickle
 import signal
-import time
 from collections import Counter
 from dataclasses import replace
 
@@ -15,10 +14,10 @@ from runtime.elastic.history import Cause
 from runtime.elastic.prepared import prepare, read_prepared
 from runtime.elastic.replan import after_loss, start_layout, write_plan
 from runtime.elastic.training import ElasticTraining
+from tests.waiting import eventually
 from workbench.plan.plan import Precision
 
 REL_TOL_64 = 1e-11
-WAIT_S = 60.0
 
 
 @pytest.mark.parametrize("name", ["whole", "sharded"])
@@ -78,7 +77,4 @@ def test_a_layer_comes_in_parts_from_all_pipelines_that_hold_it_and_is_the_same(
 
 
 def wait_until_prepared(training: ElasticTraining) -> None:
-    until_s = time.monotonic() + WAIT_S
-    while not training.is_prepared and time.monotonic() < until_s:
-        time.sleep(0.01)
-    assert training.is_prepared
+    assert eventually(lambda: training.is_prepared)

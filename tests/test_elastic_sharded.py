@@ -11,7 +11,7 @@ from runtime.elastic.progress import read_progress
 from runtime.elastic.training import ElasticTraining
 from runtime.state.tensor_files import keys_in
 from tests.test_elastic import FLOAT32, kill, matches_one_process, one_process
-from workbench.elastic.layout import Layout
+from workbench.elastic.layout import NodeLayout
 from workbench.plan.lower import lower
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Sharding
@@ -60,7 +60,7 @@ def test_a_save_holds_every_part_once_and_is_gone_on_from(tmp_path):
 def test_pipelines_are_instances_however_they_are_cut():
     """Of one node and of two: a layer's part is added up by the ranks at its place in both."""
     job = sharded_job(6, layers_per_rank=8)
-    plan = plan_step(job, Layout(pipelines=(("a",), ("b", "c"))), job.batch(0))
+    plan = plan_step(job, NodeLayout(pipelines=(("a",), ("b", "c"))), job.batch(0))
     assert {unit.ranks for unit in shard_units(plan)} == {(0, 1), (2, 3), (4, 5)}
     sums = {group.ranks for group in lower(plan).groups}
     assert sums == {(0, 2), (1, 3), (0, 4), (1, 5), (0, 2, 4), (1, 3, 5)}  # the last two of the tied table

@@ -15,7 +15,7 @@ from tests.test_elastic import kill
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
 from workbench.data.sample import Sample
-from workbench.elastic.layout import Layout
+from workbench.elastic.layout import NodeLayout
 from workbench.memory.stage import state_of
 from workbench.plan.plan import Precision, Sharding
 from workbench.plan.tied import equal_stages
@@ -43,7 +43,7 @@ def test_templates_choose_unequal_stages_and_plans_follow_them():
     job = unequal_job(3)
     assert widths(job) == {1: [1, 2], 2: [1, 2, 2, 1]}
     assert job.lanes == 2
-    plan = plan_step(job, Layout(pipelines=(("a",), ("b", "c"))), job.batch(0))
+    plan = plan_step(job, NodeLayout(pipelines=(("a",), ("b", "c"))), job.batch(0))
     ranks = {stage.layers: [] for stage in plan.stages}
     for stage in plan.stages:
         ranks[stage.layers].append(stage.ranks[0][0])
@@ -55,7 +55,7 @@ def test_templates_choose_unequal_stages_and_plans_follow_them():
         (4, 7): [6, 7],
         (7, 8): [8, 8],
     }
-    layers = [list(held) for held in held_by(job, Layout(pipelines=(("a",), ("b", "c")))).values()]
+    layers = [list(held) for held in held_by(job, NodeLayout(pipelines=(("a",), ("b", "c")))).values()]
     assert layers[:3] == [[0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7]]
 
 

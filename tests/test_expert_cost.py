@@ -25,6 +25,7 @@ from workbench.cost.expert_parallel import Exchanges, busiest_share, copies_shar
 from workbench.cost.hardware import Link
 from workbench.cost.layer_table import LayerPoint, LayerTable
 from workbench.cost.model import CostModel
+from workbench.cost.operator_passes import OperatorPasses
 from workbench.cost.profile import ideal_profile, load_profile
 from workbench.cost.roofline import Grid, RowWork, Work, forward_flop, layer_flop
 from workbench.cost.signature import signature
@@ -259,3 +260,25 @@ def test_copies_are_the_mean_over_all_choices(num_places, num_experts, num_chose
     places = [{each // share for each in chosen} for chosen in combinations(range(num_experts), num_chosen)]
     expected = sum(map(len, places)) / len(places) / num_chosen
     assert copies_share(num_places, num_experts, num_chosen) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("num_experts", "num_sorts"), [(4, 2), (2, 0)])
+def test_rows_of_several_experts_are_sorted_behind_an_exchange_and_in_front_of_one(
+    num_experts: int, num_sorts: int
+) -> None:
+    """Read and written once more; a rank with one expert has nothing to sort."""
+    grid, link = Grid(1, 1, 2), Link(name="wire", bytes_per_s=1e9, latency_s=0.0)
+    cost, layer = (
+        CostModel(ideal_profile(bytes_per_s=1e9)),
+        block(MIXTRAL | {"num_local_experts": num_experts}),
+    )
+    time = cost.with_expert_parallel(2, link).layer_time(
+        layer, WORK, tp=1, cp=1, precision="float32", link=link
+    )
+    split = on_rank(layer, WORK, grid)
+    found = exchanges_of(split, WORK, grid, 4, divided=False)
+    passes = OperatorPasses(cost, WORK, grid, "float32", set()).of_layer(split)
+    sent_s = sum(all_to_all_s(each.num_bytes, 2, link) for each in found.forward)
+    rows = max(each.num_bytes for each in found.forward)
+    expected_s = sum(each.forward_s for each in passes) + sent_s + num_sorts * 2 * rows / 1e9
+    assert time.forward_s == pytest.approx(expected_s)

@@ -1,15 +1,12 @@
 """Ranks that distribute experts train as one process does, however tokens fall."""
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +24,7 @@ from tests.test_adapters_llama4 import LLAMA4
 from tests.test_expert_plan import MIXTRAL, moe_plan
 from tests.test_parity import assert_parity, assert_same, execute
 from tests.test_tensor_parallel import assert_exported_whole
+from tests.waiting import impatient_group
 from workbench.plan.build import with_programs
 from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Sharding, Stage
@@ -163,12 +161,10 @@ def test_a_rank_that_fails_between_exchanges_is_named(pool: Pool) -> None:
         run_lowered(lower(moe_plan(cp=2, ep=2)), settings, pool=pool, build=build_raising)
 
 
-def wait_for_a_sleeper(place: Place) -> str:
-    """What the first process says of an exchange that the second one comes to too late."""
-    group = dist.new_group([0, 1], timeout=timedelta(seconds=0.5))
-    dist.all_reduce(torch.zeros(1), group=group)
+def wait_for_an_absent_one(place: Place) -> str:
+    """What the first process says of an exchange that the second one never comes to."""
+    group = impatient_group(0.3)
     if place.process == 1:
-        time.sleep(2.0)
         return ""
     try:
         exchange_counts(torch.ones(2, 2, dtype=torch.int64), ExpertGroup((0, 1), 0, group))
@@ -178,7 +174,7 @@ def wait_for_a_sleeper(place: Place) -> str:
 
 
 def test_nobody_waits_for_a_rank_without_a_bound(pool: Pool) -> None:
-    told, _ = pool.run(wait_for_a_sleeper, 2)
+    told, _ = pool.run(wait_for_an_absent_one, 2)
     assert told.startswith("rank 0 exchanging tokens among experts with ranks [1]: ")
 
 

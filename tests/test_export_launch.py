@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -50,10 +51,12 @@ batch:
 
 
 def free_port() -> int:
-    """One that nobody listens on."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
+    """One that nobody listens on, and that no connection gets meanwhile: systems give those higher ones."""
+    for port in range(20_000 + os.getpid() % 10_000, 32_000):
+        with socket.socket() as bound, suppress(OSError):
+            bound.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 @pytest.fixture(scope="module")

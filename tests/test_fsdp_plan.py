@@ -18,7 +18,7 @@ from tests.test_parity import mixed
 from tests.tiny_valm import tiny_batch
 from workbench.cost.collectives import all_gather_s, reduce_scatter_s
 from workbench.cost.model import CostModel
-from workbench.cost.profile import ideal_profile, load_profile
+from workbench.cost.profile import CollectiveTable, MachineLink, Table, ideal_profile, load_profile
 from workbench.data.sample import Sample
 from workbench.job.job import Job, ModuleLayout, load_job
 from workbench.memory.account import peak_bytes
@@ -223,6 +223,40 @@ def test_rounds_cost_gathers_and_reduce_scatters() -> None:
     rounds = [a for a in plan.program[0] if a.kind is Pass.REDUCE_SCATTER]
     assert frozen not in {action.stage for action in rounds}
     assert {prices.duration_s(action) for action in rounds} == {scatter_s}
+
+
+def test_rounds_cost_what_was_measured_of_sharded_parameters() -> None:
+    """In place of a bare collective's time; what passes and sums take longer in a pipeline is not theirs."""
+    model = two_encoders(vision=(False, False, True), audio=(False, True), llm=(True,) * 4)
+    plan = shared_out(model, [sample(0), sample(1)], replicas=2, cuts=CUTS)
+    rates = {"all_gather": 1e9, "reduce_scatter": 1e9, "parameters_gather": 64e6, "parameters_scatter": 32e6}
+    wire = MachineLink(
+        scope="intra",
+        name="wire",
+        bytes_per_s=LINK.bytes_per_s,
+        latency_s=LINK.latency_s,
+        measured=True,
+        source="",
+    )
+    tables = tuple(
+        CollectiveTable(
+            collective=name,
+            scope="intra",
+            table=Table(axes=("num_ranks", "bytes"), points=((2.0, 64.0, rate), (2.0, 2.0**20, rate))),
+        )
+        for name, rate in rates.items()
+    )
+    profile = replace(
+        ideal_profile(flop_per_s=1e12),
+        links=(wire,),
+        collectives=tables,
+        in_pipeline=(("ALL_GATHER", 2.0), ("REDUCE_GRAD", 3.0)),
+    )
+    stage = plan.chain["llm", 0][0].id
+    prices = price(lower(plan), CostModel(profile))
+    assert prices.duration_s(Action(stage, Pass.ALL_GATHER, 0)) == pytest.approx(64 * 4 / 64e6)
+    last = next(a for a in plan.program[0] if a.kind is Pass.REDUCE_SCATTER and a.stage == stage)
+    assert prices.duration_s(last) == pytest.approx(64 * 4 / 32e6)
 
 
 def fsdp_job(samples: int, *, num_ranks: int = 4, memory_bytes: int = 2**34) -> Job:

@@ -90,14 +90,15 @@ def readers() -> Iterator[str]:
     for package in ("workbench", "sim", "runtime"):
         for path in sorted((ROOT / package).rglob("*.py")):
             text = path.read_text(encoding="utf-8")
+            if not READS.search(text):
+                continue
+            lines = text.splitlines()
             module = str(path.relative_to(ROOT).with_suffix("")).replace("/", ".")
             for node in ast.walk(ast.parse(text)):
-                if isinstance(node, ast.FunctionDef) and READS.search(_lines(text, node)):
+                if isinstance(node, ast.FunctionDef) and READS.search(
+                    "\n".join(lines[node.lineno - 1 : node.end_lineno])
+                ):
                     yield f"{module}:{node.name}"
-
-
-def _lines(text: str, node: ast.FunctionDef) -> str:
-    return "\n".join(text.splitlines()[node.lineno - 1 : node.end_lineno])
 
 
 def test_every_reader_has_a_target():

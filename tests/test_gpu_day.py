@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -203,9 +202,7 @@ def test_it_stops_between_cells_before_the_limit(out, monkeypatch):
 def test_the_limit_ends_a_cell_without_blame(out, monkeypatch):
     monkeypatch.setattr(driving, "LEAST_S", 0.1)
     ask(out, "ok first", "hangs")
-    began_s = time.monotonic()
-    states = driven(out, limit_s=1.5)
-    assert time.monotonic() - began_s < 4.0
+    states = driven(out, limit_s=1.5)  # the second cell would sleep for ten minutes
     assert (states["tested"].num_done, states["tested"].failures) == (1, ())
 
 

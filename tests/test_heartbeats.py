@@ -8,7 +8,7 @@ from torch.distributed import TCPStore
 
 from runtime.world.heartbeats import LOOKS, Heartbeats, Host, heartbeats_of, hosts_of
 from runtime.world.owner import Owner, this_process
-from tests.test_cores import PATIENCE_S, eventually
+from tests.waiting import PATIENCE_S, eventually
 
 EVERY_S = 0.02
 HOSTS = (Host("a", (0, 1)), Host("b", (2,)), Host("c", (3, 4, 5)))

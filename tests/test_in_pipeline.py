@@ -14,6 +14,8 @@ from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, dump_profile, ideal_profile, parse_profile
 from workbench.model.trainable import Trainable
 from workbench.plan.lower import lower
+from workbench.schedule.action import Action, Pass
+from workbench.timing.pace import pace
 from workbench.timing.price import price
 from workbench.trace import Trace
 
@@ -49,3 +51,33 @@ def test_a_profile_is_corrected_once():
         with_pipeline_factors(with_pipeline_factors(PROFILE, [once]), [once])
     with pytest.raises(ValueError, match="at least one executed step"):
         with_pipeline_factors(PROFILE, [replace(once, executed=())])
+
+
+def test_ranks_that_nobody_hands_rows_to_have_factors_of_their_own():
+    """What was rehearsed without messages says nothing of pipelines, nor the other way round."""
+    pipeline = Rehearsal(simulated=simulated(PROFILE), executed=(simulated(slower(PROFILE, 1.2, 1.5)),))
+    alone = Rehearsal(
+        simulated=replace(pipeline.simulated, messages=()), executed=(simulated(slower(PROFILE, 0.9, 0.8)),)
+    )
+    found = with_pipeline_factors(PROFILE, [pipeline, alone])
+    assert [found.pipeline_factor(kind) for kind in "FB"] == pytest.approx([1.2, 1.5])
+    assert [found.alone_factor(kind) for kind in "FB"] == pytest.approx([0.9, 0.8])
+    assert parse_profile(dump_profile(found)) == found
+    stage = PLAN.stages[0]
+    assert pace(PLAN, stage, found, Pass.F) == found.pipeline_factor("F")
+    by_itself = replace(PLAN, stages=(stage,))
+    assert pace(by_itself, stage, found, Pass.F) == found.alone_factor("F")
+    assert pace(by_itself, stage, slower(PROFILE, 2.0, 3.0), Pass.F) == 2.0
+
+
+def test_passes_beside_rounds_of_sharded_parameters_are_not_counted():
+    pipeline = Rehearsal(simulated=simulated(PROFILE), executed=(simulated(slower(PROFILE, 1.2, 1.5)),))
+    first = pipeline.simulated.spans[0]
+    gather = first._replace(action=Action(0, Pass.ALL_GATHER, 0))
+    beside = Rehearsal(
+        simulated=replace(pipeline.simulated, spans=(gather, *pipeline.simulated.spans)),
+        executed=(simulated(slower(PROFILE, 9.0, 9.0)),),
+    )
+    found = with_pipeline_factors(PROFILE, [pipeline, beside])
+    assert dict(found.in_pipeline).keys() <= {"F", "B", "STEP"}
+    assert found.pipeline_factor("B") == pytest.approx(1.5)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.cost_models import GPT, block, causal, layer
 from workbench.cost.device_limits import LaunchTimes, NarrowRate, PowerLimit
-from workbench.cost.execution import AttentionKernel, Execution, GradientSum, Launch
+from workbench.cost.execution import AttentionKernel, Execution, GradientSum, Launch, Lookups
 from workbench.cost.flash import OF_THE_NEXT, FlashKernel, flash_share
 from workbench.cost.kernel_times import GROUP_TILE, KernelTimes
 from workbench.cost.model import CostModel
@@ -19,7 +19,7 @@ from workbench.cost.profile import Direction, Profile, ideal_profile, load_profi
 from workbench.cost.roofline import Gemm, Grid
 from workbench.model.experts import EXPERT, Experts, with_experts
 from workbench.model.frozen import Needs
-from workbench.model.layer import Attention, Layer, LayerKind, Matmul
+from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, Shard
 from workbench.model.transformer import Mlp
 
 ONE = Grid(1, 1)
@@ -241,3 +241,16 @@ def test_gaps_and_hosts_are_the_profiles_unless_said():
     assert graph.pass_s(1.0, 4, 1, 1) == 1.0 + 4 * 0.5
     silent = Execution().on(ideal_profile())
     assert silent.pass_s(1.0, 100, 10, 1) == 1.0
+
+
+@pytest.mark.parametrize("tp", [1, 4])
+def test_tables_read_by_products_take_a_forward_a_weight_gradient_and_two_matrices_of_ones(tp: int):
+    tokens, width, rows = 4096, 1024, 50304
+    table = Lookup(name="tokens", num_rows=rows, width=width, shard=Shard.COLUMN)
+    cost = times(machine(), Execution(lookups=Lookups.PRODUCTS))
+    found = OperatorPasses(cost, causal(tokens), Grid(tp, 1), "bfloat16", set()).of(table)
+    gemm = Gemm(tokens, width, rows / tp)
+    product_s = max(gemm.flop / FLOP_PER_S, gemm.num_bytes(2) / BYTES_PER_S)
+    each_s = product_s + 2 * tokens * rows / tp / BYTES_PER_S
+    assert (found.forward_s, found.weight_grad_s) == (pytest.approx(each_s), pytest.approx(each_s))
+    assert found.input_grad_s == 0.0

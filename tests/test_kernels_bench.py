@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -170,13 +171,16 @@ def test_a_second_call_goes_on_where_the_first_stopped(
 def test_a_call_stops_before_its_limit(monkeypatch: pytest.MonkeyPatch):
     """The longest unit so far must still fit: of units that take 0.2 s a limit of 0.5 s takes two."""
     taken = []
+    now_s = 0.0
 
     def slow(unit: kernel_turns.Unit, *_: object) -> list[kernel_turns.Row]:
+        nonlocal now_s
         taken.append(unit)
-        kernels.time.sleep(0.2)
+        now_s += 0.2
         return []
 
     monkeypatch.setattr(kernels, "unit_rows", slow)
+    monkeypatch.setattr(kernels, "time", SimpleNamespace(perf_counter=lambda: now_s))
     file = RowFile(None, "a", VERSIONS)
     left = kernels.go_on(kernels.small_units(), file, CPU, limit_s=0.5, seconds=0.0)
     assert (len(taken), left) == (2, 2)

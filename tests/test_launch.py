@@ -5,10 +5,14 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from runtime import launch
 from runtime.launch import main, place_in_program, run_local
 from runtime.rank_job import Collect, RunSettings
 from runtime.step.timing import (
@@ -196,7 +200,7 @@ def torchrun(num_processes: int, *arguments: str) -> "subprocess.CompletedProces
 
 
 def test_torchrun_runs_the_same_plan(tmp_path: Path, pool: Pool) -> None:
-    plan = llm_on_two_ranks()
+    plan = llm_on(2)
     write_plan(plan, tmp_path / "plan.json")
     files = ("--trace", str(tmp_path / "run.json"), "--export", str(tmp_path / "out"))
     done = torchrun(2, str(tmp_path / "plan.json"), *files, "--seed", "3")
@@ -211,7 +215,7 @@ def test_torchrun_runs_the_same_plan(tmp_path: Path, pool: Pool) -> None:
     assert [trace.order(rank) for rank in plan.ranks] == [here.trace.order(rank) for rank in plan.ranks]
 
 
-def launched_alone(folder: Path) -> None:
+def launched_alone(folder: Path, *flags: str) -> None:
     """A process that torchrun would have started as the only one."""
     os.environ |= {
         "RANK": "0",
@@ -222,12 +226,12 @@ def launched_alone(folder: Path) -> None:
         "TORCHELASTIC_ERROR_FILE": str(folder / "0" / "error.json"),
     }
     with (folder / "stderr").open("w") as sys.stderr:
-        exit_code = main([str(folder / "plan.json"), "--trace", str(folder / "run.json")])
+        exit_code = main([str(folder / "plan.json"), "--trace", str(folder / "run.json"), *flags])
     sys.exit(exit_code)
 
 
 def test_the_wrong_number_of_ranks_is_named(tmp_path: Path) -> None:
-    write_plan(llm_on_two_ranks(), tmp_path / "plan.json")
+    write_plan(llm_on(2), tmp_path / "plan.json")
     process = multiprocessing.get_context("fork").Process(target=launched_alone, args=(tmp_path,))
     process.start()
     process.join(60)
@@ -236,11 +240,40 @@ def test_the_wrong_number_of_ranks_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "run.json").exists()
 
 
-def llm_on_two_ranks() -> Plan:
-    llm = tiny_valm().module("llm")
+def export_with_hosts(folder: Path) -> None:
+    """Notes what is done, in turn, where there is another host to hear of."""
+    written = folder / "turns"
+
+    @contextmanager
+    def exporting(*_: object) -> Iterator[None]:
+        yield
+        note("exports")
+
+    def note(turn: str) -> None:
+        with written.open("a") as file:
+            file.write(f"{turn}\n")
+
+    beating = SimpleNamespace(leave=lambda: note("leaves"))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(launch, "heartbeats_of", lambda *_: beating)
+        patched.setattr(launch, "exporting", exporting)
+        launched_alone(folder, "--export", str(folder / "out"))
+
+
+def test_hosts_that_are_done_are_not_missed_while_the_first_one_writes_its_export(tmp_path: Path) -> None:
+    write_plan(llm_on(1), tmp_path / "plan.json")
+    process = multiprocessing.get_context("fork").Process(target=export_with_hosts, args=(tmp_path,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0, (tmp_path / "stderr").read_text()
+    assert (tmp_path / "turns").read_text() == "leaves\nexports\n"
+
+
+def llm_on(num_ranks: int) -> Plan:
+    llm, num_layers = tiny_valm().module("llm"), 6 // num_ranks
     stages = [
-        Stage(id=0, module="llm", replica=0, layers=(0, 3), ranks=((0,),)),
-        Stage(id=1, module="llm", replica=0, layers=(3, 6), ranks=((1,),)),
+        Stage(id=rank, module="llm", replica=0, layers=(at, at + num_layers), ranks=((rank,),))
+        for rank, at in enumerate(range(0, 6, num_layers))
     ]
     return finish(ModelGraph(name="llm-alone", modules=(llm,)), tiny_batch((0, 0), (0, 0)), stages)
 
@@ -261,6 +294,8 @@ def test_watched_memory_grows_with_forwards_and_falls_with_backwards(pool: Pool)
     module = plan.model.module("llm")
     weights = 4 * sum(module.layers[index].num_parameters for index in range(*llm.layers))
     at_the_end = [sample.num_bytes for sample in trace.memory if sample.rank == llm.flat_ranks[0]][-1]
-    # Weight, gradient and two moments; one step counter for each tensor.
-    assert 4 * weights <= at_the_end <= 4 * weights * 1.01
+    sent = [message.num_bytes for message in trace.messages if message.source_rank == llm.flat_ranks[0]]
+    # Weight, gradient and two moments; one step counter for each tensor; messages that nobody took yet.
+    assert 4 * weights <= at_the_end <= 4 * weights * 1.01 + sum(sent)
+    assert sum(sent) < weights / 2  # a fifth copy of the weights would be seen
     assert not run_local(plan, RunSettings(), pool=pool).trace.memory

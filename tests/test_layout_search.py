@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.cost.execution import ActivationCut, Execution
 from workbench.cost.hardware import Link, Node, uniform
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
@@ -25,7 +24,7 @@ from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.strategies import colocated
 from workbench.units import GB
 
-COST = CostModel(load_profile("H100"), Execution(activations=ActivationCut.SEQUENCE))
+COST = CostModel(load_profile("H100"))
 QUICK = Freedom(instances=(1, 2))
 LEAST = Freedom(instances=(1,))
 INTRA = Link(name="nvlink", bytes_per_s=300 * GB, latency_s=2e-6)

@@ -1,19 +1,23 @@
 """Measurements cover what a plan is made of, go on where they stopped, and price the plan."""
 
 import statistics
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from experiments.fidelity.divided import as_experts, as_sequences, as_tensors, experts_work
+from experiments.fidelity.work import UNMEASURED, this_machine
+from experiments.fidelity.work import plan_of as plan_of_work
 from runtime.launch import run_lowered
 from runtime.measure import wires as bench_wires
 from runtime.measure.clock import Clock, quartile_spread
 from runtime.measure.executor import build_empty, time_executor
 from runtime.measure.layers import Kind, Part, rows_of, time_window
 from runtime.measure.microbench import header_here
-from runtime.measure.plans import BenchSettings, measure, measuring_tasks
+from runtime.measure.plans import BenchSettings, layer_tasks, measure, measuring_tasks
 from runtime.measure.windows import runs_of, windows_of
 from runtime.measure.wires import Ring, least_median, time_collective, time_messages, time_overlap
 from runtime.rank_job import RunSettings
@@ -21,7 +25,7 @@ from runtime.world.pool import Place, Pool
 from tests.plans import disjoint_plan
 from tests.test_context_parallel_step import plan_of, with_owners
 from tests.tiny_valm import tiny_batch, tiny_valm
-from workbench.calibrate.fit import fit
+from workbench.calibrate.fit import fit, layer_tables
 from workbench.calibrate.measurement import (
     CollectiveRow,
     LayerRow,
@@ -33,7 +37,9 @@ from workbench.calibrate.measurement import (
     read_measurement,
     write_measurement,
 )
+from workbench.cost.execution import ActivationCut
 from workbench.cost.model import CostModel
+from workbench.cost.profile import ideal_profile
 from workbench.cost.signature import signature
 from workbench.model.trainable import Trainable
 from workbench.plan.lower import lower
@@ -197,6 +203,48 @@ def test_shared_tokens_are_measured_on_as_many_processes(pool: Pool) -> None:
     for layer in llm.layers:
         time = cost.layer_time(layer, work, tp=1, cp=2, precision=str(windows[0].precision))
         assert not [reason for reason in time.unmeasured if "scaled" in reason]
+
+
+@pytest.mark.parametrize("as_divided", [as_tensors, as_sequences, as_experts])
+def test_divided_weights_are_measured_on_as_many_processes(
+    pool: Pool, as_divided: Callable[[Plan], Plan]
+) -> None:
+    """Ranks that divide weights run a window together; a table holds for one way to divide alone."""
+    work = experts_work()
+    cuts = {"llm": ((len(work.model.module("llm").layers), (0, 1)),)}
+    cluster = this_machine(UNMEASURED, 2)
+    divided = plan_of_work(work, cluster, cuts, samples=(1,) * 6, divided=as_divided)
+    stage, settings = divided.stages[0], divided.settings
+    alone, together = windows_of(divided, sizes=1)
+    assert (alone.num_processes, together.num_processes) == (1, 2)
+    assert layer_tasks([divided], None, QUICK)[0].what == layer_tasks([divided], pool, QUICK)[0].what
+    assert [len(layer_tasks([divided], of, QUICK)) for of in (None, pool)] == [1, 2]
+    rows = list(rows_of(divided, together, pool.run(time_window, 2, divided, together, 0.001)))
+    layers = [row for row in rows if isinstance(row, LayerRow)]
+    assert {row.tp for row in layers} == {2}
+    assert {row.ep for row in layers} == ({1, 2} if stage.ep > 1 else {1})
+    assert {row.sequence_parallel for row in layers} >= {settings.of("llm").sequence_parallel}
+    cost = CostModel(replace(ideal_profile(), layers=layer_tables(layers)))
+    assert not [reason for reason in price(lower(divided), cost).unmeasured if "scaled" in reason]
+    found = {
+        (ep, cut): cost.executed(replace(cost.execution, activations=cut))
+        .with_expert_parallel(ep)
+        .layer_time(
+            divided.model.module("llm").layers[1],
+            work_of(divided, together.microbatch),
+            tp=2,
+            cp=1,
+            precision="float32",
+            link=UNMEASURED,
+        )
+        .forward_s
+        for ep in (1, 2)
+        for cut in ActivationCut
+    }
+    read = [key for key, forward_s in found.items() if forward_s == layers[1].forward_s]
+    assert read == [
+        (stage.ep, ActivationCut.SEQUENCE if layers[1].sequence_parallel else ActivationCut.WHOLE)
+    ]
 
 
 def test_every_layer_of_a_pass_is_timed(plan: Plan) -> None:

@@ -27,6 +27,7 @@ from workbench.calibrate.measurement import (
     read_measurement,
     write_measurement,
 )
+from workbench.cost.collectives import Collective
 from workbench.cost.profile import load_profile
 from workbench.masks.builders import causal, encoder_embedded, full
 
@@ -108,7 +109,7 @@ def test_several_processes_measure_what_is_between_them(tmp_path: Path) -> None:
     rows = read_measurement(path).rows
     assert {row.link for row in rows if isinstance(row, LinkRow)} == {"intra"}
     found = {(row.collective, row.num_ranks) for row in rows if isinstance(row, CollectiveRow)}
-    kinds = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+    kinds = [kind.value for kind in Collective]
     assert found == {(name, 2) for name in kinds}
     profile = fit("here", [read_measurement(path)])
     assert any(reason.startswith("compute beside all_reduce of 2") for reason in profile.unmeasured)

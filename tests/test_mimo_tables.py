@@ -22,6 +22,7 @@ from experiments.mimo.models import (
 )
 from experiments.mimo.rows import colocated, table_a2, table_a3, table_a4, tables
 from workbench.plan.plan import Recompute
+from workbench.plan.sequence import dividing
 from workbench.plan.work import work_of
 from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
 from workbench.schedule.action import Action, Pass
@@ -104,8 +105,11 @@ def encoder_forward_s(layout, assumed):
     whole_s = simulated.prices_of(lowered, cost, assumed).duration_s(Action(stage.id, Pass.F, 0))
     projector = lowered.plan.model.module(VISION).layers[-1]
     work = work_of(lowered.plan, lowered.plan.microbatches_of[VISION, 0][0])
-    precision = str(lowered.plan.settings.precision)
-    return whole_s - cost.layer_time(projector, work, tp=stage.tp, cp=stage.cp, precision=precision).forward_s
+    settings = lowered.plan.settings
+    alone = dividing(cost, settings, VISION).layer_time(
+        projector, work, tp=stage.tp, cp=stage.cp, precision=str(settings.precision)
+    )
+    return whole_s - alone.forward_s
 
 
 def test_whole_images_cost_every_context_parallel_rank_what_one_alone_takes():

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +16,10 @@ from runtime.data.scenes import make
 from runtime.world.owner import Owner, this_process
 from runtime.world.scratch import MARK, ScratchFolder, sweep
 from tests.command_line import JOB, accept
+from tests.waiting import PATIENCE_S, eventually
 
 GONE_S = 2.0
-ASKED_S = 12.0  # to end by a signal, on a machine that is busy
+ASKED_S = 25.0  # to end by a signal: its agent would kill them after 30 s
 BEGUN_S = 90.0
 CLI = (sys.executable, "-c", "from workbench.cli.app import main; main()")
 
@@ -58,16 +59,6 @@ def descendants_of(pid: int) -> frozenset[int]:
     return frozenset(found - {pid})
 
 
-def until(holds: Callable[[], bool], within_s: float) -> float | None:
-    """Seconds until it holds; None: it never did."""
-    start_s = time.monotonic()
-    while not holds():
-        if time.monotonic() - start_s > within_s:
-            return None
-        time.sleep(0.02)
-    return time.monotonic() - start_s
-
-
 @contextmanager
 def begun(command: tuple[object, ...], scratch: Path, has_begun: Callable[[], bool]) -> Iterator[Tree]:
     """A command at work, in a session of its own."""
@@ -82,14 +73,14 @@ def begun(command: tuple[object, ...], scratch: Path, has_begun: Callable[[], bo
     )
     with process:
         try:
-            assert until(lambda: has_begun() or process.poll() is not None, BEGUN_S) is not None
+            assert eventually(lambda: has_begun() or process.poll() is not None, BEGUN_S)
             assert process.poll() is None, process.communicate()[1]
             yield Tree(process, scratch)
         finally:
             for pid in (*descendants_of(process.pid), process.pid):
-                if process.poll() is None:
-                    os.kill(pid, signal.SIGKILL)
-            process.kill()
+                with suppress(ProcessLookupError):  # its own parent may end it meanwhile
+                    if process.poll() is None:
+                        os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture
@@ -156,6 +147,11 @@ def command_of(pid: int) -> bytes:
         return b""
 
 
+def ranks_of(pid: int) -> list[int]:
+    """The processes that it has forked: other helpers run commands of their own."""
+    return sorted(child for child in descendants_of(pid) if command_of(child) == command_of(pid))
+
+
 def all_gone(pids: frozenset[int]) -> bool:
     return not pids & parents().keys()
 
@@ -166,13 +162,13 @@ def killed_alone(tree: Tree) -> None:
     assert started
     os.kill(tree.process.pid, signal.SIGKILL)
     tree.process.wait()
-    assert until(lambda: all_gone(started), GONE_S) is not None, [command_of(pid) for pid in started]
-    assert until(lambda: tree.folders() == [], GONE_S) is not None, tree.folders()
+    assert eventually(lambda: all_gone(started), GONE_S), [command_of(pid) for pid in started]
+    assert eventually(lambda: tree.folders() == [], GONE_S), tree.folders()
 
 
 def test_ranks_of_a_killed_run_are_gone_with_their_folder_the_stopped_one_too(plan):
     with running(plan) as tree:
-        os.kill(max(pid for pid in tree.descendants() if b"rm -rf" not in command_of(pid)), signal.SIGSTOP)
+        os.kill(ranks_of(tree.process.pid)[-1], signal.SIGSTOP)
         killed_alone(tree)
 
 
@@ -207,7 +203,7 @@ def test_a_run_that_is_asked_to_end_says_how_far_it_came(plan):
     with running(plan) as tree:
         started = tree.descendants()
         os.kill(tree.process.pid, signal.SIGTERM)
-        _, said = tree.process.communicate(timeout=20)
+        _, said = tree.process.communicate(timeout=PATIENCE_S)
         assert tree.process.returncode == 143
         assert "Traceback" not in said
         assert "workbench: the run ends after" in said
@@ -221,12 +217,11 @@ def test_a_run_that_is_asked_to_end_says_how_far_it_came(plan):
 
 
 def test_ranks_under_torchrun_that_are_asked_to_end_do_not_wait_for_each_other(two_ranks):
-    """Its agent would kill them after 30 s."""
     with torchrun(two_ranks) as tree:
         started = tree.descendants()
         start_s = time.monotonic()
         os.kill(tree.process.pid, signal.SIGTERM)
-        _, said = tree.process.communicate(timeout=60)
+        _, said = tree.process.communicate(timeout=PATIENCE_S)
         assert time.monotonic() - start_s < ASKED_S
         assert all_gone(started)
         assert "ended by SIGTERM" in said

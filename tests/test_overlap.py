@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cost_models import LLAMA_8B, block, causal
-from workbench.cost.beside import left_s
+from workbench.cost.beside import left_s, lost_s
 from workbench.cost.collectives import Collective
 from workbench.cost.execution import ActivationCut, Execution, SavedInput
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.overlap import Machine, Pair, added_kernels, exposed_s, pairs_of
-from workbench.cost.profile import ideal_profile
+from workbench.cost.profile import Direction, ideal_profile
 from workbench.cost.roofline import Gemm, Grid, gemm_of, placed_messages
 from workbench.model.layer import Matmul, Shard
 from workbench.model.module_layers import lm_head, token_embedding
@@ -77,8 +77,43 @@ def test_a_remap_is_one_pass_over_the_tensor():
     moved = replace(pair, remapped_elements=7.0)
     assert exposed_s(moved, 2, machine()) == pytest.approx(exposed_s(pair, 2, machine()) + 7.0)
     assert exposed_s(moved, 1, machine()) == exposed_s(pair, 1, machine())  # nothing is out of order
-    assert added_kernels([moved, pair], 3) == 2 + 2 + 1
-    assert added_kernels([moved, pair], 1) == 0
+    assert added_kernels([moved, pair], Execution(overlap_pieces=3)) == 2 + 2 + 1
+    assert added_kernels([moved, replace(pair, is_of_sums=True)], Execution(sum_pieces=3)) == 2
+    assert added_kernels([moved, pair], Execution()) == 0
+
+
+@given(st.floats(0.1, 10), st.floats(0.1, 10), st.integers(2, 9))
+def test_products_beside_collectives_of_the_same_processors_are_longer(
+    rows: float, num_bytes: float, pieces: int
+):
+    """All but one piece of each lie side by side."""
+    pair = Pair(kind=Collective.ALL_REDUCE, num_bytes=num_bytes, products=(Gemm(rows, 1, 0.5),))
+    slowed = exposed_s(pair, pieces, replace(machine(), lost_s=lost_s))
+    beside_s = (pieces - 1) * lost_s(num_bytes / pieces, rows / pieces)
+    assert slowed == pytest.approx(exposed_s(pair, pieces, machine()) + beside_s)
+
+
+@pytest.mark.parametrize("pieces", [2, 4])
+def test_sums_in_pieces_shorten_a_layer_by_what_two_machines_save(pieces: int):
+    layer, work, link = block(LLAMA_8B), causal(8192), Link(name="card", bytes_per_s=1e8, latency_s=1e-6)
+    cost = CostModel(ideal_profile())
+    cut = cost.executed(Execution(sum_pieces=pieces))
+    whole, divided = (
+        model.layer_time(layer, work, tp=GRID.tp, cp=1, precision="bfloat16", link=link)
+        for model in (cost, cut)
+    )
+    expected_s = 0.0
+    for pair in pairs_of(layer, work, GRID, 2, ActivationCut.WHOLE).forward:
+        (gemm,) = pair.products
+        product_s = cost.product_s(gemm._replace(m=gemm.m / pieces), Direction.FORWARD, "bfloat16")[0]
+        sum_s = cost.collectives.seconds(pair.kind, pair.num_bytes / pieces, GRID.tp, link)
+        together_s = two_machines_s(product_s, sum_s, pieces) + (pieces - 1) * lost_s(sum_s, product_s)
+        apart_s = cost.product_s(gemm, Direction.FORWARD, "bfloat16")[0]
+        apart_s += cost.collectives.seconds(pair.kind, pair.num_bytes, GRID.tp, link)
+        expected_s += apart_s - together_s
+    assert expected_s > 0
+    assert whole.forward_s - divided.forward_s == pytest.approx(expected_s)
+    assert divided.input_grad_s == whole.input_grad_s  # an all-reduce in front of products stays whole
 
 
 @pytest.mark.parametrize("cut", list(ActivationCut))
@@ -94,6 +129,11 @@ def test_every_product_that_is_cut_runs_beside_collectives(cut: ActivationCut):
     assert sorted(forward) == sorted([*closing, *(opening if both else [])])
     gradients = [gemm.input_grad for gemm in [*opening, *(closing if both else [])]]
     assert sorted(backward) == sorted(gradients)
+    assert sorted(gemm for pair in pairs.forward if pair.is_of_sums for gemm in pair.products) == sorted(
+        closing
+    )
+    back = sorted(gemm for _, pair in pairs.backward if pair.is_of_sums for gemm in pair.products)
+    assert back == sorted(gemm.input_grad for gemm in closing if both)
 
 
 @pytest.mark.parametrize("cut", list(ActivationCut))

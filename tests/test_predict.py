@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sim.predict import iteration_s
 from sim.step.sweep import Sweep
 from tests.command_line import accept, workbench
-from workbench.cost.execution import Execution, Launch, load_execution, write_execution
+from workbench.cost.execution import ActivationCut, Execution, Launch, load_execution, write_execution
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Item, Sample
@@ -220,6 +220,9 @@ def test_executions_survive_their_file(tmp_path):
     assert load_execution(tmp_path / "run.json") == run
     (tmp_path / "run.json").write_text('{"matmul_rat": 1}')
     with pytest.raises(ValueError, match=r"matmul_rat.*fields: .*matmul_rate"):
+        load_execution(tmp_path / "run.json")
+    write_execution(replace(run, activations=ActivationCut.SEQUENCE), tmp_path / "run.json")
+    with pytest.raises(ValueError, match="activations: 'sequence' is for the plan to say"):
         load_execution(tmp_path / "run.json")
 
 

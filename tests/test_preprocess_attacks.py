@@ -22,6 +22,7 @@ from runtime.preprocess.server import MOST_BAD, Server
 from runtime.preprocess.server_settings import ServerSettings
 from runtime.preprocess.stream import Malformed
 from tests.preprocess_service import RULE, WAIT_S, Running, loading, serving
+from tests.waiting import eventually
 
 STATUS_S = 0.1  # what is promised; alone it takes about a millisecond
 
@@ -184,10 +185,16 @@ def test_the_status_is_told_before_what_came_earlier_and_is_long(still, monkeypa
     with zmq.Context() as context, peer(still) as asking:
         shouting = shout(context, still.address, NOISES["long headers"])
         asking.send(message(kind="status"))
-        time.sleep(0.5)  # all of it has arrived
-        while not asking.poll(0):
-            still.turn()
-        assert heard[0] < 100
+        received, letters = still._doorway.received, list[Letter]()
+
+        def have_arrived() -> bool:
+            letters.extend(received(0.1))
+            return len(letters) == 1 + len(shouting) * (MOST_BAD - 1)
+
+        assert eventually(have_arrived)
+        monkeypatch.setattr(still._doorway, "received", lambda wait_s: iter(letters))
+        still.turn()
+        assert heard[0] < 100 < heard[1]
         for each in shouting:
             each.close(linger=0)
 

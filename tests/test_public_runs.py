@@ -75,6 +75,27 @@ def test_numbers_hold_of_the_releases_they_are_said_of():
     assert fitted_numbers({**cells, "gpu": "H100", "experts": "", "release": "25.11"}) == {}
 
 
+@pytest.mark.parametrize(
+    ("model", "gpu", "precision", "release", "recompute", "overlap"),
+    [
+        ("DeepSeekV3", "H100", "fp8", "25.09", "mla_up_proj+mlp", "yes"),
+        ("DeepSeek_V3", "GB200", "mxfp8", "26.02", "mla_up_proj", "no"),
+        ("DeepSeek_V3", "GB300", "nvfp4", "26.08", "none", "no"),
+        ("DeepSeek_V3", "B200", "mxfp8", "26.08", "mla_up_proj", "yes"),
+        ("Kimi_K2", "H100", "fp8", "26.08", "mla_up_proj+mlp", "no"),
+        ("GPT_OSS_120B", "GB200", "mxfp8", "26.06", "norm+moe_act", "yes"),
+        ("GPT_OSS_120B", "GB300", "bf16", "26.06", "none", "no"),
+        ("Qwen3_30B_a3B", "GB300", "mxfp8", "26.08", "none", "no"),
+    ],
+)
+def test_models_run_as_their_recipes_say(
+    model: str, gpu: str, precision: str, release: str, recompute: str, overlap: str
+):
+    told = {"framework": "Megatron-Bridge", "model": model, "gpu": gpu, "precision": precision}
+    cells = filled({**told, "release": release})
+    assert (cells["recompute"], cells["moe_overlap"]) == (recompute, overlap)
+
+
 def test_a_host_that_waits_adds_to_both_passes_of_a_layer_with_experts():
     row = next(row for row in ROWS if row.cells.get("experts") and row.unscorable is None)
     plain = replace(read_row(row.cells), fitted=())

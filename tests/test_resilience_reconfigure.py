@@ -13,7 +13,7 @@ from workbench.elastic.chain import LayerChain
 from workbench.elastic.copies import Copy, _stripes, busiest_bytes, copies_between, copying_s
 from workbench.elastic.exact_mapping import exact_templates
 from workbench.elastic.instantiate import fastest
-from workbench.elastic.layout import Layout, first_layout, held_layers
+from workbench.elastic.layout import NodeLayout, first_layout, held_layers
 from workbench.elastic.node_specification import NodeSpecification, TemplateSet
 from workbench.elastic.reconfigure import CannotContinueError, StepKind, join, survive
 
@@ -56,7 +56,7 @@ def some_sizes(planned: TemplateSet, num_nodes: int, rng: random.Random) -> list
     return sizes
 
 
-def check(planned: TemplateSet, before: Layout, lost: set[str], after, layer_bytes):
+def check(planned: TemplateSet, before: NodeLayout, lost: set[str], after, layer_bytes):
     """All survivors work, every pipeline has a template, and everyone gets what it lacks."""
     survivors = {n for p in before.pipelines for n in p} - lost
     assert {n for p in after.layout.pipelines for n in p} == survivors
@@ -162,7 +162,7 @@ def test_a_node_that_waits_takes_the_place_of_a_lost_one():
     assert [s.kind for s in after_loss((4, 2), ["n0"], spares=["x"]).steps] == [StepKind.SIMPLE]
 
 
-def least_copied(planned: TemplateSet, before: Layout, lost: str, layer_bytes) -> int:
+def least_copied(planned: TemplateSet, before: NodeLayout, lost: str, layer_bytes) -> int:
     """Brute force over every pipeline that can lend a node, and every order of all nodes."""
     smallest, had = planned.specification.smallest, held_layers(planned, before)
     sizes = [len(pipeline) - (lost in pipeline) for pipeline in before.pipelines]
@@ -270,8 +270,8 @@ def test_join_takes_everyone_in(sizes):
         pytest.param(lambda: after_loss((4, 4), ["n1", "n1"]), "2 times at once", id="twice"),
         pytest.param(lambda: after_loss((2, 2), ["n0"], faults=1), "need 4: training stops", id="below"),
         pytest.param(lambda: after_loss((2, 2, 2), ["n0", "n2", "n4"]), "held layer 0 are lost", id="dead"),
-        pytest.param(lambda: Layout(pipelines=(("a", "b"), ("b",))), "in 2 places", id="two-places"),
-        pytest.param(lambda: Layout(pipelines=((),)), "one node or more", id="empty"),
+        pytest.param(lambda: NodeLayout(pipelines=(("a", "b"), ("b",))), "in 2 places", id="two-places"),
+        pytest.param(lambda: NodeLayout(pipelines=((),)), "one node or more", id="empty"),
         pytest.param(lambda: first_layout(["a"], (2,)), "there are 1", id="sizes"),
         pytest.param(
             lambda: join(planned_for(8, 0, 2), first_layout(["a", "b"], (2,)), ["a"], (3,), (1,) * 64),

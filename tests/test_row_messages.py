@@ -16,6 +16,7 @@ from workbench.llm_table.columns import read_row
 from workbench.llm_table.llm_row import LlmRow
 from workbench.llm_table.predict import RowPredictor, prices_of, with_replicas
 from workbench.llm_table.row_plan import plan_of
+from workbench.model.layer import Shard
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered, Route
 from workbench.plan.optimizer_shards import optimizer_shards
@@ -79,6 +80,21 @@ def test_scattered_messages_are_gathered_in_front_of_the_pass_that_reads_them():
     assert added["1F0"] == pytest.approx(gather_s)
     assert added["0B0"] == pytest.approx(gather_s)
     assert added["0F0"] == added["1B0"] == 0
+
+
+def test_ranks_that_share_tokens_add_up_gradients_of_norms():
+    """Of weights that all of them hold whole: two norms a block, and the head's; float32 gradients."""
+    prices, whole = weight_prices(row(tp=4, pp=2, dp=2, sequence_parallel="yes", grad_precision="fp32"))
+    alone, _ = weight_prices(row(tp=4, pp=2, dp=2, grad_precision="fp32"))
+    last = whole.groups[0]
+    layers = [whole.plan.model.modules[0].layers[weights.layer] for weights in last.weights]
+    num_norms = sum(
+        p.num_elements for layer in layers for p in layer.parameters() if p.shard is Shard.REPLICATED
+    )
+    action = next(each for each, groups in whole.reductions.items() if 0 in groups)
+    added_s = prices.reduce_s(action, last.ranks) - alone.reduce_s(action, last.ranks)
+    ranks = next(row for stage in whole.plan.stages for row in stage.ranks if last.ranks[0] in row)
+    assert added_s == pytest.approx(prices.collective_s(Collective.ALL_REDUCE, 4 * num_norms, ranks))
 
 
 def test_shared_tokens_need_no_gather():

@@ -24,6 +24,7 @@ MODELS = st.sampled_from(
         DENSE | {"architecture": "gpt", "kv_heads": 16},
         DENSE | {"architecture": "vit", "kv_heads": 16, "vocab": 1000},
         DENSE | {"architecture": "t5", "kv_heads": 16},
+        DENSE | {"architecture": "dit", "kv_heads": 16, "patch": 2, "vocab": 1000},
     ]
 )
 LAYOUTS = st.sampled_from(
@@ -70,6 +71,19 @@ def test_recomputation_takes_time_and_saves_memory(model, layout, gpu):
 def test_narrow_products_are_never_slower(model, layout):
     wide, narrow = (predicted(model, layout, {"gpu": "B200", "precision": name}) for name in ("bf16", "fp8"))
     assert narrow.iteration_s <= wide.iteration_s * (1 + 1e-9)
+
+
+@given(gpu=DEVICES, capacity=st.sampled_from([1.0, 1.25, 2.0, 4.0]), ep=st.sampled_from([1, 2, 8]))
+@few
+def test_rows_of_experts_are_not_free_and_take_at_most_in_proportion_to_their_capacity(gpu, capacity, ep):
+    """Everything else is as it was, and larger products are no slower a row."""
+    shape = DENSE | {"experts": 8, "topk": 2, "expert_ffn": 8192}
+    layout = {"dp": 8, "ep": ep, "gpu": gpu}
+    bare, one, more = (
+        predicted(shape, layout, {"capacity": times * capacity}).iteration_s for times in (1, 2, 3)
+    )
+    assert bare < one < 2 * bare
+    assert one < more < 1.5 * one
 
 
 @pytest.mark.parametrize(("gpus", "size"), [(256, 64), (576, 72), (64, 72), (80, 40)])

@@ -18,6 +18,7 @@ from workbench.job.job_file import parse_spec
 from workbench.job.machines import cost_of
 from workbench.model.block_modules import BlockModule
 from workbench.plan.codec import read_plan, write_plan
+from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
 from workbench.plan.plan import Plan
 from workbench.plan.runnable import check_runnable
@@ -285,3 +286,13 @@ profile: H100
 """
     with pytest.raises(ValueError, match=r"cp must divide the 2 key/value heads of .*, got cp = 3; want 2"):
         job_from_spec(parse_spec(said), folder=tmp_path)
+
+
+def test_tokens_that_stages_hand_on_in_parts_are_priced_and_not_run(tmp_path):
+    made = planned(tmp_path, LLAMA, SIGLIP, tp=2)
+    check_runnable(made)
+    parts = replace(made, settings=replace(made.settings, kernels=Kernels.MEGATRON_SEQUENCE))
+    with pytest.raises(
+        ValueError, match="'vision': kernels 'megatron-sequence' are priced, and not run over tp 2"
+    ):
+        check_runnable(parts)

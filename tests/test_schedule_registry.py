@@ -10,7 +10,7 @@ from tests.oracles import passes_read, timed
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind, rank_block, usual
 from workbench.schedule.programs import programs_of
-from workbench.schedule.spec import Layout
+from workbench.schedule.spec import StagePlacement
 
 PARAMETERS = {"memory_limit": 3, "window": 2, "run_ahead": 1, "offload": True}
 
@@ -61,7 +61,7 @@ def test_stages_lie_round_the_ranks_or_in_a_v(kind, num_ranks):
     num_stages = num_ranks * schedule.virtual_stages
     blocks = [rank_block(schedule, place, num_stages) for place in range(num_stages)]
     there = list(range(num_ranks))
-    vee = kind.spec.layout is Layout.VEE
+    vee = kind.spec.layout is StagePlacement.VEE
     assert blocks == (there + there[::-1] if vee else there * schedule.virtual_stages)
 
 

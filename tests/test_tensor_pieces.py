@@ -1,5 +1,6 @@
 """Products that run beside their own sums, piece by piece: what is under way when, and parity."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -13,8 +14,9 @@ from runtime.world.pool import Pool
 from tests.test_parity import assert_same
 from tests.test_tensor_parallel import CONFIGS, text_plan
 from tests.test_tensor_sequence import sequence_parallel
+from workbench.cost.execution import Execution
 from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
+from workbench.cost.profile import ideal_profile
 from workbench.plan.build import with_programs
 from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute
@@ -93,11 +95,14 @@ def test_ranks_that_split_tokens_in_pieces_train_as_one_process(
     assert_same(in_pieces(plan, pieces, recompute), pool, Precision.FLOAT64)
 
 
-def test_a_price_says_that_it_is_of_one_piece() -> None:
-    plan, cost = text_plan(CONFIGS["llama"], (0, 1)), CostModel(load_profile("A100-80GB"))
-    whole, cut = (price(lower(in_pieces(plan, pieces)), cost) for pieces in (1, 2))
-    assert set(cut.unmeasured) - set(whole.unmeasured) == {"collective_pieces of llm: priced as one piece"}
-    assert cut.durations_s.keys() == whole.durations_s.keys()
+@pytest.mark.parametrize("cut", [lambda plan: plan, sequence_parallel])
+def test_a_price_is_of_sums_beside_products(cut: Callable[[Plan], Plan]) -> None:
+    """As a machine's whose row-cut products all run in pieces; nothing new is unmeasured."""
+    plan, cost = cut(text_plan(CONFIGS["llama"], (0, 1))), CostModel(ideal_profile())
+    whole, two = (price(lower(in_pieces(plan, pieces)), cost) for pieces in (1, 2))
+    assert two.unmeasured == whole.unmeasured
+    assert two.durations_s != whole.durations_s
+    assert two.durations_s == price(lower(plan), cost.executed(Execution(sum_pieces=2))).durations_s
 
 
 def test_threads_of_an_emulation_run_in_pieces_too() -> None:

@@ -125,6 +125,9 @@ def test_borders_stand_where_all_tokens_are_needed() -> None:
         (1, 2, 3), (1, 2), (1, 3)
     )
     assert token_borders(plan, plan.stages[1]) == TokenBorders()
+    megatron = replace(plan, settings=Settings(kernels=Kernels.MEGATRON_SEQUENCE))
+    assert token_borders(megatron, first) == TokenBorders(divided=tuple(range(cut)))
+    assert token_borders(megatron, plan.stages[1]) == TokenBorders()
 
 
 class Noting(TensorGroup):

@@ -21,7 +21,7 @@ from experiments.oobleck.chaos_job import elastic_job
 from runtime.elastic.job import ElasticJob
 from runtime.elastic.prepared import prepare, read_prepared
 from runtime.elastic.replan import after_loss, start_layout, write_plan
-from workbench.elastic.layout import Layout
+from workbench.elastic.layout import NodeLayout
 from workbench.plan.plan import Sharding
 
 NODES = tuple(f"node{number}" for number in range(8))
@@ -35,7 +35,7 @@ def jobs() -> dict[str, ElasticJob]:
     return {"whole": whole, "sharded": replace(halves, sharding=Sharding.PARAMETERS)}
 
 
-def changes(job: ElasticJob) -> Iterator[tuple[Layout, tuple[str, ...], tuple[str, ...]]]:
+def changes(job: ElasticJob) -> Iterator[tuple[NodeLayout, tuple[str, ...], tuple[str, ...]]]:
     """(layout, lost, joining) of every change that is timed."""
     layout = start_layout(job, NODES)
     yield from ((layout, (node,), ()) for node in NODES)
@@ -52,7 +52,7 @@ def timed(do: Callable[[], object]) -> float:
 def measure(job: ElasticJob, rounds: int, folder: Path) -> tuple[list[float], list[float]]:
     """Seconds to plan anew and to look up, of every change in every round."""
     anew_s, found_s = [], []
-    folders: dict[Layout, Path] = {}
+    folders: dict[NodeLayout, Path] = {}
     for layout, _, _ in changes(job):
         if layout not in folders:
             folders[layout] = folder / f"layout{len(folders)}"

@@ -35,7 +35,7 @@ from runtime.rank_job import Collect, RunSettings
 from runtime.state.checkpoint import Begin, checkpoints_in
 from runtime.state.checkpoint_files import PART, check_whole, clear_parts, identity_of
 from runtime.state.tensor_files import MANIFEST
-from workbench.elastic.layout import Layout
+from workbench.elastic.layout import NodeLayout
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 
@@ -57,7 +57,7 @@ class Killed:
 def job_plan() -> Lowered:
     """Two stages, twice."""
     job = elastic_job(4, layers_per_rank=4)
-    return lower(plan_step(job, Layout(pipelines=(("a", "b"), ("c", "d"))), job.batch(0)))
+    return lower(plan_step(job, NodeLayout(pipelines=(("a", "b"), ("c", "d"))), job.batch(0)))
 
 
 def run_job(lowered: Lowered, settings: RunSettings, folder: Path, pipe: Connection) -> None:

@@ -135,7 +135,7 @@ class Bench:
             for pair in every
         )
         gap_s = self._cost.execution.kernel_gap_s or 0.0
-        return serial_s / (serial_s - saved_s + gap_s * added_kernels(paid, pieces))
+        return serial_s / (serial_s - saved_s + gap_s * added_kernels(paid, Execution(overlap_pieces=pieces)))
 
     def remap_fraction(self, llm: str, tp: int) -> float:
         """Remaps of an iteration over all of it, nominally."""

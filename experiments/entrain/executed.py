@@ -57,6 +57,7 @@ from workbench.whole_file import write_text
 
 OUT = Path("out/entrain_executed")
 ROUNDS = 30
+EMULATED_ROUNDS, EMULATED_STEPS = 4, 3  # a step takes the time of all ranks
 NUM_SAMPLES, MICROBATCH_SAMPLES = 48, 2
 TEXT_ONLY = 3  # every third sample
 CORPUS, SEED = "synthchartnet-like", 1
@@ -195,8 +196,7 @@ def run(out: Path, rounds: int, ranks: Ranks = TWO, *, is_quiet: bool) -> dict[s
         chosen = cases(profile, link, ranks)
         predicted = tuple(predict(case, profile) for case in chosen)
         write_predictions(predicted, out)
-        each, steps = (1, rounds) if ranks.emulated else (rounds, 1)
-        runs = Runs(out, rounds=each, steps=steps, pool=pool)
+        runs = Runs(out, rounds=rounds, steps=EMULATED_STEPS if ranks.emulated else 1, pool=pool)
         with ticking("plans", None, quiet=is_quiet) as ticker:
             runs.execute(predicted, ticker.at)
     if runs.left_out:
@@ -263,7 +263,7 @@ def lines(result: Mapping[str, Any]) -> list[str]:
 def main() -> int:
     """0 when the claim holds, 1 when not, 2 for bad input."""
     parser = command_line(__doc__)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--rounds", type=int, help=f"default {ROUNDS}, emulated {EMULATED_ROUNDS}")
     parser.add_argument("--resume", action="store_true", help="go on with what lies in the folder")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--stages", type=int, default=TWO.stages, help="of each module (default 1)")
@@ -272,15 +272,17 @@ def main() -> int:
     if not 1 <= given.stages <= MOST_STAGES:
         parser.error(f"--stages must be from 1 to {MOST_STAGES}, got {given.stages}")
     ranks = Ranks(stages=given.stages, emulated=given.emulate)
-    if given.rounds < 2:
-        parser.error(f"--rounds must be >= 2 for an interval, got {given.rounds}")
+    usual = EMULATED_ROUNDS if ranks.emulated else ROUNDS
+    rounds = usual if given.rounds is None else given.rounds
+    if rounds < 2:
+        parser.error(f"--rounds must be >= 2 for an interval, got {rounds}")
     if not given.resume:
         shutil.rmtree(given.out / "runs", ignore_errors=True)
         for name in ("measurement.json", "predictions.json", "runs.jsonl"):
             (given.out / name).unlink(missing_ok=True)
-    result = run(given.out, given.rounds, ranks, is_quiet=given.json)
+    result = run(given.out, rounds, ranks, is_quiet=given.json)
     print("\n".join(lines(result)))
-    if given.rounds >= ROUNDS:
+    if rounds >= usual:
         write_text(json.dumps(result, indent=1) + "\n", path_of(ranks))
     if given.json:
         print(json.dumps(result))

@@ -86,7 +86,7 @@ def rehearse(
         ValueError: a plan that is judged too, or one that did not run.
     """
     told = {plan_hash(case.plan) for case in judged}
-    profile = replace(profile, in_pipeline=())
+    profile = replace(profile, in_pipeline=(), without_messages=())
     predicted = [predict(case, profile) for case in every]
     both = next((one for one in predicted if one.plan_hash in told), None)
     if both is not None:

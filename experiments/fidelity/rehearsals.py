@@ -13,7 +13,6 @@ from experiments.fidelity.cases import (
     text_work,
     three_work,
 )
-from experiments.fidelity.divided import as_shared_weights
 from experiments.fidelity.work import LLM, Cuts, plan_of, this_machine
 from workbench.cost.hardware import Link
 from workbench.schedule.choice import Schedule, ScheduleKind
@@ -29,6 +28,7 @@ def rehearsals(link: Link, machine: Machine | None = None) -> tuple[Case, ...]:
     three, lengths, long = three_work(), mixed_lengths_work(), long_work(LONG_TOKENS[0])
     two = (2,) * 4
     replicas: list[Cuts] = [{LLM: ((8, (rank,)),)} for rank in range(PAIR)]
+    whole: list[Cuts] = [{"vision": ((6, (rank,)),), LLM: ((6, (rank,)),)} for rank in range(PAIR)]
     beside: Cuts = {"vision": ((6, (0,)),), LLM: ((3, (0,)), (3, (1,)))}
     both: Cuts = {"vision": ((6, (0,)),), "audio": ((4, (1,)),), LLM: ((2, (0,)), (3, (1,)))}
     split = Schedule(kind=ScheduleKind.ZB_H1)
@@ -36,10 +36,7 @@ def rehearsals(link: Link, machine: Machine | None = None) -> tuple[Case, ...]:
         "6 | 2 layers, 4 microbatches": (text, plan_of(text, cluster, halves(6, 8), samples=two)),
         "6 | 2 layers, 8 microbatches": (text, plan_of(text, cluster, halves(6, 8), samples=(1,) * 8)),
         "2 replicas, 2 microbatches": (text, plan_of(text, cluster, replicas, samples=(4, 4))),
-        "weights sharded, 3 + 3 + 1 + 1 samples": (
-            text,
-            plan_of(text, cluster, replicas, samples=(3, 3, 1, 1), divided=as_shared_weights),
-        ),
+        "2 replicas with encoders": (images, plan_of(images, cluster, whole, samples=(2, 2, 1, 1))),
         "zb-h1, 5 | 3 layers": (text, plan_of(text, cluster, halves(5, 8), samples=two, schedule=split)),
         "encoder + 3 | 3": (images, plan_of(images, cluster, beside, samples=(1,) * 6)),
         "encoder + 3 | 3, projector": (frozen, plan_of(frozen, cluster, beside, samples=(1,) * 6)),

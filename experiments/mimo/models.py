@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness.record import RESULTS
-from workbench.cost.execution import ActivationCut, Execution, KeyTravel
+from workbench.cost.execution import Execution, KeyTravel
 from workbench.cost.hardware import Cluster, Node, uniform
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
@@ -121,9 +121,8 @@ def job_of(workload: Workload, assumed: Assumptions, copies: int = 1) -> Job:
 
 @cache
 def machine() -> CostModel:
-    """H100s; sequence parallelism cuts what tensor parallelism leaves whole, keys travel in a ring."""
-    execution = Execution(activations=ActivationCut.SEQUENCE, keys=KeyTravel.BEHIND)
-    return CostModel(load_profile(PROFILE), execution)
+    """H100s, between which keys travel in a ring."""
+    return CostModel(load_profile(PROFILE), Execution(keys=KeyTravel.BEHIND))
 
 
 @cache

@@ -23,7 +23,7 @@ from itertools import count, pairwise
 from pathlib import Path
 
 from experiments.harness.command import command_line
-from experiments.harness.outcome import Evidence, Outcome, outcome_of
+from experiments.harness.outcome import About, Evidence, Outcome, outcome_of
 from experiments.harness.script import finished
 from experiments.oobleck.chaos_job import elastic_job
 from experiments.oobleck.chaos_killer import RECOVERY, Kill, Killer, Shot, Target
@@ -42,6 +42,7 @@ PATIENCE_S = 1.0
 JOIN_RATE, WARN_RATE = 0.85, 0.15
 REL_TOL = 1e-5  # of a loss in float32
 REPLANNING_GOAL_S = 0.1
+LOOK_UP_GOAL_S = 0.01  # of a plan that was made beside training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +198,7 @@ def chaos_evidence(job: ElasticJob, ordeal: Ordeal, smooth: Sequence[float]) -> 
         "joined": sum(len(change.joined) for change in ordeal.changes),
         "recoveries": len(ordeal.recoveries),
         "recoveries_of_several_nodes": sum(len(change.lost) > 1 for change in ordeal.recoveries),
+        "recoveries_prepared": sum(change.is_prepared for change in ordeal.recoveries),
         "recoveries_disturbed": sum(change.attempts > 1 for change in ordeal.recoveries),
         "starts_disturbed": len(ordeal.disturbed_starts),
         "refusals_too_few_nodes": too_few,
@@ -220,6 +222,13 @@ def chaos_evidence(job: ElasticJob, ordeal: Ordeal, smooth: Sequence[float]) -> 
     evidence.claim(
         f"replanning takes < {REPLANNING_GOAL_S:g} s (p95 {slowest:.3f});", slowest < REPLANNING_GOAL_S
     )
+    looked_up = evidence.ours.get("look_up_p95_s")
+    if looked_up is not None:
+        evidence.claim(
+            f"a plan made beside training is looked up in < {LOOK_UP_GOAL_S:g} s (p95 {looked_up:.4f});",
+            looked_up < LOOK_UP_GOAL_S,
+            About.METHODS,
+        )
     evidence.notes.append("executed, not simulated: 16 processes share the cores of this machine")
     return evidence
 
@@ -236,6 +245,9 @@ def _times(ordeal: Ordeal) -> dict[str, float]:
         "detection": [max(0.0, change.noticed_s - start_s) for start_s, change in single],
         "stopping": [change.stopped_s - change.noticed_s for _, change in single],
         "planning": [change.planning_s / change.attempts for change in ordeal.recoveries],
+        "look_up": [
+            change.planning_s for change in ordeal.recoveries if change.is_prepared and change.attempts == 1
+        ],
         "groups": [change.groups_s for change in ordeal.recoveries],
         "copying": [change.copying_s for change in ordeal.recoveries],
         "recovery": [change.ready_s - start_s for start_s, change in single],

@@ -17,7 +17,7 @@ from experiments.harness.outcome import Evidence
 from experiments.harness.script import Parts, main, script
 from workbench.elastic.chain import LayerChain
 from workbench.elastic.exact_mapping import exact_templates
-from workbench.elastic.layout import Layout, first_layout, held_layers
+from workbench.elastic.layout import NodeLayout, first_layout, held_layers
 from workbench.elastic.node_specification import NodeSpecification, TemplateSet
 from workbench.elastic.reconfigure import CannotContinueError, Reconfiguration, survive
 from workbench.elastic.template import Template
@@ -35,7 +35,7 @@ def templates_from(smallest: int) -> dict[int, Template]:
     return exact_templates(chain, 1, range(smallest, MOST_NODES + 1))
 
 
-def is_valid(planned: TemplateSet, before: Layout, lost: set[str], after: Reconfiguration) -> bool:
+def is_valid(planned: TemplateSet, before: NodeLayout, lost: set[str], after: Reconfiguration) -> bool:
     """All survivors work in pipelines that have templates, and hold or get all their layers."""
     specification = planned.specification
     survivors = {node for pipeline in before.pipelines for node in pipeline} - lost

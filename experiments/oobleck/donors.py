@@ -24,7 +24,7 @@ from experiments.harness.script import Parts, main, script
 from experiments.oobleck.modelled import FAULTS, STATE_BYTES, chain, graph
 from experiments.oobleck.systems import MOST_NODES
 from workbench.elastic.copies import Copy, busiest_bytes, holders_of
-from workbench.elastic.layout import Layout, first_layout, held_layers
+from workbench.elastic.layout import NodeLayout, first_layout, held_layers
 from workbench.elastic.node_specification import TemplateSet, plan_templates
 from workbench.elastic.reconfigure import StepKind, survive
 
@@ -80,7 +80,7 @@ def failures() -> Iterator[Failure]:
                 yield _failure(planned, before, lost, layer_bytes)
 
 
-def _drawn(planned: TemplateSet, rng: random.Random) -> tuple[Layout, str]:
+def _drawn(planned: TemplateSet, rng: random.Random) -> tuple[NodeLayout, str]:
     """A layout in which the pipeline of a lost node has to borrow, and can."""
     specification = planned.specification
     while True:
@@ -95,7 +95,7 @@ def _drawn(planned: TemplateSet, rng: random.Random) -> tuple[Layout, str]:
     return before, rng.choice(rng.choice(short))
 
 
-def _failure(planned: TemplateSet, before: Layout, lost: str, layer_bytes: Sequence[int]) -> Failure:
+def _failure(planned: TemplateSet, before: NodeLayout, lost: str, layer_bytes: Sequence[int]) -> Failure:
     after = survive(planned, before, [lost], layer_bytes)
     assert any(step.kind is StepKind.BORROW for step in after.steps)
     return Failure(
@@ -134,19 +134,19 @@ def whole_layers(copies: Sequence[Copy], holders: Sequence[Sequence[str]]) -> li
 
 
 def copied_bytes(
-    planned: TemplateSet, before: Layout, pipelines: Pipelines, layer_bytes: Sequence[int]
+    planned: TemplateSet, before: NodeLayout, pipelines: Pipelines, layer_bytes: Sequence[int]
 ) -> int:
     """To be copied where these nodes hold these places."""
     had = held_layers(planned, before)
     return sum(
         layer_bytes[layer]
-        for node, layers in held_layers(planned, Layout(pipelines=pipelines)).items()
+        for node, layers in held_layers(planned, NodeLayout(pipelines=pipelines)).items()
         for layer in layers
         if layer not in had[node]
     )
 
 
-def borrowings(planned: TemplateSet, before: Layout, lost: str) -> Iterator[Pipelines]:
+def borrowings(planned: TemplateSet, before: NodeLayout, lost: str) -> Iterator[Pipelines]:
     """Every way to borrow one node; all others keep their order."""
     left = [tuple(node for node in nodes if node != lost) for nodes in before.pipelines]
     broken = next(place for place, nodes in enumerate(before.pipelines) if lost in nodes)
@@ -160,7 +160,7 @@ def borrowings(planned: TemplateSet, before: Layout, lost: str) -> Iterator[Pipe
                     yield tuple(after)
 
 
-def last_of_largest(before: Layout, lost: str) -> Pipelines:
+def last_of_largest(before: NodeLayout, lost: str) -> Pipelines:
     """The last node of the largest pipeline, the later of equal ones, at the end of the one that lost."""
     left = [tuple(node for node in nodes if node != lost) for nodes in before.pipelines]
     broken = next(place for place, nodes in enumerate(before.pipelines) if lost in nodes)

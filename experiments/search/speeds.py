@@ -52,7 +52,7 @@ def rate_of(case: Case, candidates: int, *, seed: int, limit_s: float) -> dict[s
     job = job_of(case)
     cost = CostModel(load_profile(PROFILE))
     scope = Scope(seed=seed, planners={START: PLANNERS[START]})
-    stop = Stop(candidates=candidates, seconds=limit_s)
+    stop = Stop(candidates=candidates, seconds=limit_s, clock=time.process_time)
     found = joint_search(job, cost, StepJudge(cost), stop=stop, scope=scope, progress=told)
     (first_s, _), (last_s, counted) = seen[0], seen[-1]
     return _record(found) | {"candidates_per_s": counted / max(last_s - first_s, 1e-9)}

@@ -12,7 +12,7 @@ from runtime.elastic.rehearsal import rehearse
 from runtime.elastic.replan import Replanned, after_loss, after_warning, start_layout
 from workbench.cost.hardware import Cluster
 from workbench.elastic.layerwise import LastBackward, layerwise
-from workbench.elastic.layout import Layout
+from workbench.elastic.layout import NodeLayout
 from workbench.elastic.reconfigure import CannotContinueError
 from workbench.elastic.step_events import StepEvents
 from workbench.memory.account import MemoryTable
@@ -33,7 +33,7 @@ class LayoutInterval:
     first: int
     end: int
     why: str
-    layout: Layout
+    layout: NodeLayout
     copied_bytes: int
 
 
@@ -114,7 +114,7 @@ def forecast_layouts(job: ElasticJob, events: StepEvents, steps: int) -> Forecas
 class _Course:
     """The layout as it changes; nodes beyond the number that templates were planned for wait."""
 
-    def __init__(self, job: ElasticJob, layout: Layout) -> None:
+    def __init__(self, job: ElasticJob, layout: NodeLayout) -> None:
         self._job, self.layout = job, layout
         self._waiting: list[str] = []
         self._copied_bytes = 0
@@ -232,7 +232,7 @@ def check_waits(predictions: Iterable[StepPrediction], wait_s: float) -> None:
 def _predict_step(
     found: ElasticTemplates,
     job: ElasticJob,
-    layout: Layout,
+    layout: NodeLayout,
     step: int,
     machine: Cluster,
     predict: Predict,

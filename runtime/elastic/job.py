@@ -15,7 +15,7 @@ from runtime.step.optimizer import OptimizerSettings
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.data.sample import Sample
 from workbench.elastic.batch_distribution import distribute
-from workbench.elastic.layout import Layout
+from workbench.elastic.layout import NodeLayout
 from workbench.elastic.model_chain import ModelChain
 from workbench.elastic.node_specification import TemplateSet
 from workbench.elastic.template import TemplateStage
@@ -167,7 +167,7 @@ class ElasticJob:
         )
 
 
-def members_of(layout: Layout, ranks_per_node: int) -> tuple[Member, ...]:
+def members_of(layout: NodeLayout, ranks_per_node: int) -> tuple[Member, ...]:
     """The process of every rank, in rank order."""
     return tuple(
         Member(node=node, slot=slot)
@@ -177,11 +177,11 @@ def members_of(layout: Layout, ranks_per_node: int) -> tuple[Member, ...]:
     )
 
 
-def held_by(job: ElasticJob, layout: Layout) -> dict[Member, tuple[int, ...]]:
+def held_by(job: ElasticJob, layout: NodeLayout) -> dict[Member, tuple[int, ...]]:
     """Chain layers of every process."""
     held: dict[Member, tuple[int, ...]] = {}
     for pipeline in layout.pipelines:
-        members = members_of(Layout(pipelines=(pipeline,)), job.ranks_per_node)
+        members = members_of(NodeLayout(pipelines=(pipeline,)), job.ranks_per_node)
         stages = job.templates.of_size(len(pipeline)).stages
         held.update(
             (member, tuple(range(stage.first, stage.end)))
@@ -195,7 +195,7 @@ def _per_rank(stages: Sequence[TemplateStage]) -> Iterator[TemplateStage]:
     return (stage for stage in stages for _ in range(stage.num_gpus))
 
 
-def plan_step(job: ElasticJob, layout: Layout, batch: Sequence[Sample]) -> Plan:
+def plan_step(job: ElasticJob, layout: NodeLayout, batch: Sequence[Sample]) -> Plan:
     """The plan of one step: pipelines of the layout are replicas, cut as their templates say.
 
     Microbatches are consecutive samples, assigned to pipelines by Eq. 2.6 of the Oobleck chapter. Where
@@ -241,7 +241,7 @@ def plan_step(job: ElasticJob, layout: Layout, batch: Sequence[Sample]) -> Plan:
     return with_programs(in_units(_with_microbatches(job, layout, draft)))
 
 
-def _module_settings(job: ElasticJob, layout: Layout) -> tuple[ModuleSettings, ...]:
+def _module_settings(job: ElasticJob, layout: NodeLayout) -> tuple[ModuleSettings, ...]:
     if not job.is_sharded:
         return ()
     return tuple(
@@ -250,7 +250,7 @@ def _module_settings(job: ElasticJob, layout: Layout) -> tuple[ModuleSettings, .
     )
 
 
-def _with_microbatches(job: ElasticJob, layout: Layout, draft: Plan) -> Plan:
+def _with_microbatches(job: ElasticJob, layout: NodeLayout, draft: Plan) -> Plan:
     size, batch = job.samples_per_microbatch, draft.batch
     if len(batch) % size:
         raise ValueError(f"a batch of {len(batch)} samples does not fill microbatches of {size}")

@@ -1,6 +1,5 @@
 """One process of an elastic job: worlds come and go, weights and moments stay."""
 
-import gc
 import multiprocessing.connection as mpc
 import os
 import pickle
@@ -44,7 +43,6 @@ from runtime.world.local_world import join_here
 from runtime.world.mesh import Mesh
 
 SEVER_EVERY_S = 0.02
-COLLECT_EVERY = 100  # steps: their executors refer to each other
 MOST_TEXT = 2000  # characters of a trace that are told
 TORN = 3  # exit code: the update was cut off in its middle, so this state is of no use
 
@@ -173,8 +171,6 @@ class MemberProcess:
             raise ValueError(f"step {order.step} was ordered after {self._step} steps")
         if self._is_fresh:
             self._held, self._is_fresh = world.take_over(self._held), False
-        if order.step % COLLECT_EVERY == 0:
-            gc.collect()  # Python waits for a quarter of what the parent had held before the fork
         lowered = read_lowered(order.plan)
         program = lowered.plan.program.get(world.mesh.rank, ())
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from runtime.elastic.job import ElasticJob, Member, held_by, members_of
 from runtime.world.clock import Awaited, Clock
 from workbench.elastic.copies import Copy
-from workbench.elastic.layout import Layout
+from workbench.elastic.layout import NodeLayout
 
 # Shape suffixes: N = all numbers of a layer's state.
 
@@ -54,7 +54,7 @@ class Move:
 
 
 def moves_between(
-    job: ElasticJob, before: Layout, after: Layout, copies: Sequence[Copy], world: Layout
+    job: ElasticJob, before: NodeLayout, after: NodeLayout, copies: Sequence[Copy], world: NodeLayout
 ) -> tuple[Move, ...]:
     """Copies between nodes as moves between ranks; within a node a layer comes from where it was.
 

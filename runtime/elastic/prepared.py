@@ -14,7 +14,7 @@ from pathlib import Path
 
 from runtime.elastic.job import ElasticJob
 from runtime.elastic.replan import Replanned, after_loss, write_plan
-from workbench.elastic.layout import Layout
+from workbench.elastic.layout import NodeLayout
 from workbench.ending import ended_by_default, forking
 from workbench.supervised import Parent, as_parent, end_with
 from workbench.whole_file import write_bytes
@@ -46,7 +46,7 @@ class Preparation:
     def __init__(self, job: ElasticJob, folder: Path) -> None:
         self._job, self._root = job, folder
         self._number = 0
-        self._layout: Layout | None = None
+        self._layout: NodeLayout | None = None
         self._pipe, there = multiprocessing.Pipe()
         self._process = multiprocessing.get_context("fork").Process(
             target=_serve, args=(job, there, folder, as_parent()), name="preparation", daemon=True
@@ -57,14 +57,14 @@ class Preparation:
             self._process.start()
         there.close()
 
-    def begin(self, layout: Layout, step: int) -> None:
+    def begin(self, layout: NodeLayout, step: int) -> None:
         """Have everything planned that may come after this layout; what was asked for before is given up."""
         self._number += 1
         self._layout = layout
         with suppress(OSError):  # it is gone: everything is planned when it is needed
             self._pipe.send((self._number, layout, step))
 
-    def find(self, layout: Layout, lost: Sequence[str], joining: Sequence[str]) -> Prepared | None:
+    def find(self, layout: NodeLayout, lost: Sequence[str], joining: Sequence[str]) -> Prepared | None:
         """What was planned for this change of the layout; None where it is not, or not yet."""
         if layout != self._layout or len(lost) + len(joining) != 1:
             return None
@@ -86,7 +86,7 @@ class Preparation:
         self._pipe.close()
 
 
-def prepare(job: ElasticJob, layout: Layout, step: int, folder: Path, go_on: Callable[[], bool]) -> None:
+def prepare(job: ElasticJob, layout: NodeLayout, step: int, folder: Path, go_on: Callable[[], bool]) -> None:
     """Write what comes after every single loss and join of a layout, as long as `go_on` says so.
 
     Complexity: O(nodes x planning a step).
@@ -103,7 +103,7 @@ def prepare(job: ElasticJob, layout: Layout, step: int, folder: Path, go_on: Cal
 
 
 def read_prepared(
-    folder: Path, layout: Layout, lost: Sequence[str], joining: Sequence[str]
+    folder: Path, layout: NodeLayout, lost: Sequence[str], joining: Sequence[str]
 ) -> Prepared | None:
     """One of what `prepare` has written for a layout; None: it is not there."""
     name = f"loss{_nodes(layout).index(lost[0])}" if lost else "join"
@@ -117,19 +117,19 @@ def read_prepared(
     return Prepared(replanned=replanned, plan=folder / f"{name}.plan")
 
 
-def _changes(job: ElasticJob, layout: Layout) -> Iterator[tuple[str, Collection[str], Sequence[str]]]:
+def _changes(job: ElasticJob, layout: NodeLayout) -> Iterator[tuple[str, Collection[str], Sequence[str]]]:
     """(name, lost, joining) of each change of one node that may come."""
     yield from ((f"loss{place}", (node,), ()) for place, node in enumerate(_nodes(layout)))
     if layout.num_nodes < job.templates.specification.num_nodes:
         yield "join", (), (NEWCOMER,)
 
 
-def _nodes(layout: Layout) -> list[str]:
+def _nodes(layout: NodeLayout) -> list[str]:
     return [node for pipeline in layout.pipelines for node in pipeline]
 
 
-def _named(layout: Layout, newcomer: str) -> Layout:
-    return Layout(
+def _named(layout: NodeLayout, newcomer: str) -> NodeLayout:
+    return NodeLayout(
         pipelines=tuple(
             tuple(newcomer if node == NEWCOMER else node for node in pipeline)
             for pipeline in layout.pipelines

@@ -20,7 +20,7 @@ from runtime.state.tensor_files import (
     old_format,
     read_stamp,
 )
-from workbench.elastic.layout import Layout
+from workbench.elastic.layout import NodeLayout
 from workbench.whole_file import write_text
 
 STAMP = "progress.json"
@@ -36,7 +36,7 @@ class Progress:
 
 
 def save_progress(
-    nodes: Nodes, job: ElasticJob, layout: Layout, lost: Collection[str], step: int, folder: Path
+    nodes: Nodes, job: ElasticJob, layout: NodeLayout, lost: Collection[str], step: int, folder: Path
 ) -> Progress:
     """Write every layer, or every part of it, by one of its holders, then the stamp that makes it whole.
 

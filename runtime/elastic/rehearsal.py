@@ -9,7 +9,7 @@ import torch
 
 from runtime.data.batches import microbatch_data
 from runtime.elastic.job import ElasticJob, plan_step
-from workbench.elastic.layout import Layout
+from workbench.elastic.layout import NodeLayout
 from workbench.plan.plan import Plan
 from workbench.timing.accept import accept
 
@@ -33,7 +33,7 @@ class Rehearsal:
     feeding_core_s: float
 
 
-def rehearse(job: ElasticJob, layout: Layout, step: int) -> Rehearsal:
+def rehearse(job: ElasticJob, layout: NodeLayout, step: int) -> Rehearsal:
     """Do it in this process, before any other is forked from it.
 
     Raises:

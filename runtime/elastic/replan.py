@@ -9,7 +9,7 @@ from runtime.elastic.job import ElasticJob, plan_step
 from runtime.elastic.moves import Move, moves_between
 from workbench.elastic.copies import copies_between
 from workbench.elastic.instantiate import fastest
-from workbench.elastic.layout import Layout, first_layout
+from workbench.elastic.layout import NodeLayout, first_layout
 from workbench.elastic.reconfigure import CannotContinueError, drain, join, survive
 from workbench.timing.accept import accept
 
@@ -18,11 +18,11 @@ from workbench.timing.accept import accept
 class Replanned:
     """Where to go, and what has to travel between the ranks of which world."""
 
-    layout: Layout
+    layout: NodeLayout
     moves: tuple[Move, ...]
 
 
-def start_layout(job: ElasticJob, nodes: Sequence[str]) -> Layout:
+def start_layout(job: ElasticJob, nodes: Sequence[str]) -> NodeLayout:
     """The fastest instantiation of the nodes.
 
     Raises:
@@ -35,7 +35,9 @@ def start_layout(job: ElasticJob, nodes: Sequence[str]) -> Layout:
     return first_layout(nodes, fastest(job.templates, len(nodes), job.num_microbatches).sizes)
 
 
-def after_loss(job: ElasticJob, layout: Layout, lost: Collection[str], joining: Sequence[str]) -> Replanned:
+def after_loss(
+    job: ElasticJob, layout: NodeLayout, lost: Collection[str], joining: Sequence[str]
+) -> Replanned:
     """Without the lost nodes, with those that wait; the ranks of the new world carry the moves out.
 
     Raises:
@@ -52,7 +54,7 @@ def after_loss(job: ElasticJob, layout: Layout, lost: Collection[str], joining: 
     return Replanned(layout=after, moves=moves_between(job, layout, after, copies, after))
 
 
-def after_warning(job: ElasticJob, layout: Layout, leaving: Collection[str]) -> Replanned:
+def after_warning(job: ElasticJob, layout: NodeLayout, leaving: Collection[str]) -> Replanned:
     """Without nodes that are still there; the ranks of the present world carry the moves out.
 
     Raises:
@@ -64,7 +66,7 @@ def after_warning(job: ElasticJob, layout: Layout, leaving: Collection[str]) -> 
     )
 
 
-def write_plan(job: ElasticJob, layout: Layout, step: int, path: Path) -> None:
+def write_plan(job: ElasticJob, layout: NodeLayout, step: int, path: Path) -> None:
     """The accepted plan of a step, lowered and pickled, for all ranks to read.
 
     Raises:

@@ -14,7 +14,7 @@ from runtime.elastic.prepared import Preparation
 from runtime.elastic.progress import Progress, save_progress
 from runtime.elastic.replan import Replanned, after_loss, after_warning, start_layout, write_plan
 from runtime.world.scratch import ScratchFolder
-from workbench.elastic.layout import Layout
+from workbench.elastic.layout import NodeLayout
 from workbench.elastic.reconfigure import CannotContinueError
 from workbench.plan.remembered import FORGET_EVERY, forget_all
 
@@ -75,7 +75,7 @@ class ElasticTraining:
         self._waiting: list[str] = []
         self._change: _Change | None = None
         self._num_unexplained = self._generation = 0
-        self._planned: tuple[int, Layout] | None = None
+        self._planned: tuple[int, NodeLayout] | None = None
         self._scratch = ScratchFolder("elastic-")
         self._preparation = Preparation(job, self._scratch.path)
         self.nodes = Nodes(job, self._scratch.path)
@@ -157,7 +157,7 @@ class ElasticTraining:
     def _at_work(self) -> list[str]:
         return [node for pipeline in self.layout.pipelines for node in pipeline if node not in self._lost]
 
-    def _members(self, layout: Layout) -> tuple[Member, ...]:
+    def _members(self, layout: NodeLayout) -> tuple[Member, ...]:
         return members_of(layout, self.job.ranks_per_node)
 
     def _welcome(self) -> list[str]:
@@ -202,7 +202,7 @@ class ElasticTraining:
         self._num_unexplained = 0
         self._plan_file(self.layout)  # of the next step, while the ranks update their weights
 
-    def _plan_file(self, layout: Layout) -> Path:
+    def _plan_file(self, layout: NodeLayout) -> Path:
         """Of the next step; written once."""
         path = self._scratch.path / f"step{self.step}"
         if self._planned != (self.step, layout):
@@ -272,7 +272,7 @@ class ElasticTraining:
             )
             self.nodes.send(member, order)
 
-    def _settle(self, change: _Change, layout: Layout, joined: Sequence[str], heard: Heard) -> None:
+    def _settle(self, change: _Change, layout: NodeLayout, joined: Sequence[str], heard: Heard) -> None:
         """The new world stands; every one of its processes holds what the layout says."""
         ready = [told for told in heard.answers.values() if isinstance(told, Ready)]
         names = ((self._lost, Cause.LOSS), (self._left, Cause.WARNING), (joined, Cause.JOIN))

@@ -184,7 +184,7 @@ class World:
         if self._wires is not None:
             self._wires.close()
             self._wires = None
-        gc.collect()
+        gc.collect()  # the error of a step that was cut off and the frames it came through hold each other
 
     def _prepare(
         self,

@@ -16,6 +16,8 @@ from runtime.measure.clock import Clock, Stamp, notes_of, quartile_spread
 from runtime.measure.windows import Window, feature_rows, tokens_held
 from runtime.models.adapter import MicrobatchData
 from runtime.parallel.context.group import ContextGroup
+from runtime.parallel.expert.group import ExpertGroup
+from runtime.parallel.tensor.group import TensorGroup
 from runtime.rank_job import TORCH_TYPE
 from runtime.step.optimizer import OptimizerSettings, Update, build_adamw, update_of
 from runtime.step.stage_module import StageInput, build_stage_module
@@ -25,6 +27,7 @@ from workbench.calibrate.measurement import LayerRow, OptimizerRow
 from workbench.calibrate.sustained_rows import DeviceNotes
 from workbench.cost.roofline import RowWork
 from workbench.cost.signature import signature
+from workbench.model.layer import Layer
 from workbench.plan.plan import Plan, Recompute, Stage
 
 # Shape suffixes: T = packed tokens, E = packed tokens of one edge, D = width.
@@ -69,7 +72,7 @@ def time_window(
     place: Place, plan: Plan, window: Window, budget_s: float, device: str = "cpu"
 ) -> WindowTimes:
     """Time one window on this process. With others in the world, all of them run it at the same time:
-    each by itself, or its share of the tokens where the window is context parallel.
+    each by itself, or its share of the tokens or weights where the window is divided among them.
 
     All kinds of passes take turns, so that a disturbance falls on all of them, and none finds
     the caches as it left them. Split backwards come last: they change the modules for good.
@@ -80,7 +83,7 @@ def time_window(
     """
     together: Callable[[], object] = dist.barrier if place.size > 1 else _alone
     bench = _Bench(plan, window, device, place.process)
-    agree = _first_says if window.cp > 1 else _own_clock  # whose clock ends the rounds
+    agree = _first_says if window.num_processes > 1 else _own_clock  # whose clock ends the rounds
     whole = (Kind.PLAIN, Kind.WHOLE, Kind.INPUT, Kind.WEIGHTS)
     together()
     before = bench.clock.gauge()
@@ -136,11 +139,21 @@ class _Bench:
         self._dtype = TORCH_TYPE[window.precision]
         self._first = window.layers[0]
         replica = window.microbatch.replica
-        ranks = tuple((rank,) for rank in range(window.cp))
-        stage = Stage(id=0, module=window.module, replica=replica, layers=window.layers, ranks=ranks)
-        members = tuple(range(window.cp))
+        members = tuple(range(window.num_processes))
+        ranks = tuple(members[first : first + window.tp] for first in members[:: window.tp])
+        stage = Stage(
+            id=0, module=window.module, replica=replica, layers=window.layers, ranks=ranks, ep=window.ep
+        )
         context = ContextGroup(members, process, None) if window.cp > 1 else None
-        self._module = build_stage_module(plan, stage, seed=0, dtype=self._dtype, device=self.clock.device)
+        self._module = build_stage_module(
+            plan,
+            stage,
+            seed=0,
+            dtype=self._dtype,
+            device=self.clock.device,
+            tensor=TensorGroup(members, process, None) if window.tp > 1 else None,
+            experts=ExpertGroup(members, process, None) if window.ep > 1 else None,
+        )
         self._module.recompute = Recompute.NONE
         self._data: MicrobatchData = microbatch_data(
             plan,
@@ -156,6 +169,7 @@ class _Bench:
             edge: feature_rows(plan, self._data, edge) for edge in (*self._data.placed, *self._data.brought)
         }
         self._width = plan.model.module(window.module).layers[max(self._first - 1, 0)].out_width
+        self._source = torch.Generator(self.clock.device).manual_seed(0)  # the same tokens on all ranks
         self._parameters = list(dict.fromkeys(self._module.parameters()))
         self._splits: list[SplitBackward] = []
         self._kind = Kind.PLAIN
@@ -271,7 +285,13 @@ class _Bench:
         return StageInput(hidden=hidden_TD, features=features, data=self._data)
 
     def _random(self, num_tokens: int, wants_gradient: bool) -> Tensor:  # noqa: FBT001  (torch's word)
-        made = torch.randn(num_tokens, self._width, dtype=self._dtype, device=self.clock.device)
+        made = torch.randn(
+            num_tokens,
+            self._width,
+            dtype=self._dtype,
+            device=self.clock.device,
+            generator=self._source,
+        )
         return made.requires_grad_(wants_gradient)
 
     def optimizer_s(self) -> Iterator[tuple[int, tuple[float, ...]]]:
@@ -298,9 +318,10 @@ def rows_of(plan: Plan, window: Window, times: Sequence[WindowTimes]) -> Iterato
     names = [signature(layers[index]) for index in range(*window.layers)]
     for name in dict.fromkeys(names):
         alike = [window.layers[0] + i for i, other in enumerate(names) if other == name]
-        row = _layer_row(name, window, _Medians(alike, times, together=window.cp > 1))
+        layer = layers[alike[0]]
+        row = _layer_row(layer, window, _Medians(alike, times, together=window.num_processes > 1))
         row = replace(row, **asdict(times[0].notes))
-        yield _with_context(row, window.row) if layers[alike[0]].reads_context else row
+        yield _with_context(row, window.row) if layer.reads_context else row
     for found in zip(*(t.optimizer_s for t in times), strict=True):
         steps_s = [second for _, seconds in found for second in seconds]
         yield OptimizerRow(
@@ -315,7 +336,9 @@ def rows_of(plan: Plan, window: Window, times: Sequence[WindowTimes]) -> Iterato
 class _Medians:
     """Times of equal layers of one window on all processes; `together`: each ran its share of them.
 
-    Who has less work waits for the others at the next exchange, so shares take as long in the mean.
+    Who has less work waits for the others at the next exchange, so shares take as long in the mean. Now and
+    then one waits for a slice of a core too: a pass holds as many such waits as fall to it, so equal layers
+    of one pass count in the mean.
     """
 
     def __init__(self, layers: Sequence[int], times: Sequence[WindowTimes], *, together: bool) -> None:
@@ -332,8 +355,12 @@ class _Medians:
             return 0.0
         if not self._together:
             return statistics.median(found)
-        alone = [_Medians(self._layers, [times], together=False) for times in self._times]
-        return statistics.mean(one.of(kind, part) for one in alone)
+        return statistics.mean(self._usual_s(times, kind, part) for times in self._times)
+
+    def _usual_s(self, times: WindowTimes, kind: Kind, part: Part) -> float:
+        """Of one process, over its passes."""
+        layers = [found for layer in self._layers if (found := times.seconds.get((layer, kind, part)))]
+        return statistics.median(statistics.mean(alike) for alike in zip(*layers, strict=False))
 
 
 def _with_context(row: LayerRow, size: RowWork) -> LayerRow:
@@ -346,12 +373,12 @@ def _with_context(row: LayerRow, size: RowWork) -> LayerRow:
     )
 
 
-def _layer_row(name: str, window: Window, medians: _Medians) -> LayerRow:
+def _layer_row(layer: Layer, window: Window, medians: _Medians) -> LayerRow:
     forward_s = medians.all_s(Kind.WHOLE, Part.FORWARD)
     whole_s = medians.of(Kind.WHOLE, Part.BACKWARD)
     input_grad_s = min(medians.of(Kind.INPUT, Part.BACKWARD), whole_s)
     return LayerRow(
-        signature=name,
+        signature=signature(layer),
         precision=str(window.precision),
         rows=window.num_rows,
         tokens_in=window.row.tokens_in,
@@ -366,5 +393,8 @@ def _layer_row(name: str, window: Window, medians: _Medians) -> LayerRow:
         split_weight_s=medians.of(Kind.SPLIT, Part.LATER),
         spread=quartile_spread(forward_s),
         repeats=len(forward_s),
+        tp=window.tp,
         cp=window.cp,
+        ep=window.ep_of(layer),
+        sequence_parallel=window.divides(layer),
     )

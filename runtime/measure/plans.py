@@ -128,13 +128,17 @@ def _tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSettings) ->
 
 
 def layer_tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSettings) -> list[Task]:
-    """One for every window of layers that no plan before has; pool None: this process measures alone."""
+    """One for every window of layers that no plan before has; pool None: this process measures alone.
+
+    What more processes would run together than there are is left to be priced from others.
+    """
     tasks: list[Task] = []
     seen: set[Key] = set()
+    num_processes = 1 if pool is None else pool.num_workers
     for plan in plans:
         for window in windows_of(plan, sizes=settings.sizes):
-            if window.cp > 1 and pool is None:
-                continue  # one process measures alone
+            if window.num_processes > num_processes:
+                continue
             if not seen.issuperset(window.keys(plan)):
                 seen.update(window.keys(plan))
                 tasks.append(_layer_task(plan, window, pool, settings))
@@ -191,7 +195,7 @@ def _layer_task(plan: Plan, window: Window, pool: Pool | None, settings: BenchSe
             return list(rows_of(plan, window, times))
         times = pool.run(
             time_window,
-            window.cp if window.cp > 1 else settings.concurrency,
+            window.num_processes if window.num_processes > 1 else settings.concurrency,
             plan,
             window,
             settings.budget_s,
@@ -200,13 +204,14 @@ def _layer_task(plan: Plan, window: Window, pool: Pool | None, settings: BenchSe
         return list(rows_of(plan, window, times))
 
     first, last = window.layers
-    shared = f" on {window.cp} ranks" if window.cp > 1 else ""
+    shared = f" on {window.num_processes} ranks" if window.num_processes > 1 else ""
     what = f"{window.module}[{first}:{last}], {window.num_rows} x {window.row.tokens_in} tokens{shared}"
     return Task(what, is_done, run)
 
 
 def _key_of(row: LayerRow) -> Key:
-    return row.signature, row.precision, row.cp, row.rows, row.tokens_in, row.attention_area
+    grid = row.tp, row.cp, row.ep, row.sequence_parallel
+    return row.signature, row.precision, *grid, row.rows, row.tokens_in, row.attention_area
 
 
 def _group_sizes(plans: Sequence[Plan]) -> list[int]:

@@ -1,46 +1,80 @@
 """Windows of a plan's layers: which neighbours are measured together, over which microbatches."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runtime.models.adapter import MicrobatchData
 from workbench.cost.roofline import RowWork
 from workbench.cost.signature import signature
-from workbench.model.layer import TokenCount
+from workbench.model.experts import num_experts
+from workbench.model.layer import Layer, TokenCount
 from workbench.model.model_graph import Module
-from workbench.plan.plan import KeyExchange, Microbatch, Plan, Precision
+from workbench.plan.plan import KeyExchange, Microbatch, Plan, Precision, Stage
 from workbench.plan.routing import routing_of
+from workbench.plan.sequence import can_divide
 from workbench.plan.token_owners import held_runs
 from workbench.plan.work import work_of
 
 MOST_ALIKE = 3  # equal layers of one window: enough for weights to come from memory as in a stage
 
-Key = tuple[str, str, int, int, int, int]
+Key = tuple[str, str, int, int, int, bool, int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """Neighbouring layers [first, last) of a module over one microbatch of the plan.
 
-    Where `cp` ranks share the tokens, as many processes run it together.
+    Where `cp` ranks share the tokens, or `tp` ranks the weights, as many processes run it together.
+
+    Args:
+        row: the mean row: tokens and query-key pairs.
+        ep: of the ranks distribute experts.
+        sequence_parallel: tensor-parallel ranks divide tokens between products.
     """
 
     module: str
     layers: tuple[int, int]
     microbatch: Microbatch
-    row: RowWork  # the mean row: tokens and query-key pairs
+    row: RowWork
     precision: Precision
     cp: int = 1
+    tp: int = 1
+    ep: int = 1
+    sequence_parallel: bool = False
 
     @property
     def num_rows(self) -> int:
         return len(self.microbatch.rows)
 
+    @property
+    def num_processes(self) -> int:
+        """That meet inside its layers."""
+        return self.cp * self.tp
+
+    def ep_of(self, layer: Layer) -> int:
+        """Ranks that distribute a layer's experts."""
+        return self.ep if num_experts(layer) else 1
+
+    def divides(self, layer: Layer) -> bool:
+        """Whether ranks divide a layer's tokens between products."""
+        return self.sequence_parallel and can_divide(layer)
+
     def keys(self, plan: Plan) -> tuple[Key, ...]:
-        """What tells each layer from others: signature, precision, cp, rows, tokens and pairs."""
-        size = (self.cp, self.num_rows, self.row.tokens_in, self.row.attention_area)
+        """What tells each layer from others: signature, precision, grid, rows, tokens and pairs."""
+        size = (self.num_rows, self.row.tokens_in, self.row.attention_area)
         layers = plan.model.module(self.module).layers[slice(*self.layers)]
-        return tuple((signature(layer), str(self.precision), *size) for layer in layers)
+        return tuple(
+            (
+                signature(layer),
+                str(self.precision),
+                self.tp,
+                self.cp,
+                self.ep_of(layer),
+                self.divides(layer),
+                *size,
+            )
+            for layer in layers
+        )
 
 
 def windows_of(plan: Plan, *, sizes: int) -> tuple[Window, ...]:
@@ -51,27 +85,38 @@ def windows_of(plan: Plan, *, sizes: int) -> tuple[Window, ...]:
     and where ranks share tokens.
     Rows of unequal size count as so many mean rows: tokens and query-key pairs, which the cost model
     is linear in, keep their sums. Keys that go round a ring or from all to all are priced by formulas
-    and have no windows.
+    and have no windows. Where ranks divide weights, and not tokens too, layers are measured whole and
+    then so divided.
     """
     found: list[Window] = []
     for module in plan.model.modules:
         works = {_mean(plan, m): m for m in plan.microbatches if m.module == module.name}
         spread = _spread(sorted(works, key=_size), sizes)
         gathers = plan.settings.of(module.name).key_exchange is KeyExchange.ALL_GATHER
-        found += [
-            Window(
-                module=module.name,
-                layers=run,
-                microbatch=works[num_rows, row],
-                row=row,
-                precision=plan.settings.precision,
-                cp=plan.chain[module.name, works[num_rows, row].replica][0].cp,
-            )
-            for num_rows, row in spread
-            for run in _runs(plan, module, works[num_rows, row], row)
-            if gathers or plan.chain[module.name, works[num_rows, row].replica][0].cp == 1
-        ]
+        for num_rows, row in spread:
+            microbatch = works[num_rows, row]
+            stage = plan.chain[module.name, microbatch.replica][0]
+            if stage.cp > 1 and not gathers:
+                continue
+            for run in _runs(plan, module, microbatch, row):
+                alone = Window(
+                    module=module.name,
+                    layers=run,
+                    microbatch=microbatch,
+                    row=row,
+                    precision=plan.settings.precision,
+                    cp=stage.cp,
+                )
+                found.append(alone)
+                if stage.tp > 1 and stage.cp == 1:
+                    found.append(_divided(alone, plan, stage))
     return tuple(found)
+
+
+def _divided(window: Window, plan: Plan, stage: Stage) -> Window:
+    """The window with its weights on the stage's ranks."""
+    sequence_parallel = plan.settings.of(stage.module).sequence_parallel
+    return replace(window, tp=stage.tp, ep=stage.ep, sequence_parallel=sequence_parallel)
 
 
 def _runs(plan: Plan, module: Module, microbatch: Microbatch, row: RowWork) -> list[tuple[int, int]]:

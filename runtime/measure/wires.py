@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from runtime.measure.clock import Clock, quartile_spread
+from runtime.step.fsdp.weights import ShardedWeights
 from runtime.world.tensor_collectives import GATHER, SCATTER
 from workbench.calibrate.measurement import CollectiveRow, LinkRow, OverlapRow
 
@@ -42,6 +43,20 @@ class Ring:
     @property
     def size(self) -> int:
         return len(self.processes)
+
+    @property
+    def rank(self) -> int:
+        return self.process
+
+    def start_unit_all_gather(self, whole: Tensor, part: Tensor, ranks: tuple[int, ...]) -> dist.Work:
+        """As a mesh does, among all of the ring."""
+        assert ranks == self.processes
+        return _must(GATHER(whole, part, group=self.group, async_op=True))
+
+    def start_unit_reduce_scatter(self, part: Tensor, whole: Tensor, ranks: tuple[int, ...]) -> dist.Work:
+        """As a mesh does, among all of the ring."""
+        assert ranks == self.processes
+        return _must(SCATTER(part, whole, group=self.group, async_op=True))
 
 
 def time_messages(clock: Clock, ring: Ring) -> list[LinkRow]:
@@ -125,12 +140,41 @@ def _all_to_all(buffer: Tensor, ring: Ring) -> Callable[[], object]:
     return lambda: dist.all_to_all_single(received, buffer, group=ring.group)
 
 
+def _parameters_gather(buffer: Tensor, ring: Ring) -> Callable[[], object]:
+    """Sharded parameters made whole, and let go."""
+    sharded = ShardedWeights([nn.Parameter(buffer)], ring.processes, ring)
+
+    def gather() -> None:
+        travelling = sharded.gather()
+        travelling.work.wait()
+        sharded.let_go()
+
+    return gather
+
+
+def _parameters_scatter(buffer: Tensor, ring: Ring) -> Callable[[], object]:
+    """Gradients of sharded parameters added up: over the ranks, and to those of the round before."""
+    gradient, weight = torch.randn_like(buffer), nn.Parameter(buffer)
+    sharded = ShardedWeights([weight], ring.processes, ring)
+
+    def scatter() -> None:
+        weight.grad = gradient
+        travelling = sharded.reduce_scatter()
+        travelling.work.wait()
+        assert travelling.part is not None
+        sharded.add(travelling.part)
+
+    return scatter
+
+
 COLLECTIVES: dict[str, Callable[[Tensor, Ring], Callable[[], object]]] = {
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
     "broadcast": _broadcast,
     "all_to_all": _all_to_all,
+    "parameters_gather": _parameters_gather,
+    "parameters_scatter": _parameters_scatter,
 }
 
 

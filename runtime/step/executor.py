@@ -101,19 +101,6 @@ class Executor:
             stage: SplitBackward(modules[stage])
             for stage in dict.fromkeys(_id(action) for action in self.program if action.kind is Pass.I)
         }
-        self._do = {
-            Pass.F: self._forward,
-            Pass.B: self._backward,
-            Pass.I: self._input_gradient,
-            Pass.W: self._weight_gradient,
-            Pass.ALL_GATHER: self._exchange,
-            Pass.FREE: self._free,
-            Pass.REDUCE_SCATTER: self._exchange,
-            Pass.OFFLOAD: self._leave,
-            Pass.ONLOAD: self._come_back,
-            Pass.REDUCE_GRAD: self._reduce,
-            Pass.STEP: self._step,
-        }
         self._offload = Offload(modules)
         self._inputs = rows_by_action(
             lowered.inputs, lambda row: rank in lowered.transfers[row].destination_ranks
@@ -161,7 +148,7 @@ class Executor:
                 if clock.posts_before:
                     self._wires.post(self._next_rows[position + 1], start)
                 with annotated(action) if action.kind in COMPUTE else nullcontext():
-                    self._do[action.kind](action, arrived, start)
+                    DOES[action.kind](self, action, arrived, start)
                 if not clock.posts_before:
                     self._wires.post(self._next_rows[position + 1], start)
             except RankError:
@@ -336,6 +323,21 @@ class Executor:
             self._recorder.hold(*self._memory.take_height())
             self._recorder.hold(self._recorder.clock.stamp(), self._memory.num_bytes)
 
+
+# By function, not by bound method: an executor that held its own would live until the collector finds it.
+DOES: Mapping[Pass, Callable[[Executor, Action, Arrived, Stamp], None]] = {
+    Pass.F: Executor._forward,
+    Pass.B: Executor._backward,
+    Pass.I: Executor._input_gradient,
+    Pass.W: Executor._weight_gradient,
+    Pass.ALL_GATHER: Executor._exchange,
+    Pass.FREE: Executor._free,
+    Pass.REDUCE_SCATTER: Executor._exchange,
+    Pass.OFFLOAD: Executor._leave,
+    Pass.ONLOAD: Executor._come_back,
+    Pass.REDUCE_GRAD: Executor._reduce,
+    Pass.STEP: Executor._step,
+}
 
 Rows = dict[Action, tuple[int, ...]]
 

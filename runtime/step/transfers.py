@@ -3,7 +3,7 @@
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
@@ -99,7 +99,7 @@ class Wires:
         self._unposted: dict[int, Transfer] = {}  # all that are not posted yet
         self._received = _receives_of(lowered, mesh)
         handed_on = [r for r in self._rows if r.route is Route.RELAY and mesh.rank in r.destination_ranks]
-        self._relay = Relay(self, handed_on)
+        self._relay = Relay(handed_on)
         self._followers: dict[int, list[Transfer]] = {}
         for row in self._rows:
             if row.after is not None and row.source_rank == mesh.rank:
@@ -112,7 +112,7 @@ class Wires:
         assert not self._posted
         self._in_order = {key: deque(rows) for key, rows in self._received.items()}
         self._unposted = {row.row: row for rows in self._received.values() for row in rows}
-        self._relay.start_step()
+        self._relay.start_step(self.hand_on)
 
     def post(self, rows: Iterable[int], since: Stamp) -> None:
         """Allocate and post the receives of these rows, and what their senders send before them.
@@ -254,6 +254,9 @@ def broadcasts_of(lowered: Lowered, leader: int) -> tuple[int, ...]:
     return tuple(sent)
 
 
+HandOn = Callable[[Iterable[Transfer]], None]
+
+
 class Relay:
     """A thread of a broker that hands on what other ranks wait for, beside the rank's own program.
 
@@ -261,14 +264,15 @@ class Relay:
     but nothing for ever.
     """
 
-    def __init__(self, wires: "Wires", rows: Sequence[Transfer]) -> None:
-        self._wires, self._rows = wires, rows
+    def __init__(self, rows: Sequence[Transfer]) -> None:
+        self._rows = rows
         self._thread: threading.Thread | None = None
         self._error: RankError | None = None
 
-    def start_step(self) -> None:
+    def start_step(self, hand_on: HandOn) -> None:
+        """By what hands rows on: of the wires, which own this one."""
         if self._rows:
-            self._thread = threading.Thread(target=self._run, name="broker", daemon=True)
+            self._thread = threading.Thread(target=self._run, args=(hand_on,), name="broker", daemon=True)
             self._thread.start()
 
     def finish_step(self, timeout_s: float) -> None:
@@ -281,9 +285,9 @@ class Relay:
         if self._thread.is_alive():
             raise RankError(f"{describe(self._rows[0])}: its broker still waits at the end of the step")
 
-    def _run(self) -> None:
+    def _run(self, hand_on: HandOn) -> None:
         try:
-            self._wires.hand_on(self._rows)
+            hand_on(self._rows)
         except RankError as error:
             self._error = error
 

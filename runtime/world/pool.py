@@ -220,7 +220,7 @@ class Pool:
     def _keep_awake(self, size: int) -> None:
         """The cores of so many processes; none where they share theirs."""
         cores = cores_of(size)
-        if all(len(own) == 1 for own in cores):
+        if all(len(own) == 1 for own in cores) and len(set(cores)) == size:
             self._keepers.wake(min(own) for own in cores)
 
     def _fork(self, process: int) -> _Worker:

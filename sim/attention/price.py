@@ -4,7 +4,7 @@ What a unit takes comes out of the profile: the rate of a long causal launch, th
 bandwidth, the link. Everything else is in `sim.attention.policies`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from workbench.masks.bitfield import Bitfield, concatenate
 from workbench.masks.tiles import PARTIAL, Tiles, classify
 from workbench.model.layer import Attention, TokenCount
 from workbench.plan.plan import Microbatch, Plan
+from workbench.plan.remembered import Same
 from workbench.plan.routing import Routing, routing_of
 from workbench.plan.token_owners import owned_tokens
 from workbench.plan.work import row_mask
@@ -100,6 +101,11 @@ class SimulatedAttention:
         self._routing: Routing | None = None
         self._tiles: dict[tuple[object, ...], tuple[tuple[Tiles, ...], tuple[int, ...]]] = {}
         self._known: dict[tuple[object, ...], AttentionTime] = {}
+
+    @property
+    def identity(self) -> Hashable:
+        """What times follow from beside a call, see `identity_of`."""
+        return Same(self._cost), self._kernel, self._num_units
 
     def __call__(self, call: AttentionCall) -> AttentionTime | None:
         operator, stage, microbatch = call.operator, call.stage, call.microbatch

@@ -143,13 +143,23 @@ def _provenance(header: Header) -> Provenance:
 
 
 def layer_tables(rows: Sequence[LayerRow]) -> tuple[LayerTable, ...]:
-    """Rows as points, one table per (signature, precision, tp, cp)."""
-    by_layer = grouped(rows, lambda row: (row.signature, row.precision, row.tp, row.cp))
-    tables = []
-    for (signature, precision, tp, cp), members in by_layer.items():
-        points = tuple(_point(same) for same in grouped(members, _size).values())
-        tables.append(LayerTable(signature=signature, precision=precision, tp=tp, cp=cp, points=points))
-    return tuple(tables)
+    """Rows as points, one table per layer, precision and grid."""
+    by_layer = grouped(
+        rows,
+        lambda row: (row.signature, row.precision, row.tp, row.cp, row.ep, row.sequence_parallel),
+    )
+    return tuple(
+        LayerTable(
+            signature=signature,
+            precision=precision,
+            tp=tp,
+            cp=cp,
+            ep=ep,
+            sequence_parallel=sequence_parallel,
+            points=tuple(_point(same) for same in grouped(members, _size).values()),
+        )
+        for (signature, precision, tp, cp, ep, sequence_parallel), members in by_layer.items()
+    )
 
 
 def layer_fits(tables: Sequence[LayerTable]) -> tuple[Fit, ...]:

@@ -61,6 +61,8 @@ class LayerRow(DeviceNotes):
         spread: (third quartile - first quartile) / median of the forward.
         repeats: timed calls behind each median.
         tp, cp: degrees of tensor and context parallelism while measuring.
+        ep: of the ranks distribute experts.
+        sequence_parallel: tensor-parallel ranks divide tokens between products.
         context_tokens: of other modules, that one row's cross-attention read.
         reader_tokens: of the row's items that had any.
         context_area: query-key pairs between the two.
@@ -83,6 +85,8 @@ class LayerRow(DeviceNotes):
     repeats: int = 1
     tp: int = 1
     cp: int = 1
+    ep: int = 1
+    sequence_parallel: bool = False
     context_tokens: int = 0
     reader_tokens: int = 0
     context_area: int = 0
@@ -126,7 +130,7 @@ class LinkRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRow:
-    """One collective ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all").
+    """One collective, named as in `workbench.cost.collectives.Collective`.
 
     `num_bytes` is the size of the whole tensor: of the reduced one, of the gathered one.
     """

@@ -80,6 +80,7 @@ def rescaled(sheet: DeviceSheet, like: Profile, of_like: DeviceSheet) -> Profile
         power=_power(sheet, like),
         narrow_rates=_narrow(sheet),
         in_pipeline=(),
+        without_messages=(),
         optimizer_s_per_parameter=(),
         layers=(),
         links=links,

@@ -13,6 +13,8 @@ class Collective(StrEnum):
     """Bytes of a collective are those of the whole tensor: the reduced, gathered or sent one.
 
     Of an all-to-all: what one rank sends or gets, its own part included; the most, where they differ.
+    The last two are those of sharded parameters, with what a rank copies and adds up around them: machines
+    have them where they were measured, and no formula does.
     """
 
     ALL_REDUCE = "all_reduce"
@@ -20,6 +22,8 @@ class Collective(StrEnum):
     REDUCE_SCATTER = "reduce_scatter"
     BROADCAST = "broadcast"
     ALL_TO_ALL = "all_to_all"
+    PARAMETERS_GATHER = "parameters_gather"
+    PARAMETERS_SCATTER = "parameters_scatter"
 
 
 class Collectives:

@@ -97,6 +97,13 @@ class TokenCopies(StrEnum):
     ONCE = "once"
 
 
+class Lookups(StrEnum):
+    """Rows of a table are GATHERED, or come out of PRODUCTS with a row of ones and zeros a token."""
+
+    GATHERED = "gathered"
+    PRODUCTS = "products"
+
+
 class GradientSum(StrEnum):
     """Weight gradients: MAIN, added into float32 by the product; OWN, written in the weights' format."""
 
@@ -142,7 +149,8 @@ class Execution:
     Args:
         attention: how attention is computed.
         flash: generation of the fused kernel.
-        activations: what sequence parallelism cuts (Korthikanti et al. 2022, section 4.2.2).
+        activations: what sequence parallelism cuts (Korthikanti et al. 2022, section 4.2.2): set where the
+            layers of a plan are priced, as its settings say (`plan/sequence.py`).
         saved_input: what products keep of gathered tokens, where activations are cut by sequence.
         instance_sums: when copies of a sharded optimizer add up their gradients.
         updated_weights: how they reach the ranks of a copy.
@@ -151,6 +159,7 @@ class Execution:
         copies: how often a token travels there.
         products: format of the operands of products in blocks' linear layers; attention, router, embedding
             and head stay.
+        lookups: how rows of embedding tables are read.
         gradient_sum: how weight gradients of two bytes are added up over microbatches.
         loss: how the loss goes over its logits.
         dropout: whether masks are drawn and kept.
@@ -175,6 +184,8 @@ class Execution:
         kernel_gap_s: device seconds between a kernel and the next; None: the profile's.
         overlap_pieces: into which a collective inside a layer and its products are cut, so that one runs
             beside the other; 1: products wait for their collectives. See `overlap`.
+        sum_pieces: the same of products whose results ranks add up, alone, by collectives that run on the
+            device's processors and slow products beside them.
         host_kernel_s: host seconds to launch a kernel; None: the profile's.
         host_collective_s: host seconds to launch a collective inside a layer; None: the profile's.
         host_rank_s: host seconds a kernel and rank: ranks that wait for one another's hosts.
@@ -194,6 +205,7 @@ class Execution:
     tokens: TokenTravel = TokenTravel.AHEAD
     copies: TokenCopies = TokenCopies.EACH
     products: ProductFormat = ProductFormat.SAME
+    lookups: Lookups = Lookups.GATHERED
     gradient_sum: GradientSum = GradientSum.MAIN
     loss: LossKernel = LossKernel.PARALLEL
     dropout: Dropout = Dropout.NONE
@@ -219,6 +231,7 @@ class Execution:
     step_rate: float = 1.0
     step_start_s: float = 0.0
     overlap_pieces: int = 1
+    sum_pieces: int = 1
 
     def __post_init__(self) -> None:
         for name in NUMBERS:
@@ -231,7 +244,7 @@ class Execution:
 
         if self.power_limit_w is not None and not 0 < self.power_limit_w < float("inf"):
             raise ValueError(f"execution: power_limit_w must be > 0 and finite, got {self.power_limit_w}")
-        for name in ("overlap_pieces", "num_devices"):
+        for name in ("overlap_pieces", "sum_pieces", "num_devices"):
             if getattr(self, name) < 1:
                 raise ValueError(f"execution: {name} must be >= 1, got {getattr(self, name)}; nearest: 1")
 
@@ -298,7 +311,11 @@ _JSON = FrozenJson()
 
 
 def load_execution(path: Path) -> Execution:
-    """An execution out of a JSON file of its fields; ValueError names the first wrong one."""
+    """An execution out of a JSON file of its fields.
+
+    Raises:
+        ValueError: names the first wrong one; tokens that tensor-parallel ranks split, which the plan says.
+    """
     text = read_bounded(path, MOST_SETTINGS_BYTES)
     try:
         data = parse_json(text, "execution")
@@ -306,6 +323,11 @@ def load_execution(path: Path) -> Execution:
     except ValueError as error:
         raise ValueError(f"{path}: {error}; fields: {', '.join(asdict(Execution()))}") from None
     assert isinstance(execution, Execution)
+    if execution.activations is ActivationCut.SEQUENCE:
+        raise ValueError(
+            f"{path}: activations: 'sequence' is for the plan to say; set sequence_parallel "
+            "in a job's layouts or in a table's column, and 'whole' here"
+        )
     return execution
 
 

@@ -1,8 +1,9 @@
 """A layer measured as a whole: its sizes and their seconds."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from workbench.cost.roofline import RowWork
+from workbench.data.sample import WHERE_SET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,8 @@ class LayerTable:
         signature: what it shares with layers that take the same time.
         precision: it was measured in.
         tp, cp: ranks it was cut for, by tensor and by context parallelism.
+        ep: of them distribute its experts.
+        sequence_parallel: tensor-parallel ranks divide tokens between products.
         points: measured sizes.
     """
 
@@ -65,4 +68,6 @@ class LayerTable:
     precision: str
     tp: int = 1
     cp: int = 1
+    ep: int = field(default=1, metadata={WHERE_SET: True})
+    sequence_parallel: bool = field(default=False, metadata={WHERE_SET: True})
     points: tuple[LayerPoint, ...]

@@ -45,10 +45,13 @@ def least_time(
     if layer.reads_context:
         return LeastTime(0.0, 0.0, 0.0)
     measured = cost.measured_on(layer, precision)
-    found = [_measured(each, work, grid.tp * grid.cp) for grid, each in measured.items()]
-    if WHOLE not in measured or not counts_attention:  # else other grids are scaled from one rank
+    found = [_measured(each, work, grid.tp * grid.cp) for grid, each in measured]
+    if (
+        all(grid != WHOLE for grid, _ in measured) or not counts_attention
+    ):  # else other grids are scaled from one rank
         found.append(_composed(cost, layer, work, precision, counts_attention=counts_attention))
-    factor = min(cost.profile.pipeline_factor(kind) for kind in (Pass.F, Pass.B, Pass.I, Pass.W))
+    profile, kinds = cost.profile, (Pass.F, Pass.B, Pass.I, Pass.W)
+    factor = min(min(profile.pipeline_factor(kind), profile.alone_factor(kind)) for kind in kinds)
     return LeastTime(*(factor * min(seconds) for seconds in zip(*found, strict=True)))
 
 

@@ -8,10 +8,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.cost.execution import Execution
 from workbench.cost.interpolate import Surface
 from workbench.cost.layer_table import LayerPoint, LayerTable
+from workbench.cost.layer_time import LayerTime
 from workbench.cost.roofline import Work
-from workbench.model.layer import TokenCount
+from workbench.model.layer import Layer, TokenCount
 from workbench.on_demand import OnDemand
 
 optimize = OnDemand("scipy.optimize")
@@ -179,3 +181,26 @@ def _seconds(points: tuple[LayerPoint, ...], name: str) -> NDArray[np.float64]:
     found = [getattr(point, name) for point in points]
     instead = STAND_IN.get(name, name)
     return np.array([getattr(p, instead) if s is None else s for p, s in zip(points, found, strict=True)])
+
+
+def in_one_piece(time: LayerTime, run: Execution) -> LayerTime:
+    """A time of a layer measured whole, which says so where its sums are to run in pieces."""
+    if run.sum_pieces == 1:
+        return time
+    return replace(time, unmeasured=time.unmeasured | {"collective_pieces: measured in one piece"})
+
+
+def from_measured(layer: Layer, measured: MeasuredLayer, work: Work) -> LayerTime:
+    """What the tables of a layer say of some work."""
+    time = measured.read(work)
+    reasons = () if time.inside else (f"{layer.kind} layer outside the measured sizes",)
+    return LayerTime(
+        time.forward_s,
+        time.input_grad_s,
+        time.weight_grad_s,
+        frozenset(reasons),
+        min(time.input_grad_s, max(0.0, time.weight_only_s - time.weight_grad_s)),
+        time.forward_only_s,
+        time.split_input_s,
+        time.split_weight_s,
+    )

@@ -3,19 +3,26 @@
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from workbench.cost.beside import left_s
+from workbench.cost.beside import left_s, lost_s
 from workbench.cost.collectives import Collective, Collectives
-from workbench.cost.execution import ActivationCut, Execution, KeyTravel, TokenCopies, TokenTravel
+from workbench.cost.execution import (
+    ActivationCut,
+    Execution,
+    KeyTravel,
+    SavedInput,
+    TokenCopies,
+    TokenTravel,
+)
 from workbench.cost.expert_parallel import ROUTER, Exchange, copies_share, exchanges_of, on_rank
 from workbench.cost.group_link import GroupLink
 from workbench.cost.hardware import Link
 from workbench.cost.kernel_times import ELEMENT_BYTES, KernelTimes
 from workbench.cost.layer_time import LayerTime, unmeasured_of
-from workbench.cost.measured import MeasuredLayer
+from workbench.cost.measured import MeasuredLayer, from_measured, in_one_piece
 from workbench.cost.operator_passes import OperatorPasses, kernels_of
-from workbench.cost.overlap import Machine, Pair, Pairs, added_kernels, exposed_s, pairs_of
+from workbench.cost.overlap import Machine, Pair, Pairs, added_kernels, exposed_s, pairs_of, pieces_of
 from workbench.cost.profile import Direction, Profile
 from workbench.cost.roofline import (
     Grid,
@@ -66,13 +73,18 @@ class CostModel(KernelTimes):
         self.beside = dict(beside or {})
         self.collectives = Collectives(profile)
         self._layers = {
-            (table.signature, table.precision, table.tp, table.cp): MeasuredLayer(table)
+            (
+                table.signature,
+                table.precision,
+                Grid(table.tp, table.cp, table.ep),
+                table.sequence_parallel,
+            ): MeasuredLayer(table)
             for table in profile.layers
         }
         self._known: dict[tuple[object, ...], LayerTime] = {}
         self._signatures = Signatures()
         self._experts = _ExpertParallel()
-        self._by_experts: dict[_ExpertParallel, CostModel] = {}
+        self._variants: dict[object, CostModel] = {}
 
     def on(self, device: str) -> "CostModel":
         """The model of that kind of device: this one where none stands beside it under that name."""
@@ -80,8 +92,8 @@ class CostModel(KernelTimes):
 
     def executed(self, execution: Execution) -> "CostModel":
         """The same machine under another execution; tables are shared, not read again."""
-        other = copy(self)
-        other.execution, other._known, other._by_experts = execution.on(self.profile), {}, {}
+        other = self._copied()
+        other.execution = execution.on(self.profile)
         other.beside = {device: model.executed(execution) for device, model in self.beside.items()}
         return other
 
@@ -93,10 +105,35 @@ class CostModel(KernelTimes):
         wanted = _ExpertParallel(ep, link)
         if ep == 1 or wanted == self._experts:
             return self
-        if wanted not in self._by_experts:
-            other = self._by_experts[wanted] = copy(self)
-            other._experts, other._known, other._by_experts = wanted, {}, {}
-        return self._by_experts[wanted]
+        if wanted not in self._variants:
+            other = self._variants[wanted] = self._copied()
+            other._experts = wanted
+        return self._variants[wanted]
+
+    def dividing_tokens(self, saved_input: SavedInput | None = None) -> "CostModel":
+        """The same machine where tensor-parallel ranks split tokens between products.
+
+        `saved_input`: what these keep of gathered tokens; None: as the execution says.
+        """
+        kept = {} if saved_input is None else {"saved_input": saved_input}
+        return self._varied(activations=ActivationCut.SEQUENCE, **kept)
+
+    def summing_in(self, num_pieces: int) -> "CostModel":
+        """The same machine where tensor-parallel ranks add up a product in so many pieces."""
+        return self if num_pieces == 1 else self._varied(sum_pieces=num_pieces)
+
+    def _varied(self, **fields: Any) -> "CostModel":
+        """Under its execution with other values of some fields; made once."""
+        key = tuple(fields.items())
+        if key not in self._variants:
+            other = self._variants[key] = self.executed(replace(self.execution, **fields))
+            other.beside = {device: model._varied(**fields) for device, model in self.beside.items()}
+        return self._variants[key]
+
+    def _copied(self) -> "CostModel":
+        other = copy(self)
+        other._known, other._variants = {}, {}
+        return other
 
     def layer_time(
         self,
@@ -130,41 +167,43 @@ class CostModel(KernelTimes):
             if str(precision) not in ELEMENT_BYTES:
                 raise ValueError(f"precision {precision!r}: want one of {', '.join(ELEMENT_BYTES)}")
             grid = Grid(tp, cp, self._experts.ep if num_experts(layer) else 1)
-            measured = self._whole(name, str(precision), Grid(tp, cp))
+            measured = self._whole(name, str(precision), grid)
             if layer.reads_context and not work.tokens(TokenCount.READERS):  # lets everything pass
                 self._known[key] = LayerTime(0.0, 0.0, 0.0)
-            elif measured is not None and grid.ep == 1:
-                self._known[key] = _from_measured(layer, measured, work)
+            elif measured is not None:
+                self._known[key] = in_one_piece(from_measured(layer, measured, work), self.execution)
             else:
                 links = self._links(grid, link, context_link)
                 self._known[key] = self._composed(layer, name, work, grid, str(precision), links)
         return self._known[key]
 
-    def measured_on(self, layer: Layer, precision: str) -> dict[Grid, MeasuredLayer]:
-        """By grid, the layer as it was measured whole."""
+    def measured_on(self, layer: Layer, precision: str) -> list[tuple[Grid, MeasuredLayer]]:
+        """The layer as it was measured whole, with the grids."""
         name = self._signatures.of(layer)
-        return {
-            Grid(tp, cp): measured
-            for (known, of, tp, cp), measured in self._layers.items()
+        return [
+            (grid, measured)
+            for (known, of, grid, _), measured in self._layers.items()
             if (known, of) == (name, precision)
-        }
+        ]
 
     def _composed(
         self, layer: Layer, name: str, work: Work, grid: Grid, precision: str, links: _Links
     ) -> LayerTime:
         """Out of its operators, or scaled from a layer measured whole: on this grid, else on one rank."""
         whole = self._whole(name, precision, Grid(1, 1))
-        here = self._whole(name, precision, grid)
+        here = self._whole(name, precision, grid._replace(ep=1))
         sums = _OperatorSums(self, work, grid, precision, links)
         if here is not None:
-            return _with_experts(_from_measured(layer, here, work), sums, layer, work, grid)
+            time = in_one_piece(from_measured(layer, here, work), self.execution)
+            return _with_experts(time, sums, layer, work, grid)
         if whole is None:
             return sums.layer(on_rank(layer, work, grid))
-        return _scaled(_from_measured(layer, whole, work), sums, layer, work, grid)
+        return _scaled(from_measured(layer, whole, work), sums, layer, work, grid)
 
     def _whole(self, name: str, precision: str, grid: Grid) -> MeasuredLayer | None:
-        """What was measured of the layer."""
-        return self._layers.get((name, precision, grid.tp, grid.cp))
+        """What was measured of the layer on that grid, its tokens divided as they are in this execution."""
+        divides = grid.tp > 1 and self.execution.activations is ActivationCut.SEQUENCE
+        return self._layers.get((name, precision, grid, divides))
 
     def _links(self, grid: Grid, link: Link | None, context_link: Link | None) -> _Links:
         if grid != Grid(1, 1) and link is None:
@@ -208,14 +247,14 @@ class _OperatorSums:
         Gaps and a slow host stretch I and W alike.
         """
         run, grid = self._cost.execution, self._grid
-        pairs, pieces = self._pairs(layer), run.overlap_pieces
+        pairs = self._pairs(layer)
         kernels = kernels_of(layer)
         forward = sum(map(run.num_kernels, kernels))
         backward = sum(map(run.num_backward_kernels, kernels))
         there, back = pairs.forward, [pair for _, pair in pairs.backward]
-        forward_s = run.pass_s(time.forward_s, forward, len(there), grid.tp, added_kernels(there, pieces))
+        forward_s = run.pass_s(time.forward_s, forward, len(there), grid.tp, added_kernels(there, run))
         device_s = time.input_grad_s + time.weight_grad_s
-        backward_s = run.pass_s(device_s, backward, len(back), grid.tp, added_kernels(back, pieces))
+        backward_s = run.pass_s(device_s, backward, len(back), grid.tp, added_kernels(back, run))
         if any(operator.name == ROUTER for operator in layer.operators):
             forward_s, backward_s = forward_s + run.host_wait_s, backward_s + run.host_wait_s
         if device_s in (0.0, backward_s):
@@ -276,7 +315,14 @@ class _OperatorSums:
             self.unmeasured.add("experts: tokens choose them at random")
             if exchange.num_chosen and self._cost.execution.copies is TokenCopies.ONCE:
                 return self._once_s(exchange, link)
-        return self._collective_s(exchange.kind, exchange.num_bytes, exchange.num_ranks, link)
+        seconds = self._collective_s(exchange.kind, exchange.num_bytes, exchange.num_ranks, link)
+        return seconds + self._sorted_s(exchange)
+
+    def _sorted_s(self, rows: Exchange) -> float:
+        """Of rows that come sender by sender, read and written once more to stand expert by expert, or the
+        reverse (Megatron-Core, `sort_chunks_by_idxs` of `MoEAlltoAllTokenDispatcher`)."""
+        has_several = rows.num_experts > rows.num_ranks
+        return self._cost.moved_s(2 * rows.num_bytes) if has_several else 0.0
 
     def _once_s(self, rows: Exchange, link: Link) -> float:
         """Of tokens that travel once to a node and, behind that, once to each rank in it."""
@@ -296,14 +342,16 @@ class _OperatorSums:
         return pairs_of(layer, self._work, self._grid, self._bytes, run.activations, run.saved_input)
 
     def _exposed_s(self, pair: Pair, link: Link, direction: Direction) -> float:
-        cost, precision = self._cost, self._precision
+        cost, precision, run = self._cost, self._precision, self._cost.execution
+        is_apart = run.overlap_pieces > 1  # on engines that slow no product
         machine = Machine(  # twice in a direction is back where it was: products of pairs are turned already
             product_s=lambda gemm: cost.product_s(in_direction(gemm, direction), direction, precision)[0],
             weights_s=lambda gemm: cost.product_s(gemm, Direction.WEIGHT_GRAD, precision)[0],
             collective_s=lambda kind, num_bytes: self._collective_s(kind, num_bytes, self._grid.tp, link),
             copied_s=lambda elements: self._cost.moved_s(2 * elements * self._bytes),
+            lost_s=(lambda there_s, here_s: 0.0) if is_apart else lost_s,
         )
-        return exposed_s(pair, self._cost.execution.overlap_pieces, machine)
+        return exposed_s(pair, pieces_of(pair, run), machine)
 
     def _keys_s(self, operator: Attention, link: Link) -> tuple[float, float]:
         """Seconds for which keys, and gradients of them, hold up an attention's forward and backward."""
@@ -327,21 +375,6 @@ class _OperatorSums:
             self._cost.collectives.seconds(kind, num_bytes, num_ranks, link)
             / self._cost.execution.collective_rate
         )
-
-
-def _from_measured(layer: Layer, measured: MeasuredLayer, work: Work) -> LayerTime:
-    time = measured.read(work)
-    reasons = () if time.inside else (f"{layer.kind} layer outside the measured sizes",)
-    return LayerTime(
-        time.forward_s,
-        time.input_grad_s,
-        time.weight_grad_s,
-        frozenset(reasons),
-        min(time.input_grad_s, max(0.0, time.weight_only_s - time.weight_grad_s)),
-        time.forward_only_s,
-        time.split_input_s,
-        time.split_weight_s,
-    )
 
 
 def _with_experts(time: LayerTime, sums: _OperatorSums, layer: Layer, work: Work, grid: Grid) -> LayerTime:

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from workbench.cost.execution import AttentionKernel, GradientSum
+from workbench.cost.execution import AttentionKernel, GradientSum, Lookups
 from workbench.cost.kernel_times import ELEMENT_BYTES, KernelTimes
 from workbench.cost.products import ProductFormat, is_measured
 from workbench.cost.profile import Direction, Table
@@ -67,7 +67,20 @@ class OperatorPasses:
             return self._matmul(operator, count, narrow)
         if isinstance(operator, Attention):
             return self._attention(operator)
+        if isinstance(operator, Lookup) and self._cost.execution.lookups is Lookups.PRODUCTS:
+            return self._looked_up(operator)
         return self._moved(operator, count)
+
+    def _looked_up(self, table: Lookup) -> Passes:
+        """Both products with a matrix of ones and zeros, which each pass writes anew."""
+        rows = table.num_rows / (1 if table.shard is Shard.REPLICATED else self._grid.tp)
+        gemm = Gemm(operator_tokens(table, self._work, self._grid), table.width, rows)
+        ones_s = self._cost.moved_s(gemm.m * gemm.k * self._bytes)
+        forward_s, weight_grad_s = (
+            ones_s + self._cost.product_s(gemm, direction, self._precision)[0]
+            for direction in (Direction.FORWARD, Direction.WEIGHT_GRAD)
+        )
+        return Passes(forward_s, 0.0, weight_grad_s)
 
     def _format(self, layer: Layer, operator: Operator) -> ProductFormat:
         is_linear = layer.kind is LayerKind.BLOCK and operator.name != ROUTER

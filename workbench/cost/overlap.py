@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from workbench.cost.beside import left_s
 from workbench.cost.collectives import Collective
-from workbench.cost.execution import ActivationCut, SavedInput
+from workbench.cost.execution import ActivationCut, Execution, SavedInput
 from workbench.cost.roofline import Gemm, Grid, Work, gemm_of, placed_messages
 from workbench.model.experts import EXPERT, SHARED
 from workbench.model.layer import Attention, Layer, Matmul, Shard
@@ -28,6 +28,7 @@ class Pair:
         remapped_elements: of the tensor whose rows the pieces leave, or want, in another order.
         beside: input gradients whose products it runs beside, whole.
         beside_weights: forward products, beside whose weight gradients it runs, whole.
+        is_of_sums: the products are those whose results ranks add up, or their backward.
     """
 
     kind: Collective
@@ -36,6 +37,7 @@ class Pair:
     remapped_elements: float = 0.0
     beside: tuple[Gemm, ...] = ()
     beside_weights: tuple[Gemm, ...] = ()
+    is_of_sums: bool = False
 
 
 class Pairs(NamedTuple):
@@ -54,12 +56,14 @@ class Machine:
         weights_s: of the weight gradient of one.
         collective_s: of a collective over so many bytes of a whole tensor.
         copied_s: of a copy of so many elements inside the device's memory.
+        lost_s: by which products are longer for a collective in pieces beside them.
     """
 
     product_s: Callable[[Gemm], float]
     weights_s: Callable[[Gemm], float]
     collective_s: Callable[[Collective, float], float]
     copied_s: Callable[[float], float]
+    lost_s: Callable[[float, float], float] = lambda collective_s, products_s: 0.0
 
 
 def exposed_s(pair: Pair, num_pieces: int, machine: Machine) -> float:
@@ -68,7 +72,8 @@ def exposed_s(pair: Pair, num_pieces: int, machine: Machine) -> float:
     Two machines in a row with equal pieces: the first piece of one, the last of the other, and the
     slower of the two for every piece between (Johnson 1954, for equal jobs). A product of a piece has
     1/n of the rows and the rate of that shape, a collective of a piece 1/n of the bytes and the whole
-    latency. Then one pass over the tensor that is out of order.
+    latency. What lies side by side makes the products longer by what the machine says. Then one pass over
+    the tensor that is out of order.
 
     Differs: the remap is never hidden behind weight gradients, which the source does where it is large.
 
@@ -82,14 +87,21 @@ def exposed_s(pair: Pair, num_pieces: int, machine: Machine) -> float:
     product_s = sum(machine.product_s(Gemm(m / num_pieces, n, k)) for m, n, k in pair.products)
     piece_s = machine.collective_s(pair.kind, pair.num_bytes / num_pieces)
     together_s = product_s + piece_s + (num_pieces - 1) * max(product_s, piece_s)
-    return together_s + machine.copied_s(pair.remapped_elements) - whole_s
+    lost_s = (num_pieces - 1) * machine.lost_s(piece_s, product_s)
+    return together_s + lost_s + machine.copied_s(pair.remapped_elements) - whole_s
 
 
-def added_kernels(pairs: Iterable[Pair], num_pieces: int) -> int:
+def pieces_of(pair: Pair, run: Execution) -> int:
+    """Into which a pair is cut."""
+    return max(run.overlap_pieces, run.sum_pieces) if pair.is_of_sums else run.overlap_pieces
+
+
+def added_kernels(pairs: Iterable[Pair], run: Execution) -> int:
     """Kernels that cutting adds: pieces of products, and remaps."""
     return sum(
         len(pair.products) * (num_pieces - 1) + (pair.remapped_elements > 0 and num_pieces > 1)
         for pair in pairs
+        for num_pieces in (pieces_of(pair, run),)
     )
 
 
@@ -110,7 +122,8 @@ def pairs_of(
     forward, the row-cut one's input gradient backward, whose results come in another order. The next
     product of a layer's last collective is the first one's in the next layer, taken to be alike.
     Collectives of experts and of tables have no product. Where products saved a share of their input,
-    the backward gathers that again.
+    the backward gathers that again. Of sums are the row-cut products, forward and, where tokens are shared
+    out, backward.
     """
     operators = layer.operators
     messages = placed_messages(layer, work, grid, element_bytes)
@@ -118,17 +131,19 @@ def pairs_of(
     opening = {index: _gemms(layer, work, grid, _sharing(layer, index)) for index, _ in messages.backward}
     if cut is ActivationCut.WHOLE:
         return Pairs(
-            tuple(_summed(num_bytes, closing[index]) for index, num_bytes in messages.forward),
+            tuple(
+                replace(_summed(num_bytes, closing[index]), is_of_sums=True)
+                for index, num_bytes in messages.forward
+            ),
             tuple(
                 (index, _summed(num_bytes, [gemm.input_grad for gemm in opening[index]]))
                 for index, num_bytes in messages.backward
             ),
         )
-    forward = [
-        half
-        for index, num_bytes in messages.forward
-        for half in _halves(num_bytes, closing[index], _next(opening, index, len(operators)))
-    ]
+    forward: list[Pair] = []
+    for index, num_bytes in messages.forward:
+        scatter, gather = _halves(num_bytes, closing[index], _next(opening, index, len(operators)))
+        forward += [replace(scatter, is_of_sums=True), gather]
     backward: list[tuple[int, Pair]] = []
     for index, num_bytes in messages.backward:
         input_grads = [gemm.input_grad for gemm in opening[index]]
@@ -139,7 +154,7 @@ def pairs_of(
             again = Pair(kind=Collective.ALL_GATHER, num_bytes=num_bytes, beside=tuple(input_grads))
             backward.append((index, again))
             scatter = replace(scatter, beside_weights=tuple(opening[index]))
-        backward += [(index, scatter), (index, gather)]
+        backward += [(index, scatter), (index, replace(gather, is_of_sums=True))]
     return Pairs(tuple(forward), tuple(backward))
 
 

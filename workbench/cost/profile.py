@@ -195,6 +195,7 @@ class Profile:
         overheads_s: (action kind, seconds the executor adds to each such action).
         in_pipeline: (action kind, how many times as long it takes in a running pipeline as its parts
             do alone in a loop, where memory and caches are as they left them).
+        without_messages: the same of passes between which no messages come and go; none: as `in_pipeline`.
         optimizer_s_per_parameter: (precision, seconds) measured; absent: by bytes.
         optimizer_update: how AdamW ran for that, "single" tensor after tensor or "fused"; None: not noted.
         layers: layers measured as a whole; they win over the tables.
@@ -233,6 +234,7 @@ class Profile:
     kernel_floor_s: float = 0.0
     overheads_s: tuple[tuple[str, float], ...] = ()
     in_pipeline: tuple[tuple[str, float], ...] = ()
+    without_messages: tuple[tuple[str, float], ...] = field(default=(), metadata={WHERE_SET: True})
     optimizer_s_per_parameter: tuple[tuple[str, float], ...] = ()
     optimizer_update: str | None = field(default=None, metadata={WHERE_SET: True})
     layers: tuple[LayerTable, ...] = ()
@@ -254,7 +256,7 @@ class Profile:
             )
         rates = [self.attention_backward_rate, *(rate for _, rate in self.peak_flop_per_s)]
         rates += [] if self.peak_bytes_per_s is None else [self.peak_bytes_per_s]
-        rates += [factor for _, factor in self.in_pipeline]
+        rates += [factor for _, factor in (*self.in_pipeline, *self.without_messages)]
         if min(rates) <= 0 or self.memory_bytes < 1:
             raise ValueError(f"profile {self.name!r}: rates and memory must be > 0")
 
@@ -280,6 +282,10 @@ class Profile:
     def pipeline_factor(self, kind: str) -> float:
         """Seconds of an action of that kind in a pipeline over those alone; 1 where not measured."""
         return dict(self.in_pipeline).get(kind, 1.0)
+
+    def alone_factor(self, kind: str) -> float:
+        """The same of ranks that nobody hands rows to; that of a pipeline where not measured."""
+        return dict(self.without_messages).get(kind, self.pipeline_factor(kind))
 
     def machine_link(self, scope: str) -> MachineLink:
         """Its "intra" or "inter" link; ValueError naming the known ones."""

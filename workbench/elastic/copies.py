@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from workbench.cost.hardware import Link
-from workbench.elastic.layout import Layout, held_layers
+from workbench.elastic.layout import NodeLayout, held_layers
 from workbench.elastic.node_specification import TemplateSet
 
 
@@ -19,7 +19,9 @@ class Copy:
     num_bytes: int
 
 
-def holders_of(planned: TemplateSet, layout: Layout, gone: Collection[str]) -> tuple[tuple[str, ...], ...]:
+def holders_of(
+    planned: TemplateSet, layout: NodeLayout, gone: Collection[str]
+) -> tuple[tuple[str, ...], ...]:
     """[L] surviving nodes that hold each layer."""
     holders: list[list[str]] = [[] for _ in range(planned.templates[0].num_layers)]
     for node, layers in held_layers(planned, layout).items():
@@ -31,8 +33,8 @@ def holders_of(planned: TemplateSet, layout: Layout, gone: Collection[str]) -> t
 
 def copies_between(
     planned: TemplateSet,
-    before: Layout,
-    after: Layout,
+    before: NodeLayout,
+    after: NodeLayout,
     gone: Collection[str],
     layer_bytes: Sequence[int],
 ) -> tuple[Copy, ...]:

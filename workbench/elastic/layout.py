@@ -8,7 +8,7 @@ from workbench.elastic.node_specification import TemplateSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class NodeLayout:
     """Nodes by pipeline, each in the order of its template.
 
     Raises:
@@ -34,7 +34,7 @@ class Layout:
         return tuple(map(len, self.pipelines))
 
 
-def first_layout(nodes: Sequence[str], sizes: Sequence[int]) -> Layout:
+def first_layout(nodes: Sequence[str], sizes: Sequence[int]) -> NodeLayout:
     """The nodes assigned in their order to pipelines of those sizes.
 
     Raises:
@@ -43,12 +43,12 @@ def first_layout(nodes: Sequence[str], sizes: Sequence[int]) -> Layout:
     if sum(sizes) != len(nodes):
         raise ValueError(f"pipelines of {list(sizes)} nodes use {sum(sizes)}, there are {len(nodes)}")
     ends = [sum(sizes[: place + 1]) for place in range(len(sizes))]
-    return Layout(
+    return NodeLayout(
         pipelines=tuple(tuple(nodes[end - size : end]) for size, end in zip(sizes, ends, strict=True))
     )
 
 
-def held_layers(planned: TemplateSet, layout: Layout) -> dict[str, tuple[int, ...]]:
+def held_layers(planned: TemplateSet, layout: NodeLayout) -> dict[str, tuple[int, ...]]:
     """Layers by node, from the template of each pipeline's size."""
     held: dict[str, tuple[int, ...]] = {}
     for pipeline in layout.pipelines:

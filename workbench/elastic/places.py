@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.elastic.layout import Layout
+from workbench.elastic.layout import NodeLayout
 from workbench.elastic.node_specification import TemplateSet
 from workbench.on_demand import OnDemand
 
@@ -49,7 +49,7 @@ class Places:
         rows, columns = optimize.linear_sum_assignment(missing)
         return int(missing[rows, columns].sum())
 
-    def layout(self, pipelines: Sequence[Sequence[str]]) -> Layout:
+    def layout(self, pipelines: Sequence[Sequence[str]]) -> NodeLayout:
         """The nodes in the places where the fewest bytes are copied; of equally good ones those they have.
 
         The Hungarian method, over the places of all pipelines at once.
@@ -70,7 +70,7 @@ class Places:
         _, columns = optimize.linear_sum_assignment(missing * (2 * len(nodes) + 1) + _moves(sizes))
         placed = dict(zip(columns.tolist(), nodes, strict=True))
         ends = np.cumsum(sizes).tolist()
-        return Layout(
+        return NodeLayout(
             pipelines=tuple(
                 tuple(placed[place] for place in range(end - size, end))
                 for size, end in zip(sizes, ends, strict=True)

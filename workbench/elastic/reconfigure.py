@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from workbench.elastic.copies import Copy, copies_between, holders_of
-from workbench.elastic.layout import Layout, held_layers
+from workbench.elastic.layout import NodeLayout, held_layers
 from workbench.elastic.node_specification import TemplateSet
 from workbench.elastic.places import Places
 
@@ -35,14 +35,14 @@ class Step:
 class Reconfiguration:
     """The new layout, how it came about, and the layers that must be copied before training goes on."""
 
-    layout: Layout
+    layout: NodeLayout
     steps: tuple[Step, ...]
     copies: tuple[Copy, ...]
 
 
 def survive(
     planned: TemplateSet,
-    layout: Layout,
+    layout: NodeLayout,
     lost: Collection[str],
     layer_bytes: Sequence[int],
     spares: Sequence[str] = (),
@@ -80,7 +80,7 @@ def survive(
 
 
 def drain(
-    planned: TemplateSet, layout: Layout, leaving: Collection[str], layer_bytes: Sequence[int]
+    planned: TemplateSet, layout: NodeLayout, leaving: Collection[str], layer_bytes: Sequence[int]
 ) -> Reconfiguration:
     """As `survive`, of nodes that were warned and are still there: they give what they hold before they go.
 
@@ -93,7 +93,7 @@ def drain(
 
 def _without(
     planned: TemplateSet,
-    layout: Layout,
+    layout: NodeLayout,
     leaving: Collection[str],
     silent: Collection[str],
     layer_bytes: Sequence[int],
@@ -176,7 +176,7 @@ def _donor(
 
 def join(
     planned: TemplateSet,
-    layout: Layout,
+    layout: NodeLayout,
     new: Sequence[str],
     sizes: Sequence[int],
     layer_bytes: Sequence[int],
@@ -224,7 +224,7 @@ def join(
     return Reconfiguration(layout=after, steps=steps, copies=copies)
 
 
-def _require_known(layout: Layout, lost: Collection[str]) -> None:
+def _require_known(layout: NodeLayout, lost: Collection[str]) -> None:
     present = {node for pipeline in layout.pipelines for node in pipeline}
     for node, count in Counter(lost).items():
         if node not in present:

@@ -99,7 +99,7 @@ def _computed_again(plan: Plan) -> Sequence[Change]:
 
 
 def layout_words(plan: Plan) -> dict[str, object]:
-    """What `fsdp2.json` says; see the program's `Layout`."""
+    """What `fsdp2.json` says; see the program's `ShardingMesh`."""
     settings = plan.settings.of(llm_of(plan).name)
     num_ranks = len(plan.ranks)
     copies = num_ranks if settings.sharding is Sharding.NONE else settings.instances

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from workbench.cost.hardware import Cluster
@@ -46,10 +46,7 @@ class ModuleLayout:
     stage_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("pp", "tp", "cp", "ep", "dp"):
-            degree = getattr(self, name)
-            if degree is not None and degree < 1:
-                raise ValueError(f"layout of {self.module!r}: {name} must be >= 1, got {degree}")
+        check_degrees(self.module, pp=self.pp, tp=self.tp, cp=self.cp, ep=self.ep, dp=self.dp)
         if self.rank_offset is not None and self.rank_offset < 0:
             raise ValueError(f"layout of {self.module!r}: rank_offset must be >= 0, got {self.rank_offset}")
         if any(count < 1 for count in self.stage_layers):
@@ -59,7 +56,19 @@ class ModuleLayout:
             )
 
 
-_PLACES = {"pp", "tp", "cp", "ep", "dp", "rank_offset", "stage_layers"}  # others of a LayoutSpec are settings
+PLACES = tuple(each.name for each in fields(ModuleLayout))[1:]  # others of a LayoutSpec are settings
+
+
+def check_degrees(module: str, **degrees: int | None) -> None:
+    """ValueError for the first degree of a module below 1; None is left open."""
+    for name, degree in degrees.items():
+        if degree is not None and degree < 1:
+            raise ValueError(f"layout of {module!r}: {name} must be >= 1, got {degree}")
+
+
+def layout_from_spec(module: str, spec: LayoutSpec) -> ModuleLayout:
+    """Where a job file puts a module's ranks; what else the entry says are settings."""
+    return ModuleLayout(module=module, **spec.model_dump(include=set(PLACES)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,10 +173,7 @@ def job_from_spec(spec: JobSpec, *, folder: Path) -> Job:
         batch=batch_of(spec.batch, model, folder=folder),
         microbatch_samples=spec.batch.microbatch_samples,
         replicas=spec.batch.replicas,
-        layouts=tuple(
-            ModuleLayout(module=name, **layout.model_dump(include=_PLACES))
-            for name, layout in spec.layouts.items()
-        ),
+        layouts=tuple(layout_from_spec(name, layout) for name, layout in spec.layouts.items()),
         max_ranks=spec.max_ranks,
         schedule=replace(usual(spec.schedule.kind), **spec.schedule.model_dump(exclude_none=True)),
         settings=settings,

@@ -11,6 +11,7 @@ from workbench.llm_table.columns import SHARES
 from workbench.model.layer import Attention, Layer, Lookup, Matmul, Pointwise
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan, Stage
+from workbench.plan.sequence import dividing
 from workbench.plan.work import work_of
 from workbench.schedule.action import COMPUTE, Pass
 from workbench.timing.grid_links import grid_links
@@ -119,6 +120,7 @@ def _shares(whole: Lowered, cost: CostModel, stages: list[Stage]) -> dict[str, f
 def _by_kind(layer: Layer, stage: Stage, work: Work, plan: Plan, cost: CostModel) -> dict[str, float]:
     """Seconds of a layer's forward and backward: of its operators by kind, and of all it does."""
     links = grid_links(plan.cluster, stage)
+    cost = dividing(cost, plan.settings, stage.module)
 
     def seconds(layer: Layer, model: CostModel, tensor: Link | None, context: Link | None) -> float:
         time = model.layer_time(

@@ -12,12 +12,13 @@ from workbench.llm_table.boundaries import scattered, with_boundary_gathers
 from workbench.llm_table.cost_parts import CostParts, parts_of
 from workbench.llm_table.fewer_microbatches import Orders, passes_of_all, with_few
 from workbench.llm_table.gathers import with_gathers_beside
-from workbench.llm_table.llm_row import DataOverlap, LlmRow, YesNo
+from workbench.llm_table.llm_row import DataOverlap, LlmRow
 from workbench.llm_table.replicas import Sums, in_one_buffer, standing_for
 from workbench.llm_table.row_bytes import row_bytes
 from workbench.llm_table.row_doubts import told
 from workbench.llm_table.row_execution import doubts, execution_of
 from workbench.llm_table.row_interval import reasons_of
+from workbench.llm_table.row_model import MODULE
 from workbench.llm_table.row_plan import is_cut_further, plan_of
 from workbench.llm_table.sharded_replicas import sharding_for
 from workbench.plan.flop import model_flop
@@ -179,7 +180,7 @@ def _plan(row: LlmRow, cost: CostModel) -> tuple[Plan, Orders | None]:
 def prices_of(whole: Lowered, row: LlmRow, cost: CostModel) -> Price:
     """Prices of the lowered plan that stands for all replicas."""
     prices = price(whole, cost)
-    if row.tp > 1 and row.pp > 1 and row.sequence_parallel is YesNo.NO:
+    if row.tp > 1 and row.pp > 1 and not whole.plan.settings.divides_tokens(MODULE):
         prices = with_boundary_gathers(prices, whole, lambda ranks: cost)
     if row.dp_overlap is DataOverlap.BOTH and row.zero_stage in (1, 2):
         prices = with_gathers_beside(prices, whole, lambda ranks: cost)

@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.cost.execution import (
-    ActivationCut,
     AttentionKernel,
     Execution,
     GradientSum,
@@ -48,11 +47,11 @@ def execution_of(row: LlmRow, base: Execution) -> Execution:
         scores_passes=max(0.0, base.scores_passes - spared),
         scores_backward_passes=max(0.0, base.scores_backward_passes - spared),
         gradient_sum=GradientSum.MAIN if sums_wide else GradientSum.OWN,
-        activations=ActivationCut.SEQUENCE if row.sequence_parallel is YesNo.YES else ActivationCut.WHOLE,
         instance_sums=InstanceSums.BEHIND_EACH,
         updated_weights=row.updated_weights,
         tokens=TokenTravel.BESIDE if row.moe_overlap is YesNo.YES else base.tokens,
         copies=row.moe_copies,
+        lookups=row.lookups,
         launch=Launch.GRAPH if row.cuda_graphs is Recorded.ALL else base.launch,
         overlap_pieces=TENSOR_PIECES if row.tp_overlap is YesNo.YES else base.overlap_pieces,
         products=FORMATS.get(row.precision, base.products),

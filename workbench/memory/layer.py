@@ -66,7 +66,10 @@ def layer_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) 
     saved = round(sum(_kept(layer, _saved_by_operator(layer, needs, setting), setting)))
     working = working_bytes(layer, work, grid, size)
     backward = working if needs.any else 0
-    kept = Kept(saved, _fused_input_bytes(layer, needs, setting))
+    given = (
+        setting._replace(divides_tokens=False) if kernels.cuts_sequence else setting
+    )  # as messages count it
+    kept = Kept(saved, _fused_input_bytes(layer, needs, given))
     if kernels.is_megatron:
         by_operator = _megatron_saved(layer, needs, setting, kernels)
         kept = Kept(round(sum(_kept(layer, by_operator, setting))), kept.input_bytes)
@@ -106,7 +109,7 @@ def _megatron_saved(layer: Layer, needs: Needs, setting: Setting, kernels: Kerne
         needs,
         setting,
         stores_scores=kernels.stores_scores,
-        cuts_sequence=kernels.cuts_sequence or setting.divides_tokens,
+        cuts_sequence=setting.divides_tokens,
     )
 
 

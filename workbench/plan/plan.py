@@ -221,6 +221,13 @@ class Settings:
         """Bytes of an element of a gradient while it is added up over ranks."""
         return (self.optimizer_precision or self.precision).num_bytes
 
+    def divides_tokens(self, module: str) -> bool:
+        """Whether tensor-parallel ranks of a module split its tokens; everything else asks here.
+
+        Said of single modules, or of all by Megatron's `kernels`. See `plan/sequence.py`.
+        """
+        return self.kernels.cuts_sequence or self.of(module).sequence_parallel
+
     def of(self, module: str) -> ModuleSettings:
         found = [settings for settings in self.modules if settings.module == module]
         return found[0] if found else ModuleSettings(module=module)

@@ -10,6 +10,7 @@ from workbench.model.item_tokens import family_of, source_config
 from workbench.model.layer import Attention, Matmul, Shard, TokenCount
 from workbench.model.model_graph import TEXT, Edge, Module
 from workbench.model.projector import Projector, from_text, shown
+from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Boundaries, ModuleSettings, Plan, Stage
 from workbench.plan.runnable_items import check_segment
 from workbench.schedule.action import Pass
@@ -183,9 +184,17 @@ def _check_soft_cap(plan: Plan, stage: Stage) -> None:
 
 
 def _check_cuts(plan: Plan, stage: Stage) -> None:
-    """A norm over the width of all heads wants them on one rank; what is cut, a feature for each."""
+    """A norm over the width of all heads wants them on one rank; what is cut, a feature for each.
+
+    Stages hand all tokens on to each other when they are run, and Megatron's kernels parts of them.
+    """
     if stage.tp == 1:
         return
+    if plan.settings.kernels.cuts_sequence:
+        raise ValueError(
+            f"module {stage.module!r}: kernels {plan.settings.kernels.value!r} are priced, and not run over "
+            f"tp {stage.tp}; nearest: kernels {Kernels.FUSED.value!r} and sequence_parallel of the module"
+        )
     for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
         for matmul in (each for each in layer.operators if isinstance(each, Matmul)):
             if matmul.shard is Shard.ROW and matmul.in_features < stage.tp:

@@ -1,15 +1,18 @@
 """Where tensor-parallel ranks of a stage split its tokens, and where each has all of them again.
 
 Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
-section 4.2.2. Differs: stages hand all tokens on to each other, so a stage divides them itself and
+section 4.2.2. So do Megatron's kernels: every layer has its part of the tokens, and stages hand parts on.
+Differs otherwise: stages hand all tokens on to each other, so a stage divides them itself and
 joins them at its end; embeddings and projectors work on all tokens, as features are placed among
 them and tokens shrink there.
 """
 
 from dataclasses import dataclass
 
+from workbench.cost.execution import SavedInput
+from workbench.cost.model import CostModel
 from workbench.model.layer import Layer, LayerKind
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan, Settings, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +33,15 @@ class TokenBorders:
 def token_borders(plan: Plan, stage: Stage) -> TokenBorders:
     """Blocks and the head divide tokens; around what enters or leaves between two of them all are joined.
 
+    Under Megatron's kernels all layers do, and nothing is joined.
+
     Complexity: O(layers of the stage x edges of its module).
     """
-    if stage.tp == 1 or not plan.settings.of(stage.module).sequence_parallel:
+    if stage.tp == 1 or not plan.settings.divides_tokens(stage.module):
         return TokenBorders()
     first, last = stage.layers
+    if plan.settings.kernels.cuts_sequence:
+        return TokenBorders(divided=tuple(range(first, last)))
     layers = plan.model.module(stage.module).layers
     divided = tuple(index for index in range(first, last) if can_divide(layers[index]))
     entered = {layer for edge in plan.model.edges_into(stage.module) for layer in edge.entered}
@@ -47,6 +54,16 @@ def token_borders(plan: Plan, stage: Stage) -> TokenBorders:
         if layers[index].kind is LayerKind.BLOCK and (index + 1 in whole or index + 1 not in divided)
     )
     return TokenBorders(divided, divides, joins)
+
+
+def dividing(cost: CostModel, settings: Settings, module: str) -> CostModel:
+    """The machine on which layers of a module that divide tokens are priced; `cost` where none do.
+
+    Products keep all the tokens that they gathered, but for Megatron's: see `SavedInput`.
+    """
+    if not settings.divides_tokens(module):
+        return cost
+    return cost.dividing_tokens(None if settings.kernels.cuts_sequence else SavedInput.WHOLE)
 
 
 def can_divide(layer: Layer) -> bool:

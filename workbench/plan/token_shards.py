@@ -6,10 +6,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.balance.tokens.policies import Policy, with_token_cost
+from workbench.masks.bitfield import Bitfield
 from workbench.masks.tiles import classify_runs, row_work
 from workbench.model.model_graph import Module
 from workbench.plan.plan import Microbatch, Plan, TokenShard
+from workbench.plan.remembered import Remembered, Same
 from workbench.plan.work import row_mask
+
+BlockCosts = tuple[int, NDArray[np.float64]]  # tokens of a block of a row, the cost of every block
+_COSTS: Remembered[BlockCosts] = Remembered(4_096)
 
 
 class Scope(Enum):
@@ -84,16 +89,21 @@ def token_shards(
 
 def _row_costs(
     plan: Plan, module: Module, microbatch: Microbatch, cut: tuple[int, int], per_token: float
-) -> list[tuple[int, NDArray[np.float64]]]:
-    """[row] tokens of a block and the cost of every block; `cut` is the block asked for and the ranks."""
-    found = []
-    for items in microbatch.rows:
-        mask = row_mask(plan, module, items)
-        block = _block(len(mask), *cut)
-        pairs = row_work(classify_runs(mask, mask, block, block)) * block**2
-        cost = with_token_cost(pairs, num_tokens=len(mask), block_tokens=block, per_token=per_token)
-        found.append((block, cost))
-    return found
+) -> list[BlockCosts]:
+    """[row]; `cut` is the block asked for and the ranks."""
+    return [
+        _COSTS.answer(
+            (Same(plan.model), Same(plan.batch), module.name, items, cut, per_token),
+            lambda items=items: _costs(row_mask(plan, module, items), cut, per_token),  # type: ignore[misc]
+        )
+        for items in microbatch.rows
+    ]
+
+
+def _costs(mask: Bitfield, cut: tuple[int, int], per_token: float) -> BlockCosts:
+    block = _block(len(mask), *cut)
+    pairs = row_work(classify_runs(mask, mask, block, block)) * block**2
+    return block, with_token_cost(pairs, num_tokens=len(mask), block_tokens=block, per_token=per_token)
 
 
 def _block(num_tokens: int, largest: int, num_ranks: int) -> int:

@@ -35,6 +35,7 @@ def _masked_area(segments: tuple[Segment, ...], mask: str) -> int:
 
 
 _ROWS: Remembered[tuple[RowWork, ...]] = Remembered(65_536)
+_SHARES: Remembered[list[tuple[float, float]]] = Remembered(65_536)
 
 
 @kept
@@ -116,7 +117,19 @@ def _shares(
     if shard is None:
         whole = _row(plan, module, items)
         return [(whole.tokens_in / num_owners, whole.attention_area / num_owners)] * num_owners
-    field = row_mask(plan, module, items)
+    key = (
+        Same(plan.model),
+        Same(plan.batch),
+        module.name,
+        items,
+        shard.block_tokens,
+        shard.owners,
+        num_owners,
+    )
+    return _SHARES.answer(key, lambda: _owned_shares(row_mask(plan, module, items), shard, num_owners))
+
+
+def _owned_shares(field: Bitfield, shard: TokenShard, num_owners: int) -> list[tuple[float, float]]:
     owners = np.repeat(np.asarray(shard.owners), shard.block_tokens)[: len(field)]
     owned = [np.flatnonzero(owners == owner) for owner in range(num_owners)]
     return [(float(len(tokens)), float(area(field.take(tokens), field))) for tokens in owned]

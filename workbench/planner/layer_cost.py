@@ -8,6 +8,7 @@ from workbench.cost.model import CostModel, Work
 from workbench.job.job import Job, ModuleLayout
 from workbench.model.frozen import FrozenRule, gradient_needs
 from workbench.plan.plan import Plan, Recompute
+from workbench.plan.sequence import dividing
 from workbench.plan.work import work_of
 from workbench.planner.assembly import layout_of
 
@@ -36,7 +37,8 @@ def layer_costs(
 
     Complexity: O(layers x distinct microbatch shapes).
     """
-    module, cost = job.model.module(layout.module), cost.with_expert_parallel(layout.ep)
+    module = job.model.module(layout.module)
+    cost = dividing(cost, job.settings, module.name).with_expert_parallel(layout.ep)
     link = None
     if job.pools and layout.rank_offset is not None:
         first = (layout.rank_offset,)

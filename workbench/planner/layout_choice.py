@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from workbench.balance.orchestration.expert_degrees import nearest_expert_degree
-from workbench.plan.plan import Recompute
+from workbench.job.job import ModuleLayout, check_degrees
+from workbench.plan.plan import Plan, Recompute
 
 
 class Mode(StrEnum):
@@ -43,9 +44,7 @@ class Degrees:
     ep: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("tp", "cp", "pp", "dp", "ep"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"layout of {self.module!r}: {name} must be >= 1, got {getattr(self, name)}")
+        check_degrees(self.module, tp=self.tp, cp=self.cp, pp=self.pp, dp=self.dp, ep=self.ep)
         if self.tp * self.cp % self.ep:
             raise ValueError(
                 f"layout of {self.module!r}: experts are distributed over a divisor of tp x cp = "
@@ -57,6 +56,20 @@ class Degrees:
     def num_ranks(self) -> int:
         """Where the module is alone on its ranks."""
         return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def layout(self) -> ModuleLayout:
+        """As a job says it; where its ranks are and how layers are cut is left open."""
+        return ModuleLayout(module=self.module, tp=self.tp, cp=self.cp, pp=self.pp, dp=self.dp, ep=self.ep)
+
+
+def degrees_of(plan: Plan, module: str) -> Degrees:
+    """Of a module's first replica, and how many replicas there are."""
+    replicas = plan.replicas(module)
+    chain = plan.chain[module, replicas[0]]
+    blocks = len({stage.flat_ranks for stage in chain})
+    first = chain[0]
+    return Degrees(module=module, tp=first.tp, cp=first.cp, pp=blocks, dp=len(replicas), ep=first.ep)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

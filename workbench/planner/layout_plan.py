@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from workbench.cost.model import CostModel
 from workbench.job.device_pools import check_taken
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
 from workbench.memory.account import check_memory, memory_table
 from workbench.model.model_graph import TEXT
 from workbench.plan.lower import lower
@@ -71,13 +71,8 @@ def job_with(job: Job, choice: LayoutChoice, step: LayoutStep) -> Job:
     llm = choice.llm.module
     offset = 0 if choice.mode is Mode.COLOCATED else None
     layouts = tuple(
-        ModuleLayout(
-            module=name,
-            tp=part.tp,
-            cp=part.cp,
-            ep=part.ep,
-            pp=part.pp,
-            dp=part.dp,
+        replace(
+            part.layout,
             rank_offset=offset,
             stage_layers=step.llm_layers if name == llm and job.schedule.virtual_stages == 1 else (),
         )

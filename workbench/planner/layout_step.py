@@ -291,7 +291,7 @@ class LayoutSteps:
         layers = self.job.model.module(choice.module).layers
         tokens = self.prices.sample_tokens(choice.module, layers[0].emits) * self.job.microbatch_samples
         width = layers[0].out_width
-        cut = choice.cp * (choice.tp if "sequence" in self.job.settings.kernels else 1)
+        cut = choice.cp * (choice.tp if self.job.settings.divides_tokens(choice.module) else 1)
         num_bytes = tokens / cut * width * self.job.settings.precision.num_bytes
         link = group_link(self.job.cluster, num_ranks=2, stride=choice.tp * choice.cp * choice.dp)
         return self.prices.send_s(num_bytes, link)

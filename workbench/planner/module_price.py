@@ -18,6 +18,7 @@ from workbench.model.experts import is_of_expert
 from workbench.model.frozen import Needs, gradient_needs
 from workbench.model.layer import Layer, Parameter, Shard, TokenCount
 from workbench.plan.plan import Recompute
+from workbench.plan.sequence import dividing
 from workbench.plan.work import work_of
 from workbench.planner.assembly import shared_draft
 from workbench.planner.layout_choice import ModuleChoice
@@ -233,9 +234,12 @@ class ModulePrices:
         link = group_link(cluster, num_ranks=choice.tp, stride=1)
         context_link = group_link(cluster, num_ranks=choice.cp, stride=choice.tp)
         again = choice.recompute is Recompute.FULL and need.any
-        cost = self.cost.with_expert_parallel(choice.ep, group_link(cluster, num_ranks=choice.ep, stride=1))
+        cost = dividing(self.cost, settings, choice.module).with_expert_parallel(
+            choice.ep, group_link(cluster, num_ranks=choice.ep, stride=1)
+        )
         grid = Grid(choice.tp, choice.cp, choice.ep)
-        cut = choice.cp * (choice.tp if "sequence" in settings.kernels else 1)
+        divides = choice.tp > 1 and settings.divides_tokens(choice.module)
+        cut = choice.cp * (choice.tp if divides else 1)
         forward_s = backward_s = kept = working = 0.0
         for work, share in self._shapes(choice.module, num_samples):
             time = cost.layer_time(
@@ -249,7 +253,9 @@ class ModulePrices:
             )
             forward_s += share * time.forward_s
             backward_s += share * (time.backward_s(need) + (time.forward_s if again else 0.0))
-            setting = Setting(work, grid, settings.precision.num_bytes, is_gathered=False)
+            setting = Setting(
+                work, grid, settings.precision.num_bytes, is_gathered=False, divides_tokens=divides
+            )
             held = layer_bytes(layer, need, setting, settings.kernels)
             inside = max(held.forward, held.backward)
             entering = work.tokens(layer.emits) / cut * layer.out_width * setting.element_bytes

@@ -1,9 +1,11 @@
 """The layouts that a plan's stages have."""
 
+from dataclasses import replace
 from enum import StrEnum
 
 from workbench.job.job import ModuleLayout
 from workbench.plan.plan import Plan
+from workbench.planner.layout_choice import degrees_of
 
 
 class Placing(StrEnum):
@@ -20,17 +22,12 @@ def layouts_of(plan: Plan, replicas: int, placing: Placing) -> tuple[ModuleLayou
     """
     found = []
     for module in plan.model.modules:
-        chain = plan.chain[module.name, plan.replicas(module.name)[0]]
-        dp = len(plan.replicas(module.name))
+        layout = degrees_of(plan, module.name).layout
         ranks = [rank for stage in plan.stages if stage.module == module.name for rank in stage.flat_ranks]
         found.append(
-            ModuleLayout(
-                module=module.name,
-                pp=len({stage.flat_ranks for stage in chain}),
-                tp=chain[0].tp,
-                cp=chain[0].cp,
-                ep=chain[0].ep,
-                dp=None if placing is Placing.LEFT or dp == replicas else dp,
+            replace(
+                layout,
+                dp=None if placing is Placing.LEFT or layout.dp == replicas else layout.dp,
                 rank_offset=min(ranks) if placing is Placing.SAID else None,
             )
         )

@@ -10,6 +10,7 @@ from workbench.data.sample import Sample
 from workbench.job.job import Job
 from workbench.model.frozen import gradient_needs
 from workbench.model.model_graph import TEXT, Module
+from workbench.plan.sequence import dividing
 from workbench.plan.work import work_of
 from workbench.planner.assembly import layout_of, shared_draft
 
@@ -55,7 +56,8 @@ def _read_aside_s(job: Job, cost: CostModel, llm: Module) -> tuple[float, ...]:
 def _layers_s(job: Job, cost: CostModel, module: Module, work: Work, places: Sequence[int]) -> float:
     """Forward and backward of some layers of a module."""
     layout = layout_of(job, module.name)
-    cost, needs = cost.with_expert_parallel(layout.ep), gradient_needs(job.model)[module.name]
+    cost = dividing(cost, job.settings, module.name).with_expert_parallel(layout.ep)
+    needs = gradient_needs(job.model)[module.name]
     found = 0.0
     for place in places:
         layer = module.layers[place]

@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 from workbench.schedule.action import Action, Pass
-from workbench.schedule.spec import Layout, ScheduleSpec
+from workbench.schedule.spec import ScheduleSpec, StagePlacement
 
 
 def dualpipe_v(stages: Sequence[int], num_microbatches: int) -> tuple[tuple[Action, ...], ...]:
@@ -82,7 +82,7 @@ SPEC = ScheduleSpec(
     name="dualpipe-v",
     summary="DeepSeek's DualPipe folded into a V: forwards beside backwards, few of which are split",
     chain=lambda stages, _, num_microbatches: dualpipe_v(stages, num_microbatches),
-    layout=Layout.VEE,
+    layout=StagePlacement.VEE,
     usual_virtual_stages=2,
     splits_backward=True,
 )

@@ -12,7 +12,7 @@ ChainOrder = Callable[[Sequence[int], int, int], tuple[tuple[Action, ...], ...]]
 """From [p v] stages, first to last, p ranks and m microbatches to [p] programs."""
 
 
-class Layout(StrEnum):
+class StagePlacement(StrEnum):
     """How the stages of a chain lie on its p blocks of ranks; with one stage on each the two are the same."""
 
     ROUND = "round the ranks"
@@ -21,7 +21,7 @@ class Layout(StrEnum):
     def block(self, position: int, num_stages: int, virtual_stages: int) -> int:
         """Which of the num_stages / virtual_stages blocks the stage at this place of the chain lies on."""
         num_blocks = num_stages // virtual_stages
-        if self is Layout.VEE and position >= num_blocks:
+        if self is StagePlacement.VEE and position >= num_blocks:
             return num_stages - 1 - position
         return position % num_blocks
 
@@ -74,7 +74,7 @@ class ScheduleSpec:
     summary: str
     chain: ChainOrder
     dag: Callable[[Problem], Programs] | None = None
-    layout: Layout = Layout.ROUND
+    layout: StagePlacement = StagePlacement.ROUND
     usual_virtual_stages: int = 1
     takes_more_stages: bool = False
     splits_backward: bool = False

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.interleaved import turns_of
-from workbench.schedule.spec import Layout, ScheduleSpec
+from workbench.schedule.spec import ScheduleSpec, StagePlacement
 
 Programs = tuple[tuple[Action, ...], ...]
 
@@ -186,7 +186,7 @@ SPEC_V = ScheduleSpec(
     name="zb-v",
     summary="two stages on each rank, down the ranks and up again: no bubble, with the memory of 1F1B",
     chain=lambda stages, _, num_microbatches: zb_v(stages, num_microbatches),
-    layout=Layout.VEE,
+    layout=StagePlacement.VEE,
     usual_virtual_stages=2,
     splits_backward=True,
     most_in_flight=_as_1f1b,

@@ -5,7 +5,7 @@ long sequence, how tiles fall on compute units and what a gather hides behind is
 and handed to `price` as a callable, so that the planner imports no simulator.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from workbench.cost.model import LayerTime
@@ -44,6 +44,14 @@ class AttentionTime:
 
 AttentionModel = Callable[[AttentionCall], AttentionTime | None]
 """Time of one call, or None to leave it to the cost model."""
+
+
+def identity_of(model: AttentionModel | None) -> Hashable | None:
+    """What a model's times follow from beside a stage's grid and link, and a microbatch's rows and owners.
+
+    None: the model does not say (it has no `identity`), so that its times are of one plan alone.
+    """
+    return "none" if model is None else getattr(model, "identity", None)
 
 
 Times = Mapping[str, AttentionTime]

@@ -1,5 +1,6 @@
 """What an attention takes whose keys go round the ranks, or change places with heads."""
 
+from collections.abc import Hashable
 from dataclasses import replace
 
 from workbench.cost.hardware import Link
@@ -12,7 +13,7 @@ from workbench.plan.plan import KeyExchange, Microbatch, Plan
 from workbench.plan.routing import routing_of
 from workbench.plan.token_owners import Places, owned_tokens
 from workbench.plan.work import row_mask
-from workbench.timing.attention import AttentionCall, AttentionModel, AttentionTime
+from workbench.timing.attention import AttentionCall, AttentionModel, AttentionTime, identity_of
 
 SUM_BYTES = 4  # gradients on their way are float32, or wider where the activations are
 
@@ -37,6 +38,12 @@ class ExchangedAttention:
         self._plan, self._cost, self._inner = plan, cost, inner
         self._routing = routing_of(plan)
         self._masks: dict[tuple[str, int, int], tuple[Bitfield, tuple[Places, ...]]] = {}
+
+    @property
+    def identity(self) -> Hashable | None:
+        """See `identity_of`; prices are those of the cost model that all of a plan is priced at."""
+        inner = identity_of(self._inner)
+        return None if inner is None else ("exchanged", inner)
 
     def __call__(self, call: AttentionCall) -> AttentionTime | None:
         kind = call.plan.settings.of(call.stage.module).key_exchange

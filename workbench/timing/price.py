@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from workbench.collector import collector_paused
 from workbench.cost.beside import loss_on
 from workbench.cost.collectives import Collective
-from workbench.cost.execution import ActivationCut, SavedInput
 from workbench.cost.group_link import busy_share
 from workbench.cost.hardware import Cluster, Link
 from workbench.cost.model import CostModel, LayerTime, Work
@@ -16,16 +15,24 @@ from workbench.model.layer import Layer, TokenCount
 from workbench.plan.lowered import Lowered
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.parameter_shards import sharded_stages, unit_of
-from workbench.plan.plan import Microbatch, Plan, Precision, Stage
+from workbench.plan.plan import Microbatch, Precision, Stage
 from workbench.plan.remembered import Remembered, Same
 from workbench.plan.routing import routing_of
-from workbench.plan.sequence import token_borders
+from workbench.plan.sequence import dividing, token_borders
 from workbench.plan.work import work_of
 from workbench.schedule.action import MEANING, Action, Activity, Pass, TaskKind, measured_as
 from workbench.timing.alike_actions import alike_actions
-from workbench.timing.attention import AttentionModel, Times, times_of, with_attention, without_attention
+from workbench.timing.attention import (
+    AttentionModel,
+    Times,
+    identity_of,
+    times_of,
+    with_attention,
+    without_attention,
+)
 from workbench.timing.grid_links import GridLinks, grid_links
 from workbench.timing.key_exchange import with_key_exchange
+from workbench.timing.pace import pace
 from workbench.timing.pass_times import PassTimes, pass_times, with_gathers
 from workbench.timing.weights import WeightPrices
 from workbench.units import GB
@@ -87,38 +94,26 @@ def stage_link(cluster: Cluster, ranks: Sequence[int]) -> Link:
     return cluster.joining(ranks)
 
 
-def _priced_whole(plan: Plan) -> set[str]:
-    """What is said of modules whose tensor-parallel sums a plan cuts into pieces."""
-    modules = {stage.module for stage in plan.stages if stage.tp > 1}
-    return {
-        f"collective_pieces of {module}: priced as one piece"
-        for module in modules
-        if plan.settings.of(module).collective_pieces > 1
-    }
-
-
 class _Pricing:
     def __init__(self, lowered: Lowered, cost: CostModel, attention: AttentionModel | None) -> None:
         self._lowered, self._cost, self._plan = lowered, cost, lowered.plan
-        self._attention = attention
+        self._attention, self._attention_identity = attention, identity_of(attention)
         self._routing = routing_of(self._plan)
         self._units = sharded_stages(self._plan)
         self._slowed_s = loss_on(self._plan.cluster)
         self._microbatch = {(m.module, m.replica, m.index): m for m in self._plan.microbatches}
         self._work: dict[tuple[str, int, int], Work] = {}
         self._known: dict[tuple[int, int], PassTimes] = {}
-        self._cost_on = {stage.id: self._cost_of(stage.flat_ranks) for stage in self._plan.stages}
+        self._cost_on = {stage.id: self._stage_cost(stage) for stage in self._plan.stages}
         self._links = {stage.id: grid_links(self._plan.cluster, stage) for stage in self._plan.stages}
         self._kinds: dict[tuple[object, ...], int] = {}
         self._stage_kind = {stage.id: self._kind(self._shape(stage)) for stage in self._plan.stages}
         self._microbatch_kind: dict[tuple[str, int, int], int] = {}
-        self._divided: dict[int, CostModel] = {}
         self._rounds_s: dict[tuple[int, Pass], float] = {}  # of a unit, whichever replica asks
         self._weights = WeightPrices(lowered, self._cost_of)
         self.unmeasured: set[str] = set()
         if not cost.profile.overheads_s:
             self.unmeasured.add("executor overhead per action: taken as 0")
-        self.unmeasured |= _priced_whole(self._plan)
         self.steps_s = self._steps()
 
     @property
@@ -137,13 +132,14 @@ class _Pricing:
             return 0.0
         stage = self._plan.stage[_stage_of(action)]
         profile, measured = self._cost_on[stage.id].profile, measured_as(action.kind)
-        overhead_s, factor = profile.overhead_s(measured), profile.pipeline_factor(measured)
+        overhead_s = profile.overhead_s(measured)
         if meaning.activity is Activity.COPY:
             return overhead_s + self._move_s(stage)
         if meaning.activity is Activity.COMPUTE:
-            return overhead_s + factor * self._pass_s(action, stage)
+            return overhead_s + pace(self._plan, stage, profile, measured) * self._pass_s(action, stage)
         if meaning.task is TaskKind.FSDP:
-            return overhead_s + factor * self._round_s(action)
+            return overhead_s + self._round_s(action)
+        factor = profile.pipeline_factor(measured)
         return overhead_s + factor * self._weights.reduce_s(action, stage.flat_ranks)
 
     def _pass_s(self, action: Action, stage: Stage) -> float:
@@ -168,10 +164,10 @@ class _Pricing:
         if key not in self._rounds_s:
             settings = self._plan.settings
             if action.kind is Pass.ALL_GATHER:
-                kind, sizes, element = Collective.ALL_GATHER, unit.gathered, settings.precision.num_bytes
+                sizes, element = unit.gathered, settings.precision.num_bytes
             else:
-                kind, sizes, element = Collective.REDUCE_SCATTER, unit.trained, settings.gradient_bytes
-            each_s = (self._weights.collective_s(kind, size * element, unit.ranks) for size in sizes)
+                sizes, element = unit.trained, settings.gradient_bytes
+            each_s = (self._weights.round_s(action.kind, size * element, unit.ranks) for size in sizes)
             self._rounds_s[key] = sum(each_s)
         return self._rounds_s[key]
 
@@ -197,13 +193,14 @@ class _Pricing:
         return self._known[key]
 
     def _remembered_times(self, stage: Stage, microbatch: Microbatch) -> PassTimes:
-        if self._attention is not None:
+        if self._attention_identity is None:
             return self._stage_times(stage, microbatch)
         plan, settings = self._plan, self._plan.settings
         key = (
-            (Same(self._cost_on[stage.id]), Same(plan.model), self._shape(stage)),
-            (settings.precision, settings.of(stage.module)),
+            (Same(self._cost_on[stage.id]), Same(plan.model), self._grid_of(stage, (stage.tp, stage.cp))),
+            (settings.precision, settings.of(stage.module), settings.kernels.cuts_sequence),
             (work_of(plan, microbatch), self._routing.present(microbatch)),
+            () if self._attention is None else self._tokens(stage, microbatch),
         )
         return _STAGE_TIMES.answer(key, lambda: self._stage_times(stage, microbatch))
 
@@ -224,15 +221,26 @@ class _Pricing:
         borders, found = token_borders(self._plan, stage), []
         for index in range(*stage.layers):
             part = part_of(layers[index], modules)
-            machine = self._dividing(cost) if index in borders.divided else cost
+            machine = dividing(cost, self._plan.settings, stage.module) if index in borders.divided else cost
             time = None if part is None else self._layer_time(part, stage, microbatch, links, machine)
             found.append(0.0 if time is None else time.forward_s)
         return tuple(found)
 
     def _shape(self, stage: Stage) -> tuple[object, ...]:
-        """What stages share whose passes take equal times."""
+        """What stages of the plan share whose passes take equal times."""
+        return self._grid_of(stage, (stage.tp, stage.cp) if self._attention is None else stage.ranks)
+
+    def _tokens(self, stage: Stage, microbatch: Microbatch) -> tuple[object, ...]:
+        """What decides times of attention besides: whose tokens, who owns them, and what joins the owners."""
+        plan = self._plan
+        where = microbatch.module, microbatch.replica, microbatch.index
+        shards = (plan.token_shard.get((*where, row)) for row in range(len(microbatch.rows)))
+        owners = tuple(None if shard is None else (shard.block_tokens, shard.owners) for shard in shards)
+        link = stage_link(plan.cluster, stage.flat_ranks)
+        return self._attention_identity, Same(plan.batch), microbatch.rows, owners, link
+
+    def _grid_of(self, stage: Stage, grid: tuple[object, ...]) -> tuple[object, ...]:
         links, device = self._links[stage.id], self._cost_on[stage.id].profile.device
-        grid = (stage.tp, stage.cp) if self._attention is None else stage.ranks
         return stage.module, stage.layers, grid, stage.ep, links, device
 
     def _kind(self, shape: tuple[object, ...]) -> int:
@@ -242,25 +250,18 @@ class _Pricing:
     def _layer_times(self, stage: Stage, microbatch: Microbatch, links: GridLinks) -> list[LayerTime]:
         layers = self._plan.model.module(stage.module).layers
         cost, borders = self._cost_on[stage.id], token_borders(self._plan, stage)
+        divided = dividing(cost, self._plan.settings, stage.module)
         found = []
         for index in range(*stage.layers):
             layer = layers[index]
             if index not in borders.divided:
                 found.append(self._layer_time(layer, stage, microbatch, links, cost))
                 continue
-            time = self._layer_time(layer, stage, microbatch, links, self._dividing(cost))
+            time = self._layer_time(layer, stage, microbatch, links, divided)
             gather_s = self._gather_s(layer, stage, microbatch, links) if index in borders.divides else 0.0
             join_s = self._gather_s(layer, stage, microbatch, links) if index in borders.joins else 0.0
             found.append(with_gathers(time, join_s, gather_s, self._unmeasured_gathers(stage, links)))
         return found
-
-    def _dividing(self, cost: CostModel) -> CostModel:
-        """The same machine where tensor-parallel ranks split tokens between products."""
-        if id(cost) not in self._divided:
-            self._divided[id(cost)] = cost.executed(
-                replace(cost.execution, activations=ActivationCut.SEQUENCE, saved_input=SavedInput.WHOLE)
-            )
-        return self._divided[id(cost)]
 
     def _gather_s(self, layer: Layer, stage: Stage, microbatch: Microbatch, links: GridLinks) -> float:
         """All tokens of a layer's input or output brought to every tensor-parallel rank."""
@@ -315,6 +316,11 @@ class _Pricing:
     def _cost_of(self, ranks: Sequence[int]) -> CostModel:
         """The machine that these ranks are; ValueError where they are of several kinds."""
         return self._cost.on(self._plan.cluster.device_of(ranks))
+
+    def _stage_cost(self, stage: Stage) -> CostModel:
+        """The stage's machine, with tensor-parallel sums in as many pieces as its module's settings say."""
+        num_pieces = self._plan.settings.of(stage.module).collective_pieces
+        return self._cost_of(stage.flat_ranks).summing_in(1 if stage.tp == 1 else num_pieces)
 
     def _update_s(self, num_parameters: float, cost: CostModel) -> float:
         precision, wide = self._plan.settings.precision, self._plan.settings.optimizer_precision

@@ -1,13 +1,11 @@
 """Seconds of a stage's passes over every kind of microbatch, from sums over layers, without programs."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.cost.execution import ActivationCut
 from workbench.cost.model import CostModel, LayerTime, Work
 from workbench.data.sample import Item
 from workbench.model.frozen import Needs
@@ -15,9 +13,11 @@ from workbench.model.layer import Layer
 from workbench.model.model_graph import Module
 from workbench.plan.plan import Microbatch, Plan, Stage
 from workbench.plan.routing import routing_of
+from workbench.plan.sequence import dividing
 from workbench.plan.work import work_of
 from workbench.schedule.action import Pass
 from workbench.timing.grid_links import GridLinks, grid_links
+from workbench.timing.pace import pace
 from workbench.timing.pass_times import pass_times
 
 Seconds = NDArray[np.float64]
@@ -103,7 +103,7 @@ class StageSeconds:
         mine = sums[:, last] - sums[:, first]
         profile = cost.profile
         times = [
-            profile.overhead_s(kind) + profile.pipeline_factor(kind) * mine[place]
+            profile.overhead_s(kind) + pace(plan, stage, profile, kind) * mine[place]
             for place, kind in enumerate(KINDS)
         ]
         forward_s, whole_s, through_s, weights_s = times
@@ -115,9 +115,8 @@ class StageSeconds:
         if key not in self._sums:
             settings = self._draft.settings.of(module.name)
             machines = [cost]
-            if stage.tp > 1 and settings.sequence_parallel:
-                divided = replace(cost.execution, activations=ActivationCut.SEQUENCE)
-                machines.append(cost.executed(divided))
+            if stage.tp > 1 and self._draft.settings.divides_tokens(module.name):
+                machines.append(dividing(cost, self._draft.settings, module.name))
             machines = [each.with_expert_parallel(stage.ep, links.experts) for each in machines]
             kinds = self._kinds[module.name]
             each = np.zeros((6, len(module.layers) + 1, len(kinds)))

@@ -1,6 +1,6 @@
 """Seconds of what ranks say to each other about weights: gradients added up, updated weights gathered."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from workbench.cost.collectives import Collective
 from workbench.cost.execution import InstanceSums, UpdatedWeights
@@ -8,14 +8,18 @@ from workbench.cost.group_link import ring_link
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.model.layer import Shard
-from workbench.plan.lowered import GradientGroup, Lowered
+from workbench.plan.lowered import GradientGroup, Lowered, Weights
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.plan import Stage
 from workbench.plan.remembered import Remembered, Same
-from workbench.plan.sequence import can_divide
-from workbench.schedule.action import Action
+from workbench.plan.sequence import can_divide, token_borders
+from workbench.schedule.action import Action, Pass
 
 _LINKS: Remembered[Link] = Remembered(16_384)
+_ROUND = {
+    Pass.ALL_GATHER: (Collective.ALL_GATHER, Collective.PARAMETERS_GATHER),
+    Pass.REDUCE_SCATTER: (Collective.REDUCE_SCATTER, Collective.PARAMETERS_SCATTER),
+}
 
 
 class WeightPrices:
@@ -34,6 +38,7 @@ class WeightPrices:
         self._links: dict[tuple[int, ...], Link] = {}
         self._reductions: dict[int, tuple[float, frozenset[int]]] = {}  # group -> seconds, its ranks
         self._known_s: dict[tuple[object, ...], float] = {}
+        self._divided: dict[int, tuple[int, ...]] = {}  # stage -> its layers that divide tokens
         self.unmeasured: set[str] = set()
 
     def reduce_s(self, action: Action, ranks: Sequence[int]) -> float:
@@ -103,22 +108,30 @@ class WeightPrices:
 
     def _partial_s(self, group: GradientGroup) -> float:
         """The sum over tensor-parallel ranks that divide tokens: of weights that all of them hold whole."""
-        module, index, *_ = group.weights[0]
-        if index is None or not self._plan.settings.of(module).sequence_parallel:
+        if not self._plan.settings.divides_tokens(group.weights[0].module):
             return 0.0
-        stage, layer = self._stage_of(group, index), self._plan.model.module(module).layers[index]
-        if stage.tp == 1 or not can_divide(layer):
-            return 0.0
-        whole = sum(p.num_elements for p in layer.parameters() if p.shard is Shard.REPLICATED)
-        row = next(row for row in stage.ranks if group.ranks[0] in row)
+        whole, row = 0, group.ranks[:1]
+        rank = next(filter(self._plan.stages_on.__contains__, group.ranks), None)  # it stands for the others
+        for weights in group.weights:
+            stage = self._stage_dividing(rank, weights)
+            if stage is None or weights.layer is None or weights.experts:
+                continue
+            layer = self._plan.model.module(weights.module).layers[weights.layer]
+            if can_divide(layer):
+                whole += sum(p.num_elements for p in layer.parameters() if p.shard is Shard.REPLICATED)
+                row = next(row for row in stage.ranks if rank in row)
         return self.collective_s(Collective.ALL_REDUCE, whole * self._plan.settings.gradient_bytes, row)
 
-    def _stage_of(self, group: GradientGroup, layer: int) -> Stage:
-        return next(
-            stage
-            for stage in self._plan.stages_on[group.ranks[0]]
-            if stage.module == group.weights[0].module and layer in range(*stage.layers)
-        )
+    def _stage_dividing(self, rank: int | None, weights: Weights) -> Stage | None:
+        """The rank's stage that divides tokens in the layer of these weights."""
+        held = () if rank is None else self._plan.stages_on[rank]
+        stages = (stage for stage in held if stage.module == weights.module)
+        return next((each for each in stages if weights.layer in self._layers_dividing(each)), None)
+
+    def _layers_dividing(self, stage: Stage) -> Collection[int]:
+        if stage.id not in self._divided:
+            self._divided[stage.id] = token_borders(self._plan, stage).divided
+        return self._divided[stage.id]
 
     def collective_s(self, kind: Collective, num_bytes: float, ranks: Sequence[int]) -> float:
         """Seconds on a ring of these ranks; 0 for one rank."""
@@ -131,6 +144,12 @@ class WeightPrices:
                 self.unmeasured.add(f"{kind} between ranks: ring formula over the cluster's links")
             self._known_s[key] = cost.between_ranks_s(kind, num_bytes, len(ranks), link)
         return self._known_s[key]
+
+    def round_s(self, kind: Pass, num_bytes: float, ranks: Sequence[int]) -> float:
+        """Of one tensor of sharded parameters: as the runtime does it, where that was measured."""
+        bare, whole = _ROUND[kind]
+        measured = self._cost_of(ranks[:1]).collectives.is_measured(whole, len(ranks), self.link(ranks))
+        return self.collective_s(whole if measured else bare, num_bytes, ranks)
 
     def link(self, ranks: Sequence[int]) -> Link:
         """What a ring of these ranks runs over."""

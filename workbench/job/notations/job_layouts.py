@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import PLACES, Job, ModuleLayout, layout_from_spec
 from workbench.job.notations import cornstarch, layout_string, torchtitan
 from workbench.job.notations.bridge import PARALLELISMS, read_parallelisms, write_parallelisms
 from workbench.job.notations.words import check_keys, count_of, mapping_of, nearest_of
@@ -44,7 +44,6 @@ TORCHTITAN_SIZES = {
     "context_parallel_degree": "cp",
     "data_parallel_replicate_degree": "dp",
 }
-PLACES = ("pp", "tp", "cp", "ep", "dp", "rank_offset", "stage_layers")  # among the settings of a layout
 
 
 def notation_of(content: Mapping[str, Any]) -> Notation:
@@ -173,7 +172,7 @@ def _of_job(name: str, held: Any) -> ModuleLayout:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"layouts.{name}.{place}: {first['msg']}, got {first['input']!r:.60}") from None
-    return ModuleLayout(module=name, **spec.model_dump(include=set(PLACES)))
+    return layout_from_spec(name, spec)
 
 
 def _words(layout: ModuleLayout) -> dict[str, Any]:

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from workbench.cost.model import CostModel
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
 from workbench.plan.plan import Plan, Stage
 from workbench.planner.assembly import blocks_cut, disjoint_stages
 from workbench.planner.block_cuts import Cuts
 from workbench.planner.layer_cost import believed_layers_s
-from workbench.planner.layout_choice import Degrees, LayoutChoice, Mode, ModuleChoice
+from workbench.planner.layout_choice import Degrees, LayoutChoice, Mode, ModuleChoice, degrees_of
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.schedule.choice import Schedule
 from workbench.search.joint.grouping import llm_of
@@ -112,21 +112,9 @@ def _places(stages: tuple[Stage, ...]) -> list[tuple[str, int, tuple[tuple[int, 
     return sorted((stage.module, stage.replica, stage.ranks) for stage in stages)
 
 
-def degrees_of(plan: Plan, module: str) -> Degrees:
-    """Of a module's first replica, and how many replicas there are."""
-    replicas = plan.replicas(module)
-    chain = plan.chain[module, replicas[0]]
-    blocks = len({stage.flat_ranks for stage in chain})
-    first = chain[0]
-    return Degrees(module=module, tp=first.tp, cp=first.cp, pp=blocks, dp=len(replicas), ep=first.ep)
-
-
 def _job_with(job: Job, arrangement: Arrangement, schedule: Schedule) -> Job:
     offset = 0 if arrangement.placement is Placement.EVERYWHERE else None
-    layouts = tuple(
-        ModuleLayout(module=d.module, tp=d.tp, cp=d.cp, pp=d.pp, dp=d.dp, ep=d.ep, rank_offset=offset)
-        for d in arrangement.degrees
-    )
+    layouts = tuple(replace(each.layout, rank_offset=offset) for each in arrangement.degrees)
     replicas = arrangement.of(llm_of(job)).dp
     return replace(job, layouts=layouts, replicas=replicas, schedule=schedule)
 

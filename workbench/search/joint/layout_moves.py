@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
 from workbench.plan.plan import Program, Stage
 from workbench.planner.assembly import cut
 from workbench.planner.block_cuts import even_blocks
@@ -104,7 +104,7 @@ def _recut(space: Space, choice: Choice, schedule: Schedule) -> tuple[Stage, ...
 
 def _layers_s(space: Space, choice: Choice, degrees: Degrees) -> tuple[float, ...]:
     """Seconds of a module's layers over a typical microbatch."""
-    layout = ModuleLayout(module=degrees.module, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep)
+    layout = replace(degrees.layout, pp=None, dp=None)
     job = replace(space.job, layouts=(layout,), settings=choice.settings)
     draft = draft_of(space.job, choice)
     return believed_layers_s(job, draft, space.cost, FROZEN_AWARE.layer_s)[degrees.module]

@@ -16,7 +16,7 @@ TP_SIZES, CP_SIZES, MICROBATCHES = (1, 2, 4, 8), (1, 2, 4), (1, 2, 4, 8)
 OPEN_SHARE = 0.1  # of the draws, in which the strategy counts the stages itself
 
 
-class Degrees(Enum):
+class Chooser(Enum):
     """Who chooses tp, cp and dp: the strategy's planner, or the user for every module, or for all alike."""
 
     ITSELF = "searched by the strategy"
@@ -36,7 +36,7 @@ class OwnSpace:
         schedules: the paper's.
     """
 
-    degrees: Degrees
+    degrees: Chooser
     where: str
     has_cp: bool = True
     shares_ranks: bool = False
@@ -53,55 +53,57 @@ _INTERLEAVED = (ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED)
 _SPLIT = (ScheduleKind.ONE_F_ONE_B, ScheduleKind.ZB_H1, ScheduleKind.ZB_H2)
 
 OWN_SPACES: Mapping[str, OwnSpace] = {
-    "cornstarch": OwnSpace(degrees=Degrees.EACH, where=f"{_V1}, sections 3.2, 4.1 and 5.2"),
-    "cornstarch-loosely-coupled": OwnSpace(degrees=Degrees.EACH, where=f"{_V1}, section 5.2"),
-    "cornstarch-frozen-unaware": OwnSpace(degrees=Degrees.EACH, where=f"{_V1}, sections 6.1 and 6.4"),
-    "encoders-colocated": OwnSpace(degrees=Degrees.ALIKE, where=f"{_V1}, section 6.1", shares_ranks=True),
+    "cornstarch": OwnSpace(degrees=Chooser.EACH, where=f"{_V1}, sections 3.2, 4.1 and 5.2"),
+    "cornstarch-loosely-coupled": OwnSpace(degrees=Chooser.EACH, where=f"{_V1}, section 5.2"),
+    "cornstarch-frozen-unaware": OwnSpace(degrees=Chooser.EACH, where=f"{_V1}, sections 6.1 and 6.4"),
+    "encoders-colocated": OwnSpace(degrees=Chooser.ALIKE, where=f"{_V1}, section 6.1", shares_ranks=True),
     "encoders-colocated-frozen-aware": OwnSpace(
-        degrees=Degrees.ALIKE, where="Cornstarch ICML, section 5.3", shares_ranks=True
+        degrees=Chooser.ALIKE, where="Cornstarch ICML, section 5.3", shares_ranks=True
     ),
-    "encoders-replicated": OwnSpace(degrees=Degrees.ALIKE, where=f"{_V1}, section 6.1", shares_ranks=True),
+    "encoders-replicated": OwnSpace(degrees=Chooser.ALIKE, where=f"{_V1}, section 6.1", shares_ranks=True),
     "dip": OwnSpace(
-        degrees=Degrees.EACH,
+        degrees=Chooser.EACH,
         where=f"{_ENTRAIN}, sections 4.2 and 4.7.2",
         has_cp=False,
         shares_ranks=True,
         schedules=_schedules(ScheduleKind.THREE_PHASE),
     ),
     "entrain": OwnSpace(
-        degrees=Degrees.EACH,
+        degrees=Chooser.EACH,
         where=f"{_ENTRAIN}, sections 4.5 and 4.6",
         has_cp=False,
         schedules=_schedules(*_SPLIT),
     ),
     "entrain-graded": OwnSpace(
-        degrees=Degrees.EACH, where="ours, after Entrain", has_cp=False, schedules=_schedules(*_SPLIT)
+        degrees=Chooser.EACH, where="ours, after Entrain", has_cp=False, schedules=_schedules(*_SPLIT)
     ),
     "entrain-search": OwnSpace(
-        degrees=Degrees.ITSELF, where=f"{_ENTRAIN}, sections 4.4.3 and 4.6", schedules=_schedules(*_SPLIT)
+        degrees=Chooser.ITSELF, where=f"{_ENTRAIN}, sections 4.4.3 and 4.6", schedules=_schedules(*_SPLIT)
     ),
     "disttrain": OwnSpace(
-        degrees=Degrees.ITSELF, where=f"{_DISTTRAIN}, section 4", schedules=_schedules(*_INTERLEAVED)
+        degrees=Chooser.ITSELF, where=f"{_DISTTRAIN}, section 4", schedules=_schedules(*_INTERLEAVED)
     ),
     "disttrain-cheapest": OwnSpace(
-        degrees=Degrees.ITSELF, where=f"{_DISTTRAIN}, sections 4 and 8", schedules=_schedules(*_INTERLEAVED)
+        degrees=Chooser.ITSELF,
+        where=f"{_DISTTRAIN}, sections 4 and 8",
+        schedules=_schedules(*_INTERLEAVED),
     ),
     "disttrain-reordered": OwnSpace(
-        degrees=Degrees.EACH, where=f"{_DISTTRAIN}, section 5", schedules=_schedules(*_INTERLEAVED)
+        degrees=Chooser.EACH, where=f"{_DISTTRAIN}, section 5", schedules=_schedules(*_INTERLEAVED)
     ),
     "reordered-by-exchanges": OwnSpace(
-        degrees=Degrees.EACH, where="ours, after DistTrain", schedules=_schedules(*_INTERLEAVED)
+        degrees=Chooser.EACH, where="ours, after DistTrain", schedules=_schedules(*_INTERLEAVED)
     ),
-    "megatron-heterogeneous": OwnSpace(degrees=Degrees.EACH, where=_KARNATI),
+    "megatron-heterogeneous": OwnSpace(degrees=Chooser.EACH, where=_KARNATI),
     "megatron-homogeneous": OwnSpace(
-        degrees=Degrees.ITSELF, where=_KARNATI, schedules=_schedules(*_INTERLEAVED)
+        degrees=Chooser.ITSELF, where=_KARNATI, schedules=_schedules(*_INTERLEAVED)
     ),
-    "megatron-colocated": OwnSpace(degrees=Degrees.ITSELF, where=_KARNATI),
-    "megatron-islands": OwnSpace(degrees=Degrees.ITSELF, where=_KARNATI),
+    "megatron-colocated": OwnSpace(degrees=Chooser.ITSELF, where=_KARNATI),
+    "megatron-islands": OwnSpace(degrees=Chooser.ITSELF, where=_KARNATI),
     "fsdp": OwnSpace(
-        degrees=Degrees.ITSELF, where="Zhao et al. 2023, section 3.2.1; TorchTitan, section 2.1"
+        degrees=Chooser.ITSELF, where="Zhao et al. 2023, section 3.2.1; TorchTitan, section 2.1"
     ),
-    "hsdp": OwnSpace(degrees=Degrees.ITSELF, where="Zhao et al. 2023, section 3.2.2"),
+    "hsdp": OwnSpace(degrees=Chooser.ITSELF, where="Zhao et al. 2023, section 3.2.2"),
 }
 
 
@@ -172,11 +174,11 @@ class Draws:
         return replace(job, settings=replace(job.settings, modules=modules))
 
     def _with_layouts(self, job: Job, rng: random.Random) -> Job:
-        if self.space.degrees is Degrees.ITSELF:
+        if self.space.degrees is Chooser.ITSELF:
             return job
         replicas = rng.choice(self._replicas(job))
         own = {module.name: self._degrees(module, rng) for module in job.model.modules}
-        if self.space.degrees is Degrees.ALIKE:
+        if self.space.degrees is Chooser.ALIKE:
             tp, cp = min(own.values())
             own = dict.fromkeys(own, (tp, cp))
         layouts = self._counted(own, usable_ranks(job) // replicas, rng)

@@ -162,10 +162,7 @@ def job_of(job: Job, choice: Choice, arrangement: Arrangement) -> Job:
     """
     replicas = arrangement.of(llm_of(job)).dp
     layouts = tuple(
-        ModuleLayout(
-            module=d.module, tp=d.tp, cp=d.cp, pp=d.pp, ep=d.ep, dp=None if d.dp == replicas else d.dp
-        )
-        for d in arrangement.degrees
+        replace(each.layout, dp=None) if each.dp == replicas else each.layout for each in arrangement.degrees
     )
     groups = groups_of(job, choice.microbatches)
     return replace(

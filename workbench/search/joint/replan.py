@@ -3,17 +3,18 @@
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import ClassVar
 
 from workbench.job.job import Job, ModuleLayout
 from workbench.plan.plan import ModuleSettings, Plan
+from workbench.planner.layout_choice import degrees_of
 from workbench.planner.strategy_spec import Planner
 from workbench.schedule.choice import Schedule
-from workbench.search.joint.arrangement import degrees_of
 from workbench.search.joint.choice import NAME, Choice, choice_of, draft_of
 from workbench.search.joint.grouping import groups_of, llm_of
 from workbench.search.joint.move import Space
-from workbench.search.joint.own_spaces import OWN_SPACES, Degrees, Draws
+from workbench.search.joint.own_spaces import OWN_SPACES, Chooser, Draws
 from workbench.search.joint.question import Question
 
 MOST_TOLD = 100  # candidates of a planner's own, after which it is stopped: a plan is one candidate here
@@ -21,7 +22,7 @@ NEAR_SHARE = 0.7  # of the draws of a strategy that has a plan: next to its best
 UNTRIED = 5  # draws after which a strategy counts half as one that may be the best
 REPEATED = 20  # draws one after the other that were made before: a strategy gives none this time
 PROMISE = 4  # power of how good a strategy's best plan is
-ITSELF_SHARE = 0.2  # of that of others, of strategies that search layouts and so take as long as many plans
+ITSELF_SHARE = 0.5  # of that of others, of strategies that search layouts and so take as long as many plans
 
 
 class _TooMany(Exception):  # noqa: N818  (no error: the planner is told to stop)
@@ -108,7 +109,7 @@ class _Arm:
 
     def weight(self, best: float) -> float:
         """Of its draws, given the best value of all strategies."""
-        whole = ITSELF_SHARE if self.draws.space.degrees is Degrees.ITSELF else 1.0
+        whole = ITSELF_SHARE if self.draws.space.degrees is Chooser.ITSELF else 1.0
         promise = 0.0 if self.value is None else (best / self.value) ** PROMISE
         return whole * max(promise, 1 / (1 + self.tried / UNTRIED))
 
@@ -153,6 +154,11 @@ class Replans:
         drawn = (self._drawn(name) for name in self._rng.choices(names, weights, k=count))
         return [move for move in drawn if move is not None]
 
+    def limit(self, move: Replan) -> float:
+        """Of the values that its strategy learns from."""
+        best = self._arms[move.strategy].value
+        return inf if best is None else best
+
     def learn(self, move: Replan, value: float | None, job: Job) -> None:
         """What a draw gave; None: it was refused."""
         arm = self._arms[move.strategy]
@@ -182,7 +188,7 @@ class Replans:
         return None
 
 
-def _job_of(free: Job, choice: Choice, degrees: Degrees) -> Job:
+def _job_of(free: Job, choice: Choice, degrees: Chooser) -> Job:
     """The job that a strategy's plan answers, with degrees where its users choose them."""
     job = replace(
         free,
@@ -190,9 +196,9 @@ def _job_of(free: Job, choice: Choice, degrees: Degrees) -> Job:
         schedule=choice.schedule,
         settings=choice.settings,
     )
-    if degrees is Degrees.ITSELF:
+    if degrees is Chooser.ITSELF:
         return job
     draft = draft_of(free, choice)
     found = {module.name: degrees_of(draft, module.name) for module in free.model.modules}
-    layouts = tuple(ModuleLayout(module=d.module, tp=d.tp, cp=d.cp, pp=d.pp, ep=d.ep) for d in found.values())
+    layouts = tuple(replace(each.layout, dp=None) for each in found.values())
     return replace(job, layouts=layouts, replicas=found[llm_of(free)].dp)
