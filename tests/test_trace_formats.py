@@ -176,6 +176,9 @@ def test_what_cannot_be_written_is_refused(tmp_path):
         with pytest.raises(ValueError, match="want a trace with spans"):
             write(empty, tmp_path)
     write_trace(empty, tmp_path / "a.json")
-    for words, target in (("want a trace with spans", "hta"), ("'nsys' is not one of", "nsys")):
+    for words, target in (
+        ("want a trace with spans", "hta"),
+        ("'chacra' is not one of 'hta', 'chakra'. Did you mean 'chakra'?", "chacra"),
+    ):
         arguments = ("trace", tmp_path / "a.json", "--to", target, "-o", tmp_path / "out")
         refuse(*arguments, words=words, folder=tmp_path)

@@ -1,10 +1,12 @@
 """How commands speak: one line per error, one JSON object for machines."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
 import typer
@@ -31,8 +33,16 @@ def one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         named = f"{error.filename}: " if error.filename else ""
         return f"{named}{error.strerror}"
-    text = error.format_message() if isinstance(error, typer.TyperException) else str(error)
+    text = _usage(error.format_message()) if isinstance(error, typer.TyperException) else str(error)
     return " ".join(text.split()) or type(error).__name__
+
+
+def _usage(message: str) -> str:
+    """What is wrong with an argument; of a choice that is not there also the nearest one."""
+    text = message.replace("Value error, ", "", 1)
+    said = re.search(r"'([^']*)' is not one of (.*)\.$", text)
+    near = [] if said is None else get_close_matches(said[1], re.findall(r"'([^']*)'", said[2]), n=1)
+    return f"{text} Did you mean {near[0]!r}?" if near else text
 
 
 def warn(text: str) -> None:

@@ -10,7 +10,7 @@ from workbench.cli.options import Json
 from workbench.model.composites.registry import COMPOSITES
 from workbench.model.composites.whole import Whole
 from workbench.model.families.family import Family
-from workbench.model.families.registry import FAMILIES
+from workbench.model.families.registry import ARCHITECTURES, FAMILIES
 from workbench.report.tables import titled
 
 HEADERS = ("family", "role", "name", "plans", "runs", "why not")
@@ -27,7 +27,7 @@ def models_command(*, json: Json = False) -> None:
         emit_json({family.name: _record(family, known) for family in FAMILIES} | composites)
         return
     lacking = f"what can run, and other composite models, are known behind {install_text('run')}"
-    show(_table(known), _composites(whole), *((lacking,) if known is None else ()))
+    show(_table(known), _composites(whole, known), *((lacking,) if known is None else ()))
 
 
 def _of_runtime() -> tuple[Collection[str] | None, Sequence[Whole]]:
@@ -49,7 +49,7 @@ def _composite_record(whole: Whole) -> dict[str, object]:
     }
 
 
-def _composites(whole: Sequence[Whole]) -> Table:
+def _composites(whole: Sequence[Whole], known: Collection[str] | None) -> Table:
     """Those that are taken apart first."""
     table = titled("composite models of transformers", ("model_type", "name", "workbench init"))
     for column in table.columns:
@@ -57,8 +57,16 @@ def _composites(whole: Sequence[Whole]) -> Table:
     table.columns[-1].no_wrap = False
     for each in sorted(whole, key=lambda one: (not one.is_taken_apart, one.model_type)):
         name = COMPOSITES[each.model_type].name if each.is_taken_apart else ""
-        table.add_row(each.model_type, name, each.outcome)
+        stuck = [] if known is None or not each.is_taken_apart else _stuck(each, known)
+        outcome = f"{each.outcome}; planned, not run: {', '.join(stuck)}" if stuck else each.outcome
+        table.add_row(each.model_type, name, outcome)
     return table
+
+
+def _stuck(whole: Whole, known: Collection[str]) -> list[str]:
+    """Parts of families that are planned and cannot run, by the names of the table above."""
+    kinds = whole.parts.values()
+    return [kind for kind, family in ARCHITECTURES.items() if kind in kinds and not family.runs(known)]
 
 
 def _record(family: Family, known: Collection[str] | None) -> dict[str, str | bool | None]:
