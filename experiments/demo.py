@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.demo_job import MIXES, NUM_RANKS, demo_job, local_cluster
+from experiments.demo_job import MIXES, NUM_RANKS, demo_job, local_cluster, write_job_file
 from runtime.launch import run_local
 from runtime.measure.plans import BenchSettings, measure
 from runtime.rank_job import Collect, RunSettings
@@ -42,6 +42,7 @@ STRATEGIES = (
     encoders_colocated.plan,
     encoders_replicated.plan,
 )
+JOB_FILE, JOB_MIX = "job.yaml", "projectors+llm"  # whose neighbours the report's sliders show
 ROUNDS = 2  # every plan runs in every round, so that drift of the machine meets all alike
 STEPS = 2  # timed steps of a plan in a round
 WARMUP = 1
@@ -128,6 +129,12 @@ class DemoResult:
     machine: str
     plans: tuple[PlanResult, ...]
 
+    @property
+    def fastest(self) -> str:
+        """The strategy whose plan of the job file's mix was predicted the fastest."""
+        mine = [row for row in self.plans if row.mix == JOB_MIX]
+        return min(mine, key=lambda row: row.predicted_s).plan.removesuffix(f".{JOB_MIX}")
+
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -137,7 +144,7 @@ def run_demo(
     progress: Progress = lambda done, total, what: None,
     beside: Beside = nullcontext,
 ) -> DemoResult:
-    """All of it; plans, traces, profile, predictions and `demo.json` are written to `out`.
+    """All of it; plans, traces, profile, job file, predictions and `demo.json` are written to `out`.
 
     `beside`: what happens on this machine while plans are timed, and not while it is calibrated.
     """
@@ -151,6 +158,7 @@ def run_demo(
         for item in planned:
             write_plan(item.plan, out / f"{item.name}.plan.json")
             write_trace(item.simulated, out / f"{item.name}.sim.json")
+        write_job_file(JOB_MIX, out / JOB_FILE, planned[0].plan.cluster, "profile.json")
         ran, recalibrated = execute_all(planned, pool, out, progress, beside)
         watched = watch_all(planned, pool, progress)
     for item, more in zip(planned, watched, strict=True):

@@ -1,20 +1,27 @@
 """The demo's jobs: one vision + audio + language model, trained in two ways, on this machine's cores."""
 
+import json
 import os
+from pathlib import Path
+
+import yaml
 
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.data.sample import Sample, Segment
 from workbench.job.job import Job, ModuleLayout
 from workbench.model.hf_config import module_from_config
-from workbench.model.model_graph import ModelGraph, connect
+from workbench.model.model_graph import TEXT, ModelGraph, connect
 from workbench.model.projector import Projector
 from workbench.model.trainable import Trainable
 from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Precision, Settings
+from workbench.units import GB, GIB, US_PER_S
+from workbench.whole_file import write_text
 
 LLM_WIDTH = 512
 IMAGE_TOKENS = 196  # 224 x 224 pixels in patches of 16
-AUDIO_TOKENS = 150  # 3 s of Whisper frames
+AUDIO_S = 3.0
+AUDIO_TOKENS = 150  # of Whisper frames
 NUM_SAMPLES = 8
 NUM_RANKS = 4
 VISION = {
@@ -45,6 +52,7 @@ LLM = {
     "vocab_size": 259,
     "tie_word_embeddings": False,
 }
+ENCODERS = (("vision", "image", VISION), ("audio", "audio", AUDIO))  # name, modality, configuration
 MIXES = {"projectors": Trainable.NONE, "projectors+llm": Trainable.ALL}
 
 
@@ -59,7 +67,7 @@ def demo_model(llm: Trainable) -> ModelGraph:
             projector=Projector.MLP,
             llm_width=LLM_WIDTH,
         )
-        for name, modality, config in (("vision", "image", VISION), ("audio", "audio", AUDIO))
+        for name, modality, config in ENCODERS
     ]
     text = module_from_config(LLM, name="llm", modality="text", trainable=llm)
     return connect("demo-valm", *((encoder, text) for encoder in encoders))
@@ -101,3 +109,49 @@ def demo_job(mix: str, cluster: Cluster, counts: dict[str, int] | None = None) -
         layouts=tuple(ModuleLayout(module=module, pp=pp) for module, pp in (counts or {}).items()),
         settings=Settings(precision=Precision.FLOAT32, kernels=Kernels.EAGER),
     )
+
+
+def write_job_file(mix: str, path: Path, cluster: Cluster, profile: str) -> None:
+    """The job as a file, with the sizes of its samples beside it: of two batches, for twice the samples.
+
+    Its samples hold as many tokens of everything; files of sizes put text behind images and clips.
+
+    Args:
+        cluster: as `local_cluster` makes it.
+        profile: of this machine, from the file's folder.
+    """
+    node, link = cluster.nodes[0], cluster.intra
+    sizes = path.with_name(f"{path.stem}-sizes.jsonl")
+    rows = [json.dumps(_sizes(sample)) + "\n" for sample in demo_batch()]
+    write_text("".join(2 * rows), sizes)
+    encoders = {
+        name: {"config": config, "modality": modality, "trainable": "projector", "projector": "mlp"}
+        for name, modality, config in ENCODERS
+    }
+    spec = {
+        "name": f"demo {mix}",
+        "model": {"modules": {**encoders, "llm": {"config": LLM, "trainable": MIXES[mix].value}}},
+        "cluster": {
+            "local": {"ranks": node.num_ranks, "cores": node.num_cores},
+            "memory_gib": node.memory_bytes / GIB,
+            "intra": {"gb_per_s": link.bytes_per_s / GB, "latency_us": link.latency_s * US_PER_S},
+        },
+        "batch": {"samples": NUM_SAMPLES, "sizes": sizes.name},
+        "precision": Precision.FLOAT32.value,
+        "profile": profile,
+    }
+    write_text(yaml.safe_dump(spec, sort_keys=False, default_flow_style=None, width=100), path)
+
+
+def _sizes(sample: Sample) -> dict[str, object]:
+    """A row of a file of sizes."""
+    tokens = dict.fromkeys((TEXT, "image", "audio"), 0)
+    for segment in sample.segments:
+        tokens[segment.modality] += segment.tokens_out
+    side_px = VISION["image_size"] if tokens["image"] else None
+    return {
+        "text_tokens": tokens[TEXT],
+        "image_width": side_px,
+        "image_height": side_px,
+        "audio_seconds": AUDIO_S if tokens["audio"] else None,
+    }

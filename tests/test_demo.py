@@ -1,12 +1,16 @@
 """The demo's predictions say what they rest on."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 from experiments.demo import ONE_STAGE_EACH, Planned, predicted, write_predictions
-from experiments.demo_job import demo_job, local_cluster
+from experiments.demo_job import demo_job, local_cluster, write_job_file
+from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, load_profile
+from workbench.data.sample import Sample
+from workbench.job.job import load_job
 from workbench.plan.codec import write_plan
 from workbench.report.folder import read_folder
 from workbench.strategies import cornstarch
@@ -29,3 +33,18 @@ def test_traces_name_profile_and_unmeasured_costs(tmp_path: Path) -> None:
     write_trace(item.simulated, tmp_path / "one.sim.json")
     (entry,) = read_folder(tmp_path).entries
     assert entry.simulated == item.simulated
+
+
+def test_the_job_file_is_the_demo_s_job(tmp_path: Path) -> None:
+    """Layers, ranks, settings and, sample by sample, tokens."""
+    own = demo_job("projectors", local_cluster(Link(name="gloo", bytes_per_s=2e9, latency_s=1e-4), 2**40))
+    write_job_file("projectors", tmp_path / "job.yaml", own.cluster, "profile.json")
+    job = load_job(tmp_path / "job.yaml")
+    assert job.model.modules == own.model.modules
+    assert (job.cluster.nodes, job.settings) == (own.cluster.nodes, own.settings)
+    assert job.cluster.intra.bytes_per_s == own.cluster.intra.bytes_per_s
+    assert [tokens_of(sample) for sample in job.batch] == [tokens_of(sample) for sample in own.batch]
+
+
+def tokens_of(sample: Sample) -> Counter[str]:
+    return sum((Counter({each.modality: each.tokens_out}) for each in sample.segments), Counter[str]())

@@ -24,6 +24,7 @@ MODELS = st.sampled_from(
         DENSE | {"architecture": "gpt", "kv_heads": 16},
         DENSE | {"architecture": "vit", "kv_heads": 16, "vocab": 1000},
         DENSE | {"architecture": "t5", "kv_heads": 16},
+        DENSE | {"architecture": "dit", "kv_heads": 16, "patch": 2, "vocab": 1000},
     ]
 )
 LAYOUTS = st.sampled_from(

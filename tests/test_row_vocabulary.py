@@ -11,6 +11,7 @@ from tests.test_predict import of_all_replicas, row
 from workbench.cost.execution import Execution, Launch
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
+from workbench.cost.roofline import RowWork, Work, layer_flop
 from workbench.llm_table.columns import SHARES
 from workbench.llm_table.predict import RowPredictor, with_replicas
 from workbench.llm_table.row_bytes import activation_bytes, held_bytes, scores_bytes
@@ -174,6 +175,20 @@ PUBLISHED = {  # what it is, where it is published: cells, parameters, how exact
         86e6,
         0.01,
     ),
+    **{
+        f"DiT-{size}/2 (Peebles and Xie 2023, table 1)": (
+            {"architecture": "dit", "patch": 2, "sequence": 256, "vocab": 1000}
+            | {"hidden": hidden, "layers": layers, "heads": heads},
+            published,
+            0.011,
+        )
+        for size, layers, hidden, heads, published in (
+            ("S", 12, 384, 6, 33e6),
+            ("B", 12, 768, 12, 130e6),
+            ("L", 24, 1024, 16, 458e6),
+            ("XL", 28, 1152, 16, 675e6),
+        )
+    },
 }
 
 
@@ -284,3 +299,12 @@ def test_exchanges_of_experts_run_beside_passes():
     ahead, beside = (predicted(**cells, moe_overlap=word) for word in ("no", "yes"))
     assert beside.iteration_s < ahead.iteration_s
     assert beside.parts.in_layers < ahead.parts.in_layers
+
+
+def test_products_of_a_diffusion_transformer_are_those_of_its_paper():
+    """Table 4 counts a product and a sum as one, of an image of 256 x 256 pixels: 118.64 Gflops of DiT-XL/2."""
+    cells = {"architecture": "dit", "patch": 2, "sequence": 256, "vocab": 1000}
+    given = row(**cells, hidden=1152, layers=28, heads=16)
+    work = Work((RowWork(256, 256, 256 * 256),))
+    layers = model_of(given).modules[0].layers
+    assert sum(layer_flop(layer, work) for layer in layers) / 2 == pytest.approx(118.64e9, rel=0.01)

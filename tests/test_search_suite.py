@@ -195,3 +195,23 @@ def test_parts_of_a_record_are_kept_and_another_budget_is_refused(monkeypatch):
     assert (record["never_worse"], record["geomean_gain"]) == (False, 1.0)
     with pytest.raises(ValueError, match="holds budget 3 s and seed 1, asked for are 2 s and 1"):
         joint.gathered((), asked, {"budget_s": 3.0, "seed": 1}, print)
+
+
+def test_rows_of_this_commit_are_not_made_anew(monkeypatch):
+    asked = joint.Asked(names=("a", "b", "c"), budget_s=2.0, seed=1, processes=2)
+    made = {"made": {"aware": {"a": {"commit": "here"}, "b": {"commit": "there"}}}}
+    monkeypatch.setattr(joint, "commit", lambda: "here")
+    assert [some.names for some in joint.rows("aware", asked, made)] == [["b", "c"]]
+    assert [some.names for some in joint.rows("speed", asked, made)] == [["speed"]]
+    assert [len(some.names) for some in joint.rows("regret", asked, made)] == [2, 2, 1]
+    monkeypatch.setattr(joint, "commit", lambda: "here-dirty")
+    assert [list(some.names) for some in joint.rows("aware", asked, made)] == [["a", "b"], ["c"]]
+
+
+def test_a_plan_whose_steps_alone_are_too_long_is_passed_over():
+    job, cost, judge = prepared(JOBS["failures"])
+    plan = BY_NAME["megatron-colocated"].planner(job, cost, silent)
+    least = judge.measure.least(plan, judge.times(plan, None))
+    assert least < judge.value(plan)
+    assert judge.is_above(plan, least)
+    assert not judge.is_above(plan, least * 1.001)

@@ -67,6 +67,11 @@ def test_words_say_what_is_different_and_nothing_else():
     assert changed.model == VALM.model
 
 
+def test_links_that_a_job_on_processes_leaves_out_have_no_slider():
+    bare = TINY.model_copy(update={"cluster": TINY.cluster.model_copy(update={"intra": None})})
+    assert [axes_of(spec)[-1].values for spec in (TINY, bare)] == [(1.0, 0.5, 2.0, 4.0), (1.0,)]
+
+
 def test_links_of_the_profile_get_faster_with_all_their_cards():
     spec = with_words(VALM, {})
     bare = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"intra": None, "inter": None})})

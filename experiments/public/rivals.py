@@ -30,7 +30,7 @@ from sim.predict import iteration_s
 from workbench.calibrate.device_sheet import shipped_sheet
 from workbench.cost.profile import Profile, Table, load_profile
 from workbench.llm_table.columns import read_row
-from workbench.llm_table.llm_row import Architecture, LlmRow, Number, Recomputed
+from workbench.llm_table.llm_row import SEES_ALL, LlmRow, Number, Recomputed
 from workbench.llm_table.predict import RowPredictor
 from workbench.units import GB
 from workbench.whole_file import write_text
@@ -50,7 +50,7 @@ Answer = float | str  # seconds, or why there are none
 def unsayable(row: LlmRow) -> str | None:
     """What of a row llm-analysis has no words for; None: it can say it."""
     said = {
-        f"architecture {row.architecture}": row.architecture in (Architecture.VIT, Architecture.T5),
+        f"architecture {row.architecture}": row.architecture in SEES_ALL,
         "latent attention": row.is_mla,
         "shared experts": row.shared_expert_ffn > 0 or row.first_dense_layers > 0,
         "adapters": row.lora_rank > 0,

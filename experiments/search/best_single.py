@@ -26,8 +26,18 @@ class Values(Protocol):
         """Less is better; ValueError where the plan is refused."""
 
 
-class _OutOfTime(Exception):  # noqa: N818  (no error: the planner is told to stop)
+class OutOfTime(Exception):  # noqa: N818  (no error: the planner is told to stop)
     """A planner's own search was stopped."""
+
+
+def stopper(end_s: float, clock: Callable[[], float]) -> Progress:
+    """Progress that ends a planner then, between two of its own candidates."""
+
+    def told(done: int, total: int, best_s: float) -> None:
+        if clock() > end_s:
+            raise OutOfTime
+
+    return told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +160,7 @@ class _OwnSearch:
         except ValueError as error:
             self._refusal = str(error)
             return None
-        except _OutOfTime:
+        except OutOfTime:
             self._refusal = f"one plan takes more than its part of {self._budget_s:g} s"
             return None
         self._planned += 1
@@ -160,13 +170,7 @@ class _OwnSearch:
 
     def _stopper(self, share: float) -> Progress:
         """Progress that ends a planner after that share of the time."""
-        end_s = self._clock() + share * self._budget_s
-
-        def told(done: int, total: int, best_s: float) -> None:
-            if self._clock() > end_s:
-                raise _OutOfTime
-
-        return told
+        return stopper(self._clock() + share * self._budget_s, self._clock)
 
 
 def _varied(job: Job) -> tuple[object, ...]:

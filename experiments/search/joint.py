@@ -4,8 +4,9 @@ Setup:   the jobs of `experiments.search.jobs` with layouts left open. Every reg
          what its own paper searches (`workbench.search.joint.own_spaces`), as long as the joint search, on
          the same devices; all plans are judged by the same simulator. Times of searches are CPU seconds of
          one process, which other load does not lengthen. Cornstarch's planner and its unaware baseline with
-         the simulator as their judge: `aware`. Spaces that are listed whole: `regret`. Questions one by
-         one: `ablation`. Candidates a second: `speeds`. Winner and others executed: `executed`, apart.
+         the simulator as their judge, each as long as `longer`: `aware`.
+         Spaces that are listed whole: `regret`. Questions one by one: `ablation`. Candidates a second:
+         `speeds`. Winner and others executed: `executed`, apart.
 Differs: jobs are smaller than the papers', each says how; corpora stand for data sets.
 Run:     python -m experiments.search.joint [--job NAME] [--part PART] [--budget SECONDS] [--seed N]
          [--processes N] [--json] [--out PATH]
@@ -15,7 +16,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -83,9 +84,8 @@ def of_questions(asked: Asked, progress: Told) -> dict[str, Any]:
 
 
 def of_spaces(asked: Asked, progress: Told) -> dict[str, Any]:
-    """Regret in all spaces; the budget is of candidates there, and jobs are its own."""
-    found = _each(regret_of_space, replace(asked, names=[space.name for space in spaces()]), progress)
-    return {"spaces": found}
+    """Regret in the spaces that are named; their budget is of candidates."""
+    return {"spaces": _each(regret_of_space, asked, progress)}
 
 
 def of_speed(asked: Asked, progress: Told) -> dict[str, Any]:
@@ -107,8 +107,7 @@ def longer_job(name: str, asked: Asked, progress: Told) -> dict[str, Any]:
 
 def aware_job(name: str, asked: Asked, progress: Told) -> dict[str, Any]:
     """`of_aware` of one."""
-    del asked
-    return aware.aware_of(JOBS[name], progress=progress)
+    return aware.aware_of(JOBS[name], limit_s=LONGER * asked.budget_s, progress=progress)
 
 
 def ablated_job(name: str, asked: Asked, progress: Told) -> dict[str, Any]:
@@ -138,7 +137,7 @@ def _each(
         return {name: future.result() for name, future in waited.items()}
 
 
-BY_JOB = {"jobs", "longer", "aware", "ablation"}  # parts of the record that hold a row a job
+WHOLE = "speed"  # the part that has no rows
 PARTS: Mapping[str, Part] = {
     "jobs": of_jobs,
     "longer": of_longer,
@@ -172,11 +171,26 @@ def gathered(parts: Sequence[str], asked: Asked, before: Mapping[str, Any], prog
         found = PARTS[part](asked, progress)
         for key, value in found.items():
             record[key] = record.get(key, {}) | value if isinstance(value, dict) else value
-        of = asked.names if found.keys() <= BY_JOB else (part,)
+        of = (part,) if part == WHOLE else asked.names
         record["made"] = record.get("made", {}) | {
             part: record.get("made", {}).get(part, {}) | dict.fromkeys(of, made)
         }
     return record | summed(record)
+
+
+def rows(part: str, asked: Asked, record: Mapping[str, Any]) -> Iterator[Asked]:
+    """What is run of a part at a time: as many rows as processes, less those that the record has.
+
+    A row is had that the same commit made, without changes of its own.
+    """
+    names = [space.name for space in spaces()] if part == "regret" else asked.names
+    if part == WHOLE:
+        names = [WHOLE]
+    here, made = commit(), record.get("made", {}).get(part, {})
+    if here is not None and not here.endswith("-dirty"):
+        names = [name for name in names if made.get(name, {}).get("commit") != here]
+    for first in range(0, len(names), asked.processes):
+        yield replace(asked, names=names[first : first + asked.processes])
 
 
 def summed(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -244,7 +258,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1, help="that take one job or space at a time")
     parser.add_argument(
-        "--out", type=Path, help="JSON file to write; what it has of other parts and jobs stays"
+        "--out",
+        type=Path,
+        help="JSON file to write; it is kept row by row, and rows of this commit are not made anew",
     )
     given = parser.parse_args()
     if not 0 < given.budget < float("inf"):
@@ -259,12 +275,15 @@ def main() -> int:
     )
     before = json.loads(given.out.read_text()) if given.out is not None and given.out.exists() else {}
     try:
-        record = gathered(given.part or tuple(PARTS), asked, before, told)
+        record = gathered((), asked, before, told)
+        for part in given.part or PARTS:
+            for some in rows(part, asked, record):
+                record = gathered((part,), some, record, told)
+                if given.out is not None:
+                    write_text(json.dumps(record, indent=1) + "\n", given.out)
     except ValueError as error:
         parser.error(str(error))
     print("\n".join(lines(record)))
-    if given.out is not None:
-        write_text(json.dumps(record, indent=1) + "\n", given.out)
     if given.json:
         print(json.dumps(record))
     return 0 if holds(record) else 1

@@ -285,13 +285,8 @@ class _Bench:
         return StageInput(hidden=hidden_TD, features=features, data=self._data)
 
     def _random(self, num_tokens: int, wants_gradient: bool) -> Tensor:  # noqa: FBT001  (torch's word)
-        made = torch.randn(
-            num_tokens,
-            self._width,
-            dtype=self._dtype,
-            device=self.clock.device,
-            generator=self._source,
-        )
+        size, device = (num_tokens, self._width), self.clock.device
+        made = torch.randn(size, dtype=self._dtype, device=device, generator=self._source)
         return made.requires_grad_(wants_gradient)
 
     def optimizer_s(self) -> Iterator[tuple[int, tuple[float, ...]]]:

@@ -22,7 +22,7 @@ from workbench.job.job import Job, load_job
 from workbench.job.job_file import read_spec
 from workbench.job.matching import profile_name_beside
 from workbench.plan.plan import Plan
-from workbench.report.folder import Folder, fastest_of, read_folder
+from workbench.report.folder import fastest_of, read_folder
 from workbench.report.progress import ticking
 from workbench.report.tables import (
     demo_table,
@@ -34,6 +34,8 @@ from workbench.report.what_if import WhatIf, what_if
 from workbench.strategies import cornstarch
 from workbench.timing.accept import accept
 from workbench.whole_file import check_writable, write_text
+
+DEMO_WHAT_IF_S = 10.0
 
 
 def calibrate_command(
@@ -111,24 +113,25 @@ def report_command(
 
     path = output or folder / "report.html"
     found = read_folder(folder)
-    neighbours = None if job is None else _what_if(found, job, what_if_s)
+    neighbours = None
+    if job is not None:
+        fastest = fastest_of(found, load_job(job))
+        neighbours = _what_if(job, fastest.plan.strategy, profile_name_beside(fastest.path), what_if_s)
     write_text(report_html(found, what_if=neighbours), path)
     show(f"written to {path}")
 
 
-def _what_if(folder: Folder, job: Path, seconds: float) -> WhatIf:
-    """Simulations of the job's neighbours, planned as its fastest plan in the folder was, by its profile."""
+def _what_if(job: Path, strategy: str, profile: str | None, seconds: float) -> WhatIf:
+    """Simulations of the job's neighbours, planned by that strategy; the profile stands in for the job's."""
     from sim.predict import predict_within
 
-    began_s = perf_counter()
-    fastest, spec = fastest_of(folder, load_job(job)), read_spec(job)
-    profile = profile_name_beside(fastest.path)
+    began_s, spec = perf_counter(), read_spec(job)
     if profile is not None:
         spec = spec.model_copy(update={"profile": profile})
     with ticking("simulating neighbours of the job", None, quiet=False) as ticker:
         return what_if(
             spec,
-            fastest.plan.strategy,
+            strategy,
             lambda plan, cost: predict_within(*accept(plan), cost),
             folder=job.parent,
             seconds=seconds,
@@ -192,14 +195,15 @@ def demo_command(
     ] = None,
 ) -> None:
     """Do the main job on this machine: calibrate, plan, predict, run, compare, report."""
-    from experiments.demo import run_demo
+    from experiments.demo import JOB_FILE, run_demo
     from experiments.fidelity.burner import burner_of
     from workbench.report.html import report_html
 
     beside = nullcontext if burn is None else burner_of(burn)
     with ticking("demo", None, quiet=False) as ticker:
         result = run_demo(out, ticker.at, beside)
-    write_text(report_html(read_folder(out)), out / "report.html")
+    neighbours = _what_if(out / JOB_FILE, result.fastest, None, DEMO_WHAT_IF_S)
+    write_text(report_html(read_folder(out), what_if=neighbours), out / "report.html")
     record = result.as_json()
     if json_file is not None:
         write_text(json.dumps(record, indent=1) + "\n", json_file)

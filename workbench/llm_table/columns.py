@@ -8,6 +8,7 @@ from workbench.cost.execution import Lookups, TokenCopies, UpdatedWeights
 from workbench.llm_table.cells import Column, Values, read_cell
 from workbench.llm_table.frameworks import check_framework, filled, fitted_numbers, fitted_off
 from workbench.llm_table.llm_row import (
+    PLAIN,
     Architecture,
     DataOverlap,
     GradientNumber,
@@ -47,7 +48,7 @@ def _real(name: str, about: str) -> Column:
 
 def _ffn(row: Values) -> int:
     """4 x hidden; a gated MLP of about as many weights: 8/3 x hidden, up to a multiple of 256."""
-    if row["architecture"] in (Architecture.GPT, Architecture.VIT):
+    if row["architecture"] in PLAIN:
         return int(4 * row["hidden"])
     return -(-8 * int(row["hidden"]) // 3 // 256) * 256
 
@@ -58,7 +59,7 @@ def _head_dim(row: Values) -> int:
 
 
 def _gated(row: Values) -> YesNo:
-    return YesNo.NO if row["architecture"] in (Architecture.GPT, Architecture.VIT) else YesNo.YES
+    return YesNo.NO if row["architecture"] in PLAIN else YesNo.YES
 
 
 def _only_t5(count: Callable[[Values], Any]) -> Callable[[Values], Any]:
@@ -85,13 +86,17 @@ COLUMNS = (
     Column("hidden", "width of the model"),
     Column("layers", "transformer blocks; of an encoder-decoder the encoder's"),
     Column("heads", "query heads"),
-    Column("sequence", "tokens of a sample; of an encoder-decoder the encoder's, of a vit its patches'"),
+    Column(
+        "sequence", "tokens of a sample; of an encoder-decoder the encoder's, of a vit or dit its patches"
+    ),
     Column("global_batch", "samples of an iteration"),
-    Column("architecture", "gpt, llama, vit or t5", _always(Architecture.GPT), Architecture, shown="gpt"),
+    Column(
+        "architecture", "gpt, llama, vit, t5 or dit", _always(Architecture.GPT), Architecture, shown="gpt"
+    ),
     Column("kv_heads", "key and value heads", lambda row: row["heads"], shown="heads"),
     Column("head_dim", "width of a head", _head_dim, shown="hidden / heads"),
-    Column("ffn", "inner width of the MLP", _ffn, shown="gpt, vit: 4 x hidden, others: 8/3 x hidden"),
-    Column("gated_mlp", "yes: the MLP has a gate", _gated, YesNo, shown="gpt, vit: no, others: yes"),
+    Column("ffn", "inner width of the MLP", _ffn, shown="gpt, vit, dit: 4 x hidden, others: 8/3 x hidden"),
+    Column("gated_mlp", "yes: the MLP has a gate", _gated, YesNo, shown="gpt, vit, dit: no, others: yes"),
     _flag("qk_norm", "a norm over each head's queries and keys"),
     _count("vocab", "tokens of the vocabulary; of a vit its classes", 50257),
     _count("vocab_multiple", "the vocabulary is padded to a multiple of this times tp", 128),
@@ -128,7 +133,7 @@ COLUMNS = (
         shown="t5: sequence",
         least=0,
     ),
-    _count("patch", "vit: pixels along a side of a patch", 16),
+    _count("patch", "vit, dit: pixels along a side of a patch", 16),
     _count("lora_rank", "rank of adapters, all else is frozen; 0: all is trained", 0, least=0),
     _count("tp", "tensor-parallel ranks"),
     _count("cp", "context-parallel ranks"),

@@ -12,12 +12,18 @@ class Architecture(StrEnum):
 
     VIT: a GPT's blocks over all patches of an image, and a class head. T5: an encoder's blocks over
     `sequence` tokens, and a decoder's over `decoder_sequence` that read them; gated MLPs, no biases.
+    DIT: a ViT's blocks over all patches of a latent, modulated by time and class (`row_diffusion`).
     """
 
     GPT = "gpt"
     LLAMA = "llama"
     VIT = "vit"
     T5 = "t5"
+    DIT = "dit"
+
+
+PLAIN = (Architecture.GPT, Architecture.VIT, Architecture.DIT)  # plain MLPs, biases, layer norms
+SEES_ALL = (Architecture.VIT, Architecture.T5, Architecture.DIT)  # no causal mask
 
 
 class Recomputed(StrEnum):

@@ -4,8 +4,9 @@ from dataclasses import replace
 from functools import lru_cache
 from operator import attrgetter
 
-from workbench.llm_table.llm_row import Architecture, LlmRow, YesNo
+from workbench.llm_table.llm_row import PLAIN, SEES_ALL, Architecture, LlmRow, YesNo
 from workbench.llm_table.row_decoder import decoder_head, decoder_operators
+from workbench.llm_table.row_diffusion import modulated, noise_head, patches
 from workbench.model.experts import Experts, with_experts
 from workbench.model.layer import Attention, Layer, LayerKind, Matmul, Operator, Pointwise, Shard
 from workbench.model.model_graph import TEXT, ModelGraph, Module
@@ -97,6 +98,8 @@ def _operators(row: LlmRow, *, is_windowed: bool, has_experts: bool) -> tuple[Op
     operators = block_operators(block)
     if row.is_mla:
         operators = _with_mla(operators, row)
+    if row.architecture is Architecture.DIT:
+        operators = modulated(operators, row)
     if not has_experts:
         return operators
     layer = Layer(name="block", kind=LayerKind.BLOCK, operators=operators, out_width=row.hidden)
@@ -113,14 +116,14 @@ def _operators(row: LlmRow, *, is_windowed: bool, has_experts: bool) -> tuple[Op
 
 def block_of(row: LlmRow) -> Block:
     """The block of the row's architecture. With more tensor-parallel ranks than key heads, each has one."""
-    has_biases = row.architecture in (Architecture.GPT, Architecture.VIT)
+    has_biases = row.architecture in PLAIN
     return Block(
         width=row.hidden,
         heads=Heads(
             num=row.heads,
             num_kv=max(row.kv_heads, row.tp),
             dim=row.head_dim,
-            causal=row.architecture not in (Architecture.VIT, Architecture.T5),
+            causal=row.architecture not in SEES_ALL,
             bias="qkvo" if has_biases else "",
             fused=True,
             qk_norm=Norm.RMS if row.qk_norm is YesNo.YES else None,
@@ -184,6 +187,8 @@ def _latent_queries(row: LlmRow, score_dim: int) -> tuple[Operator, ...]:
 
 def _embedding(row: LlmRow) -> Layer:
     is_frozen = row.lora_rank > 0
+    if row.architecture is Architecture.DIT:
+        return replace(patches(row), trainable=not is_frozen)
     if row.architecture is Architecture.VIT:
         elements = CHANNELS * row.patch**2
         found = patch_embedding(
@@ -200,8 +205,10 @@ def _embedding(row: LlmRow) -> Layer:
 
 def _head(row: LlmRow) -> Layer:
     """Of a vit over one vector an image, of an encoder-decoder over the decoder's tokens."""
+    if row.architecture is Architecture.DIT:
+        return replace(noise_head(row), trainable=not row.lora_rank)
     is_vit = row.architecture is Architecture.VIT
-    kind = Norm.LAYER if row.architecture in (Architecture.GPT, Architecture.VIT) else Norm.RMS
+    kind = Norm.LAYER if row.architecture in PLAIN else Norm.RMS
     head = lm_head(row.padded_vocab, row.hidden, kind, tied=row.tied is YesNo.YES and not is_vit)
     if is_vit:
         head = decoder_head(head, 1 / row.sequence)

@@ -7,7 +7,7 @@ from workbench.cost.hardware import Cluster, Link, Node, uniform
 from workbench.cost.profile import Profile
 from workbench.data.sample import Item, Sample, Segment
 from workbench.llm_table.llm_row import (
-    Architecture,
+    SEES_ALL,
     DataOverlap,
     GradientNumber,
     LlmRow,
@@ -173,8 +173,7 @@ def _ranks(row: LlmRow, stage: int) -> tuple[tuple[int, ...], ...]:
 
 def _samples(row: LlmRow) -> tuple[Sample, ...]:
     segment = Segment(TEXT, 0, row.sequence, row.sequence)
-    sees_all = row.architecture in (Architecture.VIT, Architecture.T5)
-    mask = "full" if sees_all else "causal"
+    mask = "full" if row.architecture in SEES_ALL else "causal"
     return tuple(Sample(index, (segment,), mask) for index in range(row.global_batch // row.dp))
 
 

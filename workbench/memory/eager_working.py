@@ -279,8 +279,8 @@ class _InWork:
         found, waiting = [], 0.0
         for previous, operator, following in _neighbours(self._layer.operators):
             width = self._backward_width(operator)
-            if isinstance(operator, Matmul) and following is not None and following.name.endswith(RESIDUAL):
-                width -= self._written(operator)  # whose gradient is the stream's
+            if isinstance(operator, Matmul) and self._hands_on(following):
+                width -= self._written(operator)  # whose gradient is the stream's, or was given
             if (
                 isinstance(previous, Matmul)
                 and isinstance(operator, Matmul)
@@ -293,6 +293,12 @@ class _InWork:
             beside = self._scores(operator, 3) + self._rows(operator, ROWS_BACKWARD)
             found.append(self._setting.tokens(operator) * width + beside)
         return found
+
+    def _hands_on(self, following: Operator | None) -> bool:
+        """Whether what stands in front of this operator, or of the layer's end, leaves the layer."""
+        if following is None:
+            return self._layer.kind is LayerKind.PROJECTOR
+        return following.name.endswith(RESIDUAL)
 
     def _rows(self, operator: Operator, copies: int) -> float:
         """Rows that distributed experts got, as they came, and their outputs, by expert and sent back."""

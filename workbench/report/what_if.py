@@ -131,7 +131,8 @@ def axes_of(spec: JobSpec) -> tuple[Axis, ...]:
     """Ranks, samples, samples of a microbatch, links: where the job's words leave room."""
     ranks = _ranks(spec)
     more = spec.cluster.nodes is not None  # processes of one machine and pools do not grow
-    links = (1.0,) if spec.cluster.pools is not None else (1.0, HALF, TWICE, FOURFOLD)
+    has_links = spec.cluster.pools is None and (spec.cluster.local is None or spec.cluster.intra is not None)
+    links = (1.0, HALF, TWICE, FOURFOLD) if has_links else (1.0,)
     return (
         _counts("ranks", ranks, (HALF, TWICE) if more else (HALF,)),
         _counts("samples per step", spec.batch.samples, (HALF, TWICE)),

@@ -1,7 +1,7 @@
 """Seconds of every action of a lowered plan on the machine of one cost model."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workbench.collector import collector_paused
 from workbench.cost.beside import loss_on

@@ -79,6 +79,13 @@ class _Search:
             asked += [(seat, moves) for moves in seat.proposals.next(max(1, round(share * ROUND)))]
         return asked
 
+    def limit(self, moves: Moves) -> float:
+        """A candidate of these moves with a value above it becomes nothing."""
+        held = self.seats[-1].value if len(self.seats) == SEATS else inf
+        if self.replans is not None and isinstance(moves[0], Replan):
+            return max(held, self.replans.limit(moves[0]))
+        return held
+
     def _proposals(self, seat: _Seat) -> Proposals:
         space, choice = self.space, seat.choice
         draft = draft_of(space.job, choice)
@@ -328,7 +335,8 @@ def _run(
         if not asked:
             return
         outcomes: list[Outcome] = []
-        for outcome in crew.outcomes(held.space, [Asked(seat.choice, moves) for seat, moves in asked]):
+        candidates = [Asked(seat.choice, moves, held.limit(moves)) for seat, moves in asked]
+        for outcome in crew.outcomes(held.space, candidates):
             outcomes.append(outcome)
             if stop.seconds is not None and stop.clock() - began_s > stop.seconds:
                 break

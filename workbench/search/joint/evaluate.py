@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from math import inf
+from typing import Protocol, runtime_checkable
 
 from workbench.job.device_pools import check_taken
 from workbench.job.job import Job
@@ -18,6 +19,7 @@ from workbench.trace import Trace
 
 LEAST_SHARE = 0.95  # of an even share of tokens, on the rank that a stage is priced by
 UNCHANGED = "it changes nothing"
+PASSED_OVER = "not better than what is held, by what its steps take where nothing fails"
 
 
 class Judge(Protocol):
@@ -30,6 +32,14 @@ class Judge(Protocol):
         """The plan's trace by the engine; ValueError where it is refused."""
 
 
+@runtime_checkable
+class LimitedJudge(Judge, Protocol):
+    """A judge that tells plans apart that are not worth a look, for less than their value takes."""
+
+    def is_above(self, plan: Plan, limit: float) -> bool:
+        """Whether no value below the limit is to be had with this plan; ValueError where it is refused."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Of one candidate: a value, or why there is none."""
@@ -38,15 +48,23 @@ class Outcome:
     refusal: str = ""
 
 
-def evaluated(space: Space, judge: Judge, base: Choice, moves: Sequence[Move]) -> Outcome:
-    """A choice after some moves: built, and held against the judge. What a strategy plans anew is a plan."""
+def evaluated(space: Space, judge: Judge, base: Choice, moves: Sequence[Move], limit: float = inf) -> Outcome:
+    """A choice after some moves: built, and held against the judge. What a strategy plans anew is a plan.
+
+    Args:
+        limit: a plan whose value is above it may be passed over.
+    """
     try:
         if isinstance(moves[0], Replan) and len(moves) == 1:
-            return Outcome(judge.value(_checked(space.job, moves[0].plan(space))))
-        choice = changed(space, base, moves)
-        if choice == base:
-            return Outcome(None, UNCHANGED)
-        return Outcome(judge.value(plan_of(space, choice)))
+            plan = _checked(space.job, moves[0].plan(space))
+        else:
+            choice = changed(space, base, moves)
+            if choice == base:
+                return Outcome(None, UNCHANGED)
+            plan = plan_of(space, choice)
+        if limit < inf and isinstance(judge, LimitedJudge) and judge.is_above(plan, limit):
+            return Outcome(None, PASSED_OVER)
+        return Outcome(judge.value(plan))
     except ValueError as error:
         return Outcome(None, str(error))
 

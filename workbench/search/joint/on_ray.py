@@ -45,7 +45,7 @@ class _Worker:
     def outcomes(self, task: tuple[dict[str, Any], Sequence[Asked]]) -> list[Outcome]:
         starts, asked = task
         here = replace(self._space, starts=starts)
-        return [evaluated(here, self._judge, base, moves) for base, moves in asked]
+        return [evaluated(here, self._judge, base, moves, limit) for base, moves, limit in asked]
 
 
 class _Running(NamedTuple):

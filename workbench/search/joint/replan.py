@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import ClassVar
 
 from workbench.job.job import Job, ModuleLayout
@@ -21,7 +22,7 @@ NEAR_SHARE = 0.7  # of the draws of a strategy that has a plan: next to its best
 UNTRIED = 5  # draws after which a strategy counts half as one that may be the best
 REPEATED = 20  # draws one after the other that were made before: a strategy gives none this time
 PROMISE = 4  # power of how good a strategy's best plan is
-ITSELF_SHARE = 0.2  # of that of others, of strategies that search layouts and so take as long as many plans
+ITSELF_SHARE = 0.5  # of that of others, of strategies that search layouts and so take as long as many plans
 
 
 class _TooMany(Exception):  # noqa: N818  (no error: the planner is told to stop)
@@ -152,6 +153,11 @@ class Replans:
         weights = self._weights()
         drawn = (self._drawn(name) for name in self._rng.choices(names, weights, k=count))
         return [move for move in drawn if move is not None]
+
+    def limit(self, move: Replan) -> float:
+        """Of the values that its strategy learns from."""
+        best = self._arms[move.strategy].value
+        return inf if best is None else best
 
     def learn(self, move: Replan, value: float | None, job: Job) -> None:
         """What a draw gave; None: it was refused."""

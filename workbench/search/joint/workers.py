@@ -9,6 +9,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 from multiprocessing.queues import Queue
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -26,10 +27,11 @@ CHUNK = 4  # candidates that a worker gets at once
 
 
 class Asked(NamedTuple):
-    """A candidate: moves from a choice."""
+    """A candidate: moves from a choice, and the value above which it may be passed over."""
 
     base: Choice
     moves: tuple[Move, ...]
+    limit: float = inf
 
 
 def chunks_of(asked: Sequence[Asked]) -> list[Sequence[Asked]]:
@@ -66,8 +68,8 @@ class Here(Workers):
             yield start_of(task, self._space.cost, self._judge)
 
     def outcomes(self, space: Space, asked: Sequence[Asked]) -> Iterator[Outcome]:
-        for base, moves in asked:
-            yield evaluated(space, self._judge, base, moves)
+        for base, moves, limit in asked:
+            yield evaluated(space, self._judge, base, moves, limit)
 
 
 class Several(Workers):
@@ -165,4 +167,4 @@ def _outcomes(task: tuple[dict[str, Choice], Iterable[Asked]]) -> list[Outcome]:
     starts, asked = task
     space, judge = _known[-1]
     here = replace(space, starts=starts)
-    return [evaluated(here, judge, base, moves) for base, moves in asked]
+    return [evaluated(here, judge, base, moves, limit) for base, moves, limit in asked]

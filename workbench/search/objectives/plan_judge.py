@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from workbench.plan.plan import Plan
 from workbench.schedule.choice import Schedule
@@ -29,6 +29,14 @@ class Judged:
 
 Measure = Callable[[Plan, StepTimes, Schedule | None], Judged]
 """From steps to what counts; ValueError where the plan cannot be judged so."""
+
+
+@runtime_checkable
+class LeastMeasure(Protocol):
+    """A measure whose least value is known for less than the value takes."""
+
+    def least(self, plan: Plan, times: StepTimes) -> float:
+        """No value is below it, of this plan or of any that makes this one worth a look."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +72,12 @@ class PlanJudge:
         if found.misses:
             raise ValueError(found.misses)
         return found.value
+
+    def is_above(self, plan: Plan, limit: float) -> bool:
+        """Whether no value below the limit is to be had with the plan, as far as its measure says so."""
+        return isinstance(self.measure, LeastMeasure) and (
+            self.measure.least(plan, self.times(plan, None)) >= limit
+        )
 
     def replay(self, plan: Plan) -> Trace:
         """Its trace on the batch that it was made for; ValueError for a plan that is refused."""

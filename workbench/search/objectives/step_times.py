@@ -10,7 +10,7 @@ from workbench.data.sample import Sample
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.schedule.choice import Schedule
-from workbench.timing.accept import accept
+from workbench.timing.accept import accept, judged
 
 Replan = Callable[[Plan, Sequence[Sample], Schedule | None], Plan]
 """The plan of another batch with a plan's stages, under its schedule; ValueError where there is none."""
@@ -95,7 +95,7 @@ class OwnBatch:
     seconds: Callable[[Lowered], float]
 
     def __call__(self, plan: Plan, schedule: Schedule | None = None) -> StepTimes:
-        lowered, _ = accept(plan)
+        lowered, _ = judged(plan)
         step_s = self.seconds(lowered)
         return StepTimes(step_s=step_s, batches_s=(step_s,))
 

@@ -1,0 +1,238 @@
+"""What a layer takes that was not measured as it runs: its operators and collectives, added up."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from workbench.cost.beside import left_s, lost_s
+from workbench.cost.collectives import Collective, Collectives
+from workbench.cost.execution import (
+    ActivationCut,
+    KeyTravel,
+    TokenCopies,
+    TokenTravel,
+)
+from workbench.cost.expert_parallel import ROUTER, Exchange, copies_share, exchanges_of, on_rank
+from workbench.cost.group_link import GroupLink
+from workbench.cost.hardware import Link
+from workbench.cost.kernel_times import ELEMENT_BYTES, KernelTimes
+from workbench.cost.layer_time import LayerTime
+from workbench.cost.operator_passes import OperatorPasses, kernels_of
+from workbench.cost.overlap import Machine, Pair, Pairs, added_kernels, exposed_s, pairs_of, pieces_of
+from workbench.cost.profile import Direction
+from workbench.cost.roofline import (
+    Grid,
+    Work,
+    key_value_bytes,
+    layer_flop,
+)
+from workbench.cost.sustained import in_direction
+from workbench.model.layer import Attention, Layer
+
+
+class Links(NamedTuple):
+    """What joins the ranks of a grid along each axis; None where there is one rank."""
+
+    tensor: Link | None
+    context: Link | None
+    experts: Link | None
+
+
+class OperatorSums:
+    """A layer's time as the sum of its operators, with the reasons why that may be off."""
+
+    def __init__(
+        self,
+        cost: KernelTimes,
+        collectives: Collectives,
+        work: Work,
+        grid: Grid,
+        precision: str,
+        links: Links,
+    ) -> None:
+        self._cost, self._collectives, self._links = cost, collectives, links
+        self._work, self._grid, self._precision = work, grid, precision
+        self._bytes = ELEMENT_BYTES[precision]
+        self.unmeasured: set[str] = set()
+        self._operators = OperatorPasses(cost, work, grid, precision, self.unmeasured)
+
+    def layer(self, layer: Layer) -> LayerTime:
+        """Of a layer as a rank of the grid has it."""
+        operators = self._operators.of_layer(layer)
+        forward_comm, backward_comm = self._communication(layer)
+        first = next(
+            (i for i, operator in enumerate(layer.operators) if operator.parameters()), len(operators)
+        )
+        interior = sum(passes.input_grad_s for passes in operators[first + 1 :])
+        interior += sum(seconds for index, seconds in backward_comm if index > first)
+        time = LayerTime(
+            sum(passes.forward_s for passes in operators) + forward_comm,
+            sum(passes.input_grad_s for passes in operators) + sum(seconds for _, seconds in backward_comm),
+            sum(passes.weight_grad_s for passes in operators),
+            frozenset(self.unmeasured),
+            interior,
+        )
+        return self._launched(time, layer)
+
+    def with_experts(self, time: LayerTime, layer: Layer) -> LayerTime:
+        """A time measured on the grid with every expert on every rank, with experts distributed."""
+        grid = self._grid
+        split = on_rank(layer, self._work, grid)
+        share = layer_flop(split, self._work, grid) / layer_flop(layer, self._work, grid._replace(ep=1))
+        scaled = f"ep{grid.ep} scaled from ep1"
+        return self._shared(time, share, *self._exchanges_s(split), scaled)
+
+    def scaled(self, time: LayerTime, layer: Layer) -> LayerTime:
+        """A time measured on one rank, on a grid: shrunk like the FLOP, plus the collectives."""
+        grid = self._grid
+        split = on_rank(layer, self._work, grid)
+        whole = layer_flop(layer, self._work)
+        share = layer_flop(split, self._work, grid) / whole if whole else 1.0 / grid.cp
+        scaled = f"tp{grid.tp} x cp{grid.cp} scaled from one rank"
+        return self._shared(time, share, *self._communication(split), scaled)
+
+    def _shared(
+        self, time: LayerTime, share: float, forward_s: float, backward: list[tuple[int, float]], scaled: str
+    ) -> LayerTime:
+        """A share of a time, and what ranks exchange in its forward and backward."""
+        backward_s = sum(seconds for _, seconds in backward)
+        return LayerTime(
+            time.forward_s * share + forward_s,
+            time.input_grad_s * share + backward_s,
+            time.weight_grad_s * share,
+            time.unmeasured | self.unmeasured | {scaled},
+            time.interior_grad_s * share + backward_s,
+        )
+
+    def _launched(self, time: LayerTime, layer: Layer) -> LayerTime:
+        """With gaps between kernels, and no shorter than the host takes to launch them.
+
+        Gaps and a slow host stretch I and W alike.
+        """
+        run, grid = self._cost.execution, self._grid
+        pairs = self._pairs(layer)
+        kernels = kernels_of(layer)
+        forward = sum(map(run.num_kernels, kernels))
+        backward = sum(map(run.num_backward_kernels, kernels))
+        there, back = pairs.forward, [pair for _, pair in pairs.backward]
+        forward_s = run.pass_s(time.forward_s, forward, len(there), grid.tp, added_kernels(there, run))
+        device_s = time.input_grad_s + time.weight_grad_s
+        backward_s = run.pass_s(device_s, backward, len(back), grid.tp, added_kernels(back, run))
+        if any(operator.name == ROUTER for operator in layer.operators):
+            forward_s, backward_s = forward_s + run.host_wait_s, backward_s + run.host_wait_s
+        if device_s in (0.0, backward_s):
+            return replace(time, forward_s=forward_s)
+        return replace(
+            time,
+            forward_s=forward_s,
+            input_grad_s=time.input_grad_s * (backward_s / device_s),
+            weight_grad_s=time.weight_grad_s * (backward_s / device_s),
+            interior_grad_s=time.interior_grad_s * (backward_s / device_s),
+        )
+
+    def _communication(self, layer: Layer) -> tuple[float, list[tuple[int, float]]]:
+        """Seconds of collectives: of the forward, and (operator, seconds) of the backward."""
+        grid, links = self._grid, self._links
+        if links.tensor is None or links.context is None:
+            return 0.0, []
+        pairs = self._pairs(layer)
+        forward_s = sum(self._exposed_s(pair, links.tensor, Direction.FORWARD) for pair in pairs.forward)
+        backward = [
+            (index, self._exposed_s(pair, links.tensor, Direction.INPUT_GRAD))
+            for index, pair in pairs.backward
+        ]
+        for index, operator in enumerate(layer.operators):
+            if grid.cp > 1 and isinstance(operator, Attention):
+                there_s, back_s = self._keys_s(operator, links.context)
+                forward_s += there_s
+                backward.append((index, back_s))
+        there_s, back = self._exchanges_s(layer)
+        return forward_s + there_s, backward + back
+
+    def _exchanges_s(self, split: Layer) -> tuple[float, list[tuple[int, float]]]:
+        """Seconds of what ranks exchange around distributed experts, forward and backward, as above."""
+        divided = self._cost.execution.activations is ActivationCut.SEQUENCE
+        found = exchanges_of(split, self._work, self._grid, self._bytes, divided=divided)
+        back = [(index, self._exchange_s(exchange)) for index, exchange in found.backward]
+        there_s = sum(map(self._exchange_s, found.forward))
+        if self._cost.execution.tokens is TokenTravel.AHEAD or not back:
+            return there_s, back
+        return self._beside(split, there_s, back)
+
+    def _beside(
+        self, split: Layer, there_s: float, back: list[tuple[int, float]]
+    ) -> tuple[float, list[tuple[int, float]]]:
+        """What exchanges add where passes of two microbatches take turns: one exchanges while the other
+        computes as much as this layer does, and is slowed (`beside`)."""
+        passes = self._operators.of_layer(split)
+        forward_s = sum(each.forward_s for each in passes)
+        backward_s = sum(each.input_grad_s + each.weight_grad_s for each in passes)
+        back_s = sum(seconds for _, seconds in back)
+        share = left_s(back_s, backward_s) / back_s
+        return left_s(there_s, forward_s), [(index, share * seconds) for index, seconds in back]
+
+    def _exchange_s(self, exchange: Exchange) -> float:
+        link = self._links.experts if exchange.kind is Collective.ALL_TO_ALL else self._links.tensor
+        assert link is not None, "a grid of several ranks has links"
+        if exchange.kind is Collective.ALL_TO_ALL:
+            self.unmeasured.add("experts: tokens choose them at random")
+            if exchange.num_chosen and self._cost.execution.copies is TokenCopies.ONCE:
+                return self._once_s(exchange, link)
+        seconds = self._collective_s(exchange.kind, exchange.num_bytes, exchange.num_ranks, link)
+        return seconds + self._sorted_s(exchange)
+
+    def _sorted_s(self, rows: Exchange) -> float:
+        """Of rows that come sender by sender, read and written once more to stand expert by expert, or the
+        reverse (Megatron-Core, `sort_chunks_by_idxs` of `MoEAlltoAllTokenDispatcher`)."""
+        has_several = rows.num_experts > rows.num_ranks
+        return self._cost.moved_s(2 * rows.num_bytes) if has_several else 0.0
+
+    def _once_s(self, rows: Exchange, link: Link) -> float:
+        """Of tokens that travel once to a node and, behind that, once to each rank in it."""
+
+        def shared_bytes(num_places: int) -> float:
+            return rows.num_bytes * copies_share(num_places, rows.num_experts, rows.num_chosen)
+
+        inside_bytes = shared_bytes(rows.num_ranks)
+        if not isinstance(link, GroupLink):
+            return self._collective_s(rows.kind, inside_bytes, rows.num_ranks, link)
+        between_s = self._collective_s(rows.kind, shared_bytes(link.num_nodes), rows.num_ranks, link)
+        return between_s + self._collective_s(rows.kind, inside_bytes, link.members, link.near)
+
+    def _pairs(self, layer: Layer) -> Pairs:
+        """Tensor-parallel collectives; halves of all-reduces where ranks share tokens out."""
+        run = self._cost.execution
+        return pairs_of(layer, self._work, self._grid, self._bytes, run.activations, run.saved_input)
+
+    def _exposed_s(self, pair: Pair, link: Link, direction: Direction) -> float:
+        cost, precision, run = self._cost, self._precision, self._cost.execution
+        is_apart = run.overlap_pieces > 1  # on engines that slow no product
+        machine = Machine(  # twice in a direction is back where it was: products of pairs are turned already
+            product_s=lambda gemm: cost.product_s(in_direction(gemm, direction), direction, precision)[0],
+            weights_s=lambda gemm: cost.product_s(gemm, Direction.WEIGHT_GRAD, precision)[0],
+            collective_s=lambda kind, num_bytes: self._collective_s(kind, num_bytes, self._grid.tp, link),
+            copied_s=lambda elements: self._cost.moved_s(2 * elements * self._bytes),
+            lost_s=(lambda there_s, here_s: 0.0) if is_apart else lost_s,
+        )
+        return exposed_s(pair, pieces_of(pair, run), machine)
+
+    def _keys_s(self, operator: Attention, link: Link) -> tuple[float, float]:
+        """Seconds for which keys, and gradients of them, hold up an attention's forward and backward."""
+        grid = self._grid
+        gathered = key_value_bytes(operator, self._work, grid, self._bytes)
+        there_s = self._collective_s(Collective.ALL_GATHER, gathered, grid.cp, link)
+        back_s = self._collective_s(Collective.REDUCE_SCATTER, gathered, grid.cp, link)
+        if self._cost.execution.keys is KeyTravel.AHEAD:
+            return there_s, back_s
+        passes = self._operators.of(operator)
+        behind = (grid.cp - 1) / grid.cp  # the first block of keys is a rank's own
+        return (
+            max(0.0, there_s - behind * passes.forward_s),
+            max(0.0, there_s + back_s - behind * passes.input_grad_s),
+        )
+
+    def _collective_s(self, kind: Collective, num_bytes: float, num_ranks: int, link: Link) -> float:
+        if not self._collectives.is_measured(kind, num_ranks, link):
+            self.unmeasured.add("collectives inside a layer: ring formula")
+        return (
+            self._collectives.seconds(kind, num_bytes, num_ranks, link) / self._cost.execution.collective_rate
+        )

@@ -1,0 +1,72 @@
+"""A diffusion transformer over the patches of a latent, its blocks modulated by time and class (adaLN-Zero).
+
+Source: Peebles and Xie 2023, "Scalable Diffusion Models with Transformers", section 3.2 and figure 3. What is
+made of time and class is one vector an image, so that its products work on one of its tokens.
+"""
+
+from dataclasses import replace
+
+from workbench.llm_table.llm_row import LlmRow
+from workbench.model.layer import Layer, LayerKind, Lookup, Matmul, Operator, Pointwise
+from workbench.model.transformer import residual
+
+LATENT_CHANNELS = 4
+PREDICTED_CHANNELS = 8  # noise and its variance
+TIME_WIDTH = 256  # of the sines and cosines of a time
+NORMS = ("attention_norm", "mlp_norm")
+
+
+def modulated(operators: tuple[Operator, ...], row: LlmRow) -> tuple[Operator, ...]:
+    """A block whose norms have no weights: shifted and scaled behind them, gated ahead of sums."""
+    found: list[Operator] = [_of_image(row, "modulation", row.hidden, 6 * row.hidden)]
+    for each in operators:
+        if each.name in NORMS:
+            assert isinstance(each, Pointwise)
+            found += [replace(each, weights=()), _moved(row, f"{each.name}.modulated")]
+        elif each.name.endswith("residual"):
+            found += [_moved(row, f"{each.name}.gated"), each]
+        else:
+            found.append(each)
+    return tuple(found)
+
+
+def patches(row: LlmRow) -> Layer:
+    """Patches of the latent with fixed positions, and the vector of time and class."""
+    operators = (
+        Matmul(
+            name="patches", in_features=LATENT_CHANNELS * row.patch**2, out_features=row.hidden, bias=True
+        ),
+        residual("add_positions", row.hidden),
+        _of_image(row, "time.0", TIME_WIDTH, row.hidden),
+        _of_image(row, "time.2", row.hidden, row.hidden),
+        Lookup(name="classes", num_rows=row.vocab + 1, width=row.hidden),  # one more: of none
+    )
+    return Layer(name="embed", kind=LayerKind.EMBED, operators=operators, out_width=row.hidden)
+
+
+def noise_head(row: LlmRow) -> Layer:
+    """Noise and variance of every element of every patch."""
+    elements = PREDICTED_CHANNELS * row.patch**2
+    operators = (
+        _of_image(row, "modulation", row.hidden, 2 * row.hidden),
+        _moved(row, "final_norm"),
+        _moved(row, "final_norm.modulated"),
+        Matmul(name="out", in_features=row.hidden, out_features=elements, bias=True),
+        Pointwise(name="loss", width=elements, num_passes=2),
+    )
+    return Layer(name="head", kind=LayerKind.HEAD, operators=operators, out_width=elements)
+
+
+def _of_image(row: LlmRow, name: str, in_features: int, out_features: int) -> Matmul:
+    return Matmul(
+        name=name,
+        in_features=in_features,
+        out_features=out_features,
+        bias=True,
+        tokens_scale=1 / row.sequence,
+    )
+
+
+def _moved(row: LlmRow, name: str) -> Pointwise:
+    """Every element read and written once."""
+    return Pointwise(name=name, width=row.hidden, num_passes=2)
