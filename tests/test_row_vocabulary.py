@@ -302,7 +302,7 @@ def test_exchanges_of_experts_run_beside_passes():
 
 
 def test_products_of_a_diffusion_transformer_are_those_of_its_paper():
-    """Table 4 counts a product and a sum as one, of an image of 256 x 256 pixels: 118.64 Gflops (DiT-XL/2)."""
+    """Table 4 counts a product and a sum as one, of an image of 256 x 256: 118.64 Gflops (DiT-XL/2)."""
     cells = {"architecture": "dit", "patch": 2, "sequence": 256, "vocab": 1000}
     given = row(**cells, hidden=1152, layers=28, heads=16)
     work = Work((RowWork(256, 256, 256 * 256),))
