@@ -16,7 +16,8 @@ GB = 1e9
 NEAR = Link(name="nvlink", bytes_per_s=300 * GB, latency_s=2e-6)
 CARD = Link(name="card", bytes_per_s=25 * GB, latency_s=5e-6)
 LARGE = 1e15
-KINDS = tuple(Collective)
+MEASURED_ONLY = {Collective.PARAMETERS_GATHER, Collective.PARAMETERS_SCATTER}
+KINDS = tuple(kind for kind in Collective if kind not in MEASURED_ONLY)
 
 
 def cluster(num_nodes, *, num_cards=8, near=NEAR, card=CARD, num_ranks=8):

@@ -2,8 +2,9 @@
 
 `tests/golden/version_1` was written by commit 2aeb338, the last with that version: a plan whose encoders
 leave the device, one whose weights are sharded in two instances, what the simulator made of them with
-`seconds`, and what a step from seed 0 gave. Version 2 has today's names of actions; its hashes, as those of
-version 1, cover the strategy's name.
+`seconds`, and what a step from seed 0 gave; bytes of memory in `hsdp.trace` since then count the gradient
+that a projector is given once, no longer twice. Version 2 has today's names of actions; its hashes, as
+those of version 1, cover the strategy's name.
 """
 
 import json
