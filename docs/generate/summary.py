@@ -125,7 +125,8 @@ def _of_fidelity(suite: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield (
         "the same where ranks divide weights",
         run,
-        f"{divided['num_plans']} plans: {percent(divided['mean_abs_error'])} off in the mean, not usable",
+        f"{divided['num_plans']} plans: {percent(divided['mean_abs_error'])} off in the mean, worst "
+        f"{percent(divided['worst_abs_error'])}",
     )
     yield (
         "peak memory is predicted",
