@@ -115,7 +115,7 @@ def windows_of(plan: Plan, *, sizes: int) -> tuple[Window, ...]:
 
 def _divided(window: Window, plan: Plan, stage: Stage) -> Window:
     """The window with its weights on the stage's ranks."""
-    sequence_parallel = plan.settings.of(stage.module).sequence_parallel
+    sequence_parallel = plan.settings.divides_tokens(stage.module)
     return replace(window, tp=stage.tp, ep=stage.ep, sequence_parallel=sequence_parallel)
 
 
