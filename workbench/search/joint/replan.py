@@ -22,7 +22,7 @@ NEAR_SHARE = 0.7  # of the draws of a strategy that has a plan: next to its best
 UNTRIED = 5  # draws after which a strategy counts half as one that may be the best
 REPEATED = 20  # draws one after the other that were made before: a strategy gives none this time
 PROMISE = 4  # power of how good a strategy's best plan is
-ITSELF_SHARE = 0.5  # of that of others, of strategies that search layouts and so take as long as many plans
+ITSELF_SHARE = 0.2  # of that of others, of strategies that search layouts and so take as long as many plans
 
 
 class _TooMany(Exception):  # noqa: N818  (no error: the planner is told to stop)
