@@ -3,7 +3,7 @@
 from workbench.export.placed import llm_of, placed_modules
 from workbench.plan.plan import Plan
 from workbench.schedule.action import Action, Pass
-from workbench.schedule.choice import Schedule, ScheduleKind, usual
+from workbench.schedule.choice import Schedule, ScheduleKind, usual, usual_in_phases
 
 
 def schedule_like(plan: Plan) -> Schedule:
@@ -27,7 +27,7 @@ def schedule_like(plan: Plan) -> Schedule:
     if splits:
         return usual(ScheduleKind.ZB_H1)
     if _in_phases(plan):
-        return usual(ScheduleKind.THREE_PHASE)
+        return usual_in_phases()
     return usual(ScheduleKind.GPIPE if llm.pp > 1 and _forwards_first(plan) else ScheduleKind.ONE_F_ONE_B)
 
 
