@@ -92,7 +92,9 @@ def test_more_nodes_are_never_faster(kind, num_bytes, doublings):
     assert seconds(kind, num_bytes, fewer) <= seconds(kind, num_bytes, more) * (1 + 1e-12)
 
 
-@given(st.sampled_from(Collective), SIZES, NODES, st.floats(1.0, 10.0), st.floats(1.0, 10.0), st.integers(1, 16))
+@given(
+    st.sampled_from(Collective), SIZES, NODES, st.floats(1.0, 10.0), st.floats(1.0, 10.0), st.integers(1, 16)
+)
 def test_a_better_link_is_never_slower(kind, num_bytes, num_nodes, faster, nearer, num_cards):
     better = Link(name="b", bytes_per_s=CARD.bytes_per_s * faster, latency_s=CARD.latency_s / nearer)
     inside = Link(name="n", bytes_per_s=NEAR.bytes_per_s * faster, latency_s=NEAR.latency_s / nearer)
