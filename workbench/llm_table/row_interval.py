@@ -17,8 +17,8 @@ from workbench.timing.shares import Source
 UNIFORM = 12**-0.5  # deviation of what lies anywhere between two ends, over their distance
 NARROW = (Number.FP8, Number.MXFP8, Number.NVFP4)
 OF_NARROW = 0.1  # of products in a narrow format, whose rate follows from peaks
-# Of memory-bound kernels: tables hold how fast bytes move, not which operations a training system fuses. A bias
-# with the GELU behind it, dropout with its residual sum: chains of two move each tensor twice, or once.
+# Of memory-bound kernels: tables hold how fast bytes move, not which operations a training system fuses. A
+# bias with the GELU behind it, dropout with its residual sum: chains of two move each tensor twice, or once.
 OF_FUSION = UNIFORM * math.log(2)
 
 BY_CONVENTION = 0.25  # of what a blank cell spans, where the training system's documented default fills it
