@@ -10,7 +10,7 @@ from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode
 from workbench.planner.layout_space import Bounded, Family, Freedom, LayoutSpace
-from workbench.planner.layout_step import LayoutSteps
+from workbench.planner.layout_step import LayoutSteps, steps_of
 from workbench.planner.stage_counts import ROUNDING, Progress, silent
 
 Accepts = Callable[[LayoutChoice, LayoutStep], bool]
@@ -67,7 +67,7 @@ def fastest_layout(
 
     Complexity: one bound per choice of the LLM and encoder; at worst one step per layout.
     """
-    steps = LayoutSteps(job, cost)
+    steps = steps_of(job, cost)
     space = _space(steps, num_ranks, freedom)
     families = tuple(space.families(mode))
     total = sum(family.most for family in families)
@@ -103,7 +103,7 @@ def likely_layouts(job: Job, cost: CostModel, mode: Mode, most: int) -> tuple[Fo
     Complexity: as many steps, behind one bound per choice of the LLM and encoder.
     """
     try:
-        steps = LayoutSteps(job, cost)
+        steps = steps_of(job, cost)
         space = _space(steps, None, None)
     except ValueError:  # modules that this space is not of
         return ()
@@ -121,7 +121,7 @@ def usable_ranks(job: Job) -> int:
 
 def has_layouts(job: Job, cost: CostModel, mode: Mode, num_ranks: int) -> bool:
     """Whether any layout takes exactly so many ranks, whether it fits or not."""
-    return any(True for _ in _space(LayoutSteps(job, cost), num_ranks, None).families(mode))
+    return any(True for _ in _space(steps_of(job, cost), num_ranks, None).families(mode))
 
 
 def _space(steps: LayoutSteps, num_ranks: int | None, freedom: Freedom | None) -> LayoutSpace:

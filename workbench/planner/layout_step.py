@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from workbench.cost.group_link import group_link
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.model.model_graph import TEXT
+from workbench.plan.remembered import Remembered, Same
 from workbench.planner.boundary_price import crossing_bytes, num_readers, regrouped, sent
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode, ModuleChoice
 from workbench.planner.module_price import ModulePrices, Totals, total_of
@@ -50,6 +52,18 @@ class Account(NamedTuple):
     state_bytes: float
 
 
+_STEPS: "Remembered[LayoutSteps]" = Remembered(32)
+
+
+def steps_of(job: Job, cost: CostModel) -> "LayoutSteps":
+    """Those of all jobs that differ in layouts, replicas and schedule alone share what was priced."""
+    key = (
+        (Same(cost), Same(job.model), Same(job.cluster), Same(job.batch)),
+        (job.microbatch_samples, job.settings, job.schedule.window),
+    )
+    return _STEPS.answer(key, lambda: LayoutSteps(job, cost)).of(job)
+
+
 class LayoutSteps:
     """Step times of layouts of one job: 1F1B by its recurrence over the layers' prices.
 
@@ -71,13 +85,25 @@ class LayoutSteps:
         self._chains: dict[tuple[ModuleChoice, int | None], Chain] = {}
         self._accounts: dict[tuple[ModuleChoice, Totals], Account] = {}
         self._llm_s: dict[ModuleChoice, float] = {}
+        self._steps: dict[LayoutChoice, LayoutStep] = {}
         self._llm = next(module.name for module in job.model.modules if module.modality == TEXT)
 
     def step(self, choice: LayoutChoice) -> LayoutStep:
         """The step under a layout, whether it fits or not.
 
-        Complexity: O(layers + stages x microbatches), but for layers priced for the first time.
+        Complexity: O(layers + stages x microbatches), but for layers priced for the first time; O(1) again.
         """
+        if choice not in self._steps:
+            self._steps[choice] = self._found(choice)
+        return self._steps[choice]
+
+    def of(self, job: Job) -> "LayoutSteps":
+        """The same prices for a job that differs in nothing that they follow from."""
+        other = copy(self)
+        other.job = job
+        return other
+
+    def _found(self, choice: LayoutChoice) -> LayoutStep:
         if choice.mode in (Mode.SHARDED, Mode.HYBRID):
             return sharded_step(self.prices, choice)
         return {
