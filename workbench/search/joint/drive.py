@@ -20,7 +20,7 @@ from workbench.search.joint.nearest_fit import nearest_fit
 from workbench.search.joint.proposals import Moves, Proposals, steers
 from workbench.search.joint.question import Question
 from workbench.search.joint.replan import Replan, Replans
-from workbench.search.joint.seeds import KEPT, seeds
+from workbench.search.joint.seeds import seeds
 from workbench.search.joint.starts import OUT_OF_TIME, Start, Task, start_tasks
 from workbench.search.joint.take import taken
 from workbench.search.joint.terms import Scope, Stop
@@ -32,7 +32,7 @@ ROUND = 24  # candidates between two looks at what they gave
 MOST_ALIKE = 2  # of these, with modules on the same ranks
 NEAR = 1e-5  # of a value: as good as equal
 REPLANNED = 16  # of a round besides, plans of strategies for neighbouring jobs
-SEEDED = 9  # of a round behind the first, likely layouts
+SEEDED = 12  # of a round besides, plain and likely layouts
 SHARES = (0.4, 0.2, 0.15, 0.15, 0.1)  # of a round, by seat
 START_SHARE = 0.4  # of the time, at most, for plans to start from
 TOO_LARGE = "does not fit"  # in refusals of plans for their memory
@@ -69,7 +69,7 @@ class _Search:
 
     def round(self) -> list[tuple[_Seat, Moves]]:
         """The next candidates: seeds first, then plans of strategies, then of every seat its share."""
-        seeded = islice(self.seeded, SEEDED if self.log else KEPT)
+        seeded = islice(self.seeded, SEEDED)
         asked: list[tuple[_Seat, Moves]] = [(self.seats[0], moves) for moves in seeded]
         if self.replans is not None:
             asked += [(self.origin, (move,)) for move in self.replans.next(REPLANNED)]
