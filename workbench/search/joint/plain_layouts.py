@@ -9,14 +9,13 @@ from workbench.planner.layout_choice import Degrees
 from workbench.planner.layout_search import usable_ranks
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.search.joint.arrangement import Arrangement, Placement
-from workbench.search.joint.grouping import llm_of
 from workbench.search.joint.grouping_moves import Grouping, Regroup
 from workbench.search.joint.layout_moves import Arrange, Reschedule
 from workbench.search.joint.move import Move
 from workbench.search.joint.own_spaces import CP_SIZES, tensor_sizes
 from workbench.search.joint.proposals import Moves, differ
 from workbench.search.joint.question import Question
-from workbench.search.joint.setting_moves import Keep
+from workbench.search.joint.setting_moves import Keep, instance_counts
 
 SIZES = 2  # of microbatches, the largest that there are
 SPLIT = tuple(usual(kind) for kind in reversed(ScheduleKind) if kind.spec.splits_backward)
@@ -70,20 +69,30 @@ def _on_grid(job: Job, tp: int, cp: int, questions: Collection[Question]) -> Ite
 
 
 def _sharded(job: Job, tp: int, cp: int, dp: int, questions: Collection[Question]) -> Iterator[Moves]:
-    """Least exchanged first: state alone, weights inside nodes, of the LLM or of all, then among all."""
+    """Weights of some modules sharded, optimizer state of the others.
+
+    First of none, then of the modules that train, whose sums of gradients go beside the backward layer by
+    layer; then of single modules, small ones first, for memory alone; then of all.
+    """
     if Question.MEMORY not in questions:
         yield ()
         return
     state = _kept(None, Sharding.OPTIMIZER, 1)
     yield (state,)
-    if tp > 1 or cp * dp == 1:
-        return
+    counts = instance_counts(dp, cp) if tp == 1 else ()
     nodes = usable_ranks(job) // _node(job)
-    if 1 < nodes < cp * dp and dp % nodes == 0:
-        if len(job.model.modules) > 1:
-            yield state, _kept(llm_of(job), Sharding.PARAMETERS, nodes)
-        yield (_kept(None, Sharding.PARAMETERS, nodes),)
-    yield (_kept(None, Sharding.PARAMETERS, 1),)
+    inside = [count for count in (nodes, 1) if count in counts]
+    pairs = [count for count in counts[:1] if count not in inside]
+    by_size = sorted(job.model.modules, key=lambda module: module.num_parameters)
+    names = tuple(module.name for module in by_size)
+    trained = tuple(module.name for module in by_size if module.layers[0].trainable)
+    ways = [
+        *product([trained] * bool(trained), (*inside, *pairs)),
+        *product(((name,) for name in names), pairs or inside[:1]),
+        *product([names], (*inside, *pairs)),
+    ]
+    for modules, count in dict.fromkeys(ways):
+        yield state, *(_kept(module, Sharding.PARAMETERS, count) for module in modules)
 
 
 def _kept(module: str | None, sharding: Sharding, instances: int) -> Move:
