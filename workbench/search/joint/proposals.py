@@ -21,7 +21,7 @@ from workbench.search.joint.hints import Hints
 from workbench.search.joint.layout_moves import Arrange, Reschedule, RunEncodersAhead, ShiftLayer
 from workbench.search.joint.move import Move, Space
 from workbench.search.joint.question import Question
-from workbench.search.joint.setting_moves import Distribute, ExchangeKeys, Keep
+from workbench.search.joint.setting_moves import Distribute, ExchangeKeys, Keep, shardings
 from workbench.search.joint.take import Take
 
 Moves = tuple[Move, ...]
@@ -300,6 +300,7 @@ def _memory(job: Job, choice: Choice, draft: Plan) -> Iterator[Move]:
     """Of one module and, where there are several, the same of all."""
     own = list(dict.fromkeys(_memory_of_one(job, choice, draft)))
     yield from own
+    yield from shardings(choice, draft)
     if len(job.model.modules) > 1:
         yield from dict.fromkeys(replace(move, module=None) for move in own)
 
