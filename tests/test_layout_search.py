@@ -14,11 +14,11 @@ from workbench.job.job import Job, ModuleLayout
 from workbench.model.model_graph import connect
 from workbench.model.zoo import from_shape
 from workbench.plan.kernels import Kernels
-from workbench.plan.plan import Recompute, Settings
+from workbench.plan.plan import ModuleSettings, Recompute, Settings
 from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
 from workbench.planner.layout_search import exhaustive_layout, fastest_layout
 from workbench.planner.layout_space import Freedom, LayoutSpace
-from workbench.planner.layout_step import LayoutSteps, least_pipeline_s, pipeline_s
+from workbench.planner.layout_step import LayoutSteps, least_pipeline_s, pipeline_s, steps_of
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.strategies import colocated
@@ -45,6 +45,33 @@ def job_on(num_ranks, *, memory_gb=80.0, samples=16, **changes):
         settings=Settings(kernels=Kernels.MEGATRON_SEQUENCE),
     )
     return replace(job, **changes)
+
+
+def test_jobs_that_share_prices_have_the_steps_that_they_have_alone():
+    job = job_on(8, samples=8)
+    settings = replace(
+        job.settings,
+        modules=tuple(ModuleSettings(module=m, sequence_parallel=True) for m in ("vision", "llm")),
+    )
+    three_phase = Schedule(kind=ScheduleKind.THREE_PHASE)
+    jobs = [
+        job,
+        replace(job, schedule=three_phase),
+        replace(job, schedule=replace(three_phase, window=2)),
+        replace(job, schedule=Schedule(kind=ScheduleKind.ZB_H1)),
+        replace(job, microbatch_samples=2),
+        replace(job, settings=settings),
+        replace(job, batch=job.batch[:4]),
+        replace(job, layouts=(ModuleLayout(module="llm", tp=2),)),
+    ]
+    vision = ModuleChoice(module="vision", tp=2, dp=4)
+    choice = LayoutChoice(mode=Mode.COLOCATED, encoders=(vision,), llm=replace(vision, module="llm"))
+    shared = [steps_of(each, COST) for each in jobs]
+    assert [steps.job for steps in shared] == jobs
+    assert shared[0].prices is shared[3].prices is shared[7].prices
+    for steps, each in zip(shared, jobs, strict=True):
+        assert steps.step(choice) == LayoutSteps(each, COST).step(choice)
+    assert len({steps.step(choice).step_s for steps in shared[:3]}) > 1
 
 
 @pytest.mark.parametrize("mode", list(Mode))

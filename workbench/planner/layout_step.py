@@ -56,10 +56,13 @@ _STEPS: "Remembered[LayoutSteps]" = Remembered(32)
 
 
 def steps_of(job: Job, cost: CostModel) -> "LayoutSteps":
-    """Those of all jobs that differ in layouts, replicas and schedule alone share what was priced."""
+    """Those of all jobs that differ in layouts, replicas and schedule alone share what was priced.
+
+    Windows of a schedule are told apart, as they decide which samples an encoder takes together.
+    """
     key = (
         (Same(cost), Same(job.model), Same(job.cluster), Same(job.batch)),
-        (job.microbatch_samples, job.settings, job.schedule.window),
+        (job.microbatch_samples, job.settings, job.schedule.kind.spec.takes("window"), job.schedule.window),
     )
     return _STEPS.answer(key, lambda: LayoutSteps(job, cost)).of(job)
 
