@@ -63,14 +63,33 @@ def test_equal_entries_hold():
 def test_changes_are_named():
     plan = {"hash": "12", "engine": "56"}
     assert changed("a plan", ENTRY | {"plan": plan}) == {"a plan": "plan.engine 34 -> 56"}
-    assert changed("a plan", {"refused": "no"}) == {"a plan": "a plan -> no"}
-    assert changed("a refusal", {"refused": "no"}) == {"a refusal": "too few ranks -> no"}
-    assert changed("a refusal", ENTRY) == {"a refusal": "too few ranks -> a plan"}
+    assert changed("a plan", {"refused": "no"}) == {"a plan": "refused a plan -> no"}
+    assert changed("a refusal", {"refused": "no"}) == {"a refusal": "refused too few ranks -> no"}
+    assert changed("a refusal", ENTRY) == {"a refusal": "refused too few ranks -> a plan"}
     off = ENTRY | {"run": RUN | {"weights": "cc"}}
     assert changed("a plan", off) == {"a plan": "run.weights bb -> cc"}
     assert changed("a plan", ENTRY | {"run": {"refused": "no"}})["a plan"].endswith(
         "run.refused nothing -> no"
     )
+
+
+def test_changes_are_counted_by_what_changed():
+    entries = {
+        "plan": ENTRY | {"plan": {"hash": "21", "engine": "0"}},
+        "times": ENTRY | {"plan": ENTRY["plan"] | {"engine": "0"}},
+        "both": {"plan": ENTRY["plan"] | {"engine": "0"}, "run": RUN | {"loss": 5.0}},
+        "refused": {"refused": "no"},
+        "file": {"in_file": 2},
+    }
+    before = Stored(HERE, dict.fromkeys(entries, ENTRY) | {"file": {"in_file": 3}})
+    found = compare(before, Stored(HERE, entries), set(entries))
+    assert {kind: count for kind, count in found.kinds.items() if count} == {
+        "refused before or now": 1,
+        "another plan": 1,
+        "other times of the same plan": 2,
+        "other loss, gradients or weights of the same plan": 1,
+        "result files": 1,
+    }
 
 
 def test_a_plan_that_is_not_executed_this_time_has_not_changed():
