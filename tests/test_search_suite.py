@@ -13,8 +13,9 @@ from experiments.search.compared import planners_of, prepared
 from experiments.search.executed import _between
 from experiments.search.jobs import JOBS, opened
 from experiments.search.judging import StepJudge
+from experiments.search.listed_space import key_of
 from experiments.search.regret import ListedJudge, listed, searched
-from experiments.search.spaces import key_of, spaces
+from experiments.search.spaces import spaces
 from workbench.plan.plan import KeyExchange
 from workbench.planner.own_space import Chooser
 from workbench.planner.stage_counts import silent
@@ -42,13 +43,14 @@ KEYS = {
 
 
 def small_space():
-    """Vision and language model on two ranks and a few orders: listed in a moment."""
+    """Audio and language model on three ranks and a few orders: listed in a moment."""
     space = spaces()[1]
     job = replace(space.job, batch=space.job.batch[:2])
     return replace(
         space,
         job=job,
-        shapes={"vision": ((1, 1),), "llm": ((1, 1), (1, 2), (2, 1))},
+        shapes={"audio": ((1, 1, 1),), "llm": ((1, 1, 1), (1, 1, 2), (1, 2, 1))},
+        microbatches=(1,),
         schedules=(Schedule(),),
         rules=(TokenRule.ZIGZAG, TokenRule.EXCHANGED),
         ways=(KeyExchange.ALL_GATHER,),
@@ -144,8 +146,8 @@ def test_a_space_lists_every_combination_once_and_the_search_stays_inside():
     found = searched(space, whole, candidates=20, seed=0)
     assert key_of(found.plan) in whole.values
     assert found.value >= whole.optimum
-    judge = ListedJudge(whole, StepJudge(space.cost))
-    stranger = next(space.plans())
+    judge = ListedJudge(space.job, whole, StepJudge(space.cost))
+    stranger = next(space.plans(choices))
     with pytest.raises(ValueError, match="outside the space"):
         judge.value(replace(stranger, batch=stranger.batch[::-1]))
 
