@@ -16,12 +16,13 @@ from experiments.search.judging import StepJudge
 from experiments.search.regret import ListedJudge, listed, searched
 from experiments.search.spaces import key_of, spaces
 from workbench.plan.plan import KeyExchange
+from workbench.planner.own_space import Chooser
 from workbench.planner.stage_counts import silent
 from workbench.schedule.choice import Schedule
 from workbench.search.joint.choice import TokenRule, choice_of
 from workbench.search.joint.evaluate import evaluated
 from workbench.search.joint.move import Space
-from workbench.search.joint.own_spaces import OWN_SPACES, Chooser, Draws
+from workbench.search.joint.own_spaces import OWN_SPACES, Draws
 from workbench.search.joint.question import Question
 from workbench.search.joint.seeds import seeds
 from workbench.strategies import disttrain, megatron_homogeneous
@@ -81,14 +82,11 @@ def test_all_batches_of_varying_data_differ_and_are_as_large():
     assert {len(batch) for batch in batches} == {len(suite_job.make().batch)}
 
 
-def test_every_registered_strategy_has_a_space_of_its_own():
-    assert set(OWN_SPACES) == set(BY_NAME)
-
-
-@pytest.mark.parametrize("degrees", Chooser)
-def test_draws_keep_to_the_space(degrees):
+@pytest.mark.parametrize("strategy", BY_NAME)
+def test_draws_keep_to_the_space_of_every_registered_strategy(strategy):
     job = opened(JOBS["llava-1.5-7b"].make())
-    space = next(space for space in OWN_SPACES.values() if space.degrees is degrees)
+    space = OWN_SPACES[strategy]
+    degrees = space.degrees
     draws, rng = Draws(job, replace(space, has_cp=False)), random.Random(0)
     for _ in range(20):
         drawn = draws.fresh(rng)

@@ -20,17 +20,22 @@ from workbench.masks.bitfield import Bitfield, concatenate
 from workbench.masks.tiles import PARTIAL, Tiles, classify
 from workbench.model.layer import Attention, TokenCount
 from workbench.plan.plan import Microbatch, Plan
-from workbench.plan.remembered import Same
+from workbench.plan.remembered import Remembered, Same
 from workbench.plan.routing import Routing, routing_of
-from workbench.plan.token_owners import owned_tokens
-from workbench.plan.work import row_mask
+from workbench.plan.token_owners import owned_tokens, row_shards
+from workbench.plan.work import row_kind, row_mask
 from workbench.timing.attention import AttentionCall, AttentionTime
-from workbench.timing.price import stage_link
 
 PARTIAL_BYTES = 4  # an unfinished result, and a gradient on its way, is kept in float32
 LONG = 16384  # tokens at which the profile's attention rate stands for a full GPU
 LONG_ROW = Work((RowWork(LONG, LONG, LONG * (LONG + 1) // 2),))
 TILE = (128, 128)
+MOST_TILES = 20_000_000  # remembered
+_RankTiles = tuple[tuple[Tiles, ...], tuple[int, ...]]  # and number of tokens, of every rank
+_TILES: Remembered[_RankTiles] = Remembered(
+    MOST_TILES, lambda of: sum(len(tiles.columns) for tiles in of[0]) + 1
+)
+_TIMES: Remembered[AttentionTime] = Remembered(65_536)
 
 
 def weights(tiles: Tiles, partial_tile: float = 1.0) -> Floats:
@@ -99,8 +104,7 @@ class SimulatedAttention:
         self._kernel = kernel or Kernel()
         self._num_units = num_units or compute_units(cost.profile.device)
         self._routing: Routing | None = None
-        self._tiles: dict[tuple[object, ...], tuple[tuple[Tiles, ...], tuple[int, ...]]] = {}
-        self._known: dict[tuple[object, ...], AttentionTime] = {}
+        self._tiles: dict[tuple[object, ...], _RankTiles] = {}
 
     @property
     def identity(self) -> Hashable:
@@ -113,15 +117,15 @@ class SimulatedAttention:
         if operator.num_keys is not None or not whole:
             return None
         if self._routing is None or call.plan is not self._routing.plan:  # what is known is of one plan
-            self._routing, self._tiles, self._known = routing_of(call.plan), {}, {}
-        link = stage_link(call.plan.cluster, stage.flat_ranks)
+            self._routing, self._tiles = routing_of(call.plan), {}
+        link = call.plan.cluster.joining(stage.flat_ranks)
         shape = (operator.num_heads, operator.num_kv_heads, operator.head_dim)
-        key = (microbatch.module, microbatch.replica, microbatch.index)
-        if (*key, stage.tp, shape, link) not in self._known:
-            if key not in self._tiles:
-                self._tiles[key] = _rank_tiles(self._routing, microbatch)
-            self._known[*key, stage.tp, shape, link] = self._time(call, *self._tiles[key], link)
-        return self._known[*key, stage.tp, shape, link]
+        name = (microbatch.module, microbatch.replica, microbatch.index)
+        if name not in self._tiles:
+            self._tiles[name] = _rank_tiles(self._routing, microbatch)
+        tiles = self._tiles[name]
+        key = Same(tiles), stage.tp, stage.cp, shape, link, call.plan.settings.precision, self.identity
+        return _TIMES.answer(key, lambda: self._time(call, *tiles, link))
 
     def _time(
         self, call: AttentionCall, tiles: tuple[Tiles, ...], tokens: tuple[int, ...], link: Link
@@ -143,8 +147,17 @@ class SimulatedAttention:
         )
 
 
-def _rank_tiles(routing: Routing, microbatch: Microbatch) -> tuple[tuple[Tiles, ...], tuple[int, ...]]:
-    """Tiles and number of tokens of every rank."""
+def _rank_tiles(routing: Routing, microbatch: Microbatch) -> _RankTiles:
+    """Those of microbatches of equal samples with equal owners are one object."""
+    plan = routing.plan
+    kinds = tuple(row_kind(plan, row) for row in microbatch.rows)
+    owners = tuple((shard.block_tokens, shard.owners) for shard in row_shards(routing, microbatch))
+    num_ranks = plan.chain[microbatch.module, microbatch.replica][0].cp
+    key = Same(plan.model), Same(plan.batch), microbatch.module, kinds, owners, num_ranks
+    return _TILES.answer(key, lambda: _tiles_of(routing, microbatch))
+
+
+def _tiles_of(routing: Routing, microbatch: Microbatch) -> _RankTiles:
     owned = owned_tokens(routing, microbatch)
     module = routing.plan.model.module(microbatch.module)
     keys = concatenate([row_mask(routing.plan, module, row) for row in microbatch.rows])

@@ -9,6 +9,7 @@ from workbench.llm_table.cells import Column, Values, read_cell
 from workbench.llm_table.frameworks import check_framework, filled, fitted_numbers, fitted_off
 from workbench.llm_table.llm_row import (
     PLAIN,
+    Adapted,
     Architecture,
     DataOverlap,
     GradientNumber,
@@ -135,6 +136,13 @@ COLUMNS = (
     ),
     _count("patch", "vit, dit: pixels along a side of a patch", 16),
     _count("lora_rank", "rank of adapters, all else is frozen; 0: all is trained", 0, least=0),
+    Column(
+        "lora_modules",
+        "products with adapters: all, attention, qkv or mlp",
+        _always(Adapted.ALL),
+        Adapted,
+        shown="all",
+    ),
     _count("tp", "tensor-parallel ranks"),
     _count("cp", "context-parallel ranks"),
     _count("pp", "pipeline stages"),

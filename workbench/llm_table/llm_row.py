@@ -93,6 +93,15 @@ class DataOverlap(StrEnum):
     BOTH = "both"
 
 
+class Adapted(StrEnum):
+    """Products of a block that have adapters beside them: ALL, those of the ATTENTION or of the MLP, or QKV."""
+
+    ALL = "all"
+    ATTENTION = "attention"
+    QKV = "qkv"
+    MLP = "mlp"
+
+
 class YesNo(StrEnum):
     YES = "yes"
     NO = "no"
@@ -134,6 +143,7 @@ class LlmRow:
     decoder_sequence: int
     patch: int
     lora_rank: int
+    lora_modules: Adapted
     tp: int
     cp: int
     pp: int

@@ -2,7 +2,7 @@
 
 from workbench.cost.device_names import shipped_device
 from workbench.cost.profile import known_profiles
-from workbench.llm_table.llm_row import Architecture, LlmRow, Optimizer, YesNo
+from workbench.llm_table.llm_row import Adapted, Architecture, LlmRow, Optimizer, YesNo
 
 
 def check_row(row: LlmRow) -> None:
@@ -64,6 +64,8 @@ def _check_model(row: LlmRow) -> None:
             _refuse(name, "want 0 without kv_lora", width, 0)
     if row.q_lora and not row.is_mla:
         _refuse("q_lora", "want 0 without kv_lora", row.q_lora, 0)
+    if row.lora_modules is not Adapted.ALL and not row.lora_rank:
+        _refuse("lora_modules", "want all without a lora_rank", row.lora_modules, Adapted.ALL)
     if row.full_every and not row.window:
         _refuse("full_every", "want 0 without a window", row.full_every, 0)
 

@@ -11,7 +11,7 @@ from workbench.memory.layer import LayerBytes, layer_bytes, layer_split_bytes, s
 from workbench.memory.setting import Setting
 from workbench.model.experts import is_of_expert
 from workbench.model.frozen import Needs
-from workbench.model.layer import Layer, Parameter, Pointwise, TokenCount
+from workbench.model.layer import Layer, Pointwise, TokenCount
 from workbench.model.model_graph import TEXT
 from workbench.plan.expert_groups import has_expert_parallelism, held_elements
 from workbench.plan.gradient_groups import num_replicas
@@ -61,7 +61,7 @@ def state_of(plan: Plan, rank: int) -> Iterator[tuple[Stage, StateKind, int]]:
                 if parameter.name not in seen:
                     seen.add(parameter.name)
                     of_experts = stage.ep > 1 and is_of_expert(parameter)
-                    elements = elements_of(parameter, stage)
+                    elements = held_elements(parameter, stage)
                     for kind, num_bytes, parts in kinds[of_experts][: 3 if layer.trainable else 1]:
                         yield stage, kind, ceil(elements * num_bytes / parts)
 
@@ -97,12 +97,12 @@ def updated_elements(plan: Plan, stage: Stage, layer: Layer) -> tuple[float, ...
     """
     of_experts = [p for p in layer.parameters() if has_expert_parallelism(stage, layer) and is_of_expert(p)]
     own = [p for p in layer.parameters() if p not in of_experts]
-    elements = tuple(elements_of(parameter, stage) for parameter in (*own, *of_experts))
+    elements = tuple(held_elements(parameter, stage) for parameter in (*own, *of_experts))
     is_sharded = plan.settings.of(stage.module).sharding is not Sharding.NONE
     if not is_sharded and plan.settings.gradient_bytes == plan.settings.precision.num_bytes:
         return elements
     return tuple(
-        sum(elements_of(p, stage) for p in held)
+        sum(held_elements(p, stage) for p in held)
         / (_num_parts(plan, stage, of_experts=place > 0) if is_sharded else 1)
         for place, held in enumerate((own, of_experts))
         if held
@@ -119,11 +119,6 @@ def early_gradient_bytes(plan: Plan, stage: Stage) -> int:
         if isinstance(operator, Pointwise)
         for parameter in operator.parameters()
     )
-
-
-def elements_of(parameter: Parameter, stage: Stage) -> float:
-    """Elements of a parameter on one rank of the stage."""
-    return held_elements(parameter, stage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +300,7 @@ class Sizes:
             shared = 0
         input_kept = each[0].kept.input_bytes if not any(again) else kept[0]
         gradients = [
-            sum(round(elements_of(p, stage) * setting.element_bytes) for p in layer.parameters())
+            sum(round(held_elements(p, stage) * setting.element_bytes) for p in layer.parameters())
             if need.weight_grad
             else 0
             for layer, need in zip(layers, needs, strict=True)

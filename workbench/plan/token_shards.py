@@ -11,10 +11,11 @@ from workbench.masks.tiles import classify_runs, row_work
 from workbench.model.model_graph import Module
 from workbench.plan.plan import Microbatch, Plan, TokenShard
 from workbench.plan.remembered import Remembered, Same
-from workbench.plan.work import row_mask
+from workbench.plan.work import row_kind, row_mask
 
 BlockCosts = tuple[int, NDArray[np.float64]]  # tokens of a block of a row, the cost of every block
 _COSTS: Remembered[BlockCosts] = Remembered(4_096)
+_OWNED: Remembered[list[tuple[int, ...]]] = Remembered(4_096)
 
 
 class Scope(Enum):
@@ -72,7 +73,9 @@ def token_shards(
         if num_ranks == 1:
             continue
         rows = _row_costs(plan, of_module, microbatch, (block_tokens, num_ranks), per_token)
-        owners = _owners([cost for _, cost in rows], num_ranks, policy, scope)
+        costs = [cost for _, cost in rows]
+        key = tuple(map(Same, costs)), num_ranks, policy, scope  # equal rows have the same costs
+        owners = _OWNED.answer(key, lambda costs=costs, n=num_ranks: _owners(costs, n, policy, scope))  # type: ignore[misc]
         found += [
             TokenShard(
                 module=module,
@@ -93,7 +96,7 @@ def _row_costs(
     """[row]; `cut` is the block asked for and the ranks."""
     return [
         _COSTS.answer(
-            (Same(plan.model), Same(plan.batch), module.name, items, cut, per_token),
+            (Same(plan.model), Same(plan.batch), module.name, row_kind(plan, items), cut, per_token),
             lambda items=items: _costs(row_mask(plan, module, items), cut, per_token),  # type: ignore[misc]
         )
         for items in microbatch.rows

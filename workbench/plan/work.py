@@ -1,5 +1,6 @@
 """What a microbatch works on: tokens and attention area of its packed rows."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -34,8 +35,25 @@ def _masked_area(segments: tuple[Segment, ...], mask: str) -> int:
     return area(field, field)
 
 
+RowKind = tuple[tuple[int, int], ...]
+_KINDS: Remembered[dict[int, int]] = Remembered(64)
 _ROWS: Remembered[tuple[RowWork, ...]] = Remembered(65_536)
 _SHARES: Remembered[list[tuple[float, float]]] = Remembered(65_536)
+
+
+def row_kind(plan: Plan, items: tuple[Item, ...]) -> RowKind:
+    """What decides a row's mask and work, in its batch and module: equal for rows of equal samples.
+
+    Complexity: O(items), and O(batch) once for a batch.
+    """
+    kinds = _KINDS.answer(Same(plan.batch), lambda: _kinds(plan.batch))
+    return tuple([(kinds[item.sample], item.k) for item in items])
+
+
+def _kinds(batch: Sequence[Sample]) -> dict[int, int]:
+    """Sample -> the first one with equal segments and an equal mask."""
+    first: dict[tuple[tuple[Segment, ...], str], int] = {}
+    return {sample.id: first.setdefault((sample.segments, sample.mask), sample.id) for sample in batch}
 
 
 @kept
@@ -51,7 +69,8 @@ def work_of(plan: Plan, microbatch: Microbatch) -> Work:
     tiles of the mask. Kept, as every rank of a stage asks.
     """
     module = plan.model.module(microbatch.module)
-    key = Same(plan.model), Same(plan.batch), microbatch.module, microbatch.rows
+    of_rows = tuple(row_kind(plan, row) for row in microbatch.rows)
+    key = Same(plan.model), Same(plan.batch), microbatch.module, of_rows
     rows = _ROWS.answer(key, lambda: tuple(_row(plan, module, row) for row in microbatch.rows))
     shards = {shard.row: shard for shard in plan.token_shards if _is_of(shard, microbatch)}
     if not shards:
@@ -121,7 +140,7 @@ def _shares(
         Same(plan.model),
         Same(plan.batch),
         module.name,
-        items,
+        row_kind(plan, items),
         shard.block_tokens,
         shard.owners,
         num_owners,

@@ -10,7 +10,7 @@ from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode
 from workbench.planner.layout_space import Bounded, Family, Freedom, LayoutSpace
-from workbench.planner.layout_step import LayoutSteps
+from workbench.planner.layout_step import LayoutSteps, steps_of
 from workbench.planner.stage_counts import ROUNDING, Progress, silent
 
 Accepts = Callable[[LayoutChoice, LayoutStep], bool]
@@ -67,7 +67,7 @@ def fastest_layout(
 
     Complexity: one bound per choice of the LLM and encoder; at worst one step per layout.
     """
-    steps = LayoutSteps(job, cost)
+    steps = steps_of(job, cost)
     space = _space(steps, num_ranks, freedom)
     families = tuple(space.families(mode))
     total = sum(family.most for family in families)
@@ -82,16 +82,11 @@ def fastest_layout(
 
 
 def exhaustive_layout(
-    job: Job,
-    cost: CostModel,
-    mode: Mode,
-    *,
-    num_ranks: int | None = None,
-    freedom: Freedom | None = None,
+    job: Job, cost: CostModel, mode: Mode, *, freedom: Freedom | None = None
 ) -> FoundLayout:
     """The same by pricing every layout: the oracle of the search. Arguments and errors as there."""
     steps = LayoutSteps(job, cost)
-    space = _space(steps, num_ranks, freedom)
+    space = _space(steps, None, freedom)
     layouts = list(space.layouts(mode))
     found = _best(steps, layouts, lambda bound_s, best_s: False, any_layout, silent)
     return _found(job, mode, found, len(layouts), space.obstacle)
@@ -108,7 +103,7 @@ def likely_layouts(job: Job, cost: CostModel, mode: Mode, most: int) -> tuple[Fo
     Complexity: as many steps, behind one bound per choice of the LLM and encoder.
     """
     try:
-        steps = LayoutSteps(job, cost)
+        steps = steps_of(job, cost)
         space = _space(steps, None, None)
     except ValueError:  # modules that this space is not of
         return ()
@@ -126,7 +121,7 @@ def usable_ranks(job: Job) -> int:
 
 def has_layouts(job: Job, cost: CostModel, mode: Mode, num_ranks: int) -> bool:
     """Whether any layout takes exactly so many ranks, whether it fits or not."""
-    return any(True for _ in _space(LayoutSteps(job, cost), num_ranks, None).families(mode))
+    return any(True for _ in _space(steps_of(job, cost), num_ranks, None).families(mode))
 
 
 def _space(steps: LayoutSteps, num_ranks: int | None, freedom: Freedom | None) -> LayoutSpace:

@@ -71,6 +71,7 @@ class LayoutSpace:
         self._llm = next(module for module in modules if module.modality == TEXT)
         self._encoders = tuple(module for module in modules if module.modality != TEXT)
         self._least_s: dict[tuple[str, int, int], float] = {}
+        self._fitting: dict[tuple[str, int], list[ModuleChoice]] = {}
         self._heads = {module.name: _heads(module) for module in modules}
         self._experts = {module.name: expert_counts(module) for module in modules}
         self._check_encoders()
@@ -175,9 +176,10 @@ class LayoutSpace:
 
     def _phased(self, llm: ModuleChoice, parts: list[list[tuple[float, ModuleChoice]]]) -> Iterator[Bounded]:
         """Colocated: one module after the other."""
+        llm_s = self._steps.llm_s(llm)
         for found in product(*parts):
-            encoders = tuple(choice for _, choice in found)
-            phases_s = self._phased_s(llm, sum(seconds for seconds, _ in found))
+            encoders = tuple([choice for _, choice in found])
+            phases_s = llm_s + sum([seconds for seconds, _ in found])
             for offload in self._offloads():
                 moves_s = self._steps.moves_s(encoders) if offload else 0.0
                 choice = LayoutChoice(mode=Mode.COLOCATED, encoders=encoders, llm=llm, offload=offload)
@@ -217,10 +219,11 @@ class LayoutSpace:
     def _beside(self, llm: ModuleChoice, islands: list[list[ModuleChoice]]) -> Iterator[Bounded]:
         """Apart: modules side by side."""
         parts = [[(self._steps.busy_s(e, llm), e) for e in island] for island in islands]
+        llm_s = self._steps.llm_s(llm)
         for found in product(*parts):
-            encoders = tuple(choice for _, choice in found)
+            encoders = tuple([choice for _, choice in found])
             choice = LayoutChoice(mode=Mode.APART, encoders=encoders, llm=llm)
-            yield self._beside_s(llm, max((seconds for seconds, _ in found), default=0.0)), choice
+            yield max(llm_s, max([seconds for seconds, _ in found], default=0.0)), choice
 
     def _sharded(self) -> Iterator[Family]:
         for llm, parts in self._alike():
@@ -288,7 +291,11 @@ class LayoutSpace:
 
     def _choices(self, module: Module, num_ranks: int) -> list[ModuleChoice]:
         """All choices of a module on so many ranks whose state can fit."""
-        return [choice for choice in self._all(module, num_ranks) if self._steps.state_fits(choice)]
+        key = module.name, num_ranks
+        if key not in self._fitting:
+            found = [choice for choice in self._all(module, num_ranks) if self._steps.state_fits(choice)]
+            self._fitting[key] = found
+        return self._fitting[key]
 
     def _all(self, module: Module, num_ranks: int) -> list[ModuleChoice]:
         grids = (

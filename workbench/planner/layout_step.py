@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from workbench.cost.group_link import group_link
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.model.model_graph import TEXT
+from workbench.plan.remembered import Remembered, Same
 from workbench.planner.boundary_price import crossing_bytes, num_readers, regrouped, sent
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode, ModuleChoice
 from workbench.planner.module_price import ModulePrices, Totals, total_of
@@ -46,9 +48,20 @@ class Account(NamedTuple):
     """What layers of a module cost a rank beside its passes."""
 
     exposed_s: float
-    exchange_s: float
     update_s: float
     state_bytes: float
+
+
+_STEPS: "Remembered[LayoutSteps]" = Remembered(32)
+
+
+def steps_of(job: Job, cost: CostModel) -> "LayoutSteps":
+    """Those of all jobs that differ in layouts, replicas and schedule alone share what was priced."""
+    key = (
+        (Same(cost), Same(job.model), Same(job.cluster), Same(job.batch)),
+        (job.microbatch_samples, job.settings, job.schedule.window),
+    )
+    return _STEPS.answer(key, lambda: LayoutSteps(job, cost)).of(job)
 
 
 class LayoutSteps:
@@ -72,13 +85,25 @@ class LayoutSteps:
         self._chains: dict[tuple[ModuleChoice, int | None], Chain] = {}
         self._accounts: dict[tuple[ModuleChoice, Totals], Account] = {}
         self._llm_s: dict[ModuleChoice, float] = {}
+        self._steps: dict[LayoutChoice, LayoutStep] = {}
         self._llm = next(module.name for module in job.model.modules if module.modality == TEXT)
 
     def step(self, choice: LayoutChoice) -> LayoutStep:
         """The step under a layout, whether it fits or not.
 
-        Complexity: O(layers + stages x microbatches), but for layers priced for the first time.
+        Complexity: O(layers + stages x microbatches), but for layers priced for the first time; O(1) again.
         """
+        if choice not in self._steps:
+            self._steps[choice] = self._found(choice)
+        return self._steps[choice]
+
+    def of(self, job: Job) -> "LayoutSteps":
+        """The same prices for a job that differs in nothing that they follow from."""
+        other = copy(self)
+        other.job = job
+        return other
+
+    def _found(self, choice: LayoutChoice) -> LayoutStep:
         if choice.mode in (Mode.SHARDED, Mode.HYBRID):
             return sharded_step(self.prices, choice)
         return {
@@ -231,12 +256,9 @@ class LayoutSteps:
         """The step whose ranks, kind by kind, hold these parts; the worst of each account counts."""
         more = [*more_bytes, *[0.0] * (len(ranks) - len(more_bytes))]
         accounts = [[self._account(part) for part in parts] for parts in ranks]
-        exchange_s = max(sum(part.exposed_s for part in parts) for parts in accounts)
-        all_s = max(sum(part.exchange_s for part in parts) for parts in accounts)
         return LayoutStep(
             passes_s=passes_s,
-            exchange_s=exchange_s,
-            hidden_s=max(0.0, all_s - exchange_s),
+            exchange_s=max(sum(part.exposed_s for part in parts) for parts in accounts),
             update_s=max(sum(part.update_s for part in parts) for parts in accounts),
             boundary_s=boundary_s,
             boundary_bytes=boundary_bytes,
@@ -297,7 +319,7 @@ class LayoutSteps:
         return self.prices.send_s(num_bytes, link)
 
     def _account(self, part: Held) -> Account:
-        """Exchanges between replicas that passes of all layers but one do not hide, and all of them."""
+        """Exchanges between replicas that passes of all layers but one do not hide; update; state."""
         key = part.choice, part.layers
         if key not in self._accounts:
             choice, layers = key
@@ -308,7 +330,6 @@ class LayoutSteps:
             gathered_s = max(exchange.gather_s - forward_s, share * exchange.gather_s)
             self._accounts[key] = Account(
                 exposed_s=reduced_s + gathered_s,
-                exchange_s=exchange.reduce_s + exchange.gather_s,
                 update_s=self.prices.update_s(choice, layers.trained, layers.of_experts),
                 state_bytes=self.prices.state_bytes(
                     choice, layers.weights, layers.trained, layers.of_experts

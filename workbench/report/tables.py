@@ -177,7 +177,9 @@ def demo_table(record: Mapping[str, Any]) -> Table:
         spread = percent(row["spread"], signed=False)
         table.add_row(row["plan"], str(row["num_ranks"]), *times, *errors, spread)
     table.caption = (
-        f"median |error| {record['median_abs_error']:.1%}, worst {record['worst_abs_error']:.1%}, "
+        f"median |error| {record['median_abs_error']:.1%}, "
+        f"corrected {percent(record['median_abs_error_corrected'], signed=False)}, "
+        f"worst {record['worst_abs_error']:.1%}, "
         f"median spread of the runs {record['spread']:.1%}\n"
         f"drift {percent(record['drift'], signed=True)}, median error {record['error']:+.1%}, "
         f"corrected {percent(record['error_corrected'], signed=True)}; calibrated again "

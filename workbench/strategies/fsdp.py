@@ -16,7 +16,8 @@ from workbench.planner.assembly import check_ranks, module_stages, scheduled, sh
 from workbench.planner.layout_choice import LayoutChoice, Mode
 from workbench.planner.layout_plan import searched_plans
 from workbench.planner.layout_search import usable_ranks
-from workbench.planner.layout_step import LayoutSteps
+from workbench.planner.layout_step import steps_of
+from workbench.planner.own_space import Chooser, OwnSpace
 from workbench.planner.stage_counts import Progress, silent
 from workbench.planner.strategy_spec import StrategySpec
 from workbench.schedule.choice import ScheduleKind
@@ -107,7 +108,7 @@ def fastest_of_size(
 
     (best,) = searched_plans(job, cost, mode, build, progress, 1)
     choice = next(choice for made, choice in built if made is best)
-    return LayoutSteps(job, cost).step(choice).step_s, best
+    return steps_of(job, cost).step(choice).step_s, best
 
 
 def sharded_plan(job: Job, cost: CostModel, instances: int = 1) -> Plan:
@@ -146,6 +147,10 @@ SPEC = StrategySpec(
     shortlist=shortlist,
     searches_layouts=True,
     summary="parameters of every layer sharded over all ranks; recomputation and microbatch size searched",
+    own_space=OwnSpace(
+        degrees=Chooser.ITSELF, where="Zhao et al. 2023, section 3.2.1; TorchTitan, section 2.1"
+    ),
+    placing=None,
 )
 
 SPEC_HYBRID = StrategySpec(
@@ -155,4 +160,6 @@ SPEC_HYBRID = StrategySpec(
     searches_layouts=True,
     summary="as fsdp, but sharded within instances of near ranks, which add up their parts of gradients; "
     "their number is searched too",
+    own_space=OwnSpace(degrees=Chooser.ITSELF, where="Zhao et al. 2023, section 3.2.2"),
+    placing=None,
 )

@@ -1,21 +1,34 @@
 """What an attention takes whose keys go round the ranks, or change places with heads."""
 
 from collections.abc import Hashable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.roofline import RowWork, Work
-from workbench.masks.bitfield import Bitfield, concatenate
+from workbench.masks.bitfield import concatenate
 from workbench.masks.tiles import area
 from workbench.model.layer import Attention, Layer, LayerKind, TokenCount
 from workbench.plan.plan import KeyExchange, Microbatch, Plan
+from workbench.plan.remembered import Remembered, Same
 from workbench.plan.routing import routing_of
-from workbench.plan.token_owners import Places, owned_tokens
-from workbench.plan.work import row_mask
+from workbench.plan.token_owners import owned_tokens, row_shards
+from workbench.plan.work import row_kind, row_mask
 from workbench.timing.attention import AttentionCall, AttentionModel, AttentionTime, identity_of
 
 SUM_BYTES = 4  # gradients on their way are float32, or wider where the activations are
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Blocks:
+    """Who sees how much of whom: tokens of every rank, and query-key pairs [queries' rank][keys' rank]."""
+
+    tokens: tuple[int, ...]
+    pairs: tuple[tuple[int, ...], ...]
+
+
+_BLOCKS: Remembered[_Blocks] = Remembered(16_384)
+_TIMES: Remembered[AttentionTime] = Remembered(16_384)
 
 
 def with_key_exchange(inner: AttentionModel | None, plan: Plan, cost: CostModel) -> AttentionModel | None:
@@ -37,7 +50,7 @@ class ExchangedAttention:
     def __init__(self, plan: Plan, cost: CostModel, inner: AttentionModel | None) -> None:
         self._plan, self._cost, self._inner = plan, cost, inner
         self._routing = routing_of(plan)
-        self._masks: dict[tuple[str, int, int], tuple[Bitfield, tuple[Places, ...]]] = {}
+        self._known: dict[tuple[str, int, int], _Blocks] = {}
 
     @property
     def identity(self) -> Hashable | None:
@@ -51,38 +64,40 @@ class ExchangedAttention:
             return None if self._inner is None else self._inner(call)
         if call.operator.num_keys is not None or call.operator.tokens is not TokenCount.IN:
             return None
-        return self._ring(call) if kind is KeyExchange.RING else self._all_to_all(call)
+        blocks, way = (
+            self._blocks(call.microbatch),
+            self._ring if kind is KeyExchange.RING else self._all_to_all,
+        )
+        device = call.plan.cluster.device_of(call.stage.flat_ranks)
+        machine = Same(self._cost.on(device)), self._link(call), call.stage.tp, call.plan.settings.precision
+        return _TIMES.answer((Same(blocks), kind, call.operator, machine), lambda: way(call, blocks))
 
-    def _ring(self, call: AttentionCall) -> AttentionTime:
-        mask, owned = self._mask(call.microbatch)
-        fields = [mask.take(places) for places in owned]
-        num_ranks, longest = len(owned), max(len(places) for places in owned)
+    def _ring(self, call: AttentionCall, blocks: _Blocks) -> AttentionTime:
+        num_ranks, longest = len(blocks.tokens), max(blocks.tokens)
         elements = 2.0 * longest * _local(call, call.operator.num_kv_heads) * call.operator.head_dim
         move_s = self._moved_s(call, elements * self._element_bytes)
         sums_s = self._moved_s(call, elements * max(SUM_BYTES, self._element_bytes))
         forward_s = backward_s = 0.0
         for step in range(num_ranks):
-            blocks = [
-                self._computed(
-                    call, call.operator, len(places), area(fields[r], fields[(r - step) % num_ranks])
-                )
-                for r, places in enumerate(owned)
+            each_s = [
+                self._computed(call, call.operator, tokens, blocks.pairs[r][(r - step) % num_ranks])
+                for r, tokens in enumerate(blocks.tokens)
             ]
             hidden_s = move_s if step + 1 < num_ranks else 0.0
-            forward_s += max(hidden_s, *(block[0] for block in blocks))
-            backward_s += max(hidden_s, *(block[1] for block in blocks)) + sums_s
+            forward_s += max(hidden_s, *(forward for forward, _ in each_s))
+            backward_s += max(hidden_s, *(backward for _, backward in each_s)) + sums_s
         return _time(forward_s, backward_s, "ring attention: steps of the slowest rank, blocks over one link")
 
-    def _all_to_all(self, call: AttentionCall) -> AttentionTime:
-        mask, owned = self._mask(call.microbatch)
-        operator, num_ranks = call.operator, len(owned)
+    def _all_to_all(self, call: AttentionCall, blocks: _Blocks) -> AttentionTime:
+        operator, num_ranks = call.operator, len(blocks.tokens)
         part = replace(
             operator,
             num_heads=operator.num_heads // num_ranks,
             num_kv_heads=operator.num_kv_heads // num_ranks,
         )
-        forward_s, backward_s = self._computed(call, part, len(mask), area(mask, mask))
-        longest = max(len(places) for places in owned)
+        pairs = sum(map(sum, blocks.pairs))
+        forward_s, backward_s = self._computed(call, part, sum(blocks.tokens), pairs)
+        longest = max(blocks.tokens)
         heads = _local(call, 2 * operator.num_heads + 2 * operator.num_kv_heads)
         leaving = longest * heads * operator.head_dim * (num_ranks - 1) / num_ranks
         link = self._link(call)
@@ -90,13 +105,26 @@ class ExchangedAttention:
         why = "all-to-all attention: whole rows of some heads, exchanges over one link"
         return _time(forward_s + moved_s, backward_s + moved_s, why)
 
-    def _mask(self, microbatch: Microbatch) -> tuple[Bitfield, tuple[Places, ...]]:
-        key = (microbatch.module, microbatch.replica, microbatch.index)
-        if key not in self._masks:
-            module = self._plan.model.module(microbatch.module)
-            mask = concatenate([row_mask(self._plan, module, row) for row in microbatch.rows])
-            self._masks[key] = mask, owned_tokens(self._routing, microbatch)
-        return self._masks[key]
+    def _blocks(self, microbatch: Microbatch) -> _Blocks:
+        """Those of microbatches of equal samples with equal owners are one object."""
+        name = (microbatch.module, microbatch.replica, microbatch.index)
+        if name not in self._known:
+            plan = self._plan
+            kinds = tuple(row_kind(plan, row) for row in microbatch.rows)
+            owners = tuple((each.block_tokens, each.owners) for each in row_shards(self._routing, microbatch))
+            num_ranks = plan.chain[microbatch.module, microbatch.replica][0].cp
+            key = Same(plan.model), Same(plan.batch), microbatch.module, kinds, owners, num_ranks
+            self._known[name] = _BLOCKS.answer(key, lambda: self._seen(microbatch))
+        return self._known[name]
+
+    def _seen(self, microbatch: Microbatch) -> _Blocks:
+        module = self._plan.model.module(microbatch.module)
+        mask = concatenate([row_mask(self._plan, module, row) for row in microbatch.rows])
+        fields = [mask.take(places) for places in owned_tokens(self._routing, microbatch)]
+        return _Blocks(
+            tokens=tuple(len(field) for field in fields),
+            pairs=tuple(tuple(area(queries, keys) for keys in fields) for queries in fields),
+        )
 
     def _computed(
         self, call: AttentionCall, operator: Attention, num_tokens: int, pairs: int

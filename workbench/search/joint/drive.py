@@ -16,28 +16,27 @@ from workbench.search.joint.evaluate import UNCHANGED, Judge, Outcome, changed, 
 from workbench.search.joint.found import Entry, Found, State, path_of, value_of
 from workbench.search.joint.hints import hints_of
 from workbench.search.joint.move import Move, Space
-from workbench.search.joint.nearest_fit import nearest_fit
 from workbench.search.joint.proposals import Moves, Proposals, steers
 from workbench.search.joint.question import Question
-from workbench.search.joint.replan import Replan, Replans
+from workbench.search.joint.replan import Replan, Replans, effort_of
 from workbench.search.joint.seeds import seeds
-from workbench.search.joint.starts import OUT_OF_TIME, Start, Task, start_tasks
+from workbench.search.joint.starting import planned_starts
+from workbench.search.joint.starts import Start
 from workbench.search.joint.take import taken
 from workbench.search.joint.terms import Scope, Stop
 from workbench.search.joint.workers import Asked, Workers
+from workbench.search.joint.yields import Yield
 from workbench.strategies.registry import PLANNERS, PRICED
 
 SEATS = 5  # choices that candidates are made from
 ROUND = 24  # candidates between two looks at what they gave
 MOST_ALIKE = 2  # of these, with modules on the same ranks
 NEAR = 1e-5  # of a value: as good as equal
-REPLANNED = 16  # of a round besides, plans of strategies for neighbouring jobs
+REPLANNED = 0.4  # of a round's effort besides, at first, plans of strategies for neighbouring jobs
+LEAST_REPLANNED, MOST_REPLANNED = 0.25, 0.6  # later, by what has gained how much for its effort
 SEEDED = 9  # of a round besides, plain and likely layouts
 FIRST_SEEDED = 24  # of the first round
 SHARES = (0.4, 0.2, 0.15, 0.15, 0.1)  # of a round, by seat
-START_SHARE = 0.4  # of the time, at most, for plans to start from
-TOO_LARGE = "does not fit"  # in refusals of plans for their memory
-LIKELY_SHARE = 0.3  # of the time, of those alone that are likely to be good
 ANYWHERE = Scope()
 
 
@@ -66,6 +65,8 @@ class _Search:
     replans: Replans | None
     log: list[Entry] = field(default_factory=list)
     candidates: int = 0
+    replanned: Yield = field(default_factory=lambda: Yield(REPLANNED))
+    moved: Yield = field(default_factory=lambda: Yield(1 - REPLANNED))
     seeded: Iterator[Moves] = field(default_factory=lambda: iter(()))
 
     def round(self) -> list[tuple[_Seat, Moves]]:
@@ -73,12 +74,20 @@ class _Search:
         seeded = islice(self.seeded, SEEDED if self.log else FIRST_SEEDED)
         asked: list[tuple[_Seat, Moves]] = [(self.seats[0], moves) for moves in seeded]
         if self.replans is not None:
-            asked += [(self.origin, (move,)) for move in self.replans.next(REPLANNED)]
+            asked += [(self.origin, (move,)) for move in self.replans.next(self._replans_effort())]
         for seat, share in zip(self.seats, SHARES, strict=False):
             if seat.proposals is None:
                 seat.proposals = self._proposals(seat)
             asked += [(seat, moves) for moves in seat.proposals.next(max(1, round(share * ROUND)))]
         return asked
+
+    def _replans_effort(self) -> float:
+        """Of a round, for plans of strategies: their share by what they have gained for their effort."""
+        share = self.replanned.rate / (self.replanned.rate + self.moved.rate)
+        share = min(MOST_REPLANNED, max(LEAST_REPLANNED, share))
+        self.replanned.fade()
+        self.moved.fade()
+        return ROUND * share / (1 - share)
 
     def limit(self, moves: Moves) -> float:
         """A candidate of these moves with a value above it becomes nothing."""
@@ -105,12 +114,16 @@ class _Search:
         """Log what candidates gave; the best become seats."""
         for (seat, moves), outcome in zip(asked, outcomes, strict=False):
             index = len(self.log) + 1
+            before = self.seats[0].value
             accepted = outcome.value is not None and self._seated(seat, moves, outcome.value, index)
             self.candidates += outcome.value is not None
             if self.replans is not None and isinstance(moves[0], Replan):
                 self.replans.learn(moves[0], outcome.value, self.space.job)
             elif outcome.value is not None and seat.proposals is not None:
                 seat.proposals.learn(moves, loss=outcome.value / seat.value - 1)
+            replan = moves[0] if isinstance(moves[0], Replan) else None
+            of_kind = self.moved if replan is None else self.replanned
+            of_kind.add(1.0 if replan is None else effort_of(replan.strategy), before, self.seats[0].value)
             entry = Entry(
                 index=index,
                 base=seat.index,
@@ -175,7 +188,7 @@ def joint_search(
     began_s = stop.clock()
     space = Space(job, cost, {}, _planners(job, scope))
     with opened(space, judge, workers) as crew:
-        starts = scope.starts or _starts(space, crew, stop, began_s)
+        starts = scope.starts or planned_starts(space, crew, stop, began_s)
         started_s = stop.clock()
         space.starts.update({each.name: each.choice for each in starts if each.choice is not None})
         seats = _first_seats(space, starts, scope.fixed, crew)
@@ -198,7 +211,7 @@ def searched_starts(
     """What `joint_search` starts from, for several searches of one job; arguments and errors as there."""
     space = Space(job, cost, {}, _planners(job, scope))
     with opened(space, judge, workers) as crew:
-        return _starts(space, crew, stop, stop.clock())
+        return planned_starts(space, crew, stop, stop.clock())
 
 
 def _planners(job: Job, scope: Scope) -> Mapping[str, Planner]:
@@ -206,65 +219,6 @@ def _planners(job: Job, scope: Scope) -> Mapping[str, Planner]:
         return scope.planners
     priced = PRICED if job.dollars_per_hour(range(job.cluster.num_ranks)) is not None else {}
     return PLANNERS | priced
-
-
-def _starts(space: Space, crew: Workers, stop: Stop, began_s: float) -> tuple[Start, ...]:
-    """All strategies, those with layouts also without the job's; as far as their share of the time goes."""
-    job = space.job
-    tasks = list(start_tasks(job, space.planners))
-    if stop.seconds is None:
-        found = tuple(crew.starts(tasks))
-    else:
-        found = _in_slices(tasks, crew, stop, began_s, stop.seconds)
-    if all(start.value is None for start in found):
-        nearest = nearest_fit(job, space.cost, _refused(tasks, found, stop))
-        raise ValueError(_none_text(job, found) + (nearest and f"; {nearest}"))
-    return found
-
-
-def _in_slices(
-    tasks: list[Task], crew: Workers, stop: Stop, began_s: float, seconds: float
-) -> tuple[Start, ...]:
-    """Each with a slice of time; those that want more begin anew with twice as much, while there is time.
-
-    So those that are done soon come first, whichever they are, and likely ones before all others. The whole
-    time is the starts' as long as none has a plan.
-    """
-    found = {task.name: Start(name=task.name, refusal=OUT_OF_TIME) for task in tasks}
-
-    def left_s(share: float) -> float:
-        has_plan = any(start.value is not None for start in found.values())
-        return (began_s + (share if has_plan else 1.0) * seconds - stop.clock()) * crew.num
-
-    for share, group in ((LIKELY_SHARE, [task for task in tasks if task.is_likely]), (START_SHARE, tasks)):
-        slice_s = 0.0
-        waiting = [task for task in group if found[task.name].refusal == OUT_OF_TIME]
-        while waiting and left_s(share) > 2 * slice_s:
-            slice_s = max(2 * slice_s, left_s(share) / (2 * len(waiting)))
-            num = max(1, int(left_s(share) / slice_s))
-            slices = [task._replace(seconds=slice_s, clock=stop.clock) for task in waiting[:num]]
-            for start in crew.starts(slices):
-                found[start.name] = start
-                if left_s(share) < 0:
-                    break
-            waiting = [task for task in waiting if found[task.name].refusal == OUT_OF_TIME]
-    return tuple(found.values())
-
-
-def _refused(tasks: Sequence[Task], starts: Sequence[Start], stop: Stop) -> Iterator[Task]:
-    """Strategies whose plans do not fit, to be asked again; each for a tenth of the time."""
-    limit_s = inf if stop.seconds is None else stop.seconds / 10
-    for task, start in zip(tasks, starts, strict=True):
-        if TOO_LARGE in start.refusal:
-            yield task._replace(seconds=limit_s, clock=stop.clock)
-
-
-def _none_text(job: Job, starts: Sequence[Start]) -> str:
-    """Why there is no plan: that none fits, where that is what is wrong."""
-    refusals = [start.refusal for start in starts]
-    too_large = [refusal for refusal in refusals if TOO_LARGE in refusal]
-    first = f"{TOO_LARGE}: " if too_large else ""
-    return f"{first}no strategy has a plan for job {job.name!r}; {(too_large or refusals)[0]}"
 
 
 def _first_seats(

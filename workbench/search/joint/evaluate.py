@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol, runtime_checkable
 
+from workbench.collector import collector_paused
 from workbench.job.device_pools import check_taken
 from workbench.job.job import Job
 from workbench.model.layer import TokenCount
@@ -48,6 +49,7 @@ class Outcome:
     refusal: str = ""
 
 
+@collector_paused()
 def evaluated(space: Space, judge: Judge, base: Choice, moves: Sequence[Move], limit: float = inf) -> Outcome:
     """A choice after some moves: built, and held against the judge. What a strategy plans anew is a plan.
 

@@ -13,7 +13,7 @@ from workbench.planner.block_cuts import even_blocks
 from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.layout_choice import Degrees
 from workbench.planner.planner_cost import FROZEN_AWARE
-from workbench.schedule.choice import Schedule, ScheduleKind, rank_block, usual
+from workbench.schedule.choice import Schedule, rank_block, usual_in_phases
 from workbench.schedule.eager import with_eager_forwards
 from workbench.search.joint.arrangement import Arrangement, Placement, stages_of
 from workbench.search.joint.choice import Choice, build, draft_of
@@ -47,7 +47,7 @@ class Arrange:
             microbatches = dealt(job, groups, replicas)
         schedule = choice.schedule
         if self.arrangement.placement is Placement.EVERYWHERE and not schedule.kind.spec.shares_ranks_in_part:
-            schedule = usual(ScheduleKind.THREE_PHASE)
+            schedule = usual_in_phases()
         draft = draft_of(job, replace(choice, microbatches=microbatches, stages=()))
         stages = stages_of(job, self.arrangement, schedule, draft, space.cost)
         return replace(

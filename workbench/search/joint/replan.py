@@ -9,12 +9,13 @@ from typing import ClassVar
 from workbench.job.job import Job, ModuleLayout
 from workbench.plan.plan import ModuleSettings, Plan
 from workbench.planner.layout_choice import degrees_of
+from workbench.planner.own_space import Chooser
 from workbench.planner.strategy_spec import Planner
 from workbench.schedule.choice import Schedule
 from workbench.search.joint.choice import NAME, Choice, choice_of, draft_of
 from workbench.search.joint.grouping import groups_of, llm_of
 from workbench.search.joint.move import Space
-from workbench.search.joint.own_spaces import OWN_SPACES, Chooser, Draws
+from workbench.search.joint.own_spaces import OWN_SPACES, Draws
 from workbench.search.joint.question import Question
 
 MOST_TOLD = 100  # candidates of a planner's own, after which it is stopped: a plan is one candidate here
@@ -22,7 +23,20 @@ NEAR_SHARE = 0.7  # of the draws of a strategy that has a plan: next to its best
 UNTRIED = 5  # draws after which a strategy counts half as one that may be the best
 REPEATED = 20  # draws one after the other that were made before: a strategy gives none this time
 PROMISE = 4  # power of how good a strategy's best plan is
-ITSELF_SHARE = 0.2  # of that of others, of strategies that search layouts and so take as long as many plans
+EFFORT: Mapping[str, float] = {
+    "megatron-colocated": 10.0,
+    "megatron-islands": 10.0,
+    "megatron-homogeneous": 4.0,
+    "fsdp": 10.0,
+    "hsdp": 10.0,
+    "entrain": 5.0,
+    "entrain-graded": 8.0,
+    "entrain-search": 4.0,
+    "dip": 4.0,
+    "cornstarch": 3.0,
+    "disttrain-cheapest": 2.0,
+}  # of planning and judging once, in candidates that moves make; measured, not timed: others take 1
+SETS_MEMORY = frozenset(("megatron-homogeneous", "megatron-colocated", "megatron-islands", "fsdp", "hsdp"))
 
 
 class _TooMany(Exception):  # noqa: N818  (no error: the planner is told to stop)
@@ -105,20 +119,24 @@ class _Arm:
     draws: Draws
     value: float | None
     job: Job | None
+    effort: float = 1.0
     tried: int = 0
+    is_empty: bool = False
 
     def weight(self, best: float) -> float:
-        """Of its draws, given the best value of all strategies."""
-        whole = ITSELF_SHARE if self.draws.space.degrees is Chooser.ITSELF else 1.0
+        """Of its draws, given the best value of all strategies; so that its time goes by what it promises."""
+        if self.is_empty:
+            return 0.0
         promise = 0.0 if self.value is None else (best / self.value) ** PROMISE
-        return whole * max(promise, 1 / (1 + self.tried / UNTRIED))
+        return max(promise, 1 / (1 + self.effort * self.tried / UNTRIED)) / self.effort
 
 
 class Replans:
-    """Draws jobs of all strategies' own spaces, more of those whose best plan is better.
+    """Draws jobs of all strategies' own spaces, more of those whose best plan is better and soon planned.
 
     Next to a strategy's best job or anywhere in its space. Every strategy counts as the best until it was
-    tried, and less with every draw.
+    tried, and less with all that was spent on it. What planning takes is a known number for each strategy and
+    is not timed, so that a search draws the same whatever the machine does meanwhile.
 
     Args:
         planners: that plan in this search; those without a space of their own are not asked.
@@ -134,7 +152,7 @@ class Replans:
     ) -> None:
         free = replace(job, layouts=(), replicas=1)
         self._arms = {
-            name: _Arm(Draws(free, OWN_SPACES[name], open_share=0.0), None, None)
+            name: _Arm(Draws(free, OWN_SPACES[name], open_share=0.0), None, None, effort_of(name))
             for name in planners
             if name in OWN_SPACES
         }
@@ -144,15 +162,24 @@ class Replans:
                 arm.value, arm.job = value, _job_of(free, choice, arm.draws.space.degrees)
         self._rng = rng
         self._seen: set[Replan] = set()
+        self._due = 0.0
 
-    def next(self, count: int) -> list[Replan]:
-        """So many draws that were not made before, or fewer."""
-        names = list(self._arms)
-        if not names:
-            return []
-        weights = self._weights()
-        drawn = (self._drawn(name) for name in self._rng.choices(names, weights, k=count))
-        return [move for move in drawn if move is not None]
+    def next(self, effort: float) -> list[Replan]:
+        """Draws that were not made before, that take so much effort together; none where none is left.
+
+        What is over or missing is made up for next time.
+        """
+        self._due += effort
+        found: list[Replan] = []
+        while self._due > 0 and any(weights := self._weights()):
+            (name,) = self._rng.choices(list(self._arms), weights)
+            move = self._drawn(name)
+            if move is None:
+                self._arms[name].is_empty = True
+                continue
+            self._due -= self._arms[name].effort
+            found.append(move)
+        return found
 
     def limit(self, move: Replan) -> float:
         """Of the values that its strategy learns from."""
@@ -164,7 +191,7 @@ class Replans:
         arm = self._arms[move.strategy]
         arm.tried += 1
         if value is not None and (arm.value is None or arm.job is None or value < arm.value):
-            arm.value, arm.job = value, move.job_of(job)
+            arm.value, arm.job, arm.is_empty = value, move.job_of(job), False
 
     def _weights(self) -> list[float]:
         known = [arm.value for arm in self._arms.values() if arm.value is not None]
@@ -181,11 +208,25 @@ class Replans:
                     drawn = arm.draws.fresh(self._rng)
             except ValueError:  # layouts and batch that do not go together
                 continue
-            move = replan_of(name, drawn)
+            move = replan_of(name, _unsaid(drawn) if name in SETS_MEMORY else drawn)
             if move not in self._seen and arm.draws.has_ranks_for(drawn):
                 self._seen.add(move)
                 return move
         return None
+
+
+def effort_of(strategy: str) -> float:
+    """What one plan of a strategy takes, in candidates that moves make."""
+    return EFFORT.get(strategy, 1.0)
+
+
+def _unsaid(job: Job) -> Job:
+    """The job with no word on what is sharded and computed again, for strategies that say it themselves."""
+    modules = tuple(
+        ModuleSettings(module=each.module, sequence_parallel=each.sequence_parallel)
+        for each in job.settings.modules
+    )
+    return replace(job, settings=replace(job.settings, modules=modules))
 
 
 def _job_of(free: Job, choice: Choice, degrees: Chooser) -> Job:

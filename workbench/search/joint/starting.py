@@ -1,0 +1,74 @@
+"""Plans to start from, as far as their share of a search's time goes."""
+
+from collections.abc import Iterator, Sequence
+from math import inf
+
+from workbench.job.job import Job
+from workbench.search.joint.move import Space
+from workbench.search.joint.nearest_fit import nearest_fit
+from workbench.search.joint.starts import OUT_OF_TIME, Start, Task, start_tasks
+from workbench.search.joint.terms import Stop
+from workbench.search.joint.workers import Workers
+
+LIKELY_SHARE = 0.3  # of the time, at most, for plans that are likely to be good
+OTHER_SHARE = 0.1  # behind that, for all others: strategies plan anew in the search as well
+TOO_LARGE = "does not fit"  # in refusals of plans for their memory
+
+
+def planned_starts(space: Space, crew: Workers, stop: Stop, began_s: float) -> tuple[Start, ...]:
+    """All strategies, those with layouts also without the job's; as far as their share of the time goes."""
+    job = space.job
+    tasks = list(start_tasks(job, space.planners))
+    if stop.seconds is None:
+        found = tuple(crew.starts(tasks))
+    else:
+        found = _in_slices(tasks, crew, stop, began_s, stop.seconds)
+    if all(start.value is None for start in found):
+        nearest = nearest_fit(job, space.cost, _refused(tasks, found, stop))
+        raise ValueError(_none_text(job, found) + (nearest and f"; {nearest}"))
+    return found
+
+
+def _in_slices(
+    tasks: list[Task], crew: Workers, stop: Stop, began_s: float, seconds: float
+) -> tuple[Start, ...]:
+    """Each with a slice of time; those that want more begin anew with twice as much, while there is time.
+
+    So those that are done soon come first, whichever they are, and likely ones before all others. The whole
+    time is the starts' as long as none has a plan.
+    """
+    found = {task.name: Start(name=task.name, refusal=OUT_OF_TIME) for task in tasks}
+
+    def left_s(share: float) -> float:
+        has_plan = any(start.value is not None for start in found.values())
+        return (began_s + (share if has_plan else 1.0) * seconds - stop.clock()) * crew.num
+
+    for more, group in ((LIKELY_SHARE, [task for task in tasks if task.is_likely]), (OTHER_SHARE, tasks)):
+        slice_s, share = 0.0, more + (stop.clock() - began_s) / seconds
+        waiting = [task for task in group if found[task.name].refusal == OUT_OF_TIME]
+        while waiting and left_s(share) > 2 * slice_s:
+            slice_s = max(2 * slice_s, left_s(share) / (2 * len(waiting)))
+            num = max(1, int(left_s(share) / slice_s))
+            slices = [task._replace(seconds=slice_s, clock=stop.clock) for task in waiting[:num]]
+            for start in crew.starts(slices):
+                found[start.name] = start
+                if left_s(share) < 0:
+                    break
+            waiting = [task for task in waiting if found[task.name].refusal == OUT_OF_TIME]
+    return tuple(found.values())
+
+
+def _refused(tasks: Sequence[Task], starts: Sequence[Start], stop: Stop) -> Iterator[Task]:
+    """Strategies whose plans do not fit, to be asked again; each for a tenth of the time."""
+    limit_s = inf if stop.seconds is None else stop.seconds / 10
+    for task, start in zip(tasks, starts, strict=True):
+        if TOO_LARGE in start.refusal:
+            yield task._replace(seconds=limit_s, clock=stop.clock)
+
+
+def _none_text(job: Job, starts: Sequence[Start]) -> str:
+    """Why there is no plan: that none fits, where that is what is wrong."""
+    refusals = [start.refusal for start in starts]
+    too_large = [refusal for refusal in refusals if TOO_LARGE in refusal]
+    first = f"{TOO_LARGE}: " if too_large else ""
+    return f"{first}no strategy has a plan for job {job.name!r}; {(too_large or refusals)[0]}"
