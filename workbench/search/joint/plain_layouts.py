@@ -10,13 +10,16 @@ from workbench.planner.layout_search import usable_ranks
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.search.joint.arrangement import Arrangement, Placement
 from workbench.search.joint.grouping_moves import Grouping, Regroup
-from workbench.search.joint.layout_moves import Arrange, Reschedule
+from workbench.search.joint.layout_moves import Arrange, CutStages, Reschedule
 from workbench.search.joint.move import Move
 from workbench.search.joint.own_spaces import CP_SIZES, tensor_sizes
 from workbench.search.joint.proposals import Moves, differ
 from workbench.search.joint.question import Question
 from workbench.search.joint.setting_moves import Keep, instance_counts
 
+UNSHARDED = 2  # of a grid's plans, without sharded weights: the first
+LIKELY = 4  # of those on the smallest grid, and of pipelines: tried ahead of all others
+PIECES = 8  # of stages that train
 SIZES = 2  # of microbatches, the largest that there are
 SPLIT = tuple(usual(kind) for kind in reversed(ScheduleKind) if kind.spec.splits_backward)
 
@@ -34,13 +37,17 @@ def plain_layouts(job: Job, questions: Collection[Question]) -> Iterator[Moves]:
     """
     if Question.LAYOUT not in questions:
         return
-    first, *larger = _grids(job)
+    first, *larger = (tuple(_on_grid(job, *grid, questions)) for grid in _grids(job))
+    stages = tuple(_stages_of_nodes(job, questions))
+    found = (
+        *first[:LIKELY],
+        *stages[:LIKELY],
+        *first[LIKELY:],
+        *chain.from_iterable(moves[:UNSHARDED] for moves in larger),
+        *stages[LIKELY:],
+        *chain.from_iterable(moves[UNSHARDED:] for moves in larger),
+    )
     for way in _groupings(job, questions):
-        found = chain(
-            _on_grid(job, *first, questions),
-            _stages_of_nodes(job, questions),
-            *(_on_grid(job, *grid, questions) for grid in larger),
-        )
         yield from ((*moves, *way) for moves in found)
 
 
@@ -51,9 +58,9 @@ def _groupings(job: Job, questions: Collection[Question]) -> tuple[Moves, ...]:
 
 
 def _grids(job: Job) -> list[tuple[int, int]]:
-    """tp and cp that all modules take, on fewest ranks first."""
+    """tp and cp that all modules take, on fewest ranks first, and of as many with most tp."""
     shared = set.intersection(*(set(tensor_sizes(job, module)) for module in job.model.modules))
-    return sorted(product(shared, CP_SIZES), key=lambda grid: (grid[0] * grid[1], grid))
+    return sorted(product(shared, CP_SIZES), key=lambda grid: (grid[0] * grid[1], -grid[0]))
 
 
 def _on_grid(job: Job, tp: int, cp: int, questions: Collection[Question]) -> Iterator[Moves]:
@@ -65,20 +72,21 @@ def _on_grid(job: Job, tp: int, cp: int, questions: Collection[Question]) -> Ite
     arrangement = Arrangement(placement=Placement.FIRST_STAGE, degrees=degrees)
     for size in _sizes(job, dp, 1, questions):
         for kept in _sharded(job, tp, cp, dp, questions):
-            yield (*_in_turn(questions), *kept, Arrange(arrangement, size))
+            yield (*_in_turn(questions), *kept, Arrange(arrangement, size), *_cut(questions))
 
 
 def _sharded(job: Job, tp: int, cp: int, dp: int, questions: Collection[Question]) -> Iterator[Moves]:
     """Weights of some modules sharded, optimizer state of the others.
 
-    First of none, then of the modules that train, whose sums of gradients go beside the backward layer by
-    layer; then of single modules, small ones first, for memory alone; then of all.
+    First state alone, then nothing; then weights of the modules that train, whose sums of gradients go
+    beside the backward layer by layer; then of single modules, small ones first, for memory; then of all.
     """
     if Question.MEMORY not in questions:
         yield ()
         return
     state = _kept(None, Sharding.OPTIMIZER, 1)
     yield (state,)
+    yield (_kept(None, Sharding.NONE, 1),)
     counts = instance_counts(dp, cp) if tp == 1 else ()
     nodes = usable_ranks(job) // _node(job)
     inside = [count for count in (nodes, 1) if count in counts]
@@ -113,7 +121,13 @@ def _stages_of_nodes(job: Job, questions: Collection[Question]) -> Iterator[Move
         )
         arrangement = Arrangement(placement=Placement.ISLANDS, degrees=degrees)
         for size, schedule in product(_sizes(job, node, nodes, questions), SPLIT):
-            yield (*kept, *_in_turn(questions), Arrange(arrangement, size), Reschedule(schedule))
+            yield (
+                *kept,
+                *_in_turn(questions),
+                Arrange(arrangement, size),
+                Reschedule(schedule),
+                *_cut(questions),
+            )
 
 
 def _shares(num_modules: int, nodes: int) -> Sequence[tuple[int, ...]]:
@@ -121,6 +135,10 @@ def _shares(num_modules: int, nodes: int) -> Sequence[tuple[int, ...]]:
     if num_modules == 1:
         return [(nodes,)]
     return sorted(((nodes - pp, pp) for pp in range(1, nodes)), key=lambda counts: (max(counts), counts))
+
+
+def _cut(questions: Collection[Question]) -> Moves:
+    return (CutStages(PIECES),) if Question.ORDER in questions else ()
 
 
 def _in_turn(questions: Collection[Question]) -> Moves:
