@@ -6,9 +6,10 @@ from operator import attrgetter
 
 from workbench.llm_table.llm_row import PLAIN, SEES_ALL, Adapted, Architecture, LlmRow, YesNo
 from workbench.llm_table.row_decoder import decoder_head, decoder_operators
-from workbench.llm_table.row_diffusion import modulated, noise_head, patches
+from workbench.llm_table.row_diffusion import mmdit_of, modulated, noise_head, patches
 from workbench.model.experts import Experts, with_experts
 from workbench.model.layer import Attention, Layer, LayerKind, Matmul, Operator, Pointwise, Shard
+from workbench.model.mmdit import mmdit_layers
 from workbench.model.model_graph import TEXT, ModelGraph, Module
 from workbench.model.module_layers import learned_positions, lm_head, patch_embedding, token_embedding
 from workbench.model.transformer import Block, Heads, Mlp, Norm, block_operators, norm
@@ -19,6 +20,7 @@ SHAPE = (
     *("architecture", "hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "gated_mlp", "qk_norm"),
     *("padded_vocab", "sequence", "tied", "window", "full_every", "patch", "lora_rank"),
     *("lora_modules", "tp"),
+    *("single_layers", "text_sequence"),
     *("q_lora", "kv_lora", "nope_dim", "rope_dim", "v_dim", "decoder_layers", "decoder_sequence"),
     *("experts", "topk", "expert_ffn", "shared_expert_ffn", "first_dense_layers", "capacity"),
 )  # fields that a model depends on
@@ -47,6 +49,8 @@ class _Shape:
 @lru_cache(maxsize=512)
 def _layers(shape: _Shape) -> tuple[Layer, ...]:
     row = shape.row
+    if row.architecture is Architecture.MMDIT:
+        return mmdit_layers(mmdit_of(row))
     blocks: list[tuple[Operator, ...]] = []
     known: dict[tuple[bool, bool], tuple[Operator, ...]] = {}
     for index in range(row.layers):
