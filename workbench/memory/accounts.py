@@ -1,7 +1,7 @@
 """What the accounts of ranks share: bytes of stages, places of actions, rows between two ranks."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from functools import cached_property
 from itertools import accumulate
 
@@ -10,7 +10,7 @@ from workbench.plan.lowered import Lowered, Route, Transfer
 from workbench.plan.parameter_shards import sharded_stages
 from workbench.plan.plan import Stage
 from workbench.plan.routing import routing_of
-from workbench.plan.tied import tied_on
+from workbench.plan.tied import equal_stages, tied_on
 from workbench.schedule.action import Action, Pass
 
 BACKWARDS = (Pass.B, Pass.I)  # what a forward keeps is given back at their end
@@ -67,21 +67,20 @@ class Accounts:
         """(stage, part, bytes) of all that a rank's parameters hold."""
         key = self._state_key(rank)
         if key not in self._state:
-            stages = self.plan.stages_on.get(rank, ())
-            if len(stages) == 1:
-                sizes = self.sizes.state(stages[0], lambda: self._state_of(rank))
+            stages, (_, tied) = self.plan.stages_on.get(rank, ()), key
+            if tied or any(equal_stages(self.plan, stage)[0] != stage.id for stage in stages):
+                self._state[key] = self._shared_state(rank)
             else:
-                sizes = self._state_of(rank)
-            self._state[key] = tuple((stages[place], kind, n) for (place, kind), n in sizes.items())
+                each = ((stage, self.sizes.state(stage).items()) for stage in stages)
+                self._state[key] = tuple((stage, kind, n) for stage, items in each for kind, n in items)
         return self._state[key]
 
-    def _state_of(self, rank: int) -> Mapping[tuple[int, StateKind], int]:
-        """(place of the stage on the rank, part) -> bytes."""
-        place = {stage.id: at for at, stage in enumerate(self.plan.stages_on.get(rank, ()))}
+    def _shared_state(self, rank: int) -> tuple[tuple[Stage, StateKind, int], ...]:
+        """Where stages of the rank have weights in common, which count once."""
         sizes: Counter[tuple[int, StateKind]] = Counter()
         for stage, kind, num_bytes in state_of(self.plan, rank):
-            sizes[place[stage.id], kind] += num_bytes
-        return sizes
+            sizes[stage.id, kind] += num_bytes
+        return tuple((self.plan.stage[stage], kind, n) for (stage, kind), n in sizes.items())
 
     @cached_property
     def place(self) -> dict[int, dict[Action, int]]:

@@ -1,6 +1,7 @@
 """Bytes of one stage on one rank: the state of its weights, and what a microbatch needs in it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from workbench.plan.routing import Routing
 from workbench.plan.sequence import token_borders
 from workbench.plan.tied import equal_stages, tied_on
 from workbench.plan.token_owners import held_runs
-from workbench.plan.work import work_of
+from workbench.plan.work import row_kind, work_of
 
 
 class StateKind(NamedTuple):
@@ -55,24 +56,29 @@ def state_of(plan: Plan, rank: int) -> Iterator[tuple[Stage, StateKind, int]]:
         if equal_stages(plan, stage)[0] != stage.id:
             continue
         seen = {name for (user, name), first in held_by.items() if user == stage.id != first}
-        kinds = {of_experts: _state_kinds(plan, stage, of_experts=of_experts) for of_experts in (False, True)}
-        for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
-            for parameter in layer.parameters():
-                if parameter.name not in seen:
-                    seen.add(parameter.name)
-                    of_experts = stage.ep > 1 and is_of_expert(parameter)
-                    elements = held_elements(parameter, stage)
-                    for kind, num_bytes, parts in kinds[of_experts][: 3 if layer.trainable else 1]:
-                        yield stage, kind, ceil(elements * num_bytes / parts)
+        yield from ((stage, kind, num_bytes) for kind, num_bytes in stage_state(plan, stage, seen))
+
+
+def stage_state(plan: Plan, stage: Stage, seen: Collection[str] = ()) -> Iterator[tuple[StateKind, int]]:
+    """(part, bytes) of every parameter of a stage on one of its ranks, but for those that were seen."""
+    seen = set(seen)
+    kinds = {of_experts: _state_kinds(plan, stage, of_experts=of_experts) for of_experts in (False, True)}
+    for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
+        for parameter in layer.parameters():
+            if parameter.name not in seen:
+                seen.add(parameter.name)
+                of_experts = stage.ep > 1 and is_of_expert(parameter)
+                elements = held_elements(parameter, stage)
+                for kind, num_bytes, parts in kinds[of_experts][: 3 if layer.trainable else 1]:
+                    yield kind, ceil(elements * num_bytes / parts)
 
 
 def _state_kinds(plan: Plan, stage: Stage, *, of_experts: bool) -> tuple[tuple[StateKind, int, int], ...]:
     """What is held of a weight, frozen ones the first of it: bytes of an element, ranks that share it."""
-    sharding = plan.settings.of(stage.module).sharding
-    wide = plan.settings.optimizer_precision
-    size = state_bytes(
-        plan.settings.precision.num_bytes, plan.settings.kernels, None if wide is None else wide.num_bytes
-    )
+    settings = plan.settings
+    sharding, wide = settings.of(stage.module).sharding, settings.optimizer_precision
+    wide_bytes = None if wide is None else wide.num_bytes
+    size = state_bytes(settings.precision.num_bytes, settings.kernels, wide_bytes)
     parts = _num_parts(plan, stage, of_experts=of_experts)
     each = {"parameters": size.weight, GRADIENTS: size.gradient, "optimizer": size.optimizer}
     return tuple(
@@ -164,7 +170,7 @@ def _scaled_row(row: RowWork, factor: float) -> RowWork:
     return replace(row, tokens_in=tokens_in, tokens_out=tokens_out)
 
 
-_State = Mapping[tuple[int, StateKind], int]  # (place of the stage on its rank, part) -> bytes
+_State = Mapping[StateKind, int]  # part -> bytes
 _STATES: Remembered[_State] = Remembered(MOST_STAGES)
 _SETTINGS: Remembered[Setting] = Remembered(MOST_STAGES)
 _SUMS: Remembered[StageBytes] = Remembered(MOST_STAGES)
@@ -183,11 +189,17 @@ class Sizes:
         self._numbers: dict[Setting, int] = {}
         self._decisive = Same(plan.model), plan.settings
 
-    def state(self, stage: Stage, derive: Callable[[], _State]) -> _State:
-        """What a rank of the stage holds of parameters, where it is the rank's only one."""
+    def state(self, stage: Stage) -> _State:
+        """What a rank of the stage holds of its parameters, where it shares none with other stages."""
         shape = stage.module, stage.layers, stage.tp, stage.cp, stage.ep
         replicas = num_replicas(self._plan)[stage.module]
-        return _STATES.answer((self._decisive, shape, replicas), derive)
+        return _STATES.answer((self._decisive, shape, replicas), lambda: self._state(stage))
+
+    def _state(self, stage: Stage) -> _State:
+        sizes: Counter[StateKind] = Counter()
+        for kind, num_bytes in stage_state(self._plan, stage):
+            sizes[kind] += num_bytes
+        return sizes
 
     def of(self, stage: Stage, microbatch: Microbatch, *, keeps: bool) -> StageBytes:
         """Of that stage; `keeps` False: no backward follows, so nothing is kept."""
@@ -235,8 +247,8 @@ class Sizes:
     def _remembered_setting(self, stage: Stage, microbatch: Microbatch) -> Setting:
         if self._plan.token_shards:
             return self._setting(stage, microbatch)
-        grid = stage.tp, stage.cp, stage.ep
-        key = self._decisive, Same(self._plan.batch), stage.module, microbatch.rows, grid
+        rows = tuple(row_kind(self._plan, row) for row in microbatch.rows)
+        key = self._decisive, Same(self._plan.batch), stage.module, rows, (stage.tp, stage.cp, stage.ep)
         return _SETTINGS.answer(key, lambda: self._setting(stage, microbatch))
 
     def _setting(self, stage: Stage, microbatch: Microbatch) -> Setting:
