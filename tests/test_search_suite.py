@@ -211,7 +211,9 @@ def test_rows_of_this_commit_are_not_made_anew(monkeypatch):
 def test_a_plan_whose_steps_alone_are_too_long_is_passed_over():
     job, cost, judge = prepared(JOBS["failures"])
     plan = BY_NAME["megatron-colocated"].planner(job, cost, silent)
-    least = judge.measure.least(plan, judge.times(plan, None))
+    times = judge.times(plan, None)
+    least = judge.measure.least(plan, times)
     assert least < judge.value(plan)
-    assert judge.is_above(plan, least)
-    assert not judge.is_above(plan, least * 1.001)
+    step_s = times.step_s / len(plan.batch)
+    assert judge.is_above(plan, min(least, step_s))
+    assert not judge.is_above(plan, max(least, step_s) * 1.001)

@@ -1,10 +1,10 @@
 """The joint search in spaces that are listed whole: how far from the optimum it stays.
 
-Setup:   five jobs of a vision or audio encoder, or both, and a language model, on one or two nodes of five kinds
-         of device, four drawn samples of unequal sizes; see `spaces`. Each space combines shapes of modules and
-         cuts next to even ones, three schedules, every order of samples in microbatches, and all rules by which
-         context-parallel ranks own tokens and ways in which keys travel. Every plan is built, checked for
-         soundness, deadlock and memory, and timed by the sweep: none is passed over by a bound.
+Setup:   five jobs of a vision or audio encoder, or both, and a language model, on one or two nodes of five
+         kinds of device, four drawn samples of unequal sizes; see `spaces`. Each space combines shapes of
+         modules and cuts next to even ones, three schedules, every order of samples in microbatches, and all
+         rules by which context-parallel ranks own tokens and ways in which keys travel. Every plan is built,
+         checked for soundness, deadlock and memory, and timed by the sweep: a bound passes over none.
 Ours:    the joint search with a judge that knows the listed plans alone, and so many candidates with a
          value, in CPU seconds of one process; it starts from four plans that are drawn, since strategies'
          plans lie outside.

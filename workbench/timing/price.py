@@ -14,7 +14,7 @@ from workbench.model.layer import Layer, TokenCount
 from workbench.plan.lowered import Lowered
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.parameter_shards import sharded_stages, unit_of
-from workbench.plan.plan import Microbatch, Precision, Stage
+from workbench.plan.plan import Microbatch, Precision, Settings, Stage
 from workbench.plan.remembered import Remembered, Same
 from workbench.plan.routing import routing_of
 from workbench.plan.sequence import dividing, token_borders
@@ -323,6 +323,16 @@ class _Pricing:
             return num_parameters * measured_s
         self.unmeasured.add("optimizer step: bytes over memory bandwidth")
         return cost.update_s(num_parameters * step_bytes(precision, wide))
+
+
+def least_update_s(num_parameters: float, cost: CostModel, settings: Settings) -> float:
+    """Seconds that updates of so many parameters take together, on however many ranks, at least."""
+    factor = cost.profile.pipeline_factor(Pass.STEP)
+    precision, wide = settings.precision, settings.optimizer_precision
+    measured_s = dict(cost.profile.optimizer_s_per_parameter).get(precision)
+    if measured_s is not None and wide in (None, precision):
+        return factor * num_parameters * measured_s
+    return factor * cost.least_update_s(num_parameters * step_bytes(precision, wide))
 
 
 def step_bytes(precision: Precision, wide: Precision | None = None) -> int:
