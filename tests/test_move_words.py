@@ -8,7 +8,7 @@ from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.search.joint.arrangement import Arrangement, Placement
 from workbench.search.joint.choice import TokenRule
 from workbench.search.joint.grouping_moves import Exchange, Grouping, Regroup, Resize
-from workbench.search.joint.layout_moves import Arrange, Reschedule, ShiftLayer
+from workbench.search.joint.layout_moves import Arrange, CutStages, Reschedule, ShiftLayer
 from workbench.search.joint.move import Move
 from workbench.search.joint.question import Question
 from workbench.search.joint.replan import Replan
@@ -62,6 +62,7 @@ def test_a_strategy_that_plans_anew_says_what_it_was_given():
 def test_other_moves():
     assert told(
         Reschedule(Schedule(kind=ScheduleKind.INTERLEAVED, virtual_stages=2)),
+        CutStages(8),
         Resize(2),
         Regroup(Grouping.EVEN),
         Distribute(TokenRule.STRIPE),
@@ -70,6 +71,7 @@ def test_other_moves():
         ShiftLayer("llm", 0, -1),
     ) == [
         ("order", "interleaved, virtual_stages 2"),
+        ("order", "stages that train in pieces, 8 each"),
         ("grouping", "2 samples a microbatch"),
         ("grouping", "even microbatches"),
         ("tokens", "tokens stripe"),

@@ -70,6 +70,7 @@ _TELLS: dict[str, Callable[[Record], str]] = {
     "Keep": _keep,
     "Take": _take,
     "Reschedule": lambda move: _schedule(move["schedule"]),
+    "CutStages": lambda move: f"stages that train in pieces, {move['pieces']} each",
     "Resize": lambda move: _samples(move["samples"]),
     "Regroup": lambda move: str(move["way"]),
     "Distribute": lambda move: f"tokens {move['rule']}",

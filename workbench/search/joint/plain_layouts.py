@@ -84,9 +84,9 @@ def _sharded(job: Job, tp: int, cp: int, dp: int, questions: Collection[Question
     if Question.MEMORY not in questions:
         yield ()
         return
-    state = _kept(None, Sharding.OPTIMIZER, 1)
+    state = _kept(None, Sharding.OPTIMIZER, tp=tp)
     yield (state,)
-    yield (_kept(None, Sharding.NONE, 1),)
+    yield (_kept(None, Sharding.NONE, tp=tp),)
     counts = instance_counts(dp, cp) if tp == 1 else ()
     nodes = usable_ranks(job) // _node(job)
     inside = [count for count in (nodes, 1) if count in counts]
@@ -103,8 +103,9 @@ def _sharded(job: Job, tp: int, cp: int, dp: int, questions: Collection[Question
         yield state, *(_kept(module, Sharding.PARAMETERS, count) for module in modules)
 
 
-def _kept(module: str | None, sharding: Sharding, instances: int) -> Move:
-    return Keep(module, Recompute.NONE, sharding, instances, sequence_parallel=False)
+def _kept(module: str | None, sharding: Sharding, instances: int = 1, *, tp: int = 1) -> Move:
+    """Nothing computed again; tensor-parallel ranks divide the tokens between their collectives."""
+    return Keep(module, Recompute.NONE, sharding, instances, sequence_parallel=tp > 1)
 
 
 def _stages_of_nodes(job: Job, questions: Collection[Question]) -> Iterator[Moves]:
@@ -114,7 +115,7 @@ def _stages_of_nodes(job: Job, questions: Collection[Question]) -> Iterator[Move
     modules = job.model.modules
     if node < 2 or nodes < 2 or len(modules) > 2 or Question.ORDER not in questions:
         return
-    kept = (_kept(None, Sharding.OPTIMIZER, 1),) if Question.MEMORY in questions else ()
+    kept = (_kept(None, Sharding.OPTIMIZER),) if Question.MEMORY in questions else ()
     for counts in _shares(len(modules), nodes):
         degrees = tuple(
             Degrees(module=module.name, pp=pp, dp=node) for module, pp in zip(modules, counts, strict=True)
