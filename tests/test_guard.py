@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from inspect import signature
 
 import pytest
 
@@ -33,6 +34,12 @@ def test_file_covers_every_pair_and_every_strategy_has_a_plan():
         assert any(name.split()[2] == schedule for name in planned), schedule
     assert all(stored[name]["run"].keys() >= {"loss", "weights"} for name in planned)
     assert all(len(set(stored[name]["plan"]["iteration_s"])) == 1 for name in planned)
+
+
+def test_result_files_are_made_again_by_a_script_without_arguments_or_say_why_not():
+    for name in entries.result_hashes().keys() - entries.NOT_MADE_AGAIN.keys() - entries.KEPT_BY_HASH.keys():
+        script = json.loads((project.RESULT_FILES / name).read_text())["script"]
+        assert not signature(project.script_run(script)).parameters, name
 
 
 def test_jobs_differ_as_they_say():
