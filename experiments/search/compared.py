@@ -8,18 +8,20 @@ from typing import Any
 from experiments.search.best_single import OwnBest, best_of, own_searches
 from experiments.search.causes import causes_of
 from experiments.search.jobs import SuiteJob, opened
-from experiments.search.judging import StepJudge, judge_of
+from experiments.search.judging import judge_of
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.plan.codec import plan_hash
 from workbench.planner.strategy_spec import Planner
-from workbench.search.joint.bounds import lower_bound_s, no_bound
+from workbench.search.joint.bounds import lower_bound_s
 from workbench.search.joint.drive import joint_search
 from workbench.search.joint.evaluate import Judge
 from workbench.search.joint.found import Found
+from workbench.search.joint.objective_bounds import bound_for
 from workbench.search.joint.own_spaces import OWN_SPACES
 from workbench.search.joint.terms import Scope, Stop
 from workbench.search.objectives.objective import Objective
+from workbench.search.objectives.plan_judge import PlanJudge
 from workbench.strategies.registry import PLANNERS, PRICED
 
 UNITS = {
@@ -89,7 +91,7 @@ def joint_alone(
 
 def _joint(job: Job, cost: CostModel, judge: Judge, budget_s: float, seed: int) -> Found:
     stop = Stop(seconds=budget_s, clock=time.process_time)
-    lower = lower_bound_s if isinstance(judge, StepJudge) else no_bound
+    lower = bound_for(judge) if isinstance(judge, PlanJudge) else lower_bound_s
     return joint_search(job, cost, judge, stop=stop, scope=Scope(seed=seed, lower=lower))
 
 

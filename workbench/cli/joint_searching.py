@@ -18,12 +18,12 @@ from workbench.plan.plan import Plan
 from workbench.report.joint_tables import ablation_record, ablation_table, joint_record, joint_table
 from workbench.report.progress import ticking
 from workbench.search.joint.ablation import Gain, ablated
-from workbench.search.joint.bounds import no_bound
 from workbench.search.joint.crew import Crew, RayWorkers
 from workbench.search.joint.drive import joint_search, searched_starts
 from workbench.search.joint.evaluate import Judge
 from workbench.search.joint.found import Found, State
 from workbench.search.joint.log import log_lines, replayed
+from workbench.search.joint.objective_bounds import bound_for
 from workbench.search.joint.question import Question
 from workbench.search.joint.terms import Scope, Stop
 from workbench.search.kept_results import Kept, KeptResults, result_key
@@ -115,7 +115,7 @@ def search_jointly(
     judge: Judge = objective or IterationJudge(cost)
     if objective is not None:
         told.check_unbounded(objective.asked)
-        scope = replace(scope, lower=no_bound)
+        scope = replace(scope, lower=bound_for(objective))
     if told.log is not None:
         check_writable(told.log)
     if told.replay is not None:

@@ -43,7 +43,7 @@ def joint_record(
         "best_single": best.name,
         f"best_single_{unit}": best.value,
         "gain": (best.value or 0.0) / found.value,
-        "lower_bound_s": found.lower_bound,
+        f"lower_bound_{unit}": found.lower_bound,
         "gap": found.gap,
         "candidates": found.candidates,
         "seconds": found.seconds,
@@ -88,8 +88,9 @@ def joint_table(record: Record) -> tuple[str, Table, str]:
             table.add_row(str(entry["candidate"]), question, words, "")
         question, words = lines[-1]
         table.add_row(str(entry["candidate"]), question, words, shown(entry["value"]))
-    least = f"no plan is faster than {milliseconds(record['lower_bound_s'])}, gap {record['gap']:.1%}"
-    bound = least if record["lower_bound_s"] else "no lower bound is known"
+    than = "no plan is faster than" if is_time else "no plan has less than"
+    least = f"{than} {shown(record[f'lower_bound_{unit}'])}, gap {record['gap']:.1%}"
+    bound = least if record[f"lower_bound_{unit}"] else "no lower bound is known"
     last_line = (
         f"{bound}; {record['candidates']} candidates in {record['seconds']:.1f} s, "
         f"{record['candidates_per_s']:.3g} a second"

@@ -110,14 +110,17 @@ class Goodput:
         one another, they may be shorter than the plan's own.
         """
         rates = self._rates(plan, list(self._of_nodes(plan, times, None)))
-        most = statistics.fmean(self._trained(rates, trace) for trace in self.traces)
+        most = self.mean_of(rates)
         return 1 / most if most else math.inf
 
-    def _trained(self, rates: Sequence[float], trace: Availability) -> float:
-        """Samples a second at those rates by number of nodes, over what is followed of a trace."""
-        starts = [(min(time_s, self.until_s), count) for time_s, count in trace.num_nodes()]
-        spans = pairwise((*starts, (self.until_s, 0)))
-        return sum(rates[count] * (end_s - begin_s) for (begin_s, count), (end_s, _) in spans) / self.until_s
+    def mean_of(self, by_nodes: Sequence[float]) -> float:
+        """Of what there is by number of nodes, [n + 1], over time and traces, as far as they are followed."""
+        return statistics.fmean(self._mean_over(trace, by_nodes) for trace in self.traces)
+
+    def _mean_over(self, trace: Availability, by_nodes: Sequence[float]) -> float:
+        starts = [(min(time_s, self.until_s), by_nodes[count]) for time_s, count in trace.num_nodes()]
+        spans = pairwise((*starts, (self.until_s, 0.0)))
+        return sum(held * (end_s - begin_s) for (begin_s, held), (end_s, _) in spans) / self.until_s
 
     def _of_nodes(self, plan: Plan, times: StepTimes, schedule: Schedule | None) -> Iterable[OnNodes]:
         """Steps that some way to recover may go on with."""
