@@ -5,9 +5,9 @@ Setup:   a SigLIP in front of a Llama, all trained, 24 samples of unequal sizes.
          measured whole: layouts, cuts, schedules, replicas and grouping are what is searched.
 Ours:    layers are measured; strategies and joint search plan with that profile; predictions of all parts
          are written with the plans' hashes, and only then does any plan run, all in turn, round after round.
-         Gains are ratios of medians over rounds with percentile intervals of the bootstrap. Emulated plans take
-         turns in blocks of steps, since each start costs as much as several. What was measured, searched and
-         run lies in the folder: `--resume` goes on behind it.
+         Gains are ratios of medians over rounds with percentile intervals of the bootstrap. Emulated plans
+         take turns in blocks of steps, since each start costs as much as several. What was measured,
+         searched and run lies in the folder: `--resume` goes on behind it.
 Run:     python -m experiments.search.executed [--json] [--rounds N] [--candidates N] [--part PART] [--resume]
          [--out FOLDER]
 """

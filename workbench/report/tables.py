@@ -93,8 +93,9 @@ def drift_text(found: Drifted | None) -> str:
     """Drift, and the error with and without it."""
     if found is None or found.drift is None or found.error_corrected is None:
         return "drift of the machine: not read"
+    speed = "slower" if found.drift > 0 else "faster"
     return (
-        f"the machine ran {found.drift:+.1%} slower than when it was calibrated: error {found.error:+.1%}, "
+        f"the machine ran {abs(found.drift):.1%} {speed} than when it was calibrated: error {found.error:+.1%}, "
         f"corrected {found.error_corrected:+.1%}"
     )
 
