@@ -112,6 +112,7 @@ class DemoResult:
 
     Args:
         drift: mean over the plans.
+        error, error_corrected: medians of signed errors, of which some may make up for others.
         spread: the median of the plans' own spreads.
         recalibrated: how often the machine was calibrated again because it had drifted.
         noise: why the first calibration is not to be trusted; empty: no reason was seen.
@@ -122,6 +123,7 @@ class DemoResult:
     drift: float | None
     error: float
     error_corrected: float | None
+    median_abs_error_corrected: float | None
     worst_abs_error_corrected: float | None
     spread: float
     recalibrated: int
@@ -274,6 +276,7 @@ def summarise(
         drift=statistics.fmean(drifts) if drifts else None,
         error=statistics.median(row.error for row in rows),
         error_corrected=statistics.median(corrected) if corrected else None,
+        median_abs_error_corrected=statistics.median(map(abs, corrected)) if corrected else None,
         worst_abs_error_corrected=max(map(abs, corrected), default=None),
         recalibrated=recalibrated,
         noise=profile.noise,

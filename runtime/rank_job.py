@@ -224,9 +224,15 @@ class _Readings:
         return replace(notes, yardstick_s=(*before_s, *self._last_s))
 
     def _read(self, when: str) -> tuple[float, ...]:
-        """Once all ranks have come: who still computes must not share a core with who reads."""
+        """Once all ranks have come, until all have read: who works must not share a core with who reads.
+
+        Where ranks share cores some do not read; what they do between steps (Python's collector above all)
+        would be taken for the machine's drift.
+        """
         self._mesh.align(when)
-        return () if self._yardstick is None else (self._yardstick.read(self._budget_s),)
+        found = () if self._yardstick is None else (self._yardstick.read(self._budget_s),)
+        self._mesh.align(f"{when}, behind the yardstick")
+        return found
 
 
 class _Rank:

@@ -44,12 +44,10 @@ class Shows(Enum):
     NOTHING = "kernels alone"
 
 
-def write_recordings(
-    steps: Sequence[Trace], folder: Path, shows: Shows = Shows.ACTIONS, *, packed: bool = True
-) -> None:
+def write_recordings(steps: Sequence[Trace], folder: Path, *, packed: bool = True) -> None:
     """One file per rank; every step begins 10 ms after the one before has ended."""
     for rank in sorted({span.rank for span in steps[0].spans}):
-        text = json.dumps(document(steps, rank, shows))
+        text = json.dumps(document(steps, rank))
         if packed:
             (folder / f"host.{rank}.pt.trace.json.gz").write_bytes(gzip.compress(text.encode()))
         else:

@@ -73,7 +73,12 @@ def test_every_strategy_has_a_name_and_is_deterministic(job: Path, strategy: str
     [
         pytest.param("samples: 4", "sampels: 4", "'batch.sampels'|did you mean 'samples'", id="unknown-key"),
         pytest.param("profile: H100\n", "", "missing key 'profile'", id="missing-key"),
-        pytest.param("profile: H100", "profile: H1000", "no profile 'H1000'|A40|H100", id="unknown-profile"),
+        pytest.param(
+            "profile: H100",
+            "profile: H1000",
+            "no profile 'H1000'|such as H100|nearest: H100",
+            id="unknown-profile",
+        ),
         pytest.param("llm: {pp: 2}", "llm: {pp: 9}", "llm|9|4", id="more-stages-than-layers"),
         pytest.param("ranks: 4", "ranks: 3", "needs 4 ranks|may use 3", id="ranks-not-there"),
         pytest.param("memory_gib: 1", "memory_gib: 0.001", "rank|GiB", id="does-not-fit"),

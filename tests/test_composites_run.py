@@ -18,7 +18,6 @@ from workbench.model.composites.registry import take_apart
 torch.set_num_threads(1)
 F64 = torch.float64
 TRANSPOSED = ("mm_input_projection_weight",)  # [in, out], where torch's products have [out, in]
-GEMMA_OFFSET = 1.0
 
 
 def give_weights(theirs: nn.Module, ours: StageModule, part: Any) -> None:

@@ -26,13 +26,6 @@ def two_stage_plan(num_microbatches=4):
     return disjoint_plan(model, batch, {"llm": [1, 1]})
 
 
-def two_encoder_plan(replicas=1):
-    batch = [sample(index, images=index % 3) for index in range(4)]
-    return disjoint_plan(
-        two_encoders(), batch, {"vision": [2, 1], "audio": [2], "llm": [2, 2]}, replicas=replicas
-    )
-
-
 def with_program(plan: Plan, rank: int, actions) -> Plan:
     """The plan with another program on one rank, the other ranks of its program keeping theirs."""
     programs = [Program(ranks=(rank,), actions=tuple(actions))]

@@ -167,6 +167,12 @@ def test_what_scaling_earned_is_what_profiles_ship():
         ("H100 500W", "H100-500W"),
         ("AMD Instinct MI300X OAM", "MI300X"),
         ("B200-192GB", "B200"),
+        ("Tesla V100-SXM2-32GB", "V100-32GB"),
+        ("NVIDIA H100 PCIe", "H100-PCIe"),
+        ("H100 NVL", "H100-NVL"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("NVIDIA A800-SXM4-80GB", "A800-80GB"),
+        ("NVIDIA H100 96GB 500W", "H100-96GB-500W"),
     ],
 )
 def test_names_of_the_field(said: str, meant: str):
@@ -177,8 +183,8 @@ def test_names_of_the_field(said: str, meant: str):
     ("said", "message"),
     [
         ("A100", "want one of A100-40GB, A100-80GB"),
-        ("H100-PCIe", "no profile 'H100-PCIe'.*nearest: H100"),
-        ("V100", "no profile 'V100'"),
+        ("V100", "want one of V100-16GB, V100-32GB"),
+        ("P100-PCIe", "no profile 'P100-PCIe'.*nearest: V?H?100-PCIe"),
         ("H100-94GB", "H100 has 80GB; nearest: H100"),
     ],
 )

@@ -1,6 +1,9 @@
 """Drift of a machine: its arithmetic, who reads the yardstick, what profiles and comparisons say of it."""
 
+import threading
+import time
 from dataclasses import replace
+from typing import cast
 
 import pytest
 import torch
@@ -8,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.launch import run_local
-from runtime.rank_job import RunSettings
+from runtime.rank_job import RunSettings, _Readings
+from runtime.step.timing import Notes
+from runtime.world.mesh import Mesh
 from runtime.world.yardstick import LEAST_TURNS, MOST_S, Yardstick, yardstick_of
 from sim.step.engine import simulate
 from tests.test_fidelity import tiny_plan
@@ -113,6 +118,63 @@ def test_every_executed_step_carries_a_reading() -> None:
     readings = [yardstick_s(trace) for trace in result.traces]
     assert len(readings) == 4
     assert all(reading is not None and reading > 0 for reading in readings)
+
+
+class OfThreads:
+    """As much of a mesh as readings need: ranks are threads of this process."""
+
+    def __init__(self, barrier: threading.Barrier) -> None:
+        self._barrier = barrier
+
+    def align(self, what: str) -> None:
+        del what
+        self._barrier.wait(10.0)
+
+
+class Slow(Yardstick):
+    """Notes when it is read."""
+
+    def __init__(self, events: list[str]) -> None:
+        super().__init__(torch.device("cpu"))
+        self._events = events
+
+    def read(self, budget_s: float) -> float:
+        self._events.append("reads")
+        time.sleep(0.05)
+        self._events.append("has read")
+        return 1e-3
+
+
+def test_ranks_that_do_not_read_do_nothing_until_all_have_read() -> None:
+    """Else what they do between steps, on a core that they share, is taken for drift."""
+    events: list[str] = []
+    barrier = threading.Barrier(2)
+
+    def work(step: int) -> Notes:
+        events.append("works")
+        return Notes(
+            rank=0,
+            start_s=0.0,
+            spans=(),
+            memory=(),
+            sent_s={},
+            delivered_s={},
+            arrived_s={},
+            loss_sum=float(step),
+        )
+
+    def run(yardstick: Yardstick | None) -> None:
+        readings = _Readings(cast(Mesh, OfThreads(barrier)), yardstick)
+        for step in range(2):
+            readings.beside(work, step)
+
+    ranks = [threading.Thread(target=run, args=(one,)) for one in (Slow(events), None)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(20.0)
+    once = ["reads", "has read"]
+    assert events == [*once, "works", "works", *once, "works", "works", *once]
 
 
 # ---- profiles, traces, comparisons ----

@@ -1,6 +1,9 @@
 """The burner takes what it says, and what a drifting demo prints."""
 
+import os
+import signal
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -32,7 +35,8 @@ def result(drift: float | None, corrected: float | None) -> DemoResult:
         drift=drift,
         error=-0.2,
         error_corrected=corrected,
-        worst_abs_error_corrected=corrected,
+        median_abs_error_corrected=None if corrected is None else abs(corrected),
+        worst_abs_error_corrected=None if corrected is None else abs(corrected),
         spread=0.08,
         recalibrated=1,
         noise=(),
@@ -62,6 +66,19 @@ def test_a_burner_takes_no_more_than_its_share_and_ends() -> None:
         share = (process_seconds([burner])[burner] - before_s) / (time.monotonic() - start_s)
     assert 0 < share < 0.6  # on a busy machine it gets less
     assert not process_seconds([burner])
+
+
+def test_errors_that_make_up_for_each_other_are_errors() -> None:
+    """Half of the plans 30 % too fast and half 30 % too slow: signed, their median is 0."""
+    mixed = replace(result(0.25, 0.0), median_abs_error_corrected=0.3)
+    assert list(goals(mixed).values()) == [True, False]
+
+
+def test_a_burner_that_ended_too_early_is_told() -> None:
+    told = pytest.raises(ChildProcessError, match="burner: want it to work until it is stopped")
+    with told, burner_of(0.5)() as burner:
+        os.kill(burner, signal.SIGKILL)
+        os.waitid(os.P_PID, burner, os.WEXITED | os.WNOWAIT)
 
 
 def test_a_share_of_more_than_a_core_is_refused() -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from inspect import signature
 
 import pytest
 
@@ -35,6 +36,12 @@ def test_file_covers_every_pair_and_every_strategy_has_a_plan():
     assert all(len(set(stored[name]["plan"]["iteration_s"])) == 1 for name in planned)
 
 
+def test_result_files_are_made_again_by_a_script_without_arguments_or_say_why_not():
+    for name in entries.result_hashes().keys() - entries.NOT_MADE_AGAIN.keys() - entries.KEPT_BY_HASH.keys():
+        script = json.loads((project.RESULT_FILES / name).read_text())["script"]
+        assert not signature(project.script_run(script)).parameters, name
+
+
 def test_jobs_differ_as_they_say():
     jobs = entries.jobs()
     assert len(jobs) >= 3
@@ -63,14 +70,33 @@ def test_equal_entries_hold():
 def test_changes_are_named():
     plan = {"hash": "12", "engine": "56"}
     assert changed("a plan", ENTRY | {"plan": plan}) == {"a plan": "plan.engine 34 -> 56"}
-    assert changed("a plan", {"refused": "no"}) == {"a plan": "a plan -> no"}
-    assert changed("a refusal", {"refused": "no"}) == {"a refusal": "too few ranks -> no"}
-    assert changed("a refusal", ENTRY) == {"a refusal": "too few ranks -> a plan"}
+    assert changed("a plan", {"refused": "no"}) == {"a plan": "refused a plan -> no"}
+    assert changed("a refusal", {"refused": "no"}) == {"a refusal": "refused too few ranks -> no"}
+    assert changed("a refusal", ENTRY) == {"a refusal": "refused too few ranks -> a plan"}
     off = ENTRY | {"run": RUN | {"weights": "cc"}}
     assert changed("a plan", off) == {"a plan": "run.weights bb -> cc"}
     assert changed("a plan", ENTRY | {"run": {"refused": "no"}})["a plan"].endswith(
         "run.refused nothing -> no"
     )
+
+
+def test_changes_are_counted_by_what_changed():
+    entries = {
+        "plan": ENTRY | {"plan": {"hash": "21", "engine": "0"}},
+        "times": ENTRY | {"plan": ENTRY["plan"] | {"engine": "0"}},
+        "both": {"plan": ENTRY["plan"] | {"engine": "0"}, "run": RUN | {"loss": 5.0}},
+        "refused": {"refused": "no"},
+        "file": {"in_file": 2},
+    }
+    before = Stored(HERE, dict.fromkeys(entries, ENTRY) | {"file": {"in_file": 3}})
+    found = compare(before, Stored(HERE, entries), set(entries))
+    assert {kind: count for kind, count in found.kinds.items() if count} == {
+        "refused before or now": 1,
+        "another plan": 1,
+        "other times of the same plan": 2,
+        "other loss, gradients or weights of the same plan": 1,
+        "result files": 1,
+    }
 
 
 def test_a_plan_that_is_not_executed_this_time_has_not_changed():

@@ -14,6 +14,7 @@ from workbench.data.sample import Sample, Segment
 from workbench.job.job import Job, ModuleLayout, load_job
 from workbench.job.parts import zoo_names
 from workbench.model.layer import LayerKind
+from workbench.model.mmdit import MMDITS
 from workbench.model.model_graph import Module, connect
 from workbench.model.zoo import from_shape
 from workbench.plan.plan import ModuleSettings, Precision, Recompute, Settings
@@ -110,7 +111,8 @@ def test_a_text_only_job(tmp_path):
 
 @pytest.mark.parametrize("name", zoo_names())
 def test_every_name_of_the_zoo_is_a_module(tmp_path, name):
-    is_encoder = name not in ("sd-2.1-unet",) and not name.startswith(
+    generates = name == "sd-2.1-unet" or name in MMDITS
+    is_encoder = not generates and not name.startswith(
         ("llama", "mistral", "phi-4", "qwen2.5-", "gemma", "gpt", "bert", "cornstarch-llama")
     )
     is_encoder |= name in ("qwen2.5-vl-vision", "phi-4-mm-audio (conformer)")
@@ -120,7 +122,7 @@ def test_every_name_of_the_zoo_is_a_module(tmp_path, name):
         modules = data["model"]["modules"]
         if is_encoder:
             modules["vision"] = {"zoo": name}
-        elif name == "sd-2.1-unet":
+        elif generates:
             modules["drawing"] = modules.pop("vision") | {"zoo": name}
             del modules["drawing"]["config"]
         else:
@@ -128,7 +130,6 @@ def test_every_name_of_the_zoo_is_a_module(tmp_path, name):
             modules["llm"] = {"zoo": name}
 
     job = load_job(write(tmp_path, lambda data: (use(data), data.pop("layouts"))))
-    generates = name == "sd-2.1-unet"
     assert job.model.modules[0 if generates else -1].modality == "text"
     assert len(job.model.modules) == 1 + is_encoder + generates
 

@@ -19,7 +19,7 @@ from workbench.search.joint.choice import TokenRule, build
 from workbench.search.joint.drive import joint_search
 from workbench.search.joint.found import Found
 from workbench.search.joint.grouping_moves import Exchange, Grouping, MoveSample, Regroup, Reorder, Resize
-from workbench.search.joint.layout_moves import Arrange, Reschedule, RunEncodersAhead, ShiftLayer
+from workbench.search.joint.layout_moves import Arrange, CutStages, Reschedule, RunEncodersAhead, ShiftLayer
 from workbench.search.joint.log import log_lines, replayed
 from workbench.search.joint.question import Question
 from workbench.search.joint.replan import Replan, replan_of
@@ -160,6 +160,7 @@ EVERY_MOVE = (
     Reschedule(replace(usual(ScheduleKind.THREE_PHASE), window=2)),
     Reschedule(replace(usual(ScheduleKind.ZB_H1), memory_limit=3)),
     ShiftLayer("llm", 1, -1),
+    CutStages(4),
     RunEncodersAhead(2),
     Exchange(1, 5),
     MoveSample(3, 0, 2, deferred=True),

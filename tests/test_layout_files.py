@@ -8,6 +8,7 @@ import yaml
 
 from tests.command_line import accept, workbench
 from workbench.job.job import load_job
+from workbench.job.notations.cornstarch import EncoderPlacing
 from workbench.job.notations.layout_file import content_of
 from workbench.plan.codec import read_plan
 from workbench.strategies.placings import PLACINGS, with_layout_file
@@ -98,8 +99,14 @@ def test_a_search_takes_the_file_too(tmp_path):
 
 def test_every_strategy_stands_in_a_placing():
     known = {strategy for strategies in PLACINGS.values() for strategy in strategies}
-    shared = {"dip", "megatron-colocated", "megatron-homogeneous", "fsdp"}
+    shared = {"dip", "megatron-colocated", "megatron-homogeneous", "fsdp", "hsdp"}
     assert set(BY_NAME) - known == shared  # their encoders are nowhere a specification says
+
+
+def test_every_placing_means_one_strategy_that_puts_encoders_there():
+    meant = [spec for spec in BY_NAME.values() if spec.stands_for_placing]
+    assert sorted(spec.placing for spec in meant) == sorted(EncoderPlacing)
+    assert {placing: PLACINGS[placing][0] for placing in PLACINGS} == {s.placing: s.name for s in meant}
 
 
 def test_an_error_names_the_file_once(tmp_path):

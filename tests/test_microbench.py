@@ -79,6 +79,22 @@ def test_every_layer_and_size_is_measured_once(plan: Plan, measured: Measurement
     assert all(row.split_input_s and row.split_weight_s and row.input_grad_s > 0 for row in blocks)
 
 
+def test_visits_of_a_window_lie_apart_and_an_interrupted_one_goes_on(plan: Plan, pool: Pool) -> None:
+    once, twice = (layer_tasks([plan], pool, replace(QUICK, visits=visits)) for visits in (1, 2))
+    names = [task.what for task in once]
+    assert [task.what for task in twice] == names * 2
+    first, again = twice[0], twice[len(names)]
+    rows = tuple(first.measure())
+    assert (first.is_done(rows), again.is_done(rows)) == (True, False)
+    rows += tuple(again.measure())
+    assert again.is_done(rows)
+    both = [row for row in rows if isinstance(row, LayerRow)]
+    (table,) = [table for table in layer_tables(both) if table.signature == both[0].signature]
+    seconds = [row.forward_s for row in both if row.signature == both[0].signature]
+    assert len(seconds) == 2
+    assert [point.forward_s for point in table.points] == [pytest.approx(sum(seconds) / 2)]
+
+
 def test_long_runs_of_equal_layers_are_cut_short() -> None:
     names = ["embed", *["block"] * 6, "head", *["block"] * 2, "last"]
     assert runs_of(names) == [(0, 4), (7, 8), (10, 11)]

@@ -11,7 +11,7 @@ from experiments.harness.drawing import save
 from experiments.harness.outcome import Verdict
 from experiments.harness.printed import is_true, printed_rows
 from experiments.harness.record import RESULTS, results_in
-from experiments.oobleck import donors, figure2_11, runs, spot, systems, table2_1, table2_2
+from experiments.oobleck import donors, figure2_2, figure2_11, runs, spot, systems, table2_1, table2_2
 from experiments.oobleck.breakdown_plot import COLOURS, FIGURES, bars_by_model, drawings
 from experiments.oobleck.by_nodes import PLANNED, simulated_rate
 from experiments.oobleck.modelled import bamboo_stages, bamboo_useful_share, layer_s, oobleck_rates, stored
@@ -65,6 +65,12 @@ def test_no_lost_node_copies_more_than_the_best_donor_makes_necessary():
 @pytest.mark.parametrize("system", ["bamboo", "varuna", "oobleck"])
 def test_fractions_of_time_sum_up_to_one(system):
     assert sum(runs.breakdown(runs.controlled(system, "BERT-Large", "10m")).values()) == pytest.approx(1)
+
+
+def test_as_many_nodes_may_fail_at_once_as_figure_2_2_says():
+    found = figure2_2.run()
+    assert [(row.ours, row.verdict) for row in found.rows] == [(2, Verdict.OK), (8, Verdict.OK)]
+    assert all(claim.holds for claim in found.claims)
 
 
 def test_memory_predicts_which_cells_run():

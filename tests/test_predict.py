@@ -267,7 +267,7 @@ def test_the_command_adds_what_it_predicts(tmp_path):
         ({"layers": "nan"}, "layers: want a whole number from 1"),
         ({"layers": "2.5"}, "got 2.5; nearest: 2"),
         ({"layers": ""}, "layers: required"),
-        ({"gpu": "A10"}, "nearest: A40"),
+        ({"gpu": "A30"}, "nearest: A40"),
         ({"intra_gbytes_per_s": "-1"}, "intra_gbytes_per_s: want a number from"),
         (
             {"global_batch": "7", "dp": "2"},

@@ -28,7 +28,7 @@ from workbench.plan.plan import (
 from workbench.plan.work import attention_area, work_of
 from workbench.schedule.action import STEP, parse_action
 from workbench.timing.pass_times import pass_times
-from workbench.timing.price import price, stage_link, step_bytes
+from workbench.timing.price import price, step_bytes
 
 LAYER_FLOP = 2 * WIDTH * WIDTH  # per token
 VISION, AUDIO, LLM = 8, 6, 5 + 4 + 3 + 2  # tokens of one sample
@@ -134,8 +134,8 @@ def test_reduction_is_a_ring_over_the_slowest_link_of_the_group():
     assert prices(replace(plan, cluster=two_nodes))["1REDUCE_GRAD"] == pytest.approx(
         nccl.all_reduce_s(num_bytes, nccl.Group(2, alone, LINK.bytes_per_s))
     )
-    assert stage_link(two_nodes, (3, 4)) == LINK
-    assert stage_link(two_nodes, (4, 5)) == slow
+    assert two_nodes.joining((3, 4)) == LINK
+    assert two_nodes.joining((4, 5)) == slow
 
 
 def test_step_is_optimizer_traffic_of_the_fullest_rank():

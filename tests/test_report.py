@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from docs.generate.timeline_svg import LEFT, RIGHT, WIDTH, timeline_svg
 from tests.report_page import PLAN, simulated, slower
+from workbench.drift import YARDSTICK
 from workbench.explain.critical_path import Cause
 from workbench.plan.codec import plan_hash, write_plan
 from workbench.report import charts
@@ -28,7 +29,7 @@ from workbench.report.sortable import Cell, number, sortable_table
 from workbench.report.timeline import nice_step, timeline_rows
 from workbench.schedule.action import Pass
 from workbench.trace import Lane
-from workbench.trace_json import write_trace
+from workbench.trace_json import read_trace, write_trace
 
 
 def rectangles(svg: str) -> dict[str, tuple[float, float]]:
@@ -143,6 +144,18 @@ def test_page_stands_alone_and_says_it_all(tmp_path: Path):
     assert "cost <of> & nothing" in text
     assert re.findall(r'<div data-timeline="(\w+)"', page) == ["simulated", "executed"]
     assert page == report_html(read_folder(tmp_path))
+
+
+@pytest.mark.parametrize(("reading_s", "is_told"), [(0.0013, True), (0.0010, False)])
+def test_a_machine_that_drifted_stands_first(tmp_path: Path, reading_s: float, *, is_told: bool):
+    fill_folder(tmp_path)
+    for path in tmp_path.glob("a.*.json"):
+        seconds = 0.001 if path.name.endswith("sim.json") else reading_s
+        trace = read_trace(path)
+        write_trace(replace(trace, details=(*trace.details, (YARDSTICK, repr(seconds)))), path)
+    page = report_html(read_folder(tmp_path))
+    first = '<p class="lead"><strong>DRIFT: the machine ran 30.0% slower than when it was calibrated'
+    assert (first in page) is is_told
 
 
 def test_page_of_a_plan_that_was_never_run(tmp_path: Path):

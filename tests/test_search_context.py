@@ -30,7 +30,6 @@ from workbench.strategies import entrain_search, megatron_heterogeneous
 from workbench.timing.price import price
 
 COST = CostModel(ideal_profile())
-LAYERS = len(cross_models.language().layers)
 
 
 def cross_job(num_ranks: int = 4) -> Job:

@@ -212,6 +212,39 @@ def test_on_every_number_of_nodes_as_many_pipelines_go_on_as_can(strategy: str) 
     assert min(there) < num_nodes(plan)
 
 
+def losing(link_gb_per_s: float, mtbf: str, repair: str):
+    """The job over links of that rate between its nodes, and its judge."""
+    cluster = job().cluster
+    inter = replace(cluster.inter, bytes_per_s=link_gb_per_s * 1e9)
+    on = replace(job(), cluster=replace(cluster, inter=inter))
+    return on, judge(on=on, mtbf=mtbf, repair=repair, restart="1m")
+
+
+@pytest.mark.parametrize("link_gb_per_s", [10.0, 1e-4])
+@pytest.mark.parametrize(("mtbf", "repair"), [("1h", "10m"), ("2h", "5h"), ("10m", "1m")])
+@pytest.mark.parametrize("strategy", ["cornstarch", "fsdp", "megatron-homogeneous"])
+def test_no_plan_is_passed_over_whose_value_is_below_the_limit(strategy, mtbf, repair, link_gb_per_s):
+    """Held against its value in full, also where fewer nodes are faster than all of them."""
+    on, held = losing(link_gb_per_s, mtbf, repair)
+    plan = PLANNERS[strategy](on, cost(), lambda *_: None)
+    value, times = held.value(plan), held.times(plan, None)
+    least = held.measure.least(plan, times)
+    assert 0 < least <= value
+    limits = [share * edge for edge in (least, value, times.step_s / len(plan.batch)) for share in (0.9, 1.1)]
+    for limit in limits:
+        assert not held.is_above(plan, limit) or value >= limit
+    assert held.is_above(plan, 0.9 * min(least, times.step_s / len(plan.batch)))
+
+
+def test_a_plan_that_is_faster_on_fewer_nodes_is_looked_at() -> None:
+    """Its step alone says more than its value is."""
+    on, held = losing(1e-4, "2h", "10m")
+    plan = PLANNERS["cornstarch"](on, cost(), lambda *_: None)
+    value, step_s = held.value(plan), held.times(plan, None).step_s
+    assert value < step_s / len(plan.batch)
+    assert not held.is_above(plan, 1.01 * value)
+
+
 def test_the_interval_is_about_the_best_of_all() -> None:
     """One pipeline has nothing but checkpoints; intervals by brute force."""
     plan = made("cornstarch", 1)

@@ -233,9 +233,6 @@ def test_trace_file_and_its_counts():
     assert rescaled(found, 15, 30, "r").num_nodes() == ((0.0, 30), (60.0, 15), (90.0, 30), (120.0, 15))
 
 
-LEAVE = NodeEvent(time_s=1.0, change=Change.LEAVE, node="a")
-
-
 @pytest.mark.parametrize(
     ("build", "message"),
     [

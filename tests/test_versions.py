@@ -23,7 +23,18 @@ from tests.guard.stored import Stored, compare
 from workbench import trace_json
 from workbench.explain.timeline import timeline
 from workbench.plan.codec import dumps, hash_of_version, is_hash_of, loads, named_hash, plan_hash
-from workbench.schedule.action import MEANING, NEWEST, SPELLINGS, STEP, Action, Number, Pass, parse_action
+from workbench.schedule.action import (
+    MEANING,
+    NEWEST,
+    SPELLINGS,
+    STEP,
+    Action,
+    Activity,
+    Number,
+    Pass,
+    TaskKind,
+    parse_action,
+)
 from workbench.timing.accept import accept
 
 FOLDER = Path(__file__).parent / "golden" / "version_1"
@@ -128,6 +139,15 @@ def test_the_map_is_this() -> None:
         action = SPELLINGS[1].read(old)
         assert action == parse_action(new)
         assert (SPELLINGS[1].write(action), str(action)) == (old, new)
+
+
+@pytest.mark.parametrize("kind", Pass)
+def test_what_a_kind_of_action_is_agrees_with_itself(kind: Pass) -> None:
+    meaning = MEANING[kind]
+    is_collective = meaning.activity is Activity.COLLECTIVE
+    assert is_collective == (meaning.operation is not None)
+    assert is_collective == (meaning.task in (TaskKind.FSDP, TaskKind.ALL_REDUCE))
+    assert meaning.weights or meaning.activity not in (Activity.COPY, Activity.RELEASE)
 
 
 @st.composite

@@ -37,6 +37,7 @@ from tests.test_hf_config import real_parameters
 from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import native_tokens
 from workbench.model.layer import Attention, LayerKind
+from workbench.model.mmdit import MMDITS
 from workbench.model.model_graph import Module
 from workbench.model.projector import Projector
 from workbench.model.shape import shapes
@@ -187,8 +188,8 @@ PUBLISHED = {"eva-clip-g-14": 1012.6e6, "eva02-clip-e-14": 4350.6e6, "sd-2.1-une
 
 
 def test_every_row_is_held_against_a_real_model():
-    assert len(shape_names()) == 43
-    assert set(shape_names()) == {*REAL, *MERGERS, *PUBLISHED}
+    assert len(shape_names()) == 47
+    assert set(shape_names()) == {*REAL, *MERGERS, *PUBLISHED, *MMDITS}  # these: test_mmdit
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -285,6 +286,7 @@ def test_modules_carry_what_a_runtime_builds_from():
         "eva02-clip-e-14",
         "siglip-so400m-14-448 (phi-4-mm)",
         "sd-2.1-unet",
+        *MMDITS,
     }
     assert sources["llama-3.1-8b"].architecture in ADAPTERS
     assert sources["siglip-so400m-14-384"].architecture in ADAPTERS

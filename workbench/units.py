@@ -21,11 +21,6 @@ def ms(duration_s: float) -> float:
     return duration_s * MS_PER_S
 
 
-def seconds(duration_ms: float) -> float:
-    """Milliseconds, as papers print them, as seconds."""
-    return duration_ms / MS_PER_S
-
-
 def gib(num_bytes: float) -> float:
     """Bytes as GiB, for printing."""
     return num_bytes / GIB

@@ -106,7 +106,8 @@ def _action_row(kind: Pass) -> tuple[str, ...]:
     number = None if meaning.number is Number.NOTHING else 0
     action = STEP if kind is Pass.STEP else Action(2, kind, number)
     then = SPELLINGS[1].write(action)
-    return code(action), meaning.about, meaning.activity, meaning.task, code(then)
+    made_of = f"{meaning.activity}, {meaning.operation}" if meaning.operation else meaning.activity
+    return code(action), meaning.about, made_of, meaning.task, code(then)
 
 
 def profile_page() -> str:

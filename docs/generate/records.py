@@ -21,9 +21,9 @@ SHORTHANDS: Mapping[type, str] = {
 }
 
 
-def sections(root: type, *, title: str | None = None) -> str:
+def sections(root: type) -> str:
     """The root's fields, then those of every record inside it, in order of appearance."""
-    return "\n\n".join(_section(cls, title if cls is root else None) for cls in records_in(root))
+    return "\n\n".join(_section(cls) for cls in records_in(root))
 
 
 def field_rows(cls: type) -> Iterator[tuple[str, str, str, str]]:
@@ -81,10 +81,9 @@ def _parts(kind: Any) -> Iterator[Any]:
         yield from _parts(part)
 
 
-def _section(cls: type, title: str | None) -> str:
-    heading = f"## {title or cls.__name__}"
+def _section(cls: type) -> str:
     rows = table(("key", "kind", "default", "meaning"), field_rows(cls))
-    return f"{heading}\n\n{summary_of(cls)}\n\n{rows}"
+    return f"## {cls.__name__}\n\n{summary_of(cls)}\n\n{rows}"
 
 
 def _default(field: Field[Any]) -> str:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from experiments.bench import small_templates
 from experiments.bench.rivals.divide_and_conquer import GaveUpError, divided_template
 from experiments.harness.command import command_line
-from experiments.harness.printed import printed_rows
+from experiments.harness.printed import PrintedRow, rows_that_print
 from workbench.elastic.chain import LayerChain
 from workbench.elastic.exact_mapping import exact_templates
 from workbench.elastic.instantiate import instantiate
@@ -30,6 +30,7 @@ from workbench.elastic.node_specification import plan_templates
 from workbench.elastic.reconfigure import survive
 from workbench.elastic.template import Template
 
+PRINTED = "planning_latency_s"  # the column of printed tables
 LIMIT_S = 600.0
 GOALS_S = {(96, 24, 8): 2.0, (256, 64, 8): 60.0}
 LAYER_S, SHARING_S, NOISE = 10e-3, 2e-4, 0.02
@@ -75,17 +76,13 @@ def transformer_chain(num_layers: int, gpus_per_node: int, seed: int = 0) -> Lay
 
 
 def grid() -> list[tuple[int, int, int, float | None]]:
-    """Layers, nodes, GPUs per node, printed seconds: the table's cells, then the larger goal."""
-    printed = [
-        (
-            int(row["n_layers"]),
-            int(row["n_nodes"]),
-            int(row["n_gpus_per_node"]),
-            float(row["planning_latency_s"]),
-        )
-        for row in printed_rows("oobleck_table2_3")
-    ]
-    return [*printed, (256, 64, 8, None)]
+    """Layers, nodes, GPUs per node, printed seconds: every printed cell, then the larger goal."""
+    return [*map(printed_cell, rows_that_print(PRINTED)), (256, 64, 8, None)]
+
+
+def printed_cell(row: PrintedRow) -> tuple[int, int, int, float]:
+    """Layers, nodes, GPUs per node and seconds of a printed row."""
+    return int(row["n_layers"]), int(row["n_nodes"]), int(row["n_gpus_per_node"]), float(row[PRINTED])
 
 
 def measure(num_layers: int, num_nodes: int, num_gpus: int, paper_s: float | None, limit_s: float) -> Cell:

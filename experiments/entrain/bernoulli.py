@@ -39,9 +39,9 @@ def printed_counts(table: str) -> dict[int, int]:
     return {size: sizes.count(size) for size in SIZES}
 
 
-def trials(dataset: str, llm: str, seed: int = 0) -> tuple[SizeTrials, ...]:
+def trials(dataset: str, llm: str) -> tuple[SizeTrials, ...]:
     """Every size of the tables, tried to the end."""
-    draw = batch_draws(dataset, llm, seed)
+    draw = batch_draws(dataset, llm, 0)
     return tuple(trials_of(draw, size, GPUS_PER_REPLICA, trials=num_trials(0.95, 0.05)) for size in SIZES)
 
 

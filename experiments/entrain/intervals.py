@@ -19,7 +19,7 @@ class Interval(NamedTuple):
         return f"{self.mean:.3f} ({self.low:.3f} .. {self.high:.3f})"
 
 
-def bootstrap(values: Sequence[float], seed: int = 0) -> Interval:
+def bootstrap(values: Sequence[float]) -> Interval:
     """Of the mean, by the percentiles of means of values drawn again with replacement.
 
     Source: Efron 1979, "Bootstrap Methods: Another Look at the Jackknife", percentile interval.
@@ -30,12 +30,12 @@ def bootstrap(values: Sequence[float], seed: int = 0) -> Interval:
     if len(values) < 2:
         raise ValueError(f"an interval wants >= 2 values, got {len(values)}")
     taken = np.asarray(values, float)
-    places = np.random.default_rng(seed).integers(len(taken), size=(RESAMPLES, len(taken)))
+    places = np.random.default_rng(0).integers(len(taken), size=(RESAMPLES, len(taken)))
     low, high = np.percentile(taken[places].mean(axis=1), (2.5, 97.5))
     return Interval(float(taken.mean()), float(low), float(high))
 
 
-def ratio_of_medians(others: Sequence[Sequence[float]], own: Sequence[float], seed: int = 0) -> Interval:
+def ratio_of_medians(others: Sequence[Sequence[float]], own: Sequence[float]) -> Interval:
     """How many times as long the others take, by medians over rounds; rounds are drawn again.
 
     A mean of ratios would be too large by about the relative variance of `own`, and one slow round
@@ -54,7 +54,7 @@ def ratio_of_medians(others: Sequence[Sequence[float]], own: Sequence[float], se
     if len(own) < 2 or any(len(each) != len(own) for each in others):
         raise ValueError(f"want the same >= 2 rounds of all, got {[len(each) for each in (*others, own)]}")
     table = np.asarray([*others, own], float)
-    places = np.random.default_rng(seed).integers(len(own), size=(RESAMPLES, len(own)))
+    places = np.random.default_rng(0).integers(len(own), size=(RESAMPLES, len(own)))
     medians = np.median(table[:, places], axis=2)
     low, high = np.percentile(medians[:-1].mean(axis=0) / medians[-1], (2.5, 97.5))
     whole = np.median(table, axis=1)

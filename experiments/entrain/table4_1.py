@@ -23,9 +23,9 @@ from workbench.balance.orchestration.allocation import Allocation, num_trials, p
 PROFILED = {"disttrain": 1, "entrain": 256}
 
 
-def derived(dataset: str, llm: str, num_samples: int, seed: int = 0) -> Counter[Allocation]:
+def derived(dataset: str, llm: str, num_samples: int) -> Counter[Allocation]:
     """How often each allocation comes of random draws of so many samples."""
-    draw = batch_draws(dataset, llm, seed)
+    draw = batch_draws(dataset, llm, 0)
     draws = range(num_trials(0.95, 0.05))
     return Counter(proportional_allocation(draw(num_samples), BLOCKS) for _ in draws)
 

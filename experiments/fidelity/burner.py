@@ -21,10 +21,16 @@ def burner_of(share: float) -> Callable[[], AbstractContextManager[int]]:
 
 @contextmanager
 def _burning(share: float) -> Iterator[int]:
-    """Gives the process's id. Nobody counts it as their own until it has ended; it ends with this one."""
+    """Gives the process's id. Nobody counts it as their own until it has ended; it ends with this one.
+
+    Raises:
+        ChildProcessError: it ended before it was told to, so that what ran beside it ran partly alone.
+    """
     burner = subprocess.Popen([sys.executable, "-m", __name__, str(share), str(os.getpid())])
     try:
         yield burner.pid
+        if (code := burner.poll()) is not None:
+            raise ChildProcessError(f"burner: want it to work until it is stopped, it ended with code {code}")
     finally:
         burner.terminate()
         burner.wait(STOP_S)

@@ -7,7 +7,6 @@ import torch
 
 from runtime.emulation.compose import compose
 from runtime.emulation.emulate import emulate
-from runtime.launch import Progress
 from runtime.rank_job import RunSettings
 from runtime.world.device import kind_of_device
 from sim.step.engine import simulate
@@ -100,8 +99,6 @@ def execute_emulated(
     *,
     steps: int = STEPS,
     profile: Profile | None = None,
-    timeout_s: float = WAIT_S,
-    progress: Progress | None = None,
 ) -> Execution:
     """Run a plan's ranks one action at a time on a device, and put their times together.
 
@@ -110,7 +107,6 @@ def execute_emulated(
         steps: timed, after a warm-up.
         profile: of the device, for collectives alone, which one device cannot show; None: the shipped
             one of the cluster's device, where the plan has any.
-        timeout_s: of any single wait.
 
     Raises:
         ValueError: what `accept` and `emulate` refuse, or a profile of another device.
@@ -119,8 +115,8 @@ def execute_emulated(
     if profile is not None:
         check_profile(profile, kind_of_device(device))
     lowered, _ = accept(plan)
-    settings = RunSettings(steps=steps, warmup=WARMUP, timeout_s=timeout_s)
-    emulation = emulate(lowered, settings, device=device, progress=progress)
+    settings = RunSettings(steps=steps, warmup=WARMUP, timeout_s=WAIT_S)
+    emulation = emulate(lowered, settings, device=device)
     return Execution(
         trace=compose(lowered, emulation, simulate, profile),
         steps=tuple(compose(lowered, emulation.of_step(index), simulate, profile) for index in range(steps)),

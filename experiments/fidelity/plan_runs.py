@@ -53,6 +53,7 @@ def calibrate(
     progress: Progress,
     *,
     budget_s: float,
+    visits: int = 1,
     device: torch.device = CPU,
 ) -> Profile:
     """One profile for all plans; as many processes work while a layer is timed as there are cores.
@@ -60,7 +61,8 @@ def calibrate(
     Args:
         every: plans; the executor's overhead is that of the first.
         pool: None: this process measures alone, on the device.
-        budget_s: of each kind of pass of each group of layers.
+        budget_s: of each kind of pass of each group of layers, at each visit.
+        visits: of each group of layers, all others between.
     """
     plans = [case.plan for case in every]
     cores = plans[0].cluster.nodes[0].num_cores or 1
@@ -68,7 +70,7 @@ def calibrate(
     measured = measure(
         plans,
         pool,
-        settings=BenchSettings(concurrency=concurrency, budget_s=budget_s, device=device),
+        settings=BenchSettings(concurrency=concurrency, budget_s=budget_s, visits=visits, device=device),
         path=folder / "measurement.json",
         progress=progress,
     )

@@ -59,7 +59,8 @@ class Extent:
     part: Part | None = None
     rounds: int = 3
     steps: int = 2
-    budget_s: float = 0.2  # of each kind of pass of each group of layers
+    budget_s: float = 0.2  # of each kind of pass of each group of layers, at each visit
+    visits: int = 2  # of a group of layers
 
 
 def run(out: Path, extent: Extent, *, is_quiet: bool, alone: torch.device | None = None) -> dict[str, Any]:
@@ -79,7 +80,15 @@ def run(out: Path, extent: Extent, *, is_quiet: bool, alone: torch.device | None
         unpriced = _chosen(cases(UNMEASURED, lambda _: None, machine), extent)
         with ticking("calibrating", None, quiet=is_quiet) as ticker:
             out.mkdir(parents=True, exist_ok=True)
-            measured = calibrate(unpriced, pool, out, ticker.at, budget_s=extent.budget_s, device=device)
+            measured = calibrate(
+                unpriced,
+                pool,
+                out,
+                ticker.at,
+                budget_s=extent.budget_s,
+                visits=extent.visits,
+                device=device,
+            )
         link = measured.machine_link("intra").link if alone is None else ASSUMED
         chosen = _chosen(cases(link, left_out.append, machine), extent)
         rehearsed: list[Profile] = []
@@ -165,7 +174,8 @@ def _main(options: argparse.Namespace, show: Callable[[str], None]) -> int:
         raise ValueError(f"--plans: want at least one plan, got {options.plans}")
     extent = Extent(plans=options.plans, part=options.part)
     if options.quick:
-        extent = Extent(plans=options.plans or QUICK_PLANS, part=options.part, rounds=1, budget_s=0.1)
+        plans = options.plans or QUICK_PLANS
+        extent = Extent(plans=plans, part=options.part, rounds=1, budget_s=0.1, visits=1)
     device = device_of(options.device)
     alone = None if device == CPU else device
     if alone is not None:
@@ -189,7 +199,7 @@ def _emulated_alone(extent: Extent) -> Extent:
             f"--part {extent.part}: its ranks are processes of this machine's cores, and one GPU plays all "
             f"ranks itself; want --part {Part.EMULATED}"
         )
-    return replace(extent, part=Part.EMULATED)
+    return replace(extent, part=Part.EMULATED, visits=1)
 
 
 def _clear(out: Path) -> None:

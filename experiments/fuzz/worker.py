@@ -54,7 +54,6 @@ class _Worker:
     pipe: mpc.Connection
     now: Any  # [number of the input, monotonic seconds of its start, bytes before the first, core seconds]
     chunk: Chunk | None = None
-    base_bytes: int = 0
 
 
 def rng_of(seed: int, target: str, number: int) -> Random:

@@ -6,7 +6,11 @@ from pathlib import Path
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 
-CLAIMS = {"cs_": "cornstarch_claims", "dt_": "disttrain_claims"}  # how ids begin -> table
+CLAIMS = {
+    "cs_": "cornstarch_claims",
+    "dt_": "disttrain_claims",
+    "ob_": "oobleck_claims",
+}  # how ids begin -> table
 
 PrintedRow = Mapping[str, str]
 
@@ -27,6 +31,15 @@ def printed_rows(name: str) -> tuple[PrintedRow, ...]:
         if None in row or None in row.values():
             raise ValueError(f"{path.name} line {number}: cells and header differ in number")
     return rows
+
+
+def rows_that_print(quantity: str) -> tuple[PrintedRow, ...]:
+    """Rows of all tables with a column of that name; ValueError where none has it."""
+    tables = [printed_rows(path.stem) for path in sorted(REFERENCE.glob("*.csv"))]
+    found = tuple(row for rows in tables for row in rows if quantity in row)
+    if not found:
+        raise ValueError(f"no printed table has a column {quantity!r}")
+    return found
 
 
 def claim_value(claim_id: str) -> float:

@@ -81,14 +81,12 @@ def write(outcome: Outcome) -> Path:
     return path
 
 
-def stored_records(folder: Path | None = None) -> list[dict[str, Any]]:
+def stored_records() -> list[dict[str, Any]]:
     """Results of scripts that hold a paper's numbers or claims against ours, judged by today's rules.
 
-    By the names of their files; other files of the folder, by default the repository's, are passed over.
+    By the names of their files; other files of the folder are passed over.
     """
-    found = [
-        json.loads(path.read_text(encoding="utf-8")) for path in sorted((folder or RESULTS).glob("*.json"))
-    ]
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
     wanted = {"script", "verdict", "rows", "claims"}
     return [judged_again(each) for each in found if isinstance(each, dict) and wanted <= each.keys()]
 

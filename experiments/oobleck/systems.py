@@ -86,11 +86,11 @@ def bamboo(model: str, rates: Table | None = None) -> System:
     )
 
 
-def with_spares(model: str, num_used: int, rates: Table | None = None) -> System:
+def with_spares(model: str, num_used: int) -> System:
     """Plain restart from a checkpoint on a fixed number of nodes; the others are spares, or none is left."""
-    table = rates or published_rates("varuna", model)
+    table = published_rates("varuna", model)
     return replace(
-        varuna(model, rates),
+        varuna(model),
         name=f"restart_{num_used}",
         samples_per_s=[table[num_used] if n >= num_used else 0.0 for n in range(MOST_NODES + 1)],
         idle_nodes=[max(0, n - num_used) for n in range(MOST_NODES + 1)],

@@ -9,8 +9,9 @@ Ours:    both searches on one CPU core, compiled beforehand.
 Run:     python -m experiments.oobleck.table2_3
 """
 
-from experiments.bench.planner import grid, measure, warm_up
+from experiments.bench.planner import measure, printed_cell, warm_up
 from experiments.harness.outcome import Evidence
+from experiments.harness.printed import printed_rows
 from experiments.harness.script import Parts, main, script
 
 MOST_LAYERS_DIVIDED, LIMIT_S = 32, 30.0
@@ -22,8 +23,7 @@ def planning_evidence() -> Evidence:
     warm_up()
     cells = [
         measure(layers, nodes, gpus, printed_s, LIMIT_S if layers <= MOST_LAYERS_DIVIDED else 0.0)
-        for layers, nodes, gpus, printed_s in grid()
-        if printed_s is not None
+        for layers, nodes, gpus, printed_s in map(printed_cell, printed_rows("oobleck_table2_3"))
     ]
     for cell in cells:
         key = f"itself/{cell.num_layers}x{cell.num_nodes}x{cell.num_gpus}/objective_s"

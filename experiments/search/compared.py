@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from experiments.search.best_single import OwnBest, best_of, own_searches
+from experiments.search.causes import causes_of
 from experiments.search.jobs import SuiteJob, opened
 from experiments.search.judging import StepJudge, judge_of
 from workbench.cost.model import CostModel
@@ -27,6 +28,7 @@ UNITS = {
     Objective.GOODPUT: "s a sample that counts",
 }
 ROUNDING = 1 + 1e-9
+CAUSES_TOLD = 4
 
 
 def prepared(suite_job: SuiteJob) -> tuple[Job, CostModel, Judge]:
@@ -69,6 +71,8 @@ def compared(
         "differs": suite_job.differs,
         "gpus": job.cluster.num_ranks if job.max_ranks is None else job.max_ranks,
         "best_single_plan": plan_hash(best.plan),
+        "best_single_causes": causes_of(best.plan, cost),
+        "joint_causes": causes_of(found.plan, cost),
         "strategies": {name: _own_record(each) for name, each in own.items()},
     }
 
@@ -122,6 +126,21 @@ def lines(jobs: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:
             f"{row['best_single']:24} {row['gap']:7.1%} {row['candidates']:11}"
         )
     return found
+
+
+def causes_lines(jobs: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:
+    """What the mean rank's step goes into under the best single strategy's plan, and the joint search's."""
+    found = ["where the mean rank's step goes, best single | joint:"]
+    for name, row in jobs.items():
+        if "joint_causes" in row:
+            sides = (_largest(row[side]) for side in ("best_single_causes", "joint_causes"))
+            found.append(f"{name:16} {' | '.join(sides)}")
+    return found if len(found) > 1 else []
+
+
+def _largest(causes: Mapping[str, float]) -> str:
+    most = sorted(causes.items(), key=lambda each: -each[1])[:CAUSES_TOLD]
+    return ", ".join(f"{cause} {share:.0%}" for cause, share in most)
 
 
 def longer_lines(

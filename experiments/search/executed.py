@@ -3,9 +3,11 @@
 Setup:   a SigLIP in front of a Llama, all trained, 24 samples of unequal sizes. Four gloo ranks on this
          machine's cores, and eight ranks with a core each by emulation. Stages of one rank, since layers are
          measured whole: layouts, cuts, schedules, replicas and grouping are what is searched.
-Ours:    layers are measured; strategies and joint search plan with that profile; predictions are written with
-         the plans' hashes; then all plans run in turn, round after round. Gains are ratios of medians over
-         rounds with percentile intervals of the bootstrap; those of emulated plans are over their steps.
+Ours:    layers are measured; strategies and joint search plan with that profile; predictions of all parts
+         are written with the plans' hashes, and only then does any plan run, all in turn, round after round.
+         Gains are ratios of medians over rounds with percentile intervals of the bootstrap. Emulated plans
+         take turns in blocks of steps, since each start costs as much as several. What was measured,
+         searched and run lies in the folder: `--resume` goes on behind it.
 Run:     python -m experiments.search.executed [--json] [--rounds N] [--candidates N] [--part PART] [--resume]
          [--out FOLDER]
 """
@@ -36,7 +38,7 @@ from experiments.fidelity.plan_runs import (
 from experiments.fidelity.work import UNMEASURED, this_machine
 from experiments.harness.command import command_line
 from experiments.harness.record import RESULTS, commit
-from experiments.search.best_single import OwnBest, best_of, own_searches
+from experiments.search.best_single import best_of, own_searches
 from experiments.search.judging import StepJudge
 from runtime.measure.microbench import header_here
 from runtime.world.pool import Pool
@@ -44,7 +46,7 @@ from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, ideal_profile
 from workbench.job.job import Job, ModuleLayout
-from workbench.plan.codec import plan_hash
+from workbench.plan.codec import plan_hash, read_plan, write_plan
 from workbench.plan.plan import Plan, Sharding
 from workbench.report.progress import ticking
 from workbench.search.joint.drive import joint_search
@@ -57,7 +59,9 @@ from workbench.whole_file import write_text
 
 OUT = Path("out/search_executed")
 RESULT = RESULTS / "search_executed.json"
-ROUNDS, CANDIDATES, OWN_BUDGET_S = 30, 2000, 20.0
+ROUNDS, CANDIDATES, OWN_BUDGET_S = 30, 2000, 4.0
+BLOCK = 5  # steps of an emulated plan, before the next one's
+CHOSEN = "chosen.json"
 WINNER, SINGLE = "joint", "best single"
 NUM_SAMPLES, SEED = 24, 1
 RANKS: Mapping[Part, int] = {Part.CROWDED: CROWD, Part.EMULATED: 8}
@@ -96,11 +100,42 @@ class MeasuredJudge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Searched:
-    """What is executed of a part, by name, best first; the winner leads, the best single strategy ends."""
+    """What is executed of a part.
 
-    found: Found
-    best: OwnBest
+    Args:
+        best_single: the strategy.
+        candidates: of the joint search.
+        seconds: of all searches.
+        plans: by name, best first; the winner leads, the best single strategy ends.
+    """
+
+    best_single: str
+    candidates: int
+    seconds: float
     plans: Mapping[str, Plan]
+
+
+def kept(part: Part, profile: Profile, folder: Path, candidates: int, own_budget_s: float) -> Searched:
+    """As `searched`; what lies in the folder is not searched again, so that plans and predictions stay."""
+    path = folder / CHOSEN
+    if not path.is_file():
+        found = searched(part, profile, candidates, own_budget_s)
+        for name, plan in found.plans.items():
+            write_plan(plan, folder / f"{name}.plan.json")
+        said = {
+            "best_single": found.best_single,
+            "candidates": found.candidates,
+            "seconds": found.seconds,
+            "plans": list(found.plans),
+        }
+        write_text(json.dumps(said) + "\n", path)
+    said = json.loads(path.read_text())
+    return Searched(
+        best_single=said["best_single"],
+        candidates=said["candidates"],
+        seconds=said["seconds"],
+        plans={name: read_plan(folder / f"{name}.plan.json") for name in said["plans"]},
+    )
 
 
 def searched(part: Part, profile: Profile, candidates: int, own_budget_s: float) -> Searched:
@@ -109,11 +144,14 @@ def searched(part: Part, profile: Profile, candidates: int, own_budget_s: float)
     Raises:
         ValueError: no strategy has a plan.
     """
+    started_s = time.monotonic()
     job, cost = job_on(part, profile.machine_link("intra").link), CostModel(profile)
     judge = MeasuredJudge(StepJudge(cost))
     own = {
         each.strategy: each
-        for each in own_searches(job, cost, judge, PLANNERS, budget_s=own_budget_s, seed=SEED)
+        for each in own_searches(
+            job, cost, judge, PLANNERS, budget_s=own_budget_s, seed=SEED, clock=time.process_time
+        )
     }
     best = best_of(own)
     assert best.plan is not None, "the best one has a plan"
@@ -126,7 +164,12 @@ def searched(part: Part, profile: Profile, candidates: int, own_budget_s: float)
     plans |= {f"between {number}": plan for number, plan in enumerate(between, 1)}
     if plan_hash(replace(best.plan, strategy=WINNER)) != plan_hash(replace(found.plan, strategy=WINNER)):
         plans[SINGLE] = best.plan
-    return Searched(found=found, best=best, plans=plans)
+    return Searched(
+        best_single=best.strategy,
+        candidates=found.candidates,
+        seconds=time.monotonic() - started_s,
+        plans=plans,
+    )
 
 
 def _search(job: Job, cost: CostModel, judge: MeasuredJudge, candidates: int) -> Found:
@@ -169,37 +212,15 @@ def run(
     """Calibrate, search, predict, execute; goes on where an earlier run in the same folder stopped."""
     started_s = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
-    records: dict[str, Any] = {}
     with Pool(CROWD) as pool:
         with ticking("calibrating", None, quiet=is_quiet) as ticker:
             profile = calibrate(tuple(unpriced(parts)), pool, out, ticker.at, budget_s=0.2)
-        for part in parts:
-            chosen = searched(part, profile, candidates, own_budget_s)
-            predicted = tuple(predict(case, profile) for case in cases(part, chosen.plans))
-            folder = out / part.value
-            folder.mkdir(exist_ok=True)
-            write_predictions(predicted, folder)
-            is_emulated = part is Part.EMULATED
-            runs = Runs(
-                folder,
-                rounds=1 if is_emulated else rounds,
-                steps=rounds if is_emulated else 1,
-                pool=pool,
-            )
-            with ticking(part.value, None, quiet=is_quiet) as ticker:
-                runs.execute(predicted, ticker.at)
-            if runs.left_out:
-                first = next(iter(runs.left_out.values()))
-                raise ValueError(f"plan {first.name!r} did not run: {first.reason}")
-            digest = hashlib.sha256((folder / PREDICTIONS).read_bytes()).hexdigest()
-            taken_s = {one.case.name: [t.iteration_s for t in runs.timed(one)] for one in predicted}
-            records[part.value] = {
-                "ranks": RANKS[part],
-                "best_single": chosen.best.strategy,
-                "candidates": chosen.found.candidates,
-                "predictions_sha256": digest,
-                **summary(predicted, taken_s),
-            }
+        calibrated_s = time.monotonic() - started_s
+        judged = [_predicted(part, profile, out, candidates, own_budget_s) for part in parts]
+        records = {
+            one.part.value: _executed(one, out / one.part, pool, rounds=rounds, is_quiet=is_quiet)
+            for one in judged
+        }
     return {
         "script": "search/executed",
         "command": "python -m experiments.search.executed",
@@ -208,8 +229,64 @@ def run(
         "device": header_here().device_name,
         "rounds": rounds,
         "parts": records,
+        "calibrated_seconds": calibrated_s,
         "seconds": time.monotonic() - started_s,
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """A part whose predictions are written."""
+
+    part: Part
+    chosen: Searched
+    predicted: tuple[Predicted, ...]
+    digest: str
+
+
+def _predicted(part: Part, profile: Profile, out: Path, candidates: int, own_budget_s: float) -> _Part:
+    folder = out / part
+    folder.mkdir(exist_ok=True)
+    chosen = kept(part, profile, folder, candidates, own_budget_s)
+    predicted = tuple(predict(case, profile) for case in cases(part, chosen.plans))
+    write_predictions(predicted, folder)
+    digest = hashlib.sha256((folder / PREDICTIONS).read_bytes()).hexdigest()
+    print(f"{part}: predictions {digest}, searched in {chosen.seconds:.0f} s", file=sys.stderr, flush=True)
+    return _Part(part=part, chosen=chosen, predicted=predicted, digest=digest)
+
+
+def _executed(one: _Part, folder: Path, pool: Pool, *, rounds: int, is_quiet: bool) -> dict[str, Any]:
+    """The part's record, after all rounds; ValueError where a plan does not run."""
+    started_s = time.monotonic()
+    taken_s: dict[str, list[float]] = {each.case.name: [] for each in one.predicted}
+    for runs in _turns(one.part, folder, pool, rounds):
+        with ticking(one.part.value, None, quiet=is_quiet) as ticker:
+            runs.execute(one.predicted, ticker.at)
+        if runs.left_out:
+            first = next(iter(runs.left_out.values()))
+            raise ValueError(f"plan {first.name!r} did not run: {first.reason}")
+        for each in one.predicted:
+            taken_s[each.case.name] += [trace.iteration_s for trace in runs.timed(each)]
+    return {
+        "ranks": RANKS[one.part],
+        "best_single": one.chosen.best_single,
+        "candidates": one.chosen.candidates,
+        "predictions_sha256": one.digest,
+        "searched_seconds": one.chosen.seconds,
+        "executed_seconds": time.monotonic() - started_s,
+        **summary(one.predicted, taken_s),
+    }
+
+
+def _turns(part: Part, folder: Path, pool: Pool, rounds: int) -> Iterator[Runs]:
+    """Every plan once a round; of emulated plans blocks of steps take turns."""
+    if part is not Part.EMULATED:
+        yield Runs(folder, rounds=rounds, steps=1, pool=pool)
+        return
+    for first in range(0, rounds, BLOCK):
+        turn = folder / f"from step {first}"
+        turn.mkdir(exist_ok=True)
+        yield Runs(turn, rounds=1, steps=min(BLOCK, rounds - first), pool=pool)
 
 
 def summary(predicted: Sequence[Predicted], executed_s: Mapping[str, Sequence[float]]) -> dict[str, Any]:
@@ -246,7 +323,7 @@ def lines(result: Mapping[str, Any]) -> Iterator[str]:
         shown = "the same plan"
         if part["interval_95"] is not None:
             shown = str(Interval(part["executed_gain"], *part["interval_95"]))
-        yield f"  gain: predicted {part['predicted_gain']:.3f}, executed {shown}"
+        yield f"  predicted_gain {part['predicted_gain']:.3f}, executed_gain {shown}"
 
 
 def main() -> int:
@@ -254,7 +331,9 @@ def main() -> int:
     parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--candidates", type=int, default=CANDIDATES)
-    parser.add_argument("--own-budget", type=float, default=OWN_BUDGET_S, help="seconds of every strategy's")
+    parser.add_argument(
+        "--own-budget", type=float, default=OWN_BUDGET_S, help="CPU seconds of every strategy's"
+    )
     parser.add_argument("--part", choices=[part.value for part in RANKS], action="append")
     parser.add_argument("--resume", action="store_true", help="go on with what lies in the folder")
     parser.add_argument("--out", type=Path, default=OUT)

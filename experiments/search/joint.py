@@ -214,6 +214,7 @@ def lines(record: Mapping[str, Any]) -> Sequence[str]:
     if "jobs" in record:
         found += compared.lines(record["jobs"])
         found.append(f"never worse: {record['never_worse']}, geometric mean {record['geomean_gain']:.3f}")
+        found += compared.causes_lines(record["jobs"])
     if "longer" in record:
         found += compared.longer_lines(record["longer"], record.get("jobs", {}))
     if "longer_overall" in record:

@@ -1,7 +1,8 @@
 """What a plan of the suite is worth, by the exact sweep; the best ones are replayed by the engine."""
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sim.judge import executors_of
 from sim.predict import candidate_s, predict
@@ -46,9 +47,12 @@ def judge_of(
 ) -> Judge:
     """The judge of an objective, for all who search the job.
 
+    Planning of further batches is timed in CPU seconds, which other load does not lengthen.
+
     Raises:
         ValueError: as `judge_for`.
     """
     if objective is Objective.ITERATION and not batches:
         return StepJudge(cost)
-    return judge_for(objective, said, job, cost, batches=batches, seed=seed, executors=executors_of(cost))
+    executors = replace(executors_of(cost), clock=time.process_time)
+    return judge_for(objective, said, job, cost, batches=batches, seed=seed, executors=executors)

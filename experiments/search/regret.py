@@ -1,24 +1,29 @@
 """The joint search in spaces that are listed whole: how far from the optimum it stays.
 
-Setup:   five jobs of a vision or audio encoder, or both, and a language model on four or five A40s, four
-         drawn samples of unequal sizes. Each space combines shapes of modules and cuts next to even ones,
-         three schedules, every order of samples in microbatches, and all rules by which context-parallel
-         ranks own tokens and ways in which keys travel. Every plan is built, checked and timed by the sweep.
+Setup:   five jobs of a vision or audio encoder, or both, and a language model, on one or two nodes of five
+         kinds of device, four drawn samples of unequal sizes; see `spaces`. Each space combines shapes of
+         modules and cuts next to even ones, three schedules, every order of samples in microbatches, and all
+         rules by which context-parallel ranks own tokens and ways in which keys travel. Every plan is built,
+         checked for soundness, deadlock and memory, and timed by the sweep: a bound passes over none.
 Ours:    the joint search with a judge that knows the listed plans alone, and so many candidates with a
          value, in CPU seconds of one process; it starts from four plans that are drawn, since strategies'
          plans lie outside.
 """
 
+import gc
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from experiments.search.judging import StepJudge
-from experiments.search.spaces import Listed, ListedSpace, key_of
+from experiments.search.listed_space import Listed, ListedSpace, answers_of, key_of
+from workbench.collector import collector_paused
+from workbench.job.job import Job
 from workbench.plan.plan import Plan
-from workbench.search.joint.choice import build
+from workbench.search.joint.choice import Choice, build
 from workbench.search.joint.drive import joint_search
 from workbench.search.joint.found import Found
 from workbench.search.joint.starts import Start
@@ -28,20 +33,22 @@ from workbench.trace import Trace
 CANDIDATES = 1000
 LIMIT_S = 600.0
 STARTS = 4
-TOLD = 1000  # plans between two reports
+TOLD = 1000  # choices between two reports
 
 
 @dataclass(frozen=True, slots=True)
 class ListedJudge:
     """Knows the plans of a space and no other."""
 
+    job: Job
     listed: Listed
     judge: StepJudge
 
     def value(self, plan: Plan) -> float:
         """Of a listed plan; ValueError for any other."""
+        job = self.job
         value = self.listed.values.get(key_of(plan))
-        if value is None:
+        if value is None or (plan.model, plan.cluster, plan.batch) != (job.model, job.cluster, job.batch):
             raise ValueError("a plan outside the space")
         return value
 
@@ -51,18 +58,39 @@ class ListedJudge:
 
 
 def listed(space: ListedSpace, progress: Callable[[int], None] = lambda done: None) -> Listed:
-    """Every feasible plan of a space with its value."""
+    """Every plan of a space with its value, those that are refused with none.
+
+    Plans that several choices come to are judged once.
+    """
+    values: dict[str, float | None] = {}
+    answers: dict[str, set[str]] = {}
+    choices = space.choices()
+    for number, some in enumerate(iter(lambda: tuple(islice(choices, TOLD)), ())):
+        progress(number * TOLD)
+        with collector_paused():
+            _list(space, some, values, answers)
+        gc.collect()  # what was derived of plans that are gone
+    return Listed(values, {question: len(given) for question, given in answers.items()})
+
+
+def _list(
+    space: ListedSpace,
+    choices: tuple[Choice, ...],
+    values: dict[str, float | None],
+    answers: dict[str, set[str]],
+) -> None:
     judge = StepJudge(space.cost)
-    values: dict[str, float] = {}
-    for done, plan in enumerate(space.plans()):
-        try:
-            value = judge.value(plan)
-        except ValueError:  # it does not fit, or can deadlock
+    for plan in space.plans(choices):
+        key = key_of(plan)
+        if key in values:
             continue
-        values[key_of(plan)] = value
-        if done % TOLD == 0:
-            progress(done)
-    return Listed(values)
+        try:
+            values[key] = judge.value(plan)
+        except ValueError:  # it does not fit, or can deadlock
+            values[key] = None
+            continue
+        for question, answer in answers_of(plan).items():
+            answers.setdefault(question, set()).add(answer)
 
 
 def searched(space: ListedSpace, whole: Listed, *, candidates: int, seed: int) -> Found:
@@ -70,7 +98,7 @@ def searched(space: ListedSpace, whole: Listed, *, candidates: int, seed: int) -
     return joint_search(
         space.job,
         space.cost,
-        ListedJudge(whole, StepJudge(space.cost)),
+        ListedJudge(space.job, whole, StepJudge(space.cost)),
         stop=Stop(candidates=candidates, seconds=LIMIT_S, clock=time.process_time),
         scope=Scope(seed=seed, starts=drawn_starts(space, whole, seed)),
     )
@@ -104,11 +132,13 @@ def regret_of(
     found = searched(space, whole, candidates=candidates, seed=seed)
     return {
         "space": space.name,
-        "plans": len(whole.values),
+        "plans": len(whole.feasible),
+        "refused": len(whole.values) - len(whole.feasible),
+        "answers": dict(whole.answers),
         "digest": whole.digest,
         "optimum_s": whole.optimum,
-        "worst_s": max(whole.values.values()),
-        "optimal_plans": sum(value == whole.optimum for value in whole.values.values()),
+        "worst_s": max(whole.feasible.values()),
+        "optimal_plans": sum(value == whole.optimum for value in whole.feasible.values()),
         "best_start": found.best_start.name,
         "best_start_s": found.best_start.value,
         "joint_s": found.value,

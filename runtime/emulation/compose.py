@@ -15,7 +15,7 @@ from workbench.drift import YARDSTICK
 from workbench.job.matching import profile_for
 from workbench.plan.lowered import Lowered
 from workbench.schedule.action import MEANING, Action, Activity
-from workbench.timing.price import price, stage_link
+from workbench.timing.price import price
 from workbench.timing.provenance import DEVICE, PROFILE, UNMEASURED
 from workbench.trace import Executor, Trace
 
@@ -61,12 +61,12 @@ def compose(
         }
         collectives = Collectives(profile)
         for group in lowered.groups:
-            link = stage_link(lowered.plan.cluster, group.ranks)
+            link = lowered.plan.cluster.joining(group.ranks)
             if not collectives.is_measured(Collective.ALL_REDUCE, len(group.ranks), link):
                 unmeasured[_unmeasured(Collective.ALL_REDUCE.value)] = None
 
     def exchange_s(exchange: CollectiveSpan) -> float:
-        link = stage_link(lowered.plan.cluster, exchange.ranks)
+        link = lowered.plan.cluster.joining(exchange.ranks)
         if exchange.kind not in COLLECTIVES:
             unmeasured[_unmeasured(exchange.kind)] = None
             return _neighbours_s(exchange, link)

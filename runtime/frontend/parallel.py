@@ -45,17 +45,9 @@ from workbench.model.checkpoint import SINGLE
 from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Plan, Settings
 from workbench.planner.stage_counts import silent
-from workbench.planner.strategy_spec import Planner
-from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
+from workbench.strategies.placings import MEANT
 from workbench.timing.accept import accept
 from workbench.trace import Trace
-
-_PLANNERS: Mapping[str, Planner] = {
-    "parallel": cornstarch.plan,
-    "colocated": encoders_colocated.plan_frozen_aware,
-    "replicated": encoders_replicated.plan,
-}
-
 
 _LINK = Link(name="local", bytes_per_s=1e30, latency_s=0.0)  # its figures only matter to a simulator
 
@@ -280,7 +272,7 @@ class MultimodalParallelModule:
     def _plan_of(self, job: Job) -> Plan:
         """The strategy's plan; the last one again for the same job."""
         own = self._planned[1] if self._planned is not None and self._planned[0] == job else None
-        planner = _PLANNERS[self.spec.modality_parallelism]
+        planner = MEANT[self.spec.modality_parallelism].planner
         plan = self._runner.agree(lambda: planner(job, self._cost, silent), own)
         if self._is_group:
             all_say(_difference(plan, job))

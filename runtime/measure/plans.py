@@ -35,6 +35,8 @@ class BenchSettings:
             allow: as many as ranks will share the machine's memory.
         sizes: microbatches per module, from small to large.
         budget_s: of each kind of pass of each window; three rounds are timed at least.
+        visits: times that every window is measured, all others between one and the next: what sways for some
+            seconds then falls on one visit of some, and sizes of a layer stay in proportion.
         timeout_s: of each job.
         device: on a GPU this process measures alone, and links between GPUs come from
             `torchrun -m runtime.measure.microbench`.
@@ -43,11 +45,12 @@ class BenchSettings:
     concurrency: int = 1
     sizes: int = 3
     budget_s: float = 0.2
+    visits: int = 1
     timeout_s: float = 120.0
     device: torch.device = CPU
 
     def __post_init__(self) -> None:
-        for name in ("concurrency", "sizes"):
+        for name in ("concurrency", "sizes", "visits"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
 
@@ -128,11 +131,11 @@ def _tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSettings) ->
 
 
 def layer_tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSettings) -> list[Task]:
-    """One for every window of layers that no plan before has; pool None: this process measures alone.
+    """One a visit for every window of layers that no plan before has; pool None: this process measures alone.
 
     What more processes would run together than there are is left to be priced from others.
     """
-    tasks: list[Task] = []
+    found: list[tuple[Plan, Window]] = []
     seen: set[Key] = set()
     num_processes = 1 if pool is None else pool.num_workers
     for plan in plans:
@@ -141,8 +144,8 @@ def layer_tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSetting
                 continue
             if not seen.issuperset(window.keys(plan)):
                 seen.update(window.keys(plan))
-                tasks.append(_layer_task(plan, window, pool, settings))
-    return tasks
+                found.append((plan, window))
+    return [_layer_task(*one, visit, pool, settings) for visit in range(settings.visits) for one in found]
 
 
 def _in_pool(task: Task, index: int, dtype: torch.dtype, pool: Pool, settings: BenchSettings) -> Task:
@@ -182,11 +185,12 @@ def executor_task(plan: Plan, pool: Pool | None, settings: BenchSettings) -> Tas
     return Task("executor", is_done, lambda: time_executor(plan, pool, device=settings.device))
 
 
-def _layer_task(plan: Plan, window: Window, pool: Pool | None, settings: BenchSettings) -> Task:
+def _layer_task(plan: Plan, window: Window, visit: int, pool: Pool | None, settings: BenchSettings) -> Task:
     keys = set(window.keys(plan))
 
     def is_done(rows: Sequence[Row]) -> bool:
-        return keys <= {_key_of(row) for row in rows if isinstance(row, LayerRow)}
+        counts = Counter(_key_of(row) for row in rows if isinstance(row, LayerRow))
+        return all(counts[key] > visit for key in keys)
 
     def run() -> Sequence[Row]:
         if pool is None:

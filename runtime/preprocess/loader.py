@@ -11,10 +11,10 @@ from typing import Any, Protocol
 from runtime.data.records import Record, read_records
 from runtime.preprocess.connection import Connection, Message
 from runtime.preprocess.example import Buffer, Example, example_of, num_frames, packed, preprocess
-from runtime.preprocess.images import MalformedImageError, Rule, rule_from_json
+from runtime.preprocess.images import Rule, rule_from_json
 from runtime.preprocess.keys import ClientKeys, key_hint
 from runtime.preprocess.order import OrderSettings, Size, ordered
-from runtime.preprocess.stream import Content, Malformed, Skipped
+from runtime.preprocess.stream import Content, Skipped
 from workbench.units import S_PER_DAY
 
 ASK_AGAIN_S = 3.0  # a server that was started anew has forgotten what was asked
@@ -255,8 +255,7 @@ class ColocatedLoader:
     """The baseline: the trainer preprocesses its own batches, when it wants them, on its own cores.
 
     Args:
-        folder, rule, batch_size, order, malformed: as a server's.
-        start: position of the first batch.
+        folder, rule, batch_size, order: as a server's.
     """
 
     def __init__(
@@ -266,16 +265,14 @@ class ColocatedLoader:
         *,
         batch_size: int,
         order: OrderSettings | None = None,
-        malformed: Malformed = Malformed.FATAL,
         group: Group | None = None,
-        start: int = 0,
     ) -> None:
         self._folder, self._rule, self._batch_size = folder, rule, batch_size
-        self._order, self._malformed, self._group = order or OrderSettings(), malformed, group or Group()
+        self._order, self._group = order or OrderSettings(), group or Group()
         self._records = read_records(folder)
         if not 1 <= batch_size <= len(self._records):
             raise ValueError(f"batch size: want 1 to {len(self._records)}, got {batch_size}")
-        self._position = start
+        self._position = 0
 
     @property
     def position(self) -> int:
@@ -285,24 +282,17 @@ class ColocatedLoader:
         """Decodes the whole batch of all groups: its order depends on all sizes.
 
         Raises:
-            MalformedImageError: unless such examples are to be left out.
+            MalformedImageError: an image that cannot be read.
         """
         num_batches = len(self._records) // self._batch_size
         first = self._position % num_batches * self._batch_size
-        examples: list[Example] = []
-        skipped: list[Skipped] = []
-        for record in self._records[first : first + self._batch_size]:
-            try:
-                examples.append(preprocess(record, self._folder, self._rule))
-            except MalformedImageError as error:
-                if self._malformed is Malformed.FATAL:
-                    raise
-                skipped.append(Skipped(record.id, str(error.path), str(error)))
+        records = self._records[first : first + self._batch_size]
+        examples = [preprocess(record, self._folder, self._rule) for record in records]
         sizes = [Size(example.tokens_in, example.tokens) for example in examples]
         chosen = ordered(sizes, self._group.number, self._order)[self._group.index]
         microbatches = tuple(tuple(examples[index] for index in held) for held in chosen)
         self._position += 1
-        return Batch(self._position - 1, microbatches, tuple(skipped))
+        return Batch(self._position - 1, microbatches, ())
 
     def close(self) -> None:
         """Nothing to let go of."""

@@ -25,7 +25,6 @@ from workbench.plan.routing import Routing, routing_of
 from workbench.plan.token_owners import owned_tokens, row_shards
 from workbench.plan.work import row_kind, row_mask
 from workbench.timing.attention import AttentionCall, AttentionTime
-from workbench.timing.price import stage_link
 
 PARTIAL_BYTES = 4  # an unfinished result, and a gradient on its way, is kept in float32
 LONG = 16384  # tokens at which the profile's attention rate stands for a full GPU
@@ -119,7 +118,7 @@ class SimulatedAttention:
             return None
         if self._routing is None or call.plan is not self._routing.plan:  # what is known is of one plan
             self._routing, self._tiles = routing_of(call.plan), {}
-        link = stage_link(call.plan.cluster, stage.flat_ranks)
+        link = call.plan.cluster.joining(stage.flat_ranks)
         shape = (operator.num_heads, operator.num_kv_heads, operator.head_dim)
         name = (microbatch.module, microbatch.replica, microbatch.index)
         if name not in self._tiles:

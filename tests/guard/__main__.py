@@ -112,6 +112,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     if verdict.rehashed:
         sys.stdout.write(f"{len(verdict.rehashed)} have other digests of plan hashes\n")
+    if verdict.changed:
+        told = "; ".join(f"{count} {kind}" for kind, count in verdict.kinds.items())
+        sys.stdout.write(f"changed are: {told}\n")
     counts = f"{len(verdict.changed)} changed, {len(verdict.gone)} gone, {len(verdict.new)} new"
     sys.stdout.write(f"{len(before.entries)} entries stored; {counts}\n")
     return 0 if verdict.holds else 1

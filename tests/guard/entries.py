@@ -22,6 +22,8 @@ SEARCHED = "its plans are what was found within a time, which depends on the mac
 NOT_MADE_AGAIN = {
     "fidelity.json": MEASURED,
     "entrain_executed.json": MEASURED,
+    "entrain_executed_4.json": MEASURED,
+    "entrain_executed_4_emulated.json": MEASURED,
     "search_joint.json": SEARCHED,
 }
 KEPT_BY_HASH = {
@@ -105,10 +107,15 @@ class Maker:
 
 def result_entries(executor: Executor) -> Iterator[tuple[str, Facts]]:
     """Name and entry of every result file that holds plan hashes."""
-    paths = [path for path in sorted(project.RESULT_FILES.iterdir()) if path.suffix in {".json", ".jsonl"}]
-    held = {path.name: hashes for path in paths if (hashes := set(HASH.findall(path.read_text())))}
+    held = result_hashes()
     for name, entry in zip(held, executor.map(result_entry, held, held.values()), strict=True):
         yield f"{RESULTS}{name}", entry
+
+
+def result_hashes() -> dict[str, set[str]]:
+    """Plan hashes by the result file that holds them."""
+    paths = [path for path in sorted(project.RESULT_FILES.iterdir()) if path.suffix in {".json", ".jsonl"}]
+    return {path.name: hashes for path in paths if (hashes := set(HASH.findall(path.read_text())))}
 
 
 def result_entry(name: str, held: set[str]) -> Facts:

@@ -5,7 +5,7 @@ Answers are JSON data: numbers, names and digests of exact floats.
 
 import math
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from experiments.harness.outcome import Outcome
 from experiments.harness.record import RESULTS, as_record
 from experiments.mimo import figure11, loss_curves, parity_grid
 from experiments.mimo.parity_grid_runs import plan_of as grid_plan
@@ -154,9 +155,15 @@ def machine() -> dict[str, str]:
     }
 
 
+def script_run(script: str) -> Callable[[], Outcome]:
+    """What makes a table or figure of a paper, by the name that its result file has."""
+    run: Callable[[], Outcome] = import_module(f"experiments.{script.replace('/', '.')}").run
+    return run
+
+
 def table_facts(script: str) -> tuple[list[str], Facts]:
     """The plan hashes of a table or figure of a paper, made again, and what it says of the paper."""
-    outcome = import_module(f"experiments.{script.replace('/', '.')}").run()
+    outcome = script_run(script)()
     said = {"verdict": str(outcome.verdict), "ours": digest(as_record(outcome)["ours"])}
     return list(outcome.plan_hashes), said
 

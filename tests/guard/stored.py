@@ -2,12 +2,13 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.guard.entries import REFUSED, RUN
+from tests.guard.entries import PLAN, REFUSED, RUN
 from tests.guard.project import NEWEST, UNNAMED_SINCE, Facts, write_whole
 
 STORED = Path(__file__).parent / "stored.json"
@@ -15,6 +16,12 @@ REL_TOL = 1e-12  # of a loss and of a norm of gradients, between machines
 NUMBERS = ("loss", "gradient_norm")
 HASHES = "hashes"  # key of the digest of a result file's plan hashes
 MOST_SHOWN = 80  # characters of a value
+ASPECTS = {  # of an entry whose plan is the same -> how keys of what differs begin
+    "memory": ("plan.static_bytes", "plan.peak_bytes", "plan.memory"),
+    "times": ("plan.engine", "plan.sweep", "plan.iteration_s"),
+    "loss, gradients or weights": (f"{RUN}.",),
+}
+SAME_PLAN = ("plan.hash", "plan.bytes")
 
 Equal = Callable[[str, Any, Any], bool]  # key, value before, value now
 
@@ -36,12 +43,14 @@ class Verdict:
     """Names of entries; those that changed with what of them did.
 
     `rehashed`: those whose digest of plan hashes changed, as a plan has another hash since that version.
+    `kinds`: how many entries changed in which way; one plan with other memory and times counts as both.
     """
 
     changed: Mapping[str, str]
     new: tuple[str, ...]
     gone: tuple[str, ...]
     rehashed: tuple[str, ...] = ()
+    kinds: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def holds(self) -> bool:
@@ -84,20 +93,40 @@ def compare(before: Stored, now: Stored, expected: set[str]) -> Verdict:
     """
     equal = _to_the_bit if before.machine == now.machine else _elsewhere
     changed, rehashed = {}, []
+    kinds = Counter(dict.fromkeys(("refused before or now", "another plan", *map(_of_same_plan, ASPECTS)), 0))
     for name in now.entries.keys() & before.entries.keys():
         old, new = before.entries[name], now.entries[name]
         if before.version < UNNAMED_SINCE and old.get(HASHES) != new.get(HASHES):
             rehashed.append(name)
             old = old | {HASHES: new.get(HASHES)}
-        what = list(_differences(old, new, equal))
+        what = dict(_differences(old, new, equal))
         if what:
-            changed[name] = "; ".join(what)
+            changed[name] = "; ".join(f"{key} {text}".strip() for key, text in what.items())
+            kinds.update(_kinds(what))
     return Verdict(
         rehashed=tuple(sorted(rehashed)),
         changed=dict(sorted(changed.items())),
         new=tuple(sorted(expected - before.entries.keys())),
         gone=tuple(sorted(before.entries.keys() - expected)),
+        kinds=kinds,
     )
+
+
+def _kinds(what: Collection[str]) -> list[str]:
+    """Of one changed entry, by the keys that differ."""
+    if REFUSED in what:
+        return ["refused before or now"]
+    if not any(key.startswith((f"{PLAN}.", f"{RUN}.")) for key in what):
+        return ["result files"]
+    if any(key in SAME_PLAN for key in what):
+        return ["another plan"]
+    return [
+        _of_same_plan(aspect) for aspect, keys in ASPECTS.items() if any(key.startswith(keys) for key in what)
+    ]
+
+
+def _of_same_plan(aspect: str) -> str:
+    return f"other {aspect} of the same plan"
 
 
 def _to_the_bit(key: str, old: Any, new: Any) -> bool:
@@ -111,11 +140,12 @@ def _elsewhere(key: str, old: Any, new: Any) -> bool:
     return key not in NUMBERS or math.isclose(old, new, rel_tol=REL_TOL)
 
 
-def _differences(before: Facts, now: Facts, equal: Equal) -> Iterator[str]:
-    """`part.key before -> now`; `equal` judges what is in a run."""
+def _differences(before: Facts, now: Facts, equal: Equal) -> Iterator[tuple[str, str]]:
+    """(`part.key`, `before -> now`); `equal` judges what is in a run."""
     if REFUSED in before.keys() | now.keys():
         if before != now:
-            yield f"{_short(before.get(REFUSED, 'a plan'))} -> {_short(now.get(REFUSED, 'a plan'))}"
+            reasons = (_short(each.get(REFUSED, "a plan")) for each in (before, now))
+            yield REFUSED, " -> ".join(reasons)
         return
     for part in dict.fromkeys([*before, *now]):
         old, new = before.get(part), now.get(part)
@@ -127,7 +157,7 @@ def _differences(before: Facts, now: Facts, equal: Equal) -> Iterator[str]:
             judge = equal if part == RUN else _to_the_bit
             if not judge(key, old.get(key), new.get(key)):
                 name = key if key == part else f"{part}.{key}"
-                yield f"{name} {_short(old.get(key))} -> {_short(new.get(key))}"
+                yield name, f"{_short(old.get(key))} -> {_short(new.get(key))}"
 
 
 def _short(value: object) -> str:

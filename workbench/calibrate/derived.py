@@ -1,7 +1,7 @@
 """Builds profiles of devices that nobody measured out of data sheets, and writes those that ship.
 
-`python -m workbench.calibrate.derived [FOLDER]` writes B200, B300, GB200, GB300, H100 at 500 W, A100-40GB,
-L40S and MI300X, the same bytes every time, after the measured profiles that ship.
+`python -m workbench.calibrate.derived [FOLDER]` writes those of `LIKE`, the same bytes every time, after the
+measured profiles that ship.
 """
 
 import argparse
@@ -18,14 +18,34 @@ from workbench.cost.device_names import shipped_device
 from workbench.cost.profile import PROFILES, Profile, load_profile, write_profile
 
 LIKE = {
+    "A10": "A40",
     "A100-40GB": "A100-80GB",
+    "A100-PCIe-80GB": "A100-80GB",
+    "A10G": "A40",
+    "A800-80GB": "A100-80GB",
     "B200": "H100",
     "B300": "H100",
     "GB200": "H100",
     "GB300": "H100",
+    "GH200-144GB": "H100",
+    "GH200-96GB": "H100",
     "H100-500W": "H100",
+    "H100-96GB-500W": "H100",
+    "H100-NVL": "H100",
+    "H100-PCIe": "H100",
+    "H20": "H100",
+    "H800": "H100",
+    "L4": "A100-80GB",
     "L40S": "A100-80GB",
+    "MI250X": "A100-80GB",
     "MI300X": "H100",
+    "MI325X": "H100",
+    "MI355X": "H100",
+    "RTX-3090": "A40",
+    "RTX-4090": "A100-80GB",
+    "V100-16GB": "A100-80GB",
+    "V100-32GB": "A100-80GB",
+    "V100-PCIe-32GB": "A100-80GB",
 }
 """Devices that ship by data sheet -> the measured one whose kernels they are taken to run."""
 

@@ -26,6 +26,7 @@ from workbench.cost.profile import (
 
 PCIE_LATENCY_S = 10e-6  # assumed, as of the measured profiles without NVLink
 NUM_DIGITS = 4
+NEARLY = 0.9  # of a peak: boards that power holds back reach 0.78 to 0.87 of theirs
 INTRA, INTER = "intra", "inter"
 CARD = "line rate of a device's network card; latency typical"
 
@@ -94,8 +95,17 @@ def rescaled(sheet: DeviceSheet, like: Profile, of_like: DeviceSheet) -> Profile
 
 
 def _power(sheet: DeviceSheet, like: Profile) -> PowerLimit | None:
-    """The sheet's limit, under which the rescaled rates hold; what is sustained of them as on the other."""
-    return None if like.power is None else replace(like.power, rated_w=sheet.power_w, source="its data sheet")
+    """The sheet's limit, under which the rescaled rates hold; what is sustained of them as on the other.
+
+    A board whose fastest product reaches nearly its peak has power to spare: training sustains its rates.
+    """
+    if like.power is None:
+        return None
+    power = replace(like.power, rated_w=sheet.power_w, source="its data sheet")
+    reached = sheet.reached_bfloat16_flop_per_s
+    if reached is None or reached < NEARLY * sheet.bfloat16_flop_per_s:
+        return power
+    return replace(power, sustained_products=1.0, sustained_source="its fastest product is near its peak")
 
 
 def _narrow(sheet: DeviceSheet) -> tuple[NarrowRate, ...]:

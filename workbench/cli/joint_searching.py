@@ -187,10 +187,12 @@ def fixed_of(said: Sequence[str]) -> dict[Question, str]:
 def _told_on(title: str, stop: Stop, *, quiet: bool) -> Iterator[Callable[[State], None]]:
     """A bar by candidates or seconds, with the best, the bound and the pace beside it."""
     total = stop.candidates or (None if stop.seconds is None else round(stop.seconds))
-    with ticking(title, total, quiet=quiet) as ticker:
+    counted = title if stop.candidates or total is None else f"{title}, seconds"
+    with ticking(counted, total, quiet=quiet) as ticker:
 
         def progress(state: State) -> None:
-            done = state.candidates if stop.candidates else round(state.seconds)
+            spent = round(state.seconds)
+            done = state.candidates if stop.candidates else spent if total is None else min(spent, total)
             pace = state.candidates / state.seconds if state.seconds else 0.0
             note = (
                 f"best {state.best:.4g} s from {state.best_from}, bound {state.lower_bound:.4g} s, gap "

@@ -56,6 +56,9 @@ def calibrate_command(
     mix_versions: Annotated[
         bool, typer.Option("--mix-versions", help="allow files of different software")
     ] = False,
+    visits: Annotated[
+        int, typer.Option(help="times that every layer is measured, apart from each other", min=1)
+    ] = 1,
     as_json: Json = False,
 ) -> None:
     """Measure this machine and write its profile."""
@@ -74,7 +77,7 @@ def calibrate_command(
     workers = max(2, concurrency, *(len(plan.ranks) for plan in plans))
     processes = Pool(workers) if device is Device.CPU else nullcontext()  # a GPU is measured by this one
     with processes as pool, ticking(f"measuring {measured}", None, quiet=as_json) as ticker:
-        settings = BenchSettings(concurrency=concurrency, device=measured)
+        settings = BenchSettings(concurrency=concurrency, visits=visits, device=measured)
         measurement = measure(plans, pool, settings=settings, path=rows, progress=ticker.at)
     mixing = Mixing.ALLOWED if mix_versions else Mixing.REFUSED
     profile = fit(name or output.name.removesuffix(".json"), [measurement, *others], mixing)

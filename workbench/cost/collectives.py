@@ -13,8 +13,8 @@ class Collective(StrEnum):
     """Bytes of a collective are those of the whole tensor: the reduced, gathered or sent one.
 
     Of an all-to-all: what one rank sends or gets, its own part included; the most, where they differ.
-    The last two are those of sharded parameters, with what a rank copies and adds up around them: machines
-    have them where they were measured, and no formula does.
+    The last two are those of sharded parameters, with what a rank copies and adds up around them; where
+    that was not measured, the bare collective stands for it.
     """
 
     ALL_REDUCE = "all_reduce"
@@ -24,6 +24,17 @@ class Collective(StrEnum):
     ALL_TO_ALL = "all_to_all"
     PARAMETERS_GATHER = "parameters_gather"
     PARAMETERS_SCATTER = "parameters_scatter"
+
+    @property
+    def bare(self) -> "Collective":
+        """Without what a rank does around it."""
+        return _BARE.get(self, self)
+
+
+_BARE = {
+    Collective.PARAMETERS_GATHER: Collective.ALL_GATHER,
+    Collective.PARAMETERS_SCATTER: Collective.REDUCE_SCATTER,
+}
 
 
 class Collectives:
@@ -48,6 +59,8 @@ class Collectives:
         surface = self._measured(kind, num_ranks, link)
         if num_ranks > 1 and num_bytes > 0 and surface is not None:
             return _read_s(surface, num_bytes)
+        if kind.bare is not kind:
+            return self.seconds(kind.bare, num_bytes, num_ranks, link)
         if isinstance(link, GroupLink) and num_ranks > 1:
             near_bytes_per_s = self._bus_bytes_per_s(link.near, num_ranks // link.num_nodes)
             return _AMONG_NODES[kind](num_bytes, nccl.Group(num_ranks, link, near_bytes_per_s))
@@ -57,8 +70,9 @@ class Collectives:
         return _RING[kind](num_bytes, num_ranks, link)
 
     def is_measured(self, kind: Collective, num_ranks: int, link: Link) -> bool:
-        """Whether rows stand behind it, or nothing is sent at all."""
-        return num_ranks == 1 or self._measured(kind, num_ranks, link) is not None
+        """Whether rows stand behind it or what stands for it, or nothing is sent at all."""
+        kinds = {kind, kind.bare}
+        return num_ranks == 1 or any(self._measured(each, num_ranks, link) is not None for each in kinds)
 
     def _measured(self, kind: Collective, num_ranks: int, link: Link) -> Surface | None:
         for scope in self._scopes(link):

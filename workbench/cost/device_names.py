@@ -8,9 +8,12 @@ from typing import NamedTuple
 from workbench.units import GB
 
 # Makers, form factors and kinds of memory that name no other device. "pcie" and "nvl" do, so they stay.
-_SAID_TOO = re.compile(r"nvidia|amd|instinct|tesla|gpus?|[dh]gx|sxm\d?|oam|hbm\d?e?|nvl72|tensor|core")
+_SAID_TOO = re.compile(
+    r"nvidia|amd|instinct|geforce|tesla|gpus?|[dh]gx|sxm\d?|oam|hbm\d?e?|nvl72|tensor|core"
+)
 _PART = re.compile(r"\d+(?:gb|w)(?![a-z0-9])|[a-z]+\d+[a-z]*|[a-z]+|\d+")
 _MEMORY = re.compile(r"\d+gb")
+SHOWN = 4  # of the known devices, where none is meant
 SAME_MEMORY = 0.1  # announced and usable sizes of one device differ by less
 _POWER = re.compile(r"\d+w")
 
@@ -27,8 +30,8 @@ def shipped_device(name: str, known: Sequence[str]) -> str:
     """The known name that a name of the field means.
 
     Case, separators, makers, form factors (SXM, OAM) and kinds of memory do not matter. The size of the
-    memory and a power limit decide between variants: a known name that says neither takes any memory, but
-    no power limit.
+    memory and a power limit decide between variants: a known name that says neither takes any memory that no
+    other known name says, but no power limit.
 
     >>> shipped_device("NVIDIA-A100-SXM4-80GB", ["A100-40GB", "A100-80GB", "H100"])
     'A100-80GB'
@@ -42,13 +45,15 @@ def shipped_device(name: str, known: Sequence[str]) -> str:
         return name
     wanted = _parts(name)
     fitting = [each for each in known if _fits(wanted, _parts(each))]
+    fitting = [each for each in fitting if _parts(each).memory == wanted.memory] or fitting
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
         raise ValueError(f"no profile {name!r}: want one of {', '.join(fitting)}; nearest: {fitting[0]}")
     lowered = {each.lower(): each for each in known}
-    near = lowered[get_close_matches(name.lower(), lowered, n=1, cutoff=0.0)[0]]
-    raise ValueError(f"no profile {name!r}: want a file or one of {', '.join(known)}; nearest: {near}")
+    near = [lowered[each] for each in get_close_matches(name.lower(), lowered, n=SHOWN, cutoff=0.0)]
+    said = f"a file or one of {len(known)} such as {', '.join(near)}"
+    raise ValueError(f"no profile {name!r}: want {said}; nearest: {near[0]}")
 
 
 def check_memory(name: str, device: str, memory_bytes: int) -> None:

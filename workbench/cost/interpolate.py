@@ -1,12 +1,16 @@
 """Reading a table of measured rates between its points."""
 
 from collections.abc import Sequence
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 NUM_NEIGHBOURS = 6
+SLACK = 1e-6  # of distances, more than what is rounded
+HALVED = 16  # cells, until what no reading is above is taken as it is
+NARROW = 1 / 16  # octaves, of a cell that is not halved
 
 
 class Reading(NamedTuple):
@@ -38,6 +42,7 @@ class Surface:
         self._low: NDArray[np.float64] = self._coordinates.min(axis=0)
         self._high: NDArray[np.float64] = self._coordinates.max(axis=0)
         self._known: dict[tuple[float, ...], Reading] = {}
+        self._most: dict[tuple[tuple[float, ...], tuple[float, ...]], float] = {}
 
     @property
     def low(self) -> tuple[float, ...]:
@@ -64,6 +69,61 @@ class Surface:
             found = Reading(float(np.exp2(_between(self._coordinates, self._log_rate, at))), inside)
             self._known[coordinates] = found
         return found
+
+    def most(self, low: Sequence[float], high: Sequence[float]) -> float:
+        """What no reading between two corners is above.
+
+        A reading in a cell is held against the points that can be among the nearest there: a point is not
+        where six others are nearer from everywhere in it. A reading is a mean of its nearest points; that is
+        most where those of higher rates weigh as much as they can in the cell, and the others as little. The
+        cell of which most is not known to be less is halved, so many times. Over one coordinate: the highest
+        point.
+
+        Args:
+            low, high: corners, in each coordinate 0 < low <= high.
+
+        Complexity: O(N log N) for every cell, of which there are at most 2 x `HALVED` + 1.
+        """
+        if self._coordinates.shape[1] == 1:
+            return self.extremes[1]
+        key = tuple(low), tuple(high)
+        if key not in self._most:
+            first, last = (np.clip(np.log2(np.asarray(at, float)), self._low, self._high) for at in key)
+            self._most[key] = float(np.exp2(self._most_between(first, last)))
+        return self._most[key]
+
+    def _most_between(self, low: NDArray[np.float64], high: NDArray[np.float64]) -> float:
+        """The same, all in logarithms."""
+        cells = [(-self._most_in(low, high), 0, low, high)]
+        for number in range(1, 2 * HALVED, 2):
+            most, _, low, high = cells[0]
+            axis = int(np.argmax(high - low))
+            if high[axis] - low[axis] < NARROW:
+                break
+            heappop(cells)
+            middle = (low[axis] + high[axis]) / 2
+            for place, (first, last) in enumerate(((low, high.copy()), (low.copy(), high))):
+                (last if place == 0 else first)[axis] = middle
+                heappush(cells, (max(most, -self._most_in(first, last)), number + place, first, last))
+        return -cells[0][0]
+
+    def _most_in(self, low: NDArray[np.float64], high: NDArray[np.float64]) -> float:
+        """Of one cell."""
+        points, rates = self._coordinates, self._log_rate
+        nearest = np.maximum(np.maximum(low - points, points - high), 0.0).sum(axis=1)
+        farthest = np.maximum(np.abs(points - low), np.abs(points - high)).sum(axis=1)
+        last = min(NUM_NEIGHBOURS, len(rates)) - 1
+        can_be = nearest <= np.partition(farthest, last)[last] + SLACK
+        is_always = farthest[can_be] <= np.partition(nearest, last)[last] - SLACK
+        rates, nearest, farthest = rates[can_be], nearest[can_be], farthest[can_be]
+        order = np.argsort(-rates, kind="stable")
+        most = (np.maximum(nearest, SLACK) ** -2.0)[order]
+        least = np.where(is_always, np.maximum(farthest, SLACK) ** -2.0, 0.0)[order]
+        rates = rates[order]
+        weights = np.cumsum(most) + least.sum() - np.cumsum(least)
+        sums = np.cumsum(most * rates) + (least * rates).sum() - np.cumsum(least * rates)
+        exact = rates[nearest[order] < SLACK]
+        return float(max((sums / weights).max(), exact.max(initial=-np.inf)))
 
     def leave_one_out(self) -> tuple[float, float]:
         """Median and 90th percentile of |relative error| when each point is predicted by the others.

@@ -1,6 +1,6 @@
 """Seconds of single kernels on the machine of one profile, under one execution."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from workbench.cost.execution import ALIGNED_BYTES, AttentionKernel, Execution
@@ -129,30 +129,56 @@ class KernelTimes:
         inside = reading.inside and padded == gemm
         return self._floor(padded.flop / rate), inside
 
-    def most_product_flop_per_s(self, precision: str) -> float:
-        """What no product of any shape beats: the fastest measured one's, in its best direction."""
+    def most_product_flop_per_s(
+        self, precision: str, low: Gemm | None = None, high: Gemm | None = None
+    ) -> float:
+        """What no product of a shape between two is above, casts to narrow formats for nothing.
+
+        Without shapes, of any shape: the fastest measured one's, in its best direction.
+        """
         run = self.execution
         peak = self.profile.peak(precision) * run.matmul_rate * self.product_share
         peak *= max(1.0, run.unaligned_rate) ** (ALIGNED_BYTES.bit_length() - 1)
         if run.products is not ProductFormat.SAME:
             peak *= max(1.0, narrow_rate(self.profile, run.products))
         if self._matmul is not None:
-            peak *= self._matmul.extremes[1] / self.profile.peak(self.profile.table_precision)
+            most = self._matmul.extremes[1] if low is None or high is None else self._matmul.most(low, high)
+            peak *= most / self.profile.peak(self.profile.table_precision)
         return peak / min([1.0, *(held.extremes[0] for held in self._slowdowns.values())])
 
-    def most_attention_flop_per_s(self, precision: str) -> tuple[float, float]:
-        """The same of a fused attention's forward, and the most FLOP/s of its backward over these."""
-        run, heads = self.execution, self.profile.sustained_attention
+    def most_attention_flop_per_s(
+        self, operator: Attention, precision: str, low: Sequence[float], high: Sequence[float]
+    ) -> tuple[float, float]:
+        """The same of a fused attention's forward, and the most FLOP/s of its backward over these.
+
+        Args:
+            low, high: length and heads of a launch, see `attention_s`.
+        """
+        run = self.execution
         rate = self.profile.peak(precision) * run.attention_rate * self.clock_share
         rate *= flash_share(run.flash, self.profile.flash_generation)
         if self._attention is not None:
-            rate *= self._attention.extremes[1] / self.profile.peak(self.profile.table_precision)
-        short = self.in_short_loops() if heads else self
-        slowdowns = (forward_slowdown(held, short.attention_flop_per_s).points for held in heads)
-        backward = (backward_rate(held).points for held in heads)
-        least = min((ratio for line in slowdowns for _, ratio in line), default=1.0)
-        most = max((ratio for line in backward for _, ratio in line), default=0.0)
-        return rate / min(1.0, least), max(most, self.profile.attention_backward_rate)
+            ratio = operator.num_heads / operator.num_kv_heads
+            held = self._attention.most((*low, ratio), (*high, ratio))
+            rate *= held / self.profile.peak(self.profile.table_precision)
+        least, _ = self._head_slowdowns.extremes(operator.head_dim, causal=operator.causal)
+        factor = run.attention_backward_factor(operator.head_dim)
+        if not self._head_backward.covers(operator.head_dim):
+            return rate / least, self.profile.attention_backward_rate * factor
+        _, most = self._head_backward.extremes(operator.head_dim, causal=operator.causal)
+        return rate / least, most * factor
+
+    def most_moved_bytes_per_s(self, operator: Pointwise | Lookup | None = None) -> float:
+        """The same of a memory-bound kernel, in bytes."""
+        is_norm = isinstance(operator, Pointwise) and operator.weights
+        surface = self._normalization if is_norm else self._pointwise
+        rate = surface.extremes[1] if surface else self.profile.memory_bytes_per_s
+        return rate * self.execution.memory_rate
+
+    def least_update_s(self, num_bytes: float) -> float:
+        """Seconds that optimizer steps take together that move so many bytes, however many they are."""
+        rate = self._pointwise.extremes[1] if self._pointwise else self.profile.memory_bytes_per_s
+        return num_bytes / (rate * self.execution.step_rate)
 
     def attention_s(self, operator: Attention, work: Work, grid: Grid, precision: str) -> tuple[float, bool]:
         """Seconds of the forward kernel, and whether its shape lies among the measured ones.
@@ -167,7 +193,7 @@ class KernelTimes:
             return 0.0, True
         if run.attention is not AttentionKernel.FUSED:
             return self._stored_attention_s(operator, work, grid, precision), True
-        length = _length(operator, work, grid)
+        length = length_of(operator, work, grid)
         slowdown = self._head_slowdowns.at(operator.head_dim, causal=operator.causal, length=length)
         if self._attention is None or flop == 0:
             return self._floor(flop / peak * slowdown), True
@@ -188,7 +214,7 @@ class KernelTimes:
         factor = self.execution.attention_backward_factor(operator.head_dim)
         if not self._head_backward.covers(operator.head_dim) or not operator_tokens(operator, work, grid):
             return self.profile.attention_backward_rate * factor
-        length = _length(operator, work, grid)
+        length = length_of(operator, work, grid)
         return self._head_backward.at(operator.head_dim, causal=operator.causal, length=length) * factor
 
     def attention_doubts(self, operator: Attention) -> Iterator[str]:
@@ -260,7 +286,7 @@ def _surface(table: Table) -> Surface | None:
     return Surface(table.points) if table.points else None
 
 
-def _length(operator: Attention, work: Work, grid: Grid) -> float:
+def length_of(operator: Attention, work: Work, grid: Grid) -> float:
     """Of sequences as long as the mean query's keys say; at least 1."""
     queries = operator_tokens(operator, work, grid) * grid.cp
     keys = attention_pairs(operator, work, grid) * grid.cp / queries

@@ -88,12 +88,13 @@ class OperatorPasses:
         return self._cost.execution.products if narrows else ProductFormat.SAME
 
     def _moved(self, operator: Pointwise | Lookup, count: int) -> Passes:
-        moved = self._moved_bytes(operator)
+        moved = self.moved_bytes(operator)
         self._note(self._cost.profile.pointwise, "memory-bound kernels")
         self.unmeasured.add("backward of memory-bound kernels")
         return Passes(*(self._cost.moved_s(count * num_bytes, operator) for num_bytes in moved))
 
-    def _moved_bytes(self, operator: Pointwise | Lookup) -> PassBytes:
+    def moved_bytes(self, operator: Pointwise | Lookup) -> PassBytes:
+        """Of one memory-bound kernel a pass, on one rank."""
         run, work, grid = self._cost.execution, self._work, self._grid
         if isinstance(operator, Lookup):
             moved = lookup_bytes(operator, work, grid, self._bytes)

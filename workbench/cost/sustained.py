@@ -80,6 +80,13 @@ class HeadWidths:
         beside = widths[max(0, place - 1) : place + 1]
         return Line((float(width), lines[width].at(length)) for width in beside).at(float(head_dim))
 
+    def extremes(self, head_dim: int, *, causal: bool) -> tuple[float, float]:
+        """Least and most of `at` over all lengths."""
+        lines = self._lines[causal] or self._lines[not causal]
+        held = [lines[head_dim]] if head_dim in lines else lines.values()
+        ratios = [ratio for line in held for _, ratio in line.points] or [1.0]
+        return min(ratios), max(ratios)
+
     def covers(self, head_dim: int) -> bool:
         """Whether a measured width lies on either side of it, or is it."""
         widths = [width for lines in self._lines.values() for width in lines]

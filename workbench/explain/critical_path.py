@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from workbench.explain.timeline import Piece, Timeline, timeline
 from workbench.plan.lowered import Lowered
-from workbench.schedule.action import Action, Pass
+from workbench.schedule.action import MEANING, Action, Activity, Operation, Pass
 from workbench.trace import Trace
 
 
@@ -30,19 +30,28 @@ class Cause(StrEnum):
     LAUNCH = "launch and host"
 
 
-CAUSES: dict[Pass, Cause] = {
+_OF_PASSES = {
     Pass.F: Cause.FORWARD,
     Pass.B: Cause.BACKWARD,
     Pass.I: Cause.INPUT_GRADIENTS,
     Pass.W: Cause.WEIGHT_GRADIENTS,
-    Pass.OFFLOAD: Cause.COPY,
-    Pass.ONLOAD: Cause.COPY,
-    Pass.FREE: Cause.COPY,
-    Pass.ALL_GATHER: Cause.ALL_GATHER,
-    Pass.REDUCE_SCATTER: Cause.REDUCE_SCATTER,
-    Pass.REDUCE_GRAD: Cause.ALL_REDUCE,
-    Pass.STEP: Cause.STEP,
 }
+_OF_OPERATIONS = {
+    Operation.ALL_GATHER: Cause.ALL_GATHER,
+    Operation.REDUCE_SCATTER: Cause.REDUCE_SCATTER,
+    Operation.ALL_REDUCE: Cause.ALL_REDUCE,
+}
+_OF_OTHERS = {Activity.COPY: Cause.COPY, Activity.RELEASE: Cause.COPY, Activity.UPDATE: Cause.STEP}
+
+
+def _cause_of(kind: Pass) -> Cause:
+    meaning = MEANING[kind]
+    if meaning.operation is not None:
+        return _OF_OPERATIONS[meaning.operation]
+    return _OF_PASSES.get(kind) or _OF_OTHERS[meaning.activity]
+
+
+CAUSES: dict[Pass, Cause] = {kind: _cause_of(kind) for kind in Pass}
 COMPUTE = (
     Cause.FORWARD,
     Cause.BACKWARD,

@@ -32,13 +32,7 @@ from workbench.schedule.choice import ScheduleKind
 MODULE, CONFIG = "plan_config", "train"
 USUAL_EPS = 1e-5
 WIDTH = 100  # of lines
-SCHEDULES = {
-    ScheduleKind.ONE_F_ONE_B: "1F1B",
-    ScheduleKind.GPIPE: "GPipe",
-    ScheduleKind.INTERLEAVED: "Interleaved1F1B",
-    ScheduleKind.ZB_V: "ZBVZeroBubble",
-    ScheduleKind.DUALPIPE_V: "DualPipeV",
-}
+SCHEDULES = {kind: kind.spec.torch_name for kind in ScheduleKind if kind.spec.torch_name is not None}
 
 
 def _refuses(plan: Plan) -> str | None:

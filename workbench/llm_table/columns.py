@@ -9,6 +9,7 @@ from workbench.llm_table.cells import Column, Values, read_cell
 from workbench.llm_table.frameworks import check_framework, filled, fitted_numbers, fitted_off
 from workbench.llm_table.llm_row import (
     PLAIN,
+    Adapted,
     Architecture,
     DataOverlap,
     GradientNumber,
@@ -22,6 +23,7 @@ from workbench.llm_table.llm_row import (
 )
 from workbench.llm_table.row_rules import check_divides, check_repeated, check_row
 
+TEXT_TOKENS = 154  # of Stable Diffusion 3: 77 of CLIP and 77 of T5
 NOTES = ("model", "note", "source")
 NOTE_PREFIXES = ("x_", "measured_")
 
@@ -87,16 +89,21 @@ COLUMNS = (
     Column("layers", "transformer blocks; of an encoder-decoder the encoder's"),
     Column("heads", "query heads"),
     Column(
-        "sequence", "tokens of a sample; of an encoder-decoder the encoder's, of a vit or dit its patches"
+        "sequence",
+        "tokens of a sample; of an encoder-decoder the encoder's, of a vit or dits its patches",
     ),
     Column("global_batch", "samples of an iteration"),
     Column(
-        "architecture", "gpt, llama, vit, t5 or dit", _always(Architecture.GPT), Architecture, shown="gpt"
+        "architecture",
+        "gpt, llama, vit, t5, dit or mmdit",
+        _always(Architecture.GPT),
+        Architecture,
+        shown="gpt",
     ),
     Column("kv_heads", "key and value heads", lambda row: row["heads"], shown="heads"),
     Column("head_dim", "width of a head", _head_dim, shown="hidden / heads"),
-    Column("ffn", "inner width of the MLP", _ffn, shown="gpt, vit, dit: 4 x hidden, others: 8/3 x hidden"),
-    Column("gated_mlp", "yes: the MLP has a gate", _gated, YesNo, shown="gpt, vit, dit: no, others: yes"),
+    Column("ffn", "inner width of the MLP", _ffn, shown="gpt, vit, dits: 4 x hidden, others: 8/3 x hidden"),
+    Column("gated_mlp", "yes: the MLP has a gate", _gated, YesNo, shown="gpt, vit, dits: no, others: yes"),
     _flag("qk_norm", "a norm over each head's queries and keys"),
     _count("vocab", "tokens of the vocabulary; of a vit its classes", 50257),
     _count("vocab_multiple", "the vocabulary is padded to a multiple of this times tp", 128),
@@ -133,8 +140,23 @@ COLUMNS = (
         shown="t5: sequence",
         least=0,
     ),
+    _count("single_layers", "mmdit: blocks of one stream behind those of two (Flux)", 0, least=0),
+    Column(
+        "text_sequence",
+        "mmdit: tokens of the text beside the patches",
+        lambda row: TEXT_TOKENS if row["architecture"] is Architecture.MMDIT else 0,
+        shown=f"mmdit: {TEXT_TOKENS}",
+        least=0,
+    ),
     _count("patch", "vit, dit: pixels along a side of a patch", 16),
     _count("lora_rank", "rank of adapters, all else is frozen; 0: all is trained", 0, least=0),
+    Column(
+        "lora_modules",
+        "products with adapters: all, attention, qkv or mlp",
+        _always(Adapted.ALL),
+        Adapted,
+        shown="all",
+    ),
     _count("tp", "tensor-parallel ranks"),
     _count("cp", "context-parallel ranks"),
     _count("pp", "pipeline stages"),

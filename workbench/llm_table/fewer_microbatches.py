@@ -5,7 +5,7 @@ from dataclasses import replace
 from workbench.llm_table.llm_row import LlmRow
 from workbench.llm_table.row_plan import schedule_of
 from workbench.plan.plan import Plan
-from workbench.schedule.action import COMPUTE, Action, Pass
+from workbench.schedule.action import CLOSING, COMPUTE, Action
 
 Orders = tuple[tuple[Action, ...], ...]
 
@@ -36,7 +36,7 @@ def passes_of_all(plan: Plan, row: LlmRow) -> Orders | None:
 
 
 def _passes(plan: Plan) -> Orders | None:
-    known = (*COMPUTE, Pass.REDUCE_GRAD, Pass.STEP)
+    known = (*COMPUTE, *CLOSING)
     if any(action.kind not in known for program in plan.programs for action in program.actions):
         return None
     return tuple(tuple(a for a in program.actions if a.kind in COMPUTE) for program in plan.programs)

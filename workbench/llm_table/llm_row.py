@@ -13,6 +13,7 @@ class Architecture(StrEnum):
     VIT: a GPT's blocks over all patches of an image, and a class head. T5: an encoder's blocks over
     `sequence` tokens, and a decoder's over `decoder_sequence` that read them; gated MLPs, no biases.
     DIT: a ViT's blocks over all patches of a latent, modulated by time and class (`row_diffusion`).
+    MMDIT: patches of a latent and a text in two streams, then in one (`model.mmdit`).
     """
 
     GPT = "gpt"
@@ -20,10 +21,16 @@ class Architecture(StrEnum):
     VIT = "vit"
     T5 = "t5"
     DIT = "dit"
+    MMDIT = "mmdit"
 
 
-PLAIN = (Architecture.GPT, Architecture.VIT, Architecture.DIT)  # plain MLPs, biases, layer norms
-SEES_ALL = (Architecture.VIT, Architecture.T5, Architecture.DIT)  # no causal mask
+PLAIN = (
+    Architecture.GPT,
+    Architecture.VIT,
+    Architecture.DIT,
+    Architecture.MMDIT,
+)  # plain MLPs, biases, layer norms
+SEES_ALL = (Architecture.VIT, Architecture.T5, Architecture.DIT, Architecture.MMDIT)  # no causal mask
 
 
 class Recomputed(StrEnum):
@@ -93,6 +100,15 @@ class DataOverlap(StrEnum):
     BOTH = "both"
 
 
+class Adapted(StrEnum):
+    """Products of a block with adapters beside them: ALL, those of ATTENTION or of the MLP, or QKV."""
+
+    ALL = "all"
+    ATTENTION = "attention"
+    QKV = "qkv"
+    MLP = "mlp"
+
+
 class YesNo(StrEnum):
     YES = "yes"
     NO = "no"
@@ -132,8 +148,11 @@ class LlmRow:
     first_dense_layers: int
     decoder_layers: int
     decoder_sequence: int
+    single_layers: int
+    text_sequence: int
     patch: int
     lora_rank: int
+    lora_modules: Adapted
     tp: int
     cp: int
     pp: int
@@ -202,8 +221,8 @@ class LlmRow:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of encoder and decoder together."""
-        return self.layers + self.decoder_layers
+        """Blocks of encoder and decoder, of two streams and of one together."""
+        return self.layers + self.decoder_layers + self.single_layers
 
     @property
     def tokens(self) -> int:

@@ -6,7 +6,7 @@ from enum import StrEnum
 from workbench.plan.gradient_groups import reductions
 from workbench.plan.lowered import GradientGroup, Lowered
 from workbench.plan.plan import Plan, Program
-from workbench.schedule.action import Action, Pass
+from workbench.schedule.action import REDUCTIONS, Action, reduction_of
 
 
 class Sums(StrEnum):
@@ -31,7 +31,7 @@ def standing_for(
         lowered: plan of one replica.
         num_replicas: of equal work.
         stride: rank r of this replica is rank r + d x stride of the d-th.
-        sums: where REDUCE_GRAD stands; in the plan of all replicas it follows each stage's last pass.
+        sums: where the reductions stand; in the plan of all replicas it follows each stage's last pass.
 
     Complexity: O(groups x replicas + actions).
     """
@@ -82,17 +82,17 @@ def _stage_of(plan: Plan, group: GradientGroup) -> int:
 
 
 def _with_reductions(plan: Plan, sums: Sums) -> Plan:
-    """REDUCE_GRAD of every stage, stages of the last layers first."""
+    """A reduction of every stage, stages of the last layers first."""
     programs = []
     for program in plan.programs:
-        actions = [action for action in program.actions if action.kind is not Pass.REDUCE_GRAD]
+        actions = [action for action in program.actions if action.kind not in REDUCTIONS]
         own = {action.stage for action in actions if action.stage is not None}
         last = {action.stage: at for at, action in enumerate(actions)}
         due: dict[int, list[Action]] = {}
         at = 0 if sums is Sums.BEHIND_STAGE else max((last[stage] for stage in own), default=0)
         for stage in sorted(own, key=lambda stage: -stage):
             at = max(at, last[stage])
-            due.setdefault(at, []).append(Action(stage, Pass.REDUCE_GRAD))
+            due.setdefault(at, []).append(reduction_of(stage))
         told = [each for at, action in enumerate(actions) for each in (action, *due.get(at, ()))]
         programs.append(Program(ranks=program.ranks, actions=tuple(told)))
     return replace(plan, programs=tuple(programs))

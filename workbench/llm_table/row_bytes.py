@@ -4,7 +4,8 @@ from collections import Counter
 from dataclasses import replace
 from math import ceil
 
-from workbench.llm_table.llm_row import LlmRow, Number, Scores, YesNo
+from workbench.llm_table.llm_row import GradientNumber, LlmRow, Number, Scores, YesNo
+from workbench.llm_table.row_kept import as_kept
 from workbench.memory.accounts import Accounts
 from workbench.memory.entries import Lines, rank_lines
 from workbench.memory.stage import GRADIENTS, state_of
@@ -24,7 +25,7 @@ def row_bytes(alone: Lowered, row: LlmRow) -> int:
 
     Complexity: O(stages x microbatches); ranks of a stage hold the same.
     """
-    activations = activation_bytes(alone)
+    activations = activation_bytes(replace(alone, plan=as_kept(alone.plan, row)))
     is_again = row.attention is Scores.STORED and BlockModule.CORE_ATTN in row.computed_again
     again = scores_bytes(row) if is_again else 0
     return again + max(held_bytes(alone, row, rank) + size for rank, size in activations.items())
@@ -42,13 +43,16 @@ def held_bytes(alone: Lowered, row: LlmRow, rank: int) -> int:
     """Weights, gradients and optimizer state, from the first step to the last.
 
     Gradients have a buffer of their own that is never given back (Shoeybi et al. 2019,
-    "Megatron-LM"). What is sharded leaves each rank of a group its part, and of weights the units that are
-    whole at a time.
+    "Megatron-LM"), in the format in which ranks add them up; shards of FSDP are as wide as its
+    weights' float32 ones. What is sharded leaves each rank of a group its part, and of weights the
+    units that are whole at a time.
     """
     plan = _unsharded(alone.plan)
     held: Counter[str] = Counter()
     for _, kind, num_bytes in state_of(plan, rank):
         held[kind.part] += num_bytes
+    if row.grad_precision is GradientNumber.BF16 and row.precision is not Number.FP32 and row.zero_stage < 3:
+        held[GRADIENTS] //= 2  # the plan's are float32
     parts = {part: row.sharing_ranks if row.zero_stage >= SHARDED_FROM[part] else 1 for part in held}
     kept = sum(ceil(num_bytes / parts[part]) for part, num_bytes in held.items())
     return kept + (_gathered_bytes(plan, row, rank) if row.zero_stage == 3 else 0)

@@ -6,14 +6,36 @@ made of time and class is one vector an image, so that its products work on one 
 
 from dataclasses import replace
 
-from workbench.llm_table.llm_row import LlmRow
+from workbench.llm_table.llm_row import LlmRow, YesNo
 from workbench.model.layer import Layer, LayerKind, Lookup, Matmul, Operator, Pointwise
+from workbench.model.mmdit import Mmdit
 from workbench.model.transformer import residual
 
 LATENT_CHANNELS = 4
 PREDICTED_CHANNELS = 8  # noise and its variance
 TIME_WIDTH = 256  # of the sines and cosines of a time
 NORMS = ("attention_norm", "mlp_norm")
+
+
+SD3_POOLED, FLUX_POOLED = 2048, 768  # widths of the vector that stands for the text
+
+
+def mmdit_of(row: LlmRow) -> Mmdit:
+    """The row's multimodal transformer: Flux's kind with blocks of one stream, else Stable Diffusion 3's."""
+    is_flux = row.single_layers > 0
+    return Mmdit(
+        width=row.hidden,
+        heads=row.heads,
+        head_dim=row.head_dim,
+        ffn=row.ffn,
+        layers=row.layers,
+        single_layers=row.single_layers,
+        patches=row.sequence,
+        text_tokens=row.text_sequence,
+        pooled_width=FLUX_POOLED if is_flux else SD3_POOLED,
+        qk_norm=row.qk_norm is YesNo.YES,
+        rotary=is_flux,
+    )
 
 
 def modulated(operators: tuple[Operator, ...], row: LlmRow) -> tuple[Operator, ...]:

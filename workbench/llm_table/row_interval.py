@@ -1,24 +1,30 @@
 """Why the prediction of a row may be off: its costs by share, and what the row leaves unsaid."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from workbench.cost.flash import flash_share
 from workbench.cost.profile import Profile
 from workbench.llm_table.cost_parts import CostParts
 from workbench.llm_table.frameworks import presumed
-from workbench.llm_table.llm_row import LlmRow, Number
-from workbench.timing.doubts import doubts_of, is_sustained_fitted
+from workbench.llm_table.llm_row import LlmRow, Number, Scores
+from workbench.llm_table.row_execution import GENERATIONS
+from workbench.timing.doubts import SCALED, doubts_of, is_sustained_fitted
 from workbench.timing.interval import Doubt
 from workbench.timing.shares import Source
 
 UNIFORM = 12**-0.5  # deviation of what lies anywhere between two ends, over their distance
 NARROW = (Number.FP8, Number.MXFP8, Number.NVFP4)
 OF_NARROW = 0.1  # of products in a narrow format, whose rate follows from peaks
+# Of memory-bound kernels: tables hold how fast bytes move, not which operations a training system fuses. A
+# bias with the GELU behind it, dropout with its residual sum: chains of two move each tensor twice, or once.
+OF_FUSION = UNIFORM * math.log(2)
 
 BY_CONVENTION = 0.25  # of what a blank cell spans, where the training system's documented default fills it
 # On all deviations of a row, so that 80 % of published rows lie inside (`experiments.public.coverage`): the
 # largest of the stretches without one data set, as new rows are further off than known ones.
-STRETCH = 0.54
+STRETCH = 0.45
 
 # Columns that training runs often leave open -> (whole step, or one source; what an unknown answer spans).
 # A second forward of all blocks is a third of the other passes. Samples of a microbatch change how well
@@ -61,8 +67,18 @@ def reasons_of(
         unsaid=(*_unsaid(unsaid, shares), *_narrow(row, profile, shares)),
         fitted_off=row.fitted_off,
         has_fitted_rate="matmul_rate" in dict(row.fitted),
+        beside_tables=_beside_tables(row, profile),
     )
     return tuple(replace(doubt, deviation=STRETCH * doubt.deviation) for doubt in found)
+
+
+def _beside_tables(row: LlmRow, profile: Profile) -> Mapping[Source, float]:
+    """Of kernels that are not those of the tables: attention that stores its scores, or of an older
+    generation than the device's table holds, is scaled like between devices."""
+    generation = GENERATIONS.get(row.attention)
+    is_older = generation is not None and flash_share(generation, profile.flash_generation) != 1.0
+    attention = SCALED[Source.ATTENTION] if is_older or row.attention is Scores.STORED else 0.0
+    return {Source.ATTENTION: attention, Source.MEMORY: OF_FUSION}
 
 
 def _sources(parts: CostParts) -> Mapping[Source, float]:

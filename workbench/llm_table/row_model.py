@@ -4,11 +4,12 @@ from dataclasses import replace
 from functools import lru_cache
 from operator import attrgetter
 
-from workbench.llm_table.llm_row import PLAIN, SEES_ALL, Architecture, LlmRow, YesNo
+from workbench.llm_table.llm_row import PLAIN, SEES_ALL, Adapted, Architecture, LlmRow, YesNo
 from workbench.llm_table.row_decoder import decoder_head, decoder_operators
-from workbench.llm_table.row_diffusion import modulated, noise_head, patches
+from workbench.llm_table.row_diffusion import mmdit_of, modulated, noise_head, patches
 from workbench.model.experts import Experts, with_experts
 from workbench.model.layer import Attention, Layer, LayerKind, Matmul, Operator, Pointwise, Shard
+from workbench.model.mmdit import mmdit_layers
 from workbench.model.model_graph import TEXT, ModelGraph, Module
 from workbench.model.module_layers import learned_positions, lm_head, patch_embedding, token_embedding
 from workbench.model.transformer import Block, Heads, Mlp, Norm, block_operators, norm
@@ -17,7 +18,9 @@ MODULE = "llm"
 CHANNELS = 3  # of an image
 SHAPE = (
     *("architecture", "hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "gated_mlp", "qk_norm"),
-    *("padded_vocab", "sequence", "tied", "window", "full_every", "patch", "lora_rank", "tp"),
+    *("padded_vocab", "sequence", "tied", "window", "full_every", "patch", "lora_rank"),
+    *("lora_modules", "tp"),
+    *("single_layers", "text_sequence"),
     *("q_lora", "kv_lora", "nope_dim", "rope_dim", "v_dim", "decoder_layers", "decoder_sequence"),
     *("experts", "topk", "expert_ffn", "shared_expert_ffn", "first_dense_layers", "capacity"),
 )  # fields that a model depends on
@@ -46,6 +49,8 @@ class _Shape:
 @lru_cache(maxsize=512)
 def _layers(shape: _Shape) -> tuple[Layer, ...]:
     row = shape.row
+    if row.architecture is Architecture.MMDIT:
+        return mmdit_layers(mmdit_of(row))
     blocks: list[tuple[Operator, ...]] = []
     known: dict[tuple[bool, bool], tuple[Operator, ...]] = {}
     for index in range(row.layers):
@@ -77,18 +82,29 @@ def _block_layers(row: LlmRow, blocks: list[tuple[Operator, ...]]) -> list[Layer
 
 
 def _adapters(row: LlmRow) -> tuple[Operator, ...]:
-    """Two narrow products beside each product of a block.
+    """Two narrow products beside each adapted product of a block.
 
     Source: Hu et al. 2021, "LoRA", section 4.1. Differs: they stand in front of the block, not inside.
     """
     operators = _operators(row, is_windowed=False, has_experts=False)
+    adapted = (each for each in operators if isinstance(each, Matmul) and _is_adapted(each, row.lora_modules))
     found: list[Operator] = []
-    for place, each in enumerate(each for each in operators if isinstance(each, Matmul)):
+    for place, each in enumerate(adapted):
         found += [
             Matmul(name=f"lora.{place}.a", in_features=each.in_features, out_features=row.lora_rank),
             Matmul(name=f"lora.{place}.b", in_features=row.lora_rank, out_features=each.out_features),
         ]
     return tuple(found)
+
+
+def _is_adapted(product: Matmul, modules: Adapted) -> bool:
+    is_mlp, is_out = product.name.startswith("mlp."), product.name == "o_proj"
+    return {
+        Adapted.ALL: True,
+        Adapted.ATTENTION: not is_mlp,
+        Adapted.QKV: not is_mlp and not is_out,
+        Adapted.MLP: is_mlp,
+    }[modules]
 
 
 def _operators(row: LlmRow, *, is_windowed: bool, has_experts: bool) -> tuple[Operator, ...]:

@@ -2,7 +2,7 @@
 
 from workbench.cost.device_names import shipped_device
 from workbench.cost.profile import known_profiles
-from workbench.llm_table.llm_row import Architecture, LlmRow, Optimizer, YesNo
+from workbench.llm_table.llm_row import Adapted, Architecture, LlmRow, Optimizer, YesNo
 
 
 def check_row(row: LlmRow) -> None:
@@ -56,6 +56,7 @@ def _check_model(row: LlmRow) -> None:
     for name in ("decoder_layers", "decoder_sequence"):
         if bool(getattr(row, name)) != is_t5:
             _refuse(name, "want it with architecture t5 alone", getattr(row, name), 1 if is_t5 else 0)
+    _check_streams(row)
     widths = {name: getattr(row, name) for name in ("nope_dim", "rope_dim", "v_dim")}
     for name, width in widths.items():
         if row.is_mla and not width and name != "rope_dim":
@@ -64,8 +65,22 @@ def _check_model(row: LlmRow) -> None:
             _refuse(name, "want 0 without kv_lora", width, 0)
     if row.q_lora and not row.is_mla:
         _refuse("q_lora", "want 0 without kv_lora", row.q_lora, 0)
+    if row.lora_modules is not Adapted.ALL and not row.lora_rank:
+        _refuse("lora_modules", "want all without a lora_rank", row.lora_modules, Adapted.ALL)
     if row.full_every and not row.window:
         _refuse("full_every", "want 0 without a window", row.full_every, 0)
+
+
+def _check_streams(row: LlmRow) -> None:
+    is_mmdit = row.architecture is Architecture.MMDIT
+    for name in ("single_layers", "text_sequence"):
+        if getattr(row, name) and not is_mmdit:
+            _refuse(name, "want 0 without architecture mmdit", getattr(row, name), 0)
+    if is_mmdit and not row.text_sequence:
+        _refuse("text_sequence", "want a text beside the patches with architecture mmdit", 0, 1)
+    for name in ("lora_rank", "experts", "window"):
+        if is_mmdit and getattr(row, name):
+            _refuse(name, "want 0 with architecture mmdit", getattr(row, name), 0)
 
 
 def _check_experts(row: LlmRow) -> None:

@@ -8,7 +8,7 @@ from workbench.plan.kept import give
 from workbench.plan.lowered import GradientGroup, Lowered, Weights
 from workbench.plan.parameter_shards import ShardUnit, shard_units
 from workbench.plan.plan import ModuleSettings, Plan, Program, Sharding, Stage
-from workbench.schedule.action import STEP, Action, Pass
+from workbench.schedule.action import CLOSING, STEP, Action, reduction_of
 from workbench.schedule.reductions import with_reductions
 from workbench.schedule.sharded import with_rounds
 
@@ -42,7 +42,7 @@ def sharding_for(lowered: Lowered, *, num_ranks: int, stride: int, group: int) -
     plan = _with_rounds(lowered.plan, units, is_hybrid=num_copies > 1)
     give(plan, shard_units, units)
     reductions: dict[Action, tuple[int, ...]] = {
-        Action(stage.id, Pass.REDUCE_GRAD): (index,)
+        reduction_of(stage.id): (index,)
         for index, stage in enumerate(plan.stages)
         if num_copies > 1 and units[index].trained
     }
@@ -69,9 +69,7 @@ def _with_rounds(plan: Plan, units: Sequence[ShardUnit], *, is_hybrid: bool) -> 
     """Gathers, frees and reduce-scatters around the passes; sums over copies behind a stage's last pass."""
     stages_of = {program.ranks: _stages(plan, program) for program in plan.programs}
     passes = {
-        stages_of[program.ranks]: tuple(
-            action for action in program.actions if action.kind not in (Pass.REDUCE_GRAD, Pass.STEP)
-        )
+        stages_of[program.ranks]: tuple(action for action in program.actions if action.kind not in CLOSING)
         for program in plan.programs
     }
     trained = [unit.stages[0] for unit in units if unit.trained]

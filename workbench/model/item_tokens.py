@@ -8,7 +8,8 @@ from workbench.data.corpus import ItemTokens
 from workbench.model.config_fields import whole
 from workbench.model.families.family import Architecture, Encoder
 from workbench.model.families.registry import ARCHITECTURES
-from workbench.model.layer import Attention, Layer, Lookup, Pointwise
+from workbench.model.layer import Attention, Layer, Lookup, Matmul, Pointwise
+from workbench.model.mmdit import JOINT, TEXT
 from workbench.model.model_graph import Module
 from workbench.model.projector import POOL, SHUFFLE
 
@@ -85,11 +86,19 @@ def source_config(module: Module) -> dict[str, Any]:
 
 
 def _latent_tokens(module: Module) -> tuple[int, int] | None:
-    """Keys of a UNet's first attention to itself, and of its first to the prompt."""
+    """Keys of a UNet's first attention to itself, and of its first to the prompt.
+
+    Of a diffusion transformer the keys that are not its text's, and these; a class stands for one token.
+    """
     keys: dict[str, int] = {}
     for operator in (operator for layer in module.layers for operator in layer.operators):
         if isinstance(operator, Attention) and operator.num_keys is not None:
             keys.setdefault(operator.name, operator.num_keys)
+    if JOINT in keys:
+        text = [op for layer in module.layers for op in layer.operators if op.name == TEXT]
+        ratio = text[0].tokens_scale if text and isinstance(text[0], Matmul) else 0.0
+        patches = round(keys[JOINT] / (1.0 + ratio))
+        return patches, max(1, keys[JOINT] - patches)
     found = keys.get("self.attention"), keys.get("cross.attention")
     return None if found[0] is None or found[1] is None else (found[0], found[1])
 

@@ -9,6 +9,7 @@ from workbench.model.families.clip import shaped_siglip, siglip
 from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.hf_config import module_from_config
 from workbench.model.layer import Layer
+from workbench.model.mmdit import MMDITS, behind_text_projector, mmdit_layers
 from workbench.model.model_graph import GENERATED, TEXT, Module
 from workbench.model.module_layers import bert_embedding, bert_head, block_layers, patch_embedding
 from workbench.model.projector import Projection, Projector, projector_layer
@@ -18,13 +19,13 @@ from workbench.model.transformer import Block, Heads, Mlp, Norm, Placement, vit_
 
 
 def shape_names() -> tuple[str, ...]:
-    """Names that `from_shape` knows, in file order."""
-    return (*(shape.name for shape in shapes()), UNET)
+    """Names that `from_shape` knows: in file order, then diffusion transformers."""
+    return (*(shape.name for shape in shapes()), UNET, *MMDITS)
 
 
 def role_of(name: str) -> str:
     """ "llm", "vision", "audio" or "generator"; ValueError for an unknown name."""
-    return GENERATED if name == UNET else _find(name).role
+    return GENERATED if name == UNET or name in MMDITS else _find(name).role
 
 
 def from_shape(
@@ -35,7 +36,7 @@ def from_shape(
     projector: Projector | None = None,
     trainable: Trainable = Trainable.ALL,
 ) -> Module:
-    """The module of one row of shapes.csv.
+    """The module of one row of shapes.csv, or of a diffusion transformer.
 
     Where transformers has the architecture, the module carries the configuration with which a
     runtime builds it. An encoder's modality is its role, an LLM's is "text".
@@ -55,6 +56,13 @@ def from_shape(
         layers = unet_layers()
         if llm_width is not None:
             layers = behind_projector(layers, STABLE_DIFFUSION_2_1.prompt_width, llm_width)
+        return with_trainable(
+            Module(name=module or "generator", modality=GENERATED, layers=layers), trainable
+        )
+    if name in MMDITS:
+        layers = mmdit_layers(MMDITS[name])
+        if llm_width is not None:
+            layers = behind_text_projector(layers, MMDITS[name], llm_width)
         return with_trainable(
             Module(name=module or "generator", modality=GENERATED, layers=layers), trainable
         )

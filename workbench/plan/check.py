@@ -18,7 +18,7 @@ from workbench.plan.plan import Plan, Stage, TokenShard
 from workbench.plan.remembered import Remembered, Same
 from workbench.plan.routing import Routing, routing_of
 from workbench.plan.token_owners import row_tokens
-from workbench.schedule.action import COMPUTE, ROUND, STEP, Action, Pass
+from workbench.schedule.action import COMPUTE, ROUND, STEP, Action, Pass, reduction_of
 
 _FITTING_LAYERS: Remembered[None] = Remembered(16_384)
 _SOUND_ITEMS: Remembered[None] = Remembered(1024)
@@ -199,7 +199,7 @@ def _wanted_actions(routing: Routing, stages: Sequence[Stage]) -> dict[int, _Wan
     plan, reduced = routing.plan, set(reduction_order(routing.plan))
     found: dict[int, _Wanted] = {}
     for stage in stages:
-        actions = {Action(stage.id, Pass.REDUCE_GRAD)} if stage.id in reduced else set()
+        actions = {reduction_of(stage.id)} if stage.id in reduced else set()
         weights = set()
         for microbatch in plan.microbatches_of.get((stage.module, stage.replica), ()):
             actions.add(Action(stage.id, Pass.F, microbatch.index))
@@ -277,7 +277,7 @@ def _check_place(rank: int, action: Action, done: set[Action]) -> None:
     if before is not None and before not in done:
         earlier = "its forward" if before.kind is Pass.F else str(before)
         raise ValueError(f"rank {rank}: action {action} stands before {earlier}")
-    if (reduced := Action(action.stage, Pass.REDUCE_GRAD)) in done:
+    if (reduced := reduction_of(action.stage)) in done:
         raise ValueError(f"rank {rank}: action {action} stands after {reduced}")
 
 

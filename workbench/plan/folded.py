@@ -13,7 +13,7 @@ from workbench.plan.lowered import GradientGroup
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.plan import Microbatch, Plan, Program, Settings, Sharding, Stage
 from workbench.plan.remembered import Remembered, Same
-from workbench.schedule.action import STEP, Action, Pass
+from workbench.schedule.action import CLOSING, STEP, Action
 from workbench.schedule.reductions import with_reductions
 
 _EQUAL_PLACES: Remembered[bool] = Remembered(1024)
@@ -238,4 +238,4 @@ def _stages(plan: Plan, program: Program) -> tuple[int, ...]:
 
 
 def _without_sums(program: Program) -> tuple[Action, ...]:
-    return tuple(action for action in program.actions if action.kind not in (Pass.REDUCE_GRAD, Pass.STEP))
+    return tuple(action for action in program.actions if action.kind not in CLOSING)

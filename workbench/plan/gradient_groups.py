@@ -15,7 +15,7 @@ from workbench.plan.lowered import GradientGroup, Weights
 from workbench.plan.parameter_shards import ShardUnit, sharded_stages
 from workbench.plan.plan import Plan, Stage
 from workbench.plan.tied import equal_stages
-from workbench.schedule.action import Action, Pass
+from workbench.schedule.action import REDUCTIONS, Action, reduction_of
 
 
 @kept
@@ -52,7 +52,7 @@ def num_replicas(plan: Plan) -> dict[str, int]:
 
 
 def reductions(plan: Plan, groups: tuple[GradientGroup, ...]) -> dict[Action, tuple[int, ...]]:
-    """Which groups each REDUCE_GRAD sums.
+    """Which groups each stage's reduction sums.
 
     A tied weight is reduced once on a rank, with the last of its module's stages there, whether that
     uses it or not: so all ranks come to it behind the same layers. Stages whose weights are sharded
@@ -81,7 +81,7 @@ def reductions(plan: Plan, groups: tuple[GradientGroup, ...]) -> dict[Action, tu
             if set(group.ranks) & set(stage.flat_ranks)
         ]
         if mine:
-            found[Action(stage.id, Pass.REDUCE_GRAD)] = tuple(sorted(mine))
+            found[reduction_of(stage.id)] = tuple(sorted(mine))
     return found
 
 
@@ -194,7 +194,7 @@ def _reduces(plan: Plan, stage: Stage) -> bool:
     equal = equal_stages(plan, stage)
     if len(equal) == 1:
         return True
-    ordered = [a.stage for a in plan.program.get(stage.flat_ranks[0], ()) if a.kind is Pass.REDUCE_GRAD]
+    ordered = [a.stage for a in plan.program.get(stage.flat_ranks[0], ()) if a.kind in REDUCTIONS]
     return stage.id == next((other for other in reversed(ordered) if other in equal), equal[-1])
 
 
@@ -208,7 +208,7 @@ def _last_reducers(plan: Plan) -> dict[int, bool]:
         ids = {stage.id for stage in chain}
         for rank in latest:
             for action in plan.program.get(rank, ()):
-                if action.kind is Pass.REDUCE_GRAD and action.stage in ids:
+                if action.kind in REDUCTIONS and action.stage in ids:
                     latest[rank] = action.stage
         found |= {stage.id: latest[stage.flat_ranks[0]] == stage.id for stage in chain}
     return found

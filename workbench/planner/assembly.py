@@ -16,7 +16,7 @@ from workbench.plan.lower import lower
 from workbench.plan.parameter_shards import in_units
 from workbench.plan.plan import Plan, Stage
 from workbench.planner.block_cuts import Cuts, even_blocks
-from workbench.schedule.choice import Schedule, ScheduleKind, rank_block, usual
+from workbench.schedule.choice import Schedule, ScheduleKind, rank_block, usual_in_phases
 from workbench.timing.price import price
 
 
@@ -92,13 +92,13 @@ def in_phases(job: Job, strategy: str) -> Job:
     """
     if job.schedule.kind.spec.shares_ranks_in_part:
         return job
-    nearest = next(kind for kind in ScheduleKind if kind.spec.shares_ranks_in_part)
+    nearest = usual_in_phases()
     if job.schedule.kind is not Schedule().kind:
         raise ValueError(
             f"{strategy}: modules run in phases, with 1F1B in the second, got schedule {job.schedule.kind}; "
-            f"nearest: {nearest}"
+            f"nearest: {nearest.kind}"
         )
-    return replace(job, schedule=usual(nearest))
+    return replace(job, schedule=nearest)
 
 
 def num_microbatches(draft: Plan, module: str) -> int:

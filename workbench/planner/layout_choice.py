@@ -149,7 +149,6 @@ class LayoutStep:
     Args:
         passes_s: forwards and backwards, boundary exchanges among them.
         exchange_s: gradients and weights between replicas, as far as no pass hides them.
-        hidden_s: the rest of them.
         update_s: the optimizer's update.
         boundary_s: of the passes, what carries features between modules.
         boundary_bytes: features that one replica of the LLM receives in a step.
@@ -160,7 +159,6 @@ class LayoutStep:
 
     passes_s: float
     exchange_s: float
-    hidden_s: float
     update_s: float
     boundary_s: float
     boundary_bytes: float

@@ -82,16 +82,11 @@ def fastest_layout(
 
 
 def exhaustive_layout(
-    job: Job,
-    cost: CostModel,
-    mode: Mode,
-    *,
-    num_ranks: int | None = None,
-    freedom: Freedom | None = None,
+    job: Job, cost: CostModel, mode: Mode, *, freedom: Freedom | None = None
 ) -> FoundLayout:
     """The same by pricing every layout: the oracle of the search. Arguments and errors as there."""
     steps = LayoutSteps(job, cost)
-    space = _space(steps, num_ranks, freedom)
+    space = _space(steps, None, freedom)
     layouts = list(space.layouts(mode))
     found = _best(steps, layouts, lambda bound_s, best_s: False, any_layout, silent)
     return _found(job, mode, found, len(layouts), space.obstacle)

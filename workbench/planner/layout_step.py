@@ -48,7 +48,6 @@ class Account(NamedTuple):
     """What layers of a module cost a rank beside its passes."""
 
     exposed_s: float
-    exchange_s: float
     update_s: float
     state_bytes: float
 
@@ -260,12 +259,9 @@ class LayoutSteps:
         """The step whose ranks, kind by kind, hold these parts; the worst of each account counts."""
         more = [*more_bytes, *[0.0] * (len(ranks) - len(more_bytes))]
         accounts = [[self._account(part) for part in parts] for parts in ranks]
-        exchange_s = max(sum(part.exposed_s for part in parts) for parts in accounts)
-        all_s = max(sum(part.exchange_s for part in parts) for parts in accounts)
         return LayoutStep(
             passes_s=passes_s,
-            exchange_s=exchange_s,
-            hidden_s=max(0.0, all_s - exchange_s),
+            exchange_s=max(sum(part.exposed_s for part in parts) for parts in accounts),
             update_s=max(sum(part.update_s for part in parts) for parts in accounts),
             boundary_s=boundary_s,
             boundary_bytes=boundary_bytes,
@@ -326,7 +322,7 @@ class LayoutSteps:
         return self.prices.send_s(num_bytes, link)
 
     def _account(self, part: Held) -> Account:
-        """Exchanges between replicas that passes of all layers but one do not hide, and all of them."""
+        """Exchanges between replicas that passes of all layers but one do not hide; update; state."""
         key = part.choice, part.layers
         if key not in self._accounts:
             choice, layers = key
@@ -337,7 +333,6 @@ class LayoutSteps:
             gathered_s = max(exchange.gather_s - forward_s, share * exchange.gather_s)
             self._accounts[key] = Account(
                 exposed_s=reduced_s + gathered_s,
-                exchange_s=exchange.reduce_s + exchange.gather_s,
                 update_s=self.prices.update_s(choice, layers.trained, layers.of_experts),
                 state_bytes=self.prices.state_bytes(
                     choice, layers.weights, layers.trained, layers.of_experts

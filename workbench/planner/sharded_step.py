@@ -74,7 +74,6 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice) -> LayoutStep:
     return LayoutStep(
         passes_s=once_s + (num_rounds - 1) * more_s,
         exchange_s=last_s - once_s,
-        hidden_s=0.0,
         update_s=prices.cost.update_s(update_s * step_bytes(job.settings.precision)),
         boundary_s=0.0,
         boundary_bytes=0.0,

@@ -11,7 +11,7 @@ CONFIDENCE, MOST_FAILURES = 0.95, 0.05
 MOST_SAMPLES = 1 << 14
 
 
-def stable_batch_samples(job: Job, cost: CostModel, num_ranks: int, seed: int = 0) -> int:
+def stable_batch_samples(job: Job, cost: CostModel, num_ranks: int) -> int:
     """b_min for a replica of so many ranks.
 
     Source: Entrain (dissertation, section 4.4.2, Algorithm 2).
@@ -23,7 +23,7 @@ def stable_batch_samples(job: Job, cost: CostModel, num_ranks: int, seed: int = 
 
     Complexity: 60 draws of every size tried, O(samples) each.
     """
-    work, rng = sample_work(job, cost), random.Random(seed)
+    work, rng = sample_work(job, cost), random.Random(0)
     places = range(len(job.batch))
 
     def draw(num_samples: int) -> tuple[float, float]:

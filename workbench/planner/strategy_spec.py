@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
+from workbench.job.notations.cornstarch import EncoderPlacing
 from workbench.plan.plan import Plan
+from workbench.planner.own_space import OwnSpace
 from workbench.planner.stage_counts import Progress
 
 Planner = Callable[[Job, CostModel, Progress], Plan]  # ValueError where it has no plan of the job
@@ -25,6 +27,9 @@ class StrategySpec:
     Args:
         name: as it is typed.
         planner: makes its plans, as it was published.
+        own_space: what its own paper searches.
+        placing: where it puts encoders; None: nowhere that a specification says.
+        stands_for_placing: a specification that says that placing and no strategy means this one.
         shortlist: what a judge chooses from, see `planner.judged`; None: the strategy has nothing to choose.
         summary: what it does, in one line.
         batch_level: its split of the ranks is meant for every batch of the data; batches may be too small
@@ -38,6 +43,9 @@ class StrategySpec:
     name: str
     planner: Planner
     summary: str
+    own_space: OwnSpace
+    placing: EncoderPlacing | None = EncoderPlacing.PARALLEL
+    stands_for_placing: bool = False
     shortlist: Shortlist | None = None
     batch_level: bool = False
     searches_layouts: bool = False

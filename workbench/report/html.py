@@ -3,8 +3,9 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
-from statistics import median
+from statistics import fmean, median
 
+from workbench.drift import drift_between, drift_warning
 from workbench.metrics import step_metrics
 from workbench.plan.plan import Plan
 from workbench.report.assemble import page
@@ -79,7 +80,15 @@ def _lead(entries: Sequence[Entry]) -> str:
     told = [f"{counts['both']} simulated and executed"] if counts["both"] else []
     told += [f"{counts['simulated']} only simulated"] if counts["simulated"] else []
     text = f"{plans}: {', '.join(told) or 'no prediction to hold against a run'}. Fastest first."
-    return text + _accuracy(entries)
+    return _drift(entries) + text + _accuracy(entries)
+
+
+def _drift(entries: Sequence[Entry]) -> str:
+    """What stands first where the machine was no longer the calibrated one, in the mean over the plans."""
+    pairs = [(entry.simulated, timed(entry.executed)) for entry in entries if entry.simulated]
+    drifts = [drift for pair in pairs if (drift := drift_between(*pair)) is not None]
+    warning = drift_warning(fmean(drifts)) if drifts else None
+    return "" if warning is None else f"<strong>{escape(warning)}.</strong> "
 
 
 def _accuracy(entries: Sequence[Entry]) -> str:

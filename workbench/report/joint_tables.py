@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
+from workbench.report.move_words import told_moves
 from workbench.report.records import simulated_record
 from workbench.report.search_columns import asked_text
 from workbench.report.search_tables import layout_record
@@ -78,14 +79,15 @@ def joint_table(record: Record) -> tuple[str, Table, str]:
         f"strategy, {record['best_single']} with {shown(record[f'best_single_{unit}'])}"
     )
     title = f"joint search of {record['job']}{asked_text(record)}, from {record['best_from']}"
-    table = titled(title, ("", "question"))
-    table.add_column("move", overflow="fold")
+    table = titled(title, ("candidate", "question"))
+    table.add_column("change", overflow="fold")
     table.add_column("step" if is_time else "value", justify="right")
     for entry in record["path"]:
-        for number, move in enumerate(entry["moves"]):
-            last = number == len(entry["moves"]) - 1
-            value = shown(entry["value"]) if last else ""
-            table.add_row(str(entry["candidate"]), move["question"], _told(move), value)
+        lines = list(told_moves(entry["moves"]))
+        for question, words in lines[:-1]:
+            table.add_row(str(entry["candidate"]), question, words, "")
+        question, words = lines[-1]
+        table.add_row(str(entry["candidate"]), question, words, shown(entry["value"]))
     least = f"no plan is faster than {milliseconds(record['lower_bound_s'])}, gap {record['gap']:.1%}"
     bound = least if record["lower_bound_s"] else "no lower bound is known"
     last_line = (
@@ -93,24 +95,6 @@ def joint_table(record: Record) -> tuple[str, Table, str]:
         f"{record['candidates_per_s']:.3g} a second"
     )
     return first, table, last_line
-
-
-def _told(move: Record) -> str:
-    """`Exchange first 3, second 5`; what a move leaves open is not said."""
-    fields = {
-        key: value
-        for key, value in move.items()
-        if key not in ("move", "question") and value not in (None, [])
-    }
-    return f"{move['move']} {', '.join(f'{key} {_plain(value)}' for key, value in fields.items())}"
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, Mapping):
-        return " ".join(_plain(each) for each in value.values() if each is not None and each is not False)
-    if isinstance(value, list):
-        return "; ".join(_plain(each) for each in value)
-    return str(value)
 
 
 def ablation_table(record: Record) -> Table:

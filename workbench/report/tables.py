@@ -93,8 +93,9 @@ def drift_text(found: Drifted | None) -> str:
     """Drift, and the error with and without it."""
     if found is None or found.drift is None or found.error_corrected is None:
         return "drift of the machine: not read"
+    speed = "slower" if found.drift > 0 else "faster"
     return (
-        f"the machine ran {found.drift:+.1%} slower than when it was calibrated: error {found.error:+.1%}, "
+        f"the machine ran {abs(found.drift):.1%} {speed} than when it was calibrated: error {found.error:+.1%}, "
         f"corrected {found.error_corrected:+.1%}"
     )
 
@@ -177,7 +178,9 @@ def demo_table(record: Mapping[str, Any]) -> Table:
         spread = percent(row["spread"], signed=False)
         table.add_row(row["plan"], str(row["num_ranks"]), *times, *errors, spread)
     table.caption = (
-        f"median |error| {record['median_abs_error']:.1%}, worst {record['worst_abs_error']:.1%}, "
+        f"median |error| {record['median_abs_error']:.1%}, "
+        f"corrected {percent(record['median_abs_error_corrected'], signed=False)}, "
+        f"worst {record['worst_abs_error']:.1%}, "
         f"median spread of the runs {record['spread']:.1%}\n"
         f"drift {percent(record['drift'], signed=True)}, median error {record['error']:+.1%}, "
         f"corrected {percent(record['error_corrected'], signed=True)}; calibrated again "

@@ -35,6 +35,14 @@ class Activity(StrEnum):
     UPDATE = "update"
 
 
+class Operation(StrEnum):
+    """What a collective does with what its ranks have, in NCCL's words."""
+
+    ALL_REDUCE = "AllReduce"
+    ALL_GATHER = "AllGather"
+    REDUCE_SCATTER = "ReduceScatter"
+
+
 class TaskKind(StrEnum):
     """Who does an action together, and in which lane of theirs it takes its turn.
 
@@ -67,6 +75,7 @@ class Meaning(NamedTuple):
         task: who does it, in which lane.
         number: what its number counts.
         weights: 1: its stage's weights come to the device; -1: they leave it; 0: neither.
+        operation: of a collective.
         measured_as: the kind under which a profile has the executor's share of it; None: its own.
     """
 
@@ -75,6 +84,7 @@ class Meaning(NamedTuple):
     task: TaskKind
     number: Number = Number.NOTHING
     weights: int = 0
+    operation: Operation | None = None
     measured_as: Pass | None = None
 
 
@@ -93,6 +103,7 @@ MEANING: Mapping[Pass, Meaning] = {
         TaskKind.FSDP,
         Number.ROUND,
         weights=1,
+        operation=Operation.ALL_GATHER,
     ),
     Pass.FREE: Meaning(
         "drops the weights that were gathered", Activity.RELEASE, TaskKind.PASS, Number.ROUND, weights=-1
@@ -102,6 +113,7 @@ MEANING: Mapping[Pass, Meaning] = {
         Activity.COLLECTIVE,
         TaskKind.FSDP,
         Number.ROUND,
+        operation=Operation.REDUCE_SCATTER,
         measured_as=Pass.REDUCE_GRAD,
     ),
     Pass.OFFLOAD: Meaning(
@@ -112,7 +124,10 @@ MEANING: Mapping[Pass, Meaning] = {
     ),
     Pass.ONLOAD: Meaning("brings them back to the device", Activity.COPY, TaskKind.PASS, weights=1),
     Pass.REDUCE_GRAD: Meaning(
-        "sums a stage's gradients over its replicas", Activity.COLLECTIVE, TaskKind.ALL_REDUCE
+        "sums a stage's gradients over its replicas",
+        Activity.COLLECTIVE,
+        TaskKind.ALL_REDUCE,
+        operation=Operation.ALL_REDUCE,
     ),
     Pass.STEP: Meaning("updates a rank's weights", Activity.UPDATE, TaskKind.STEP),
 }
@@ -123,8 +138,15 @@ def measured_as(kind: Pass) -> Pass:
     return MEANING[kind].measured_as or kind
 
 
+def reduction_of(stage: int | None) -> "Action":
+    """The sum of a stage's gradients over its replicas."""
+    return Action(stage, Pass.REDUCE_GRAD)
+
+
 COMPUTE = tuple(kind for kind in Pass if MEANING[kind].activity is Activity.COMPUTE)
 COLLECTIVES = tuple(kind for kind in Pass if MEANING[kind].activity is Activity.COLLECTIVE)
+REDUCTIONS = tuple(kind for kind in Pass if MEANING[kind].task is TaskKind.ALL_REDUCE)
+CLOSING = (*REDUCTIONS, Pass.STEP)  # what no schedule orders: it stands behind what one does
 FSDP = tuple(kind for kind in Pass if MEANING[kind].task is TaskKind.FSDP)
 ROUND = tuple(kind for kind in Pass if MEANING[kind].number is Number.ROUND)  # of sharded weights
 MOVES = tuple(kind for kind in Pass if MEANING[kind].weights)

@@ -105,6 +105,11 @@ def usual(kind: ScheduleKind) -> Schedule:
     return Schedule(kind=kind, virtual_stages=kind.usual_virtual_stages)
 
 
+def usual_in_phases() -> Schedule:
+    """The first kind whose modules may lie on ranks that overlap in part, as usual."""
+    return usual(next(kind for kind in ScheduleKind if kind.spec.shares_ranks_in_part))
+
+
 def rank_block(schedule: Schedule, position: int, num_stages: int) -> int:
     """Which of the num_stages / v blocks of ranks a stage of the chain lies on: round them, or in a V."""
     return schedule.kind.spec.layout.block(position, num_stages, schedule.virtual_stages)

@@ -85,4 +85,5 @@ SPEC = ScheduleSpec(
     layout=StagePlacement.VEE,
     usual_virtual_stages=2,
     splits_backward=True,
+    torch_name="DualPipeV",
 )

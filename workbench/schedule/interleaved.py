@@ -98,4 +98,5 @@ SPEC = ScheduleSpec(
     chain=interleaved_1f1b,
     usual_virtual_stages=2,
     takes_more_stages=True,
+    torch_name="Interleaved1F1B",
 )

@@ -106,6 +106,7 @@ SPEC = ScheduleSpec(
     chain=lambda stages, _, num_microbatches: one_f_one_b(stages, num_microbatches),
     dag=_on_dag,
     parameters=("run_ahead",),
+    torch_name="1F1B",
 )
 
 SPEC_GPIPE = ScheduleSpec(
@@ -113,4 +114,5 @@ SPEC_GPIPE = ScheduleSpec(
     summary="all forwards, then all backwards",
     chain=lambda stages, _, num_microbatches: gpipe(stages, num_microbatches),
     dag=_forwards_first,
+    torch_name="GPipe",
 )

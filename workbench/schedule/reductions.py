@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from graphlib import TopologicalSorter
 from itertools import pairwise
 
-from workbench.schedule.action import Action, Pass
+from workbench.schedule.action import MEANING, Action, Operation, reduction_of
 from workbench.schedule.parts import Programs
 
 
 def with_reductions(programs: Programs, reduced: Sequence[int]) -> Programs:
-    """The programs with a REDUCE_GRAD per stage: after its last action, and after all that come before it.
+    """The programs with a reduction per stage: after its last action, and after all that come before it.
 
     Where that reduce-scatters gradients of sharded weights, it is after the next that does: the passes
     behind that wait for the first in any case, so nothing stands still for this sum.
@@ -55,7 +55,9 @@ def _due(place: Mapping[Action, int], reduced: Sequence[int]) -> dict[int, int]:
     last: dict[int | None, int] = {}
     for action, index in place.items():
         last[action.stage] = max(index, last.get(action.stage, -1))
-    scatters = sorted(index for action, index in place.items() if action.kind is Pass.REDUCE_SCATTER)
+    scatters = sorted(
+        index for action, index in place.items() if MEANING[action.kind].operation is Operation.REDUCE_SCATTER
+    )
     next_scatter = dict(pairwise(scatters))
     due: dict[int, int] = {}
     latest = -1
@@ -72,6 +74,6 @@ def _merged(
     found: list[Action] = []
     for action in actions:
         while waiting and waiting[0][0] < place[action]:
-            found.append(Action(waiting.popleft()[1], Pass.REDUCE_GRAD))
+            found.append(reduction_of(waiting.popleft()[1]))
         found.append(action)
-    return (*found, *(Action(stage, Pass.REDUCE_GRAD) for _, stage in waiting))
+    return (*found, *(reduction_of(stage) for _, stage in waiting))

@@ -67,6 +67,7 @@ class ScheduleSpec:
             1F1B. Of list schedules and the order of `chain` the fastest within it is taken. None: no
             limit and no choice.
         parameters: fields of `choice.Schedule` that it takes besides.
+        torch_name: of the schedule of torch.distributed.pipelining that is the same, without "Schedule".
         shares_ranks_in_part: its stages may lie on ranks that overlap without being equal.
     """
 
@@ -80,6 +81,7 @@ class ScheduleSpec:
     splits_backward: bool = False
     most_in_flight: Callable[[float], float] | None = None
     parameters: tuple[str, ...] = ()
+    torch_name: str | None = None
     shares_ranks_in_part: bool = False
 
     def takes(self, parameter: str) -> bool:

@@ -190,4 +190,5 @@ SPEC_V = ScheduleSpec(
     usual_virtual_stages=2,
     splits_backward=True,
     most_in_flight=_as_1f1b,
+    torch_name="ZBVZeroBubble",
 )

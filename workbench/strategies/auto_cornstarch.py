@@ -19,6 +19,7 @@ from workbench.planner.assembly import disjoint_stages, draft_plan, layout_of, v
 from workbench.planner.cut_candidates import CutCandidates
 from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.layout_search import usable_ranks
+from workbench.planner.own_space import Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.planner.stage_counts import Progress, silent
 from workbench.planner.strategy_spec import StrategySpec
@@ -104,4 +105,5 @@ SPEC = StrategySpec(
     planner=plan,
     shortlist=shortlist,
     summary="Cornstarch v1's Algorithm 1",
+    own_space=OwnSpace(degrees=Chooser.EACH, where="Cornstarch v1, section 5.2"),
 )

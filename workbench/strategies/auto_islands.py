@@ -12,6 +12,7 @@ from workbench.job.job import Job
 from workbench.plan.plan import Plan
 from workbench.planner.layout_choice import LayoutChoice, Mode
 from workbench.planner.layout_plan import searched_plans
+from workbench.planner.own_space import KARNATI, Chooser, OwnSpace
 from workbench.planner.stage_counts import Progress, silent
 from workbench.planner.strategy_spec import StrategySpec
 from workbench.strategies import megatron_heterogeneous
@@ -43,4 +44,5 @@ SPEC = StrategySpec(
     shortlist=shortlist,
     searches_layouts=True,
     summary="searched layouts: every module on an island of its own",
+    own_space=OwnSpace(degrees=Chooser.ITSELF, where=KARNATI),
 )

@@ -14,6 +14,7 @@ from workbench.plan.plan import Plan
 from workbench.planner.assembly import in_phases
 from workbench.planner.layout_choice import LayoutChoice, Mode
 from workbench.planner.layout_plan import searched_plans
+from workbench.planner.own_space import KARNATI, Chooser, OwnSpace
 from workbench.planner.stage_counts import Progress, silent
 from workbench.planner.strategy_spec import StrategySpec
 from workbench.strategies import megatron_heterogeneous
@@ -46,4 +47,6 @@ SPEC = StrategySpec(
     shortlist=shortlist,
     searches_layouts=True,
     summary="a searched layout: every module over all ranks",
+    own_space=OwnSpace(degrees=Chooser.ITSELF, where=KARNATI),
+    placing=None,
 )

@@ -15,6 +15,7 @@ from workbench.plan.token_shards import token_shards
 from workbench.planner.assembly import disjoint_stages, draft_plan, layout_of
 from workbench.planner.cut_candidates import CutCandidates
 from workbench.planner.layer_cost import believed_layers_s
+from workbench.planner.own_space import Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE, FROZEN_UNAWARE, Belief
 from workbench.planner.stage_counts import Progress, best_counts, silent
 from workbench.planner.strategy_spec import StrategySpec
@@ -103,6 +104,8 @@ SPEC = StrategySpec(
     planner=plan,
     shortlist=shortlist,
     summary="encoders on ranks of their own; stages balanced by forward plus the backward that really runs",
+    own_space=OwnSpace(degrees=Chooser.EACH, where="Cornstarch v1, sections 3.2, 4.1 and 5.2"),
+    stands_for_placing=True,
 )
 
 SPEC_FROZEN_UNAWARE = StrategySpec(
@@ -110,4 +113,5 @@ SPEC_FROZEN_UNAWARE = StrategySpec(
     planner=plan_frozen_unaware,
     shortlist=shortlist_frozen_unaware,
     summary="as cornstarch, balanced by forward alone, as if all were trainable",
+    own_space=OwnSpace(degrees=Chooser.EACH, where="Cornstarch v1, sections 6.1 and 6.4"),
 )

@@ -21,10 +21,12 @@ from workbench.plan.plan import Microbatch, Plan
 from workbench.planner.assembly import dp_of, empty_draft, in_phases, layout_of, scheduled
 from workbench.planner.cut_candidates import CutCandidates
 from workbench.planner.layer_cost import believed_layers_s
+from workbench.planner.own_space import Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.planner.sample_work import module_quadratic
 from workbench.planner.stage_counts import Progress, silent
 from workbench.planner.strategy_spec import StrategySpec
+from workbench.schedule.choice import usual_in_phases
 from workbench.strategies.megatron_heterogeneous import grid_stages
 
 
@@ -159,4 +161,12 @@ SPEC = StrategySpec(
     shortlist=shortlist,
     summary="encoders and LLM on the same ranks in three phases, encoders in even sub-microbatches",
     regroup=regroup,
+    own_space=OwnSpace(
+        degrees=Chooser.EACH,
+        where="Entrain, sections 4.2 and 4.7.2",
+        has_cp=False,
+        shares_ranks=True,
+        schedules=(usual_in_phases(),),
+    ),
+    placing=None,
 )

@@ -25,6 +25,7 @@ from workbench.planner.expert_choices import fastest_degree, with_fastest_degree
 from workbench.planner.layout_choice import ModuleChoice
 from workbench.planner.layout_search import usable_ranks
 from workbench.planner.module_price import ModulePrices
+from workbench.planner.own_space import PLAIN_OR_INTERLEAVED, Chooser, OwnSpace
 from workbench.planner.stage_counts import Progress, silent
 from workbench.planner.strategy_spec import StrategySpec
 from workbench.strategies import megatron_heterogeneous
@@ -259,6 +260,7 @@ SPEC = StrategySpec(
     shortlist=shortlist,
     searches_layouts=True,
     summary="DistTrain's orchestration: degrees of every module by its formula, solved exactly",
+    own_space=OwnSpace(degrees=Chooser.ITSELF, where="DistTrain, section 4", schedules=PLAIN_OR_INTERLEAVED),
 )
 
 SPEC_CHEAPEST = StrategySpec(
@@ -268,4 +270,7 @@ SPEC_CHEAPEST = StrategySpec(
     searches_layouts=True,
     summary="as disttrain, for dollars a sample, where devices have prices",
     wants_prices=True,
+    own_space=OwnSpace(
+        degrees=Chooser.ITSELF, where="DistTrain, sections 4 and 8", schedules=PLAIN_OR_INTERLEAVED
+    ),
 )

@@ -8,12 +8,14 @@ from collections.abc import Mapping
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
+from workbench.job.notations.cornstarch import EncoderPlacing
 from workbench.model.model_graph import TEXT
 from workbench.plan.plan import Plan, Stage
 from workbench.planner.assembly import check_ranks, draft_plan, layout_of, module_stages, num_ranks
 from workbench.planner.block_cuts import Cuts
 from workbench.planner.cut_candidates import CutCandidates
 from workbench.planner.layer_cost import believed_layers_s
+from workbench.planner.own_space import Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE, FROZEN_UNAWARE, Belief
 from workbench.planner.stage_counts import Progress, best_counts, silent
 from workbench.planner.strategy_spec import StrategySpec
@@ -89,6 +91,8 @@ SPEC = StrategySpec(
     planner=plan,
     shortlist=shortlist,
     summary="encoders on the same ranks before the LLM, equal stage counts; balanced by forward alone",
+    own_space=OwnSpace(degrees=Chooser.ALIKE, where="Cornstarch v1, section 6.1", shares_ranks=True),
+    placing=EncoderPlacing.COLOCATED,
 )
 
 SPEC_FROZEN_AWARE = StrategySpec(
@@ -96,4 +100,7 @@ SPEC_FROZEN_AWARE = StrategySpec(
     planner=plan_frozen_aware,
     shortlist=shortlist_frozen_aware,
     summary="as encoders-colocated, balanced by forward plus the backward that really runs",
+    own_space=OwnSpace(degrees=Chooser.ALIKE, where="Cornstarch ICML, section 5.3", shares_ranks=True),
+    placing=EncoderPlacing.COLOCATED,
+    stands_for_placing=True,
 )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
+from workbench.job.notations.cornstarch import EncoderPlacing
 from workbench.model.model_graph import TEXT
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Microbatch, Plan, Stage
@@ -29,6 +30,7 @@ from workbench.planner.assembly import (
 )
 from workbench.planner.block_cuts import Cuts
 from workbench.planner.layer_cost import believed_layers_s
+from workbench.planner.own_space import Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_UNAWARE
 from workbench.planner.stage_bounds import StageBounds
 from workbench.planner.stage_counts import Progress, best_counts, silent
@@ -135,4 +137,7 @@ SPEC = StrategySpec(
     planner=plan,
     shortlist=shortlist,
     summary="a copy of the encoders on every LLM stage's ranks",
+    own_space=OwnSpace(degrees=Chooser.ALIKE, where="Cornstarch v1, section 6.1", shares_ranks=True),
+    placing=EncoderPlacing.REPLICATED,
+    stands_for_placing=True,
 )

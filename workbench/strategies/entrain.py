@@ -21,6 +21,7 @@ from workbench.plan.routing import Routing, routing_of
 from workbench.planner.assembly import disjoint_stages, draft_plan, fits, layout_of, scheduled
 from workbench.planner.cut_candidates import CutCandidates
 from workbench.planner.layer_cost import believed_layers_s
+from workbench.planner.own_space import PLAIN_OR_SPLIT, Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.planner.sample_work import sample_work
 from workbench.planner.stage_counts import Progress, best_counts, silent
@@ -248,4 +249,7 @@ SPEC = StrategySpec(
     "encoder forwards as early as memory allows",
     batch_level=True,
     regroup=regroup,
+    own_space=OwnSpace(
+        degrees=Chooser.EACH, where="Entrain, sections 4.5 and 4.6", has_cp=False, schedules=PLAIN_OR_SPLIT
+    ),
 )

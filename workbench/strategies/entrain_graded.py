@@ -23,6 +23,7 @@ from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan, Stage
 from workbench.planner.assembly import draft_plan, grid, layout_of, num_microbatches, scheduled
 from workbench.planner.layer_cost import believed_layers_s
+from workbench.planner.own_space import PLAIN_OR_SPLIT, Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.planner.sample_work import sample_work
 from workbench.planner.stage_counts import Progress, silent
@@ -261,4 +262,7 @@ SPEC = StrategySpec(
     "stages that may hold both modules",
     batch_level=True,
     regroup=regroup,
+    own_space=OwnSpace(
+        degrees=Chooser.EACH, where="ours, after Entrain", has_cp=False, schedules=PLAIN_OR_SPLIT
+    ),
 )

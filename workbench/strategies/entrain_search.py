@@ -20,6 +20,7 @@ from workbench.plan.plan import Plan
 from workbench.planner.assembly import draft_plan, layout_of
 from workbench.planner.boundary_price import crossing_bytes, num_readers
 from workbench.planner.layer_cost import layer_costs
+from workbench.planner.own_space import PLAIN_OR_SPLIT, Chooser, OwnSpace
 from workbench.planner.stage_counts import Progress, silent
 from workbench.planner.strategy_spec import StrategySpec
 from workbench.strategies import entrain
@@ -230,4 +231,7 @@ SPEC = StrategySpec(
     summary="Entrain's Algorithm 3: degrees of encoder and LLM by its formula",
     batch_level=True,
     regroup=entrain.regroup,
+    own_space=OwnSpace(
+        degrees=Chooser.ITSELF, where="Entrain, sections 4.4.3 and 4.6", schedules=PLAIN_OR_SPLIT
+    ),
 )

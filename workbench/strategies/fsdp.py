@@ -17,6 +17,7 @@ from workbench.planner.layout_choice import LayoutChoice, Mode
 from workbench.planner.layout_plan import searched_plans
 from workbench.planner.layout_search import usable_ranks
 from workbench.planner.layout_step import steps_of
+from workbench.planner.own_space import Chooser, OwnSpace
 from workbench.planner.stage_counts import Progress, silent
 from workbench.planner.strategy_spec import StrategySpec
 from workbench.schedule.choice import ScheduleKind
@@ -146,6 +147,10 @@ SPEC = StrategySpec(
     shortlist=shortlist,
     searches_layouts=True,
     summary="parameters of every layer sharded over all ranks; recomputation and microbatch size searched",
+    own_space=OwnSpace(
+        degrees=Chooser.ITSELF, where="Zhao et al. 2023, section 3.2.1; TorchTitan, section 2.1"
+    ),
+    placing=None,
 )
 
 SPEC_HYBRID = StrategySpec(
@@ -155,4 +160,6 @@ SPEC_HYBRID = StrategySpec(
     searches_layouts=True,
     summary="as fsdp, but sharded within instances of near ranks, which add up their parts of gradients; "
     "their number is searched too",
+    own_space=OwnSpace(degrees=Chooser.ITSELF, where="Zhao et al. 2023, section 3.2.2"),
+    placing=None,
 )

@@ -22,6 +22,7 @@ from workbench.planner.assembly import (
 from workbench.planner.block_cuts import Cuts
 from workbench.planner.cut_candidates import CutCandidates
 from workbench.planner.layer_cost import believed_layers_s
+from workbench.planner.own_space import KARNATI, Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.planner.rank_spans import Span, placement_of
 from workbench.planner.stage_counts import Progress, best_counts, silent
@@ -125,4 +126,5 @@ SPEC = StrategySpec(
     planner=plan,
     shortlist=shortlist,
     summary="the job's own layout per module, on ranks of their own or all on the same",
+    own_space=OwnSpace(degrees=Chooser.EACH, where=KARNATI),
 )

@@ -15,6 +15,7 @@ from workbench.planner.block_cuts import Cuts
 from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.layout_choice import LayoutChoice, Mode
 from workbench.planner.layout_plan import searched_plans
+from workbench.planner.own_space import KARNATI, PLAIN_OR_INTERLEAVED, Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.planner.stage_counts import Progress, silent
 from workbench.planner.strategy_spec import StrategySpec
@@ -86,4 +87,6 @@ SPEC = StrategySpec(
     shortlist=shortlist,
     searches_layouts=True,
     summary="a searched layout: one grid for all modules",
+    own_space=OwnSpace(degrees=Chooser.ITSELF, where=KARNATI, schedules=PLAIN_OR_INTERLEAVED),
+    placing=None,
 )

@@ -1,32 +1,25 @@
 """What a file with layouts says of strategies: where encoders are, and which of them put them there."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from workbench.job.job import Job
 from workbench.job.notations.job_layouts import read_layouts
 from workbench.job.notations.layout_file import content_of, placing_of
-from workbench.strategies import (
-    colocated,
-    cornstarch,
-    dip,
-    encoders_colocated,
-    encoders_replicated,
-    fsdp,
-    megatron_homogeneous,
-)
+from workbench.planner.strategy_spec import StrategySpec
 from workbench.strategies.registry import STRATEGIES
 
-_COLOCATED = (encoders_colocated.SPEC_FROZEN_AWARE, encoders_colocated.SPEC)
-_ON_SHARED_RANKS = (dip.SPEC, colocated.SPEC, megatron_homogeneous.SPEC, fsdp.SPEC)
-_OTHERWISE = (*_COLOCATED, *_ON_SHARED_RANKS, encoders_replicated.SPEC)
-_APART = (cornstarch.SPEC, *(s for s in STRATEGIES if s not in (*_OTHERWISE, cornstarch.SPEC)))
-PLACINGS: dict[str, tuple[str, ...]] = {
-    "parallel": tuple(spec.name for spec in _APART),
-    "colocated": tuple(spec.name for spec in _COLOCATED),
-    "replicated": (encoders_replicated.SPEC.name,),
+MEANT: Mapping[str, StrategySpec] = {
+    spec.placing: spec for spec in STRATEGIES if spec.placing is not None and spec.stands_for_placing
 }
-"""Strategies that put encoders where a `modality_parallelism` says, the nearest to it first."""
+"""By `modality_parallelism`, the strategy that it means where none is named."""
+
+PLACINGS: Mapping[str, tuple[str, ...]] = {
+    placing: (meant.name, *(s.name for s in STRATEGIES if s.placing == placing and s is not meant))
+    for placing, meant in MEANT.items()
+}
+"""Strategies that put encoders where a `modality_parallelism` says, the one that it means first."""
 
 
 def with_layout_file(job: Job, path: Path, strategy: str | None = None) -> Job:
@@ -49,6 +42,6 @@ def with_layout_file(job: Job, path: Path, strategy: str | None = None) -> Job:
     if placing is not None and strategy is not None and strategy not in PLACINGS[placing]:
         raise ValueError(
             f"{path}: modality_parallelism {placing!r} is not what strategy {strategy} does; "
-            f"nearest: --strategy {PLACINGS[placing][0]}"
+            f"nearest: --strategy {MEANT[placing].name}"
         )
     return found

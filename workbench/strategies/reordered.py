@@ -17,6 +17,7 @@ from workbench.job.job import Job
 from workbench.plan.build import chunked_microbatches
 from workbench.plan.plan import Plan
 from workbench.planner.assembly import scheduled
+from workbench.planner.own_space import PLAIN_OR_INTERLEAVED, Chooser, OwnSpace
 from workbench.planner.sample_work import sample_work
 from workbench.planner.stage_counts import Progress, silent
 from workbench.planner.strategy_spec import StrategySpec
@@ -181,6 +182,7 @@ SPEC = StrategySpec(
     shortlist=shortlist,
     summary="samples between replicas and microbatches reordered as DistTrain prints it",
     regroup=regroup,
+    own_space=OwnSpace(degrees=Chooser.EACH, where="DistTrain, section 5", schedules=PLAIN_OR_INTERLEAVED),
 )
 
 SPEC_BY_EXCHANGES = StrategySpec(
@@ -189,4 +191,5 @@ SPEC_BY_EXCHANGES = StrategySpec(
     shortlist=shortlist_by_exchanges,
     summary="ours: microbatches exchanged as long as the whole pipeline gets faster",
     regroup=regroup_by_exchanges,
+    own_space=OwnSpace(degrees=Chooser.EACH, where="ours, after DistTrain", schedules=PLAIN_OR_INTERLEAVED),
 )

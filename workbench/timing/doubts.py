@@ -1,5 +1,6 @@
 """Why a priced step may be off: tables by their leave-one-out errors, what was scaled, what was not said."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
@@ -59,6 +60,7 @@ def doubts_of(
     unsaid: Iterable[Doubt] = (),
     fitted_off: float = 0.0,
     has_fitted_rate: bool = False,
+    beside_tables: Mapping[Source, float] | None = None,
 ) -> tuple[Doubt, ...]:
     """Every reason why a step may be off, weighted by the share of the step that it touches.
 
@@ -69,15 +71,16 @@ def doubts_of(
         unsaid: what whoever asks left open, with what that may change.
         fitted_off: mean error of steps of the training system that its fitted numbers had not seen.
         has_fitted_rate: whether one of these is the rate of products.
+        beside_tables: deviations of sources whose kernels are other than those of the tables.
     """
-    known = profile
+    known, more = profile, beside_tables or {}
     if has_fitted_rate:
         fits = (fit for fit in profile.fits if not fit.table.startswith(OTHER_LAYERS))
         known = replace(profile, fits=tuple(fits))
     tables = (
         Doubt(
             _about(profile, source),
-            share * deviation_of(known, source, across_nodes=across_nodes),
+            share * math.hypot(deviation_of(known, source, across_nodes=across_nodes), more.get(source, 0.0)),
         )
         for source, share in shares.items()
     )

@@ -7,7 +7,6 @@ from workbench.collector import collector_paused
 from workbench.cost.beside import loss_on
 from workbench.cost.collectives import Collective
 from workbench.cost.group_link import busy_share
-from workbench.cost.hardware import Cluster, Link
 from workbench.cost.model import CostModel, LayerTime, Work
 from workbench.memory.stage import GRADIENTS, state_of
 from workbench.model.block_modules import BlockModule, part_of
@@ -15,7 +14,7 @@ from workbench.model.layer import Layer, TokenCount
 from workbench.plan.lowered import Lowered
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.parameter_shards import sharded_stages, unit_of
-from workbench.plan.plan import Microbatch, Precision, Stage
+from workbench.plan.plan import Microbatch, Precision, Settings, Stage
 from workbench.plan.remembered import Remembered, Same
 from workbench.plan.routing import routing_of
 from workbench.plan.sequence import dividing, token_borders
@@ -87,11 +86,6 @@ def price(lowered: Lowered, cost: CostModel, *, attention: AttentionModel | None
     firsts_s = [pricing.duration_s(action) for action in alike.firsts]
     durations_s = {action: firsts_s[place] for action, place in alike.place.items()}
     return Price(durations_s, pricing.steps_s, tuple(sorted(pricing.all_unmeasured())))
-
-
-def stage_link(cluster: Cluster, ranks: Sequence[int]) -> Link:
-    """The slowest link among these ranks: intra-node when they share a node."""
-    return cluster.joining(ranks)
 
 
 class _Pricing:
@@ -236,7 +230,7 @@ class _Pricing:
         where = microbatch.module, microbatch.replica, microbatch.index
         shards = (plan.token_shard.get((*where, row)) for row in range(len(microbatch.rows)))
         owners = tuple(None if shard is None else (shard.block_tokens, shard.owners) for shard in shards)
-        link = stage_link(plan.cluster, stage.flat_ranks)
+        link = plan.cluster.joining(stage.flat_ranks)
         return self._attention_identity, Same(plan.batch), microbatch.rows, owners, link
 
     def _grid_of(self, stage: Stage, grid: tuple[object, ...]) -> tuple[object, ...]:
@@ -329,6 +323,16 @@ class _Pricing:
             return num_parameters * measured_s
         self.unmeasured.add("optimizer step: bytes over memory bandwidth")
         return cost.update_s(num_parameters * step_bytes(precision, wide))
+
+
+def least_update_s(num_parameters: float, cost: CostModel, settings: Settings) -> float:
+    """Seconds that updates of so many parameters take together, on however many ranks, at least."""
+    factor = cost.profile.pipeline_factor(Pass.STEP)
+    precision, wide = settings.precision, settings.optimizer_precision
+    measured_s = dict(cost.profile.optimizer_s_per_parameter).get(precision)
+    if measured_s is not None and wide in (None, precision):
+        return factor * num_parameters * measured_s
+    return factor * cost.least_update_s(num_parameters * step_bytes(precision, wide))
 
 
 def step_bytes(precision: Precision, wide: Precision | None = None) -> int:

@@ -17,8 +17,8 @@ from workbench.schedule.action import Action, Pass
 
 _LINKS: Remembered[Link] = Remembered(16_384)
 _ROUND = {
-    Pass.ALL_GATHER: (Collective.ALL_GATHER, Collective.PARAMETERS_GATHER),
-    Pass.REDUCE_SCATTER: (Collective.REDUCE_SCATTER, Collective.PARAMETERS_SCATTER),
+    Pass.ALL_GATHER: Collective.PARAMETERS_GATHER,
+    Pass.REDUCE_SCATTER: Collective.PARAMETERS_SCATTER,
 }
 
 
@@ -141,15 +141,13 @@ class WeightPrices:
         key = kind, num_bytes, len(ranks), link, id(cost)
         if key not in self._known_s:
             if not cost.collectives.is_measured(kind, len(ranks), link):
-                self.unmeasured.add(f"{kind} between ranks: ring formula over the cluster's links")
+                self.unmeasured.add(f"{kind.bare} between ranks: ring formula over the cluster's links")
             self._known_s[key] = cost.between_ranks_s(kind, num_bytes, len(ranks), link)
         return self._known_s[key]
 
     def round_s(self, kind: Pass, num_bytes: float, ranks: Sequence[int]) -> float:
-        """Of one tensor of sharded parameters: as the runtime does it, where that was measured."""
-        bare, whole = _ROUND[kind]
-        measured = self._cost_of(ranks[:1]).collectives.is_measured(whole, len(ranks), self.link(ranks))
-        return self.collective_s(whole if measured else bare, num_bytes, ranks)
+        """Of one tensor of sharded parameters, with what the runtime does around the collective."""
+        return self.collective_s(_ROUND[kind], num_bytes, ranks)
 
     def link(self, ranks: Sequence[int]) -> Link:
         """What a ring of these ranks runs over."""

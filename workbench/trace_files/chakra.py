@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-from workbench.schedule.action import MEANING, Activity, Pass
+from workbench.schedule.action import MEANING, Activity, Operation
 from workbench.trace import Lane, Message, Span, Trace
 from workbench.trace_files.ranks import ranks_with_spans
 from workbench.units import US_PER_S
@@ -34,8 +34,9 @@ class NodeType(IntEnum):
     COLLECTIVE = 7
 
 
-_COLLECTIVE_TYPE = {Pass.REDUCE_GRAD: 0, Pass.ALL_GATHER: 2, Pass.REDUCE_SCATTER: 7}
-_COPY_TYPE = {Pass.OFFLOAD: NodeType.MEM_STORE, Pass.ONLOAD: NodeType.MEM_LOAD}
+# `CollectiveCommType`
+_COLLECTIVE_TYPE = {Operation.ALL_REDUCE: 0, Operation.ALL_GATHER: 2, Operation.REDUCE_SCATTER: 7}
+_COPY_TYPE = {-1: NodeType.MEM_STORE, 1: NodeType.MEM_LOAD}  # by what becomes of the weights
 
 Attribute = bool | int | str
 
@@ -128,13 +129,13 @@ def _node(
             ("comm_dst", work.destination_rank),
             ("comm_tag", work.row),
         )
-    elif work.lane is Lane.REDUCE:
-        name, kind = str(work.action), NodeType.COLLECTIVE
-        attributes += (("comm_type", _COLLECTIVE_TYPE[work.action.kind]),)
-    elif MEANING[work.action.kind].activity is Activity.COPY:
-        name, kind = str(work.action), _COPY_TYPE[work.action.kind]
     else:
-        name, kind = str(work.action), NodeType.COMPUTE
+        name, kind, meaning = str(work.action), NodeType.COMPUTE, MEANING[work.action.kind]
+        if meaning.operation is not None:
+            kind = NodeType.COLLECTIVE
+            attributes += (("comm_type", _COLLECTIVE_TYPE[meaning.operation]),)
+        elif meaning.activity is Activity.COPY:
+            kind = _COPY_TYPE[meaning.weights]
     start_us, end_us = round(work.start_s * US_PER_S), round(work.end_s * US_PER_S)
     return Node(
         id=index,

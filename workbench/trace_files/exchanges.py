@@ -4,23 +4,21 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from workbench.schedule.action import Pass
+from workbench.schedule.action import MEANING, Operation, Pass
 from workbench.trace_files.kineto import Event, Recording
 
 POINT_TO_POINT = "SendRecv"
-KINDS = {
-    "AllReduce": Pass.REDUCE_GRAD,
-    "AllGather": Pass.ALL_GATHER,
-    "ReduceScatter": Pass.REDUCE_SCATTER,
+KINDS: dict[str, Pass] = {
+    operation: kind for kind in Pass if (operation := MEANING[kind].operation) is not None
 }
 # Names of NCCL's kernels: `ncclKernel_AllReduce_RING_LL_Sum_float` to 2.18, `ncclDevKernel_...` since.
 _NCCL = re.compile(r"^nccl(?:Dev)?Kernel_?([A-Za-z]+)")
-_GLOO = {
-    "gloo:all_reduce": "AllReduce",
-    "gloo:_allgather_base": "AllGather",
-    "gloo:all_gather": "AllGather",
-    "gloo:reduce_scatter": "ReduceScatter",
-    "gloo:_reduce_scatter_base": "ReduceScatter",
+_GLOO: dict[str, str] = {
+    "gloo:all_reduce": Operation.ALL_REDUCE,
+    "gloo:_allgather_base": Operation.ALL_GATHER,
+    "gloo:all_gather": Operation.ALL_GATHER,
+    "gloo:reduce_scatter": Operation.REDUCE_SCATTER,
+    "gloo:_reduce_scatter_base": Operation.REDUCE_SCATTER,
 }
 _OF_TENSOR_PARALLEL = re.compile(r"\btp\b|_tp|tp_|tensor", re.IGNORECASE)
 _GROUP_NAMES = ("Process Group Description", "Process Group Name")
@@ -65,7 +63,8 @@ def collectives(
     found = [(KINDS[name], event) for event in _events(recording) if (name := _name(event)) in KINDS]
     unsaid = [pair for pair in found if not _group(pair[1])]
     is_tensor_parallel = any(
-        kind is not Pass.ALL_GATHER and _inside(event, passes_s) is Pass.F for kind, event in unsaid
+        MEANING[kind].operation is not Operation.ALL_GATHER and _inside(event, passes_s) is Pass.F
+        for kind, event in unsaid
     )
     return [
         (kind, event)

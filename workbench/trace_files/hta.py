@@ -9,20 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from workbench.schedule.action import MEANING, Activity, Pass
+from workbench.schedule.action import MEANING, Activity
 from workbench.trace import Lane, Trace
+from workbench.trace_files.exchanges import POINT_TO_POINT
 from workbench.trace_files.ranks import ranks_with_spans
 from workbench.units import US_PER_S
 from workbench.whole_file import write_text
 
 COMPUTE_STREAM, REDUCE_STREAM, SEND_STREAM, RECEIVE_STREAM = 7, 20, 30, 40
-_COLLECTIVES = {
-    Pass.REDUCE_GRAD: "ncclDevKernel_AllReduce",
-    Pass.ALL_GATHER: "ncclDevKernel_AllGather",
-    Pass.REDUCE_SCATTER: "ncclDevKernel_ReduceScatter",
-}
-_COPIES = {Pass.OFFLOAD: "Memcpy DtoH", Pass.ONLOAD: "Memcpy HtoD"}
-_SEND_RECV = "ncclDevKernel_SendRecv"
+_NCCL = "ncclDevKernel_"
+_COPIES = {-1: "Memcpy DtoH", 1: "Memcpy HtoD"}  # by what becomes of the weights
 _STEP = "ProfilerStep#0"
 _HOST_THREAD = 1
 
@@ -80,12 +76,12 @@ def _of_spans(trace: Trace, rank: int) -> Iterator[tuple[str, int, float, float,
     for span in trace.spans:
         if span.rank != rank:
             continue
-        kind, name = span.action.kind, f"PP:{span.action}"
+        meaning, name = MEANING[span.action.kind], f"PP:{span.action}"
         stream = REDUCE_STREAM if span.lane is Lane.REDUCE else COMPUTE_STREAM
-        if span.lane is Lane.REDUCE:
-            name = f"{_COLLECTIVES[kind]}({span.action})"
-        elif MEANING[kind].activity is Activity.COPY:
-            name = f"{_COPIES[kind]} {span.action}"
+        if meaning.operation is not None:
+            name = f"{_NCCL}{meaning.operation}({span.action})"
+        elif meaning.activity is Activity.COPY:
+            name = f"{_COPIES[meaning.weights]} {span.action}"
         yield name, stream, span.start_s, span.end_s, {}
 
 
@@ -104,7 +100,7 @@ def _of_messages(trace: Trace, rank: int) -> Iterator[tuple[str, int, float, flo
                     "Src Rank": message.source_rank,
                     "Dst Rank": message.destination_rank,
                 }
-                yield f"{_SEND_RECV}({message.edge})", stream, message.start_s, message.end_s, args
+                yield f"{_NCCL}{POINT_TO_POINT}({message.edge})", stream, message.start_s, message.end_s, args
 
 
 def _launched(

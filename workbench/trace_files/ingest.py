@@ -8,7 +8,7 @@ from pathlib import Path
 
 from workbench.plan.codec import plan_hash
 from workbench.plan.plan import Plan
-from workbench.schedule.action import COMPUTE, STEP, Action, Pass
+from workbench.schedule.action import COMPUTE, MEANING, STEP, Action, Number, Pass
 from workbench.timing.provenance import DEVICE
 from workbench.trace import Executor, Lane, MemorySample, Message, Span, Trace
 from workbench.trace_files.exchanges import Wire, collectives, wires
@@ -57,7 +57,7 @@ class _Rank:
             if self.found.is_of(step, self.recording.issued_s(event))
         )
         begins_s = [part.start_s for part in parts]
-        begins_s += [event.start_s for kind, event in beside if kind is Pass.ALL_GATHER]
+        begins_s += [event.start_s for kind, event in beside if MEANING[kind].weights > 0]
         if not self.recording.kernels and math.isfinite(self.found.steps_s[step][0]):
             begins_s.append(self.found.steps_s[step][0])
         return _Step(
@@ -217,25 +217,25 @@ def _trace(ranks: Sequence[_Rank], step: int, plan: Plan | None, pp: int) -> Tra
 
 
 def _reductions(rank: _Rank, step: _Step, passes: Sequence[Span]) -> Iterator[Span]:
-    """Collectives beside the passes, on their lane: gathers and scatters one by one, all-reduces as one.
+    """Collectives beside the passes, on their lane: rounds one by one, what has no number as one.
 
     A collective is of the stage of the pass that began last before it.
     """
     computing = [span for span in passes if span.action.kind in COMPUTE]
     counts: Counter[tuple[int | None, Pass]] = Counter()
-    sums: dict[int | None, list[Event]] = {}
+    sums: dict[Action, list[Event]] = {}
     for kind, event in step.collectives:
         begun = [span for span in computing if span.start_s <= event.start_s]
         stage = (begun[-1] if begun else computing[0]).action.stage
-        if kind is Pass.REDUCE_GRAD:
-            sums.setdefault(stage, []).append(event)
+        if MEANING[kind].number is Number.NOTHING:
+            sums.setdefault(Action(stage, kind), []).append(event)
         else:
             action = Action(stage, kind, counts[stage, kind])
             counts[stage, kind] += 1
             yield Span(rank.rank, Lane.REDUCE, action, event.start_s, event.end_s)
-    for stage, events in sums.items():
+    for action, events in sums.items():
         start_s, end_s = min(e.start_s for e in events), max(e.end_s for e in events)
-        yield Span(rank.rank, Lane.REDUCE, Action(stage, Pass.REDUCE_GRAD), start_s, end_s)
+        yield Span(rank.rank, Lane.REDUCE, action, start_s, end_s)
 
 
 def _messages(ranks: Sequence[_Rank], steps: Sequence[_Step], zero_s: float) -> Iterator[Message]:

@@ -214,7 +214,6 @@ def _heard(kind: str, folder: Path) -> Ready:
     return Ready(seeds=_from_server(kind, held), render=framed, parse=_parse, take=take)
 
 
-REFUSALS = ("refused", "fatal")  # whatever they say is an error of the peer that hears them
 TARGETS = (
     *(
         Target(

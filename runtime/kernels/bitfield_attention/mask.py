@@ -7,7 +7,6 @@ from torch import Tensor
 
 # Shape suffixes: T = tokens of one side, Q = queries, K = keys.
 
-PADDING = -1
 EVERYTHING = torch.iinfo(torch.int32).max
 NARROW_BITS = 32
 

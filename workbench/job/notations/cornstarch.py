@@ -9,15 +9,26 @@ other) and where stages are cut (the strategy does that).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from workbench.job.job import ModuleLayout
 from workbench.job.notations.words import check_keys, count_of, mapping_of, nearest_of
 
-MODALITY_PARALLELISMS = ("parallel", "colocated", "replicated")
 _SIZES = ("tp_size", "cp_size", "pp_size")
 _COUNTS = ("num_microbatches", "microbatch_size", "dp_size")
 _KEYS = ("encoder_specs", "language_model_spec", *_COUNTS, "modality_parallelism")
+
+
+class EncoderPlacing(StrEnum):
+    """Where encoders run, as a `modality_parallelism`.
+
+    On ranks of their own, all on the same ranks, or on every rank of the language model.
+    """
+
+    PARALLEL = "parallel"
+    COLOCATED = "colocated"
+    REPLICATED = "replicated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +59,7 @@ class MultimodalSpec:
         language_model_spec: None in a group.
         num_microbatches: of one replica.
         microbatch_size: samples that the language model processes together.
-        modality_parallelism: where encoders run: on ranks of their own ("parallel"), all on the same
-            ranks ("colocated"), or on every rank of the language model ("replicated").
+        modality_parallelism: an `EncoderPlacing`.
         dp_size: replicas of everything. Differs: Cornstarch derives them from the number of processes.
 
     Raises:
@@ -68,10 +78,11 @@ class MultimodalSpec:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
         where = self.modality_parallelism
-        if where not in MODALITY_PARALLELISMS:
+        known = tuple(map(str, EncoderPlacing))
+        if where not in known:
             raise ValueError(
-                f"modality_parallelism must be one of {', '.join(MODALITY_PARALLELISMS)}, got {where!r}; "
-                f"{nearest_of(where, MODALITY_PARALLELISMS)}"
+                f"modality_parallelism must be one of {', '.join(known)}, got {where!r}; "
+                f"{nearest_of(where, known)}"
             )
         for name, spec in self.encoder_specs.items():
             if isinstance(spec, MultimodalSpec) and spec.language_model_spec is not None:

@@ -1,4 +1,4 @@
-"""All composites that are taken apart, in the order in which they are listed."""
+"""All composites that are taken apart: those that join several families' parts, then families' own."""
 
 import difflib
 from collections.abc import Mapping
@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from workbench.model.composites.audio import QWEN2_AUDIO, VOXTRAL
 from workbench.model.composites.composite import Composite, Parts
 from workbench.model.composites.gemma import GEMMA3, PALIGEMMA
-from workbench.model.composites.llama4 import LLAMA4
 from workbench.model.composites.llava import LLAVA, LLAVA_NEXT, LLAVA_ONEVISION
-from workbench.model.composites.mllama import MLLAMA
 from workbench.model.composites.native import MISTRAL3, QWEN2_5_VL, QWEN2_VL
 from workbench.model.composites.phi4 import PHI4_MULTIMODAL
 from workbench.model.composites.qwen3 import OMNI, QWEN3_VL, THINKER
 from workbench.model.composites.tiled import IDEFICS3, INTERNVL, SMOLVLM
 from workbench.model.config_fields import Config
+from workbench.model.families.registry import ARCHITECTURES
 
 COMPOSITES: Mapping[str, Composite] = {
     each.model_type: each
@@ -27,8 +26,6 @@ COMPOSITES: Mapping[str, Composite] = {
         INTERNVL,
         GEMMA3,
         PALIGEMMA,
-        MLLAMA,
-        LLAMA4,
         IDEFICS3,
         SMOLVLM,
         MISTRAL3,
@@ -37,6 +34,7 @@ COMPOSITES: Mapping[str, Composite] = {
         PHI4_MULTIMODAL,
         THINKER,
         OMNI,
+        *(composite for family in ARCHITECTURES.values() for composite in family.composites),
     )
 }
 

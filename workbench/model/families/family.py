@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from workbench.data.corpus import ItemTokens
+from workbench.model.composites.composite import Composite
 from workbench.model.config_fields import Config
 from workbench.model.families.fixed_positions import check_fixed_positions
 from workbench.model.layer import Layer, TokenCount
@@ -114,6 +115,7 @@ class Architecture(Family):
         check_config: raises ValueError for a configuration that the runtime does not take.
         examples: small configurations, by a short name.
         shares_tokens: whether ranks of the runtime can share the tokens of its items.
+        composites: models that have no other language model than this.
     """
 
     model_type: str
@@ -124,6 +126,7 @@ class Architecture(Family):
     check_config: Callable[[Config], None] = lambda config: None
     examples: Mapping[str, Example] = field(default_factory=dict)
     shares_tokens: bool = True
+    composites: tuple[Composite, ...] = ()
 
     what: ClassVar[str]  # with its article
 

@@ -3,6 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from workbench.model.composites.composite import (
+    DECODER,
+    LLM,
+    VISION,
+    Composite,
+    Part,
+    Parts,
+    part_config,
+    text_config,
+    token_id,
+    token_ids,
+)
 from workbench.model.config_fields import Config, count, heads_of, text, whole
 from workbench.model.families.family import (
     EXAMPLE_LLM,
@@ -283,6 +295,20 @@ def _cross(operator: Operator) -> Operator:
     return operator
 
 
+def _parts(config: Config) -> Parts:
+    return Parts(
+        modules={
+            VISION: Part(
+                config=part_config(config, "vision_config", VISION_MODEL),
+                projector=Projector.LINEAR,
+                weights={"": "model.vision_model.", "projector.linear.": "model.multi_modal_projector."},
+            ),
+            LLM: Part(config=text_config(config, TEXT_MODEL), weights=DECODER),
+        },
+        token_ids=token_ids(vision=token_id(config, "image_token_index", "image_token_id")),
+    )
+
+
 MLLAMA_TEXT = LanguageModel(
     name="Llama 3.2 Vision",
     model_type=TEXT_MODEL,
@@ -297,6 +323,7 @@ MLLAMA_TEXT = LanguageModel(
         )
     },
     make=_language,
+    composites=(Composite(name="Llama 3.2 Vision", model_type="mllama", take_apart=_parts),),
 )
 MLLAMA_VISION = Encoder(
     name="Llama 3.2 Vision's tower",

@@ -82,6 +82,15 @@ FAMILIES: tuple[Family, ...] = (
         zoo=UNET,
         reason=f"{_NOT_IN_TRANSFORMERS}; its skips and its prompt would cross every stage boundary",
     ),
+    *(
+        Family(name=name, role=GENERATED, zoo=zoo, reason=f"{_NOT_IN_TRANSFORMERS}; priced and planned only")
+        for name, zoo in (
+            ("DiT-XL/2", "dit-xl-2"),
+            ("Stable Diffusion 3 medium", "sd3-medium"),
+            ("FLUX.1 schnell", "flux.1-schnell"),
+            ("FLUX.1 dev", "flux.1-dev"),
+        )
+    ),
 )
 
 ARCHITECTURES: Mapping[str, Architecture] = {

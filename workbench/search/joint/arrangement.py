@@ -108,8 +108,8 @@ def arrangement_of(
 
 
 def _places(stages: tuple[Stage, ...]) -> list[tuple[str, int, tuple[tuple[int, ...], ...]]]:
-    """In no order but their own."""
-    return sorted((stage.module, stage.replica, stage.ranks) for stage in stages)
+    """In no order but their own; pieces of a stage on the same ranks are at one place."""
+    return sorted({(stage.module, stage.replica, stage.ranks) for stage in stages})
 
 
 def _job_with(job: Job, arrangement: Arrangement, schedule: Schedule) -> Job:

@@ -1,10 +1,10 @@
-"""What no plan of a job beats: work over ranks, and the way of one sample; in closed form."""
+"""What no plan of a job beats: work over ranks, and the way of one sample."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from workbench.cost.least_time import LeastTime, least_time
-from workbench.cost.model import CostModel
+from workbench.cost.least_time import LeastTime, LeastTimes
+from workbench.cost.model import CostModel, Work
 from workbench.job.job import Job
 from workbench.model.frozen import Needs
 from workbench.plan.build import chunked_microbatches
@@ -14,8 +14,11 @@ from workbench.planner.assembly import empty_draft
 from workbench.planner.layout_search import usable_ranks
 from workbench.search.joint.choice import Choice
 from workbench.search.joint.evaluate import LEAST_SHARE
+from workbench.timing.price import least_update_s
 
 ROUNDING = 1 - 1e-6  # of areas, which are whole numbers where tokens are shared
+WHOLE_PARTS = 0.99  # of weights, whose parts on tensor-parallel ranks are whole numbers
+WHOLE_PARTS = 0.99  # of weights, whose parts on tensor-parallel ranks are whole numbers
 
 
 LowerBound = Callable[[Job, CostModel, Choice | None], float]
@@ -38,25 +41,34 @@ class ModuleWork(NamedTuple):
     way_s: float
     weights_s: float
 
+    def scaled(self, factor: float) -> "ModuleWork":
+        """Both."""
+        return ModuleWork(factor * self.way_s, factor * self.weights_s)
+
 
 def lower_bound_s(job: Job, cost: CostModel, layout: Choice | None) -> float:
     """Seconds that no plan of the job takes less than, among those that a search may find.
 
-    Attention counts where no module has context-parallel ranks, which may be simulated tile by tile.
-    All work at the best rates of the machine, spread evenly over all ranks that may be used. With a layout
-    that stays, also every module's work over the ranks that hold it, and the longest way of one sample
-    there and back, each of its passes on as many ranks as one stage has.
+    All work at the best rates that the machine's tables have for the job's own shapes, and the update of
+    every weight once, spread evenly over all ranks that may be used. With a layout that stays, also every
+    module's work over the ranks that hold it, and the longest way of one sample there and back, each of its
+    passes on as many ranks as one stage has.
+
+    Why it holds: a rank does its passes and then its STEP one after the other, so a step takes no less than
+    the mean over ranks of their sum. Passes take together no less than they are counted, see `LeastTimes`,
+    whatever the degrees, stages, microbatches, order and settings; recomputation, messages, waiting and
+    unequal shares only add. Every trained weight is updated by one rank at least. A module may have
+    context-parallel ranks or not, on any kind of device: of these families the least counts.
 
     Args:
         layout: the choice whose stages stay on their ranks; None: layouts are open.
 
-    Complexity: O(distinct samples x layers).
+    Complexity: O(distinct samples x layers), and one bound of a table for every product's shape.
     """
-    is_whole = layout is not None and all(stage.cp == 1 for stage in layout.stages)
-    work = _works(job, cost, counts_attention=is_whole)
+    work, updates_s = _works(job, cost, layout, _even), _updates_s(job, cost, _even)
     totals = {
-        module.name: sum(sum(each[module.name]) for each in work if module.name in each)
-        for module in job.model.modules
+        name: update_s + sum(sum(each[name]) for each in work if name in each)
+        for name, update_s in updates_s.items()
     }
     found = [sum(totals.values()) / usable_ranks(job)]
     if layout is not None:
@@ -66,47 +78,97 @@ def lower_bound_s(job: Job, cost: CostModel, layout: Choice | None) -> float:
         }
         found += [totals[module] / len(ranks) for module, ranks in held.items() if ranks]
         found += [_way_s(job, layout, each) for each in work]
-    share = 1.0 if is_whole else LEAST_SHARE
-    return share * ROUNDING * max(found)
+    return ROUNDING * max(found)
 
 
-def _works(job: Job, cost: CostModel, *, counts_attention: bool) -> list[dict[str, ModuleWork]]:
+def least_rank_s(job: Job, cost: CostModel, layout: Choice | None, weight: "Weight") -> float:
+    """Seconds of all ranks together that a step takes at least, each by what a device's seconds weigh.
+
+    As `lower_bound_s`, of which it is the sum over ranks: it holds for plans on any number of them.
+    """
+    work = _works(job, cost, layout, weight)
+    passes_s = sum(sum(each) for sample in work for each in sample.values())
+    return ROUNDING * (passes_s + sum(_updates_s(job, cost, weight).values()))
+
+
+Weight = Callable[[str], float]
+"""Of a second on a device of that kind."""
+
+
+def _even(device: str) -> float:
+    return 1.0
+
+
+def _works(job: Job, cost: CostModel, layout: Choice | None, weight: Weight) -> list[dict[str, ModuleWork]]:
     """By sample and module."""
     draft = empty_draft(job, "bound")
-    chunks = {place: [[sample]] for place, sample in enumerate(job.batch)}
-    alone = chunked_microbatches(draft, chunks)
     routing = routing_of(draft)
-    machines = list(_machines(job, cost))
+    alone = chunked_microbatches(draft, {place: [[sample]] for place, sample in enumerate(job.batch)})
+    works = [
+        (each.replica, each.module, routing.flow(each).needs[each.module], work_of(draft, each))
+        for each in alone
+    ]
     found: list[dict[str, ModuleWork]] = [{} for _ in job.batch]
-    known: dict[tuple[object, ...], ModuleWork] = {}
-    for microbatch in alone:
-        needs = routing.flow(microbatch).needs[microbatch.module]
-        work = work_of(draft, microbatch)
-        key = microbatch.module, work, needs
-        if key not in known:
-            layers = job.model.module(microbatch.module).layers
-            each = (
-                [
-                    least_time(
-                        machine,
-                        layer,
-                        work,
-                        job.settings.precision,
-                        counts_attention=counts_attention,
+    for module in job.model.modules:
+        mine = [(sample, needs, work) for sample, name, needs, work in works if name == module.name]
+        if not mine:
+            continue
+        stock = Work(tuple(row for _, _, work in mine for row in work.rows))
+        families = list(_families(job, cost, layout, module.name, stock))
+        known: dict[tuple[object, ...], ModuleWork] = {}
+        for sample, needs, work in mine:
+            key = needs, work
+            if key not in known:
+                tried = (
+                    _total([least.of(layer, work) for layer in module.layers], needs).scaled(
+                        share * weight(device)
                     )
-                    for layer in layers
-                ]
-                for machine in machines
-            )
-            known[key] = min((_total(times, needs) for times in each), key=sum)
-        found[microbatch.replica][microbatch.module] = known[key]
+                    for device, share, least in families
+                )
+                known[key] = ModuleWork(*map(min, zip(*tried, strict=True)))
+            found[sample][module.name] = known[key]
     return found
 
 
-def _machines(job: Job, cost: CostModel) -> Iterator[CostModel]:
-    """One of every kind of device."""
-    for device in dict.fromkeys(node.device for node in job.cluster.nodes):
-        yield cost.on(device)
+def _families(
+    job: Job, cost: CostModel, layout: Choice | None, module: str, stock: Work
+) -> Iterator[tuple[str, float, LeastTimes]]:
+    """Every kind of device, without and with context-parallel ranks: the share of tokens that is priced."""
+    stages = [stage for stage in layout.stages if stage.module == module] if layout else []
+    most_tp = max((stage.tp for stage in stages), default=usable_ranks(job))
+    may_divide = any(stage.cp > 1 for stage in stages) if layout else usable_ranks(job) > 1
+    must_divide = bool(stages) and all(stage.cp > 1 for stage in stages)
+    for device in _devices(job):
+        for divides in (False, True):
+            if (divides and not may_divide) or (must_divide and not divides):
+                continue
+            least = LeastTimes(
+                cost.on(device), job.settings.precision, stock, num_ranks=most_tp, cuts_tokens=divides
+            )
+            yield device, LEAST_SHARE if divides else 1.0, least
+
+
+def _updates_s(job: Job, cost: CostModel, weight: Weight) -> dict[str, float]:
+    """By module: of its trained weights, those aside that layers share; on one rank each."""
+    found = {}
+    for module in job.model.modules:
+        trained = sum(
+            parameter.num_elements
+            for layer in module.layers
+            if layer.trainable
+            for parameter in layer.parameters()
+            if parameter.name not in {shared for _, shared in layer.tied}
+        )
+        found[module.name] = WHOLE_PARTS * min(
+            weight(device) * least_update_s(trained, cost.on(device), job.settings)
+            for device in _devices(job)
+        )
+    return found
+
+
+def _devices(job: Job) -> tuple[str, ...]:
+    """Kinds of them."""
+    return tuple(dict.fromkeys(node.device for node in job.cluster.nodes))
 
 
 def _total(times: list[LeastTime], needs: tuple[Needs, ...]) -> ModuleWork:

@@ -19,7 +19,7 @@ from workbench.search.joint.move import Move, Space
 from workbench.search.joint.proposals import Moves, Proposals, steers
 from workbench.search.joint.question import Question
 from workbench.search.joint.replan import Replan, Replans, effort_of
-from workbench.search.joint.seeds import KEPT, seeds
+from workbench.search.joint.seeds import seeds
 from workbench.search.joint.starting import planned_starts
 from workbench.search.joint.starts import Start
 from workbench.search.joint.take import taken
@@ -34,7 +34,8 @@ MOST_ALIKE = 2  # of these, with modules on the same ranks
 NEAR = 1e-5  # of a value: as good as equal
 REPLANNED = 0.4  # of a round's effort besides, at first, plans of strategies for neighbouring jobs
 LEAST_REPLANNED, MOST_REPLANNED = 0.25, 0.6  # later, by what has gained how much for its effort
-SEEDED = 9  # of a round behind the first, likely layouts
+SEEDED = 9  # of a round besides, plain and likely layouts
+FIRST_SEEDED = 24  # of the first round
 SHARES = (0.4, 0.2, 0.15, 0.15, 0.1)  # of a round, by seat
 ANYWHERE = Scope()
 
@@ -70,7 +71,7 @@ class _Search:
 
     def round(self) -> list[tuple[_Seat, Moves]]:
         """The next candidates: seeds first, then plans of strategies, then of every seat its share."""
-        seeded = islice(self.seeded, SEEDED if self.log else KEPT)
+        seeded = islice(self.seeded, SEEDED if self.log else FIRST_SEEDED)
         asked: list[tuple[_Seat, Moves]] = [(self.seats[0], moves) for moves in seeded]
         if self.replans is not None:
             asked += [(self.origin, (move,)) for move in self.replans.next(self._replans_effort())]

@@ -1,16 +1,19 @@
 """Moves of layout and order: degrees and places, schedules, boundaries between stages, forwards ahead."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import ClassVar
 
 from workbench.job.job import Job
-from workbench.plan.plan import Program, Stage
+from workbench.model.layer import Layer
+from workbench.plan.plan import Program, Sharding, Stage
 from workbench.planner.assembly import cut
 from workbench.planner.block_cuts import even_blocks
 from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.layout_choice import Degrees
 from workbench.planner.planner_cost import FROZEN_AWARE
-from workbench.schedule.choice import Schedule, ScheduleKind, rank_block, usual
+from workbench.schedule.choice import Schedule, rank_block, usual_in_phases
 from workbench.schedule.eager import with_eager_forwards
 from workbench.search.joint.arrangement import Arrangement, Placement, stages_of
 from workbench.search.joint.choice import Choice, build, draft_of
@@ -44,7 +47,7 @@ class Arrange:
             microbatches = dealt(job, groups, replicas)
         schedule = choice.schedule
         if self.arrangement.placement is Placement.EVERYWHERE and not schedule.kind.spec.shares_ranks_in_part:
-            schedule = usual(ScheduleKind.THREE_PHASE)
+            schedule = usual_in_phases()
         draft = draft_of(job, replace(choice, microbatches=microbatches, stages=()))
         stages = stages_of(job, self.arrangement, schedule, draft, space.cost)
         return replace(
@@ -135,6 +138,48 @@ class ShiftLayer:
             changed[front.id] = replace(front, layers=(front.layers[0], border))
             changed[behind.id] = replace(behind, layers=(border, behind.layers[1]))
         return replace(choice, stages=tuple(changed.get(stage.id, stage) for stage in choice.stages))
+
+
+@dataclass(frozen=True, slots=True)
+class CutStages:
+    """Stages that train, each in so many pieces on its own ranks: sums of gradients go beside its backward.
+
+    A sum begins when its stage's last backward has ended; of a stage in one piece all of it is waited for.
+    Stages whose weights are sharded are one layer each as they are.
+    """
+
+    question: ClassVar[Question] = Question.ORDER
+    pieces: int
+
+    def apply(self, space: Space, choice: Choice) -> Choice:
+        if (num := choice.schedule.virtual_stages) > 1:
+            raise ValueError(f"{num} virtual stages lie where their schedule wants them; nearest: 1")
+        found: list[Stage] = []
+        for stage in _joined(choice.stages):
+            first, last = stage.layers
+            layers = space.job.model.module(stage.module).layers[first:last]
+            pieces = min(self.pieces, len(layers)) if self._cuts(choice, stage, layers) else 1
+            borders = [first + len(layers) * piece // pieces for piece in range(pieces + 1)]
+            found += [
+                replace(stage, id=len(found) + at, layers=own) for at, own in enumerate(pairwise(borders))
+            ]
+        return replace(choice, stages=tuple(found), programs=(), token_shards=())
+
+    def _cuts(self, choice: Choice, stage: Stage, layers: Sequence[Layer]) -> bool:
+        is_sharded = choice.settings.of(stage.module).sharding is Sharding.PARAMETERS
+        return not is_sharded and any(layer.trainable for layer in layers)
+
+
+def _joined(stages: Sequence[Stage]) -> list[Stage]:
+    """Stages in a row on the same ranks are one."""
+    found: list[Stage] = []
+    for stage in stages:
+        last = found[-1] if found else stage
+        if last.layers[1] == stage.layers[0] and replace(last, id=stage.id, layers=stage.layers) == stage:
+            found[-1] = replace(last, layers=(last.layers[0], stage.layers[1]))
+        else:
+            found.append(stage)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

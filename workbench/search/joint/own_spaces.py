@@ -1,110 +1,21 @@
-"""What the paper of every registered strategy searches, and jobs drawn from that."""
+"""Jobs drawn from what the paper of a registered strategy searches."""
 
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from enum import Enum
 
 from workbench.job.job import Job, ModuleLayout
 from workbench.model.layer import Attention
 from workbench.model.model_graph import TEXT, Module
 from workbench.plan.plan import ModuleSettings, Recompute, Sharding
 from workbench.planner.layout_search import usable_ranks
-from workbench.schedule.choice import Schedule, ScheduleKind, usual
+from workbench.planner.own_space import Chooser, OwnSpace
+from workbench.strategies.registry import STRATEGIES
 
 TP_SIZES, CP_SIZES, MICROBATCHES = (1, 2, 4, 8), (1, 2, 4), (1, 2, 4, 8)
 OPEN_SHARE = 0.1  # of the draws, in which the strategy counts the stages itself
 
-
-class Chooser(Enum):
-    """Who chooses tp, cp and dp: the strategy's planner, or the user for every module, or for all alike."""
-
-    ITSELF = "searched by the strategy"
-    EACH = "of every module"
-    ALIKE = "of all modules alike"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnSpace:
-    """What is searched for one strategy.
-
-    Args:
-        degrees: how layouts are chosen.
-        where: the paper's section.
-        has_cp: whether its modules may be context-parallel.
-        shares_ranks: whether modules lie on the same ranks.
-        schedules: the paper's.
-    """
-
-    degrees: Chooser
-    where: str
-    has_cp: bool = True
-    shares_ranks: bool = False
-    schedules: tuple[Schedule, ...] = (Schedule(),)
-
-
-def _schedules(*kinds: ScheduleKind) -> tuple[Schedule, ...]:
-    return tuple(map(usual, kinds))
-
-
-_V1, _ENTRAIN, _DISTTRAIN = "Cornstarch v1", "Entrain", "DistTrain"
-_KARNATI = "Karnati et al., section 4: layouts, recomputation, batch size, optimizer instances, LLM layers"
-_INTERLEAVED = (ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED)
-_SPLIT = (ScheduleKind.ONE_F_ONE_B, ScheduleKind.ZB_H1, ScheduleKind.ZB_H2)
-
-OWN_SPACES: Mapping[str, OwnSpace] = {
-    "cornstarch": OwnSpace(degrees=Chooser.EACH, where=f"{_V1}, sections 3.2, 4.1 and 5.2"),
-    "cornstarch-loosely-coupled": OwnSpace(degrees=Chooser.EACH, where=f"{_V1}, section 5.2"),
-    "cornstarch-frozen-unaware": OwnSpace(degrees=Chooser.EACH, where=f"{_V1}, sections 6.1 and 6.4"),
-    "encoders-colocated": OwnSpace(degrees=Chooser.ALIKE, where=f"{_V1}, section 6.1", shares_ranks=True),
-    "encoders-colocated-frozen-aware": OwnSpace(
-        degrees=Chooser.ALIKE, where="Cornstarch ICML, section 5.3", shares_ranks=True
-    ),
-    "encoders-replicated": OwnSpace(degrees=Chooser.ALIKE, where=f"{_V1}, section 6.1", shares_ranks=True),
-    "dip": OwnSpace(
-        degrees=Chooser.EACH,
-        where=f"{_ENTRAIN}, sections 4.2 and 4.7.2",
-        has_cp=False,
-        shares_ranks=True,
-        schedules=_schedules(ScheduleKind.THREE_PHASE),
-    ),
-    "entrain": OwnSpace(
-        degrees=Chooser.EACH,
-        where=f"{_ENTRAIN}, sections 4.5 and 4.6",
-        has_cp=False,
-        schedules=_schedules(*_SPLIT),
-    ),
-    "entrain-graded": OwnSpace(
-        degrees=Chooser.EACH, where="ours, after Entrain", has_cp=False, schedules=_schedules(*_SPLIT)
-    ),
-    "entrain-search": OwnSpace(
-        degrees=Chooser.ITSELF, where=f"{_ENTRAIN}, sections 4.4.3 and 4.6", schedules=_schedules(*_SPLIT)
-    ),
-    "disttrain": OwnSpace(
-        degrees=Chooser.ITSELF, where=f"{_DISTTRAIN}, section 4", schedules=_schedules(*_INTERLEAVED)
-    ),
-    "disttrain-cheapest": OwnSpace(
-        degrees=Chooser.ITSELF,
-        where=f"{_DISTTRAIN}, sections 4 and 8",
-        schedules=_schedules(*_INTERLEAVED),
-    ),
-    "disttrain-reordered": OwnSpace(
-        degrees=Chooser.EACH, where=f"{_DISTTRAIN}, section 5", schedules=_schedules(*_INTERLEAVED)
-    ),
-    "reordered-by-exchanges": OwnSpace(
-        degrees=Chooser.EACH, where="ours, after DistTrain", schedules=_schedules(*_INTERLEAVED)
-    ),
-    "megatron-heterogeneous": OwnSpace(degrees=Chooser.EACH, where=_KARNATI),
-    "megatron-homogeneous": OwnSpace(
-        degrees=Chooser.ITSELF, where=_KARNATI, schedules=_schedules(*_INTERLEAVED)
-    ),
-    "megatron-colocated": OwnSpace(degrees=Chooser.ITSELF, where=_KARNATI),
-    "megatron-islands": OwnSpace(degrees=Chooser.ITSELF, where=_KARNATI),
-    "fsdp": OwnSpace(
-        degrees=Chooser.ITSELF, where="Zhao et al. 2023, section 3.2.1; TorchTitan, section 2.1"
-    ),
-    "hsdp": OwnSpace(degrees=Chooser.ITSELF, where="Zhao et al. 2023, section 3.2.2"),
-}
+OWN_SPACES: Mapping[str, OwnSpace] = {spec.name: spec.own_space for spec in STRATEGIES}
 
 
 def tensor_sizes(job: Job, module: Module) -> list[int]:

@@ -18,10 +18,16 @@ from workbench.search.joint.choice import Choice, TokenRule, draft_of
 from workbench.search.joint.grouping import groups_of, llm_of
 from workbench.search.joint.grouping_moves import Exchange, Grouping, MoveSample, Regroup, Reorder, Resize
 from workbench.search.joint.hints import Hints
-from workbench.search.joint.layout_moves import Arrange, Reschedule, RunEncodersAhead, ShiftLayer
+from workbench.search.joint.layout_moves import (
+    Arrange,
+    CutStages,
+    Reschedule,
+    RunEncodersAhead,
+    ShiftLayer,
+)
 from workbench.search.joint.move import Move, Space
 from workbench.search.joint.question import Question
-from workbench.search.joint.setting_moves import Distribute, ExchangeKeys, Keep
+from workbench.search.joint.setting_moves import Distribute, ExchangeKeys, Keep, shardings
 from workbench.search.joint.take import Take
 
 Moves = tuple[Move, ...]
@@ -31,6 +37,7 @@ PROVEN = 0.7  # of the others: moves that cost next to nothing alone
 LITTLE = 0.01  # of the value
 EXCHANGED, REORDERED, DEFERRED = 0.5, 0.25, 0.4  # of regroupings; the last of samples that move
 LEADS = (1, 2, 4)
+PIECES = (1, 2, 4, 8)
 WINDOWS = (1, 2, 4, 8)
 
 
@@ -143,6 +150,7 @@ def _singles(space: Space, choice: Choice, draft: Plan, arrangement: Arrangement
     yield from map(Reschedule, _schedules(space.job, choice.schedule, draft))
     yield from _boundaries(draft)
     yield from map(RunEncodersAhead, LEADS)
+    yield from map(CutStages, PIECES)
     yield from map(Regroup, Grouping)
     yield from _sizes(space.job, choice)
     yield from _memory(space.job, choice, draft)
@@ -300,6 +308,7 @@ def _memory(job: Job, choice: Choice, draft: Plan) -> Iterator[Move]:
     """Of one module and, where there are several, the same of all."""
     own = list(dict.fromkeys(_memory_of_one(job, choice, draft)))
     yield from own
+    yield from shardings(choice, draft)
     if len(job.model.modules) > 1:
         yield from dict.fromkeys(replace(move, module=None) for move in own)
 

@@ -9,12 +9,13 @@ from typing import ClassVar
 from workbench.job.job import Job, ModuleLayout
 from workbench.plan.plan import ModuleSettings, Plan
 from workbench.planner.layout_choice import degrees_of
+from workbench.planner.own_space import Chooser
 from workbench.planner.strategy_spec import Planner
 from workbench.schedule.choice import Schedule
 from workbench.search.joint.choice import NAME, Choice, choice_of, draft_of
 from workbench.search.joint.grouping import groups_of, llm_of
 from workbench.search.joint.move import Space
-from workbench.search.joint.own_spaces import OWN_SPACES, Chooser, Draws
+from workbench.search.joint.own_spaces import OWN_SPACES, Draws
 from workbench.search.joint.question import Question
 
 MOST_TOLD = 100  # candidates of a planner's own, after which it is stopped: a plan is one candidate here

@@ -13,6 +13,7 @@ from workbench.search.joint.arrangement import Arrangement, Placement
 from workbench.search.joint.grouping_moves import Grouping, Regroup
 from workbench.search.joint.layout_moves import Arrange
 from workbench.search.joint.own_spaces import CP_SIZES, tensor_sizes
+from workbench.search.joint.plain_layouts import plain_layouts
 from workbench.search.joint.proposals import Moves, differ
 from workbench.search.joint.question import Question
 from workbench.search.joint.setting_moves import Keep
@@ -27,7 +28,7 @@ _PLACEMENTS = {
 
 
 def seeds(job: Job, cost: CostModel, questions: Collection[Question]) -> Iterator[Moves]:
-    """The best layouts of every mode and microbatch size, the job's own size first.
+    """Plain layouts, then the best of every mode and microbatch size, the job's own size first.
 
     Where the step model knows none, as of a model with a generator, every grid that all modules share.
 
@@ -39,6 +40,7 @@ def seeds(job: Job, cost: CostModel, questions: Collection[Question]) -> Iterato
     """
     if Question.LAYOUT not in questions:
         return
+    yield from plain_layouts(job, questions)
     sizes = _sizes(job) if Question.GROUPING in questions else [job.microbatch_samples]
     regroups = Question.GROUPING in questions
     ways = _ways(job) if regroups else ((),)

@@ -1,9 +1,10 @@
 """Moves of tokens and memory: owners of tokens, travel of keys, recomputation and sharding."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from workbench.plan.plan import KeyExchange, ModuleSettings, Recompute, Sharding
+from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Recompute, Sharding
 from workbench.search.joint.choice import Choice, TokenRule
 from workbench.search.joint.move import Space
 from workbench.search.joint.question import Question
@@ -55,6 +56,32 @@ class Keep:
             )
             choice = with_settings(choice, changed)
         return choice
+
+
+def shardings(choice: Choice, draft: Plan) -> Iterator[Keep]:
+    """Weights of one module sharded among other ranks than now, or no longer sharded.
+
+    Of modules without tensor parallelism. Between pairs and all ranks there are the powers of two: a
+    module is sharded among no more than its memory asks for, since the more there are, the more each gathers.
+    """
+    for module in draft.model.modules:
+        stages = [stage for stage in draft.stages if stage.module == module.name]
+        now = choice.settings.of(module.name)
+        num, cp = len(draft.replicas(module.name)), stages[0].cp
+        ways = [(Sharding.PARAMETERS, each) for each in instance_counts(num, cp)] if stages[0].tp == 1 else []
+        if now.sharding is Sharding.PARAMETERS:
+            ways.append((Sharding.OPTIMIZER, 1))
+        for sharding, instances in ways:
+            if (sharding, instances) != (now.sharding, now.instances):
+                yield Keep(module.name, now.recompute, sharding, instances, now.sequence_parallel)
+
+
+def instance_counts(replicas: int, cp: int) -> Sequence[int]:
+    """Of weights that ranks shard: most instances first, of 2, 4, ... ranks each, and one of all."""
+    holders = replicas * cp
+    sizes = [2**power for power in range(1, holders.bit_length()) if 2**power < holders]
+    counts = [holders // size for size in sizes if holders % size == 0]
+    return [count for count in (*counts, 1) if replicas % count == 0 and count < holders]
 
 
 def with_settings(choice: Choice, changed: ModuleSettings) -> Choice:

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from workbench.search.joint.grouping_moves import Exchange, MoveSample, Regroup, Reorder, Resize
-from workbench.search.joint.layout_moves import Arrange, Reschedule, RunEncodersAhead, ShiftLayer
+from workbench.search.joint.layout_moves import Arrange, CutStages, Reschedule, RunEncodersAhead, ShiftLayer
 from workbench.search.joint.move import Move
 from workbench.search.joint.replan import Replan
 from workbench.search.joint.setting_moves import Distribute, ExchangeKeys, Keep
@@ -19,6 +19,7 @@ MOVES: dict[str, type[Any]] = {
         Arrange,
         Reschedule,
         ShiftLayer,
+        CutStages,
         RunEncodersAhead,
         Exchange,
         MoveSample,

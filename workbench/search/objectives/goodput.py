@@ -1,9 +1,11 @@
 """Goodput: samples a second that count, where nodes fail; how a plan recovers is part of what is chosen."""
 
+import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 from workbench.cost.model import CostModel
 from workbench.elastic.availability import Availability
@@ -91,13 +93,38 @@ class Goodput:
         }
         return Judged(value=1 / best.mean, times=times, figures=figures)
 
-    def least(self, plan: Plan, times: StepTimes) -> float:
-        """Seconds of a sample where nothing fails.
+    def is_above(self, plan: Plan, times: StepTimes, limit: float) -> bool:
+        """Whether a plan's value is at least the limit, by steps that are simulated and no failure.
 
-        A plan whose step is shorter on fewer of its nodes is better than that; but then so is the plan of
-        those nodes alone, which is a candidate too.
+        A plan whose own step leaves room below the limit is not looked at further: only its value tells.
         """
-        return times.step_s / len(plan.batch)
+        return times.step_s / len(plan.batch) >= limit and self.least(plan, times) >= limit
+
+    def least(self, plan: Plan, times: StepTimes) -> float:
+        """Seconds of a sample if all nodes that are there worked all the time; inf where none ever goes on.
+
+        No value of the plan is below. A job trains at any time on some of the nodes that are there, as a
+        member that leaves ends the iteration; rates do not fall with the number of nodes, whichever pipelines
+        go on; and what counts is part of what is trained. So it is no more than the rate of all nodes,
+        summed over the trace. Steps on fewer nodes have to be known for that: where they wait less for
+        one another, they may be shorter than the plan's own.
+        """
+        rates = self._rates(plan, list(self._of_nodes(plan, times, None)))
+        most = statistics.fmean(self._trained(rates, trace) for trace in self.traces)
+        return 1 / most if most else math.inf
+
+    def _trained(self, rates: Sequence[float], trace: Availability) -> float:
+        """Samples a second at those rates by number of nodes, over what is followed of a trace."""
+        starts = [(min(time_s, self.until_s), count) for time_s, count in trace.num_nodes()]
+        spans = pairwise((*starts, (self.until_s, 0)))
+        return sum(rates[count] * (end_s - begin_s) for (begin_s, count), (end_s, _) in spans) / self.until_s
+
+    def _of_nodes(self, plan: Plan, times: StepTimes, schedule: Schedule | None) -> Iterable[OnNodes]:
+        """Steps that some way to recover may go on with."""
+        if plan.strategy == template_plans.NAME:
+            found = template_plans.templates_of(self.job, self.cost, self.costs.copies - 1)
+            return self._of_templates(found, plan, times)
+        return self._of_pipelines(plan, times, schedule).values()
 
     def _followed(self, way: Recovery) -> Followed:
         return Followed(way, tuple(self.simulate(way, trace, self.until_s) for trace in self.traces))

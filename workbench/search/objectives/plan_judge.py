@@ -32,11 +32,11 @@ Measure = Callable[[Plan, StepTimes, Schedule | None], Judged]
 
 
 @runtime_checkable
-class LeastMeasure(Protocol):
-    """A measure whose least value is known for less than the value takes."""
+class LimitedMeasure(Protocol):
+    """A measure that may tell for less than the value takes that it is not below a limit."""
 
-    def least(self, plan: Plan, times: StepTimes) -> float:
-        """No value is below it, of this plan or of any that makes this one worth a look."""
+    def is_above(self, plan: Plan, times: StepTimes, limit: float) -> bool:
+        """Whether the plan's value is known to be at least the limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +75,8 @@ class PlanJudge:
 
     def is_above(self, plan: Plan, limit: float) -> bool:
         """Whether no value below the limit is to be had with the plan, as far as its measure says so."""
-        return isinstance(self.measure, LeastMeasure) and (
-            self.measure.least(plan, self.times(plan, None)) >= limit
+        return isinstance(self.measure, LimitedMeasure) and (
+            self.measure.is_above(plan, self.times(plan, None), limit)
         )
 
     def replay(self, plan: Plan) -> Trace:

@@ -1,0 +1,197 @@
+"""A small space of plans that vary in all four questions, listed whole."""
+
+import hashlib
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations, pairwise, product
+
+from workbench.cost.model import CostModel
+from workbench.job.job import Job, ModuleLayout
+from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Settings
+from workbench.plan.remembered import Remembered
+from workbench.planner.assembly import disjoint_stages
+from workbench.planner.block_cuts import Cuts
+from workbench.schedule.choice import Schedule, ScheduleKind, usual
+from workbench.search.joint.choice import Choice, TokenRule, build
+from workbench.search.joint.grouping import Group, dealt
+
+AWAY = 1  # layers by which a border may lie away from an even cut's
+Shape = tuple[int, int, int]  # tensor- and context-parallel ranks of a stage, stages
+_DIGESTS: Remembered[str] = Remembered(100_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedSpace:
+    """A job, and the answers to each question that are combined.
+
+    Args:
+        name: of the space.
+        job: on few ranks.
+        cost: its machine.
+        shapes: of every module: tensor- and context-parallel degree and number of stages.
+        replicas: of all modules.
+        microbatches: numbers of samples.
+        schedules: orders of passes.
+        rules: owners of tokens of context-parallel modules.
+        ways: how keys travel between them.
+    """
+
+    name: str
+    job: Job
+    cost: CostModel
+    shapes: Mapping[str, tuple[Shape, ...]]
+    replicas: tuple[int, ...] = (1,)
+    microbatches: tuple[int, ...] = (1,)
+    schedules: tuple[Schedule, ...] = tuple(
+        map(usual, (ScheduleKind.ONE_F_ONE_B, ScheduleKind.GPIPE, ScheduleKind.ZB_H1))
+    )
+    rules: tuple[TokenRule, ...] = tuple(TokenRule)
+    ways: tuple[KeyExchange, ...] = (KeyExchange.ALL_GATHER, KeyExchange.RING)
+
+    def choices(self) -> Iterator[Choice]:
+        """All of them; some have different answers and the same plan.
+
+        Those that differ in their owners alone follow one another: they have one order.
+        Behind them come those that differ in cuts, whose rows and orders are remembered.
+        """
+        ids = [sample.id for sample in self.job.batch]
+        groupings = [groups for size in self.microbatches for groups in _groupings(ids, size)]
+        for replicas, shapes in product(self.replicas, self._shapes()):
+            if replicas * sum(tp * cp * pp for tp, cp, pp in shapes.values()) > self.job.cluster.num_ranks:
+                continue
+            counts = dict.fromkeys(shapes, replicas)
+            grouped = [dealt(self.job, each, counts) for each in groupings if len(each) % replicas == 0]
+            for schedule in self.schedules:
+                held = _with_shapes(self.job, shapes, replicas, schedule)
+                cut = [disjoint_stages(held, cuts) for cuts in self._cuts(shapes)]
+                for settings, microbatches, stages in product(self._settings(shapes), grouped, cut):
+                    for rule in self.rules if _divided(shapes) else (TokenRule.ZIGZAG,):
+                        yield Choice(
+                            stages=stages,
+                            microbatches=microbatches,
+                            schedule=schedule,
+                            settings=settings,
+                            tokens=rule,
+                        )
+
+    def plans(self, choices: Iterable[Choice]) -> Iterator[Plan]:
+        """Of some choices, those that can be built; one order for all that differ in their owners alone."""
+        ordered: Choice | None = None
+        for choice in choices:
+            bare = replace(choice, tokens=TokenRule.ZIGZAG)
+            if ordered is None or replace(ordered, programs=()) != bare:
+                try:
+                    ordered = replace(bare, programs=build(self.job, bare, self.cost).programs)
+                except ValueError:  # a schedule that is not for such stages
+                    ordered = None
+                    continue
+            yield build(self.job, replace(choice, programs=ordered.programs), self.cost)
+
+    def _shapes(self) -> Iterator[dict[str, Shape]]:
+        for chosen in product(*self.shapes.values()):
+            yield dict(zip(self.shapes, chosen, strict=True))
+
+    def _cuts(self, shapes: Mapping[str, Shape]) -> Iterator[dict[str, Cuts]]:
+        each = {
+            name: tuple(_near_even(len(self.job.model.module(name).layers), pp))
+            for name, (_, _, pp) in shapes.items()
+        }
+        for chosen in product(*each.values()):
+            yield dict(zip(each, chosen, strict=True))
+
+    def _settings(self, shapes: Mapping[str, Shape]) -> Iterator[Settings]:
+        for ways in product(self.ways, repeat=len(_divided(shapes))):
+            modules = tuple(
+                ModuleSettings(module=name, key_exchange=way)
+                for name, way in zip(_divided(shapes), ways, strict=True)
+                if way is not KeyExchange.ALL_GATHER
+            )
+            yield replace(self.job.settings, modules=modules)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A space's plans by what they are, with their values.
+
+    Args:
+        values: key -> value, see `key_of`; None: the plan does not fit, or can deadlock.
+        answers: to every question, how many different ones feasible plans give.
+    """
+
+    values: Mapping[str, float | None]
+    answers: Mapping[str, int]
+
+    @cached_property
+    def feasible(self) -> Mapping[str, float]:
+        """Plans that have a value."""
+        return {key: value for key, value in self.values.items() if value is not None}
+
+    @cached_property
+    def optimum(self) -> float:
+        return min(self.feasible.values())
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all keys and values."""
+        digest = hashlib.sha256()
+        for key in sorted(self.feasible):
+            digest.update(f"{key} {self.feasible[key]!r}\n".encode())
+        return digest.hexdigest()
+
+
+def key_of(plan: Plan) -> str:
+    """What a plan is among those of one model, cluster and batch, whoever made it.
+
+    What plans have in common is digested once: `plan_hash` takes as long as a plan's value.
+    """
+    parts = (plan.stages, plan.microbatches, plan.programs, plan.token_shards, plan.settings)
+    return _digest("".join(map(_known, parts)))
+
+
+def answers_of(plan: Plan) -> dict[str, str]:
+    """The plan's answers to the four questions, as keys."""
+    ways = tuple(sorted((each.module, each.key_exchange) for each in plan.settings.modules))
+    return {
+        "layout": _known(plan.stages),
+        "order": _known(plan.programs),
+        "grouping": _known(plan.microbatches),
+        "tokens": _known((plan.token_shards, ways)),
+    }
+
+
+def _known(part: Hashable) -> str:
+    return _DIGESTS.answer(part, lambda: _digest(repr(part)))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _divided(shapes: Mapping[str, Shape]) -> list[str]:
+    """Modules with context-parallel ranks."""
+    return sorted(name for name, (_, cp, _) in shapes.items() if cp > 1)
+
+
+def _near_even(num_layers: int, num_stages: int) -> Iterator[Cuts]:
+    """Cuts whose borders lie next to those of equal parts."""
+    even = [round(place * num_layers / num_stages) for place in range(1, num_stages)]
+    for inner in combinations(range(1, num_layers), num_stages - 1):
+        if all(abs(border - at) <= AWAY for border, at in zip(inner, even, strict=True)):
+            yield tuple(pairwise((0, *inner, num_layers)))
+
+
+def _groupings(ids: list[int], size: int) -> Iterator[tuple[Group, ...]]:
+    """Every way to put samples into microbatches of one size, which stand in an order."""
+    if not ids:
+        yield ()
+        return
+    for group in combinations(ids, size):
+        rest = [member for member in ids if member not in group]
+        for others in _groupings(rest, size):
+            yield (group, *others)
+
+
+def _with_shapes(job: Job, shapes: Mapping[str, Shape], replicas: int, schedule: Schedule) -> Job:
+    layouts = tuple(ModuleLayout(module=name, tp=tp, cp=cp, pp=pp) for name, (tp, cp, pp) in shapes.items())
+    return replace(job, layouts=layouts, replicas=replicas, schedule=schedule)

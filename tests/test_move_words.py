@@ -1,0 +1,81 @@
+"""What a joint search changed is told in the field's words, for every kind of move."""
+
+from workbench.job.job import ModuleLayout
+from workbench.plan.plan import ModuleSettings, Recompute, Sharding
+from workbench.planner.layout_choice import Degrees
+from workbench.report.move_words import told_moves
+from workbench.schedule.choice import Schedule, ScheduleKind
+from workbench.search.joint.arrangement import Arrangement, Placement
+from workbench.search.joint.choice import TokenRule
+from workbench.search.joint.grouping_moves import Exchange, Grouping, Regroup, Resize
+from workbench.search.joint.layout_moves import Arrange, CutStages, Reschedule, ShiftLayer
+from workbench.search.joint.move import Move
+from workbench.search.joint.question import Question
+from workbench.search.joint.replan import Replan
+from workbench.search.joint.setting_moves import Distribute, Keep
+from workbench.search.joint.take import Take
+from workbench.search.joint.written import written
+
+
+def told(*moves: Move) -> list[tuple[str, str]]:
+    return list(told_moves([{"question": move.question.value, **written(move)} for move in moves]))
+
+
+def keep(module: str | None, recompute: Recompute = Recompute.NONE) -> Keep:
+    return Keep(module, recompute, Sharding.OPTIMIZER, 1, False)
+
+
+def test_modules_that_change_alike_share_a_line():
+    assert told(keep("vision"), keep("llm"), keep("audio", Recompute.FULL)) == [
+        ("memory", "vision, llm: recompute none, sharding optimizer"),
+        ("memory", "audio: recompute full, sharding optimizer"),
+    ]
+    assert told(keep(None)) == [("memory", "all modules: recompute none, sharding optimizer")]
+
+
+def test_degrees_of_one_are_left_out():
+    degrees = (Degrees(module="vision", dp=4), Degrees(module="llm", tp=2, dp=2), Degrees(module="head"))
+    move = Arrange(Arrangement(placement=Placement.ISLANDS, degrees=degrees), samples=1)
+    assert told(move) == [
+        ("layout", "islands: vision dp 4, llm dp 2 tp 2, head one rank; 1 sample a microbatch")
+    ]
+
+
+def test_a_strategy_that_plans_anew_says_what_it_was_given():
+    move = Replan(
+        strategy="disttrain",
+        layouts=(ModuleLayout(module="llm", pp=2, tp=4),),
+        replicas=2,
+        microbatch_samples=4,
+        schedule=Schedule(kind=ScheduleKind.ONE_F_ONE_B),
+        modules=(ModuleSettings(module="llm", recompute=Recompute.FULL),),
+    )
+    assert told(move) == [
+        (
+            "layout",
+            "disttrain's plan, 4 samples a microbatch, 1f1b; llm dp 2 pp 2 tp 4; "
+            "llm recompute full, sharding none",
+        )
+    ]
+
+
+def test_other_moves():
+    assert told(
+        Reschedule(Schedule(kind=ScheduleKind.INTERLEAVED, virtual_stages=2)),
+        CutStages(8),
+        Resize(2),
+        Regroup(Grouping.EVEN),
+        Distribute(TokenRule.STRIPE),
+        Take(Question.TOKENS, "cornstarch"),
+        Exchange(3, 5),
+        ShiftLayer("llm", 0, -1),
+    ) == [
+        ("order", "interleaved, virtual_stages 2"),
+        ("order", "stages that train in pieces, 8 each"),
+        ("grouping", "2 samples a microbatch"),
+        ("grouping", "even microbatches"),
+        ("tokens", "tokens stripe"),
+        ("tokens", "as cornstarch has it"),
+        ("grouping", "Exchange first 3, second 5"),
+        ("order", "ShiftLayer module llm, place 0, by -1"),
+    ]

@@ -1,0 +1,110 @@
+"""Plain layouts and what they are made of: every one is read as a sound plan, or refused for a reason."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from sim.predict import IterationJudge
+from tests.test_strategies import cost, job
+from tests.tiny_valm import tiny_batch
+from workbench.plan.check import check
+from workbench.plan.plan import Recompute, Sharding
+from workbench.schedule.choice import ScheduleKind, usual
+from workbench.search.joint.choice import choice_of
+from workbench.search.joint.evaluate import changed, plan_of
+from workbench.search.joint.layout_moves import CutStages
+from workbench.search.joint.move import Space
+from workbench.search.joint.plain_layouts import plain_layouts
+from workbench.search.joint.question import Question
+from workbench.search.joint.setting_moves import Keep, instance_counts, shardings
+from workbench.strategies.registry import PLANNERS
+from workbench.timing.accept import accept
+
+BATCH = tiny_batch(images=(1, 2, 0, 1, 2, 0, 1, 1), clips=(1, 0, 0, 2, 1, 1, 0, 2))
+ALL = frozenset(Question)
+
+
+def started(name="megatron-homogeneous"):
+    small = replace(job(batch=BATCH), max_ranks=8, layouts=(), replicas=1)
+    space = Space(small, cost(), {})
+    return space, choice_of(small, PLANNERS[name](small, cost()), cost())
+
+
+def test_plain_layouts_are_sound_plans_and_differ():
+    space, choice = started()
+    plans, refusals = [], []
+    for moves in plain_layouts(space.job, ALL):
+        try:
+            plan = plan_of(space, changed(space, choice, moves))
+            accept(plan)
+            check(plan)
+            plans.append(plan)
+        except ValueError as error:
+            refusals.append(str(error))
+    shardings_of = {frozenset((m.sharding, m.instances) for m in plan.settings.modules) for plan in plans}
+    assert len(plans) >= 10, refusals
+    assert any((Sharding.PARAMETERS, 1) in found for found in shardings_of)
+    assert any(len(found) > 1 for found in shardings_of), "some modules sharded and others not"
+
+
+@pytest.mark.parametrize("fixed", [Question.MEMORY, Question.ORDER, Question.GROUPING])
+def test_a_fixed_question_is_left_alone(fixed):
+    space, _ = started()
+    asked = list(plain_layouts(space.job, ALL - {fixed}))
+    assert asked
+    assert not any(move.question is fixed for moves in asked for move in moves)
+
+
+def test_no_plain_layout_where_layouts_stay():
+    space, _ = started()
+    assert not list(plain_layouts(space.job, ALL - {Question.LAYOUT}))
+
+
+def test_pieces_hold_the_same_layers_on_the_same_ranks_and_can_be_joined_again():
+    space, choice = started()
+    cut = CutStages(2).apply(space, choice)
+    assert len(cut.stages) > len(choice.stages)
+    for before in choice.stages:
+        place = before.module, before.replica, before.ranks
+        layers = [s.layers for s in cut.stages if (s.module, s.replica, s.ranks) == place]
+        assert (layers[0][0], layers[-1][1]) == before.layers
+        assert all(front[1] == behind[0] for front, behind in pairwise(layers))
+    assert CutStages(1).apply(space, cut).stages == CutStages(1).apply(space, choice).stages
+
+
+def test_sums_of_gradients_go_beside_the_backward_of_other_pieces():
+    space, choice = started("megatron-homogeneous")
+    whole, cut = (plan_of(space, CutStages(pieces).apply(space, choice)) for pieces in (1, 4))
+    program = cut.programs[0].actions
+    sums = [place for place, action in enumerate(program) if action.kind.value == "REDUCE_GRAD"]
+    passes = [place for place, action in enumerate(program) if action.kind.value == "B"]
+    assert len(sums) > sum(a.kind.value == "REDUCE_GRAD" for a in whole.programs[0].actions)
+    assert min(sums) < max(passes)
+    judge = IterationJudge(cost())
+    assert judge.value(cut) != judge.value(whole)
+
+
+def test_virtual_stages_are_not_cut():
+    space, choice = started()
+    virtual = replace(choice, schedule=usual(ScheduleKind.INTERLEAVED))
+    with pytest.raises(ValueError, match="2 virtual stages lie where their schedule wants them"):
+        CutStages(2).apply(space, virtual)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "cp", "counts"),
+    [(24, 1, [12, 6, 3, 1]), (16, 1, [8, 4, 2, 1]), (4, 2, [4, 2, 1]), (1, 4, [1]), (1, 1, [])],
+)
+def test_instances_are_of_powers_of_two_and_divide_the_replicas(replicas, cp, counts):
+    assert list(instance_counts(replicas, cp)) == counts
+
+
+def test_shardings_offer_other_instances_and_the_way_back():
+    space, choice = started("fsdp")
+    plan = plan_of(space, choice)
+    offered = list(shardings(choice, plan))
+    now = choice.settings.of("llm")
+    assert Keep("llm", now.recompute, Sharding.OPTIMIZER, 1, now.sequence_parallel) in offered
+    assert {each.instances for each in offered if each.sharding is Sharding.PARAMETERS} - {now.instances}
+    assert all(each.recompute is Recompute(now.recompute) for each in offered if each.module == "llm")

@@ -1,0 +1,56 @@
+"""A row's plan as its memory sees it: no masks without dropout, and narrow inputs of narrow products."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from workbench.cost.products import NARROW, WIDE_BYTES, ProductFormat
+from workbench.llm_table.llm_row import LlmRow, Number, YesNo
+from workbench.memory.megatron import DROPPED
+from workbench.model.layer import Attention, Layer, LayerKind, Matmul, Operator, Pointwise
+from workbench.plan.plan import Plan
+
+FORMATS = {
+    Number.FP8: ProductFormat.FP8,
+    Number.MXFP8: ProductFormat.MXFP8,
+    Number.NVFP4: ProductFormat.NVFP4,
+}
+ROUTER = "mlp.router"
+
+
+def as_kept(plan: Plan, row: LlmRow) -> Plan:
+    """The plan with layers of which `memory` counts what the row's training system keeps.
+
+    Sums behind a dropout keep its mask, and nothing without one. Linear layers of blocks keep their input
+    for the weight gradient as it is multiplied: cast to the narrow format (Transformer Engine, `_Linear`);
+    beside an attention's output, which the attention keeps itself, that is a second tensor.
+
+    Complexity: O(layers).
+    """
+    if row.dropout is YesNo.YES and row.precision not in FORMATS:
+        return plan
+    known: dict[int, tuple[Operator, ...]] = {}
+
+    def kept(layer: Layer) -> Layer:
+        if layer.kind is not LayerKind.BLOCK:
+            return layer
+        if id(layer.operators) not in known:
+            known[id(layer.operators)] = tuple(_kept(layer.operators, row))
+        return replace(layer, operators=known[id(layer.operators)])
+
+    modules = tuple(replace(m, layers=tuple(kept(layer) for layer in m.layers)) for m in plan.model.modules)
+    return replace(plan, model=replace(plan.model, modules=modules))
+
+
+def _kept(operators: Sequence[Operator], row: LlmRow) -> Iterator[Operator]:
+    before: Operator | None = None
+    for each in operators:
+        is_sum = isinstance(each, Pointwise) and each.name.endswith(DROPPED)
+        if is_sum and row.dropout is YesNo.NO:
+            continue
+        if isinstance(each, Matmul) and row.precision in FORMATS and not each.name.startswith(ROUTER):
+            share = NARROW[FORMATS[row.precision]].element_bytes / WIDE_BYTES
+            share += isinstance(before, Attention)
+            yield replace(each, in_features=max(1, round(each.in_features * share)))
+        else:
+            yield each
+        before = each
