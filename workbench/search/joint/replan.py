@@ -24,18 +24,19 @@ UNTRIED = 5  # draws after which a strategy counts half as one that may be the b
 REPEATED = 20  # draws one after the other that were made before: a strategy gives none this time
 PROMISE = 4  # power of how good a strategy's best plan is
 EFFORT: Mapping[str, float] = {
-    "megatron-colocated": 10.0,
-    "megatron-islands": 10.0,
-    "megatron-homogeneous": 4.0,
-    "fsdp": 10.0,
-    "hsdp": 10.0,
+    "megatron-colocated": 8.0,
+    "megatron-islands": 15.0,
+    "megatron-homogeneous": 5.0,
+    "fsdp": 15.0,
+    "hsdp": 15.0,
     "entrain": 5.0,
-    "entrain-graded": 8.0,
+    "entrain-graded": 10.0,
     "entrain-search": 4.0,
     "dip": 4.0,
     "cornstarch": 3.0,
+    "disttrain": 2.0,
     "disttrain-cheapest": 2.0,
-}  # of planning and judging once, in candidates that moves make; measured, not timed: others take 1
+}  # of planning and judging once, in candidates that moves make; measured before, others take 1
 SETS_MEMORY = frozenset(("megatron-homogeneous", "megatron-colocated", "megatron-islands", "fsdp", "hsdp"))
 
 
