@@ -14,7 +14,9 @@ from workbench.planner.assembly import disjoint_stages
 from workbench.planner.block_cuts import Cuts
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 from workbench.search.joint.choice import Choice, TokenRule, build
+from workbench.search.joint.evaluate import plan_of
 from workbench.search.joint.grouping import Group, dealt
+from workbench.search.joint.move import Space
 
 AWAY = 1  # layers by which a border may lie away from an even cut's
 Shape = tuple[int, int, int]  # tensor- and context-parallel ranks of a stage, stages
@@ -76,8 +78,12 @@ class ListedSpace:
                         )
 
     def plans(self, choices: Iterable[Choice]) -> Iterator[Plan]:
-        """Of some choices, those that can be built; one order for all that differ in their owners alone."""
+        """Of some choices, those that the search would build; one order for all that differ in owners alone.
+
+        It refuses owners for which the rank that a stage is priced by has too few tokens, see `plan_of`.
+        """
         ordered: Choice | None = None
+        among = Space(self.job, self.cost, {})
         for choice in choices:
             bare = replace(choice, tokens=TokenRule.ZIGZAG)
             if ordered is None or replace(ordered, programs=()) != bare:
@@ -86,7 +92,11 @@ class ListedSpace:
                 except ValueError:  # a schedule that is not for such stages
                     ordered = None
                     continue
-            yield build(self.job, replace(choice, programs=ordered.programs), self.cost)
+            try:
+                plan = plan_of(among, replace(choice, programs=ordered.programs))
+            except ValueError:  # what the search refuses
+                continue
+            yield plan
 
     def _shapes(self) -> Iterator[dict[str, Shape]]:
         for chosen in product(*self.shapes.values()):
