@@ -12,7 +12,7 @@ from workbench import collector
 from workbench.collector import collector_paused
 from workbench.plan.plan import Plan
 
-PLANS = 60
+PLANS = 160
 
 
 class Chained:

@@ -153,10 +153,22 @@ class Listed:
 def key_of(plan: Plan) -> str:
     """What a plan is among those of one model, cluster and batch, whoever made it.
 
-    What plans have in common is digested once: `plan_hash` takes as long as a plan's value.
+    How keys would travel in modules without context parallelism does not count. What plans have in common
+    is digested once: `plan_hash` takes as long as a plan's value.
     """
-    parts = (plan.stages, plan.microbatches, plan.programs, plan.token_shards, plan.settings)
+    parts = (plan.stages, plan.microbatches, plan.programs, plan.token_shards, _settings_of(plan))
     return _digest("".join(map(_known, parts)))
+
+
+def _settings_of(plan: Plan) -> Settings:
+    if all(each.key_exchange is KeyExchange.ALL_GATHER for each in plan.settings.modules):
+        return plan.settings
+    travels = {stage.module for stage in plan.stages if stage.cp > 1}
+    modules = tuple(
+        each if each.module in travels else replace(each, key_exchange=KeyExchange.ALL_GATHER)
+        for each in plan.settings.modules
+    )
+    return replace(plan.settings, modules=tuple(m for m in modules if m != ModuleSettings(module=m.module)))
 
 
 def answers_of(plan: Plan) -> dict[str, str]:

@@ -37,6 +37,7 @@ LEAST_REPLANNED, MOST_REPLANNED = 0.25, 0.6  # later, by what has gained how muc
 SEEDED = 9  # of a round besides, plain and likely layouts
 FIRST_SEEDED = 24  # of the first round
 SHARES = (0.4, 0.2, 0.15, 0.15, 0.1)  # of a round, by seat
+STALE = 96  # candidates without a better best, after which the best alone keeps its seat
 ANYWHERE = Scope()
 
 
@@ -65,12 +66,15 @@ class _Search:
     replans: Replans | None
     log: list[Entry] = field(default_factory=list)
     candidates: int = 0
+    since_best: int = 0
     replanned: Yield = field(default_factory=lambda: Yield(REPLANNED))
     moved: Yield = field(default_factory=lambda: Yield(1 - REPLANNED))
     seeded: Iterator[Moves] = field(default_factory=lambda: iter(()))
 
     def round(self) -> list[tuple[_Seat, Moves]]:
         """The next candidates: seeds first, then plans of strategies, then of every seat its share."""
+        if self.since_best >= STALE:
+            self.seats, self.since_best = self.seats[:1], 0
         seeded = islice(self.seeded, SEEDED if self.log else FIRST_SEEDED)
         asked: list[tuple[_Seat, Moves]] = [(self.seats[0], moves) for moves in seeded]
         if self.replans is not None:
@@ -117,6 +121,9 @@ class _Search:
             before = self.seats[0].value
             accepted = outcome.value is not None and self._seated(seat, moves, outcome.value, index)
             self.candidates += outcome.value is not None
+            self.since_best = (
+                0 if self.seats[0].value < before else self.since_best + (outcome.value is not None)
+            )
             if self.replans is not None and isinstance(moves[0], Replan):
                 self.replans.learn(moves[0], outcome.value, self.space.job)
             elif outcome.value is not None and seat.proposals is not None:

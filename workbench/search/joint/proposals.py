@@ -9,11 +9,8 @@ from workbench.data.sample import Sample
 from workbench.explain.neighbours import Kind, neighbours
 from workbench.job.job import Job, ModuleLayout
 from workbench.plan.plan import KeyExchange, Plan
-from workbench.planner.assembly import dp_of, layout_of
-from workbench.planner.layout_choice import Degrees
-from workbench.planner.layout_search import usable_ranks
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
-from workbench.search.joint.arrangement import Arrangement, Placement, check_placement
+from workbench.search.joint.arrangement import Arrangement
 from workbench.search.joint.choice import Choice, TokenRule, draft_of
 from workbench.search.joint.grouping import groups_of, llm_of
 from workbench.search.joint.grouping_moves import Exchange, Grouping, MoveSample, Regroup, Reorder, Resize
@@ -25,6 +22,7 @@ from workbench.search.joint.layout_moves import (
     RunEncodersAhead,
     ShiftLayer,
 )
+from workbench.search.joint.layout_neighbours import arrangements_near
 from workbench.search.joint.move import Move, Space
 from workbench.search.joint.question import Question
 from workbench.search.joint.setting_moves import Distribute, ExchangeKeys, Keep, shardings
@@ -146,7 +144,8 @@ def _weight(move: Move, draft: Plan, hints: Hints | None) -> float:
 
 def _singles(space: Space, choice: Choice, draft: Plan, arrangement: Arrangement | None) -> Iterator[Move]:
     yield from _takes(space)
-    yield from _arranged(space.job, choice, arrangement)
+    if arrangement is not None:
+        yield from map(Arrange, arrangements_near(space.job, choice, arrangement))
     yield from map(Reschedule, _schedules(space.job, choice.schedule, draft))
     yield from _boundaries(draft)
     yield from map(RunEncodersAhead, LEADS)
@@ -163,108 +162,6 @@ def _takes(space: Space) -> Iterator[Move]:
             yield Take(question, name)
 
 
-def job_of(job: Job, choice: Choice, arrangement: Arrangement) -> Job:
-    """The job whose layouts are an arrangement's, and whose order and settings are a choice's.
-
-    Replicas of modules that are as many as the LLM's are the job's.
-    """
-    replicas = arrangement.of(llm_of(job)).dp
-    layouts = tuple(
-        replace(each.layout, dp=None) if each.dp == replicas else each.layout for each in arrangement.degrees
-    )
-    groups = groups_of(job, choice.microbatches)
-    return replace(
-        job,
-        layouts=layouts,
-        replicas=replicas,
-        schedule=choice.schedule,
-        settings=choice.settings,
-        microbatch_samples=max(1, len(job.batch) // len(groups)),
-    )
-
-
-def _arranged(job: Job, choice: Choice, arrangement: Arrangement | None) -> Iterator[Move]:
-    if arrangement is None:
-        return
-    degrees = {arrangement.degrees: None}
-    try:
-        around = job_of(job, choice, arrangement)
-    except ValueError:  # the job's own limits, such as a layout of a schedule that this is not
-        return
-    for change in neighbours(around):
-        if change.kind is not Kind.LAYOUT:
-            continue
-        try:
-            degrees[_degrees(change.edit(around))] = None
-        except ValueError:  # degrees that the model does not take
-            continue
-    degrees |= dict.fromkeys(_replicas_of_one(arrangement))
-    found: dict[Arrangement, None] = {}
-    for placement in Placement:
-        for each in degrees:
-            try:
-                other = Arrangement(placement=placement, degrees=_fitted(job, placement, each))
-            except ValueError:  # experts that the new degrees cannot hold, or no replica
-                continue
-            if other != arrangement and _takes_place(job, other):
-                found[other] = None
-    yield from map(Arrange, found)
-
-
-def _takes_place(job: Job, arrangement: Arrangement) -> bool:
-    """Whether degrees go with the placement, on no more ranks than there are."""
-    try:
-        check_placement(job, arrangement)
-    except ValueError:
-        return False
-    return arrangement.num_ranks(llm_of(job)) <= usable_ranks(job)
-
-
-def _degrees(job: Job) -> tuple[Degrees, ...]:
-    layouts = (layout_of(job, module.name) for module in job.model.modules)
-    return tuple(
-        Degrees(module=x.module, tp=x.tp, cp=x.cp, pp=x.pp or 1, dp=dp_of(job, x.module), ep=x.ep)
-        for x in layouts
-    )
-
-
-def _replicas_of_one(arrangement: Arrangement) -> Iterator[tuple[Degrees, ...]]:
-    """One module's replicas against one of its other degrees."""
-    for each in arrangement.degrees:
-        for name in ("tp", "cp", "pp"):
-            value = getattr(each, name)
-            pairs = [(value // 2, 2 * each.dp)] * (value % 2 == 0) + [(2 * value, each.dp // 2)] * (
-                each.dp % 2 == 0
-            )
-            for degree, dp in pairs:
-                if degree * each.tp * each.cp // value % each.ep and name != "pp":
-                    continue
-                other = replace(each, **{name: degree, "dp": dp})
-                yield tuple(other if d is each else d for d in arrangement.degrees)
-
-
-def _fitted(job: Job, placement: Placement, degrees: tuple[Degrees, ...]) -> tuple[Degrees, ...]:
-    """Encoders made to go with the placement: the LLM's grid where they share its ranks."""
-    llm = next(each for each in degrees if each.module == llm_of(job))
-    found = []
-    for each in degrees:
-        if each.module == llm.module or placement in (Placement.ISLANDS, Placement.REPLICAS):
-            found.append(each)
-        elif placement is Placement.FIRST_STAGE:
-            found.append(replace(llm, module=each.module, pp=1, ep=1))
-        elif placement is Placement.EVERYWHERE:
-            rest = llm.num_ranks // (each.tp * each.cp)
-            found.append(
-                replace(each, pp=1, dp=rest)
-                if each.dp != llm.dp
-                else replace(each, pp=max(1, rest // llm.dp))
-            )
-        else:
-            first = next(d for d in degrees if d.module != llm.module)
-            found.append(replace(each, tp=first.tp, cp=first.cp, pp=first.pp, dp=llm.dp))
-    return tuple(found)
-
-
 def _schedules(job: Job, now: Schedule, draft: Plan) -> Iterator[Schedule]:
     """Every kind as usual, with more virtual stages, limits, windows, forwards ahead and offload."""
     blocks = len({stage.flat_ranks for stage in draft.chain[llm_of(job), draft.replicas(llm_of(job))[0]]})
@@ -275,8 +172,9 @@ def _schedules(job: Job, now: Schedule, draft: Plan) -> Iterator[Schedule]:
         spec = kind.spec
         if spec.takes_more_stages:
             found |= {replace(base, virtual_stages=base.virtual_stages + more): None for more in (1, 2)}
-        if spec.takes("memory_limit"):
-            found |= {replace(base, memory_limit=limit): None for limit in (blocks, 2 * blocks)}
+        if spec.most_in_flight is not None:  # a limit that is the kind's own is no other schedule
+            limits = {blocks, 2 * blocks} - {spec.most_in_flight(blocks)}
+            found |= {replace(base, memory_limit=limit): None for limit in sorted(limits)}
         if spec.takes("window"):
             found |= {replace(base, window=window): None for window in WINDOWS}
             found |= {replace(base, window=window, run_ahead=1): None for window in WINDOWS}
