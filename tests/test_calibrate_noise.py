@@ -7,6 +7,7 @@ import torch
 
 from runtime.measure.microbench import Task, run_tasks
 from runtime.measure.yardstick import BETWEEN, with_yardstick
+from runtime.world.yardstick import Yardstick
 from workbench.calibrate.fit import fit
 from workbench.calibrate.measurement import Header, LayerRow, LinkRow, Measurement, Row, YardstickRow
 from workbench.calibrate.noise import noise_of, yardstick_s_of
@@ -96,3 +97,11 @@ def test_readings_stand_among_the_tasks_and_are_not_repeated() -> None:
     assert sum(isinstance(row, YardstickRow) for row in rows) == 4
     assert all(task.is_done(rows) for task in tasks)
     assert all(row.num_processes == 1 for row in rows if isinstance(row, YardstickRow))
+
+
+def test_a_calibration_reads_means_as_steps_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop that steps count and calibrations do not would be a drift of a machine that holds still."""
+    monkeypatch.setattr(Yardstick, "turns_s", lambda yardstick, budget_s: [1.0, 1.0, 1.0, 5.0])
+    [reading] = run_tasks(with_yardstick([], None, torch.device("cpu"), 1), HEADER).rows
+    assert isinstance(reading, YardstickRow)
+    assert reading.seconds == Yardstick(torch.device("cpu")).read(0.0) == 2.0

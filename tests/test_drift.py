@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.launch import run_local
+from runtime.launch import _yardstick, run_local
 from runtime.rank_job import RunSettings, _Readings
 from runtime.step.timing import Notes
 from runtime.world.mesh import Mesh
@@ -143,6 +143,27 @@ class Slow(Yardstick):
         time.sleep(0.05)
         self._events.append("has read")
         return 1e-3
+
+
+def read_by(rank: int, *yardstick_s: float) -> Notes:
+    return Notes(
+        rank=rank,
+        start_s=0.0,
+        spans=(),
+        memory=(),
+        sent_s={},
+        delivered_s={},
+        arrived_s={},
+        loss_sum=0.0,
+        yardstick_s=yardstick_s,
+    )
+
+
+def test_others_wait_for_the_slowest_rank_but_take_the_free_core_where_ranks_share_cores() -> None:
+    fast, slow, silent = read_by(0, 1.0, 1.0), read_by(1, 3.0, 3.0), read_by(2)
+    assert _yardstick([fast, slow]) == ((YARDSTICK, "3.0"),)
+    assert _yardstick([fast, slow, silent, silent]) == ((YARDSTICK, "1.5"),)
+    assert _yardstick([silent]) == ()
 
 
 def test_ranks_that_do_not_read_do_nothing_until_all_have_read() -> None:

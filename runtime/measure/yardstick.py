@@ -1,6 +1,5 @@
 """Reads the yardstick among the tasks of a calibration, and who else was at work meanwhile."""
 
-import statistics
 from collections.abc import Sequence
 
 import torch
@@ -45,7 +44,7 @@ class _Reader:
     def _row(self) -> YardstickRow:
         busy, self._watch = self._watch.busy(), self._new_watch()
         return YardstickRow(
-            seconds=max(self._medians_s()),
+            seconds=max(self._readings_s()),
             num_processes=self._num_processes,
             others_cores=None if busy is None else busy.others,
         )
@@ -53,12 +52,13 @@ class _Reader:
     def _new_watch(self) -> CoreWatch:
         return CoreWatch(tuple if self._pool is None else self._pool.all_process_ids)
 
-    def _medians_s(self) -> list[float]:
+    def _readings_s(self) -> list[float]:
+        """Means of turns, as beside steps: medians leave out the stops, which would pass for drift there."""
         if self._pool is None:
-            return [statistics.median(Yardstick(self._device).turns_s(BUDGET_S))]
-        return self._pool.run(_turns_s, self._num_processes)
+            return [Yardstick(self._device).read(BUDGET_S)]
+        return self._pool.run(_read_s, self._num_processes)
 
 
-def _turns_s(place: Place) -> float:
+def _read_s(place: Place) -> float:
     del place
-    return statistics.median(Yardstick(torch.device("cpu")).turns_s(BUDGET_S))
+    return Yardstick(torch.device("cpu")).read(BUDGET_S)
