@@ -217,3 +217,9 @@ def test_a_plan_whose_steps_alone_are_too_long_is_passed_over():
     step_s = times.step_s / len(plan.batch)
     assert judge.is_above(plan, min(least, step_s))
     assert not judge.is_above(plan, max(least, step_s) * 1.001)
+
+
+def test_spaces_that_are_no_longer_listed_leave_the_record():
+    name = spaces()[0].name
+    kept = joint.current({"spaces": {name: {"regret": 0.01}, "a space of old": {"regret": 0.5}}})
+    assert kept == {"spaces": {name: {"regret": 0.01}}, "regret_vs_exhaustive": 0.01}

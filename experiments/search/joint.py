@@ -175,7 +175,15 @@ def gathered(parts: Sequence[str], asked: Asked, before: Mapping[str, Any], prog
         record["made"] = record.get("made", {}) | {
             part: record.get("made", {}).get(part, {}) | dict.fromkeys(of, made)
         }
-    return record | summed(record)
+    return current(record)
+
+
+def current(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record without spaces that are no longer listed, and what it comes to."""
+    names = {space.name for space in spaces()}
+    listed = {name: row for name, row in record.get("spaces", {}).items() if name in names}
+    found = {**record, "spaces": listed} if listed else dict(record)
+    return found | summed(found)
 
 
 def rows(part: str, asked: Asked, record: Mapping[str, Any]) -> Iterator[Asked]:
