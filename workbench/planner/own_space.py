@@ -24,6 +24,9 @@ class OwnSpace:
         has_cp: whether its modules may be context-parallel.
         shares_ranks: whether modules lie on the same ranks.
         schedules: the paper's.
+        says_memory: whether the strategy itself says what is sharded and computed again.
+        effort: of planning and judging once, in candidates of a search that single moves make; measured on
+            two jobs, see the decisions; 1 where nobody measured more.
     """
 
     degrees: Chooser
@@ -31,6 +34,8 @@ class OwnSpace:
     has_cp: bool = True
     shares_ranks: bool = False
     schedules: tuple[Schedule, ...] = (Schedule(),)
+    says_memory: bool = False
+    effort: float = 1.0
 
 
 PLAIN_OR_INTERLEAVED = (Schedule(), usual(ScheduleKind.INTERLEAVED))

@@ -44,5 +44,5 @@ SPEC = StrategySpec(
     shortlist=shortlist,
     searches_layouts=True,
     summary="searched layouts: every module on an island of its own",
-    own_space=OwnSpace(degrees=Chooser.ITSELF, where=KARNATI),
+    own_space=OwnSpace(degrees=Chooser.ITSELF, where=KARNATI, says_memory=True, effort=15.0),
 )

@@ -47,6 +47,6 @@ SPEC = StrategySpec(
     shortlist=shortlist,
     searches_layouts=True,
     summary="a searched layout: every module over all ranks",
-    own_space=OwnSpace(degrees=Chooser.ITSELF, where=KARNATI),
+    own_space=OwnSpace(degrees=Chooser.ITSELF, where=KARNATI, says_memory=True, effort=8.0),
     placing=None,
 )

@@ -104,7 +104,7 @@ SPEC = StrategySpec(
     planner=plan,
     shortlist=shortlist,
     summary="encoders on ranks of their own; stages balanced by forward plus the backward that really runs",
-    own_space=OwnSpace(degrees=Chooser.EACH, where="Cornstarch v1, sections 3.2, 4.1 and 5.2"),
+    own_space=OwnSpace(degrees=Chooser.EACH, where="Cornstarch v1, sections 3.2, 4.1 and 5.2", effort=3.0),
     stands_for_placing=True,
 )
 

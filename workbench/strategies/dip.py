@@ -167,6 +167,7 @@ SPEC = StrategySpec(
         has_cp=False,
         shares_ranks=True,
         schedules=(usual_in_phases(),),
+        effort=4.0,
     ),
     placing=None,
 )

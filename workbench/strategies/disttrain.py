@@ -260,7 +260,9 @@ SPEC = StrategySpec(
     shortlist=shortlist,
     searches_layouts=True,
     summary="DistTrain's orchestration: degrees of every module by its formula, solved exactly",
-    own_space=OwnSpace(degrees=Chooser.ITSELF, where="DistTrain, section 4", schedules=PLAIN_OR_INTERLEAVED),
+    own_space=OwnSpace(
+        degrees=Chooser.ITSELF, where="DistTrain, section 4", schedules=PLAIN_OR_INTERLEAVED, effort=2.0
+    ),
 )
 
 SPEC_CHEAPEST = StrategySpec(
@@ -271,6 +273,9 @@ SPEC_CHEAPEST = StrategySpec(
     summary="as disttrain, for dollars a sample, where devices have prices",
     wants_prices=True,
     own_space=OwnSpace(
-        degrees=Chooser.ITSELF, where="DistTrain, sections 4 and 8", schedules=PLAIN_OR_INTERLEAVED
+        degrees=Chooser.ITSELF,
+        where="DistTrain, sections 4 and 8",
+        schedules=PLAIN_OR_INTERLEAVED,
+        effort=2.0,
     ),
 )

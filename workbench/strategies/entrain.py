@@ -250,6 +250,10 @@ SPEC = StrategySpec(
     batch_level=True,
     regroup=regroup,
     own_space=OwnSpace(
-        degrees=Chooser.EACH, where="Entrain, sections 4.5 and 4.6", has_cp=False, schedules=PLAIN_OR_SPLIT
+        degrees=Chooser.EACH,
+        where="Entrain, sections 4.5 and 4.6",
+        has_cp=False,
+        schedules=PLAIN_OR_SPLIT,
+        effort=5.0,
     ),
 )

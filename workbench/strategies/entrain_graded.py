@@ -263,6 +263,6 @@ SPEC = StrategySpec(
     batch_level=True,
     regroup=regroup,
     own_space=OwnSpace(
-        degrees=Chooser.EACH, where="ours, after Entrain", has_cp=False, schedules=PLAIN_OR_SPLIT
+        degrees=Chooser.EACH, where="ours, after Entrain", has_cp=False, schedules=PLAIN_OR_SPLIT, effort=10.0
     ),
 )

@@ -232,6 +232,6 @@ SPEC = StrategySpec(
     batch_level=True,
     regroup=entrain.regroup,
     own_space=OwnSpace(
-        degrees=Chooser.ITSELF, where="Entrain, sections 4.4.3 and 4.6", schedules=PLAIN_OR_SPLIT
+        degrees=Chooser.ITSELF, where="Entrain, sections 4.4.3 and 4.6", schedules=PLAIN_OR_SPLIT, effort=4.0
     ),
 )

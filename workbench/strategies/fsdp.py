@@ -148,7 +148,10 @@ SPEC = StrategySpec(
     searches_layouts=True,
     summary="parameters of every layer sharded over all ranks; recomputation and microbatch size searched",
     own_space=OwnSpace(
-        degrees=Chooser.ITSELF, where="Zhao et al. 2023, section 3.2.1; TorchTitan, section 2.1"
+        degrees=Chooser.ITSELF,
+        where="Zhao et al. 2023, section 3.2.1; TorchTitan, section 2.1",
+        says_memory=True,
+        effort=15.0,
     ),
     placing=None,
 )
@@ -160,6 +163,8 @@ SPEC_HYBRID = StrategySpec(
     searches_layouts=True,
     summary="as fsdp, but sharded within instances of near ranks, which add up their parts of gradients; "
     "their number is searched too",
-    own_space=OwnSpace(degrees=Chooser.ITSELF, where="Zhao et al. 2023, section 3.2.2"),
+    own_space=OwnSpace(
+        degrees=Chooser.ITSELF, where="Zhao et al. 2023, section 3.2.2", says_memory=True, effort=15.0
+    ),
     placing=None,
 )

@@ -87,6 +87,8 @@ SPEC = StrategySpec(
     shortlist=shortlist,
     searches_layouts=True,
     summary="a searched layout: one grid for all modules",
-    own_space=OwnSpace(degrees=Chooser.ITSELF, where=KARNATI, schedules=PLAIN_OR_INTERLEAVED),
+    own_space=OwnSpace(
+        degrees=Chooser.ITSELF, where=KARNATI, schedules=PLAIN_OR_INTERLEAVED, says_memory=True, effort=5.0
+    ),
     placing=None,
 )

@@ -18,7 +18,6 @@ from workbench.timing.price import least_update_s
 
 ROUNDING = 1 - 1e-6  # of areas, which are whole numbers where tokens are shared
 WHOLE_PARTS = 0.99  # of weights, whose parts on tensor-parallel ranks are whole numbers
-WHOLE_PARTS = 0.99  # of weights, whose parts on tensor-parallel ranks are whole numbers
 
 
 LowerBound = Callable[[Job, CostModel, Choice | None], float]

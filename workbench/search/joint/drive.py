@@ -16,9 +16,10 @@ from workbench.search.joint.evaluate import UNCHANGED, Judge, Outcome, changed, 
 from workbench.search.joint.found import Entry, Found, State, path_of, value_of
 from workbench.search.joint.hints import hints_of
 from workbench.search.joint.move import Move, Space
+from workbench.search.joint.own_spaces import OWN_SPACES
 from workbench.search.joint.proposals import Moves, Proposals, steers
 from workbench.search.joint.question import Question
-from workbench.search.joint.replan import Replan, Replans, effort_of
+from workbench.search.joint.replan import Replan, Replans
 from workbench.search.joint.seeds import seeds
 from workbench.search.joint.starting import planned_starts
 from workbench.search.joint.starts import Start
@@ -130,7 +131,8 @@ class _Search:
                 seat.proposals.learn(moves, loss=outcome.value / seat.value - 1)
             replan = moves[0] if isinstance(moves[0], Replan) else None
             of_kind = self.moved if replan is None else self.replanned
-            of_kind.add(1.0 if replan is None else effort_of(replan.strategy), before, self.seats[0].value)
+            effort = 1.0 if replan is None else OWN_SPACES[replan.strategy].effort
+            of_kind.add(effort, before, self.seats[0].value)
             entry = Entry(
                 index=index,
                 base=seat.index,

@@ -23,21 +23,6 @@ NEAR_SHARE = 0.7  # of the draws of a strategy that has a plan: next to its best
 UNTRIED = 5  # draws after which a strategy counts half as one that may be the best
 REPEATED = 20  # draws one after the other that were made before: a strategy gives none this time
 PROMISE = 4  # power of how good a strategy's best plan is
-EFFORT: Mapping[str, float] = {
-    "megatron-colocated": 8.0,
-    "megatron-islands": 15.0,
-    "megatron-homogeneous": 5.0,
-    "fsdp": 15.0,
-    "hsdp": 15.0,
-    "entrain": 5.0,
-    "entrain-graded": 10.0,
-    "entrain-search": 4.0,
-    "dip": 4.0,
-    "cornstarch": 3.0,
-    "disttrain": 2.0,
-    "disttrain-cheapest": 2.0,
-}  # of planning and judging once, in candidates that moves make; measured before, others take 1
-SETS_MEMORY = frozenset(("megatron-homogeneous", "megatron-colocated", "megatron-islands", "fsdp", "hsdp"))
 
 
 class _TooMany(Exception):  # noqa: N818  (no error: the planner is told to stop)
@@ -120,9 +105,13 @@ class _Arm:
     draws: Draws
     value: float | None
     job: Job | None
-    effort: float = 1.0
     tried: int = 0
     is_empty: bool = False
+
+    @property
+    def effort(self) -> float:
+        """Of one more draw."""
+        return self.draws.space.effort
 
     def weight(self, best: float) -> float:
         """Of its draws, given the best value of all strategies; so that its time goes by what it promises."""
@@ -153,7 +142,7 @@ class Replans:
     ) -> None:
         free = replace(job, layouts=(), replicas=1)
         self._arms = {
-            name: _Arm(Draws(free, OWN_SPACES[name], open_share=0.0), None, None, effort_of(name))
+            name: _Arm(Draws(free, OWN_SPACES[name], open_share=0.0), None, None)
             for name in planners
             if name in OWN_SPACES
         }
@@ -209,16 +198,11 @@ class Replans:
                     drawn = arm.draws.fresh(self._rng)
             except ValueError:  # layouts and batch that do not go together
                 continue
-            move = replan_of(name, _unsaid(drawn) if name in SETS_MEMORY else drawn)
+            move = replan_of(name, _unsaid(drawn) if arm.draws.space.says_memory else drawn)
             if move not in self._seen and arm.draws.has_ranks_for(drawn):
                 self._seen.add(move)
                 return move
         return None
-
-
-def effort_of(strategy: str) -> float:
-    """What one plan of a strategy takes, in candidates that moves make."""
-    return EFFORT.get(strategy, 1.0)
 
 
 def _unsaid(job: Job) -> Job:
