@@ -1,6 +1,6 @@
 """What a plan's step goes into, as shares of the mean rank's time: what is left for another plan to gain."""
 
-from collections import Counter
+from collections import defaultdict
 
 from sim.predict import predict, prices_of
 from workbench.cost.model import CostModel
@@ -31,19 +31,19 @@ def causes_of(plan: Plan, cost: CostModel) -> dict[str, float]:
     lowered, memory = accept(plan)
     trace = predict(lowered, memory, cost)
     parts = parts_of_all(lowered, cost, prices_of)
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     for span in trace.spans:
         if span.lane is not Lane.COMPUTE:
             continue
         took_s, cause = span.end_s - span.start_s, CAUSES[span.action.kind]
         if cause not in COMPUTE or span.action not in parts:
-            seconds[cause] += took_s  # type: ignore[assignment]
+            seconds[cause] += took_s
             continue
         of = parts[span.action]
-        seconds[KERNELS] += of.kernels * took_s  # type: ignore[assignment]
-        seconds[Cause.STRAGGLER] += of.straggler * took_s  # type: ignore[assignment]
-        seconds[Cause.INSIDE] += of.collectives * took_s  # type: ignore[assignment]
-        seconds[Cause.LAUNCH] += of.launch * took_s  # type: ignore[assignment]
+        seconds[KERNELS] += of.kernels * took_s
+        seconds[Cause.STRAGGLER] += of.straggler * took_s
+        seconds[Cause.INSIDE] += of.collectives * took_s
+        seconds[Cause.LAUNCH] += of.launch * took_s
     ranks = plan.cluster.num_ranks
     shares = {str(cause): each / ranks / trace.iteration_s for cause, each in seconds.items()}
     for idle in idle_by_cause(plan, idle_time(lowered, trace)):
