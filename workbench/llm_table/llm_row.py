@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from workbench.cost.execution import Lookups, TokenCopies, UpdatedWeights
+from workbench.cost.products import ProductFormat
 from workbench.model.block_modules import BlockModule
 
 
@@ -82,6 +83,18 @@ class Number(StrEnum):
     FP8 = "fp8"
     MXFP8 = "mxfp8"
     NVFP4 = "nvfp4"
+
+    @property
+    def narrow(self) -> ProductFormat | None:
+        """What products of blocks are computed in, where that is below two bytes."""
+        return _NARROW.get(self)
+
+
+_NARROW = {
+    Number.FP8: ProductFormat.FP8,
+    Number.MXFP8: ProductFormat.MXFP8,
+    Number.NVFP4: ProductFormat.NVFP4,
+}
 
 
 class GradientNumber(StrEnum):

@@ -12,17 +12,11 @@ from workbench.cost.execution import (
     TokenTravel,
 )
 from workbench.cost.flash import FlashKernel
-from workbench.cost.products import ProductFormat
 from workbench.cost.traffic import Dropout
 from workbench.llm_table.llm_row import GradientNumber, LlmRow, Number, Recorded, Scores, YesNo
 
 DROPOUT_PASSES = 2.5  # over stored scores, each way: see `Execution.scores_passes`
 TENSOR_PIECES = 4  # of a product beside its collective: Transformer Engine's default number of splits
-FORMATS = {
-    Number.FP8: ProductFormat.FP8,
-    Number.MXFP8: ProductFormat.MXFP8,
-    Number.NVFP4: ProductFormat.NVFP4,
-}
 GENERATIONS = {Scores.FLASH1: FlashKernel.FLASH1, Scores.FLASH2: FlashKernel.FLASH2}
 
 
@@ -54,7 +48,7 @@ def execution_of(row: LlmRow, base: Execution) -> Execution:
         lookups=row.lookups,
         launch=Launch.GRAPH if row.cuda_graphs is Recorded.ALL else base.launch,
         overlap_pieces=TENSOR_PIECES if row.tp_overlap is YesNo.YES else base.overlap_pieces,
-        products=FORMATS.get(row.precision, base.products),
+        products=row.precision.narrow or base.products,
         num_devices=row.num_gpus,
         **fitted,
     )

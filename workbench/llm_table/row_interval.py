@@ -15,7 +15,6 @@ from workbench.timing.interval import Doubt
 from workbench.timing.shares import Source
 
 UNIFORM = 12**-0.5  # deviation of what lies anywhere between two ends, over their distance
-NARROW = (Number.FP8, Number.MXFP8, Number.NVFP4)
 OF_NARROW = 0.1  # of products in a narrow format, whose rate follows from peaks
 # Of memory-bound kernels: tables hold how fast bytes move, not which operations a training system fuses. A
 # bias with the GELU behind it, dropout with its residual sum: chains of two move each tensor twice, or once.
@@ -103,5 +102,7 @@ def _unsaid(names: Mapping[str, float], shares: Mapping[Source, float]) -> Itera
 
 def _narrow(row: LlmRow, profile: Profile, shares: Mapping[Source, float]) -> Iterator[Doubt]:
     """Runs in FP8 and MXFP8 are among those to which a share was fitted, runs in NVFP4 are not."""
-    if row.precision in NARROW and not (is_sustained_fitted(profile) and row.precision is not Number.NVFP4):
+    if row.precision.narrow is not None and not (
+        is_sustained_fitted(profile) and row.precision is not Number.NVFP4
+    ):
         yield Doubt(f"{row.precision} by the ratio of peaks", shares[Source.PRODUCTS] * OF_NARROW)

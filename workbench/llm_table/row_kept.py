@@ -3,17 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from workbench.cost.products import NARROW, WIDE_BYTES, ProductFormat
-from workbench.llm_table.llm_row import LlmRow, Number, YesNo
+from workbench.cost.products import NARROW, WIDE_BYTES
+from workbench.llm_table.llm_row import LlmRow, YesNo
 from workbench.memory.megatron import DROPPED
 from workbench.model.layer import Attention, Layer, LayerKind, Matmul, Operator, Pointwise
 from workbench.plan.plan import Plan
 
-FORMATS = {
-    Number.FP8: ProductFormat.FP8,
-    Number.MXFP8: ProductFormat.MXFP8,
-    Number.NVFP4: ProductFormat.NVFP4,
-}
 ROUTER = "mlp.router"
 
 
@@ -26,7 +21,7 @@ def as_kept(plan: Plan, row: LlmRow) -> Plan:
 
     Complexity: O(layers).
     """
-    if row.dropout is YesNo.YES and row.precision not in FORMATS:
+    if row.dropout is YesNo.YES and row.precision.narrow is None:
         return plan
     known: dict[int, tuple[Operator, ...]] = {}
 
@@ -43,12 +38,13 @@ def as_kept(plan: Plan, row: LlmRow) -> Plan:
 
 def _kept(operators: Sequence[Operator], row: LlmRow) -> Iterator[Operator]:
     before: Operator | None = None
+    narrow = row.precision.narrow
     for each in operators:
         is_sum = isinstance(each, Pointwise) and each.name.endswith(DROPPED)
         if is_sum and row.dropout is YesNo.NO:
             continue
-        if isinstance(each, Matmul) and row.precision in FORMATS and not each.name.startswith(ROUTER):
-            share = NARROW[FORMATS[row.precision]].element_bytes / WIDE_BYTES
+        if isinstance(each, Matmul) and narrow is not None and not each.name.startswith(ROUTER):
+            share = NARROW[narrow].element_bytes / WIDE_BYTES
             share += isinstance(before, Attention)
             yield replace(each, in_features=max(1, round(each.in_features * share)))
         else:
