@@ -173,16 +173,7 @@ def test_ranks_that_do_not_read_do_nothing_until_all_have_read() -> None:
 
     def work(step: int) -> Notes:
         events.append("works")
-        return Notes(
-            rank=0,
-            start_s=0.0,
-            spans=(),
-            memory=(),
-            sent_s={},
-            delivered_s={},
-            arrived_s={},
-            loss_sum=float(step),
-        )
+        return read_by(0)
 
     def run(yardstick: Yardstick | None) -> None:
         readings = _Readings(cast(Mesh, OfThreads(barrier)), yardstick)
