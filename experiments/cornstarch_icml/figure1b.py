@@ -6,14 +6,13 @@ Given:   the frozen flags -> backward over forward by the frozen rule ([rule]); 
          inputs -> times and ratios of the A40 profile ([modelled]).
 Differs: the printed encoder times hold its projector, 0.5 ms of backward where all else is frozen.
 Ours:    computed, no simulation.
-Run:     python -m experiments.cornstarch_icml.figure1b
 """
 
 from experiments.cornstarch.breakdown import Part, modelled_evidence, rule_evidence
-from experiments.cornstarch.modelled import A40, Setting, a40_cost
+from experiments.cornstarch.modelled import Setting, a40_cost
 from experiments.harness.printed import is_true, printed_rows
 from experiments.harness.printed_pipeline import StageTimes
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 from workbench.data.corpus import square_image_tokens
 from workbench.model.model_graph import ModelGraph, connect
 from workbench.model.trainable import Trainable
@@ -64,13 +63,9 @@ def settings() -> dict[str, Setting]:
     }
 
 
-@script(profile=A40)
+@script(profile="A40")
 def run() -> Parts:
     """The rule and the cost model."""
     cost = a40_cost()
     modelled = modelled_evidence(parts(), models(), settings(), cost, (WHERE, UNSTATED))
     return [rule_evidence(parts(), WHERE), modelled]
-
-
-if __name__ == "__main__":
-    main(run)

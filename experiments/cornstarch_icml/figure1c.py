@@ -7,7 +7,6 @@ Given:   Figure 1b's printed module times, spread evenly over the blocks of each
 Differs: the figure is a timeline without numbers, so only its claim is checked: frozen, the partition
          that balances the all-trained pipeline is slower than the frozen-aware one.
 Ours:    simulated on one CPU core, seconds.
-Run:     python -m experiments.cornstarch_icml.figure1c
 """
 
 from experiments.cornstarch.layer_pipeline import LayerTimes, layer_plan, run_layers
@@ -15,7 +14,7 @@ from experiments.cornstarch_icml.figure1b import models
 from experiments.harness.outcome import Evidence
 from experiments.harness.printed import PrintedRow, is_true, printed_rows
 from experiments.harness.printed_pipeline import PrintedRun, StageTimes
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from workbench.model.layer import LayerKind
 from workbench.model.model_graph import ModelGraph, Module
 
@@ -50,7 +49,8 @@ def _spread(module: Module, whole: StageTimes, *, backward_in: LayerKind) -> tup
     )
 
 
-def evidence() -> Evidence:
+@script()
+def run() -> Evidence:
     """Iterations of the frozen model under both partitions, and of the all-trained one."""
     found = Evidence()
     rows = {is_true(row["llm_trainable"]): row for row in printed_rows("cornstarch_icml_figure1b")}
@@ -77,13 +77,3 @@ def evidence() -> Evidence:
         "frozen, the partition for the all-trained model is slower than the frozen-aware one:", slowdown > 1
     )
     return found
-
-
-@script()
-def run() -> Parts:
-    """The claim of the figure."""
-    return [evidence()]
-
-
-if __name__ == "__main__":
-    main(run)

@@ -19,7 +19,6 @@ Differs: the bars have no numbers in the text, and degrees, the encoders' stages
          Cornstarch, FSDP's gathers would have to take 28 (LLL) to 53 (SSS) times as long. The paper's own
          iterations (Table 2: 22 s for SSS, 144 s for LLL) are 3 to 6 times ours.
 Ours:    simulated on one CPU core, minutes.
-Run:     python -m experiments.cornstarch_icml.figure5
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,13 +27,13 @@ from enum import StrEnum
 from itertools import product
 from statistics import fmean
 
-from experiments.cornstarch.modelled import A40, Setting, a40_cost
+from experiments.cornstarch.modelled import Setting, a40_cost
 from experiments.cornstarch.models import icml_model
 from experiments.cornstarch.planned import Awareness, Planned, Strategy, best_split, paper_job, simulated
 from experiments.cornstarch_icml.table2 import NUM_MICROBATCHES, table_rows
 from experiments.harness.outcome import Bound, Evidence, PaperNumber
 from experiments.harness.printed import claim_value, printed_rows
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from workbench.cost.kernel_times import ELEMENT_BYTES
 from workbench.cost.model import CostModel
 from workbench.data.corpus import conformer_tokens, qwen2_vl_tokens
@@ -271,13 +270,8 @@ def _setup(parameter: str) -> str:
     return next(row["value"] for row in rows if (row["source"], row["parameter"]) == ("icml", parameter))
 
 
-@script(profile=A40)
-def run() -> Parts:
-    """All nine models."""
+@script(profile="A40")
+def run() -> Evidence:
     cost = a40_cost()
     runs = {name: runs_of(name, cost) for name in models()}
-    return [judged(runs)]
-
-
-if __name__ == "__main__":
-    main(run)
+    return judged(runs)

@@ -18,7 +18,6 @@ Differs: pipeline and tensor degrees are not printed. The backward times of one 
          No degrees explain the iteration times of the small LLM: LLS takes 50 times its slowest stage
          with 12 microbatches, where a pipeline of 6 stages needs 12 plus at most 5.
 Ours:    simulated on one CPU core, seconds.
-Run:     python -m experiments.cornstarch_icml.table2
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +31,7 @@ from experiments.cornstarch.frozen_rows import (
     pairs,
     winner,
 )
-from experiments.cornstarch.modelled import A40, Setting, a40_cost
+from experiments.cornstarch.modelled import Setting, a40_cost
 from experiments.cornstarch.modelled_tables import (
     LINKS,
     TIME_REL_TOL,
@@ -48,7 +47,7 @@ from experiments.cornstarch.published_kernel import published_kernel
 from experiments.harness.outcome import Bound, Evidence, PaperNumber
 from experiments.harness.printed import claim_value, printed_rows
 from experiments.harness.printed_pipeline import PrintedRun, run_printed
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 from workbench.cost.model import CostModel
 from workbench.data.corpus import conformer_tokens, qwen2_vl_tokens
 from workbench.plan.plan import Recompute
@@ -221,13 +220,6 @@ def fitted_evidence(cost: CostModel) -> Evidence:
     return evidence
 
 
-@script(profile=A40)
-def run() -> Parts:
-    """All evidence of the table."""
-    cost = a40_cost()
-    return [printed_evidence(), itself_evidence(), own_evidence(cost), fitted_evidence(cost)]
-
-
 def _run(row: FrozenRow, pipeline: Pipeline) -> PrintedRun:
     model = icml_encoder_chain(row.model)
     encoder, llm = (module.name for module in model.modules)
@@ -254,5 +246,7 @@ def _scaled(pipeline: Pipeline, multiple: int, num_stages: int) -> Pipeline:
     return replace(pipeline, llm_stages=llm_stages, encoder_stages=num_stages - llm_stages)
 
 
-if __name__ == "__main__":
-    main(run)
+@script(profile="A40")
+def run() -> Parts:
+    cost = a40_cost()
+    return [printed_evidence(), itself_evidence(), own_evidence(cost), fitted_evidence(cost)]

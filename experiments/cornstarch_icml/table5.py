@@ -10,7 +10,6 @@ Differs: the batch and whether layers are recomputed are not printed. Shown: one
          fraction of a second; DCP's published planner partitions hypergraphs of single tiles with KaHyPar
          and takes seconds, which the printed differences of 9 to 74 s are read as.
 Ours:    simulated on one CPU core, about 3 s.
-Run:     python -m experiments.cornstarch_icml.table5
 """
 
 import time
@@ -27,11 +26,10 @@ from experiments.cornstarch.attention_dcp import (
 )
 from experiments.cornstarch.attention_layers import PRECISION, Testbed, tiles_of
 from experiments.cornstarch.attention_policies import a40_testbed
-from experiments.cornstarch.modelled import A40
 from experiments.cornstarch.models import llm_family
 from experiments.harness.outcome import Evidence
 from experiments.harness.printed import PrintedRow, printed_rows
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from experiments.harness.table import Cell, Table, Values
 from workbench.balance.tokens.block_placement import place_blocks
 from workbench.balance.tokens.policies import longest_first
@@ -101,7 +99,8 @@ def ours(bed: Testbed, row: PrintedRow) -> Values:
     return {"iteration": iteration_s(bed, num_tokens, layer_s)}
 
 
-def evidence() -> Evidence:
+@script(profile="A40")
+def run() -> Evidence:
     """Iterations of both systems and what planning takes."""
     bed = a40_testbed()
     found = Table(
@@ -126,13 +125,3 @@ def evidence() -> Evidence:
         f"placement at most {1e3 * placement:.0f} ms"
     )
     return found
-
-
-@script(profile=A40)
-def run() -> Parts:
-    """All evidence of the table."""
-    return [evidence()]
-
-
-if __name__ == "__main__":
-    main(run)

@@ -10,14 +10,13 @@ Differs: the printed backward of the frozen LLM is 1.34 forwards. With activatio
          The projector's backward is 2.4 to 2.5 forwards in both cases; the rule gives 2 (no input gradient
          behind a frozen encoder) and 3.
 Ours:    computed, no simulation.
-Run:     python -m experiments.cornstarch_v1.figure3b
 """
 
 from experiments.cornstarch.breakdown import Part, modelled_evidence, rule_evidence
-from experiments.cornstarch.modelled import A40, Setting, a40_cost
+from experiments.cornstarch.modelled import Setting, a40_cost
 from experiments.harness.printed import is_true, printed_rows
 from experiments.harness.printed_pipeline import StageTimes
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 from workbench.data.corpus import ItemTokens, square_image_tokens
 from workbench.model.model_graph import ModelGraph, connect
 from workbench.model.projector import Projector
@@ -84,7 +83,7 @@ def settings() -> dict[str, Setting]:
     }
 
 
-@script(profile=A40)
+@script(profile="A40")
 def run() -> Parts:
     """The rule and the cost model."""
     cost = a40_cost()
@@ -94,7 +93,3 @@ def run() -> Parts:
         "*/llm/frozen/*": "print has 1.34 forwards, less than its stated recompute and the input gradient",
     }
     return [rule_evidence(parts(), WHERE), modelled]
-
-
-if __name__ == "__main__":
-    main(run)

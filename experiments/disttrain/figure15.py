@@ -4,7 +4,6 @@ Paper:   Z. Zhang et al., "DistTrain", section 7.2; the bars are not printed, th
 Setup:   as Figures 13 and 14, batches of 128, 64 and 40 samples.
 Ours:    DistMM* distributes GPUs by FLOP, and takes the best degrees on each module's own.
 Differs: as Figures 13 and 14.
-Run:     python -m experiments.disttrain.figure15 [--json]
 """
 
 from experiments.disttrain.gains import (
@@ -22,14 +21,14 @@ from experiments.disttrain.gains import (
 )
 from experiments.disttrain.systems import MODELS, PROFILE
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 
 ABLATION = Experiment(name="ablation_orchestration", budget=96)
 RIVALS = {"Megatron-LM": "megatron", "DistMM*": "distmm"}
 
 
 @script(profile=PROFILE)
-def run() -> Parts:
+def run() -> Evidence:
     """Gains over both, who wins, and GPU counts."""
     evidence = Evidence()
     for claim, quantity in (("dt_orch_mfu", mfu), ("dt_orch_tput", throughput)):
@@ -47,8 +46,4 @@ def run() -> Parts:
     note_rates(evidence, ABLATION, "MLLM-15B", "modelled/dt_orch*")
     evidence.causes["modelled/GPUs of disttrain*"] = "more GPUs go on to bring something, see the notes"
     evidence.causes["modelled/GPUs of distmm*"] = "shares of FLOP are rounded to GPUs, not to nodes or groups"
-    return [evidence]
-
-
-if __name__ == "__main__":
-    main(run)
+    return evidence

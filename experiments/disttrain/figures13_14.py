@@ -7,7 +7,6 @@ Differs: images in a sample are not stated, nor the size of those read; every fi
          the plausible ones, and counts of GPUs with that over what throughput is worth fewer GPUs.
          DistTrain's collectives overlap (StepCCL), Megatron-LM's do not; both cut activations by sequence.
          Preprocessing and stragglers, which the paper's gain includes, are not in ours.
-Run:     python -m experiments.disttrain.figures13_14 [--json]
 """
 
 from experiments.disttrain.gains import (
@@ -27,14 +26,14 @@ from experiments.disttrain.gains import (
 )
 from experiments.disttrain.systems import MODELS, PROFILE
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 
 OVERALL = Experiment(name="overall", budget=1296)
 LARGE = "MLLM-72B"
 
 
 @script(profile=PROFILE)
-def run() -> Parts:
+def run() -> Evidence:
     """Gains, MFU and GPU counts."""
     evidence = Evidence()
     for claim, quantity in (("dt_mfu_gain", mfu), ("dt_tput_gain", throughput)):
@@ -55,8 +54,4 @@ def run() -> Parts:
     evidence.notes.append(
         "54 replicas of MLLM-9B do not divide a batch of 1,920: some of them run a sample more"
     )
-    return [evidence]
-
-
-if __name__ == "__main__":
-    main(run)
+    return evidence

@@ -6,7 +6,6 @@ Setup:   MLLM-9B and MLLM-15B on 4 nodes of 8 A100, a batch of 32 samples with t
          whole layers; each is built, checked and simulated.
 Ours:    formula and simulator have the same cost model.
 Differs: smaller than the paper's clusters, so that every candidate is simulated.
-Run:     python -m experiments.disttrain.simulated [--json]
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from experiments.disttrain.systems import (
     Workload,
 )
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from sim.step.sweep import Sweep
 from workbench.balance.orchestration.exact import best_of_every_pace, evaluate
 from workbench.balance.orchestration.task import Cut, Orchestration, Task
@@ -135,8 +134,7 @@ def _whole(each: Candidate) -> float:
 
 
 @script(profile=PROFILE)
-def run() -> Parts:
-    """Both models."""
+def run() -> Evidence:
     evidence, cost = Evidence(), CostModel(load_profile(PROFILE))
     for model in MODELS:
         found = candidates(job_of(model), cost)
@@ -146,8 +144,4 @@ def run() -> Parts:
             evidence.claim(
                 f"{model}: {formula}: its choice is within 5 % of the best simulated", regret <= 0.05
             )
-    return [evidence]
-
-
-if __name__ == "__main__":
-    main(run)
+    return evidence

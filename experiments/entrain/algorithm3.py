@@ -5,7 +5,6 @@ Setup:   Qwen2.5-VL vision and Llama 3 on 16 A40s, 128 samples, four a microbatc
 Given:   nothing printed; Tables 4.1 and C.1 fix tp 2 and dp 4 by hand.
 Differs: cp stays 1. The formula knows mean stage times, no bubbles of unequal microbatches.
 Ours:    the best configurations by formula and evenly spaced worse ones, planned and simulated.
-Run:     python -m experiments.entrain.algorithm3 [--json]
 """
 
 import statistics
@@ -14,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from scipy.stats import kendalltau
 
-from experiments.cornstarch.modelled import A40, a40_cost
+from experiments.cornstarch.modelled import a40_cost
 from experiments.entrain.workload import CORPUS_OF, batch_of, job_of
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 from sim.step.engine import simulate
 from workbench.job.job import Job
 from workbench.memory.account import check_memory, memory_table
@@ -98,11 +97,6 @@ def data_set_evidence(dataset: str) -> Evidence:
     return evidence
 
 
-@script(profile=A40)
+@script(profile="A40")
 def run() -> Parts:
-    """All four data sets."""
     return map(data_set_evidence, CORPUS_OF)
-
-
-if __name__ == "__main__":
-    main(run)

@@ -8,16 +8,14 @@ Differs: the data sets are not available, so no allocation is compared with a pr
          claims: allocations get fewer as batches grow, and by 256 samples one is left. Where the mean
          ratio lies near a rounding edge no batch size settles; the mean ratio is printed for that.
 Ours:    20,000 samples a data set through our cost model of an A40 at tp 2, about 10 s.
-Run:     python -m experiments.entrain.bernoulli
 """
 
 from collections.abc import Sequence
 
-from experiments.cornstarch.modelled import A40
 from experiments.entrain.workload import CORPUS_OF, GPUS_PER_REPLICA, LLM_OF, batch_draws, work_pool
 from experiments.harness.outcome import Evidence
 from experiments.harness.printed import printed_rows
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 from workbench.balance.orchestration.allocation import SizeTrials, num_trials, trials_of
 
 SIZES = (1, 4, 16, 64, 256)
@@ -79,13 +77,8 @@ def is_falling(counts: Sequence[int]) -> bool:
     return list(counts) == sorted(counts, reverse=True) and (counts[0] == 1 or counts[-1] < counts[0])
 
 
-@script(profile=A40)
+@script(profile="A40")
 def run() -> Parts:
-    """All eight tables."""
     assert {dataset for dataset, _ in TABLES} == set(CORPUS_OF)
     assert {llm for _, llm in TABLES} == set(LLM_OF)
     return [table_evidence(dataset, llm, table) for (dataset, llm), table in TABLES.items()]
-
-
-if __name__ == "__main__":
-    main(run)

@@ -6,10 +6,9 @@ Setup:   (a) 6B + 120B at 8K, 256/264 and 512/520 GPUs; (b) 6B, 7.2B and 12B at 
 Given:   the printed layouts.
 Differs: sizes are ours, see Table A4.
 Ours:    plans of the strategies, simulated, about 1 minute on one CPU core.
-Run:     python -m experiments.mimo.figure7
 """
 
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 from experiments.mimo.gains import gain_evidence
 from experiments.mimo.models import PROFILE
 from experiments.mimo.rows import Compared, table_a4
@@ -32,7 +31,3 @@ def run() -> Parts:
         ours = evidence.ours[f"modelled/{row.key}/speed_over_h"]
         evidence.claim(f"{row.key}: NC is ahead of H (ours {ours:.3f});", ours > 1)
     return [evidence]
-
-
-if __name__ == "__main__":
-    main(run)

@@ -7,10 +7,9 @@ Given:   layouts, optimizer instances, batch sizes; encoders from 3B on are reco
          Two numbers of the machine are fitted on homogeneous step times (`calibration`).
 Differs: sizes are ours (`module_sizes.csv`); gains are judged by the printed step times.
 Ours:    plans of the strategies, simulated, about 2 minutes on one CPU core.
-Run:     python -m experiments.mimo.tablea2
 """
 
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 from experiments.mimo.gains import gain_evidence
 from experiments.mimo.models import PROFILE
 from experiments.mimo.rows import table_a2
@@ -18,9 +17,4 @@ from experiments.mimo.rows import table_a2
 
 @script(profile=PROFILE)
 def run() -> Parts:
-    """All rows."""
     return [gain_evidence("Table A2", table_a2())]
-
-
-if __name__ == "__main__":
-    main(run)

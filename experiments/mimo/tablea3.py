@@ -9,14 +9,13 @@ Differs: sizes are ours; one sample a microbatch on both sides, where the table 
          microbatches for layouts of different dp. Whether H's ranks under cp encode whole images follows from
          printed memory, see `protocol.toml`; the other reading is told beside.
 Ours:    plans of the strategies, simulated, about 1 minute on one CPU core.
-Run:     python -m experiments.mimo.tablea3
 """
 
 from collections.abc import Sequence
 from itertools import pairwise
 
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from experiments.mimo.gains import gain, gain_evidence
 from experiments.mimo.models import PROFILE, assumptions
 from experiments.mimo.rows import Compared, table_a3
@@ -64,14 +63,9 @@ def _group(row: Compared) -> tuple[str, float, int]:
 
 
 @script(profile=PROFILE)
-def run() -> Parts:
-    """All rows."""
+def run() -> Evidence:
     rows = table_a3()
     evidence = gain_evidence("Table A3", rows)
     growth(evidence, rows)
     memory_growth(evidence, rows)
-    return [evidence]
-
-
-if __name__ == "__main__":
-    main(run)
+    return evidence

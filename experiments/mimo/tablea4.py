@@ -8,10 +8,9 @@ Given:   layouts, batch sizes; encoders are recomputed, the LLM is not. Two numb
 Differs: sizes and patches per vision token are ours: with a patch for each token, the printed island
          would have to run above a GPU's peak.
 Ours:    plans of the strategies, simulated, about 2 minutes on one CPU core.
-Run:     python -m experiments.mimo.tablea4
 """
 
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 from experiments.mimo.gains import gain_evidence
 from experiments.mimo.models import PROFILE
 from experiments.mimo.rows import table_a4
@@ -19,9 +18,4 @@ from experiments.mimo.rows import table_a4
 
 @script(profile=PROFILE)
 def run() -> Parts:
-    """All rows."""
     return [gain_evidence("Table A4", table_a4())]
-
-
-if __name__ == "__main__":
-    main(run)

@@ -11,14 +11,12 @@ Differs: sequence lengths are not printed (the models' own: 512, 1024, 2048); TF
          attention cannot explain is the traffic of stored scores and spelled-out activations. Bamboo's
          published throughput is a third of what its extra forwards leave; so is its published share of
          useful work, of which section 2.7.4.2 says that it holds more than redundant computation.
-Run:     python -m experiments.oobleck.by_nodes
 """
 
 from functools import cache
 
-from experiments.cornstarch.modelled import A40
 from experiments.harness.outcome import Evidence, PaperNumber
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 from experiments.oobleck.by_nodes_plot import drawing
 from experiments.oobleck.modelled import (
     BAMBOO_DEPTH,
@@ -160,13 +158,8 @@ def bamboo_evidence() -> Evidence:
     return evidence
 
 
-@script(profile=A40)
+@script(profile="A40")
 def run() -> Parts:
-    """All evidence."""
     rates = rates_evidence()
     rates.figures["oobleck_by_nodes"] = drawing(rates.ours)
     return [rates, seconds_evidence(), bamboo_evidence()]
-
-
-if __name__ == "__main__":
-    main(run)

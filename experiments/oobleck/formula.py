@@ -8,12 +8,10 @@ Differs: the formula follows the slowest stage alone. Seven stages that are almo
          and stand behind six short ones fill and drain up to four stage times later than it says: 5.4 % of
          four microbatches per stage, beyond the 5 % set beforehand, and 0.3 % with eight times as many.
 Ours:    the same pipelines as plans, 1F1B programs, through the sweep, without links: about 10 s.
-Run:     python -m experiments.oobleck.formula
 """
 
-from experiments.cornstarch.modelled import A40
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from experiments.oobleck.modelled import GLOBAL_BATCH, MICROBATCH, chain, forward_share, graph, planned
 from experiments.oobleck.simulated import pipeline_s, simulated_s
 from workbench.elastic.instantiate import instantiate, multisets
@@ -22,7 +20,8 @@ from workbench.elastic.template import PLANNED_PER_STAGE
 MODEL, NUM_NODES, NUM_COMPARED, MORE = "GPT-3 2.7b", 18, 3, 8
 
 
-def formula_evidence() -> Evidence:
+@script(profile="A40")
+def run() -> Evidence:
     """Errors of the formula, and whether it ranks instantiations as the simulator does."""
     evidence = Evidence()
     model, found, templates = graph(MODEL), chain(MODEL), planned(MODEL)
@@ -62,13 +61,3 @@ def formula_evidence() -> Evidence:
         regret <= 0.01,
     )
     return evidence
-
-
-@script(profile=A40)
-def run() -> Parts:
-    """All evidence."""
-    return [formula_evidence()]
-
-
-if __name__ == "__main__":
-    main(run)

@@ -11,14 +11,13 @@ Differs: sequence lengths are not printed (the models' own: 512, 1024, 2048), no
          starred microbatch is 13 % below the limit in ours: context, buffers of communication and gaps
          between allocations are not in the model, as no source states them.
 Ours:    bytes of the busiest stage, under a second on one CPU core.
-Run:     python -m experiments.oobleck.table2_1
 """
 
 from dataclasses import dataclass
 
 from experiments.harness.outcome import Evidence
 from experiments.harness.printed import PrintedRow, is_true, printed_rows
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 from experiments.oobleck.bamboo_layers import bamboo_kept_bytes, bamboo_parameters
 from experiments.oobleck.modelled import (
     BAMBOO_DEPTH,
@@ -139,9 +138,4 @@ def _verb(num_bytes: int, capacity_bytes: float) -> str:
 
 @script()
 def run() -> Parts:
-    """All evidence of the table."""
     return [memory_evidence(), layers_evidence()]
-
-
-if __name__ == "__main__":
-    main(run)
