@@ -13,13 +13,13 @@ from experiments.cornstarch.frozen_rows import (
     LLM_SPREAD,
     FrozenRow,
     Pipeline,
+    all_implied_stages,
     frozen_rows,
     implied_encoder_stages,
     implied_llm_stages,
     pairs,
     winner,
 )
-from experiments.cornstarch.implied_stages import all_implied_stages
 from experiments.cornstarch.modelled import Setting
 from experiments.cornstarch.modelled_tables import (
     LINKS,

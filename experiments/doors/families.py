@@ -13,8 +13,8 @@ from typing import Any
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 
-from experiments.doors.composite_configs import CONFIGS
 from experiments.doors.whole_models import (
+    CONFIGS,
     LOSSES,
     MASKS,
     modules_of,

@@ -1,15 +1,24 @@
 """A tiny LLaVA under the printed layouts: its training runs, and the same training by one process."""
 
-import csv
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 
 import torch
 
-from experiments.mimo.parity_grid_runs import NUM_RANKS, Gap, Key, Layout, Moments, gap
-from experiments.mimo.small_configs import LLAMA, SIGLIP, WIDTH
+from experiments.harness.printed import printed_rows
+from experiments.mimo.parity_grid_runs import (
+    LLAMA,
+    SIGLIP,
+    WIDTH,
+    Gap,
+    Key,
+    Layout,
+    Moments,
+    gap,
+    planned,
+    processes_job,
+)
 from runtime.data.batches import SyntheticSource
 from runtime.launch import run_lowered
 from runtime.rank_job import Collect, RunSettings
@@ -17,22 +26,16 @@ from runtime.reference import Reference, ReferenceResult
 from runtime.step.optimizer import OptimizerSettings
 from runtime.step_plans import NextBatches
 from runtime.world.pool import Pool
-from workbench.cost.hardware import Cluster, Link, Node
-from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
-from workbench.job.job import Job, ModuleLayout
 from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import native_tokens
 from workbench.model.model_graph import TEXT, ModelGraph, connect
 from workbench.model.trainable import Trainable
 from workbench.plan.lower import lower
-from workbench.plan.plan import Plan, Precision, Settings
+from workbench.plan.plan import Plan, Precision
 from workbench.planner.rank_spans import Placement
 from workbench.schedule.choice import Schedule, ScheduleKind
-from workbench.strategies import megatron_heterogeneous
 
-REFERENCE = Path(__file__).parent.parent / "reference"
 SEED = 5
 MICROBATCH = 2  # printed for the trainable sweep, the least here
 MOST_MICROBATCHES = 4  # of a replica of the LLM
@@ -108,7 +111,7 @@ def runs() -> tuple[Run, ...]:
         *_controlled("6", trains_llm=True),
     ]
     for table, figure, trains_llm in (("A7", "12", False), ("A8", "13", True)):
-        for row in _rows(f"mimo_table{table}.csv"):
+        for row in printed_rows(f"mimo_table{table}"):
             for part, placement, times in (("a", Placement.APART, 1), ("b", Placement.SHARED, 2)):
                 found.append(
                     Run(
@@ -134,13 +137,8 @@ def _controlled(figure: str, *, trains_llm: bool) -> list[Run]:
             vision=_layout(row, "vision", 1),
             trains_llm=trains_llm,
         )
-        for row in _rows("mimo_figure6.csv")
+        for row in printed_rows("mimo_figure6")
     ]
-
-
-def _rows(name: str) -> list[dict[str, str]]:
-    with (REFERENCE / name).open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def _layout(row: Mapping[str, str], module: str, times: int) -> Layout:
@@ -189,25 +187,10 @@ def plan_of(run: Run, samples: tuple[Sample, ...] = (), microbatch: int | None =
         microbatch: samples of one; None: as `microbatch_samples` says.
     """
     graph = model(run.trains_llm)
-    node = Node(device="process", num_ranks=NUM_RANKS, memory_bytes=2**34)
-    link = Link(name="wire", bytes_per_s=1e9, latency_s=1e-6)
-    offset = 0 if run.placement is Placement.SHARED else None
     layouts = {"vision": run.vision, "llm": run.llm}
-    job = Job(
-        name="llava",
-        model=graph,
-        cluster=Cluster(name="processes", nodes=(node,), intra=link, inter=link),
-        batch=samples or ONE_BATCH.batches(graph)[0],
-        microbatch_samples=microbatch or microbatch_samples(run, len(samples) or NUM_SAMPLES),
-        layouts=tuple(
-            ModuleLayout(module=name, tp=x.tp, dp=x.dp, pp=x.pp, rank_offset=offset)
-            for name, x in layouts.items()
-        ),
-        schedule=run.schedule,
-        settings=Settings(precision=Precision.FLOAT64),
-        profile="A40",
-    )
-    return megatron_heterogeneous.plan(job, CostModel(load_profile("A40")))
+    job = processes_job("llava", graph, samples or ONE_BATCH.batches(graph)[0], layouts, run.placement)
+    size = microbatch or microbatch_samples(run, len(samples) or NUM_SAMPLES)
+    return planned(replace(job, microbatch_samples=size, schedule=run.schedule))
 
 
 def train(run: Run, steps: int, pool: Pool, data: Data = ONE_BATCH) -> Curve:

@@ -12,8 +12,16 @@ Ours:    the same pipelines as plans, 1F1B programs, through the sweep, without 
 
 from experiments.harness.outcome import Evidence
 from experiments.harness.script import script
-from experiments.oobleck.modelled import GLOBAL_BATCH, MICROBATCH, chain, forward_share, graph, planned
-from experiments.oobleck.simulated import pipeline_s, simulated_s
+from experiments.oobleck.modelled import (
+    GLOBAL_BATCH,
+    MICROBATCH,
+    chain,
+    forward_share,
+    graph,
+    pipeline_s,
+    planned,
+    simulated_s,
+)
 from workbench.elastic.instantiate import instantiate, multisets
 from workbench.elastic.template import PLANNED_PER_STAGE
 
