@@ -12,7 +12,7 @@ Ours:    simulated on one CPU core, seconds.
 from collections.abc import Callable, Mapping, Sequence
 
 from experiments.cornstarch.modelled import total
-from experiments.cornstarch_icml.figure1b import models
+from experiments.cornstarch_icml.figure1b import figure
 from experiments.harness.outcome import Evidence
 from experiments.harness.printed import PrintedRow, is_true, printed_rows
 from experiments.harness.printed_pipeline import PrintedRun, StageTimes, free_cluster, microbatched, passes_s
@@ -106,7 +106,8 @@ def run() -> Evidence:
     """Iterations of the frozen model under both partitions, and of the all-trained one."""
     found = Evidence()
     rows = {is_true(row["llm_trainable"]): row for row in printed_rows("cornstarch_icml_figure1b")}
-    trained, frozen = models()[False], models()[True]
+    models = figure().models()
+    trained, frozen = models[False], models[True]
     trained_times, frozen_times = block_times(trained, rows[True]), block_times(frozen, rows[False])
 
     def run_with(model: ModelGraph, balance: LayerTimes, times: LayerTimes) -> PrintedRun:

@@ -8,7 +8,6 @@ Ours:    simulated, about 5 s a batch and data set. A study, not a reproduction:
 Run:     python -m experiments.entrain.regrouping [--batches N] [--json]
 """
 
-import json
 import math
 import statistics
 import sys
@@ -17,7 +16,7 @@ from collections.abc import Sequence
 from experiments.cornstarch.modelled import a40_cost
 from experiments.cornstarch.planned import simulated
 from experiments.entrain.workload import CORPUS_OF, batch_of, job_of
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended
 from workbench.planner.stage_counts import silent
 from workbench.planner.strategy_spec import Planner
 from workbench.report.progress import ticking
@@ -71,9 +70,7 @@ def main() -> int:
                 f"{dataset:14} {system:10} {statistics.mean(taken_s):7.3f} s   "
                 f"{ratio:.3f} +- {half:.3f} times as drawn"
             )
-    if given.json:
-        print(json.dumps(record))
-    return 0
+    return ended(record, None, as_json=given.json, holds=True)
 
 
 if __name__ == "__main__":

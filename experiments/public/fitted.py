@@ -9,7 +9,6 @@ Setup:   halves are by model, in the order of their names; where a system has on
 Run:     python -m experiments.public.fitted [--json]
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
+from experiments.harness.command import command_line
 from experiments.public.fit import Free, Ready, fitted, ready, times_s
 from experiments.public.published import Published, published
 from sim.predict import iteration_s
@@ -173,10 +173,7 @@ def _numbers(execution: Execution, system: System) -> dict[str, float]:
 
 def main() -> int:
     """Every system in turn."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser = command_line(__doc__)
     names = [system.name for system in SYSTEMS]
     parser.add_argument("--system", choices=names, action="append", help="only this one; repeatable")
     given = parser.parse_args()

@@ -36,7 +36,7 @@ from experiments.fidelity.plan_runs import (
     write_predictions,
 )
 from experiments.fidelity.work import UNMEASURED, this_machine
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended
 from experiments.harness.record import RESULTS, commit
 from experiments.search.best_single import best_of, own_searches
 from experiments.search.judging import StepJudge
@@ -355,12 +355,10 @@ def main() -> int:
         is_quiet=given.json,
     )
     print("\n".join(lines(result)))
-    if given.rounds >= ROUNDS and len(parts) == len(RANKS):
-        write_text(json.dumps(result, indent=1) + "\n", RESULT)
-    if given.json:
-        print(json.dumps(result))
+    is_whole = given.rounds >= ROUNDS and len(parts) == len(RANKS)
     intervals = [part["interval_95"] for part in result["parts"].values()]
-    return 0 if all(interval is None or interval[1] >= 1 for interval in intervals) else 1
+    holds = all(interval is None or interval[1] >= 1 for interval in intervals)
+    return ended(result, RESULT if is_whole else None, as_json=given.json, holds=holds)
 
 
 if __name__ == "__main__":
