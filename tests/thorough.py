@@ -81,9 +81,12 @@ THOROUGH = {
     "test_tensor_sequence.py::test_every_encoder_over_two_ranks": 3,
     "test_tensor_sequence.py::test_layouts_around": 2,
     "test_nccl_manners.py::test_all_train_as_one_process": 1,
+    # contracts/test_strategies_under_schedules.py plans and trains every strategy.
+    "test_nccl_manners.py::test_every_strategy_is_there_at_two_numbers_of_ranks": 0,
     "test_nccl_manners.py::test_receives_posted_first_and_a_wait_for_the_device_hang": 0,
     "test_strategies_under_schedules.py::test_each_trains_as_one_process": 3,
     # Memory of running ranks against the account: one of each stays in.
+    "test_row_memory.py::test_runs_that_were_published_fit": 1,
     "test_memory_families.py::test_every_rank_is_within_the_goal": 1,
     "test_memory_runs.py::test_measured_peak_is_at_most_the_predicted_one_and_near_it": 4,
     "test_peak_memory.py::test_the_account_holds_for_one_rank": 0,
