@@ -17,7 +17,6 @@ from workbench.plan.lower import lower
 from workbench.plan.plan import Plan
 from workbench.planner.assembly import disjoint_stages, draft_plan, layout_of, virtual_stages
 from workbench.planner.cut_candidates import CutCandidates
-from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.layout_search import usable_ranks
 from workbench.planner.own_space import Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE
@@ -44,11 +43,8 @@ def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple
 
     Complexity: O(LLM layers) plans, one cut of each encoder per plan.
     """
-    draft = draft_plan(job, NAME)
-    layers_s = believed_layers_s(job, draft, cost, FROZEN_AWARE.layer_s)
-    entry_of = {module: module for module in layers_s}
-    candidates = CutCandidates(job, draft, cost, FROZEN_AWARE, layers_s, entry_of, disjoint_stages)
-    depths = tuple(_depths(job, layers_s))
+    candidates = CutCandidates(job, draft_plan(job, NAME), cost, FROZEN_AWARE, disjoint_stages)
+    depths = tuple(_depths(job, candidates.layers_s))
     fitting: list[tuple[float, Plan]] = []
     refusal = f"no depth of the LLM fits {usable_ranks(job)} ranks"
     for done, counts in enumerate(depths):
