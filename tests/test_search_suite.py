@@ -12,10 +12,10 @@ from experiments.search.best_single import best_of, own_searches
 from experiments.search.compared import planners_of, prepared
 from experiments.search.executed import _between
 from experiments.search.jobs import JOBS, opened
-from experiments.search.judging import StepJudge
 from experiments.search.listed_space import key_of
 from experiments.search.regret import ListedJudge, listed, searched
 from experiments.search.spaces import spaces
+from sim.predict import IterationJudge
 from workbench.plan.plan import KeyExchange
 from workbench.planner.own_space import Chooser
 from workbench.planner.stage_counts import silent
@@ -146,7 +146,7 @@ def test_a_space_lists_every_combination_once_and_the_search_stays_inside():
     found = searched(space, whole, candidates=20, seed=0)
     assert key_of(found.plan) in whole.values
     assert found.value >= whole.optimum
-    judge = ListedJudge(space.job, whole, StepJudge(space.cost))
+    judge = ListedJudge(space.job, whole, IterationJudge(space.cost))
     stranger = next(space.plans(choices))
     with pytest.raises(ValueError, match="outside the space"):
         judge.value(replace(stranger, batch=stranger.batch[::-1]))

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from experiments.cornstarch.modelled import A40, Setting, layer_times, module_tp
 from experiments.harness.printed_pipeline import StageTimes
-from sim.step.engine import simulate
+from sim.predict import step_s
 from workbench.balance.stages.partition import partition
 from workbench.cost.hardware import Cluster, Node, uniform
 from workbench.cost.model import CostModel
@@ -17,7 +17,6 @@ from workbench.plan.codec import plan_hash
 from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Settings
 from workbench.strategies import cornstarch, encoders_colocated
-from workbench.timing.price import price
 
 Strategy = Callable[[Job, CostModel], Plan]
 
@@ -61,11 +60,8 @@ class Planned:
 def simulated(strategy: Strategy, job: Job, cost: CostModel) -> Planned:
     """Plan the job, price it, simulate one step."""
     plan = strategy(job, cost)
-    lowered = lower(plan)
-    prices = price(lowered, cost)
-    trace = simulate(lowered, prices.duration_s, step_s=prices.step_s)
     counts = tuple((module, len(chain)) for (module, _), chain in plan.chain.items())
-    return Planned(counts, len(plan.ranks), trace.iteration_s, plan_hash(plan))
+    return Planned(counts, len(plan.ranks), step_s(lower(plan), cost), plan_hash(plan))
 
 
 def paper_job(

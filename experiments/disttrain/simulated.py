@@ -23,7 +23,7 @@ from experiments.disttrain.systems import (
 )
 from experiments.harness.outcome import Evidence
 from experiments.harness.script import script
-from sim.step.sweep import Sweep
+from sim.predict import candidate_s
 from workbench.balance.orchestration.exact import best_of_every_pace, evaluate
 from workbench.balance.orchestration.task import Cut, Orchestration, Task
 from workbench.cost.hardware import Link, Node, uniform
@@ -34,8 +34,6 @@ from workbench.job.job import Job
 from workbench.plan.plan import ModuleSettings, Settings, Sharding
 from workbench.strategies import megatron_heterogeneous
 from workbench.strategies.disttrain import task_of, with_degrees
-from workbench.timing.accept import accept
-from workbench.timing.price import price
 
 MODELS = ("MLLM-9B", "MLLM-15B")
 NODES, BATCH = 4, 32
@@ -85,12 +83,9 @@ def _judged(job: Job, cost: CostModel, printed: Task, whole: Task, found: Orches
     simulated_s: float | None = None
     try:
         plan = megatron_heterogeneous.plan(with_degrees(job, found), cost)
-        lowered, _ = accept(plan)
+        simulated_s = candidate_s(plan, cost)
     except ValueError:
         pass  # does not fit: that is what is counted
-    else:
-        prices = price(lowered, cost)
-        simulated_s = Sweep(lowered).iteration_s(prices.duration_s, prices.step_s)
     return Candidate(
         found=found,
         printed_s=evaluate(printed, found.degrees).iteration_s,

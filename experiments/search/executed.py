@@ -39,9 +39,9 @@ from experiments.fidelity.work import UNMEASURED, this_machine
 from experiments.harness.command import command_line, ended
 from experiments.harness.record import RESULTS, commit
 from experiments.search.best_single import best_of, own_searches
-from experiments.search.judging import StepJudge
 from runtime.measure.microbench import header_here
 from runtime.world.pool import Pool
+from sim.predict import IterationJudge
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, ideal_profile
@@ -80,7 +80,7 @@ def job_on(part: Part, link: Link) -> Job:
 class MeasuredJudge:
     """Knows plans whose layers were measured: stages of one rank, weights whole."""
 
-    judge: StepJudge
+    judge: IterationJudge
 
     def value(self, plan: Plan) -> float:
         """Seconds of a step; ValueError for what was not measured, and as the judge."""
@@ -146,7 +146,7 @@ def searched(part: Part, profile: Profile, candidates: int, own_budget_s: float)
     """
     started_s = time.monotonic()
     job, cost = job_on(part, profile.machine_link("intra").link), CostModel(profile)
-    judge = MeasuredJudge(StepJudge(cost))
+    judge = MeasuredJudge(IterationJudge(cost))
     own = {
         each.strategy: each
         for each in own_searches(
