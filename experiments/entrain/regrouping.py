@@ -58,9 +58,7 @@ def main() -> int:
         for system, taken_s in times.items():
             ratios = [plain / own for plain, own in zip(times["as drawn"], taken_s, strict=True)]
             faster = bootstrap(ratios) if len(ratios) > 1 else f"{ratios[0]:.3f}"
-            print(
-                f"{dataset:14} {system:10} {statistics.mean(taken_s):7.3f} s   {faster} times as drawn"
-            )
+            print(f"{dataset:14} {system:10} {statistics.mean(taken_s):7.3f} s   {faster} times as drawn")
     return ended(record, None, as_json=given.json, holds=True)
 
 
