@@ -112,19 +112,8 @@ def _counts(row: PrintedRow) -> dict[str, int]:
 
 
 def settings(model: str) -> dict[str, Setting]:
-    """The likeliest input of Tables 3, 10 and 11, then the most tokens of an image and of a clip."""
-    kind = model.partition("-")[0]
-    guesses = [(frozen_tables.IMAGES[0], frozen_tables.CLIPS[0])]
-    guesses += (
-        [(image, frozen_tables.CLIPS[0]) for image in frozen_tables.IMAGES[1:]] if kind != "ALM" else []
-    )
-    guesses += [(frozen_tables.IMAGES[0], clip) for clip in frozen_tables.CLIPS[1:]] if kind != "VLM" else []
-    return {
-        frozen_tables.input_name(image, clip): Setting(
-            text_tokens=frozen_tables.TEXT_TOKENS, items=frozen_tables.items_of(image, clip), tp=TP, cp=CP
-        )
-        for image, clip in guesses
-    }
+    """Those of Tables 3, 10 and 11, at the degrees of Tables 5 and 6."""
+    return frozen_tables.plausible_inputs(model, tp=TP, cp=CP)
 
 
 def simulated(found: Configuration, method: Method, setting: Setting, cost: CostModel) -> EndToEnd:

@@ -77,7 +77,7 @@ def paper_job(
     return Job(
         name=model.name,
         model=model,
-        cluster=_testbed(num_ranks, cost),
+        cluster=testbed(num_ranks, cost),
         batch=fixed_samples(num_samples, text_tokens=setting.text_tokens, items=items),
         microbatch_samples=setting.microbatch_samples,
         layouts=tuple(
@@ -127,7 +127,8 @@ def _stage_costs(times: Sequence[StageTimes], count: int, awareness: Awareness) 
     return [sum(costs[first:end]) for first, end in partition(costs, count)]
 
 
-def _testbed(num_ranks: int, cost: CostModel) -> Cluster:
+def testbed(num_ranks: int, cost: CostModel) -> Cluster:
+    """Nodes of four A40s, as both versions of the paper have them."""
     node = Node(device=A40, num_ranks=4, memory_bytes=cost.profile.memory_bytes)
     intra, inter = (cost.profile.machine_link(scope).link for scope in ("intra", "inter"))
     return uniform("a40-testbed", node, num_nodes=-(-num_ranks // node.num_ranks), intra=intra, inter=inter)
