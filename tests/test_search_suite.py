@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from experiments.search import aware, compared, joint
+from experiments.search import compared, joint
 from experiments.search.best_single import best_of, own_searches
 from experiments.search.compared import planners_of, prepared
 from experiments.search.executed import _between
@@ -166,11 +166,11 @@ def test_a_jobs_record_has_all_keys(monkeypatch):
 
 
 def test_an_aware_planner_that_loses_or_has_no_plan_is_seen():
-    won = {aware.AWARE: 1.0, aware.UNAWARE: 1.1}
-    assert aware.is_never_slower({"a": won, "b": {aware.AWARE: None, aware.UNAWARE: None}})
-    assert not aware.is_never_slower({"a": won, "b": {aware.AWARE: 1.0, aware.UNAWARE: 0.9}})
-    assert not aware.is_never_slower({"a": {aware.AWARE: None, aware.UNAWARE: 0.9}})
-    assert len(aware.lines({"a": won})) == 1
+    won = {compared.AWARE: 1.0, compared.UNAWARE: 1.1}
+    assert compared.is_never_slower({"a": won, "b": {compared.AWARE: None, compared.UNAWARE: None}})
+    assert not compared.is_never_slower({"a": won, "b": {compared.AWARE: 1.0, compared.UNAWARE: 0.9}})
+    assert not compared.is_never_slower({"a": {compared.AWARE: None, compared.UNAWARE: 0.9}})
+    assert len(compared.aware_lines({"a": won})) == 1
 
 
 def test_two_plans_between_stand_at_thirds():

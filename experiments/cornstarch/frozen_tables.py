@@ -9,24 +9,22 @@ Given:   printed stage times -> simulated throughput per GPU and gains ([printed
 
 from collections.abc import Mapping, Sequence
 
-from experiments.cornstarch.frozen_rows import (
+from experiments.cornstarch.modelled import Setting
+from experiments.cornstarch.modelled_tables import (
+    LINKS,
     LLM_SPREAD,
     FrozenRow,
+    Guess,
+    ModelledTable,
     Pipeline,
     all_implied_stages,
     frozen_rows,
     implied_encoder_stages,
     implied_llm_stages,
-    pairs,
-    winner,
-)
-from experiments.cornstarch.modelled import Setting
-from experiments.cornstarch.modelled_tables import (
-    LINKS,
-    Guess,
-    ModelledTable,
     modelled_evidence,
+    pairs,
     slower_links,
+    winner,
 )
 from experiments.cornstarch.models import v1_model
 from experiments.cornstarch.planned import Placement

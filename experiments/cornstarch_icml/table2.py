@@ -23,17 +23,23 @@ Ours:    simulated on one CPU core, seconds.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from experiments.cornstarch import modelled_tables
 from experiments.cornstarch.attention_layers import attention_of
-from experiments.cornstarch.frozen_rows import (
+from experiments.cornstarch.modelled import Setting, a40_cost, layer_times, total
+from experiments.cornstarch.modelled_tables import (
+    LINKS,
+    TIME_REL_TOL,
     FrozenRow,
+    Guess,
+    ModelledTable,
     Pipeline,
     frozen_rows,
     implied_llm_stages,
+    modelled_evidence,
     pairs,
+    slower_links,
+    stage_times,
     winner,
 )
-from experiments.cornstarch.modelled import Setting, a40_cost, layer_times, total
 from experiments.cornstarch.models import icml_encoder_chain, icml_model, llm_family
 from experiments.cornstarch.planned import Placement
 from experiments.harness.outcome import Bound, Evidence, PaperNumber
@@ -54,9 +60,7 @@ class Published:
     fitted_on: tuple[FrozenRow, ...]
 
 
-def published_kernel(
-    table: modelled_tables.ModelledTable, rows: Sequence[FrozenRow], cost: CostModel
-) -> Published:
+def published_kernel(table: ModelledTable, rows: Sequence[FrozenRow], cost: CostModel) -> Published:
     """Rates that give the printed LLM backward of each of `rows`, which have heads of different widths.
 
     With the implied stages our LLM forwards are near the printed ones, and our backwards, two forwards, far
@@ -72,7 +76,7 @@ def head_dim(row: FrozenRow) -> int:
     return attention_of(llm_family()[row.llm_size]()).head_dim
 
 
-def _rate(table: modelled_tables.ModelledTable, row: FrozenRow, cost: CostModel) -> float:
+def _rate(table: ModelledTable, row: FrozenRow, cost: CostModel) -> float:
     """The backward is a constant plus a share over the rate, so two rates say which gives the printed one."""
     setting = table.guesses_of(row)[0].setting
     whole_s, half_s = (_backward_s(table, row, setting, rate, cost) for rate in (1.0, 0.5))
@@ -82,7 +86,7 @@ def _rate(table: modelled_tables.ModelledTable, row: FrozenRow, cost: CostModel)
 
 
 def _backward_s(
-    table: modelled_tables.ModelledTable, row: FrozenRow, setting: Setting, rate: float, cost: CostModel
+    table: ModelledTable, row: FrozenRow, setting: Setting, rate: float, cost: CostModel
 ) -> float:
     """Of the whole LLM over one microbatch."""
     model = table.model_of(row)
@@ -191,11 +195,11 @@ def itself_evidence() -> Evidence:
     return evidence
 
 
-def guesses() -> tuple[modelled_tables.Guess, ...]:
+def guesses() -> tuple[Guess, ...]:
     """Degrees of 24 GPUs, recompute, PCIe; the implied 6 stages of 4 GPUs with recompute come first."""
     items = (("vision", qwen2_vl_tokens(720, 1280)), ("audio", conformer_tokens(120.0)))
     found = tuple(
-        modelled_tables.Guess(
+        Guess(
             f"tp {tp}, {RECOMPUTED[recompute]}",
             Setting(
                 text_tokens=TEXT_TOKENS,
@@ -209,18 +213,18 @@ def guesses() -> tuple[modelled_tables.Guess, ...]:
         for tp in (4, 2)
         for recompute in (Recompute.FULL, Recompute.NONE)
     )
-    return found + modelled_tables.slower_links(found)
+    return found + slower_links(found)
 
 
-def modelled_table() -> modelled_tables.ModelledTable:
+def modelled_table() -> ModelledTable:
     """The table as our own cost model and planner take it."""
     rows = table_rows()
-    return modelled_tables.ModelledTable(
+    return ModelledTable(
         rows=rows,
         pipelines=implied_pipelines(rows),
         model_of=lambda row: icml_model(row.model),
         guesses_of=lambda _: guesses(),
-        unstated=f"{DEGREES}, recompute, {modelled_tables.LINKS}",
+        unstated=f"{DEGREES}, recompute, {LINKS}",
         gain_of=lambda aware, unaware: unaware.result / aware.result,
         placement=Placement.COLOCATED,
         num_microbatches=NUM_MICROBATCHES,
@@ -230,7 +234,7 @@ def modelled_table() -> modelled_tables.ModelledTable:
 
 def own_evidence(cost: CostModel) -> Evidence:
     """Our own cost model and planner on the rows of the table."""
-    evidence = modelled_tables.modelled_evidence(modelled_table(), cost)
+    evidence = modelled_evidence(modelled_table(), cost)
     evidence.causes |= {
         "modelled/*/llm_bwd": "the authors' attention backward; with its rates fitted, see the fitted rows",
         "modelled/*/gain": "they come from the LLM's long backward: 3.4 to 10.7 forwards in print, 2 in ours",
@@ -248,10 +252,10 @@ def fitted_evidence(cost: CostModel) -> Evidence:
     evidence = Evidence()
     for row in table.rows:
         if row not in published.fitted_on:
-            _, llm = modelled_tables.stage_times(table, row, table.guesses_of(row)[0], theirs)
+            _, llm = stage_times(table, row, table.guesses_of(row)[0], theirs)
             key, printed_ms = f"fitted/{row.name}/llm_bwd", 1e3 * row.llm.backward_s
             evidence.add(
-                PaperNumber(key, printed_ms, "ms", "Table 2", modelled_tables.TIME_REL_TOL),
+                PaperNumber(key, printed_ms, "ms", "Table 2", TIME_REL_TOL),
                 1e3 * llm.backward_s,
             )
     rates = ", ".join(

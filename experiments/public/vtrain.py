@@ -26,7 +26,7 @@ from experiments.harness.outcome import Evidence
 from experiments.harness.printed import printed_rows
 from experiments.harness.record import RESULTS
 from experiments.harness.script import Parts, Script, finished, script
-from experiments.public.fit import Floats, Free, Ready, fitted, ready, times_s
+from experiments.public.fitted import Floats, Free, Ready, fitted, ready, times_s
 from sim.predict import iteration_s
 from workbench.cost.collectives import Collective
 from workbench.cost.execution import Execution, write_execution
