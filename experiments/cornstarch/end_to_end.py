@@ -11,14 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from experiments.cornstarch.frozen_tables import (
-    CLIPS,
-    IMAGES,
-    NUM_MICROBATCHES,
-    TEXT_TOKENS,
-    input_name,
-    items_of,
-)
+from experiments.cornstarch import frozen_tables
 from experiments.cornstarch.modelled import Setting
 from experiments.cornstarch.models import v1_model
 from experiments.cornstarch.planned import Strategy, paper_job
@@ -119,22 +112,15 @@ def _counts(row: PrintedRow) -> dict[str, int]:
 
 
 def settings(model: str) -> dict[str, Setting]:
-    """The likeliest input of Tables 3, 10 and 11, then the most tokens of an image and of a clip."""
-    kind = model.partition("-")[0]
-    guesses = [(IMAGES[0], CLIPS[0])]
-    guesses += [(image, CLIPS[0]) for image in IMAGES[1:]] if kind != "ALM" else []
-    guesses += [(IMAGES[0], clip) for clip in CLIPS[1:]] if kind != "VLM" else []
-    return {
-        input_name(image, clip): Setting(text_tokens=TEXT_TOKENS, items=items_of(image, clip), tp=TP, cp=CP)
-        for image, clip in guesses
-    }
+    """Those of Tables 3, 10 and 11, at the degrees of Tables 5 and 6."""
+    return frozen_tables.plausible_inputs(model, tp=TP, cp=CP)
 
 
 def simulated(found: Configuration, method: Method, setting: Setting, cost: CostModel) -> EndToEnd:
     """The method's plan with the printed stages, simulated."""
     model = v1_model(found.model, found.llm_size)
     counts = found.counts[method]
-    job = paper_job(model, setting, counts, NUM_MICROBATCHES, cost)
+    job = paper_job(model, setting, counts, frozen_tables.NUM_MICROBATCHES, cost)
     plan = STRATEGIES[method](job, cost)
     lowered = lower(plan)
     prices = price(lowered, cost)
@@ -142,7 +128,7 @@ def simulated(found: Configuration, method: Method, setting: Setting, cost: Cost
     peaks = peak_bytes(lowered, memory_table(lowered))
     memory_bytes = min(node.memory_bytes for node in plan.cluster.nodes)
     return EndToEnd(
-        tput=NUM_MICROBATCHES / iteration_s / len(plan.ranks),
+        tput=frozen_tables.NUM_MICROBATCHES / iteration_s / len(plan.ranks),
         iteration_s=iteration_s,
         num_ranks=len(plan.ranks),
         is_fitting=max(peaks.values()) <= memory_bytes,

@@ -24,23 +24,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from experiments.cornstarch.attention_layers import attention_of
-from experiments.cornstarch.frozen_rows import (
-    FrozenRow,
-    Pipeline,
-    frozen_rows,
-    implied_llm_stages,
-    pairs,
-    winner,
-)
 from experiments.cornstarch.modelled import Setting, a40_cost, layer_times, total
 from experiments.cornstarch.modelled_tables import (
     LINKS,
     TIME_REL_TOL,
+    FrozenRow,
     Guess,
     ModelledTable,
+    Pipeline,
+    frozen_rows,
+    implied_llm_stages,
     modelled_evidence,
+    pairs,
     slower_links,
     stage_times,
+    winner,
 )
 from experiments.cornstarch.models import icml_encoder_chain, icml_model, llm_family
 from experiments.cornstarch.planned import Placement
@@ -256,7 +254,10 @@ def fitted_evidence(cost: CostModel) -> Evidence:
         if row not in published.fitted_on:
             _, llm = stage_times(table, row, table.guesses_of(row)[0], theirs)
             key, printed_ms = f"fitted/{row.name}/llm_bwd", 1e3 * row.llm.backward_s
-            evidence.add(PaperNumber(key, printed_ms, "ms", "Table 2", TIME_REL_TOL), 1e3 * llm.backward_s)
+            evidence.add(
+                PaperNumber(key, printed_ms, "ms", "Table 2", TIME_REL_TOL),
+                1e3 * llm.backward_s,
+            )
     rates = ", ".join(
         f"heads of {each.head_dim} {each.rate:.3f} of the profile's rate"
         for each in published.execution.attention_backward_rates

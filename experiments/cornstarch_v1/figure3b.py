@@ -61,8 +61,9 @@ def figure() -> Breakdown:
     """What is printed, and plausible inputs."""
     return Breakdown(
         where="Figure 3b",
-        unstated="CLIP L/14 at 224 or 336 px or as many tiles of it as cover 1280x720, "
-        "0.5k to 2k text tokens",
+        unstated=(
+            "CLIP L/14 at 224 or 336 px or as many tiles of it as cover 1280x720, 0.5k to 2k text tokens"
+        ),
         parts=parts(),
         name="clip-mistral",
         encoder="clip-vit-l-14-336",

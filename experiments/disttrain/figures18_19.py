@@ -8,7 +8,7 @@ Differs: as Figures 13 and 14. The prose lists four settings and then speaks of 
 
 from dataclasses import replace
 
-from experiments.disttrain.gains import Experiment, add_inside, add_range, mfu, ratio, throughput
+from experiments.disttrain.gains import Experiment, add_inside, add_range, mfu, throughput
 from experiments.disttrain.systems import MODELS, PROFILE, Trained
 from experiments.harness.outcome import Evidence
 from experiments.harness.script import script
@@ -28,7 +28,7 @@ def run() -> Evidence:
     evidence = Evidence()
     for claim, quantity in (("dt_frozen_mfu", mfu), ("dt_frozen_tput", throughput)):
         gains = {
-            f"{model}, {name} trained": ratio(replace(FROZEN, trained=trained), model, "megatron", quantity)
+            f"{model}, {name} trained": replace(FROZEN, trained=trained).ratio(model, "megatron", quantity)
             for name, trained in SETTINGS.items()
             for model in MODELS
         }

@@ -12,18 +12,10 @@ from dataclasses import dataclass, replace
 
 from scipy.stats import kendalltau
 
-from experiments.disttrain.systems import (
-    FABRIC_BYTES_PER_S,
-    NODE_GPUS,
-    NVLINK,
-    PROFILE,
-    Images,
-    Systems,
-    Workload,
-)
+from experiments.disttrain import systems
 from experiments.harness.outcome import Evidence
 from experiments.harness.script import script
-from sim.step.sweep import Sweep
+from sim.predict import candidate_s
 from workbench.balance.orchestration.exact import best_of_every_pace, evaluate
 from workbench.balance.orchestration.task import Cut, Orchestration, Task
 from workbench.cost.hardware import Link, Node, uniform
@@ -34,13 +26,11 @@ from workbench.job.job import Job
 from workbench.plan.plan import ModuleSettings, Settings, Sharding
 from workbench.strategies import megatron_heterogeneous
 from workbench.strategies.disttrain import task_of, with_degrees
-from workbench.timing.accept import accept
-from workbench.timing.price import price
 
 MODELS = ("MLLM-9B", "MLLM-15B")
 NODES, BATCH = 4, 32
-IMAGES, PATCHES, LATENTS, TOKENS = Images(read=2, drawn=1), 1024, 4096, 8192
-FABRIC = Link(name="RDMA, one GPU's part", bytes_per_s=FABRIC_BYTES_PER_S, latency_s=5e-6)
+IMAGES, PATCHES, LATENTS, TOKENS = systems.Images(read=2, drawn=1), 1024, 4096, 8192
+FABRIC = Link(name="RDMA, one GPU's part", bytes_per_s=systems.FABRIC_BYTES_PER_S, latency_s=5e-6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +45,13 @@ class Candidate:
 
 def job_of(model: str, nodes: int = NODES, batch: int = BATCH) -> Job:
     """The model on a small cluster."""
-    graph = Systems(Workload(model=model, images=IMAGES)).model
-    node = Node(device=PROFILE, num_ranks=NODE_GPUS, memory_bytes=80 * 10**9, num_cards=NODE_GPUS)
+    graph = systems.Systems(systems.Workload(model=model, images=IMAGES)).model
+    node = Node(
+        device=systems.PROFILE,
+        num_ranks=systems.NODE_GPUS,
+        memory_bytes=80 * 10**9,
+        num_cards=systems.NODE_GPUS,
+    )
     items = {
         "vision": [ItemTokens(PATCHES, PATCHES)] * IMAGES.read,
         "generator": [ItemTokens(LATENTS, LATENTS)] * IMAGES.drawn,
@@ -64,12 +59,12 @@ def job_of(model: str, nodes: int = NODES, batch: int = BATCH) -> Job:
     return Job(
         name=model,
         model=graph,
-        cluster=uniform(model, node, num_nodes=nodes, intra=NVLINK, inter=FABRIC),
+        cluster=uniform(model, node, num_nodes=nodes, intra=systems.NVLINK, inter=FABRIC),
         batch=fixed_samples(batch, text_tokens=TOKENS - IMAGES.read * PATCHES, items=items),
         settings=Settings(
             modules=tuple(ModuleSettings(module=m.name, sharding=Sharding.OPTIMIZER) for m in graph.modules)
         ),
-        profile=PROFILE,
+        profile=systems.PROFILE,
     )
 
 
@@ -85,12 +80,9 @@ def _judged(job: Job, cost: CostModel, printed: Task, whole: Task, found: Orches
     simulated_s: float | None = None
     try:
         plan = megatron_heterogeneous.plan(with_degrees(job, found), cost)
-        lowered, _ = accept(plan)
+        simulated_s = candidate_s(plan, cost)
     except ValueError:
         pass  # does not fit: that is what is counted
-    else:
-        prices = price(lowered, cost)
-        simulated_s = Sweep(lowered).iteration_s(prices.duration_s, prices.step_s)
     return Candidate(
         found=found,
         printed_s=evaluate(printed, found.degrees).iteration_s,
@@ -133,9 +125,9 @@ def _whole(each: Candidate) -> float:
     return each.whole_s
 
 
-@script(profile=PROFILE)
+@script(profile=systems.PROFILE)
 def run() -> Evidence:
-    evidence, cost = Evidence(), CostModel(load_profile(PROFILE))
+    evidence, cost = Evidence(), CostModel(load_profile(systems.PROFILE))
     for model in MODELS:
         found = candidates(job_of(model), cost)
         add_model(evidence, model, found)

@@ -17,13 +17,10 @@ from experiments.cornstarch.modelled import a40_cost
 from experiments.entrain.workload import CORPUS_OF, batch_of, job_of
 from experiments.harness.outcome import Evidence
 from experiments.harness.script import Parts, script
-from sim.step.engine import simulate
+from sim.predict import candidate_s
 from workbench.job.job import Job
-from workbench.memory.account import check_memory, memory_table
-from workbench.plan.lower import lower
 from workbench.strategies import entrain
 from workbench.strategies.entrain_search import Configuration, configurations
-from workbench.timing.price import price
 
 NUM_SAMPLES, SIMULATED, LLM = 128, 16, "Llama3-3b"
 
@@ -43,14 +40,12 @@ def job(dataset: str) -> Job:
 
 def judged(given: Job, configuration: Configuration) -> Judged:
     """Plan and simulate one configuration."""
-    lowered = lower(entrain.plan(configuration.job(given), a40_cost()))
+    plan = entrain.plan(configuration.job(given), a40_cost())
     try:
-        check_memory(lowered, memory_table(lowered))
+        simulated_s = candidate_s(plan, a40_cost())
     except ValueError:
         return Judged(configuration=configuration, simulated_s=None)
-    prices = price(lowered, a40_cost())
-    simulated = simulate(lowered, prices.duration_s, step_s=prices.step_s)
-    return Judged(configuration=configuration, simulated_s=simulated.iteration_s)
+    return Judged(configuration=configuration, simulated_s=simulated_s)
 
 
 def spread(every: Sequence[Configuration], count: int) -> tuple[Configuration, ...]:

@@ -12,7 +12,7 @@ Ours:    20,000 samples a data set through our cost model of an A40 at tp 2, abo
 
 from collections.abc import Sequence
 
-from experiments.entrain.workload import CORPUS_OF, GPUS_PER_REPLICA, LLM_OF, batch_draws, work_pool
+from experiments.entrain.workload import CORPUS_OF, GPUS_PER_REPLICA, LLM_OF, batch_draws, mean_ratio
 from experiments.harness.outcome import Evidence
 from experiments.harness.printed import printed_rows
 from experiments.harness.script import Parts, script
@@ -46,8 +46,7 @@ def trials(dataset: str, llm: str) -> tuple[SizeTrials, ...]:
 def table_evidence(dataset: str, llm: str, table: str) -> Evidence:
     """One table: number of allocations by size, convergence, and the mean ratio behind it."""
     found, evidence = trials(dataset, llm), Evidence()
-    work = work_pool(dataset, llm)
-    ratio = sum(work.encoder_s) / sum(work.llm_s)
+    ratio = mean_ratio(dataset, llm)
     where = f"table {table.replace('_', '.')} ({dataset}, {llm})"
     key = f"modelled/table{table}"
     evidence.ours[f"{key}/vision_to_llm"] = ratio

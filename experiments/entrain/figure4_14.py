@@ -16,7 +16,7 @@ Ours:    simulated with the memory of every action, about 10 s a data set; draws
 from collections.abc import Mapping
 
 from experiments.entrain.traced import PLANNERS, traced
-from experiments.entrain.workload import CORPUS_OF, LLM_OF
+from experiments.entrain.workload import PANELS
 from experiments.harness.figure import SKY, Grid, Line, Lines
 from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.script import Parts, script
@@ -111,8 +111,7 @@ def _held(rank: int, curve: Curve) -> Line:
 def run() -> Parts:
     every = {
         (llm, dataset): {system: curves_of(dataset, llm, system) for system in PLANNERS}
-        for llm in LLM_OF
-        for dataset in CORPUS_OF
+        for llm, dataset in PANELS
     }
     parts = [panel_evidence(dataset, llm, curves) for (llm, dataset), curves in every.items()]
     parts[0].figures["entrain_figure4_14"] = drawing(every)

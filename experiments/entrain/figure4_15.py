@@ -15,7 +15,7 @@ from dataclasses import replace
 from experiments.entrain.figure4_5 import PRINTED
 from experiments.entrain.replica import BLOCKS
 from experiments.entrain.series import batch, batch_figures, stable_stages
-from experiments.entrain.workload import CORPUS_OF, LLM_OF
+from experiments.entrain.workload import CORPUS_OF, PANELS
 from experiments.harness.figure import BLACK, SKY, Bars, Grid, Series, wrapped
 from experiments.harness.outcome import Bound, Evidence, PaperNumber
 from experiments.harness.script import Parts, script
@@ -86,7 +86,7 @@ def _panel(llm: str, dataset: str, found: Mapping[Split, float]) -> Bars:
 
 @script(profile="A40")
 def run() -> Parts:
-    every = {(llm, dataset): steps_s(dataset, llm) for llm in LLM_OF for dataset in CORPUS_OF}
+    every = {(llm, dataset): steps_s(dataset, llm) for llm, dataset in PANELS}
     parts = [panel_evidence(dataset, llm, found) for (llm, dataset), found in every.items()]
     summary = Evidence()
     drop = max(1 - min(found.values()) / max(found.values()) for found in every.values())

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from experiments.entrain.methods import METHODS, replicas_of
 from experiments.entrain.series import NUM_REPLICAS, batch
 from experiments.entrain.stage_work import Seconds
-from experiments.entrain.workload import CORPUS_OF, LLM_OF
+from experiments.entrain.workload import CORPUS_OF, LLM_OF, PANELS
 from experiments.harness.figure import BLUE, GREEN, ORANGE, Grid, Line, Lines, Panel, wrapped
 from experiments.harness.outcome import Evidence
 from experiments.harness.script import Parts, script
@@ -76,7 +76,7 @@ def drawing(every: Mapping[tuple[str, str], Forwards]) -> Grid:
 
 @script(profile="A40")
 def run() -> Parts:
-    every = {(llm, dataset): lines_of(dataset, llm) for llm in LLM_OF for dataset in CORPUS_OF}
+    every = {(llm, dataset): lines_of(dataset, llm) for llm, dataset in PANELS}
     parts = [panel_evidence(dataset, llm, found) for (llm, dataset), found in every.items()]
     parts[0].figures["entrain_figure4_16"] = drawing(every)
     return parts

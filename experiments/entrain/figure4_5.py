@@ -18,7 +18,7 @@ from functools import cache
 import numpy as np
 
 from experiments.entrain.stage_work import Seconds, tokens_of
-from experiments.entrain.workload import CORPUS_OF, batch_draws, batch_of, work_pool
+from experiments.entrain.workload import CORPUS_OF, batch_draws, batch_of, mean_ratio
 from experiments.harness.figure import BLUE, ORANGE, Grid, Line, Lines, Spreads, cumulative
 from experiments.harness.outcome import Bound, Evidence, PaperNumber
 from experiments.harness.printed import printed_rows
@@ -28,12 +28,6 @@ SIZES = (1, 4, 16, 64, 256, 1024)
 NUM_BATCHES, NUM_SAMPLES, NUM_DRAWN = 200, 2000, 100
 LLM = "Llama3-1b"
 PRINTED = {("LLaVA-150k", "Llama3-1b"): (2.43, "C_3"), ("SynthChartNet", "Llama3-3b"): (1.27, "4_2")}
-
-
-def mean_ratio(dataset: str, llm: str) -> float:
-    """Vision over LLM seconds of the whole data set."""
-    work = work_pool(dataset, llm)
-    return sum(work.encoder_s) / sum(work.llm_s)
 
 
 @cache

@@ -16,16 +16,15 @@ Ours:    pipelines without messages, as in Figure 4.12; about 20 s.
 import statistics
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 
 from experiments.entrain.methods import METHODS, dip_choice
 from experiments.entrain.replica import Replica
+from experiments.entrain.series import stable_stages
 from experiments.entrain.stage_work import StageWork, Which
-from experiments.entrain.workload import CORPUS_OF, batch_of, work_pool
+from experiments.entrain.workload import CORPUS_OF, batch_of
 from experiments.harness.figure import Grid, Spreads
 from experiments.harness.outcome import Evidence
 from experiments.harness.script import Parts, script
-from workbench.balance.orchestration.allocation import proportional_allocation
 
 LLM = "Llama3-1b"
 STAGES, MICROBATCHES, BATCHES = 4, 16, 100
@@ -34,17 +33,9 @@ SEEN = 0  # the seed of what DIP sees before
 IDLE_OF_EVEN_WORK = (STAGES - 1) / (MICROBATCHES + STAGES - 1)
 
 
-@cache
-def stages_of(dataset: str) -> tuple[int, int]:
-    """Stages of both modules in proportion to their work over the whole data set."""
-    work = work_pool(dataset, LLM)
-    encoder, text = proportional_allocation([sum(work.encoder_s), sum(work.llm_s)], STAGES)
-    return encoder, text
-
-
 def drawn(dataset: str, seed: int) -> Replica:
     """One iteration's samples."""
-    one = Replica(llm=LLM, samples=(), stages=stages_of(dataset))
+    one = Replica(llm=LLM, samples=(), stages=stable_stages(dataset, LLM, STAGES))
     samples, seen = (batch_of(dataset, MICROBATCHES * one.microbatch_samples, s) for s in (seed, SEEN))
     return replace(one, samples=samples, seen=seen)
 

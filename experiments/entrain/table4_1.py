@@ -13,7 +13,7 @@ from collections import Counter
 
 from experiments.entrain.replica import BLOCKS
 from experiments.entrain.series import printed_stages
-from experiments.entrain.workload import CORPUS_OF, LLM_OF, batch_draws
+from experiments.entrain.workload import PANELS, batch_draws
 from experiments.harness.outcome import Evidence
 from experiments.harness.script import Parts, script
 from workbench.balance.orchestration.allocation import Allocation, num_trials, proportional_allocation
@@ -61,5 +61,5 @@ def run() -> Parts:
     setup.claim(
         f"DIP's printed depths are those of 16 GPUs at tp 2, colocated ({BLOCKS});", dip == {(BLOCKS, BLOCKS)}
     )
-    parts = [pair_evidence(dataset, llm) for llm in LLM_OF for dataset in CORPUS_OF]
+    parts = [pair_evidence(dataset, llm) for llm, dataset in PANELS]
     return [setup, *parts]

@@ -1,7 +1,6 @@
 """Figure 8, executed: bytes and seconds of what crosses from an encoder's grid to the LLM's, in real runs.
 
-Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
-         Figure 8 and appendix A.4: below 1 % of the step.
+Paper:   Karnati et al., Figure 8 and appendix A.4: below 1 % of the step.
 Setup:   a small SigLIP with projector before a small Llama, all trained, on gloo processes under unequal
          grids, colocated in three phases or apart; 16 samples of two images of 64 patches, float32.
 Ours:    messages between modules in the traces of executed steps: bytes beside the plan's; seconds from when
@@ -26,6 +25,7 @@ from runtime.launch import run_lowered
 from runtime.rank_job import RunSettings
 from runtime.world.pool import Pool
 from workbench.data.corpus import ItemTokens, fixed_samples
+from workbench.metrics import union_s
 from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import native_tokens
 from workbench.model.model_graph import TEXT, ModelGraph, connect
@@ -137,16 +137,7 @@ def longest_sender_s(trace: Trace) -> float:
         if message.edge == EDGE:
             free_s = max((s for s in ends[message.destination_rank] if s <= message.end_s), default=0.0)
             by_rank[message.source_rank].append((max(message.start_s, free_s), message.end_s))
-    return max(map(covered_s, by_rank.values()), default=0.0)
-
-
-def covered_s(intervals: Sequence[tuple[float, float]]) -> float:
-    """Length of the union of intervals."""
-    total = until = 0.0
-    for start, end in sorted(intervals):
-        total += max(0.0, end - max(start, until))
-        until = max(until, end)
-    return total
+    return max(map(union_s, by_rank.values()), default=0.0)
 
 
 def main() -> int:

@@ -1,7 +1,6 @@
 """Two numbers of the machine, fitted on the layout paper's homogeneous step times alone.
 
-Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
-         column H of Tables A2 to A4.
+Paper:   Karnati et al., column H of Tables A2 to A4.
 Setup:   the printed layouts as plans, simulated; `protocol.toml` says what is tried and how it is chosen.
 Given:   53 printed homogeneous times; no time of another layout, no gain.
 Differs: one rate for all collectives and one time for all launches; on a real machine both depend on sizes.

@@ -1,9 +1,8 @@
 """Figure 11: in bfloat16 too, layouts follow the baseline; in float32 they stay in its range of rounding.
 
-Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
-         Figure 11 and appendix C.2: BF16 placement and layout comparisons, LLM frozen (a) and trained
-         (b); "in both cases, the modified runs follow the corresponding colocated homogeneous baseline".
-         No number is printed, and no tolerance.
+Paper:   Karnati et al., Figure 11 and appendix C.2: BF16 placement and layout comparisons, LLM frozen (a)
+         and trained (b); "in both cases, the modified runs follow the corresponding colocated homogeneous
+         baseline". No number is printed, and no tolerance.
 Setup:   the tiny LLaVA of `loss_curves` on gloo processes. bfloat16 with gradients, weights and moments
          of the optimizer in float32, gradients clipped to 1; and all curves of Figures 6, 10, 12 and 13
          in float32.

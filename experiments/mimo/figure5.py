@@ -1,7 +1,6 @@
 """Figure 5: where colocated layouts pay, how context helps them, and where islands take over.
 
-Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
-         Figure 5; its bars are rows of Tables A2 to A5.
+Paper:   Karnati et al., Figure 5; its bars are rows of Tables A2 to A5.
 Setup:   (a) C over H at 8K, half of the tokens vision; (b) C over H from 16K to 128K; (c) C and NC over H
          with a 120B LLM at 8K by size of the encoder, in tokens a second; (d) the same per GPU.
 Given:   the printed layouts, see the tables.

@@ -1,7 +1,6 @@
 """Figure 7: islands stay ahead of one layout for all when a 120B LLM goes from 256 to 512 GPUs.
 
-Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
-         Figure 7; its labels are gains of Table A4.
+Paper:   Karnati et al., Figure 7; its labels are gains of Table A4.
 Setup:   (a) 6B + 120B at 8K, 256/264 and 512/520 GPUs; (b) 6B, 7.2B and 12B at 16K on 512/520.
 Given:   the printed layouts.
 Differs: sizes are ours, see Table A4.

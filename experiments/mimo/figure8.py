@@ -1,7 +1,6 @@
 """Figure 8: what crosses from encoder to LLM takes less than 1 % of the step.
 
-Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
-         Figure 8 and appendix A.4.
+Paper:   Karnati et al., Figure 8 and appendix A.4.
 Setup:   3B + 70B at 8K on 256 H100s, 12.5 % to 87.5 % of the tokens vision; colocated: encoder dp 32, LLM
          dp 16, so that pairs of replicas gather; apart: encoder dp 8 on 8 more GPUs.
 Differs: the figure's values are not in the text, so only its bound is judged; sizes are ours.

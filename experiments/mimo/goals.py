@@ -1,7 +1,6 @@
 """What the simulated tables of the layout paper must show: every goal, and whether it holds.
 
-Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
-         Tables A2 to A5, Figure 8.
+Paper:   Karnati et al., Tables A2 to A5, Figure 8.
 Setup:   as each table's script, under the rules of `protocol.toml`, which was committed before a score was
          seen; gains by printed step times.
 Given:   the printed layouts; two numbers of the machine, fitted on homogeneous step times alone.

@@ -1,8 +1,7 @@
 """Tables A7 and A8, Figures 6, 10, 12 and 13: layouts do not change the loss curve.
 
-Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
-         section 5 and appendix C: controlled runs and eighteen layouts, apart and (with twice the
-         replicas) on the same ranks, LLM frozen and trained.
+Paper:   Karnati et al., section 5 and appendix C: controlled runs and eighteen layouts, apart and (with
+         twice the replicas) on the same ranks, LLM frozen and trained.
 Setup:   every configuration executed on up to eight gloo processes: a tiny LLaVA (CLIP, projector,
          Llama) from random weights, microbatches of 2 (of 4 where the LLM has one replica), AdamW as
          in Table A6 at its first learning rate.

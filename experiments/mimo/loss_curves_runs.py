@@ -7,18 +7,7 @@ from functools import cache
 import torch
 
 from experiments.harness.printed import printed_rows
-from experiments.mimo.parity_grid_runs import (
-    LLAMA,
-    SIGLIP,
-    WIDTH,
-    Gap,
-    Key,
-    Layout,
-    Moments,
-    gap,
-    planned,
-    processes_job,
-)
+from experiments.mimo import parity_grid_runs
 from runtime.data.batches import SyntheticSource
 from runtime.launch import run_lowered
 from runtime.rank_job import Collect, RunSettings
@@ -41,8 +30,8 @@ MICROBATCH = 2  # printed for the trainable sweep, the least here
 MOST_MICROBATCHES = 4  # of a replica of the LLM
 NUM_SAMPLES = 16  # divides by a microbatch of every replica, of eight at most; 96 are printed
 TIMEOUT_S = 120.0
-_CLIP = SIGLIP | {"model_type": "clip_vision_model", "num_hidden_layers": 1}
-_VICUNA = LLAMA | {"vocab_size": 48}
+_CLIP = parity_grid_runs.SIGLIP | {"model_type": "clip_vision_model", "num_hidden_layers": 1}
+_VICUNA = parity_grid_runs.LLAMA | {"vocab_size": 48}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +41,8 @@ class Run:
     figure: str
     config: str
     placement: Placement
-    llm: Layout
-    vision: Layout
+    llm: parity_grid_runs.Layout
+    vision: parity_grid_runs.Layout
     trains_llm: bool
 
     @property
@@ -101,7 +90,7 @@ class Curve:
     """Losses of all steps, and how far the last state is from one process's."""
 
     losses: tuple[float, ...]
-    state: Gap
+    state: parity_grid_runs.Gap
 
 
 def runs() -> tuple[Run, ...]:
@@ -141,9 +130,9 @@ def _controlled(figure: str, *, trains_llm: bool) -> list[Run]:
     ]
 
 
-def _layout(row: Mapping[str, str], module: str, times: int) -> Layout:
+def _layout(row: Mapping[str, str], module: str, times: int) -> parity_grid_runs.Layout:
     """The printed degrees, with `times` as many replicas."""
-    return Layout(
+    return parity_grid_runs.Layout(
         tp=int(row[f"{module}_tp"]),
         dp=times * int(row[f"{module}_dp"]),
         pp=int(row.get(f"{module}_pp", "1")),
@@ -159,7 +148,7 @@ def model(trains_llm: bool) -> ModelGraph:  # noqa: FBT001  (the one thing in wh
         name="vision",
         modality="image",
         trainable=Trainable.PROJECTOR,
-        llm_width=WIDTH,
+        llm_width=parity_grid_runs.WIDTH,
     )
     trainable = Trainable.ALL if trains_llm else Trainable.NONE
     llm = module_from_config(_VICUNA, name="llm", modality=TEXT, trainable=trainable)
@@ -188,9 +177,11 @@ def plan_of(run: Run, samples: tuple[Sample, ...] = (), microbatch: int | None =
     """
     graph = model(run.trains_llm)
     layouts = {"vision": run.vision, "llm": run.llm}
-    job = processes_job("llava", graph, samples or ONE_BATCH.batches(graph)[0], layouts, run.placement)
+    job = parity_grid_runs.processes_job(
+        "llava", graph, samples or ONE_BATCH.batches(graph)[0], layouts, run.placement
+    )
     size = microbatch or microbatch_samples(run, len(samples) or NUM_SAMPLES)
-    return planned(replace(job, microbatch_samples=size, schedule=run.schedule))
+    return parity_grid_runs.planned(replace(job, microbatch_samples=size, schedule=run.schedule))
 
 
 def train(run: Run, steps: int, pool: Pool, data: Data = ONE_BATCH) -> Curve:
@@ -212,7 +203,7 @@ def train(run: Run, steps: int, pool: Pool, data: Data = ONE_BATCH) -> Curve:
     )
     result = run_lowered(lower(plan), settings, pool=pool)
     _, last, moments = one_process(run.trains_llm, steps, data)
-    return Curve(result.losses, gap(plan, result, last, moments))
+    return Curve(result.losses, parity_grid_runs.gap(plan, result, last, moments))
 
 
 @cache
@@ -220,14 +211,14 @@ def one_process(
     trains_llm: bool,  # noqa: FBT001  (the key of the cache)
     steps: int,
     data: Data = ONE_BATCH,
-) -> tuple[tuple[float, ...], ReferenceResult, dict[Key, Moments]]:
+) -> tuple[tuple[float, ...], ReferenceResult, dict[parity_grid_runs.Key, parity_grid_runs.Moments]]:
     """Losses, the last step, and AdamW's moments, made here from the gradients of every step."""
     torch.set_num_threads(1)
     run = next(run for run in runs() if run.trains_llm is trains_llm)
     settings = optimizer(run)
     batches = data.batches(model(trains_llm))
     reference = Reference(plan_of(run, batches[0]), seed=SEED, dtype=torch.float64, optimizer=settings)
-    losses, moments = [], dict[Key, Moments]()
+    losses, moments = [], dict[parity_grid_runs.Key, parity_grid_runs.Moments]()
     for step in range(steps):
         reference.plan = replace(reference.plan, batch=batches[step % len(batches)])
         result = reference.step(SyntheticSource(SEED))

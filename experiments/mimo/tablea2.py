@@ -1,7 +1,6 @@
 """Table A2: layouts of their own on shared GPUs at 8K, against one layout for all.
 
-Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
-         Table A2.
+Paper:   Karnati et al., Table A2.
 Setup:   1B to 12B encoders with 14B to 120B LLMs on 72 or 256 H100s, printed layouts on both sides.
 Given:   layouts, optimizer instances, batch sizes; encoders from 3B on are recomputed, LLMs are not.
          Two numbers of the machine are fitted on homogeneous step times (`calibration`).

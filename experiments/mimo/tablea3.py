@@ -1,7 +1,6 @@
 """Table A3: long contexts, encoders kept whole on shared GPUs against encoders that inherit the LLM's grid.
 
-Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
-         Table A3.
+Paper:   Karnati et al., Table A3.
 Setup:   a 1B encoder with 7B and 14B LLMs, 16K to 128K, printed layouts on both sides.
 Given:   layouts, batch sizes; forward and backward alone are timed. Two numbers of the machine are fitted on
          homogeneous step times (`calibration`).

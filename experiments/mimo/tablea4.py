@@ -1,7 +1,6 @@
 """Table A4: encoders on an island of 8 GPUs beside a 120B LLM, against one layout for all.
 
-Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
-         Table A4.
+Paper:   Karnati et al., Table A4.
 Setup:   6B to 12B encoders, 8K and 16K, 256 or 512 GPUs and 8 more for the island; printed layouts.
 Given:   layouts, batch sizes; encoders are recomputed, the LLM is not. Two numbers of the machine are fitted
          on homogeneous step times (`calibration`).

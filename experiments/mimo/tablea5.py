@@ -1,7 +1,6 @@
 """Table A5: which of H, C and NC is best at 8K, from 1B encoders with 14B to 12B with 120B.
 
-Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
-         Table A5.
+Paper:   Karnati et al., Table A5.
 Setup:   H and C as in Table A2; NC has the printed encoder island of 8 GPUs.
 Given:   all layouts that are printed. The LLM's layout under NC is printed for 6B and more (Table A4); for
          smaller encoders it is C's on the ranks that remain, so that both modes are held to layouts of

@@ -19,32 +19,8 @@ from functools import cache
 from experiments.cornstarch.modelled import A40
 from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.script import Parts, script
+from experiments.oobleck import modelled
 from experiments.oobleck.by_nodes_plot import drawing
-from experiments.oobleck.modelled import (
-    BAMBOO_DEPTH,
-    BAMBOO_MICROBATCH,
-    ELEMENT_BYTES,
-    FUSED,
-    GLOBAL_BATCH,
-    MICROBATCH,
-    TF32_OVER_BFLOAT16,
-    TOKENS,
-    Written,
-    bamboo_rates,
-    bamboo_stages,
-    bamboo_useful_share,
-    chain,
-    forward_share,
-    graph,
-    layer_s,
-    oobleck_layout,
-    oobleck_rates,
-    pipeline_s,
-    planned,
-    stored,
-    varuna_grid,
-    varuna_rates,
-)
 from experiments.oobleck.systems import BAMBOO_USEFUL_SHARE, MODELS, MOST_NODES, published_rates
 from workbench.cost.execution import Execution
 from workbench.cost.profile import load_profile
@@ -127,69 +103,76 @@ def seconds_of(model: str, rate: float) -> Seconds:
     return Seconds(
         published_s=MOST_NODES / published_rates("oobleck", model)[MOST_NODES],
         flop=PASSES * _forward_flop(model),
-        fused_s=_sample_s(model, FUSED, written=Written.FUSED),
-        stored_s=_sample_s(model, stored(model), written=Written.FUSED),
-        spelled_s=_sample_s(model, stored(model)),
-        float32_s=_sample_s(model, stored(model), "float32"),
+        fused_s=_sample_s(model, modelled.FUSED, written=modelled.Written.FUSED),
+        stored_s=_sample_s(model, modelled.stored(model), written=modelled.Written.FUSED),
+        spelled_s=_sample_s(model, modelled.stored(model)),
+        float32_s=_sample_s(model, modelled.stored(model), "float32"),
         ours_s=MOST_NODES / rate,
         exchange_s=_exchange_s(model, rate),
-        tf32_flop_per_s=profile.peak("bfloat16") / TF32_OVER_BFLOAT16,
+        tf32_flop_per_s=profile.peak("bfloat16") / modelled.TF32_OVER_BFLOAT16,
         float32_flop_per_s=profile.peak("float32"),
     )
 
 
 def _sample_s(
-    model: str, execution: Execution, precision: str = "tf32", written: Written = Written.SPELLED_OUT
+    model: str,
+    execution: Execution,
+    precision: str = "tf32",
+    written: modelled.Written = modelled.Written.SPELLED_OUT,
 ) -> float:
-    microbatch = MICROBATCH[model]
-    times = layer_s(model, microbatch, Recompute.FULL, execution, precision, written)
+    microbatch = modelled.MICROBATCH[model]
+    times = modelled.layer_s(model, microbatch, Recompute.FULL, execution, precision, written)
     return sum(time.total_s for time in times) / microbatch
 
 
 def _forward_flop(model: str) -> float:
-    tokens = TOKENS[model]
+    tokens = modelled.TOKENS[model]
     work = Work((RowWork(tokens, tokens, tokens * tokens),))  # stored scores: masked ones are computed too
-    return sum(layer_flop(layer, work) for layer in graph(model).modules[0].layers)
+    return sum(layer_flop(layer, work) for layer in modelled.graph(model).modules[0].layers)
 
 
 def _exchange_s(model: str, rate: float) -> float:
     """GPU-seconds a sample: a ring all-reduce of the largest stage's gradients once an iteration."""
-    chosen, layers = oobleck_layout(model, MOST_NODES), graph(model).modules[0].layers
+    chosen, layers = modelled.oobleck_layout(model, MOST_NODES), modelled.graph(model).modules[0].layers
     replicas = len(chosen.sizes)
     largest = max(
         sum(layers[layer].num_parameters for layer in range(stage.first, stage.end))
         for size in set(chosen.sizes)
-        for stage in planned(model).of_size(size).stages
+        for stage in modelled.planned(model).of_size(size).stages
     )
-    num_bytes = 2 * (replicas - 1) / replicas * largest * ELEMENT_BYTES
-    samples = sum(chosen.microbatches) * MICROBATCH[model]
+    num_bytes = 2 * (replicas - 1) / replicas * largest * modelled.ELEMENT_BYTES
+    samples = sum(chosen.microbatches) * modelled.MICROBATCH[model]
     return MOST_NODES * num_bytes / NETWORK_BYTES_PER_S / samples
 
 
 USEFUL = "what Bamboo's runtime adds to an iteration beside one more forward of each stage"
 JUDGED, REL_TOL = (30, 23, 16), 0.25
 FORMULA_TOL = 0.05
-PLANNED = {"oobleck": oobleck_rates, "varuna": varuna_rates, "bamboo": bamboo_rates}
+PLANNED = {
+    "oobleck": modelled.oobleck_rates,
+    "varuna": modelled.varuna_rates,
+    "bamboo": modelled.bamboo_rates,
+}
 
 
 @cache
 def _pipeline_s(model: str, size: int, count: int) -> float:
-    template, share = planned(model).of_size(size), forward_share(model)
-    return pipeline_s(graph(model), chain(model), template, count, share)
+    template, share = modelled.planned(model).of_size(size), modelled.forward_share(model)
+    return modelled.pipeline_s(modelled.graph(model), modelled.chain(model), template, count, share)
 
 
 @cache
 def _bamboo_pipeline_s(model: str, count: int) -> float:
     """Six stages of about as many layers; how their times split into passes is the first stage's."""
-    times, layers = bamboo_stages(model), len(graph(model).modules[0].layers)
-    bounds = [round(stage * layers / BAMBOO_DEPTH) for stage in range(BAMBOO_DEPTH + 1)]
+    times, layers = modelled.bamboo_stages(model), len(modelled.graph(model).modules[0].layers)
+    bounds = [round(stage * layers / modelled.BAMBOO_DEPTH) for stage in range(modelled.BAMBOO_DEPTH + 1)]
     stages = tuple(
         TemplateStage(first=bounds[place], end=bounds[place + 1], num_gpus=1, time_s=time.total_s)
         for place, time in enumerate(times)
     )
-    template = Template(num_nodes=BAMBOO_DEPTH, gpus_per_node=1, stages=stages)
+    template = Template(num_nodes=modelled.BAMBOO_DEPTH, gpus_per_node=1, stages=stages)
     share = sum(time.forward_s for time in times) / sum(time.total_s for time in times)
-    return pipeline_s(graph(model), chain(model), template, count, share)
+    return modelled.pipeline_s(modelled.graph(model), modelled.chain(model), template, count, share)
 
 
 @cache
@@ -199,22 +182,22 @@ def simulated_rate(system: str, model: str, nodes: int) -> float:
     Raises:
         ValueError: a system of another name.
     """
-    batch = GLOBAL_BATCH[model]
+    batch = modelled.GLOBAL_BATCH[model]
     if system == "oobleck":
-        chosen = oobleck_layout(model, nodes)
+        chosen = modelled.oobleck_layout(model, nodes)
         pairs = sorted(set(zip(chosen.sizes, chosen.microbatches, strict=True)))
         return batch / max(_pipeline_s(model, size, count) for size, count in pairs)
     if system == "varuna":
-        return batch / _pipeline_s(model, *varuna_grid(model, nodes))
+        return batch / _pipeline_s(model, *modelled.varuna_grid(model, nodes))
     if system == "bamboo":
-        count = -(-batch // BAMBOO_MICROBATCH[model] // (nodes // BAMBOO_DEPTH))
+        count = -(-batch // modelled.BAMBOO_MICROBATCH[model] // (nodes // modelled.BAMBOO_DEPTH))
         return batch / _bamboo_pipeline_s(model, count)
     raise ValueError(f"no system {system!r}: want one of {', '.join(PLANNED)}")
 
 
 def useful_settings(model: str, samples_per_s: float) -> dict[str, float]:
     """Bamboo's throughput by how much of its iteration is useful work."""
-    share = bamboo_useful_share(model)
+    share = modelled.bamboo_useful_share(model)
     return {
         f"one more forward a stage, {share:.0%} useful": samples_per_s,
         f"as published, {BAMBOO_USEFUL_SHARE:.0%} useful": samples_per_s * BAMBOO_USEFUL_SHARE / share,
@@ -271,9 +254,12 @@ def seconds_evidence() -> Evidence:
 def bamboo_evidence() -> Evidence:
     """Bamboo's throughput with the published share of useful work in place of ours."""
     evidence = Evidence()
-    for model in BAMBOO_MICROBATCH:
-        published, ours = published_rates("bamboo", model)[MOST_NODES], bamboo_rates(model)[MOST_NODES]
-        share = bamboo_useful_share(model)
+    for model in modelled.BAMBOO_MICROBATCH:
+        published, ours = (
+            published_rates("bamboo", model)[MOST_NODES],
+            modelled.bamboo_rates(model)[MOST_NODES],
+        )
+        share = modelled.bamboo_useful_share(model)
         rate = ours * BAMBOO_USEFUL_SHARE / share
         evidence.ours[f"modelled/{model.replace(' ', '-')}/bamboo/useful_share"] = share
         evidence.claim(

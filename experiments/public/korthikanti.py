@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from experiments.harness.outcome import Evidence, PaperNumber
+from experiments.harness.printed import printed_rows
 from experiments.harness.script import script
-from experiments.public.reference import read
 from sim.predict import iteration_s
 from workbench.llm_table.columns import read_row
 from workbench.llm_table.llm_row import LlmRow, Recomputed, YesNo
@@ -58,7 +58,7 @@ class Found:
 def rows() -> dict[str, LlmRow]:
     """Every model's row, without recomputation."""
     found = {}
-    for cell in read("korthikanti2022_configs.csv"):
+    for cell in printed_rows("korthikanti2022_configs"):
         model = cell["case"].split("_")[0]
         if model in found:
             continue
@@ -86,7 +86,7 @@ def rows() -> dict[str, LlmRow]:
 def printed() -> tuple[PaperNumber, ...]:
     """The paper's numbers, as a simulator's validation files repeat them."""
     numbers = []
-    for cell in read("korthikanti2022.csv"):
+    for cell in printed_rows("korthikanti2022"):
         where, value = WHERE[cell["table"]], float(cell["value"])
         unit, tolerance = "GiB", BYTES_TOLERANCE
         name = {"par_opt": "state_gib", "act": "activations_gib"}.get(cell["quantity"], "")

@@ -14,7 +14,7 @@ Run:     python -m experiments.public.vtrain [--json]
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -23,15 +23,56 @@ from scipy.stats import kendalltau, spearmanr
 from experiments.harness.command import command_line
 from experiments.harness.figure import BLUE, GREY, Band, Grid, Line, Lines
 from experiments.harness.outcome import Evidence
+from experiments.harness.printed import printed_rows
 from experiments.harness.record import RESULTS
 from experiments.harness.script import Parts, Script, finished, script
-from experiments.public.fit import Floats, Free, Ready, fitted, ready, times_s
-from experiments.public.reference import vtrain_rows, with_vtrain_all_reduce
+from experiments.public.fitted import Floats, Free, Ready, fitted, ready, times_s
 from sim.predict import iteration_s
+from workbench.cost.collectives import Collective
 from workbench.cost.execution import Execution, write_execution
-from workbench.cost.profile import load_profile
+from workbench.cost.profile import CollectiveTable, Profile, Table, load_profile
+from workbench.llm_table.columns import read_row
 from workbench.llm_table.llm_row import LlmRow
 from workbench.llm_table.predict import RowPredictor
+
+NS_PER_S = 1e9
+
+
+def vtrain_rows() -> tuple[list[LlmRow], list[float]]:
+    """The single-node A100 rows and their seconds.
+
+    What the file does not say is taken from the source's own model: GPT with 50,257 tokens, cut
+    over tp without padding; scores stored; fp16; full recomputation, as its page says; untied tables would
+    differ by one all-reduce.
+    """
+    cells = printed_rows("vtrain_a100_single_node")
+    rows = [
+        read_row(
+            {
+                **cell,
+                "vocab": str(50257 // int(cell["tp"]) * int(cell["tp"])),
+                "vocab_multiple": "1",
+                "attention": "stored",
+                "precision": "fp16",
+                "recompute": "full",
+            }
+        )
+        for cell in cells
+    ]
+    return rows, [float(cell["iter_time_ms"]) / 1e3 for cell in cells]
+
+
+def with_vtrain_all_reduce(profile: Profile) -> Profile:
+    """The profile with the all-reduces that were measured on the rows' own node."""
+    points = tuple(
+        (float(c["n_gpus"]), float(c["bytes"]), float(c["bytes"]) / float(c["time_ns"]) * NS_PER_S)
+        for c in printed_rows("vtrain_all_reduce_a100")
+    )
+    table = Table(axes=("ranks", "bytes"), points=points, measured=True, source="vtrain_all_reduce_a100.csv")
+    others = tuple(c for c in profile.collectives if c.collective != Collective.ALL_REDUCE)
+    measured = CollectiveTable(collective=Collective.ALL_REDUCE.value, scope="intra", table=table)
+    return replace(profile, collectives=(*others, measured))
+
 
 EXECUTION = RESULTS / "executions" / "public_vtrain.json"  # for `workbench predict --execution`
 SEED = 0

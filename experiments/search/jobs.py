@@ -10,14 +10,15 @@ from pathlib import Path
 
 from experiments.cornstarch.end_to_end import NUM_GPUS
 from experiments.cornstarch.frozen_tables import CLIPS, IMAGES, TEXT_TOKENS
+from experiments.cornstarch.modelled import A40, a40_cost
 from experiments.cornstarch.models import icml_model, v1_model
+from experiments.cornstarch.planned import testbed
 from experiments.disttrain import simulated as disttrain
 from experiments.entrain import workload as entrain
 from experiments.harness.record import FOLDER
 from experiments.mimo import models as mimo
 from workbench.cost.hardware import Node, uniform
 from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
 from workbench.data.corpus import ItemTokens, fixed_samples
 from workbench.data.sample import Sample
 from workbench.job.draft import Train, draft, machines_of
@@ -32,7 +33,6 @@ from workbench.search.objectives.objective import Objective
 
 EXAMPLES = FOLDER.parent / "examples"
 CONFIGS = Path(__file__).parent / "models"
-A40 = "A40"
 QWEN_IMAGE = ItemTokens(2 * 2 * 256, 256)  # 448 x 448 pixels: patches, and what 2 x 2 of them become
 
 
@@ -85,15 +85,11 @@ def _cornstarch_icml() -> Job:
 def _on_a40(
     model: ModelGraph, items: Mapping[str, tuple[ItemTokens, ...]], *, gpus: int, samples: int
 ) -> Job:
-    """Nodes of four A40s, as both versions of the paper have them."""
-    profile = load_profile(A40)
-    node = Node(device=A40, num_ranks=4, memory_bytes=profile.memory_bytes)
-    intra, inter = (profile.machine_link(scope).link for scope in ("intra", "inter"))
     used = {module.modality for module in model.modules if module.modality != TEXT}
     return Job(
         name=model.name,
         model=model,
-        cluster=uniform("a40-testbed", node, num_nodes=gpus // 4, intra=intra, inter=inter),
+        cluster=testbed(gpus, a40_cost()),
         batch=fixed_samples(
             samples,
             text_tokens=TEXT_TOKENS,
@@ -128,7 +124,7 @@ def _disttrain() -> Job:
 
 def _oobleck() -> Job:
     """GPT-3 2.7b on nodes of one A40."""
-    profile = load_profile(A40)
+    profile = a40_cost().profile
     node = Node(device=A40, num_ranks=1, memory_bytes=profile.memory_bytes)
     link = profile.machine_link("inter").link
     model = ModelGraph(name="gpt3-2.7b", modules=(from_shape("gpt3-2.7b", module="llm"),))

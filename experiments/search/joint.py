@@ -26,7 +26,7 @@ from typing import Any
 
 from experiments.harness.command import command_line, ended
 from experiments.harness.record import commit
-from experiments.search import ablation, aware, compared, regret, speeds
+from experiments.search import compared, regret, speeds
 from experiments.search.jobs import JOBS
 from experiments.search.spaces import spaces
 from workbench.whole_file import check_writable, write_text
@@ -73,12 +73,12 @@ def longer_job(name: str, asked: Asked, progress: Told) -> dict[str, Any]:
 
 def aware_job(name: str, asked: Asked, progress: Told) -> dict[str, Any]:
     """Cornstarch's planner beside its unaware baseline, both held against the simulator."""
-    return aware.aware_of(JOBS[name], limit_s=LONGER * asked.budget_s, progress=progress)
+    return compared.aware_of(JOBS[name], limit_s=LONGER * asked.budget_s, progress=progress)
 
 
 def ablated_job(name: str, asked: Asked, progress: Told) -> dict[str, Any]:
     """What each question gives."""
-    return ablation.ablation_of(JOBS[name], budget_s=asked.budget_s, progress=progress)
+    return compared.ablation_of(JOBS[name], budget_s=asked.budget_s, progress=progress)
 
 
 def regret_of_space(name: str, asked: Asked, progress: Told) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def summed(record: Mapping[str, Any]) -> dict[str, Any]:
         longer = {name: jobs[name] | record["longer"][name] for name in both}
         found |= {"longer_overall": compared.overall(longer)} if longer else {}
     if jobs := record.get("aware"):
-        found["cornstarch_never_slower_than_unaware"] = aware.is_never_slower(jobs)
+        found["cornstarch_never_slower_than_unaware"] = compared.is_never_slower(jobs)
     if spaces_ := record.get("spaces"):
         found["regret_vs_exhaustive"] = max(each["regret"] for each in spaces_.values())
     return found
@@ -212,11 +212,11 @@ def lines(record: Mapping[str, Any]) -> Sequence[str]:
             "never worse: {never_worse}, geometric mean {geomean_gain:.3f}".format(**record["longer_overall"])
         )
     if "aware" in record:
-        found += aware.lines(record["aware"])
+        found += compared.aware_lines(record["aware"])
     for name, space in record.get("spaces", {}).items():
         found.append(f"{name}: {space['plans']} plans, regret {space['regret']:.3%}")
     if "ablation" in record:
-        found += ablation.lines(record["ablation"])
+        found += compared.ablation_lines(record["ablation"])
     found += [
         f"{key}: {record[key]:.3g}"
         for key in ("candidates_per_s_24", "candidates_per_s_1296", "seconds_10000")
