@@ -33,6 +33,7 @@ from experiments.bench.kernel_bars import bars, least_ratios, simulated_forwards
 from experiments.bench.kernel_cells import MASKS, Cell, Contender, has_flash_backend
 from experiments.bench.kernel_rows import BITS, PLAN, Row, RowFile
 from experiments.bench.kernel_turns import Unit, directions, event_clock, host_clock, row_of, unit_rows
+from experiments.harness.bench import refusing
 from runtime.kernels.bitfield_attention.forward import forward_kernel
 from runtime.world.device import device_of
 
@@ -45,7 +46,6 @@ FIRST_UNIT_S = 60.0  # what a unit may take on a GPU before one was seen
 RIVALS = (Contender.FLEX, Contender.CUDNN, Contender.FLASH)
 VARIANTS = (Contender.WHOLE, Contender.DETERMINISTIC, Contender.FIXED, Contender.PUBLISHED)
 SLOW = (Contender.FLEX_TUNED, Contender.FLEX_FLASH)  # compile for minutes
-BAD_INPUT = 2  # exit code
 
 
 def cells(lengths: Sequence[int], seeds: int) -> Iterator[tuple[str, Cell]]:
@@ -200,11 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     if arguments.device == "cpu" and isinstance(forward_kernel, triton.runtime.JITFunction):
         return _interpreted(sys.argv[1:] if argv is None else argv)
-    try:
-        return _main(arguments)
-    except ValueError as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        return BAD_INPUT
+    return refusing(lambda: _main(arguments))
 
 
 def _main(arguments: argparse.Namespace) -> int:
