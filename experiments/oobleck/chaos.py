@@ -199,7 +199,7 @@ class Chaos:
         missing = self._job.templates.specification.num_nodes - training.layout.num_nodes
         if missing > 0 and rng.random() < JOIN_RATE:
             training.join([next(self._names) for _ in range(rng.randint(1, missing))])
-        at_work = [node for pipeline in training.layout.pipelines for node in pipeline]
+        at_work = training.layout.nodes
         self._warned = frozenset()
         if rng.random() < WARN_RATE:
             self._warned = frozenset(rng.sample(at_work, rng.randint(1, 2)))

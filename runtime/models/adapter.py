@@ -340,7 +340,7 @@ class Adapter(ABC):
         )
 
     def context(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Context:
-        """What a stage's layers share for one microbatch; ValueError where ranks cannot share its tokens."""
+        """What the layers of a stage share for one microbatch; ValueError where ranks cannot share tokens."""
         del dtype
         if self.undivided and data.attention is not None:
             raise ValueError(f"module {self.module.name!r}: {self.undivided}; want cp 1")

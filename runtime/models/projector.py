@@ -76,7 +76,7 @@ class StepsProjector(nn.ModuleList):
         return list(zip(self.steps, self, strict=True))[: self._first]
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        for module in self[self._first :]:
+        for module in list(self)[self._first :]:
             x_TD = module(x_TD)
         return x_TD
 
