@@ -18,7 +18,7 @@ from experiments.cornstarch.planned import (
 from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.printed_pipeline import StageTimes
 from workbench.cost.model import CostModel
-from workbench.model.model_graph import TEXT, ModelGraph
+from workbench.model.model_graph import ModelGraph
 
 TIME_REL_TOL = 0.25  # absolute times of another machine's kernels
 GAIN_REL_TOL = 0.15
@@ -173,7 +173,7 @@ def _planned(
 
 
 def _llm(model: ModelGraph) -> str:
-    return next(module.name for module in model.modules if module.modality == TEXT)
+    return model.llm.name
 
 
 def _share(whole: StageTimes, count: int) -> StageTimes:
