@@ -9,7 +9,6 @@ from operator import itemgetter, mul
 from workbench.job.device_pools import Aim
 from workbench.job.job import Job
 from workbench.memory.account import check_memory, memory_table
-from workbench.model.model_graph import TEXT
 from workbench.plan.lower import lower
 from workbench.plan.plan import Plan
 from workbench.planner.assembly import dp_of, layout_of, virtual_stages
@@ -72,7 +71,7 @@ def best_counts(candidates: CutCandidates, progress: Progress, most: int) -> tup
         progress(waiting.num_settled, waiting.num_all, best.seconds)
     if not best.plans:
         nearest = f"nearest: max_ranks {least}, or smaller tp, cp and dp"
-        none = f"no stage counts fit {_budget(job)} ranks; {nearest}"
+        none = f"no stage counts fit {job.usable_ranks} ranks; {nearest}"
         raise ValueError(f"job {job.name!r}: {refusal or waiting.refusal or none}")
     return best.plans
 
@@ -181,26 +180,19 @@ class _Waiting:
 
 def _options(job: Job, name: str) -> tuple[int, ...]:
     """Stage counts to try: the one given, or all that the layers and the budget allow."""
-    modules = [m for m in job.model.modules if m.name == name] or [
-        m for m in job.model.modules if m.modality != TEXT
-    ]
+    modules = [m for m in job.model.modules if m.name == name] or job.model.encoders
     layout = layout_of(job, modules[0].name)
     given = layout.pp or len(layout.stage_layers) // virtual_stages(job, modules[0].name)
     if given:
         return (given,)
     layers = min(len(module.layers) // virtual_stages(job, module.name) for module in modules)
-    return tuple(range(1, min(layers, _budget(job)) + 1))
+    return tuple(range(1, min(layers, job.usable_ranks) + 1))
 
 
 def _within_budget(
     job: Job, ranks_per_stage: Mapping[str, int], options: Mapping[str, tuple[int, ...]]
 ) -> Iterator[dict[str, int]]:
     ranks_each = [dp_of(job, name) * ranks_per_stage[name] for name in options]
-    budget = _budget(job)
     for counts in product(*options.values()):
-        if sum(map(mul, ranks_each, counts)) <= budget:
+        if sum(map(mul, ranks_each, counts)) <= job.usable_ranks:
             yield dict(zip(options, counts, strict=True))
-
-
-def _budget(job: Job) -> int:
-    return job.cluster.num_ranks if job.max_ranks is None else min(job.max_ranks, job.cluster.num_ranks)

@@ -80,8 +80,8 @@ def _powers(most: int) -> Iterator[int]:
 
 def _on_all_ranks(job: Job) -> Job:
     """The job with layouts that start at the first rank and a schedule of three phases."""
-    most = job.cluster.num_ranks if job.max_ranks is None else job.max_ranks
-    llm = layout_of(job, next(module.name for module in job.model.modules if module.modality == TEXT))
+    most = job.usable_ranks
+    llm = layout_of(job, job.model.llm.name)
     if llm.pp is not None:
         most = llm.pp * llm.tp * llm.cp * job.replicas
     layouts = []

@@ -71,7 +71,7 @@ def colocated_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
 
 def _check_layouts(job: Job) -> None:
     """Colocated encoders share ranks, so they share pp, tp and cp."""
-    layouts = [layout_of(job, m.name) for m in job.model.modules if m.modality != TEXT]
+    layouts = [layout_of(job, module.name) for module in job.model.encoders]
     shapes = {(layout.pp, layout.tp, layout.cp) for layout in layouts}
     if len(shapes) > 1:
         raise ValueError(

@@ -14,7 +14,6 @@ from functools import partial
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.job.notations.cornstarch import EncoderPlacing
-from workbench.model.model_graph import TEXT
 from workbench.plan.plan import Microbatch, Plan, Stage
 from workbench.planner.assembly import check_ranks, draft_plan, module_stages, num_ranks
 from workbench.planner.block_cuts import Cuts
@@ -33,7 +32,7 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
 def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
     """The best by the estimate of `plan`."""
     draft = draft_plan(job, "encoders-replicated")
-    llm = next(module.name for module in job.model.modules if module.modality == TEXT)
+    llm = job.model.llm.name
     copied = partial(_copied, draft, llm)
     candidates = CutCandidates(job, draft, cost, FROZEN_UNAWARE, _stages, {llm: llm}, microbatches_of=copied)
     return best_counts(candidates, progress, most)

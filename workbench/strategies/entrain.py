@@ -18,7 +18,7 @@ from workbench.plan.lower import lower
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.routing import Routing, routing_of
-from workbench.planner.assembly import disjoint_stages, draft_plan, fits, scheduled
+from workbench.planner.assembly import disjoint_stages, draft_plan, most_that_fits, scheduled
 from workbench.planner.cut_candidates import CutCandidates
 from workbench.planner.own_space import PLAIN_OR_SPLIT, Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE
@@ -87,7 +87,8 @@ def _furthest_ahead(plan: Plan, followers: Followers, cost: CostModel) -> Plan:
     """
     if shard_units(plan):
         return plan
-    most = _most_ahead(plan, followers)
+    too_many = max((len(held) for held in plan.microbatches_of.values()), default=0)
+    most = most_that_fits(partial(with_leads, plan, followers), too_many)
     leads = sorted({0, most, *takewhile(most.__gt__, powers_of_two())})
     tried = [with_leads(plan, followers, lead) for lead in leads]
     seconds = [FROZEN_AWARE.plan_s(lower(each), cost) for each in tried]
@@ -97,18 +98,6 @@ def _furthest_ahead(plan: Plan, followers: Followers, cost: CostModel) -> Plan:
 def powers_of_two() -> Iterator[int]:
     """1, 2, 4, ..."""
     return (1 << exponent for exponent in count())
-
-
-def _most_ahead(plan: Plan, followers: Followers) -> int:
-    """Found by bisection: what is kept grows with the lead."""
-    fitting, too_far = 0, max((len(held) for held in plan.microbatches_of.values()), default=0)
-    while too_far - fitting > 1:
-        middle = (fitting + too_far) // 2
-        if fits(with_leads(plan, followers, middle)):
-            fitting = middle
-        else:
-            too_far = middle
-    return fitting
 
 
 def regroup(plan: Plan, job: Job, cost: CostModel) -> Plan:
