@@ -76,9 +76,7 @@ def settings(llm_size: str) -> dict[str, Setting]:
         (frozen_tables.IMAGES[0], frozen_tables.CLIPS[0], other_cp),
     ]
     return {
-        f"{frozen_tables.input_name(image, clip)}, cp {cp}": Setting(
-            text_tokens=frozen_tables.TEXT_TOKENS, items=frozen_tables.items_of(image, clip), tp=2, cp=cp
-        )
+        f"{frozen_tables.input_name(image, clip)}, cp {cp}": frozen_tables.input_of(image, clip, tp=2, cp=cp)
         for image, clip, cp in guesses
     }
 
