@@ -5,7 +5,7 @@ from functools import cache
 from statistics import fmean
 
 from experiments.cornstarch import attention_layers
-from experiments.cornstarch.modelled import a40_cost
+from experiments.cornstarch.modelled import TIME_REL_TOL, a40_cost
 from experiments.cornstarch.models import llm_family
 from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.printed import printed_rows
@@ -40,7 +40,6 @@ RANGE_SEEDS = range(2)
 UNSTATED = "ranks, mask, heads per gather"
 
 GAIN_REL_TOL = 0.05
-TIME_REL_TOL = 0.25
 
 Times = Mapping[str, float]  # seconds of one attention layer, forward, by policy
 Setting = tuple[str, attention_layers.LayerSetting]  # kind of mask

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from experiments.cornstarch.modelled import Setting, a40_cost, layer_times, total
+from experiments.cornstarch.modelled import RATIO_REL_TOL, TIME_REL_TOL, Setting, a40_cost, layer_times, total
 from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.printed_pipeline import StageTimes
 from workbench.cost.model import CostModel
@@ -14,8 +14,6 @@ from workbench.model.trainable import Trainable
 from workbench.model.zoo import from_shape
 
 RULE_REL_TOL = 0.15  # gradients cost what the forward costs, to the accuracy of the rule of thumb
-RATIO_REL_TOL = 0.15
-TIME_REL_TOL = 0.25  # absolute times of another machine's kernels
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from experiments.cornstarch import frozen_tables
-from experiments.cornstarch.modelled import Setting
+from experiments.cornstarch.modelled import RATIO_REL_TOL, Setting
 from experiments.cornstarch.models import v1_model
 from experiments.cornstarch.planned import Strategy, paper_job
 from experiments.harness.outcome import Evidence, PaperNumber
@@ -31,7 +31,6 @@ NUM_GPUS = 24  # section 6.1
 REPLICATED_STAGES = 6  # appendix B.1
 TP, CP = 2, 2  # every row of Tables 5 and 6 that prints them
 ON_PAR = 0.02
-RATIO_REL_TOL = 0.15
 STAGE_REL_TOL = 0.25
 UNSTATED = "tokens per image and clip"
 MS = 1e3
@@ -97,13 +96,13 @@ def configurations(llm_size: str, kinds: Sequence[str]) -> tuple[Configuration, 
 
 def _configuration(llm_size: str, model: str, rows: Iterable[PrintedRow]) -> Configuration:
     printed = {Method(row["method"]): row for row in rows if row["model"] == model}
-    counts = {method: _counts(row) for method, row in printed.items()}
+    counts = {method: stage_counts(row) for method, row in printed.items()}
     one_each = {module: 1 for module in counts[Method.CORNSTARCH] if module != "llm"}
     counts[Method.REPLICATED] = one_each | {"llm": REPLICATED_STAGES}
     return Configuration(llm_size=llm_size, model=model, counts=counts)
 
 
-def _counts(row: PrintedRow) -> dict[str, int]:
+def stage_counts(row: PrintedRow) -> dict[str, int]:
     """Stages by module; Table 5 has one column for the one encoder, colocated encoders have one too."""
     kind = row["model"].partition("-")[0]
     encoders = {"VLM": ("vision",), "ALM": ("audio",), "VALM": ("vision", "audio")}[kind]

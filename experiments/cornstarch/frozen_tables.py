@@ -252,10 +252,7 @@ def plausible_inputs(model: str, *, tp: int, cp: int = 1) -> dict[str, Setting]:
     guesses = [(IMAGES[0], CLIPS[0])]
     guesses += [(image, CLIPS[0]) for image in IMAGES[1:]] if kind != "ALM" else []
     guesses += [(IMAGES[0], clip) for clip in CLIPS[1:]] if kind != "VLM" else []
-    return {
-        input_name(image, clip): Setting(text_tokens=TEXT_TOKENS, items=items_of(image, clip), tp=tp, cp=cp)
-        for image, clip in guesses
-    }
+    return {input_name(image, clip): input_of(image, clip, tp=tp, cp=cp) for image, clip in guesses}
 
 
 def input_name(image: ItemTokens, clip: ItemTokens) -> str:
@@ -263,9 +260,9 @@ def input_name(image: ItemTokens, clip: ItemTokens) -> str:
     return f"{image.tokens_out} tokens of {image.tokens_in} an image, {clip.tokens_out} a clip"
 
 
-def items_of(image: ItemTokens, clip: ItemTokens) -> tuple[tuple[str, ItemTokens], ...]:
-    """As settings have them."""
-    return ("vision", image), ("audio", clip)
+def input_of(image: ItemTokens, clip: ItemTokens, *, tp: int, cp: int) -> Setting:
+    """A sample with an image and a clip, as far as the model reads them."""
+    return Setting(text_tokens=TEXT_TOKENS, items=(("vision", image), ("audio", clip)), tp=tp, cp=cp)
 
 
 def table_evidence(llm_size: str, cost: CostModel) -> list[Evidence]:

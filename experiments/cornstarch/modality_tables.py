@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 
 from experiments.cornstarch import frozen_tables
-from experiments.cornstarch.modelled import Setting
+from experiments.cornstarch.end_to_end import NUM_GPUS, stage_counts
+from experiments.cornstarch.modelled import RATIO_REL_TOL, Setting
 from experiments.cornstarch.models import v1_model
 from experiments.cornstarch.planned import STRATEGIES, Awareness, Placement, Planned, paper_job, simulated
 from experiments.harness.outcome import About, Bound, Evidence, PaperNumber
@@ -18,9 +19,7 @@ from experiments.harness.printed import PrintedRow, printed_rows
 from workbench.cost.model import CostModel
 
 TABLE_OF = {"M": "table2", "S": "table7", "L": "table8"}
-NUM_GPUS = 24  # section 6.1
 TPUT_REL_TOL = 0.25
-RATIO_REL_TOL = 0.15
 UNSTATED = "tokens per image and clip, tensor and context degrees"
 
 
@@ -44,21 +43,12 @@ def modality_rows(llm_size: str) -> tuple[ModalityRow, ...]:
 
 
 def _row(model: str, encoders_colocated: PrintedRow, modality_parallel: PrintedRow) -> ModalityRow:
-    together, apart = encoders_colocated, modality_parallel
     return ModalityRow(
         model=model,
-        colocated={
-            "vision": int(together["coloc_enc_pp"]),
-            "audio": int(together["coloc_enc_pp"]),
-            "llm": int(together["llm_pp"]),
-        },
-        colocated_tput=_tput(together),
-        disjoint={
-            "vision": int(apart["vision_pp"]),
-            "audio": int(apart["audio_pp"]),
-            "llm": int(apart["llm_pp"]),
-        },
-        disjoint_tput=_tput(apart),
+        colocated=stage_counts(encoders_colocated),
+        colocated_tput=_tput(encoders_colocated),
+        disjoint=stage_counts(modality_parallel),
+        disjoint_tput=_tput(modality_parallel),
     )
 
 
@@ -76,9 +66,7 @@ def settings(llm_size: str) -> dict[str, Setting]:
         (frozen_tables.IMAGES[0], frozen_tables.CLIPS[0], other_cp),
     ]
     return {
-        f"{frozen_tables.input_name(image, clip)}, cp {cp}": Setting(
-            text_tokens=frozen_tables.TEXT_TOKENS, items=frozen_tables.items_of(image, clip), tp=2, cp=cp
-        )
+        f"{frozen_tables.input_name(image, clip)}, cp {cp}": frozen_tables.input_of(image, clip, tp=2, cp=cp)
         for image, clip, cp in guesses
     }
 

@@ -99,6 +99,7 @@ NUM_MICROBATCHES = 12
 NUM_GPUS = 24
 MICROBATCH_SAMPLES = 4
 TEXT_TOKENS = 1024
+ITEMS = (("vision", qwen2_vl_tokens(720, 1280)), ("audio", conformer_tokens(120.0)))
 NUM_STAGES = 6  # of 4 GPUs
 MAX_LLM_STAGES = 16  # layers of the small LLM
 FITTED_ON = ("SSS/aware", "MMM/aware")  # heads of 64, and of 128
@@ -195,19 +196,25 @@ def itself_evidence() -> Evidence:
     return evidence
 
 
+def setting_of(
+    tp: int, recompute: Recompute = Recompute.FULL, microbatch_samples: int = MICROBATCH_SAMPLES
+) -> Setting:
+    """1k text tokens, an image and a clip at those degrees."""
+    return Setting(
+        text_tokens=TEXT_TOKENS,
+        items=ITEMS,
+        microbatch_samples=microbatch_samples,
+        tp=tp,
+        recompute=recompute,
+    )
+
+
 def guesses() -> tuple[Guess, ...]:
     """Degrees of 24 GPUs, recompute, PCIe; the implied 6 stages of 4 GPUs with recompute come first."""
-    items = (("vision", qwen2_vl_tokens(720, 1280)), ("audio", conformer_tokens(120.0)))
     found = tuple(
         Guess(
             f"tp {tp}, {RECOMPUTED[recompute]}",
-            Setting(
-                text_tokens=TEXT_TOKENS,
-                items=items,
-                microbatch_samples=MICROBATCH_SAMPLES,
-                tp=tp,
-                recompute=recompute,
-            ),
+            setting_of(tp, recompute),
             multiple=NUM_GPUS // NUM_STAGES // tp,
         )
         for tp in (4, 2)

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from experiments.cornstarch import attention_dcp
 from experiments.cornstarch.attention_layers import PRECISION, Testbed, tiles_of
 from experiments.cornstarch.attention_policies import a40_testbed
+from experiments.cornstarch.modelled import TIME_REL_TOL
 from experiments.cornstarch.models import llm_family
 from experiments.harness.outcome import Evidence
 from experiments.harness.printed import PrintedRow, printed_rows
@@ -33,7 +34,6 @@ from workbench.model.layer import Attention, LayerKind
 from workbench.timing.attention import AttentionTime, with_attention, without_attention
 
 SETTING = attention_dcp.DcpSetting(llm="S")
-TIME_REL_TOL = 0.25
 GLOBAL_BATCH = 48  # the global batch of section 5.1
 UNSTATED = "sequences of the batch, recompute"
 TRAINED = Needs(input_grad=True, weight_grad=True)

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from experiments.cornstarch.attention_layers import MASKS, STATIC, LayerSetting, MaskTiles, Testbed, tiles_of
-from experiments.cornstarch.modelled import a40_cost
+from experiments.cornstarch.modelled import TIME_REL_TOL, a40_cost
 from experiments.harness.outcome import Bound, Evidence, PaperNumber
 from experiments.harness.printed import claim_value, printed_rows
 from experiments.harness.script import Parts, script
@@ -49,7 +49,6 @@ NUM_PACKS = 4  # of the authors' generator
 MIXTURES = ("the builders' mixture", "fewer, longer items")  # of `masks_of`
 GAIN_ROUNDING = 0.01  # of a quotient of cells of two decimals, all of 2.99 or more
 RATIO_REL_TOL = 0.05
-TIME_REL_TOL = 0.25
 
 Key = tuple[int, str]  # tokens, mask
 Times = Mapping[str, float]  # seconds by policy

@@ -9,6 +9,7 @@ Differs: smaller than the paper's clusters, so that every candidate is simulated
 """
 
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from scipy.stats import kendalltau
 
@@ -28,6 +29,7 @@ from workbench.strategies import megatron_heterogeneous
 from workbench.strategies.disttrain import task_of, with_degrees
 
 MODELS = ("MLLM-9B", "MLLM-15B")
+FORMULAS = {"printed": attrgetter("printed_s"), "whole layers": attrgetter("whole_s")}  # of a candidate
 NODES, BATCH = 4, 32
 IMAGES, PATCHES, LATENTS, TOKENS = systems.Images(read=2, drawn=1), 1024, 4096, 8192
 FABRIC = Link(name="RDMA, one GPU's part", bytes_per_s=systems.FABRIC_BYTES_PER_S, latency_s=5e-6)
@@ -99,7 +101,7 @@ def add_model(evidence: Evidence, model: str, found: tuple[Candidate, ...]) -> N
     evidence.claim(f"{model}: the printed formula's own choice fits", first.simulated_s is not None)
     evidence.ours[f"modelled/{model}/candidates"] = len(found)
     evidence.ours[f"modelled/{model}/that fit"] = len(fitting)
-    for name, seconds in (("printed", _printed), ("whole layers", _whole)):
+    for name, seconds in FORMULAS.items():
         chosen, chosen_s = min(fitting, key=lambda each: seconds(each[0]))
         tau = kendalltau([seconds(each) for each, _ in fitting], [s for _, s in fitting]).statistic
         error = sum(seconds(each) / s - 1 for each, s in fitting) / len(fitting)
@@ -117,21 +119,13 @@ def add_model(evidence: Evidence, model: str, found: tuple[Candidate, ...]) -> N
         )
 
 
-def _printed(each: Candidate) -> float:
-    return each.printed_s
-
-
-def _whole(each: Candidate) -> float:
-    return each.whole_s
-
-
 @script(profile=systems.PROFILE)
 def run() -> Evidence:
     evidence, cost = Evidence(), CostModel(load_profile(systems.PROFILE))
     for model in MODELS:
         found = candidates(job_of(model), cost)
         add_model(evidence, model, found)
-        for formula in ("printed", "whole layers"):
+        for formula in FORMULAS:
             regret = evidence.ours[f"modelled/{model}/{formula}/regret"]
             evidence.claim(
                 f"{model}: {formula}: its choice is within 5 % of the best simulated", regret <= 0.05

@@ -62,13 +62,11 @@ def table_evidence(dataset: str, llm: str, table: str) -> Evidence:
     if stable:
         evidence.ours[f"{key}/stable_from"] = stable[0]
     counts = [len(each.counts) for each in found]
-    evidence.claim(f"{where}: larger batches, fewer allocations ({shown(counts)});", is_falling(counts))
+    evidence.claim(
+        f"{where}: larger batches, fewer allocations ({' '.join(map(str, counts))});", is_falling(counts)
+    )
     evidence.claim(f"{where}: one allocation at 256 samples, vision to LLM {ratio:.2f};", found[-1].is_stable)
     return evidence
-
-
-def shown(counts: Sequence[int]) -> str:
-    return " ".join(map(str, counts))
 
 
 def is_falling(counts: Sequence[int]) -> bool:

@@ -26,7 +26,7 @@ from experiments.harness.outcome import Evidence
 from experiments.harness.printed import printed_rows
 from experiments.harness.record import RESULTS
 from experiments.harness.script import Parts, Script, finished, script
-from experiments.public.fitted import Floats, Free, Ready, fitted, ready, times_s
+from experiments.public.fitted import Floats, Free, fitted, ready, times_s
 from sim.predict import iteration_s
 from workbench.cost.collectives import Collective
 from workbench.cost.execution import Execution, write_execution
@@ -166,11 +166,6 @@ def nonlinearity_s(rows: Sequence[LlmRow], measured_s: Floats) -> float:
     return worst
 
 
-def _shipped_s(rows: Sequence[LlmRow], prepared: Sequence[Ready]) -> Floats:
-    """Without anything of the source: the shipped profile with its own all-reduces."""
-    return times_s(prepared, RowPredictor(iteration_s), Execution())
-
-
 def _unbiased(ours: dict[str, float]) -> bool:
     return all(abs(value) <= 0.05 for key, value in ours.items() if key.startswith("bias/"))
 
@@ -221,7 +216,8 @@ def run() -> Parts:
     execution = fitted([prepared[i] for i in kept], measured_s[kept], predictor, FREE)
     predicted_s = times_s(prepared, predictor, execution)
     plain_s = times_s(prepared, predictor, Execution())
-    shipped_s = _shipped_s(rows, prepared)
+    # without anything of the source: the shipped profile with its own all-reduces
+    shipped_s = times_s(prepared, RowPredictor(iteration_s), Execution())
     ours = {
         **errors("held_out", predicted_s[held], measured_s[held]),
         **errors("fitted", predicted_s[kept], measured_s[kept]),
