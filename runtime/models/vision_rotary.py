@@ -271,7 +271,7 @@ class PixtralAdapter(GridAdapter):
         return block
 
     def last(self) -> StageLayer:
-        return self.projected(self.config.initializer_range)
+        return self.projected()
 
 
 class QwenVisionAdapter(GridAdapter):
@@ -287,11 +287,6 @@ class QwenVisionAdapter(GridAdapter):
     @property
     def merge(self) -> int:
         return int(self.config.spatial_merge_size)
-
-    @property
-    def std(self) -> float:
-        """Of freshly drawn matrices."""
-        return float(self.config.initializer_range)
 
     @property
     def _channels(self) -> int:

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from runtime.kernels.bitfield_attention.combine import combine_sum
 from runtime.kernels.bitfield_attention.head_tiles import padded_width
-from runtime.kernels.bitfield_attention.launch import Launch, section_heads
+from runtime.kernels.bitfield_attention.launch import section_heads
 from runtime.kernels.bitfield_attention.mask import KernelMask
 from runtime.kernels.bitfield_attention.plan import KernelPlan
+from runtime.kernels.bitfield_attention.tasks import Tasks
 from runtime.kernels.bitfield_attention.tilings import Tiling
 from runtime.kernels.bitfield_attention.tokens import (
     COUNTS,
@@ -270,7 +271,7 @@ def keys_gradient(
     delta_BHR: Tensor,
     mask: KernelMask,
     plan: KernelPlan,
-    launch: Launch,
+    launch: Tasks,
     tile: Tiling,
     scale: float,
     dq_BHRD: Tensor | None,
@@ -309,7 +310,7 @@ def keys_gradient(
         mask.query_lowest,
         mask.key_words,
         mask.key_places,
-        launch.tasks,
+        launch.table,
         plan.columns.offsets,
         plan.columns.partial_start,
         plan.columns.others,

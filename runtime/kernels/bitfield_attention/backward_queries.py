@@ -7,9 +7,10 @@ from torch import Tensor
 
 from runtime.kernels.bitfield_attention.combine import combine_sum
 from runtime.kernels.bitfield_attention.head_tiles import has_engine, head_tiles, padded_width
-from runtime.kernels.bitfield_attention.launch import Launch, section_heads
+from runtime.kernels.bitfield_attention.launch import section_heads
 from runtime.kernels.bitfield_attention.mask import KernelMask
 from runtime.kernels.bitfield_attention.plan import KernelPlan
+from runtime.kernels.bitfield_attention.tasks import Tasks
 from runtime.kernels.bitfield_attention.tilings import Tiling
 from runtime.kernels.bitfield_attention.tokens import (
     COUNTS,
@@ -263,7 +264,7 @@ def queries_gradient(
     delta_BHR: Tensor,
     mask: KernelMask,
     plan: KernelPlan,
-    launch: Launch,
+    launch: Tasks,
     tile: Tiling,
     scale: float,
 ) -> Tensor:
@@ -294,7 +295,7 @@ def queries_gradient(
         mask.query_lowest,
         mask.key_words,
         mask.key_places,
-        launch.tasks,
+        launch.table,
         plan.rows.offsets,
         plan.rows.partial_start,
         plan.rows.others,

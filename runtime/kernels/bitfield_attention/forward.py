@@ -12,9 +12,10 @@ from torch import Tensor
 
 from runtime.kernels.bitfield_attention.combine import combine_softmax
 from runtime.kernels.bitfield_attention.head_tiles import has_engine, head_tiles, padded_width
-from runtime.kernels.bitfield_attention.launch import Launch, section_heads
+from runtime.kernels.bitfield_attention.launch import section_heads
 from runtime.kernels.bitfield_attention.mask import KernelMask
 from runtime.kernels.bitfield_attention.plan import KernelPlan
+from runtime.kernels.bitfield_attention.tasks import Tasks
 from runtime.kernels.bitfield_attention.tilings import Tiling
 from runtime.kernels.bitfield_attention.tokens import (
     COUNTS,
@@ -190,7 +191,7 @@ def forward(
     v_BGKD: Tensor,
     mask: KernelMask,
     plan: KernelPlan,
-    launch: Launch,
+    launch: Tasks,
     tile: Tiling,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
@@ -224,7 +225,7 @@ def forward(
         mask.query_lowest,
         mask.key_words,
         mask.key_places,
-        launch.tasks,
+        launch.table,
         plan.rows.offsets,
         plan.rows.partial_start,
         plan.rows.others,

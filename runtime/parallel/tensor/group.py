@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from runtime.parallel.context.group import ContextGroup, Pending
 from runtime.parallel.linear_map import mapped
 from runtime.parallel.tensor.pieces import PieceTalk
-from runtime.world.tensor_collectives import GATHER, SCATTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +22,9 @@ class TensorGroup(ContextGroup):
         ranks: of the plan, in the order of the grid: `member` is the place that a cut weight's part
             goes by, not the rank in the process group.
     """
+
+    gathering: ClassVar[str] = "gathering tokens"
+    summing: ClassVar[str] = "adding up tokens"
 
     def sum(self, x: Tensor) -> None:
         """Add up everybody's, in place; RankError when it does not end in time or a peer is gone."""
@@ -44,16 +46,6 @@ class TensorGroup(ContextGroup):
             parts[rank][:size].reshape(tuple(shape))
             for rank, size, shape in zip(self.ranks, sizes, shapes, strict=True)
         ]
-
-    def gather(self, gathered: Tensor, own: Tensor) -> Pending:
-        """Start `gathered` [members x n, ...] <- everybody's `own` [n, ...], in the process group's order."""
-        work = GATHER(gathered, own, group=self.process_group, async_op=True)
-        return Pending(self, work, "gathering tokens")
-
-    def scatter(self, own: Tensor, parts: Tensor) -> Pending:
-        """Start `own` [n, ...] <- sum over members of their `parts` [members x n, ...] for this one."""
-        work = SCATTER(own, parts, group=self.process_group, async_op=True)
-        return Pending(self, work, "adding up tokens")
 
     def enter(self, x: Tensor) -> Tensor:
         """x, where members begin to compute different things from it: its gradient is the sum of theirs.
