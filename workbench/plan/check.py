@@ -1,7 +1,7 @@
 """Refuses plans that break a rule, before anything runs them."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from workbench.data.sample import Item
@@ -45,7 +45,13 @@ def check(plan: Plan) -> None:
     _SOUND_ORDERS.answer((frame, reduction_order(plan)), lambda: _check_orders(routing_of(plan)))
     for group in gradient_groups(plan):
         optimizer_shards(plan, group)  # refuses numbers of instances
-    check_rounds(plan, shard_units(plan))
+    check_rounds(plan, shard_units(plan), _twins(plan))
+
+
+def _twins(plan: Plan) -> dict[int, int]:
+    """Stage of a replica that equals an earlier one -> the stage at its place there."""
+    pairs = [(first, other) for first, *others in alike_replicas(plan) for other in others]
+    return {b: a for first, other in pairs for a, b in zip(first.stages, other.stages, strict=True)}
 
 
 def _check_orders(routing: Routing) -> None:
@@ -169,7 +175,7 @@ def _check_programs(routing: Routing) -> None:
     idle = sorted(set(ranks) - set(plan.ranks))
     if idle:
         raise ValueError(f"rank {idle[0]} has a program but holds no stage")
-    again = {rank for _, *others in alike_replicas(plan) for other in others for rank in other.ranks}
+    again = _again(plan)
     wanted = _wanted_actions(routing, [stage for stage in plan.stages if stage.flat_ranks[0] not in again])
     held: dict[int, list[int]] = {}
     for stage in plan.stages:
@@ -179,7 +185,12 @@ def _check_programs(routing: Routing) -> None:
         alike = {tuple(held[rank]): rank for rank in reversed(program.ranks) if rank not in again}
         for stages, rank in alike.items():  # ranks with the same stages break the same rules
             _check_program(plan, rank, {stage_id: wanted[stage_id] for stage_id in stages})
-    _check_agreement(plan)
+    _check_agreement(plan, again)
+
+
+def _again(plan: Plan) -> set[int]:
+    """Ranks of replicas that equal an earlier one, and so break the same rules."""
+    return {rank for _, *others in alike_replicas(plan) for other in others for rank in other.ranks}
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,10 +292,12 @@ def _check_place(rank: int, action: Action, done: set[Action]) -> None:
         raise ValueError(f"rank {rank}: action {action} stands after {reduced}")
 
 
-def _check_agreement(plan: Plan) -> None:
+def _check_agreement(plan: Plan, again: Container[int]) -> None:
     """All ranks of a stage run its actions in one order; stages that share ranks likewise."""
     for stage in plan.stages:
         leader, *others = stage.flat_ranks
+        if leader in again:
+            continue
         for rank in others:
             if plan.program[rank] is plan.program[leader]:
                 continue
