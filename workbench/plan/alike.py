@@ -57,6 +57,13 @@ def alike_replicas(plan: Plan) -> tuple[tuple[Replica, ...], ...]:
     return tuple(map(tuple, found.values()))
 
 
+@kept
+def first_of_all(plan: Plan) -> Plan:
+    """The plan with its first replica alone, where all others equal it; else the plan itself."""
+    sets = alike_replicas(plan)
+    return part_of(plan, [sets[0][0].number]) if len(sets) == 1 and len(sets[0]) > 1 else plan
+
+
 def part_of(plan: Plan, replicas: Collection[int]) -> Plan:
     """The plan with these replicas alone."""
     stages = tuple(stage for stage in plan.stages if stage.replica in replicas)

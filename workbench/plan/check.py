@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from workbench.data.sample import Item
 from workbench.masks.patterns import check_masks
 from workbench.model.layer import Attention
-from workbench.plan.alike import alike_replicas
+from workbench.plan.alike import alike_replicas, first_of_all
 from workbench.plan.expert_groups import check_experts
 from workbench.plan.frame import frame_of
 from workbench.plan.gradient_groups import gradient_groups, reduction_order
@@ -40,9 +40,11 @@ def check(plan: Plan) -> None:
     _check_replicas(plan)
     _check_microbatches(plan)
     check_masks(plan.batch)
-    frame = frame_of(plan)
-    _SOUND_ITEMS.answer(frame, lambda: _check_items(routing_of(plan)))
-    _SOUND_ORDERS.answer((frame, reduction_order(plan)), lambda: _check_orders(routing_of(plan)))
+    replicas = tuple(plan.replicas(module.name) for module in plan.model.modules)
+    held = Same(plan.model), Same(plan.batch), plan.microbatches, replicas
+    _SOUND_ITEMS.answer(held, lambda: _check_items(routing_of(plan)))
+    order = frame_of(first_of_all(plan)), reduction_order(plan)
+    _SOUND_ORDERS.answer(order, lambda: _check_orders(routing_of(plan)))
     for group in gradient_groups(plan):
         optimizer_shards(plan, group)  # refuses numbers of instances
     check_rounds(plan, shard_units(plan), _twins(plan))
@@ -90,7 +92,8 @@ def _check_layers(plan: Plan, stage: Stage) -> None:
         _check_heads(plan, stage)
         check_experts(stage, plan.model.module(stage.module).layers)
 
-    _FITTING_LAYERS.answer((Same(plan.model), stage), check_each)
+    shape = stage.module, stage.layers, stage.cp, stage.tp, stage.ep
+    _FITTING_LAYERS.answer((Same(plan.model), shape), check_each)
 
 
 def _check_heads(plan: Plan, stage: Stage) -> None:

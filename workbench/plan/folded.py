@@ -6,7 +6,7 @@ from functools import cached_property
 
 from workbench.cost.hardware import Cluster
 from workbench.data.sample import Item, Sample
-from workbench.plan.alike import Replica, alike_replicas, part_of
+from workbench.plan.alike import Replica, alike_replicas, first_of_all, part_of
 from workbench.plan.gradient_groups import gradient_groups, num_replicas, reduction_order
 from workbench.plan.kept import give, kept
 from workbench.plan.lowered import GradientGroup
@@ -38,7 +38,7 @@ def judged_part(plan: Plan) -> Plan:
     units = shard_units(plan)
     if all(len(alike) == 1 for alike in sets) or (units and not _gather_alike(plan, units, len(sets))):
         return plan
-    part = part_of(plan, [first.number for first, *_ in sets])
+    part = first_of_all(plan) if len(sets) == 1 else part_of(plan, [first.number for first, *_ in sets])
     if units:
         give(part, shard_units, _units_in(part, units))
     return _stands_for(part, gradient_groups(plan), num_replicas(plan))

@@ -207,7 +207,7 @@ def check_rounds(plan: Plan, units: tuple[ShardUnit, ...], twins: Mapping[int, i
     trains; all stages of a unit have the same. `waits_of` says what waits for what.
 
     Args:
-        twins: stage -> another one that has the same rounds; a unit's stages are looked at without their like.
+        twins: stage -> another one that has the same rounds; of a unit, one of them is looked at.
     """
     for unit in units:
         expected: list[Action] | None = None
