@@ -57,7 +57,7 @@ def test_jobs_that_share_prices_have_the_steps_that_they_have_alone():
     jobs = [
         job,
         replace(job, schedule=three_phase),
-        replace(job, schedule=replace(three_phase, window=2)),
+        replace(job, schedule=replace(three_phase, window=1)),
         replace(job, schedule=Schedule(kind=ScheduleKind.ZB_H1)),
         replace(job, microbatch_samples=2),
         replace(job, settings=settings),
@@ -72,6 +72,17 @@ def test_jobs_that_share_prices_have_the_steps_that_they_have_alone():
     for steps, each in zip(shared, jobs, strict=True):
         assert steps.step(choice) == LayoutSteps(each, COST).step(choice)
     assert len({steps.step(choice).step_s for steps in shared[:3]}) > 1
+
+
+def test_replicas_of_a_colocated_encoder_share_its_samples():
+    three_phase = Schedule(kind=ScheduleKind.THREE_PHASE)
+    llm, alone = ModuleChoice(module="llm", dp=4), ModuleChoice(module="vision")
+    steps = LayoutSteps(job_on(8, samples=8, schedule=three_phase), COST)
+    assert steps.phases_s(alone, llm) == steps.prices.passes_s(alone, 8)
+    assert steps.phases_s(replace(alone, dp=4), llm) == steps.prices.passes_s(alone, 2)
+    windows = LayoutSteps(job_on(8, samples=8, schedule=replace(three_phase, window=1)), COST)
+    assert windows.phases_s(replace(alone, dp=4), llm) == 2 * steps.prices.passes_s(alone, 1)
+    assert windows.phases_s(alone, llm) == 2 * steps.prices.passes_s(alone, 4)
 
 
 @pytest.mark.parametrize("mode", list(Mode))
