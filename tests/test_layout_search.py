@@ -21,7 +21,7 @@ from workbench.planner.layout_space import Freedom, LayoutSpace
 from workbench.planner.layout_step import LayoutSteps, least_pipeline_s, pipeline_s, steps_of
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind
-from workbench.strategies import colocated
+from workbench.strategies.megatron_heterogeneous import plan_colocated
 from workbench.units import GB
 
 COST = CostModel(load_profile("H100"))
@@ -237,7 +237,7 @@ def test_offload_costs_its_moves_and_a_job_may_insist_on_it():
     apart_s = steps.step(replace(choice, offload=True)).step_s - steps.step(choice).step_s
     assert apart_s == pytest.approx(steps.moves_s(choice.encoders))
     asked = replace(job, schedule=Schedule(kind=ScheduleKind.THREE_PHASE, offload=True))
-    plan = colocated.plan(asked, COST)
+    plan = plan_colocated(asked, COST)
     assert {Pass.OFFLOAD, Pass.ONLOAD} <= {action.kind for action in plan.program_actions}
     with pytest.raises(ValueError, match="apart layout has no offload; nearest: colocated"):
         replace(choice, mode=Mode.APART, offload=True)
