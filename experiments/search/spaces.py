@@ -1,15 +1,11 @@
 """The spaces that are listed whole: unlike models, machines, data, and what binds."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
-from experiments.doors.export_jobs import SIGLIP, WHISPER
+from experiments.doors.export_jobs import SIGLIP, WHISPER, job_as_in_a_file
 from experiments.search.listed_space import ListedSpace, Shape
-from workbench.job.job import Job, job_from_spec
-from workbench.job.job_file import parse_spec
+from workbench.job.job import Job
 from workbench.job.machines import cost_of
 
 _LLAMA = {
@@ -76,7 +72,7 @@ def _job(
             },
         },
     }
-    return job_from_spec(parse_spec(yaml.safe_dump(content), where=name), folder=Path())
+    return job_as_in_a_file(content)
 
 
 def _space(
