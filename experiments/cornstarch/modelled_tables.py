@@ -22,7 +22,7 @@ from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.printed import PrintedRow, is_true, printed_rows
 from experiments.harness.printed_pipeline import PrintedRun, StageTimes, run_printed
 from workbench.cost.model import CostModel
-from workbench.model.model_graph import TEXT, ModelGraph
+from workbench.model.model_graph import ModelGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +343,7 @@ def _planned(
 
 
 def _llm(model: ModelGraph) -> str:
-    return next(module.name for module in model.modules if module.modality == TEXT)
+    return model.llm.name
 
 
 def _share(whole: StageTimes, count: int) -> StageTimes:

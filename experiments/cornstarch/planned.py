@@ -105,7 +105,7 @@ def best_split(
     """
     times = layer_times(model, setting, cost)
     encoders = [module.name for module in model.modules if module.modality != TEXT]
-    llm = next(module.name for module in model.modules if module.modality == TEXT)
+    llm = model.llm.name
 
     def bottleneck_s(num_encoder_stages: int) -> float:
         sums = [

@@ -37,8 +37,8 @@ def templates_from(smallest: int) -> dict[int, Template]:
 def is_valid(planned: TemplateSet, before: NodeLayout, lost: set[str], after: Reconfiguration) -> bool:
     """All survivors work in pipelines that have templates, and hold or get all their layers."""
     specification = planned.specification
-    survivors = {node for pipeline in before.pipelines for node in pipeline} - lost
-    working = {node for pipeline in after.layout.pipelines for node in pipeline}
+    survivors = set(before.nodes) - lost
+    working = set(after.layout.nodes)
     had, needs = held_layers(planned, before), held_layers(planned, after.layout)
     got = {(copy.destination, copy.layer) for copy in after.copies}
     sources = all(copy.source in survivors and copy.layer in had[copy.source] for copy in after.copies)
@@ -68,7 +68,7 @@ def run_down(planned: TemplateSet, rng: random.Random) -> str:
     layout = first_layout([f"node{k}" for k in range(specification.num_nodes)], sizes)
     layer_bytes = [1] * planned.templates[0].num_layers
     while True:
-        nodes = [node for pipeline in layout.pipelines for node in pipeline]
+        nodes = layout.nodes
         lost = set(rng.sample(nodes, min(len(nodes), rng.randint(1, MOST_AT_ONCE))))
         try:
             after = survive(planned, layout, sorted(lost), layer_bytes)

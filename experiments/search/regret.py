@@ -1,6 +1,6 @@
 """The joint search in spaces that are listed whole: how far from the optimum it stays.
 
-Setup:   five jobs of a vision or audio encoder, or both, and a language model, on one or two nodes of five
+Setup:   seven jobs of a vision or audio encoder, or both, and a language model, on one or two nodes of seven
          kinds of device, four drawn samples of unequal sizes; see `spaces`. Each space combines shapes of
          modules and cuts next to even ones, three schedules, every order of samples in microbatches, and all
          rules by which context-parallel ranks own tokens and ways in which keys travel. Every plan is built,
