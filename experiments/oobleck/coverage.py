@@ -7,14 +7,13 @@ Claims:  after each failure all nodes left are in pipelines of n0 to N - f n0 no
          every missing layer copied from a survivor; or fewer than (f + 1) n0 nodes are left, or more
          than f failed at once and took the last copy of a layer with them, and either is said.
 Ours:    `workbench.elastic`, one sequence a job: about half a minute on one CPU core.
-Run:     python -m experiments.oobleck.coverage
 """
 
 import random
 from collections import Counter
 
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from workbench.elastic.chain import LayerChain
 from workbench.elastic.exact_mapping import exact_templates
 from workbench.elastic.layout import NodeLayout, first_layout, held_layers
@@ -82,7 +81,8 @@ def run_down(planned: TemplateSet, rng: random.Random) -> str:
         layout = after.layout
 
 
-def coverage_evidence() -> Evidence:
+@script()
+def run() -> Evidence:
     """All jobs up to 64 nodes."""
     evidence, rng = Evidence(), random.Random(SEED)
     ends: Counter[str] = Counter()
@@ -100,13 +100,3 @@ def coverage_evidence() -> Evidence:
         set(ends) <= {"too few nodes", "last copy lost"},
     )
     return evidence
-
-
-@script()
-def run() -> Parts:
-    """All evidence."""
-    return [coverage_evidence()]
-
-
-if __name__ == "__main__":
-    main(run)
