@@ -87,8 +87,12 @@ def stored_records() -> list[dict[str, Any]]:
     By the names of their files; other files of the folder are passed over.
     """
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
-    wanted = {"script", "verdict", "rows", "claims"}
-    return [judged_again(each) for each in found if isinstance(each, dict) and wanted <= each.keys()]
+    return [judged_again(each) for each in found if is_script(each)]
+
+
+def is_script(record: object) -> bool:
+    """Whether a file of the folder is the result of a script."""
+    return isinstance(record, dict) and {"script", "verdict", "rows", "claims"} <= record.keys()
 
 
 def judged_again(record: Mapping[str, Any]) -> dict[str, Any]:
