@@ -30,7 +30,7 @@ from runtime.preprocess.source import source_of
 from runtime.reference import all_items, whole_stage
 from runtime.step.stage_module import build_stage_module
 from workbench.data.sample import Item, Sample
-from workbench.model.model_graph import TEXT, Module
+from workbench.model.model_graph import Module
 from workbench.plan.codec import read_plan
 from workbench.plan.plan import Plan, Recompute
 from workbench.plan.routing import routing_of
@@ -217,7 +217,7 @@ def _picked(part: Plan, edge: Any, rows_TD: Tensor, wanted: tuple[Item, ...]) ->
 
 def microbatches_of(plan: Plan, replica: int) -> list[tuple[Sample, ...]]:
     """The samples of each microbatch of the language model's replica."""
-    llm = next(module.name for module in plan.model.modules if module.modality == TEXT)
+    llm = plan.model.llm.name
     mine = plan.microbatches_of[llm, replica]
     return [tuple(plan.sample[item.sample] for item in each.items) for each in mine]
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from runtime.data.batches import DataSource
 from runtime.models.weights import write_part
 from runtime.parallel.expert.group import ExpertGroup
-from runtime.parallel.stage_groups import ProcessGroups, StageGroups
+from runtime.parallel.stage_groups import StageGroups
 from runtime.parallel.tensor.group import TensorGroup
 from runtime.rank_report import RankReport, RankState
 from runtime.state.checkpoint import Checkpoints, RankCheckpoints, live_tensors
@@ -51,7 +51,7 @@ TORCH_TYPE = {
 }
 
 
-PROCESSES = ProcessGroups()
+PROCESSES = StageGroups()
 MOST_THREADS = 1024
 MOST_TIMED = 256  # steps whose times are kept, the last ones: a long run holds no more than a short one
 READ_SHARE = 0.015  # of a step's time, for the reading of the yardstick behind it

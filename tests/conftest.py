@@ -43,6 +43,8 @@ DEAREST = (
 )
 
 # A run of the tests says the same twice; HYPOTHESIS_PROFILE=explore looks for new cases, and for longer.
+# `make test` takes fewer cases of a property than `make test-all`, as of tests/thorough.py.
+settings.register_profile("quick", deadline=None, derandomize=True, max_examples=40)
 settings.register_profile("fixed", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))

@@ -166,8 +166,8 @@ def _main(arguments: argparse.Namespace) -> int:
         "others": [{**figures(other["kernels"]), **other} for other in others],
     }
     show(record)
-    ended(record, as_json=arguments.json, out=arguments.out)
-    return 1 if "OFF" in record["verdicts"].values() else 0
+    holds = "OFF" not in record["verdicts"].values()
+    return ended(record, as_json=arguments.json, out=arguments.out, holds=holds)
 
 
 if __name__ == "__main__":

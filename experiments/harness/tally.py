@@ -3,7 +3,6 @@
 What became of the papers' rows since a commit: how many each determines, and which left that set.
 """
 
-import json
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 
 from experiments.harness.outcome import DETERMINED, FAILING, FITTING, About, Kind, Verdict
 from experiments.harness.reads import ROOT, changed_since
-from experiments.harness.record import RESULTS, bound_text, is_script, range_text, row_of
+from experiments.harness.record import RESULTS, bound_text, of_scripts, range_text, row_of
 
 Record = Mapping[str, Any]  # a result
 
@@ -131,13 +130,8 @@ def changes(before: Sequence[Record], now: Sequence[Record]) -> dict[str, Any]:
 def records_at(commit: str) -> list[Record]:
     """Results of scripts as a commit has them; ValueError where git does not know it."""
     folder = RESULTS.relative_to(ROOT)
-    found = [json.loads(_git("show", f"{commit}:{name}")) for name in _names(commit, str(folder))]
-    return [each for each in found if is_script(each)]
-
-
-def _names(commit: str, folder: str) -> list[str]:
     listed = _git("ls-tree", "--name-only", commit, f"{folder}/").splitlines()
-    return [name for name in listed if name.endswith(".json")]
+    return list(of_scripts(_git("show", f"{commit}:{name}") for name in listed if name.endswith(".json")))
 
 
 def _git(*arguments: str) -> str:

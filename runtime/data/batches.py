@@ -15,7 +15,6 @@ from runtime.models.choose import adapter_of
 from runtime.models.decoder import DecoderAdapter
 from runtime.models.decoder_families import DECODERS
 from runtime.models.initialise import generator_of
-from runtime.models.masked_attention import MaskedAttention
 from runtime.parallel.context.batch import shared_data
 from runtime.parallel.context.group import ContextGroup
 from workbench.data.sample import Item, Sample, Segment
@@ -179,7 +178,7 @@ def _masked(
     mask = AttentionMask(fields, fields, torch.device(device))
     for window in windows:
         mask.prepare(window)
-    return replace(data, attention=MaskedAttention(mask))
+    return replace(data, attention=mask)
 
 
 def _on_device(data: MicrobatchData, device: torch.device | str, dtype: torch.dtype) -> MicrobatchData:

@@ -214,8 +214,7 @@ class _Log:
 
     def note(self, training: ElasticTraining) -> None:
         """After a step: what it took of the cores."""
-        nodes = [node for pipeline in training.layout.pipelines for node in pipeline]
-        ranks = [process for node in nodes for process in training.nodes.process_ids(node)]
+        ranks = [each for node in training.layout.nodes for each in training.nodes.process_ids(node)]
         now_s = process_seconds((os.getpid(), *ranks))
         if now_s and now_s.keys() == self._used_s.keys():
             self.core_s[training.step - 1] = sum(now_s.values()) - sum(self._used_s.values())
@@ -242,7 +241,7 @@ class _Log:
 
 
 def _take_step(training: ElasticTraining, now: AtStep, killed_s: dict[str, float]) -> None:
-    at_work = [node for pipeline in training.layout.pipelines for node in pipeline]
+    at_work = training.layout.nodes
     training.join(now.joins)
     training.nodes.end([node for node in now.warned if node not in at_work])  # they only waited for room
     training.warn([node for node in now.warned if node in at_work])

@@ -12,7 +12,7 @@ from transformers.models.aimv2.modeling_aimv2 import (
 from runtime.models.adapter import StageLayer
 from runtime.models.encoder import EmbedItems, EncoderBlock
 from runtime.models.norm import WideRMSNorm, widen_norms
-from runtime.models.vision import VisionAdapter, square_px
+from runtime.models.vision import VisionAdapter
 from workbench.data.sample import Segment
 
 # Shape suffixes: N = images, C = channels, H = height, W = width, T = packed tokens, D = hidden width.
@@ -52,8 +52,7 @@ class Aimv2Adapter(VisionAdapter):
 
     def raw_shape(self, segment: Segment) -> tuple[int, ...]:
         shape = super().raw_shape(segment)
-        patch = square_px(self.config.patch_size)
-        side = square_px(self.config.image_size) // patch
+        patch, side = self.patch_px, self.side
         if not self.config.is_native and shape[1:] != (side * patch, side * patch):
             raise ValueError(
                 f"segment {segment.modality}[{segment.k}]: module {self.module.name!r} has positions of "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from runtime.models.adapter import Adapter, Context, StageLayer
+from runtime.models.adapter import Adapter, Context, InnerLayer, StageLayer
 from runtime.models.projector import ProjectorLayer, StepsProjectorLayer, steps_or_none
 from workbench.model.projector import merged_by
 
@@ -48,7 +48,7 @@ class EmbedItems(StageLayer):
         """[N, T, D] of N items of one size."""
 
 
-class EncoderBlock(StageLayer):
+class EncoderBlock(InnerLayer):
     """Layers 1..N: one encoder layer on packed items."""
 
     blocks = "encoder.layers"
@@ -57,10 +57,8 @@ class EncoderBlock(StageLayer):
         super().__init__({"block": f"{self.blocks}.{index}"}, std)
         self.block = block
 
-    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
-        del features
-        assert hidden_TD is not None, "a block is given its input"
-        y_1TD: Tensor = self.block(hidden_TD[None], attention_mask=context.packing)
+    def run(self, x_TD: Tensor, context: Any) -> Tensor:
+        y_1TD: Tensor = self.block(x_TD[None], attention_mask=context.packing)
         return y_1TD[0]
 
 

@@ -88,39 +88,48 @@ class VisionAdapter(EncoderAdapter):
     has_class_token = False
     prefixes: tuple[str, ...] = ("", "vision_model.", "vision_tower.", "vision_tower.vision_model.")
 
+    @property
+    def num_class_tokens(self) -> int:
+        return 1 if self.has_class_token else 0
+
+    @property
+    def patch_px(self) -> int:
+        return square_px(self.config.patch_size)
+
+    @property
+    def side(self) -> int:
+        """Patches of an image of the configured size, in either direction."""
+        return square_px(self.config.image_size) // self.patch_px
+
     def raw_shape(self, segment: Segment) -> tuple[int, ...]:
-        patches = segment.tokens_in - (1 if self.has_class_token else 0)
+        patches = segment.tokens_in - self.num_class_tokens
         if patches < 1:
             raise ValueError(
                 f"segment {segment.modality}[{segment.k}]: no patches left besides the class token"
             )
-        patch = square_px(self.config.patch_size)
         rows, columns = self.grid_of(patches, segment.grid)
         if rows * columns != patches:
             raise ValueError(
                 f"segment {segment.modality}[{segment.k}]: {patches} patches are not {rows} rows of {columns}"
             )
-        return (self.config.num_channels, rows * patch, columns * patch)
+        return (self.config.num_channels, rows * self.patch_px, columns * self.patch_px)
 
     def grid_of(self, tokens: int, named: tuple[int, int] | None) -> tuple[int, int]:
         """The one that the plan names; else the image of the configured size, or the most square one."""
-        side = square_px(self.config.image_size) // square_px(self.config.patch_size)
-        if named is not None or tokens == side * side:
-            return named or (side, side)
+        if named is not None or tokens == self.side**2:
+            return named or (self.side, self.side)
         rows, columns = grid_of(tokens // self.merged_side**2)
         return self.merged_side * rows, self.merged_side * columns
 
     @property
     def native_tokens(self) -> tuple[int, int]:
         """(tokens in, tokens out) of an image of the configured size."""
-        patches = (square_px(self.config.image_size) // square_px(self.config.patch_size)) ** 2
-        return patches + (1 if self.has_class_token else 0), patches
+        return self.side**2 + self.num_class_tokens, self.side**2
 
     def item_size(self, shape: tuple[int, ...]) -> ItemSize:
-        patch = square_px(self.config.patch_size)
-        rows, columns = shape[1] // patch, shape[2] // patch
+        rows, columns = shape[1] // self.patch_px, shape[2] // self.patch_px
         patches = rows * columns
-        return ItemSize(patches + (1 if self.has_class_token else 0), patches, grid_or_none(rows, columns))
+        return ItemSize(patches + self.num_class_tokens, patches, grid_or_none(rows, columns))
 
     def features(self, model: PreTrainedModel, item: Tensor) -> Tensor:
         call: Callable[..., Any] = model

@@ -1,7 +1,6 @@
 """Vision encoders whose blocks scale what they add: DINOv2 and InternViT."""
 
 import inspect
-from collections.abc import Mapping
 from typing import Any
 
 import transformers
@@ -19,8 +18,7 @@ from transformers.models.internvl.modeling_internvl import (
     InternVLVisionRMSNorm,
 )
 
-from runtime.models.adapter import Context, StageLayer
-from runtime.models.cut_kind import CutKind
+from runtime.models.adapter import Context, CutKind, StageLayer
 from runtime.models.encoder import EmbedItems, EncoderBlock
 from runtime.models.initialise import Fill, constant
 from runtime.models.norm import widen_norms
@@ -62,11 +60,9 @@ class ScaledBlock(EncoderBlock):
 class InternVitBlock(ScaledBlock):
     """transformers' layer hands its attention no mask, so its parts are called one by one."""
 
-    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
-        del features
-        assert hidden_TD is not None, "a block is given its input"
+    def run(self, x_TD: Tensor, context: Context) -> Tensor:
         block: Any = self.block
-        x_1TD = hidden_TD[None]
+        x_1TD = x_TD[None]
         attended_1TD, _ = block.attention(block.layernorm_before(x_1TD), attention_mask=context.packing)
         x_1TD = x_1TD + block.lambda_1 * attended_1TD
         y_1TD: Tensor = x_1TD + block.lambda_2 * block.mlp(block.layernorm_after(x_1TD))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from runtime.parallel.tensor.group import SharedWeights
 from runtime.step.optimizer import clip_factor, squared_norm
 from runtime.step.timing import Recorder
-from runtime.step.weight_bucket import WeightBucket
+from runtime.step.weight_bucket import WeightBucket, places
 from runtime.world.clock import Awaited, Channel, Stamp, Traffic
 from runtime.world.mesh import Mesh
 from workbench.plan.lowered import GradientGroup, Lowered, Weights
@@ -126,16 +126,14 @@ class Gradients:
             flat_N = bucket.take()
         else:
             flat_N = torch.cat([_summed(copies).reshape(-1) for copies in held])
-        start, partial = 0, []
-        for copies in held:
-            if id(copies[0]) in self._partial:
-                partial.append(flat_N.narrow(0, start, copies[0].numel()))
-            start += copies[0].numel()
+        firsts = [copies[0] for copies in held]
+        lying = zip(places(flat_N, firsts), firsts, strict=True)
+        partial = [place_N for place_N, weight in lying if id(weight) in self._partial]
         if partial:
-            group = next(self._partial[id(c[0])] for c in held if id(c[0]) in self._partial)
+            group = next(self._partial[id(weight)] for weight in firsts if id(weight) in self._partial)
             total = torch.cat(partial)
             group.sum(total)
-            for piece, summed in zip(partial, total.split([len(each) for each in partial]), strict=True):
+            for piece, summed in zip(partial, places(total, partial), strict=True):
                 piece.copy_(summed)
         return flat_N
 
@@ -272,10 +270,7 @@ def _set(copies: Sequence[nn.Parameter], gradient: Tensor) -> None:
         copy.grad = gradient.clone()
 
 
-def _hand_out(bucket_N: Tensor, weights: Iterable[Sequence[nn.Parameter]]) -> None:
+def _hand_out(bucket_N: Tensor, weights: Sequence[Sequence[nn.Parameter]]) -> None:
     """Views into the reduced bucket become the gradients; nothing is copied."""
-    start = 0
-    for copies in weights:
-        count = copies[0].numel()
-        _set(copies, bucket_N.narrow(0, start, count).view_as(copies[0]))
-        start += count
+    for copies, place_N in zip(weights, places(bucket_N, (copies[0] for copies in weights)), strict=True):
+        _set(copies, place_N.view_as(copies[0]))

@@ -1,6 +1,6 @@
 """The trainable weights of one gradient group as one flat tensor, of which this rank updates a part."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +31,14 @@ class Share:
     def counts(self) -> bool:
         """Whether this rank's part counts in the norm: peers have the same."""
         return self.peers[0] == self.rank
+
+
+def places(flat_N: Tensor, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Of a flat tensor, in which others lie end to end, the elements of each."""
+    start = 0
+    for tensor in tensors:
+        yield flat_N.narrow(0, start, tensor.numel())
+        start += tensor.numel()
 
 
 class WeightBucket:
@@ -123,7 +131,4 @@ class WeightBucket:
         return flat_N.narrow(0, self.share.place * self._size, self._size)
 
     def _places(self, flat_N: Tensor) -> Iterator[Tensor]:
-        start = 0
-        for copies in self._held:
-            yield flat_N.narrow(0, start, copies[0].numel())
-            start += copies[0].numel()
+        return places(flat_N, (copies[0] for copies in self._held))

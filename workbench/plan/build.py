@@ -265,7 +265,7 @@ def shared_microbatches(
     Raises:
         ValueError: a batch that does not divide by the LLM's round, or gives a replica no sample and no item.
     """
-    llm = next(module.name for module in draft.model.modules if module.modality == TEXT)
+    llm = draft.model.llm.name
     _check_divides(draft, samples_per_microbatch, dp[llm])
     routing, per_round = routing_of(draft), samples_per_microbatch * dp[llm]
     found: list[Microbatch] = []

@@ -14,7 +14,6 @@ from workbench.balance.stages.partition import partition
 from workbench.cost.group_link import group_link
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
-from workbench.model.model_graph import TEXT
 from workbench.plan.remembered import Remembered, Same
 from workbench.planner.boundary_price import crossing_bytes, num_readers, regrouped, sent
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode, ModuleChoice
@@ -89,7 +88,7 @@ class LayoutSteps:
         self._accounts: dict[tuple[ModuleChoice, Totals], Account] = {}
         self._llm_s: dict[ModuleChoice, float] = {}
         self._steps: dict[LayoutChoice, LayoutStep] = {}
-        self._llm = next(module.name for module in job.model.modules if module.modality == TEXT)
+        self._llm = job.model.llm.name
 
     def step(self, choice: LayoutChoice) -> LayoutStep:
         """The step under a layout, whether it fits or not.

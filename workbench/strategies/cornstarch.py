@@ -12,9 +12,8 @@ from workbench.job.job import Job
 from workbench.plan.check import check
 from workbench.plan.plan import Plan
 from workbench.plan.token_shards import token_shards
-from workbench.planner.assembly import disjoint_stages, draft_plan, layout_of
+from workbench.planner.assembly import disjoint_stages, draft_plan
 from workbench.planner.cut_candidates import CutCandidates
-from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.own_space import Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE, FROZEN_UNAWARE, Belief
 from workbench.planner.stage_counts import Progress, best_counts, silent
@@ -72,13 +71,8 @@ def shortlist_frozen_unaware(job: Job, cost: CostModel, progress: Progress, most
 def _best(
     job: Job, cost: CostModel, name: str, belief: Belief, progress: Progress, most: int
 ) -> tuple[Plan, ...]:
-    draft = draft_plan(job, name)
-    layers_s = believed_layers_s(job, draft, cost, belief.layer_s)
-    entry_of = {module: module for module in layers_s}
-    ranks_per_stage = {module: layout_of(job, module).tp * layout_of(job, module).cp for module in layers_s}
-    candidates = CutCandidates(job, draft, cost, belief, layers_s, entry_of, disjoint_stages)
-    best = best_counts(job, ranks_per_stage, candidates, progress, most)
-    return tuple(with_balanced_tokens(plan) for plan in best)
+    candidates = CutCandidates(job, draft_plan(job, name), cost, belief, disjoint_stages)
+    return tuple(with_balanced_tokens(plan) for plan in best_counts(candidates, progress, most))
 
 
 def with_balanced_tokens(plan: Plan) -> Plan:

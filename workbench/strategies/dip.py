@@ -20,7 +20,6 @@ from workbench.plan.lower import lower
 from workbench.plan.plan import Microbatch, Plan
 from workbench.planner.assembly import dp_of, empty_draft, in_phases, layout_of, scheduled
 from workbench.planner.cut_candidates import CutCandidates
-from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.own_space import Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.planner.sample_work import module_quadratic
@@ -81,8 +80,8 @@ def _powers(most: int) -> Iterator[int]:
 
 def _on_all_ranks(job: Job) -> Job:
     """The job with layouts that start at the first rank and a schedule of three phases."""
-    most = job.cluster.num_ranks if job.max_ranks is None else job.max_ranks
-    llm = layout_of(job, next(module.name for module in job.model.modules if module.modality == TEXT))
+    most = job.usable_ranks
+    llm = layout_of(job, job.model.llm.name)
     if llm.pp is not None:
         most = llm.pp * llm.tp * llm.cp * job.replicas
     layouts = []
@@ -103,11 +102,8 @@ def _on_all_ranks(job: Job) -> Job:
 def _plan(job: Job, cost: CostModel, parts: int) -> Plan:
     draft = empty_draft(job, "dip")
     draft = replace(draft, microbatches=_microbatches(job, draft, cost, parts))
-    layers_s = believed_layers_s(job, draft, cost, FROZEN_AWARE.layer_s)
-    entry_of = {module: module for module in layers_s}
-    cuts = CutCandidates(job, draft, cost, FROZEN_AWARE, layers_s, entry_of, grid_stages)
-    counts = {module: layout_of(job, module).pp or 1 for module in layers_s}
-    return cuts.plan(counts)
+    counts = {module.name: layout_of(job, module.name).pp or 1 for module in job.model.modules}
+    return CutCandidates(job, draft, cost, FROZEN_AWARE, grid_stages).plan(counts)
 
 
 def _microbatches(job: Job, draft: Plan, cost: CostModel, parts: int) -> tuple[Microbatch, ...]:

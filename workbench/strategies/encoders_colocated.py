@@ -14,7 +14,6 @@ from workbench.plan.plan import Plan, Stage
 from workbench.planner.assembly import check_ranks, draft_plan, layout_of, module_stages, num_ranks
 from workbench.planner.block_cuts import Cuts
 from workbench.planner.cut_candidates import CutCandidates
-from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.own_space import Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE, FROZEN_UNAWARE, Belief
 from workbench.planner.stage_counts import Progress, best_counts, silent
@@ -48,14 +47,9 @@ def _best(
     job: Job, cost: CostModel, name: str, belief: Belief, progress: Progress, most: int
 ) -> tuple[Plan, ...]:
     _check_layouts(job)
-    draft = draft_plan(job, name)
-    layers_s = believed_layers_s(job, draft, cost, belief.layer_s)
     entry_of = {m.name: ENCODERS if m.modality != TEXT else m.name for m in job.model.modules}
-    ranks_per_stage = {
-        entry: layout_of(job, module).tp * layout_of(job, module).cp for module, entry in entry_of.items()
-    }
-    candidates = CutCandidates(job, draft, cost, belief, layers_s, entry_of, colocated_stages)
-    return best_counts(job, ranks_per_stage, candidates, progress, most)
+    candidates = CutCandidates(job, draft_plan(job, name), cost, belief, colocated_stages, entry_of)
+    return best_counts(candidates, progress, most)
 
 
 def colocated_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
@@ -77,7 +71,7 @@ def colocated_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
 
 def _check_layouts(job: Job) -> None:
     """Colocated encoders share ranks, so they share pp, tp and cp."""
-    layouts = [layout_of(job, m.name) for m in job.model.modules if m.modality != TEXT]
+    layouts = [layout_of(job, module.name) for module in job.model.encoders]
     shapes = {(layout.pp, layout.tp, layout.cp) for layout in layouts}
     if len(shapes) > 1:
         raise ValueError(

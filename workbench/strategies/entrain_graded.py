@@ -16,12 +16,11 @@ from workbench.balance.microbatches.unit_order import UnitOrder, order_units, un
 from workbench.balance.stages.chain_cuts import chain_cuts
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
-from workbench.memory.account import check_memory, memory_table
 from workbench.model.model_graph import TEXT
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan, Stage
-from workbench.planner.assembly import draft_plan, grid, layout_of, num_microbatches, scheduled
+from workbench.planner.assembly import draft_plan, fits, grid, layout_of, num_microbatches, scheduled
 from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.own_space import PLAIN_OR_SPLIT, Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE
@@ -77,8 +76,7 @@ def _fastest(job: Job, cost: CostModel, first: Plan, cuts: Sequence[Plan], most:
     ordered = [(each, *each.ordered(order_units)) for each in candidates[:IMPROVED]]
     ordered.sort(key=lambda found: found[2])
     plans = (_rebuilt(job, cost, each.cut, held, each.lead) for each, held, _ in ordered)
-    fitting = (lowered for made in plans if (lowered := _fitting(made)) is not None)
-    drafts = [lower(first), *islice(fitting, BUILT)]
+    drafts = [lower(each) for each in (first, *islice(filter(fits, plans), BUILT))]
     seconds = [_estimate_s(lowered, cost) for lowered in drafts]
     by_estimate = sorted(range(len(drafts)), key=seconds.__getitem__)
     return tuple(replace(drafts[number].plan, strategy="entrain-graded") for number in by_estimate[:most])
@@ -217,7 +215,7 @@ def _times(plan: Plan, cost: CostModel, replica: int, assignment: MicrobatchAssi
 def _one_column_a_block(times: StageTimes, plan: Plan, replica: int) -> StageTimes:
     """A block that holds the end of the encoder and the beginning of the LLM counts as one LLM stage."""
     depth = times.num_encoder_stages
-    llm = next(module.name for module in plan.model.modules if module.modality == TEXT)
+    llm = plan.model.llm.name
     head = plan.chain[llm, replica][0].ranks
     if not any(stage.ranks == head and stage.module != llm for stage in plan.stages):
         return times
@@ -229,15 +227,6 @@ def _merged(table: Seconds, column: int) -> Seconds:
     found = table.copy()
     found[:, column] += found[:, column - 1]
     return np.delete(found, column - 1, axis=1)
-
-
-def _fitting(plan: Plan) -> Lowered | None:
-    lowered = lower(plan)
-    try:
-        check_memory(lowered, memory_table(lowered))
-    except ValueError:
-        return None
-    return lowered
 
 
 def _rebuilt(

@@ -15,7 +15,6 @@ from workbench.plan.plan import Plan, Sharding, Stage
 from workbench.planner.assembly import check_ranks, module_stages, scheduled, shared_draft
 from workbench.planner.layout_choice import LayoutChoice, Mode
 from workbench.planner.layout_plan import searched_plans
-from workbench.planner.layout_search import usable_ranks
 from workbench.planner.layout_step import steps_of
 from workbench.planner.own_space import Chooser, OwnSpace
 from workbench.planner.stage_counts import Progress, silent
@@ -92,7 +91,7 @@ def _check_layouts(job: Job, strategy: str) -> None:
 
 def _microbatch_sizes(job: Job) -> list[int]:
     """Divisors of a rank's samples of a step, largest first."""
-    share = max(1, len(job.batch) // usable_ranks(job))
+    share = max(1, len(job.batch) // job.usable_ranks)
     return [size for size in range(share, 0, -1) if share % size == 0]
 
 

@@ -21,7 +21,6 @@ from workbench.planner.assembly import (
 )
 from workbench.planner.block_cuts import Cuts
 from workbench.planner.cut_candidates import CutCandidates
-from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.own_space import KARNATI, Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.planner.rank_spans import Span, placement_of
@@ -48,12 +47,8 @@ def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple
     """The best by the planner's estimate; errors as `plan`."""
     if _shares_ranks(job):
         _check_all_given(job)
-    draft = shared_draft(job, NAME)
-    layers_s = believed_layers_s(job, draft, cost, FROZEN_AWARE.layer_s)
-    entry_of = {module: module for module in layers_s}
-    ranks_per_stage = {module: layout_of(job, module).tp * layout_of(job, module).cp for module in layers_s}
-    candidates = CutCandidates(job, draft, cost, FROZEN_AWARE, layers_s, entry_of, grid_stages)
-    return best_counts(job, ranks_per_stage, candidates, progress, most)
+    candidates = CutCandidates(job, shared_draft(job, NAME), cost, FROZEN_AWARE, grid_stages)
+    return best_counts(candidates, progress, most)
 
 
 def grid_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:

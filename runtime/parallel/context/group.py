@@ -6,9 +6,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime.world.clock import HOST, Awaited, Clock
-from runtime.world.mesh import Mesh
 from runtime.world.tensor_collectives import GATHER, SCATTER
-from workbench.plan.plan import Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +60,6 @@ class ContextGroup:
         works = dist.batch_isend_irecv(operations)
         first, last = works[0], works[-1]
         return Pending(self, first, "passing blocks on"), Pending(self, last, "passing blocks on")
-
-
-def context_group(mesh: Mesh, stage: Stage) -> ContextGroup | None:
-    """The ranks that share the stage's tokens, as this one sees them; None where it is alone."""
-    if stage.cp == 1:
-        return None
-    place = next(row.index(mesh.rank) for row in stage.ranks if mesh.rank in row)
-    ranks = tuple(sorted(row[place] for row in stage.ranks))
-    return ContextGroup(ranks, mesh.rank, mesh.context[ranks], clock=mesh.clock)
 
 
 @dataclass(frozen=True, slots=True)

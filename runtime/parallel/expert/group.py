@@ -10,8 +10,6 @@ from torch import Tensor
 from runtime.parallel.context.group import Pending
 from runtime.parallel.linear_map import mapped
 from runtime.parallel.tensor.group import TensorGroup
-from runtime.world.mesh import Mesh
-from workbench.plan.plan import Stage
 
 # Shape suffixes: N = rows that are sent, R = rows that arrive, D = hidden width.
 
@@ -36,20 +34,6 @@ class ExpertGroup(TensorGroup):
             received, sent, counts[0], counts[1], group=self.process_group, async_op=True
         )
         return Pending(self, work, "exchanging tokens among experts")
-
-
-def expert_group(mesh: Mesh, stage: Stage) -> ExpertGroup | None:
-    """The ranks with which this one distributes the stage's experts; None where it holds all of them.
-
-    Raises:
-        ValueError: this mesh has no such group (an emulation).
-    """
-    if stage.ep == 1:
-        return None
-    ranks = next(group for group in stage.expert_ranks if mesh.rank in group)
-    if ranks not in mesh.experts:
-        raise ValueError(f"stage {stage.id}: only ranks in processes of their own run ep > 1, got {stage.ep}")
-    return ExpertGroup(ranks, mesh.rank, mesh.experts[ranks], clock=mesh.clock)
 
 
 class RowCounts(NamedTuple):

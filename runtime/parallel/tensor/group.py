@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from runtime.parallel.context.group import ContextGroup, Pending
 from runtime.parallel.linear_map import mapped
 from runtime.parallel.tensor.pieces import PieceTalk
-from runtime.world.mesh import Mesh
 from runtime.world.tensor_collectives import GATHER, SCATTER
-from workbench.plan.plan import Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +118,3 @@ class SharedWeights:
     group: TensorGroup
     elsewhere: tuple[nn.Parameter, ...]
     partial: tuple[nn.Parameter, ...]
-
-
-def tensor_group(mesh: Mesh, stage: Stage) -> TensorGroup | None:
-    """The ranks that share the stage's weights, as this one sees them; None where it is alone.
-
-    Raises:
-        ValueError: this mesh has no such group (an emulation).
-    """
-    if stage.tp == 1:
-        return None
-    ranks = next(row for row in stage.ranks if mesh.rank in row)
-    if ranks not in mesh.tensor:
-        raise ValueError(f"stage {stage.id}: only ranks in processes of their own run tp > 1, got {stage.tp}")
-    return TensorGroup(ranks, mesh.rank, mesh.tensor[ranks], clock=mesh.clock)

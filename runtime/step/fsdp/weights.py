@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from runtime.step.weight_bucket import places
+
 # Shape suffixes: N = elements of all weights and padding, S = elements of one part.
 
 
@@ -73,7 +75,7 @@ class ShardedWeights:
         first = held[0]
         self._size = -(-sum(weight.numel() for weight in held) // len(ranks))
         self._whole_N = first.new_zeros(self._size * len(ranks), requires_grad=False)
-        for place_N, weight in zip(self._places(self._whole_N), held, strict=True):
+        for place_N, weight in zip(places(self._whole_N, held), held, strict=True):
             place_N.copy_(weight.detach().reshape(-1))
             weight.data = place_N.view_as(weight)
         if like is None:
@@ -110,7 +112,7 @@ class ShardedWeights:
     def reduce_scatter(self) -> Travelling:
         """Start summing gradients over the ranks, each for its part; zeros where a backward made none."""
         flat_N = self.part.new_zeros(self._size * len(self._ranks), dtype=self.own.dtype)
-        for place_N, weight in zip(self._places(flat_N), self._held, strict=True):
+        for place_N, weight in zip(places(flat_N, self._held), self._held, strict=True):
             if weight.grad is not None:
                 place_N.view_as(weight).copy_(weight.grad)
                 weight.grad = None
@@ -142,11 +144,5 @@ class ShardedWeights:
 
     def pieces(self, flat_N: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
         """(Weight, what stands at its place)."""
-        for place_N, weight in zip(self._places(flat_N), self._held, strict=True):
+        for place_N, weight in zip(places(flat_N, self._held), self._held, strict=True):
             yield weight, place_N.view_as(weight)
-
-    def _places(self, flat_N: Tensor) -> Iterator[Tensor]:
-        start = 0
-        for weight in self._held:
-            yield flat_N.narrow(0, start, weight.numel())
-            start += weight.numel()
