@@ -15,6 +15,8 @@ from workbench.plan.plan import Recompute
 from workbench.timing.pass_times import pass_times
 
 A40 = "A40"
+TIME_REL_TOL = 0.25  # absolute times of another machine's kernels
+RATIO_REL_TOL = 0.15  # of two such times
 
 
 @cache

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 from rich.table import Table
 
-from workbench.cli.console import emit_json, show
+from workbench.cli.console import print_result
 from workbench.cli.extras import has_extra, install_text
 from workbench.cli.options import Json
 from workbench.model.composites.registry import COMPOSITES
@@ -22,12 +22,11 @@ def models_command(*, json: Json = False) -> None:
     Composite models of transformers are listed with what `workbench init` makes of them.
     """
     known, whole = _of_runtime()
-    if json:
-        composites = {each.model_type: _composite_record(each) for each in whole}
-        emit_json({family.name: _record(family, known) for family in FAMILIES} | composites)
-        return
+    composites = {each.model_type: _composite_record(each) for each in whole}
+    records = {family.name: _record(family, known) for family in FAMILIES} | composites
     lacking = f"what can run, and other composite models, are known behind {install_text('run')}"
-    show(_table(known), _composites(whole, known), *((lacking,) if known is None else ()))
+    lack = (lacking,) if known is None else ()
+    print_result(records, _table(known), _composites(whole, known), *lack, as_json=json)
 
 
 def _of_runtime() -> tuple[Collection[str] | None, Sequence[Whole]]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from workbench.cli.console import emit_json, show, warn
+from workbench.cli.console import print_result, show, warn
 from workbench.cli.joint_searching import Told, search_jointly
 from workbench.cli.judging import JudgeFlag, Strategy, planners_by
 from workbench.cli.options import Json, PlanFile, takes
@@ -128,10 +128,10 @@ def plan_command(
     for line in waste_of(made, planned):
         warn(line)
     wanted.write(made, planned, output)
-    if as_json:
-        emit_json({"plan": str(output), "plan_hash": plan_hash(made), "strategy": made.strategy})
-    else:
-        show(plan_table(made), f"written to {output}, hash {plan_hash(made)[:12]}")
+    record = {"plan": str(output), "plan_hash": plan_hash(made), "strategy": made.strategy}
+    print_result(
+        record, plan_table(made), f"written to {output}, hash {plan_hash(made)[:12]}", as_json=as_json
+    )
 
 
 @takes(Wanted)
@@ -197,10 +197,7 @@ def search_command(
     if draw is not None:
         draw(found.record)
         written.append(f"plans drawn in {pareto}")
-    if as_json:
-        emit_json(found.record)
-    else:
-        show(fits_text(found.record), search_table(found.record), *written)
+    print_result(found.record, fits_text(found.record), search_table(found.record), *written, as_json=as_json)
 
 
 def _drawing(path: Path) -> Callable[[Mapping[str, Any]], None]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from workbench.cli.console import emit_json, show
+from workbench.cli.console import print_result, show
 from workbench.cli.options import Json
 from workbench.cli.table_format import lists
 from workbench.job.job import load_job
@@ -172,9 +172,6 @@ def run_command(
         "stall_ms_p50": ms(found.quantile_s(0.5)),
         "stall_ms_p99": ms(found.quantile_s(0.99)),
     }
-    if as_json:
-        emit_json(record)
-        return
     table = titled(
         "batches", ("first", "batches", "examples", "left out", "stall, median", "99th percentile")
     )
@@ -183,7 +180,7 @@ def run_command(
         milliseconds(found.quantile_s(0.5)),
         milliseconds(found.quantile_s(0.99)),
     )
-    show(table, *(f"left out: {each.reason}" for each in found.skipped))
+    print_result(record, table, *(f"left out: {each.reason}" for each in found.skipped), as_json=as_json)
 
 
 @app.command("status")
@@ -200,10 +197,7 @@ def status_command(
         status: dict[str, Any] = {k: v for k, v in loader.status().items() if k != "kind"}
     finally:
         loader.close()
-    if as_json:
-        emit_json(status)
-    else:
-        show(*(f"{key}: {value}" for key, value in status.items()))
+    print_result(status, *(f"{key}: {value}" for key, value in status.items()), as_json=as_json)
 
 
 def _one_of(kind: type[_E], value: str, option: str) -> _E:

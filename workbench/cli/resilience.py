@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from workbench.bounded_file import read_bounded
-from workbench.cli.console import emit_json, show, warn
+from workbench.cli.console import print_result, warn
 from workbench.cli.options import ExecutionFile, Faults, JobFile, Json, Profile, RanksPerNode
 from workbench.elastic.availability import Availability, Rates, parse_trace, random_trace, warned
 from workbench.job.job import Job, load_job
@@ -39,15 +39,14 @@ def templates_command(
     """Show the pipelines that a job can be cut into, and its throughput on every number of nodes."""
     found = _templates(_on_nodes(job, nodes, ranks_per_node), nodes, faults, profile, execution)
     counts = range(found.planned.specification.threshold, found.planned.specification.num_nodes + 1)
-    if as_json:
-        emit_json(_templates_record(found, counts))
-        return
     specification = found.planned.specification
-    show(
+    print_result(
+        _templates_record(found, counts),
         template_table(found),
         _count_table(found, counts),
         f"below {specification.threshold} nodes training stops: {faults + 1} pipelines of "
         f"{specification.smallest} nodes are needed to survive {faults} at the same moment",
+        as_json=as_json,
     )
 
 
@@ -105,10 +104,8 @@ def failures_command(
         simulate_failures(system, warned(happens, notice_s) if notice_s else happens, until_s)
         for system in settings.systems(found)
     ]
-    if as_json:
-        emit_json({"trace": happens.name, "systems": {r.system: _run_record(r, dollars) for r in runs}})
-        return
-    show(_run_table(f"{found.job.name} on {happens.name}", runs, dollars))
+    record = {"trace": happens.name, "systems": {r.system: _run_record(r, dollars) for r in runs}}
+    print_result(record, _run_table(f"{found.job.name} on {happens.name}", runs, dollars), as_json=as_json)
 
 
 def _availability(

@@ -82,14 +82,9 @@ def job_of(plan: Plan) -> Job:
     """
     placed = placed_modules(plan)
     shared = placing_of(plan) is Placing.SHARED
-    llm = placed[llm_of(plan).name]
-    return Job(
-        name=plan.model.name,
-        model=plan.model,
-        cluster=plan.cluster,
-        batch=plan.batch,
-        microbatch_samples=microbatch_samples(plan),
-        replicas=llm.dp,
+    return replace(
+        open_job(plan),
+        replicas=placed[llm_of(plan).name].dp,
         layouts=tuple(
             replace(each.layout, rank_offset=0 if shared else None, stage_layers=_given_cuts(plan, each))
             for each in placed.values()
@@ -188,6 +183,11 @@ def with_settings(job: Job, change: Callable[[ModuleSettings], ModuleSettings]) 
     """The job with every module's settings changed."""
     modules = tuple(change(job.settings.of(module.name)) for module in job.model.modules)
     return replace(job, settings=replace(job.settings, modules=modules))
+
+
+def in_settings(has: str, gets: str, change: Callable[[ModuleSettings], ModuleSettings]) -> tuple[Change]:
+    """One change, of every module's settings."""
+    return (Change(has=has, gets=gets, make=lambda job: with_settings(job, change)),)
 
 
 def with_schedule(job: Job, schedule: Schedule) -> Job:

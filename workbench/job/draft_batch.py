@@ -8,7 +8,7 @@ from typing import Any
 from workbench.data.size_files import read_sizes
 from workbench.data.sizes import Sizes
 from workbench.model.composites.composite import AUDIO, Parts
-from workbench.model.composites.native import PAGE_PX
+from workbench.model.composites.vision import PAGE_PX
 from workbench.model.item_tokens import clip_tokens, native_tokens
 from workbench.model.model_graph import TEXT, ModelGraph, Module
 

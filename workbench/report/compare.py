@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from workbench.drift import Drifted, Run, drift_between, drifted
+from workbench.metrics import peak_bytes
 from workbench.schedule.action import COMPUTE, Pass
 from workbench.trace import Executor, Span, Trace
 
@@ -200,7 +201,7 @@ def _sums(trace: Trace, key: Callable[[Span], str | None]) -> dict[str, float]:
 def _memory_rows(traces: Sequence[Trace]) -> list[Row]:
     if len(traces) < 2:
         return []
-    peaks = [_peaks(trace) for trace in traces]
+    peaks = [peak_bytes(trace) for trace in traces]
     shared = sorted(set.intersection(*(set(of_trace) for of_trace in peaks)))
     return [
         Row(
@@ -212,13 +213,6 @@ def _memory_rows(traces: Sequence[Trace]) -> list[Row]:
         )
         for rank in shared
     ]
-
-
-def _peaks(trace: Trace) -> dict[int, float]:
-    peaks: dict[int, float] = {}
-    for sample in trace.memory:
-        peaks[sample.rank] = max(peaks.get(sample.rank, 0.0), sample.num_bytes)
-    return peaks
 
 
 def _check(simulated: Trace, executed: Sequence[Trace]) -> None:
