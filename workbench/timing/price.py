@@ -32,8 +32,7 @@ from workbench.timing.attention import (
 )
 from workbench.timing.grid_links import GridLinks, grid_links
 from workbench.timing.key_exchange import with_key_exchange
-from workbench.timing.pace import pace
-from workbench.timing.pass_times import PassTimes, pass_times, with_gathers
+from workbench.timing.pass_times import PassTimes, pace, pass_times, with_gathers
 from workbench.timing.weights import WeightPrices
 from workbench.units import GB
 
