@@ -24,6 +24,7 @@ demo: venv
 
 TESTS := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=15
 
+test: export HYPOTHESIS_PROFILE ?= quick
 test: venv
 	$(TESTS) -m "not thorough"
 

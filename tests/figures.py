@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tests.oracles import passes_read, timed
 from workbench.schedule.action import Action, Pass
@@ -173,39 +174,32 @@ Assumed: vision 2, audio 1, LLM 3 stages; 6 microbatches; equal stages, backward
 FIGURE7 = "Assumed: 6 stages, 4 microbatches; the projector's own backward is too short to show."
 
 
-def v1_figure7a() -> Figure:
-    return pipeline(
-        f"""
-Cornstarch (arXiv v1) Figure 7a: what a frozen-unaware planner assumes: backward is twice forward.
-{FIGURE7}
-""",
-        [Box(f"encoder.{i}", 4, 8) for i in range(3)] + [Box(f"llm.{i}", 4, 8) for i in range(3)],
-        4,
-    )
+PARTITIONS = {  # (stages, forward, backward) of the encoder and of the LLM, and what is said
+    "a": (
+        *((3, 4, 8), (3, 4, 8)),
+        "what a frozen-unaware planner assumes: backward is twice forward.",
+    ),
+    "b": (
+        *((3, 4, 0), (3, 4, 4)),
+        "the partition of 7a run with encoder and LLM frozen: the encoder has no\n"
+        "backward, the LLM's is one forward (input gradients for the projector).",
+    ),
+    "c": (
+        *((2, 6, 0), (4, 3, 3)),
+        "the frozen-aware partition of the same model: one stage fewer for the\n"
+        "encoder, one more for the LLM, forward + backward equal everywhere.",
+    ),
+}
 
 
-def v1_figure7b() -> Figure:
-    return pipeline(
-        f"""
-Cornstarch (arXiv v1) Figure 7b: the partition of 7a run with encoder and LLM frozen: the encoder has no
-backward, the LLM's is one forward (input gradients for the projector).
-{FIGURE7}
-""",
-        [Box(f"encoder.{i}", 4, 0) for i in range(3)] + [Box(f"llm.{i}", 4, 4) for i in range(3)],
-        4,
-    )
-
-
-def v1_figure7c() -> Figure:
-    return pipeline(
-        f"""
-Cornstarch (arXiv v1) Figure 7c: the frozen-aware partition of the same model: one stage fewer for the
-encoder, one more for the LLM, forward + backward equal everywhere.
-{FIGURE7}
-""",
-        [Box(f"encoder.{i}", 6, 0) for i in range(2)] + [Box(f"llm.{i}", 3, 3) for i in range(4)],
-        4,
-    )
+def v1_figure7(part: str) -> Figure:
+    *modules, said = PARTITIONS[part]
+    boxes = [
+        Box(f"{name}.{i}", forward, backward)
+        for name, (count, forward, backward) in zip(("encoder", "llm"), modules, strict=True)
+        for i in range(count)
+    ]
+    return pipeline(f"Cornstarch (arXiv v1) Figure 7{part}: {said}\n{FIGURE7}", boxes, 4)
 
 
 # ICML Figure 1c. Figure 1b prints per module, in ms: encoder 44.43 + 120.57 and LLM 140.39 + 375.93 with
@@ -252,9 +246,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "cornstarch_v1_figure2c": v1_figure2c,
     "cornstarch_v1_figure6b": v1_figure6b,
     "cornstarch_v1_figure6c": v1_figure6c,
-    "cornstarch_v1_figure7a": v1_figure7a,
-    "cornstarch_v1_figure7b": v1_figure7b,
-    "cornstarch_v1_figure7c": v1_figure7c,
+    **{f"cornstarch_v1_figure7{part}": partial(v1_figure7, part) for part in PARTITIONS},
     "cornstarch_icml_figure1c_trainable": lambda: icml_figure1c("trainable"),
     "cornstarch_icml_figure1c_frozen": lambda: icml_figure1c("frozen"),
 }

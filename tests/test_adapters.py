@@ -157,14 +157,6 @@ def test_runs_of_tokens_are_averaged_where_an_item_shrinks() -> None:
         ours(StageInput(None, replace(data, tokens_out=(4,))))
 
 
-def test_layers_are_built_without_memory() -> None:
-    module = tiny_models.llm()
-    adapter = adapter_of(module)
-    for index in range(adapter.num_layers):
-        assert all(parameter.is_meta for parameter in adapter.build(index).parameters())
-        assert not any(buffer.is_meta for buffer in adapter.build(index).buffers())
-
-
 @pytest.mark.parametrize(
     ("patches", "grid"), [(1, (1, 1)), (6, (2, 3)), (9, (3, 3)), (12, (3, 4)), (7, (1, 7))]
 )

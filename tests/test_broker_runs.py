@@ -16,7 +16,7 @@ from tests.layout_jobs import Degrees, planned, vision_language
 from tests.test_parity import assert_same
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.plan.codec import dumps, loads, write_plan
+from workbench.plan.codec import write_plan
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Direction, Lowered, Route, Transfer
 from workbench.plan.plan import Boundaries, Plan, Precision
@@ -94,12 +94,6 @@ def test_runs_over_brokers_train_as_one_process(vision: Degrees, llm: Degrees, p
     plan = brokered(apart(vision, llm, (1, 2, 0, 1, 1, 1)))
     assert any(row.route is Route.RELAY for row in lower(plan).transfers)
     assert_same(plan, pool, Precision.FLOAT64)
-
-
-def test_plan_files_say_it_only_where_it_is_set() -> None:
-    plan = apart((1, 1, 1), (2, 1, 1))
-    assert "boundaries" not in dumps(plan)
-    assert loads(dumps(brokered(plan))) == brokered(plan)
 
 
 def test_an_emulation_has_no_brokers() -> None:

@@ -1,14 +1,27 @@
 """Plan files: exact round trip, a hash of the content, and one clear line for every damage."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.plans import disjoint_plan, sample, sealed, two_encoders
+from workbench.data.sample import WHERE_SET
+from workbench.model.block_modules import BlockModule
 from workbench.plan.codec import dumps, loads, plan_hash, read_plan, write_plan
+from workbench.plan.kernels import Kernels
+from workbench.plan.plan import (
+    Boundaries,
+    KeyExchange,
+    ModuleSettings,
+    Precision,
+    Recompute,
+    Settings,
+    Sharding,
+)
 
 CUTS = {"vision": [2, 1], "audio": [2], "llm": [2, 2]}
 PLAN = disjoint_plan(two_encoders(), [sample(i, images=i % 3) for i in range(4)], CUTS)
@@ -38,6 +51,44 @@ def test_hash_follows_the_content_and_no_name():
     assert plan_hash(replace(PLAN, strategy="another")) == plan_hash(PLAN)
     other = disjoint_plan(two_encoders(), [sample(i, images=i % 2) for i in range(4)], CUTS)
     assert plan_hash(other) != plan_hash(PLAN)
+
+
+SET = {  # of every field with a default
+    Settings: {
+        "kernels": Kernels.EAGER,
+        "optimizer_precision": Precision.FLOAT64,
+        "boundaries": Boundaries.BROKERS,
+    },
+    ModuleSettings: {
+        "recompute": Recompute.FULL,
+        "sharding": Sharding.PARAMETERS,
+        "instances": 2,
+        "key_exchange": KeyExchange.ALL_TO_ALL,
+        "sequence_parallel": True,
+        "computed_again": (BlockModule.NORM,),
+        "collective_pieces": 2,
+    },
+}
+
+
+def test_every_setting_is_tried():
+    for kind, values in SET.items():
+        assert values.keys() == {each.name for each in fields(kind)} - {"module", "modules", "precision"}
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, values in SET.items() for name in values])
+def test_a_setting_comes_back_and_changes_the_hash_and_later_ones_are_said_only_where_they_are_set(
+    kind, name
+):
+    whole, changed = PLAN.settings, {name: SET[kind][name]}
+    if kind is ModuleSettings:
+        changed = {"modules": (ModuleSettings(module="llm", **changed),)}
+        whole = replace(whole, modules=(ModuleSettings(module="llm"),))
+    before, after = (replace(PLAN, settings=each) for each in (whole, replace(whole, **changed)))
+    assert loads(dumps(after)) == after != before
+    assert plan_hash(after) != plan_hash(before)
+    (field,) = [each for each in fields(kind) if each.name == name]
+    assert (f'"{name}"' in dumps(before)) == (WHERE_SET not in field.metadata)
 
 
 def test_file_round_trip(tmp_path):
@@ -87,7 +138,7 @@ def test_damage_is_named(text, message):
         loads(text)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.data())
 def test_cut_or_flipped_files_never_load_as_another_plan(data):
     """The strategy's name decides nothing and is not sealed."""

@@ -37,6 +37,7 @@ from workbench.model.families.registry import ARCHITECTURES, FAMILIES
 from workbench.model.frozen import Needs
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import ModelGraph, Module
+from workbench.model.projector import Projector
 from workbench.plan.work import work_of
 
 # Encoders that transformers builds inside larger models alone, and a decoder beside its tower.
@@ -59,9 +60,12 @@ MODULES: dict[str, Module] = {
     **{f"{name}, example": module_of(name) for name in EXAMPLES},
     **{name: tiny_models.llm(config) for name, config in (DECODERS | tiny_models.DECODERS).items()},
     "llama4": tiny_models.llm(LLAMA4),
+    "llama, biases": tiny_models.llm(tiny_models.LLAMA | {"attention_bias": True, "mlp_bias": True}),
+    "phi, norms of queries and keys": tiny_models.llm(tiny_models.DECODERS["phi"] | {"qk_layernorm": True}),
     **{name: encoder_of(case) for name, case in ENCODERS.items()},
     "siglip": tiny_models.encoder(tiny_models.SIGLIP, "vision"),
     "clip": tiny_models.encoder(tiny_models.CLIP, "vision"),
+    "clip, linear": tiny_models.encoder(tiny_models.CLIP, "vision", projector=Projector.LINEAR),
     "whisper": tiny_models.encoder(tiny_models.WHISPER, "audio"),
     "mllama, three crossings": cross_models.language(),
 }

@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.predict import iteration_s
 from sim.step.more_microbatches import MoreMicrobatches
+from tests.examples import examples
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.llm_table.columns import read_row
@@ -58,7 +59,7 @@ def by_all(row: LlmRow) -> tuple[float, int]:
     return iteration_s(whole, prices_of(whole, row, cost)), row_bytes(alone, row)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(rows())
 def test_few_microbatches_say_what_all_would(row):
     found = RowPredictor(iteration_s).predict(row)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 
 from sim.step.engine import simulate
 from sim.step.sweep import Sweep
-from tests.job_files import put, write
 from tests.layout_jobs import vision_language
 from tests.plans import LINK, chain_module, cluster, sample, two_encoders
 from tests.test_fsdp import ALL_ON_ONE, IN_TWO, shared_out
@@ -20,7 +18,7 @@ from workbench.cost.collectives import all_gather_s, reduce_scatter_s
 from workbench.cost.model import CostModel
 from workbench.cost.profile import CollectiveTable, MachineLink, Table, ideal_profile, load_profile
 from workbench.data.sample import Sample
-from workbench.job.job import Job, ModuleLayout, load_job
+from workbench.job.job import Job, ModuleLayout
 from workbench.memory.account import peak_bytes
 from workbench.model.model_graph import ModelGraph, connect
 from workbench.plan.lower import lower
@@ -310,8 +308,3 @@ def test_layouts_that_cut_a_module_are_refused(name: str) -> None:
         ValueError, match=f"layers of 'llm' whole, but its layout has {name} 2; nearest: {name} 1"
     ):
         fsdp.plan(job, A40)
-
-
-def test_a_job_file_says_so(tmp_path: Path) -> None:
-    file = write(tmp_path, put("layouts", "llm", value={"pp": 1, "sharding": "parameters"}))
-    assert load_job(file).settings.of("llm").sharding is Sharding.PARAMETERS

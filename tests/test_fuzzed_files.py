@@ -1,7 +1,7 @@
 """Whatever bytes stand in a file, a command takes them or says in one line what is wrong."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,18 +12,37 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.command_line import JOB, accept
+from tests.command_line import JOB, accept, refuse, workbench
 from tests.plans import sealed
-from tests.test_damaged_files import assert_spoken, places
 from tests.test_fit import ALL
 from workbench.calibrate.measurement import read_measurement, write_measurement
 from workbench.cost.profile import load_profile, write_profile
 
+MANY_TREES = 45
 FEW = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 DEEP = 100_000  # brackets
 CSV = (
     b"hidden,layers,heads,sequence,global_batch,tp,gpu\n1024,4,16,512,8,2,A100-80GB\n2048,2,16,512,8,1,H100\n"
 )
+
+
+def places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Paths to all values of a JSON document."""
+    if path:
+        yield path
+    members = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in members:
+        yield from places(value, (*path, key))
+
+
+def assert_spoken(*arguments: object) -> None:
+    """Taken, or refused in one line."""
+    result = workbench(*arguments)
+    if result.exit_code != 0:
+        assert result.exit_code == 2, repr(result.exception)
+        assert isinstance(result.exception, SystemExit), repr(result.exception)
+        assert result.stderr.count("\n") == 1, result.stderr
+        assert len(result.stderr) < 1000, result.stderr
 
 
 @dataclass(frozen=True)
@@ -47,6 +66,7 @@ def _job(folder: Path, path: Path) -> None:
 
 def _trace(folder: Path, path: Path) -> None:
     assert_spoken("compare", path, folder / "trace.json")
+    assert_spoken("compare", folder / "trace.json", path)
 
 
 def _profile(folder: Path, path: Path) -> None:
@@ -148,23 +168,34 @@ WILD: st.SearchStrategy[Any] = st.one_of(
 )
 
 
-def _put(tree: Any, place: tuple[Any, ...], value: Any) -> None:
-    for key in place[:-1]:
+def _change(tree: Any, draw: st.DrawFn) -> None:
+    """One value becomes another, or goes, or stands twice."""
+    *above, last = draw(st.sampled_from(list(places(tree))))
+    for key in above:
         tree = tree[key]
-    tree[place[-1]] = value
+    match draw(st.sampled_from(["another", "another", "none", "twice"])):
+        case "another":
+            tree[last] = draw(WILD)
+        case "none":
+            del tree[last]
+        case "twice" if isinstance(tree, list):
+            tree.append(tree[last])
+        case _:
+            tree[f"{last}x"] = tree[last]
 
 
-@FEW
+@settings(FEW, max_examples=MANY_TREES)
 @given(st.data())
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.is_tree])
 def test_other_values(folder: Path, name: str, data: st.DataObject):
-    """Up to three values of the tree become others; a plan gets its hash anew."""
+    """Up to three changes; a plan gets its hash anew, as from a program that writes plans and has a bug."""
     kind = KINDS[name]
     text = (folder / kind.good).read_text()
     is_yaml = kind.good.endswith("yaml")
     tree = yaml.safe_load(text) if is_yaml else json.loads(text)
     for _ in range(data.draw(st.integers(1, 3))):
-        _put(tree, data.draw(st.sampled_from(list(places(tree)))), data.draw(WILD))
+        if list(places(tree)):
+            _change(tree, data.draw)
     if name == "plan" and isinstance(tree.get("plan"), dict | list):
         tree = sealed(tree)
     made = yaml.dump(tree) if is_yaml else json.dumps(tree)
@@ -179,7 +210,7 @@ def test_damaged_measured_rows(folder: Path, data: st.DataObject):
     """Every line is a tree of its own."""
     lines = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
     line = data.draw(st.sampled_from(lines))
-    _put(line, data.draw(st.sampled_from(list(places(line)))), data.draw(WILD))
+    _change(line, data.draw)
     path = folder / "damaged-rows.jsonl"
     text = "\n".join(map(json.dumps, lines))
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
@@ -207,3 +238,28 @@ def test_files_of_nothing(folder: Path, name: str, text: bytes):
     path = folder / f"nothing-{KINDS[name].good}"
     path.write_bytes(text)
     KINDS[name].take(folder, path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("model_type: llama", "model_type: {a: 1}", "unknown model_type"),
+        ("image_size: 32", "image_size: 4", "as large as a patch"),
+        ("num_hidden_layers: 2", "num_hidden_layers: 9000000000000000000000", "at most 4096"),
+        ("samples: 4", "samples: 2147483648", "less than or equal to 100000"),
+        ("memory_gib: 1", "memory_gib: .inf", "less than or equal to"),
+    ],
+)
+def test_numbers_beyond_any_model(tmp_path: Path, old: str, new: str, words: str) -> None:
+    assert old in JOB
+    (tmp_path / "job.yaml").write_text(JOB.replace(old, new))
+    refuse("plan", tmp_path / "job.yaml", "-o", tmp_path / "plan.json", words=words, folder=tmp_path)
+
+
+def test_negative_sizes_in_a_plan(folder: Path, tmp_path: Path) -> None:
+    document = json.loads((folder / "plan.json").read_text())
+    document["plan"]["model"]["modules"][0]["layers"][1]["operators"][0]["width"] = -1
+    (tmp_path / "plan.json").write_text(json.dumps(sealed(document)))
+    refuse(
+        "simulate", tmp_path / "plan.json", "--profile", "H100", words="width must be 0 to", folder=tmp_path
+    )

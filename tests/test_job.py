@@ -17,7 +17,7 @@ from workbench.model.layer import LayerKind
 from workbench.model.mmdit import MMDITS
 from workbench.model.model_graph import Module, connect
 from workbench.model.zoo import from_shape
-from workbench.plan.plan import ModuleSettings, Precision, Recompute, Settings
+from workbench.plan.plan import ModuleSettings, Precision, Recompute, Settings, Sharding
 from workbench.units import GIB
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -173,6 +173,24 @@ def test_a_mixture(tmp_path):
     job = load_job(write(tmp_path, change))
     assert (job.microbatch_samples, job.replicas) == (2, 3)
     assert {len(sample.of("vision")) for sample in job.batch} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("layout", "settings"),
+    [
+        ({"sharding": "parameters"}, {"sharding": Sharding.PARAMETERS}),
+        ({"sharding": "optimizer", "instances": 2}, {"sharding": Sharding.OPTIMIZER, "instances": 2}),
+        ({"tp": 2, "sequence_parallel": True}, {"sequence_parallel": True}),
+    ],
+)
+def test_a_layout_says_settings_of_its_module(tmp_path, layout, settings):
+    job = load_job(write(tmp_path, put("layouts", "llm", value={"pp": 1} | layout)))
+    assert job.settings.modules == (ModuleSettings(module="llm", **settings),)
+
+
+def test_a_job_says_the_optimizers_precision(tmp_path):
+    job = load_job(write(tmp_path, put("optimizer_precision", value="float64")))
+    assert job.settings.optimizer_precision is Precision.FLOAT64
 
 
 def python_job(**changes) -> Job:

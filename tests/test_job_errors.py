@@ -66,6 +66,7 @@ from workbench.job.schema import JobSpec
         (("model", "edges"), [["visoin", "llm"]], "no module 'visoin'; did you mean 'vision'?"),
         (("model", "edges"), [], "module 'vision' feeds nothing; want an edge [vision, llm]"),
         (("layouts", "lm"), {"pp": 1}, "no module 'lm'; did you mean 'llm'?"),
+        (("layouts", "llm", "sequence_parallel"), "yes", "layouts.llm.sequence_parallel: "),
         (("layouts", "llm", "pp"), 5, "module 'llm' has 4 layers, which cannot make 5 stages"),
         (("max_ranks",), 4, "max_ranks must be 1 to 3, the ranks of cluster 'small', got 4"),
         (("batch", "fixed", "items", "audio"), {}, "no encoder of modality 'audio'; there are vision"),

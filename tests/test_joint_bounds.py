@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.search.judging import StepJudge
 from experiments.search.spaces import spaces
 from sim.predict import IterationJudge
+from tests.examples import examples
 from tests.test_joint_search import found, small
 from tests.test_strategies import cost
 from workbench.cost.interpolate import Surface
@@ -80,7 +80,7 @@ tables = st.dictionaries(shapes, st.floats(1.0, 100.0), min_size=1, max_size=24)
 coordinates = st.tuples(*(st.floats(0.5, 32.0) for _ in range(3)))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(table=tables, corners=st.tuples(coordinates, coordinates), inside=st.lists(coordinates, max_size=8))
 def test_no_reading_of_a_box_is_above_its_most(table, corners, inside):
     """Also in the corners, and where a measured point lies in the box."""
@@ -164,11 +164,11 @@ def test_no_plan_of_a_whole_space_is_faster_than_the_bound_nor_than_what_is_foun
     assert best.lower_bound <= bound_s
 
 
-@pytest.mark.parametrize("place", range(5))
+@pytest.mark.parametrize("place", range(len(spaces())))
 def test_no_plan_of_a_listed_space_is_faster_than_its_bound(place):
     """Of every space the same plans are drawn, with layouts open and with each plan's own."""
     space = spaces()[place]
-    judge, bound_s = StepJudge(space.cost), lower_bound_s(space.job, space.cost, None)
+    judge, bound_s = IterationJudge(space.cost), lower_bound_s(space.job, space.cost, None)
     choices = random.Random(1).sample(list(space.choices()), 24)
     num = 0
     for choice in choices:

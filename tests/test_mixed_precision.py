@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,14 +13,11 @@ from runtime.rank_job import Collect, RunSettings
 from runtime.step.optimizer import OptimizerSettings, RateSchedule, build_adamw
 from runtime.step.weight_bucket import Share, WeightBucket
 from runtime.world.pool import Pool
-from tests.job_files import put, write
 from tests.plans import disjoint_plan
 from tests.test_parity import SEED, mixed
 from tests.test_sharded_optimizer import WHOLE, on_fewer_ranks, sharded
 from tests.tiny_valm import tiny_batch
-from workbench.job.job import load_job
 from workbench.memory.layer import StateBytes, state_bytes
-from workbench.plan.codec import dumps, loads, plan_hash
 from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
 from workbench.plan.plan import Plan, Precision, Settings
@@ -97,17 +93,6 @@ def test_state_and_step_of_a_wide_optimizer() -> None:
     assert state_bytes(4, Kernels.FUSED, 4) == StateBytes(4, 4, 8)
     assert step_bytes(BF16, F32) == 4 + 12 + 12 + 2
     assert step_bytes(F32, F32) == step_bytes(F32)
-
-
-def test_a_plan_says_so_only_where_it_is_set(tmp_path: Path) -> None:
-    plan = planned(BF16, None)
-    assert "optimizer_precision" not in dumps(plan)
-    wide = replace(plan, settings=replace(plan.settings, optimizer_precision=F32))
-    assert loads(dumps(wide)) == wide
-    assert loads(dumps(plan)) == plan
-    assert plan_hash(wide) != plan_hash(plan)
-    job = load_job(write(tmp_path, put("optimizer_precision", value="float64")))
-    assert job.settings.optimizer_precision is F64
 
 
 def test_rates_rise_and_fall() -> None:

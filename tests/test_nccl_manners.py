@@ -1,10 +1,12 @@
 """NCCL's manners over gloo: the runtime bears them, and each is caught by an executor that does not."""
 
+import re
 import signal
+from collections.abc import Iterable
 
 import pytest
 
-from experiments.nccl.cases import Case, cases, pipeline
+from experiments.nccl.cases import Case, cases, pipeline, schedules
 from experiments.nccl.manners import Manner
 from experiments.nccl.ranks import LACKS, Conduct, Doom, Variant
 from experiments.nccl.run import HUNG, SAME, SHORT_S, UNNOTICED_S, dead_rank, hangs_of_before, outcome
@@ -30,41 +32,49 @@ def two_ranks() -> Plan:
     return pipeline(ScheduleKind.ONE_F_ONE_B, 2)
 
 
-def test_every_strategy_and_schedule_is_there_at_two_numbers_of_ranks(every: list[Case]) -> None:
-    names = {case.name for case in every}
-    for kind in [*ScheduleKind, *NAMES]:
-        counts = [name for name in names if name.startswith(f"{kind}, ") and name.endswith(" ranks")]
-        assert len(counts) == 2, kind
+def assert_twice(found: Iterable[Case], names: Iterable[str]) -> None:
+    """Each of the names at two numbers of ranks."""
+    there = {case.name for case in found}
+    for each in names:
+        assert len([name for name in there if re.fullmatch(rf"{each}, \d+ ranks", name)]) == 2, each
+
+
+def test_every_schedule_is_there_at_two_numbers_of_ranks() -> None:
+    assert_twice(schedules(), ScheduleKind)
+
+
+def test_every_strategy_is_there_at_two_numbers_of_ranks(every: list[Case]) -> None:
+    assert_twice(every, NAMES)
     stages = [stage for case in every for stage in case.plan.stages]
     assert {stage.cp for stage in stages} > {1}
     assert {stage.tp for stage in stages} > {1}
     assert {stage.ep for stage in stages} > {1}
 
 
-@pytest.fixture(scope="module")
-def different(every: list[Case]) -> dict[str, list[Case]]:
-    """By part; of equal plans the first, and a strategy at its first number of ranks."""
+@pytest.fixture
+def different(part: str, request: pytest.FixtureRequest) -> list[Case]:
+    """Of a part; of equal plans the first, and a strategy at its first number of ranks."""
     parts: dict[str, list[Case]] = {part: [] for part in PARTS}
     seen: set[str] = set()
     named: set[str] = set()
-    for case in every:
+    for case in schedules() if part == "schedules" else request.getfixturevalue("every"):
         name = case.name.split(", ")[0]
         part = "schedules" if name in KINDS else "strategies" if name in NAMES else "divided layers"
         if not (part == "strategies" and name in named) and plan_hash(case.plan) not in seen:
             parts[part].append(case)
             seen.add(plan_hash(case.plan))
         named.add(name)
-    return parts
+    return parts[part]
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_all_train_as_one_process(part: str, different: dict[str, list[Case]], pool: Pool) -> None:
+def test_all_train_as_one_process(different: list[Case], pool: Pool) -> None:
     """Every schedule twice, every strategy once, and every way to divide a layer; equal plans run once.
 
     `experiments.bench.nccl_manners` runs all of them.
     """
-    assert different[part]
-    outcomes = {case.name: outcome(case.plan, pool, Conduct()).what for case in different[part]}
+    assert different
+    outcomes = {case.name: outcome(case.plan, pool, Conduct()).what for case in different}
     assert outcomes == dict.fromkeys(outcomes, SAME)
 
 

@@ -44,7 +44,7 @@ def _ran(data_set: str) -> list[Published]:
     return [each for each in published() if each.data_set == data_set and each.unscorable is None]
 
 
-@pytest.mark.parametrize("data_set", ["megatron_bridge", "megatron_bridge_ablations", "fms_fsdp"])
+@pytest.mark.parametrize("data_set", ["megatron_bridge_ablations", "megatron_bridge", "fms_fsdp"])
 def test_runs_that_were_published_fit(data_set: str):
     rows = {str(sorted(each.cells.items())): each for each in _ran(data_set)}
     assert all(PREDICTOR.predict(read_row(each.cells)).spare_bytes >= 0 for each in rows.values())

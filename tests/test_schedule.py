@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.chains import alone, chain, each_reads, node, one_to_one
+from tests.examples import examples
 from tests.oracles import passes_read, timed
 from tests.strategies import schedule_problems
 from workbench.schedule.action import Action, Pass
@@ -43,7 +44,7 @@ def test_1f1b_takes_the_closed_form_time(num_stages, num_microbatches, forward, 
         )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(schedule_problems(), st.integers(0, 3))
 def test_every_dag_runs_whatever_the_counts_needs_and_groups(problem, seed):
     nodes, groups = problem
@@ -105,11 +106,72 @@ def test_warmup_counts_what_the_consumers_first_forwards_read(per_llm, llm, dept
         assert warmup(programs[(stage,)], stage) == expected
 
 
-def test_one_consumer_forwards_worth_alternates_with_its_backwards():
-    nodes = [node(0, 8, (1, each_reads(8, 4))), node(1, 4)]
-    programs = graph_aware_1f1b(nodes, alone(nodes))
-    assert text(programs[(0,)]) == "0F0 0F1 0F2 0F3 0B0 0F4 0B1 0F5 0B2 0F6 0B3 0F7 0B4 0B5 0B6 0B7"
-    assert text(programs[(1,)]) == "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"
+THREE, FOUR = one_to_one(3), one_to_one(4)
+ORDERS = {  # nodes, shared ranks, and the programs of some of them
+    "one consumer forward's worth alternates with its backwards": (
+        [node(0, 8, (1, each_reads(8, 4))), node(1, 4)],
+        [(0,), (1,)],
+        "0F0 0F1 0F2 0F3 0B0 0F4 0B1 0F5 0B2 0F6 0B3 0F7 0B4 0B5 0B6 0B7",
+        "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3",
+    ),
+    "backwards follow their readers, not their index": (
+        [node(0, 3, (1, ((0,), (1,), (0, 2)))), node(1, 3)],
+        [(0,), (1,)],
+        "0F0 0F1 0F2 0B1 0B0 0B2",
+    ),
+    "text-only microbatches hold nothing back": (
+        [node(0, 2, (1, ((), (0,), (), (1,)))), node(1, 4)],
+        [(0,), (1,)],
+        "0F0 0B0 0F1 0B1",
+        "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3",
+    ),
+    "a stage without backward runs forwards only": (
+        [node(0, 3, (1, THREE), backward=False), node(1, 3, (2, THREE)), node(2, 3)],
+        [(0,), (1,), (2,)],
+        "0F0 0F1 0F2",
+        "1F0 1F1 1B0 1F2 1B1 1B2",
+    ),
+    "one encoder feeds two replicas of the LLM": (
+        [node(0, 4, (1, ((0,), (2,))), (2, ((1,), (3,)))), node(1, 2), node(2, 2)],
+        [(0,), (1,), (2,)],
+        "0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3",
+        "1F0 1B0 1F1 1B1",
+    ),
+    "colocated encoders merge in lockstep": (
+        [node(0, 3, (2, THREE)), node(1, 3, (2, THREE)), node(2, 3)],
+        [(0, 1), (2,)],
+        "0F0 1F0 0F1 1F1 1B0 0B0 0F2 1F2 1B1 0B1 1B2 0B2",
+    ),
+    # Stage 0 is two hops from the LLM, its mate stage 2 one: both start with three forwards.
+    "a group of unequal depths warms up to the deepest": (
+        [node(0, 4, (1, FOUR)), node(1, 4, (3, FOUR)), node(2, 4, (3, FOUR)), node(3, 4)],
+        [(0, 2), (1,), (3,)],
+        "0F0 2F0 0F1 2F1 0F2 2F2 2B0 0B0 0F3 2F3 2B1 0B1 2B2 0B2 2B3 0B3",
+    ),
+    "an encoder on its reader's ranks runs just before it": (
+        [node(0, 3, (1, THREE)), node(1, 3, (2, THREE)), node(2, 3)],
+        [(0, 1), (2,)],
+        "0F0 1F0 0F1 1F1 1B0 0B0 0F2 1F2 1B1 0B1 1B2 0B2",
+    ),
+    **{
+        f"{copies} unread copies run beside the stage on their ranks": (
+            [node(0, 4, (2, FOUR)), node(1, copies, backward=False), node(2, 4, (3, FOUR)), node(3, 4)],
+            [(1, 3), (0, 2)],
+            expected,
+        )
+        for copies, expected in (
+            (4, "1F0 3F0 3B0 1F1 3F1 3B1 1F2 3F2 3B2 1F3 3F3 3B3"),
+            (2, "3F0 3B0 1F0 3F1 3B1 3F2 3B2 1F1 3F3 3B3"),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_programs_are_those_written_down(name):
+    nodes, groups, *expected = ORDERS[name]
+    programs = graph_aware_1f1b(nodes, sorted(groups))
+    assert [text(programs[group]) for group, _ in zip(groups, expected, strict=False)] == expected
 
 
 def test_microbatch_of_several_readers_goes_back_after_the_last():
@@ -118,69 +180,6 @@ def test_microbatch_of_several_readers_goes_back_after_the_last():
     assert text(programs[(0,)]) == "0F0 0F1 0B0 0B1"
     times = timed(programs, passes_read(nodes), lambda _: 1)
     assert times[Action(0, Pass.B, 0)][0] >= times[Action(1, Pass.B, 2)][1]
-
-
-def test_backwards_follow_their_readers_not_their_index():
-    nodes = [node(0, 3, (1, ((0,), (1,), (0, 2)))), node(1, 3)]
-    assert text(graph_aware_1f1b(nodes, alone(nodes))[(0,)]) == "0F0 0F1 0F2 0B1 0B0 0B2"
-
-
-def test_text_only_microbatches_hold_nothing_back():
-    nodes = [node(0, 2, (1, ((), (0,), (), (1,)))), node(1, 4)]
-    programs = graph_aware_1f1b(nodes, alone(nodes))
-    assert text(programs[(0,)]) == "0F0 0B0 0F1 0B1"
-    assert text(programs[(1,)]) == "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"
-
-
-def test_stage_without_backward_runs_forwards_only():
-    needs = one_to_one(3)
-    nodes = [node(0, 3, (1, needs), backward=False), node(1, 3, (2, needs)), node(2, 3)]
-    programs = graph_aware_1f1b(nodes, alone(nodes))
-    assert text(programs[(0,)]) == "0F0 0F1 0F2"
-    assert text(programs[(1,)]) == "1F0 1F1 1B0 1F2 1B1 1B2"
-
-
-def test_one_encoder_feeds_two_replicas_of_the_llm():
-    nodes = [
-        node(0, 4, (1, ((0,), (2,))), (2, ((1,), (3,)))),
-        node(1, 2),
-        node(2, 2),
-    ]
-    programs = graph_aware_1f1b(nodes, alone(nodes))
-    assert text(programs[(0,)]) == "0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3"
-    assert text(programs[(1,)]) == "1F0 1B0 1F1 1B1"
-
-
-def test_colocated_encoders_merge_in_lockstep():
-    needs = one_to_one(3)
-    nodes = [node(0, 3, (2, needs)), node(1, 3, (2, needs)), node(2, 3)]
-    programs = graph_aware_1f1b(nodes, [(0, 1), (2,)])
-    assert text(programs[(0, 1)]) == "0F0 1F0 0F1 1F1 1B0 0B0 0F2 1F2 1B1 0B1 1B2 0B2"
-
-
-def test_group_of_unequal_depths_warms_up_to_the_deepest():
-    """Stage 0 is two hops from the LLM, its mate stage 2 one: both start with three forwards."""
-    needs = one_to_one(4)
-    nodes = [node(0, 4, (1, needs)), node(1, 4, (3, needs)), node(2, 4, (3, needs)), node(3, 4)]
-    programs = graph_aware_1f1b(nodes, [(0, 2), (1,), (3,)])
-    assert text(programs[(0, 2)]) == "0F0 2F0 0F1 2F1 0F2 2F2 2B0 0B0 0F3 2F3 2B1 0B1 2B2 0B2 2B3 0B3"
-
-
-def test_encoder_on_its_readers_ranks_runs_just_before_it():
-    needs = one_to_one(3)
-    nodes = [node(0, 3, (1, needs)), node(1, 3, (2, needs)), node(2, 3)]
-    programs = graph_aware_1f1b(nodes, [(0, 1), (2,)])
-    assert text(programs[(0, 1)]) == "0F0 1F0 0F1 1F1 1B0 0B0 0F2 1F2 1B1 0B1 1B2 0B2"
-
-
-@pytest.mark.parametrize(
-    ("copies", "expected"),
-    [(4, "1F0 3F0 3B0 1F1 3F1 3B1 1F2 3F2 3B2 1F3 3F3 3B3"), (2, "3F0 3B0 1F0 3F1 3B1 3F2 3B2 1F1 3F3 3B3")],
-)
-def test_unread_copy_runs_beside_the_stage_on_its_ranks(copies, expected):
-    needs = one_to_one(4)
-    nodes = [node(0, 4, (2, needs)), node(1, copies, backward=False), node(2, 4, (3, needs)), node(3, 4)]
-    assert text(graph_aware_1f1b(nodes, [(0, 2), (1, 3)])[(1, 3)]) == expected
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,12 @@
 
 import pytest
 
-from tests.chains import alone, chain
 from tests.command_line import accept, workbench
 from tests.job_files import put, write
 from workbench.job.job import load_job
 from workbench.plan.codec import read_plan
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind
-from workbench.schedule.one_f_one_b import gpipe
-from workbench.schedule.programs import programs_of
 
 
 @pytest.mark.parametrize("kind", ScheduleKind)
@@ -27,8 +24,6 @@ def test_without_a_word_it_is_1f1b(tmp_path):
     ("spec", "message"),
     [
         ({"kind": "zb-h3"}, "zb-h2"),
-        ({"kind": "zb-v", "virtual_stages": 3}, "virtual_stages 2, got 3"),
-        ({"kind": "interleaved", "virtual_stages": 1}, "virtual_stages >= 2, got 1"),
         ({"kind": "1f1b", "virtual_stages": 2}, "virtual_stages 1, got 2"),
         ({"kind": "gpipe", "memory_limit": 4}, "gpipe has no memory_limit"),
         ({"kind": "zb-h1", "memory_limit": 0}, "memory_limit"),
@@ -39,13 +34,6 @@ def test_what_a_kind_cannot_have_is_refused_in_one_line(tmp_path, spec, message)
     with pytest.raises(ValueError, match=message) as raised:
         load_job(write(tmp_path, put("schedule", value=spec)))
     assert "\n" not in str(raised.value)
-
-
-def test_gpipe_on_a_chain_is_the_published_one():
-    nodes = chain(4, 6)
-    groups = alone(nodes)
-    wanted = {(stage,): actions for stage, actions in enumerate(gpipe(range(4), 6))}
-    assert programs_of(nodes, groups, Schedule(kind=ScheduleKind.GPIPE)) == wanted
 
 
 def test_the_command_line_overrides_the_jobs_schedule(tmp_path):

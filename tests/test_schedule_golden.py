@@ -78,17 +78,17 @@ def test_v1_figure7_partitions_come_from_the_costs():
     assert by_forward == tuple((4 * k, 4 * k + 4) for k in range(6))
     by_both = partition([1.0] * 12 + [2.0] * 12, 6)
     assert by_both == ((0, 6), (6, 12), (12, 15), (15, 18), (18, 21), (21, 24))
-    for figure, cuts in ((figures.v1_figure7b(), by_forward), (figures.v1_figure7c(), by_both)):
+    for figure, cuts in ((figures.v1_figure7("b"), by_forward), (figures.v1_figure7("c"), by_both)):
         assert [box.forward for box in figure.boxes] == [end - first for first, end in cuts]
 
 
 def test_v1_figure7_awareness_pays():
-    unaware, aware = figures.v1_figure7b(), figures.v1_figure7c()
+    unaware, aware = figures.v1_figure7("b"), figures.v1_figure7("c")
     assert {box.forward + box.backward for box in aware.boxes} == {6}
     assert {box.forward + box.backward for box in unaware.boxes} == {4, 8}
     work = [sum(box.forward + box.backward for box in figure.boxes) for figure in (unaware, aware)]
     assert work[0] == work[1]
-    assert aware.length < unaware.length < figures.v1_figure7a().length
+    assert aware.length < unaware.length < figures.v1_figure7("a").length
 
 
 def test_icml_figure1c_freezing_breaks_the_balance():

@@ -1,7 +1,6 @@
 """A sharded optimizer trains as a whole one does, holds its part of the state, and costs what is planned."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,13 +14,11 @@ from runtime.launch import RunResult, run_lowered
 from runtime.rank_job import Collect, RunSettings
 from runtime.step.gradients import Gradients
 from runtime.step.optimizer import OptimizerSettings, build_adamw
-from runtime.step.optimizer_part import weight_buckets
 from runtime.step.stage_module import build_stage_module
 from runtime.step.timing import Recorder
-from runtime.step.weight_bucket import Share, WeightBucket
+from runtime.step.weight_bucket import Share, WeightBucket, weight_buckets
 from runtime.world.mesh import Mesh
 from runtime.world.pool import Pool
-from tests.job_files import put, write
 from tests.plans import LINK, disjoint_plan, finish
 from tests.test_parity import SEED, assert_parity, execute, mixed
 from tests.test_tensor_parallel import CONFIGS, encoders, laid_out
@@ -29,7 +26,6 @@ from tests.tiny_valm import tiny_batch
 from workbench.cost.collectives import all_gather_s, all_reduce_s, reduce_scatter_s
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
-from workbench.job.job import load_job
 from workbench.memory.account import static_holders
 from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
@@ -164,12 +160,6 @@ def test_a_step_is_priced_as_it_is_executed() -> None:
     assert one.step_s(rank) - two.step_s(rank) == pytest.approx(
         sum(all_gather_s(size, 4, LINK) - all_gather_s(size, 2, LINK) for size in sizes) - peers_s
     )
-
-
-def test_a_job_file_says_so(tmp_path: Path) -> None:
-    file = write(tmp_path, put("layouts", "llm", value={"pp": 1, "sharding": "optimizer", "instances": 2}))
-    (settings,) = load_job(file).settings.modules
-    assert settings == ModuleSettings(module="llm", sharding=Sharding.OPTIMIZER, instances=2)
 
 
 def test_gradients_alone_are_refused() -> None:

@@ -1,6 +1,6 @@
 """Ranks that share weights train as one process does, whatever the architecture and the layout around."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ from workbench.strategies import megatron_heterogeneous
 
 torch.set_num_threads(1)
 Degrees = tuple[int, int, int, int]  # dp, pp, cp, tp
+How = Callable[[Plan], Plan]
 CONFIGS = {**tiny_models.DECODERS, **DECODERS, "llama4": LLAMA4}
 REFUSED = {  # encoder -> what has no rule
     "internvit-6b-style": "attention.q_norm: there is no rule to cut WideRMSNorm",
@@ -67,9 +68,27 @@ def text_plan(config: dict[str, Any], ranks: Sequence[int]) -> Plan:
 SAME_PARTS = ("llama", "qwen2", "mistral", "phi-4")  # those of llama-tied, qwen2.5 and phi3
 
 
+def sequence_parallel(plan: Plan, **settings: Any) -> Plan:
+    """The plan with tokens split in every module."""
+    modules = tuple(
+        replace(plan.settings.of(module.name), sequence_parallel=True, **settings)
+        for module in plan.model.modules
+    )
+    return replace(plan, settings=replace(plan.settings, modules=modules))
+
+
+def as_it_is(plan: Plan) -> Plan:
+    return plan
+
+
+HOW = pytest.mark.parametrize("how", [as_it_is, sequence_parallel])
+
+
+@HOW
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in SAME_PARTS])
-def test_every_decoder_over_two_ranks(name: str, pool: Pool) -> None:
-    assert_same(text_plan(CONFIGS[name], (0, 1)), pool)
+def test_every_decoder_over_two_ranks(name: str, how: How, pool: Pool) -> None:
+    """Eleven tokens in a microbatch: where they are split, the last rank holds one of padding."""
+    assert_same(how(text_plan(CONFIGS[name], (0, 1))), pool)
 
 
 def encoder_plan(name: str) -> Plan:
@@ -87,9 +106,10 @@ def encoder_plan(name: str) -> Plan:
     return finish(connect("two", (vision, llm)), batch, stages)
 
 
+@HOW
 @pytest.mark.parametrize("name", [name for name in CASES if name not in REFUSED])
-def test_every_encoder_over_two_ranks(name: str, pool: Pool) -> None:
-    assert_same(encoder_plan(name), pool)
+def test_every_encoder_over_two_ranks(name: str, how: How, pool: Pool) -> None:
+    assert_same(how(encoder_plan(name)), pool)
 
 
 @pytest.mark.parametrize("name", [name for name in REFUSED if name in CASES])
@@ -151,18 +171,20 @@ LAYOUTS = [
 ]
 
 
+@HOW
 @pytest.mark.parametrize("layouts", LAYOUTS)
-def test_layouts_around(layouts: dict[str, Degrees], pool: Pool) -> None:
+def test_layouts_around(layouts: dict[str, Degrees], how: How, pool: Pool) -> None:
     plan = laid_out(encoders(), layouts)
     assert {m: plan.chain[m, 0][0].tp for m in layouts} == {m: layouts[m][3] for m in layouts}
-    assert_same(plan, pool)
+    assert_same(how(plan), pool)
 
 
-def test_tied_weights_recomputed_split_backwards_and_a_norm(pool: Pool) -> None:
+@HOW
+def test_tied_weights_recomputed_split_backwards_and_a_norm(how: How, pool: Pool) -> None:
     """Everything that touches a weight's gradient at once: head and table are one weight on two stages."""
     recomputed = tuple(ModuleSettings(module=m, recompute=Recompute.FULL) for m in ("image", "llm"))
     layouts = {"image": (1, 1, 1, 2), "audio": ONE, "llm": (1, 2, 1, 2)}
-    plan = laid_out(encoders(CONFIGS["qwen3"], tied=True), layouts, modules=recomputed)
+    plan = how(laid_out(encoders(CONFIGS["qwen3"], tied=True), layouts, modules=recomputed))
     split = with_programs(replace(plan, programs=()), Schedule(kind=ScheduleKind.ZB_H1))
     assert any(action.kind is Pass.W for action in split.program_actions)
     result, reference = execute(split, pool, clip_norm=0.01)

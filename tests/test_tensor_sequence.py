@@ -1,8 +1,6 @@
 """Tensor-parallel ranks that split tokens train as one process does, and hold and send what is said."""
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,19 +11,14 @@ from runtime.parallel.context.group import Pending
 from runtime.parallel.tensor.group import TensorGroup
 from runtime.step.stage_module import StageInput, build_stage_module
 from runtime.world.pool import Pool
-from tests.job_files import put, write
 from tests.plans import LINK, finish
-from tests.test_adapters_encoders import CASES
 from tests.test_parity import assert_parity, assert_same, execute
 from tests.test_tensor_parallel import (
     CONFIGS,
     ONE,
-    REFUSED,
-    SAME_PARTS,
-    Degrees,
-    encoder_plan,
     encoders,
     laid_out,
+    sequence_parallel,
     text_plan,
 )
 from tests.tiny_models import whole_batch
@@ -34,54 +27,17 @@ from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
 from workbench.cost.roofline import Grid, placed_messages
 from workbench.data.sample import Sample, Segment
-from workbench.job.job import load_job
 from workbench.memory.account import memory_table, moved_bytes
 from workbench.model.model_graph import TEXT
-from workbench.plan.build import with_programs
-from workbench.plan.codec import dumps, loads
 from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
-from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Sharding, Stage
+from workbench.plan.plan import Plan, Precision, Settings, Sharding, Stage
 from workbench.plan.sequence import TokenBorders, token_borders
 from workbench.plan.work import work_of
-from workbench.schedule.action import Pass, parse_action
-from workbench.schedule.choice import Schedule, ScheduleKind
+from workbench.schedule.action import parse_action
 from workbench.timing.price import price
 
 torch.set_num_threads(1)
-
-
-def sequence_parallel(plan: Plan, **settings: Any) -> Plan:
-    """The plan with tokens split in every module."""
-    modules = tuple(
-        replace(plan.settings.of(module.name), sequence_parallel=True, **settings)
-        for module in plan.model.modules
-    )
-    return replace(plan, settings=replace(plan.settings, modules=modules))
-
-
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in SAME_PARTS])
-def test_every_decoder_over_two_ranks(name: str, pool: Pool) -> None:
-    """Eleven tokens in a microbatch: the last rank holds one of padding."""
-    assert_same(sequence_parallel(text_plan(CONFIGS[name], (0, 1))), pool)
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if name not in REFUSED])
-def test_every_encoder_over_two_ranks(name: str, pool: Pool) -> None:
-    assert_same(sequence_parallel(encoder_plan(name)), pool)
-
-
-LAYOUTS = [
-    pytest.param({"image": (1, 1, 1, 2), "audio": ONE, "llm": (1, 2, 1, 2)}, id="pipeline"),
-    pytest.param({"image": (2, 1, 1, 1), "audio": ONE, "llm": (2, 1, 1, 2)}, id="replicas"),
-    pytest.param({"image": ONE, "audio": ONE, "llm": (1, 1, 2, 2)}, id="shared-tokens"),
-    pytest.param({"image": (1, 1, 2, 2), "audio": ONE, "llm": (1, 1, 1, 2)}, id="shared-images"),
-]
-
-
-@pytest.mark.parametrize("layouts", LAYOUTS)
-def test_layouts_around(layouts: dict[str, Degrees], pool: Pool) -> None:
-    assert_same(sequence_parallel(laid_out(encoders(), layouts)), pool)
 
 
 def test_parts_of_the_optimizer_have_whole_gradients_of_norms(pool: Pool) -> None:
@@ -97,16 +53,6 @@ def test_fewer_tokens_than_ranks(pool: Pool) -> None:
     batch = (Sample(0, (Segment(TEXT, 0, 3, 3),)),)
     plan = text_plan(CONFIGS["llama"] | {"num_key_value_heads": 4}, (0, 1, 2, 3))
     assert_same(sequence_parallel(finish(plan.model, batch, list(plan.stages))), pool)
-
-
-def test_tied_weights_recomputed_split_backwards_and_a_norm(pool: Pool) -> None:
-    layouts = {"image": (1, 1, 1, 2), "audio": ONE, "llm": (1, 2, 1, 2)}
-    model = encoders(CONFIGS["qwen3"], tied=True)
-    plan = sequence_parallel(laid_out(model, layouts), recompute=Recompute.FULL)
-    split = with_programs(replace(plan, programs=()), Schedule(kind=ScheduleKind.ZB_H1))
-    assert any(action.kind is Pass.W for action in split.program_actions)
-    result, reference = execute(split, pool, clip_norm=0.01)
-    assert_parity(split, result, reference, Precision.FLOAT64)
 
 
 def test_borders_stand_where_all_tokens_are_needed() -> None:
@@ -251,18 +197,3 @@ def test_fused_kernels_keep_their_part(kernels: Kernels) -> None:
         for each in (whole, sequence_parallel(whole))
     )
     assert after < before
-
-
-def test_a_job_file_says_so(tmp_path: Path) -> None:
-    file = write(tmp_path, put("layouts", "llm", value={"pp": 1, "tp": 2, "sequence_parallel": True}))
-    (settings,) = load_job(file).settings.modules
-    assert settings == ModuleSettings(module="llm", sequence_parallel=True)
-    bad = write(tmp_path, put("layouts", "llm", value={"pp": 1, "sequence_parallel": "yes"}))
-    with pytest.raises(ValueError, match=r"layouts\.llm\.sequence_parallel"):
-        load_job(bad)
-
-
-def test_plans_without_it_keep_their_hash() -> None:
-    plan = text_plan(CONFIGS["llama"], (0, 1))
-    assert "sequence_parallel" not in dumps(plan)
-    assert loads(dumps(sequence_parallel(plan))) == sequence_parallel(plan)

@@ -338,7 +338,6 @@ def test_arguments_of_from_shape():
     [
         ("lama-3.1-8b", {}, "unknown model 'lama-3.1-8b'; nearest is 'llama-3.1-8b'"),
         ("eva-clip-g-14", {}, "eva-clip-g-14: an encoder needs llm_width"),
-        ("clip-vit-l-14", {}, "an encoder needs llm_width"),
         ("eva-clip-g-14", {"llm_width": 8, "projector": Projector.MERGER}, "must be 'linear' or 'mlp'"),
         ("bert-large", {"projector": Projector.MLP}, "neither projector nor llm_width"),
         ("sd-2.1-unet", {"trainable": Trainable.PROJECTOR}, "needs a projector layer"),

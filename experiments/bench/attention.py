@@ -28,6 +28,7 @@ from experiments.bench.kernel_cells import MASKS
 from experiments.bench.tokens import LENGTHS, POLICIES
 from experiments.bench.tokens import MASKS as MULTIMODAL
 from experiments.cornstarch.attention_policies import FOUR, MAIN, a40_testbed, llm_of, run_policy
+from experiments.harness.bench import ended
 from experiments.harness.command import command_line
 from experiments.harness.record import RESULTS
 from sim.attention.gpu import compute_units, makespan_bounds
@@ -212,8 +213,6 @@ def show(record: Mapping[str, Any]) -> None:
             f"{name}: {errors['ratios']:.0f} printed ratios, ours off by {errors['median']:.1%} in the "
             f"median, {errors['most']:.1%} at most"
         )
-    for claim, holds in record["claims"].items():
-        print(f"claim: {claim:75} {'holds' if holds else 'FAILS'}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -230,10 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "claims": claims(cells),
     }
     show(record)
-    arguments.out.write_text(json.dumps(record, indent=1) + "\n")
-    if arguments.json:
-        print(json.dumps(record))
-    return 0 if all(record["claims"].values()) else 1
+    return ended(record, record["claims"], as_json=arguments.json, out=arguments.out)
 
 
 if __name__ == "__main__":

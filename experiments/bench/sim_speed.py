@@ -14,19 +14,18 @@ Ours:    time of `sim.step.engine.simulate` alone, the fastest of several repeat
 Run:     python -m experiments.bench.sim_speed [--json]
 """
 
-import json
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 from experiments.bench.plan_speed import plan_rates
 from experiments.bench.rivals.bare_simpy import timeouts_per_s
 from experiments.bench.rivals.textbook import simulate_textbook
 from experiments.bench.row_speed import row_rates
 from experiments.bench.speed_cases import CASES, PROFILE, Case, plan_of
+from experiments.harness.bench import ended, taken
 from experiments.harness.command import command_line
 from sim.step.engine import simulate
 from sim.step.sweep import Sweep
@@ -39,8 +38,6 @@ from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.schedule.action import Action
 from workbench.timing.price import price
-
-T = TypeVar("T")
 
 REPEATS = 5
 BARE_TIMEOUTS = 100_000
@@ -97,15 +94,12 @@ def measure(case: Case) -> tuple[Row, Lowered, Callable[[Action], float], Memory
     timed, bare = [], []
     for _ in range(REPEATS):
         unseen = replace(lowered)  # without the task graph that it keeps
-        timed.append(_timed(partial(simulate, unseen, duration_s, memory=memory)))
+        timed.append(taken(partial(simulate, unseen, duration_s, memory=memory), time.process_time))
         bare.append(timeouts_per_s(len(lowered.plan.ranks), BARE_TIMEOUTS))
     trace = timed[0][1]
-    unseen = replace(lowered)
-    started = time.process_time()
-    sweep = Sweep(unseen)
-    compile_s = time.process_time() - started
+    compile_s, sweep = taken(partial(Sweep, replace(lowered)), time.process_time)
     sweep.iteration_s(duration_s)  # compiles the loop where no cache has it
-    swept = [_timed(lambda: sweep.iteration_s(duration_s)) for _ in range(REPEATS)]
+    swept = [taken(lambda: sweep.iteration_s(duration_s), time.process_time) for _ in range(REPEATS)]
     row = Row(
         name=case.name,
         num_gpus=len(lowered.plan.ranks),
@@ -131,12 +125,6 @@ def _num_actions(plan: Plan) -> int:
     return len(of_stages) + len(plan.ranks)
 
 
-def _timed(run: Callable[[], T]) -> tuple[float, T]:
-    started = time.process_time()
-    result = run()
-    return time.process_time() - started, result
-
-
 def against_textbook(
     lowered: Lowered, duration_s: Callable[[Action], float], memory: MemoryTable
 ) -> dict[str, float | bool]:
@@ -146,7 +134,7 @@ def against_textbook(
     iterations: list[float] = []
     for _ in range(REPEATS):
         for times, run in ((ours, simulate), (theirs, simulate_textbook)):
-            seconds, trace = _timed(partial(run, lowered, duration_s, memory=memory))
+            seconds, trace = taken(partial(run, lowered, duration_s, memory=memory), time.process_time)
             times.append(seconds)
             iterations.append(trace.iteration_s)
     return {
@@ -190,27 +178,25 @@ def main() -> int:
         f"{predicted.row_worst_s:.3f} s at most"
     )
     of_gpus = {rate.name: rate.plans_per_s for rate in rates}
-    if arguments.json:
-        result = {
-            "engine_actions_per_s": rows[0].actions_per_s,
-            "iteration_24_gpu_s": rows[1].engine_s,
-            "iteration_1296_gpu_s": rows[2].engine_s,
-            "sweep_actions_per_s": rows[0].sweep_actions_per_s,
-            "sweep_iteration_1296_gpu_s": rows[2].sweep_s,
-            "sweep_is_equal": all(row.sweep_is_equal for row in rows),
-            "plans_per_s_24_gpu": of_gpus["24 GPUs"],
-            "plans_per_s_1296_gpu": of_gpus["1296 GPUs"],
-            "plans": [asdict(rate) for rate in rates],
-            "rows_per_s": predicted.rows_per_s,
-            "row_median_s": predicted.row_median_s,
-            "row_worst_s": predicted.row_worst_s,
-            "predicted_rows": [asdict(row) for row in predicted.rows],
-            "textbook": textbook,
-            "engine_over_bare_simpy": rows[2].engine_over_bare_simpy,
-            "rows": [asdict(row) | {"engine_over_bare_simpy": row.engine_over_bare_simpy} for row in rows],
-        }
-        print(json.dumps(result))
-    return 0
+    result = {
+        "engine_actions_per_s": rows[0].actions_per_s,
+        "iteration_24_gpu_s": rows[1].engine_s,
+        "iteration_1296_gpu_s": rows[2].engine_s,
+        "sweep_actions_per_s": rows[0].sweep_actions_per_s,
+        "sweep_iteration_1296_gpu_s": rows[2].sweep_s,
+        "sweep_is_equal": all(row.sweep_is_equal for row in rows),
+        "plans_per_s_24_gpu": of_gpus["24 GPUs"],
+        "plans_per_s_1296_gpu": of_gpus["1296 GPUs"],
+        "plans": [asdict(rate) for rate in rates],
+        "rows_per_s": predicted.rows_per_s,
+        "row_median_s": predicted.row_median_s,
+        "row_worst_s": predicted.row_worst_s,
+        "predicted_rows": [asdict(row) for row in predicted.rows],
+        "textbook": textbook,
+        "engine_over_bare_simpy": rows[2].engine_over_bare_simpy,
+        "rows": [asdict(row) | {"engine_over_bare_simpy": row.engine_over_bare_simpy} for row in rows],
+    }
+    return ended(result, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ Run:     python -m experiments.bench.tokens [--json]
 """
 
 import heapq
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.bench.rivals.tokens import differencing, multifit
+from experiments.harness.bench import ended
 from experiments.harness.command import command_line
 from workbench.balance.tokens import policies as tokens
 from workbench.balance.tokens.block_placement import BlockReads, gathered_bytes, moved_bytes, place_blocks
@@ -252,20 +252,17 @@ def main() -> int:
     show_placements(placed)
     claims = {claim: holds for each in found.values() for claim, holds in each.claims.items()}
     print(f"\nplans deal tokens out by {USED}; the goals are its own, plain longest_first is for comparison")
-    for claim, holds in claims.items():
-        print(f"claim: {claim:75} {'holds' if holds else 'FAILS'}")
-    if arguments.json:
-        result = {
-            **timed,
-            "policy_of_plans": USED,
-            "max_over_mean": found[8].mean,
-            "max_over_mean_worst": found[8].worst,
-            "max_over_mean_64_ranks": found[64].mean,
-            "max_over_mean_64_ranks_worst": found[64].worst,
-            "block_placement": placed,
-            "claims": claims,
-        }
-        print(json.dumps(result))
+    result = {
+        **timed,
+        "policy_of_plans": USED,
+        "max_over_mean": found[8].mean,
+        "max_over_mean_worst": found[8].worst,
+        "max_over_mean_64_ranks": found[64].mean,
+        "max_over_mean_64_ranks_worst": found[64].worst,
+        "block_placement": placed,
+        "claims": claims,
+    }
+    ended(result, claims, as_json=arguments.json)
     return 0 if all(holds for claim, holds in found[8].claims.items() if claim.startswith(USED)) else 1
 
 

@@ -9,24 +9,22 @@ Given:   printed stage times -> simulated throughput per GPU and gains ([printed
 
 from collections.abc import Mapping, Sequence
 
-from experiments.cornstarch.frozen_rows import (
-    LLM_SPREAD,
-    FrozenRow,
-    Pipeline,
-    frozen_rows,
-    implied_encoder_stages,
-    implied_llm_stages,
-    pairs,
-    winner,
-)
-from experiments.cornstarch.implied_stages import all_implied_stages
 from experiments.cornstarch.modelled import Setting
 from experiments.cornstarch.modelled_tables import (
     LINKS,
+    LLM_SPREAD,
+    FrozenRow,
     Guess,
     ModelledTable,
+    Pipeline,
+    all_implied_stages,
+    frozen_rows,
+    implied_encoder_stages,
+    implied_llm_stages,
     modelled_evidence,
+    pairs,
     slower_links,
+    winner,
 )
 from experiments.cornstarch.models import v1_model
 from experiments.cornstarch.planned import Placement
@@ -244,17 +242,17 @@ def _gain_claims(rows: Sequence[FrozenRow], evidence: Evidence) -> list[Claim]:
 
 def v1_guesses(row: FrozenRow, tp: int) -> tuple[Guess, ...]:
     """Tokens per image and clip that section 6.1 leaves open; the encoders' own sizes come first."""
-    inputs = (
-        [(IMAGES[0], CLIPS[0])]
-        + ([(image, CLIPS[0]) for image in IMAGES[1:]] if row.model.startswith("VLM") else [])
-        + ([(IMAGES[0], clip) for clip in CLIPS[1:]] if row.model.startswith("ALM") else [])
-    )
-    settings = {
-        input_name(image, clip): Setting(text_tokens=TEXT_TOKENS, items=items_of(image, clip), tp=tp)
-        for image, clip in inputs
-    }
-    found = tuple(Guess(name, setting) for name, setting in settings.items())
+    found = tuple(Guess(name, setting) for name, setting in plausible_inputs(row.model, tp=tp).items())
     return found + slower_links(found)
+
+
+def plausible_inputs(model: str, *, tp: int, cp: int = 1) -> dict[str, Setting]:
+    """The likeliest input, then other images and other clips, as far as the model reads them."""
+    kind = model.partition("-")[0]
+    guesses = [(IMAGES[0], CLIPS[0])]
+    guesses += [(image, CLIPS[0]) for image in IMAGES[1:]] if kind != "ALM" else []
+    guesses += [(IMAGES[0], clip) for clip in CLIPS[1:]] if kind != "VLM" else []
+    return {input_name(image, clip): input_of(image, clip, tp=tp, cp=cp) for image, clip in guesses}
 
 
 def input_name(image: ItemTokens, clip: ItemTokens) -> str:
@@ -262,9 +260,9 @@ def input_name(image: ItemTokens, clip: ItemTokens) -> str:
     return f"{image.tokens_out} tokens of {image.tokens_in} an image, {clip.tokens_out} a clip"
 
 
-def items_of(image: ItemTokens, clip: ItemTokens) -> tuple[tuple[str, ItemTokens], ...]:
-    """As settings have them."""
-    return ("vision", image), ("audio", clip)
+def input_of(image: ItemTokens, clip: ItemTokens, *, tp: int, cp: int) -> Setting:
+    """A sample with an image and a clip, as far as the model reads them."""
+    return Setting(text_tokens=TEXT_TOKENS, items=(("vision", image), ("audio", clip)), tp=tp, cp=cp)
 
 
 def table_evidence(llm_size: str, cost: CostModel) -> list[Evidence]:

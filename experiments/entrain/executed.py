@@ -15,7 +15,6 @@ Run:     python -m experiments.entrain.executed [--json] [--rounds N] [--resume]
          [--stages N] [--emulate]
 """
 
-import json
 import random
 import shutil
 import statistics
@@ -32,7 +31,7 @@ from experiments.entrain.intervals import Interval, ratio_of_medians
 from experiments.fidelity.cases import Case, Part
 from experiments.fidelity.plan_runs import Predicted, Runs, calibrate, predict, write_predictions
 from experiments.fidelity.work import LLM, UNMEASURED, decoder, emulated_machine, this_machine, with_encoders
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended
 from experiments.harness.record import RESULTS, commit
 from runtime.measure.microbench import header_here
 from runtime.world.device import CPU
@@ -53,7 +52,6 @@ from workbench.planner.stage_counts import silent
 from workbench.planner.strategy_spec import Planner
 from workbench.report.progress import ticking
 from workbench.strategies import cornstarch, dip, entrain, entrain_graded, reordered
-from workbench.whole_file import write_text
 
 OUT = Path("out/entrain_executed")
 ROUNDS = 30
@@ -287,11 +285,8 @@ def main() -> int:
             (given.out / name).unlink(missing_ok=True)
     result = run(given.out, rounds, ranks, is_quiet=given.json)
     print("\n".join(lines(result)))
-    if rounds >= usual:
-        write_text(json.dumps(result, indent=1) + "\n", path_of(ranks))
-    if given.json:
-        print(json.dumps(result))
-    return 0 if result["entrain_is_faster"] else 1
+    path = path_of(ranks) if rounds >= usual else None
+    return ended(result, path, as_json=given.json, holds=result["entrain_is_faster"])
 
 
 if __name__ == "__main__":

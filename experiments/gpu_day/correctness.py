@@ -16,7 +16,7 @@ from runtime.kernels.bitfield_attention.plan import BLOCK, make_plan
 from runtime.kernels.bitfield_attention.reference import attends, attention
 from runtime.kernels.bitfield_attention.tasks import FixedSplit, Split
 from runtime.kernels.bitfield_attention.tilings import HEAD_DIMS
-from runtime.models.token_fields import token_fields
+from runtime.models.attention_mask import token_fields
 from runtime.world.device import device_of
 from workbench.masks.bitfield import Bitfield
 from workbench.masks.builders import (

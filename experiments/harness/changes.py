@@ -1,13 +1,12 @@
 """What became of the papers' rows since a commit: how many each paper determines, and which left that set."""
 
-import json
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.harness.outcome import DETERMINED, FITTING, Verdict
 from experiments.harness.reads import ROOT
-from experiments.harness.record import RESULTS, bound_text, range_text, row_of
+from experiments.harness.record import RESULTS, bound_text, of_scripts, range_text, row_of
 
 Record = Mapping[str, Any]
 
@@ -40,14 +39,8 @@ def changes(before: Sequence[Record], now: Sequence[Record]) -> dict[str, Any]:
 def records_at(commit: str) -> list[Record]:
     """Results of scripts as a commit has them; ValueError where git does not know it."""
     folder = RESULTS.relative_to(ROOT)
-    found = [json.loads(_git("show", f"{commit}:{name}")) for name in _names(commit, str(folder))]
-    wanted = {"script", "verdict", "rows", "claims"}
-    return [each for each in found if isinstance(each, dict) and wanted <= each.keys()]
-
-
-def _names(commit: str, folder: str) -> list[str]:
     listed = _git("ls-tree", "--name-only", commit, f"{folder}/").splitlines()
-    return [name for name in listed if name.endswith(".json")]
+    return list(of_scripts(_git("show", f"{commit}:{name}") for name in listed if name.endswith(".json")))
 
 
 def _git(*arguments: str) -> str:

@@ -15,7 +15,7 @@ from runtime.kernels.bitfield_attention.reference import attends
 from runtime.kernels.bitfield_attention.tasks import Split
 from runtime.measure.clock import Clock, quartile_spread
 from runtime.measure.operators import name_of
-from runtime.models.token_fields import token_fields
+from runtime.models.attention_mask import token_fields
 from workbench.calibrate.measurement import AttentionRow
 from workbench.masks.bitfield import Bitfield
 from workbench.masks.builders import causal, causal_document, encoder_embedded, full

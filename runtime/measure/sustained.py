@@ -16,7 +16,7 @@ from runtime.kernels.bitfield_attention.tilings import HEAD_DIMS
 from runtime.measure.attention import MASKS, launches, num_pairs
 from runtime.measure.clock import Clock, Loop, quartile_spread
 from runtime.measure.operators import name_of
-from runtime.models.token_fields import token_fields
+from runtime.models.attention_mask import token_fields
 from workbench.calibrate.sustained_rows import SustainedAttentionRow, SustainedMatmulRow
 
 RUN_LAUNCH = {"cpu": "dense", "cuda": "split"}  # how the runtime launches attention

@@ -23,7 +23,6 @@ from workbench.plan.codec import loads, plan_hash, read_plan, write_plan
 from workbench.plan.plan import Plan
 from workbench.plan.runnable import check_boundaries, check_runnable
 from workbench.planner.judged import JudgedBy
-from workbench.planner.layout_search import usable_ranks
 from workbench.planner.stable_batch import too_small
 from workbench.planner.strategy_spec import Planner
 from workbench.report.progress import ticking
@@ -224,7 +223,7 @@ def _varied(
     found = dict(planners)
     if objective is Objective.TRAINING:
         found = for_seconds_too(found) if asked.deadline is not None else found
-        counts = counts or ([] if job.pools else _shares(usable_ranks(job)))
+        counts = counts or ([] if job.pools else _shares(job.usable_ranks))
     found = with_ranks(found, counts)
     if objective is Objective.GOODPUT:
         found[TEMPLATES] = TemplatePlanner(asked.recovery_costs.copies - 1)

@@ -291,7 +291,7 @@ def join(
         ValueError: a new node that is there already or named twice, or sizes that are no instantiation
             of all nodes.
     """
-    present = [node for pipeline in layout.pipelines for node in pipeline]
+    present = layout.nodes
     twice = [node for node, count in Counter([*present, *new]).items() if count > 1]
     if twice:
         raise ValueError(f"node {twice[0]!r} joins but is there already")
@@ -323,7 +323,7 @@ def join(
 
 
 def _require_known(layout: NodeLayout, lost: Collection[str]) -> None:
-    present = {node for pipeline in layout.pipelines for node in pipeline}
+    present = set(layout.nodes)
     for node, count in Counter(lost).items():
         if node not in present:
             raise ValueError(f"node {node!r} is lost but is in no pipeline: it left before, or never joined")

@@ -6,7 +6,7 @@ from enum import StrEnum
 from itertools import groupby
 
 from workbench.job.job import ModuleLayout
-from workbench.model.model_graph import TEXT, Module
+from workbench.model.model_graph import Module
 from workbench.plan.plan import Plan, Sharding, Stage
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
@@ -49,7 +49,7 @@ class Placed:
 
 def llm_of(plan: Plan) -> Module:
     """The language model."""
-    return next(module for module in plan.model.modules if module.modality == TEXT)
+    return plan.model.llm
 
 
 def placed_modules(plan: Plan) -> dict[str, Placed]:

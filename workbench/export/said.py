@@ -247,7 +247,7 @@ def open_job(plan: Plan) -> Job:
 
 def llm_alone(job: Job) -> Job:
     """The language model without its other modules; their tokens become text."""
-    llm = next(module for module in job.model.modules if module.modality == TEXT)
+    llm = job.model.llm
     return replace(
         job,
         model=ModelGraph(name=job.model.name, modules=(llm,)),

@@ -114,6 +114,13 @@ class Job:
         return len(ranks) * self.dollars_per_rank_hour
 
     @property
+    def usable_ranks(self) -> int:
+        """Ranks of the cluster that may be used."""
+        return (
+            self.cluster.num_ranks if self.max_ranks is None else min(self.max_ranks, self.cluster.num_ranks)
+        )
+
+    @property
     def cheapest_per_hour(self) -> float:
         """Of one rank; 0 where no price is said."""
         if not self.pools:

@@ -14,8 +14,11 @@ from workbench.plan.kept import kept
 from workbench.plan.lowered import GradientGroup, Weights
 from workbench.plan.parameter_shards import ShardUnit, sharded_stages
 from workbench.plan.plan import Plan, Stage
+from workbench.plan.remembered import Remembered, Same
 from workbench.plan.tied import equal_stages
 from workbench.schedule.action import REDUCTIONS, Action, reduction_of
+
+_WEIGHTS: Remembered[tuple[Weights, ...]] = Remembered(65_536)
 
 
 @kept
@@ -105,6 +108,11 @@ def reduction_order(plan: Plan) -> tuple[int, ...]:
 
 def _weights_of(plan: Plan, stage: Stage) -> tuple[Weights, ...]:
     """Trainable weights of a stage, each once, last layer first."""
+    key = Same(plan.model), stage.module, stage.layers, stage.ep, stage.cp, stage.tp
+    return _WEIGHTS.answer(key, lambda: _weights_in(plan, stage))
+
+
+def _weights_in(plan: Plan, stage: Stage) -> tuple[Weights, ...]:
     layers = plan.model.module(stage.module).layers
     found: dict[Weights, None] = {}
     for index in reversed(range(*stage.layers)):

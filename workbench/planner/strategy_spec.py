@@ -8,7 +8,7 @@ from workbench.job.job import Job
 from workbench.job.notations.cornstarch import EncoderPlacing
 from workbench.plan.plan import Plan
 from workbench.planner.own_space import OwnSpace
-from workbench.planner.stage_counts import Progress
+from workbench.planner.stage_counts import Progress, silent
 
 Planner = Callable[[Job, CostModel, Progress], Plan]  # ValueError where it has no plan of the job
 
@@ -18,6 +18,16 @@ Regroup = Callable[[Plan, Job, CostModel], Plan]
 Shortlist = Callable[[Job, CostModel, Progress, int], tuple[Plan, ...]]
 """The best plans by a strategy's own estimates, its planner's first: so many of each estimate at most.
 ValueError where it has none."""
+
+
+@dataclass(frozen=True)
+class First:
+    """The planner of a strategy as it was published: the first plan of its shortlist, with its errors."""
+
+    shortlist: Shortlist
+
+    def __call__(self, job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
+        return self.shortlist(job, cost, progress, 1)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +40,7 @@ class StrategySpec:
         own_space: what its own paper searches.
         placing: where it puts encoders; None: nowhere that a specification says.
         stands_for_placing: a specification that says that placing and no strategy means this one.
-        shortlist: what a judge chooses from, see `planner.judged`; None: the strategy has nothing to choose.
+        shortlist: what a judge chooses from, see `planner.judged`.
         summary: what it does, in one line.
         batch_level: its split of the ranks is meant for every batch of the data; batches may be too small
             for that.
@@ -42,11 +52,11 @@ class StrategySpec:
 
     name: str
     planner: Planner
+    shortlist: Shortlist
     summary: str
     own_space: OwnSpace
     placing: EncoderPlacing | None = EncoderPlacing.PARALLEL
     stands_for_placing: bool = False
-    shortlist: Shortlist | None = None
     batch_level: bool = False
     searches_layouts: bool = False
     wants_prices: bool = False

@@ -245,16 +245,20 @@ class _Pricing:
         layers = self._plan.model.module(stage.module).layers
         cost, borders = self._cost_on[stage.id], token_borders(self._plan, stage)
         divided = dividing(cost, self._plan.settings, stage.module)
-        found = []
+        found: list[LayerTime] = []
+        known: dict[tuple[object, ...], LayerTime] = {}  # equal blocks of a model share their operators
         for index in range(*stage.layers):
-            layer = layers[index]
-            if index not in borders.divided:
-                found.append(self._layer_time(layer, stage, microbatch, links, cost))
-                continue
-            time = self._layer_time(layer, stage, microbatch, links, divided)
-            gather_s = self._gather_s(layer, stage, microbatch, links) if index in borders.divides else 0.0
-            join_s = self._gather_s(layer, stage, microbatch, links) if index in borders.joins else 0.0
-            found.append(with_gathers(time, join_s, gather_s, self._unmeasured_gathers(stage, links)))
+            layer, is_divided = layers[index], index in borders.divided
+            starts, ends = is_divided and index in borders.divides, is_divided and index in borders.joins
+            key = id(layer.operators), layer.kind, layer.out_width, layer.emits, is_divided, starts, ends
+            if key not in known:
+                time = self._layer_time(layer, stage, microbatch, links, divided if is_divided else cost)
+                if is_divided:
+                    gather_s = self._gather_s(layer, stage, microbatch, links) if starts else 0.0
+                    join_s = self._gather_s(layer, stage, microbatch, links) if ends else 0.0
+                    time = with_gathers(time, join_s, gather_s, self._unmeasured_gathers(stage, links))
+                known[key] = time
+            found.append(known[key])
         return found
 
     def _gather_s(self, layer: Layer, stage: Stage, microbatch: Microbatch, links: GridLinks) -> float:

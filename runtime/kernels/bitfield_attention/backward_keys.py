@@ -15,13 +15,15 @@ from torch import Tensor
 
 from runtime.kernels.bitfield_attention.combine import combine_sum
 from runtime.kernels.bitfield_attention.head_tiles import padded_width
-from runtime.kernels.bitfield_attention.launch import Launch, section_heads
+from runtime.kernels.bitfield_attention.launch import section_heads
 from runtime.kernels.bitfield_attention.mask import KernelMask
 from runtime.kernels.bitfield_attention.plan import KernelPlan
+from runtime.kernels.bitfield_attention.tasks import Tasks
 from runtime.kernels.bitfield_attention.tilings import Tiling
 from runtime.kernels.bitfield_attention.tokens import (
     COUNTS,
     attends,
+    entries_of,
     key_fields,
     other_block,
     query_fields,
@@ -39,19 +41,9 @@ def _walk(
     k,
     v,
     own,
-    place,
-    q_group,
-    do_group,
-    dq_group,
-    lse_group,
-    delta_group,
-    stride_qh,
-    stride_qm,
-    stride_doh,
-    stride_dom,
-    query_words,
-    query_limits,
-    query_lowest,
+    groups,
+    strides,
+    queries,
     others,
     count,
     begin,
@@ -70,7 +62,16 @@ def _walk(
     HAS_SEGMENTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Entries [begin, end) of the FULL or of the PARTIAL part, `count` tiles for each head."""
+    """Entries [begin, end) of the FULL or of the PARTIAL part, `count` tiles for each head.
+
+    Args:
+        own: words and places of the keys.
+        groups: first rows of q, do, dq, lse and delta of the group's first head.
+        strides: of q and do, by head and by row.
+        queries: words, limits and lowest of all queries.
+    """
+    q_group, do_group, dq_group, lse_group, delta_group = groups
+    stride_qh, stride_qm, stride_doh, stride_dom = strides
     STEPS: tl.constexpr = LIST_Q // BLOCK_M
     local = tl.arange(0, BLOCK_M)
     width = tl.arange(0, W)
@@ -105,20 +106,8 @@ def _walk(
         delta = tl.load(delta_group + row)
         score = tl.dot(k, tl.trans(q), input_precision=PRECISION)
         if MASKED:
-            allow, always, last, lowest, first = query_fields(
-                query_words, query_limits, query_lowest, rows, num_queries, EVEN, HAS_WINDOW, HAS_SEGMENTS
-            )
-            seen = attends(
-                allow[None, :],
-                always[None, :],
-                last[None, :],
-                lowest[None, :],
-                first[None, :],
-                own[:, None],
-                place[:, None],
-                HAS_WINDOW,
-                HAS_SEGMENTS,
-            )
+            fields = query_fields(queries, rows, num_queries, EVEN, HAS_WINDOW, HAS_SEGMENTS)
+            seen = attends(fields, own, 1, HAS_WINDOW, HAS_SEGMENTS)
             score = tl.where(seen, score, float("-inf"))
         p = tl.exp2(score * qk_scale - lse[None, :])
         dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
@@ -202,10 +191,7 @@ def keys_kernel(
     SUB: tl.constexpr = LIST_K // BLOCK_N
     item, batch_head = task_and_head(num_tasks * SUB, batch_heads, section)
     task, sub = item // SUB, item % SUB
-    block = tl.load(tasks + task)
-    begin = tl.load(tasks + num_tasks + task)
-    end = tl.load(tasks + 2 * num_tasks + task)
-    slot = tl.load(tasks + 3 * num_tasks + task)
+    block, begin, end, slot = entries_of(tasks, num_tasks, task)
     offset = tl.load(offsets + block)
     middle = tl.load(partial_start + block)
     full_each = middle - offset
@@ -224,7 +210,7 @@ def keys_kernel(
     v_tile = v_ptr + batch * stride_vb + head * stride_vg + far * stride_vn + width[None, :]
     k = tl.load(k_tile, mask=inside, other=0.0)
     v = tl.load(v_tile, mask=inside, other=0.0)
-    own, place = key_fields(key_words, key_places, columns, num_keys, EVEN=False)
+    own = key_fields(key_words, key_places, columns, num_keys, EVEN=False)
     first_row = batch_head.to(tl.int64) * group * stride_row
 
     dk = tl.zeros([BLOCK_N, W], tl.float32)
@@ -236,19 +222,15 @@ def keys_kernel(
             k,
             v,
             own,
-            place,
-            q_ptr + batch * stride_qb + head * group * stride_qh,
-            do_ptr + batch * stride_dob + head * group * stride_doh,
-            dq_ptr + first_row * D,
-            lse_ptr + first_row,
-            delta_ptr + first_row,
-            stride_qh,
-            stride_qm,
-            stride_doh,
-            stride_dom,
-            query_words,
-            query_limits,
-            query_lowest,
+            (
+                q_ptr + batch * stride_qb + head * group * stride_qh,
+                do_ptr + batch * stride_dob + head * group * stride_doh,
+                dq_ptr + first_row * D,
+                lse_ptr + first_row,
+                delta_ptr + first_row,
+            ),
+            (stride_qh, stride_qm, stride_doh, stride_dom),
+            (query_words, query_limits, query_lowest),
             others + (middle if masked else offset),
             partial_each if masked else full_each,
             (tl.maximum(begin, num_full) - num_full) if masked else begin,
@@ -289,7 +271,7 @@ def keys_gradient(
     delta_BHR: Tensor,
     mask: KernelMask,
     plan: KernelPlan,
-    launch: Launch,
+    launch: Tasks,
     tile: Tiling,
     scale: float,
     dq_BHRD: Tensor | None,
@@ -328,7 +310,7 @@ def keys_gradient(
         mask.query_lowest,
         mask.key_words,
         mask.key_places,
-        launch.tasks,
+        launch.table,
         plan.columns.offsets,
         plan.columns.partial_start,
         plan.columns.others,

@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from runtime.kernels.bitfield_attention.launch import Launch, LaunchShape
+from runtime.kernels.bitfield_attention.launch import LaunchShape
 from runtime.kernels.bitfield_attention.mask import KernelMask
+from runtime.kernels.bitfield_attention.tasks import Tasks
 from runtime.kernels.bitfield_attention.tiles import classify, listed
 
 # Shape suffixes: R = query blocks, C = key blocks, L = blocks of one side.
@@ -49,7 +50,7 @@ class KernelPlan:
     block_k: int
     rows: Lists
     columns: Lists
-    launches: dict[LaunchShape, Launch] = field(default_factory=dict, repr=False)
+    launches: dict[LaunchShape, Tasks] = field(default_factory=dict, repr=False)
 
 
 def make_plan(mask: KernelMask, *, block_q: int = BLOCK, block_k: int = BLOCK) -> KernelPlan:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,9 +12,6 @@ from torch import Tensor, nn
 from runtime.parallel.context.group import ContextGroup, Pending
 from runtime.parallel.linear_map import mapped
 from runtime.parallel.tensor.pieces import PieceTalk
-from runtime.world.mesh import Mesh
-from runtime.world.tensor_collectives import GATHER, SCATTER
-from workbench.plan.plan import Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +22,9 @@ class TensorGroup(ContextGroup):
         ranks: of the plan, in the order of the grid: `member` is the place that a cut weight's part
             goes by, not the rank in the process group.
     """
+
+    gathering: ClassVar[str] = "gathering tokens"
+    summing: ClassVar[str] = "adding up tokens"
 
     def sum(self, x: Tensor) -> None:
         """Add up everybody's, in place; RankError when it does not end in time or a peer is gone."""
@@ -46,16 +46,6 @@ class TensorGroup(ContextGroup):
             parts[rank][:size].reshape(tuple(shape))
             for rank, size, shape in zip(self.ranks, sizes, shapes, strict=True)
         ]
-
-    def gather(self, gathered: Tensor, own: Tensor) -> Pending:
-        """Start `gathered` [members x n, ...] <- everybody's `own` [n, ...], in the process group's order."""
-        work = GATHER(gathered, own, group=self.process_group, async_op=True)
-        return Pending(self, work, "gathering tokens")
-
-    def scatter(self, own: Tensor, parts: Tensor) -> Pending:
-        """Start `own` [n, ...] <- sum over members of their `parts` [members x n, ...] for this one."""
-        work = SCATTER(own, parts, group=self.process_group, async_op=True)
-        return Pending(self, work, "adding up tokens")
 
     def enter(self, x: Tensor) -> Tensor:
         """x, where members begin to compute different things from it: its gradient is the sum of theirs.
@@ -120,17 +110,3 @@ class SharedWeights:
     group: TensorGroup
     elsewhere: tuple[nn.Parameter, ...]
     partial: tuple[nn.Parameter, ...]
-
-
-def tensor_group(mesh: Mesh, stage: Stage) -> TensorGroup | None:
-    """The ranks that share the stage's weights, as this one sees them; None where it is alone.
-
-    Raises:
-        ValueError: this mesh has no such group (an emulation).
-    """
-    if stage.tp == 1:
-        return None
-    ranks = next(row for row in stage.ranks if mesh.rank in row)
-    if ranks not in mesh.tensor:
-        raise ValueError(f"stage {stage.id}: only ranks in processes of their own run tp > 1, got {stage.tp}")
-    return TensorGroup(ranks, mesh.rank, mesh.tensor[ranks], clock=mesh.clock)
