@@ -28,17 +28,15 @@ from typing import Any
 
 from experiments.bench.preprocess_chaos import Chaos, survived
 from experiments.bench.preprocess_folder import draw_photographs, server_process
-from experiments.harness.bench import ended, fastest_s, taken
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended, fastest_s, taken
 from experiments.harness.record import RESULTS, commit
 from runtime.data.records import IMAGE, read_records
 from runtime.preprocess.answers import parse_answer
 from runtime.preprocess.connection import Message
 from runtime.preprocess.example import example_frames, packed, preprocess
 from runtime.preprocess.images import QwenRule, preprocess_image
-from runtime.preprocess.loader import ColocatedLoader, ServedLoader, Subscription, batch_of_message
+from runtime.preprocess.loader import ColocatedLoader, ServedLoader, Subscription, batch_of_message, stalls_of
 from runtime.preprocess.order import OrderSettings
-from runtime.preprocess.stalls import stalls_of
 from sim.preprocess import CpuNode, Preprocessing, colocated_stalls_s, disaggregated_stalls_s
 from workbench.units import ms
 

@@ -309,7 +309,7 @@ def main() -> int:
     result = run(given.out, rounds, ranks, is_quiet=given.json)
     print("\n".join(lines(result)))
     path = path_of(ranks) if rounds >= usual else None
-    return ended(result, path, as_json=given.json, holds=result["entrain_is_faster"])
+    return ended(result, out=path, as_json=given.json, holds=result["entrain_is_faster"])
 
 
 if __name__ == "__main__":

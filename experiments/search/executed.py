@@ -326,7 +326,7 @@ def main() -> int:
     is_whole = given.rounds >= ROUNDS and len(parts) == len(RANKS)
     intervals = [part["interval_95"] for part in result["parts"].values()]
     holds = all(interval is None or interval[1] >= 1 for interval in intervals)
-    return ended(result, RESULT if is_whole else None, as_json=given.json, holds=holds)
+    return ended(result, out=RESULT if is_whole else None, as_json=given.json, holds=holds)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from runtime.measure.clock import Clock, quartile_spread
+from runtime.measure.clock import Clock, quartile_spread, summary
 from runtime.step.fsdp.weights import ShardedWeights
 from runtime.world.tensor_collectives import GATHER, SCATTER
 from workbench.calibrate.measurement import CollectiveRow, LinkRow, OverlapRow
@@ -77,8 +77,7 @@ def time_collective(clock: Clock, ring: Ring, collective: str) -> list[Collectiv
             link=ring.link,
             num_ranks=ring.size,
             num_bytes=num_bytes,
-            seconds=statistics.median(seconds),
-            spread=quartile_spread(seconds),
+            **summary(seconds),
         )
         for num_bytes, seconds in _in_turn(
             clock, ring, lambda buffer: make(buffer, ring), _work_before(clock)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from runtime.parallel.context.group import ContextGroup, Pending
 from runtime.parallel.linear_map import mapped
-from runtime.parallel.tensor.pieces import PieceTalk
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +63,16 @@ class TensorGroup(ContextGroup):
         return total
 
     def cut(self, x_TD: Tensor, num_pieces: int) -> list[Tensor]:
-        """Pieces of all tokens; see `pieces.PieceTalk`."""
+        """Of a product's input, as many at most, to add up results piece by piece."""
         return list(x_TD.chunk(num_pieces))
 
     def start_sum(self, y_TD: Tensor) -> tuple[Tensor, Pending | None]:
-        """Begin to add up a piece."""
+        """Begin to add up everybody's piece: what this member goes on with of it, and the end of that."""
         total = y_TD.detach().clone(memory_format=torch.contiguous_format)
         return total, self._begin(total, dist.ReduceOp.SUM, "adding up partial results")
 
     def start_spread(self, gradient_ND: Tensor) -> tuple[Tensor, Pending | None]:
-        """Everybody has a sum's gradient already."""
+        """The reverse, which brings a piece's gradient to everybody; of a sum all have it already."""
         return gradient_ND, None
 
     def _reduce(self, x: Tensor, operation: dist.ReduceOp.RedOpType, what: str) -> None:
@@ -83,18 +82,6 @@ class TensorGroup(ContextGroup):
     def _begin(self, x: Tensor, operation: dist.ReduceOp.RedOpType, what: str) -> Pending:
         work = dist.all_reduce(x, operation, group=self.process_group, async_op=True)
         return Pending(self, work, what)
-
-
-class Talk(PieceTalk, Protocol):
-    """How members come to compute apart, and together again."""
-
-    def enter(self, x: Tensor) -> Tensor:
-        """What members compute different things from: all of it; its gradient is the sum of theirs."""
-        ...
-
-    def leave(self, x: Tensor) -> Tensor:
-        """What each goes on with of the sum of everybody's x."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
