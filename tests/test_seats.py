@@ -12,21 +12,21 @@ from workbench.search.joint.grouping import dealt, exchanged, groups_of, resized
 from workbench.search.joint.move import Space
 from workbench.search.joint.proposals import QUICK, Proposals
 from workbench.search.joint.question import Question
-from workbench.search.joint.seats import BEST_SHARE, OTHERS, Seat, places_of, seated, shares
+from workbench.search.joint.seats import BEST_SHARE, OTHERS, Seat, seated, shares, site_of
 
 SPACE = next(space for space in spaces() if space.name == "audio frozen")
-BY_PLACES: dict[object, Choice] = {}
+BY_SITE: dict[object, Choice] = {}
 for _choice in SPACE.choices():
-    BY_PLACES.setdefault(places_of(_choice), _choice)
+    BY_SITE.setdefault(site_of(_choice), _choice)
 AMONG = Space(SPACE.job, SPACE.cost, {})
-CHOICES = list(BY_PLACES.values())
+CHOICES = list(BY_SITE.values())
 
 
 def seat(place: int, value: float, tried: int = 0) -> Seat:
     return Seat(value, CHOICES[place], place, "drawn", tried)
 
 
-def test_of_every_place_the_best_has_a_seat():
+def test_of_every_site_the_best_has_a_seat():
     seats = seated([], seat(0, 3.0))
     seats = seated(seats, seat(1, 2.0))
     assert [each.value for each in seats] == [2.0, 3.0]
@@ -40,9 +40,20 @@ def test_what_is_as_good_as_equal_has_one_seat():
     assert [each.index for each in seated(seats, seat(1, 2.0 - 1e-9))] == [1]
 
 
-def test_a_better_choice_in_the_same_places_has_half_of_what_was_tried_there():
+def test_a_better_choice_at_the_same_site_has_half_of_what_was_tried_there():
     (held,) = seated([seat(0, 2.0, tried=9)], seat(0, 1.9))
     assert held.tried == 4
+
+
+def test_another_number_of_microbatches_has_a_seat_of_its_own():
+    held = CHOICES[0]
+    ids = [sample.id for sample in SPACE.job.batch]
+    counts = dict.fromkeys((each.module for each in held.microbatches), 1)
+    single, paired = (
+        Seat(value, replace(held, microbatches=dealt(SPACE.job, groups, counts)), 0, "drawn")
+        for value, groups in ((2.1, [(each,) for each in ids]), (2.0, [(ids[0], ids[1]), (ids[2], ids[3])]))
+    )
+    assert seated([paired], single) == [paired, single]
 
 
 def test_there_are_no_more_seats_than_said(monkeypatch):

@@ -1,4 +1,4 @@
-"""Choices that candidates are made from: of all places of modules the best, by what it promises."""
+"""Choices that candidates are made from: of all places and batchings the best, by what they promise."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ OTHERS = 3  # seats that share the rest
 HOPE, PATIENCE = 0.3, 24  # what a seat may still gain, halved after so many candidates
 NEAR = 1e-5  # of a value: as good as equal
 
-Places = frozenset[tuple[str, tuple[tuple[int, ...], ...]]]
+Site = tuple[frozenset[tuple[str, tuple[tuple[int, ...], ...]]], int]
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +25,7 @@ class Seat:
         value: of its plan.
         index: of the candidate that it was, or the name of a start.
         start: whose plan it comes from.
-        tried: candidates made from it, those of the seat before it in the same places counting half.
+        tried: candidates made from it, those of the seat before it at the same site counting half.
         proposals: moves from it; None: it was not asked yet.
         first: moves that gained something elsewhere.
     """
@@ -44,25 +44,28 @@ class Seat:
         return self.value * (1 - HOPE / (1 + self.tried / PATIENCE))
 
 
-def places_of(choice: Choice) -> Places:
-    """Which grids of ranks each module lies on."""
-    return frozenset((stage.module, stage.ranks) for stage in choice.stages)
+def site_of(choice: Choice) -> Site:
+    """Which grids of ranks each module lies on, and the number of microbatches of all modules.
+
+    Either decides which orders and groupings are near: what is best in one number is seldom best in another.
+    """
+    return frozenset((stage.module, stage.ranks) for stage in choice.stages), len(choice.microbatches)
 
 
 def seated(seats: Sequence[Seat], taken: Seat) -> list[Seat] | None:
     """The seats with one more, best first; None where it is not worth one.
 
-    It takes that of a worse choice in the same places, or of one that is as good as equal. A layout that is
-    good with another grouping or order than that it was come by is so kept until these were tried, beside a
-    better one that has them.
+    It takes that of a worse choice at the same site, or of one that is as good as equal. A layout or a number
+    of microbatches that is good with another grouping or order than that it was come by is so kept until
+    these were tried, beside a better one that has them.
     """
     if len(seats) == SEATS and taken.value >= seats[-1].value:
         return None
-    places = places_of(taken.choice)
+    site = site_of(taken.choice)
     rivals = [
         seat
         for seat in seats
-        if abs(seat.value - taken.value) <= NEAR * taken.value or places_of(seat.choice) == places
+        if abs(seat.value - taken.value) <= NEAR * taken.value or site_of(seat.choice) == site
     ]
     if any(taken.value >= rival.value for rival in rivals):
         return None
