@@ -17,8 +17,8 @@ from experiments.search.regret import ListedJudge, listed, searched
 from experiments.search.spaces import spaces
 from sim.predict import IterationJudge
 from workbench.plan.plan import KeyExchange
-from workbench.planner.own_space import Chooser
 from workbench.planner.stage_counts import silent
+from workbench.planner.strategy_spec import Chooser
 from workbench.schedule.choice import Schedule
 from workbench.search.joint.choice import TokenRule, choice_of
 from workbench.search.joint.evaluate import evaluated

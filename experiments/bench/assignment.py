@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
-from experiments.harness.bench import ended, shown, taken
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended, shown, taken
 from workbench.balance.microbatches.assignment import MicrobatchAssignment, hierarchical_assignment
 from workbench.balance.microbatches.bottleneck_match import Matching, bottleneck_match, even_match
 

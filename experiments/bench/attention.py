@@ -28,8 +28,7 @@ from experiments.bench.kernel_cells import MASKS
 from experiments.bench.tokens import LENGTHS, POLICIES
 from experiments.bench.tokens import MASKS as MULTIMODAL
 from experiments.cornstarch.attention_policies import FOUR, MAIN, a40_testbed, llm_of, run_policy
-from experiments.harness.bench import ended
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended
 from experiments.harness.record import RESULTS
 from sim.attention.gpu import compute_units, makespan_bounds
 from sim.attention.pieces import Order, Split, UnitTiming, cut, run_launch, whole_rows
@@ -94,7 +93,7 @@ class Cell:
 
 def rows_of(mask: str, length: int, seed: int, *, local: bool) -> Floats:
     """[rows] tiles of every block of queries: all, or those of rank 0."""
-    field = MASKS[mask](length, seed)
+    field = MASKS[mask](length, seed=seed)
     tiles = classify(field, field, BLOCK, BLOCK)
     rows = row_tiles(tiles)
     return rows[longest_first_exchanged(row_work(tiles), NUM_RANKS) == 0] if local else rows
@@ -155,7 +154,7 @@ def evenness() -> dict[str, dict[str, dict[str, float]]]:
     found: dict[str, dict[str, dict[str, float]]] = {}
     for mask, draw in MULTIMODAL.items():
         for length, tokens in LENGTHS.items():
-            fields = [draw(tokens, seed) for seed in SEEDS]
+            fields = [draw(tokens, seed=seed) for seed in SEEDS]
             works = [row_work(classify(field, field, BLOCK, BLOCK)) for field in fields]
             found.setdefault(mask, {})[length] = {
                 policy: statistics.fmean(max_over_mean(w, assign(w, NUM_RANKS), NUM_RANKS) for w in works)

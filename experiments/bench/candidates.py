@@ -21,8 +21,7 @@ from pathlib import Path
 from random import Random
 
 from experiments.bench.speed_cases import CASES, PROFILE, Case, cluster_of, model, samples_of
-from experiments.harness.bench import ended
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended
 from sim.predict import candidate_s, step_s
 from workbench.collector import collector_paused
 from workbench.cost.model import CostModel

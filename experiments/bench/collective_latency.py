@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from experiments.harness.bench import ended
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended
 from runtime.measure.microbench import header_here
 from runtime.world.pool import Place, Pool
 from runtime.world.tensor_collectives import GATHER, SCATTER

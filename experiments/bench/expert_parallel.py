@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from experiments.fidelity.work import text_only, text_samples, this_machine
-from experiments.harness.bench import ended
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended
 from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.launch import run_local
 from runtime.measure.plans import BenchSettings, measure

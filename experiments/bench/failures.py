@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 from experiments.bench.rivals.failures_stepwise import play_failures
-from experiments.harness.bench import ended, shown, taken
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended, shown, taken
 from experiments.oobleck.runs import BUILDERS
 from experiments.oobleck.systems import MOST_NODES
 from sim.failures.run import FailureRun

@@ -8,6 +8,7 @@ from itertools import product
 
 from experiments.bench.kernel_cells import Contender as Who
 from experiments.bench.kernel_rows import BITS, PLAN, Row
+from experiments.harness.command import reaches
 
 MULTIMODAL = ("EP", "EE", "MP")
 JUDGED = (16384, 65536)  # tokens
@@ -67,7 +68,7 @@ class Bar:
     def verdict(self) -> str:
         if self.value is None:
             return "MISSING"
-        return "ok" if (self.value <= self.must if self.at_most else self.value >= self.must) else "OFF"
+        return "ok" if reaches(self.value, self.must, at_most=self.at_most) else "OFF"
 
 
 def bars(rows: Iterable[Row]) -> list[Bar]:

@@ -33,7 +33,7 @@ from experiments.bench.kernel_bars import bars, least_ratios, simulated_forwards
 from experiments.bench.kernel_cells import MASKS, Cell, Contender, has_flash_backend
 from experiments.bench.kernel_rows import BITS, PLAN, Row, RowFile
 from experiments.bench.kernel_turns import Unit, directions, event_clock, host_clock, row_of, unit_rows
-from experiments.harness.bench import refusing
+from experiments.harness.command import refusing
 from runtime.kernels.bitfield_attention.forward import forward_kernel
 from runtime.world.device import device_of
 

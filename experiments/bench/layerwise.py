@@ -19,8 +19,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
-from experiments.harness.bench import ended
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended
 from experiments.oobleck.chaos_job import LLAMA, elastic_job
 from runtime.elastic.job import ElasticJob, Reduction, plan_step
 from runtime.elastic.replan import start_layout

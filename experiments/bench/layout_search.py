@@ -10,8 +10,7 @@ Run:     python -m experiments.bench.layout_search [--json]
 
 from contextlib import suppress
 
-from experiments.harness.bench import ended, taken
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended, taken
 from experiments.mimo.models import Workload, assumptions, job_of, machine
 from workbench.cost.model import CostModel
 from workbench.job.job import Job

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -21,18 +22,15 @@ import numpy as np
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
-from experiments.harness.bench import ended, fastest_s, shown
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended, fastest_s, shown
 from workbench.masks.bitfield import Bitfield
-from workbench.masks.builders import causal, encoder_embedded, encoder_prepended, multimodal_packed
+from workbench.masks.builders import DRAWN, causal
 from workbench.masks.tiles import FULL, Tiles, area, classify, classify_runs
 from workbench.units import KIB, MIB, MS_PER_S
 
 MASKS: dict[str, Callable[[int], Bitfield]] = {
     "causal": causal,
-    "EP": lambda length: encoder_prepended(length, seed=0),
-    "EE": lambda length: encoder_embedded(length, seed=0),
-    "MP": lambda length: multimodal_packed(length, seed=0),
+    **{name: partial(draw, seed=0) for name, draw in DRAWN.items()},
 }
 PLANS: dict[str, Callable[[Bitfield], object]] = {
     "runs": lambda field: classify_runs(field, field),

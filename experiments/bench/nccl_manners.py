@@ -19,8 +19,7 @@ from pathlib import Path
 
 import torch
 
-from experiments.harness.bench import refusing
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, refusing
 from experiments.harness.record import commit
 from experiments.nccl.cases import cases
 from experiments.nccl.run import HUNG, SAME, caught, dead_rank, hangs_of_before, run_all

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.harness.bench import ended
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended
 from runtime.next_plan import answer_for
 from sim.predict import step_s
 from workbench.cost.model import CostModel

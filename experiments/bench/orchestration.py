@@ -15,8 +15,7 @@ import sys
 from functools import partial
 
 from experiments.bench.rivals.orchestration_relaxed import orchestrate_relaxed
-from experiments.harness.bench import ended, taken
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended, taken
 from workbench.balance.orchestration.exact import orchestrate
 from workbench.balance.orchestration.task import Orchestration, Task, Unit
 from workbench.cost.hardware import Link

@@ -11,8 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from experiments.harness.bench import ended, fastest_s, shown
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended, fastest_s, shown
 from workbench.balance.stages.partition import Cuts, bottleneck_s, partition, partition_as_printed
 
 SIZES = ((32, 4), (64, 8), (128, 16), (256, 24), (512, 32))

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 
 from experiments.bench import small_templates
 from experiments.bench.rivals.divide_and_conquer import GaveUpError, divided_template
-from experiments.harness.bench import ended, shown, taken
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended, shown, taken
 from experiments.harness.printed import PrintedRow, rows_that_print
 from workbench.elastic.chain import LayerChain
 from workbench.elastic.exact_mapping import exact_templates

@@ -28,8 +28,7 @@ from typing import Any
 
 from experiments.bench.preprocess_chaos import Chaos, survived
 from experiments.bench.preprocess_folder import draw_photographs, server_process
-from experiments.harness.bench import ended, fastest_s, taken
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended, fastest_s, taken
 from experiments.harness.record import RESULTS, commit
 from runtime.data.records import IMAGE, read_records
 from runtime.preprocess.answers import parse_answer

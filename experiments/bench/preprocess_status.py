@@ -15,8 +15,7 @@ from pathlib import Path
 
 import zmq
 
-from experiments.harness.bench import ended
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended
 from runtime.data.scenes import make
 from runtime.preprocess.images import SquareRule
 from runtime.preprocess.loader import ServedLoader, Subscription

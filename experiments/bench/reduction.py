@@ -19,8 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from experiments.harness.bench import ended
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended
 from runtime.world.pool import Place, Pool
 
 NUM_RANKS, NUM_GROUPS, ELEMENTS, PIECES = 2, 6, 143_000, 8

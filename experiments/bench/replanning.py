@@ -14,8 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median, quantiles
 
-from experiments.harness.bench import ended, taken
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended, taken
 from experiments.oobleck.chaos_job import elastic_job
 from runtime.elastic.job import ElasticJob
 from runtime.elastic.prepared import prepare, read_prepared

@@ -21,12 +21,10 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from experiments.bench.plan_speed import plan_rates
-from experiments.bench.rivals.bare_simpy import timeouts_per_s
-from experiments.bench.rivals.textbook import simulate_textbook
+from experiments.bench.rivals.textbook import simulate_textbook, timeouts_per_s
 from experiments.bench.row_speed import row_rates
 from experiments.bench.speed_cases import CASES, PROFILE, Case, plan_of
-from experiments.harness.bench import ended, taken
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended, taken
 from sim.step.engine import simulate
 from sim.step.sweep import Sweep
 from workbench.cost.model import CostModel

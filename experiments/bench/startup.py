@@ -17,8 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.harness.bench import ended
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended
 
 ROOT = Path(__file__).parents[2]
 REPEATS = 7

@@ -59,7 +59,7 @@ def main() -> int:
             ratios = [plain / own for plain, own in zip(times["as drawn"], taken_s, strict=True)]
             faster = bootstrap(ratios) if len(ratios) > 1 else f"{ratios[0]:.3f}"
             print(f"{dataset:14} {system:10} {statistics.mean(taken_s):7.3f} s   {faster} times as drawn")
-    return ended(record, None, as_json=given.json, holds=True)
+    return ended(record, as_json=given.json, holds=True)
 
 
 if __name__ == "__main__":

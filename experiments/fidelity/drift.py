@@ -13,8 +13,7 @@ from pathlib import Path
 
 from experiments.demo import DemoResult, run_demo
 from experiments.fidelity.burner import burner_of
-from experiments.harness.bench import ended, refusing
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended, refusing
 from workbench.drift import MOST_DRIFT, drift_warning
 from workbench.report.progress import ticking
 from workbench.report.tables import noise_warning, percent

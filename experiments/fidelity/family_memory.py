@@ -15,11 +15,11 @@ from dataclasses import replace
 
 from experiments.fidelity.memory import Row, head, line, measure, record, summarise, summary_line
 from experiments.fidelity.work import LLM, UNMEASURED, this_machine
-from experiments.harness.bench import ended, shown
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended, shown
 from runtime.models.choose import ADAPTERS
 from runtime.world.pool import Pool
 from workbench.data.sample import Sample, Segment
+from workbench.job.job import Job
 from workbench.model.experts import num_experts
 from workbench.model.families.family import (
     EXAMPLE_TOKENS,
@@ -33,9 +33,10 @@ from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import TEXT, ModelGraph, Module, connect
 from workbench.model.trainable import Trainable
-from workbench.plan.build import batched_microbatches, with_programs
+from workbench.plan.build import with_programs
 from workbench.plan.kernels import Kernels
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Stage
+from workbench.planner.assembly import draft_plan
 
 GOAL = 0.02  # of either sign, on every rank
 NUM_RANKS = 2
@@ -158,18 +159,15 @@ def plan_of(
         kernels=Kernels.EAGER,
         modules=tuple(ModuleSettings(module=m.name, recompute=recompute) for m in model.modules),
     )
-    draft = Plan(
-        strategy="by hand",
+    job = Job(
+        name=model.name,
         model=model,
         cluster=this_machine(UNMEASURED, NUM_RANKS),
         batch=tuple(batch),
-        stages=stages,
-        microbatches=(),
-        programs=(),
+        microbatch_samples=samples,
         settings=settings,
     )
-    microbatches = batched_microbatches(draft, samples_per_microbatch=samples, replicas=(0,))
-    return with_programs(replace(draft, microbatches=microbatches))
+    return with_programs(replace(draft_plan(job, "by hand"), stages=stages))
 
 
 def worst_by_family(rows: Sequence[Row]) -> dict[str, Row]:

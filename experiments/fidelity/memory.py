@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.demo_job import MIXES, NUM_RANKS, demo_job, local_cluster
-from experiments.harness.bench import ended, shown
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended, shown
 from runtime.emulation.peak_memory import WARMUP, PeakMemory
 from runtime.launch import run_local
 from runtime.rank_job import Collect, RunSettings

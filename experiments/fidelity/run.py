@@ -35,8 +35,7 @@ from experiments.fidelity.plan_runs import Predicted, Runs, calibrate, predict, 
 from experiments.fidelity.rehearsals import rehearsals
 from experiments.fidelity.report import PlanRow, lines, plan_row, summary
 from experiments.fidelity.work import ASSUMED, UNMEASURED, emulated_machine
-from experiments.harness.bench import refusing
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, refusing
 from experiments.harness.drawing import PLOTS, save
 from experiments.harness.record import commit
 from runtime.measure.microbench import header_here

@@ -16,7 +16,7 @@ from experiments.gpu_day.drive import START_S, Deadline, Here, PartState, drive
 from experiments.gpu_day.store import opened
 from experiments.gpu_day.summary import Rows, figures
 from experiments.gpu_day.worker import CellError, Worker
-from experiments.harness.bench import refusing
+from experiments.harness.command import refusing
 
 FACTS = "experiments.gpu_day.environment"
 KERNELS = "experiments.gpu_day.kernels"

@@ -164,7 +164,7 @@ def main() -> int:
         "steps": arguments.steps,
         "cases": [asdict(e) | {"share": e.share} for e in found],
     }
-    return ended(result, SUMMARY, as_json=arguments.json, holds=same)
+    return ended(result, out=SUMMARY, as_json=arguments.json, holds=same)
 
 
 if __name__ == "__main__":

@@ -270,7 +270,7 @@ def main() -> int:
     result = judged(played, curves, arguments.steps)
     print(report(result))
     save(drawing({p: curves[p] for p in played if p in curves}), PLOTS, "mimo_figure11")
-    return ended(result, SUMMARY, as_json=arguments.json, holds=result["holds"])
+    return ended(result, out=SUMMARY, as_json=arguments.json, holds=result["holds"])
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ def main() -> int:
     print(f"claim: every layout within {BOUND} of the baseline at every step, states included: ", end="")
     print("holds" if result["holds"] else "FAILS")
     path = SUMMARY if data == ONE_BATCH else SUMMARY_OF_BATCHES
-    return ended(result, path, as_json=arguments.json, holds=result["holds"])
+    return ended(result, out=path, as_json=arguments.json, holds=result["holds"])
 
 
 if __name__ == "__main__":

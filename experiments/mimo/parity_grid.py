@@ -173,7 +173,7 @@ def main() -> int:
     result["holds"] = is_whole
     print(f"claim: every layout that fits trains as one process, within {BOUND}: ", end="")
     print("holds" if is_whole else "FAILS")
-    return ended(result, SUMMARY, as_json=arguments.json, holds=is_whole)
+    return ended(result, out=SUMMARY, as_json=arguments.json, holds=is_whole)
 
 
 if __name__ == "__main__":

@@ -275,7 +275,7 @@ def main() -> int:
     except ValueError as error:
         parser.error(str(error))
     print("\n".join(lines(record)))
-    return ended(record, None, as_json=given.json, holds=holds(record))
+    return ended(record, as_json=given.json, holds=holds(record))
 
 
 if __name__ == "__main__":

@@ -148,10 +148,9 @@ def reproduce_command(
     as_json: Json = False,
 ) -> None:
     """Rerun experiments and hold them against what the papers printed."""
-    from experiments.harness.changes import changes, changes_text, records_at
     from experiments.harness.record import results_in, stored_records
     from experiments.harness.script import reproduce, scripts, stored
-    from experiments.harness.tally import counts_text
+    from experiments.harness.tally import changes, changes_text, counts_text, records_at
 
     wanted = () if "all" in names else names
     if since is not None and not kept:

@@ -11,7 +11,8 @@ from workbench.model.model_graph import TEXT
 from workbench.plan.alike import alike_replicas, first_of_all
 from workbench.plan.check import check
 from workbench.plan.frame import frame_of
-from workbench.plan.gradient_groups import reduction_order
+from workbench.plan.gradient_groups import gradient_groups, reduction_order
+from workbench.plan.kept import give
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Microbatch, Plan, Program, Stage
 from workbench.plan.remembered import Remembered, Same
@@ -54,6 +55,9 @@ def with_programs(
             `run_ahead` where no encoder is frozen.
     """
     plan = replace(draft, programs=_programs(draft, schedule or Schedule(), duration))
+    give(plan, shard_units, shard_units(draft))  # programs are no matter of these
+    give(plan, gradient_groups, gradient_groups(draft))
+    give(plan, reduction_order, reduction_order(draft))
     check(plan)
     return plan
 

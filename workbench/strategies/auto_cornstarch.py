@@ -20,10 +20,9 @@ from workbench.planner.assembly import (
     virtual_stages,
 )
 from workbench.planner.cut_candidates import CutCandidates
-from workbench.planner.own_space import Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.planner.stage_counts import Progress
-from workbench.planner.strategy_spec import First, StrategySpec
+from workbench.planner.strategy_spec import Chooser, First, OwnSpace, StrategySpec
 from workbench.strategies.cornstarch import with_balanced_tokens
 
 NAME = "cornstarch-loosely-coupled"

@@ -14,10 +14,9 @@ from workbench.plan.plan import Plan
 from workbench.plan.token_shards import token_shards
 from workbench.planner.assembly import disjoint_stages, draft_plan
 from workbench.planner.cut_candidates import CutCandidates
-from workbench.planner.own_space import Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE, FROZEN_UNAWARE, Belief
 from workbench.planner.stage_counts import Progress, best_counts, silent
-from workbench.planner.strategy_spec import First, StrategySpec
+from workbench.planner.strategy_spec import Chooser, First, OwnSpace, StrategySpec
 
 NAME, UNAWARE_NAME = "cornstarch", "cornstarch-frozen-unaware"
 

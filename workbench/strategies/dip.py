@@ -20,11 +20,10 @@ from workbench.plan.lower import lower
 from workbench.plan.plan import Microbatch, Plan
 from workbench.planner.assembly import dp_of, empty_draft, in_phases, layout_of, scheduled
 from workbench.planner.cut_candidates import CutCandidates
-from workbench.planner.own_space import Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.planner.sample_work import module_quadratic
 from workbench.planner.stage_counts import Progress
-from workbench.planner.strategy_spec import First, StrategySpec
+from workbench.planner.strategy_spec import Chooser, First, OwnSpace, StrategySpec
 from workbench.schedule.choice import usual_in_phases
 from workbench.strategies.megatron_heterogeneous import grid_stages
 

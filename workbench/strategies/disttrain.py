@@ -21,9 +21,8 @@ from workbench.planner.assembly import lowered_that_fits
 from workbench.planner.expert_choices import fastest_degree, with_fastest_degrees
 from workbench.planner.layout_choice import ModuleChoice
 from workbench.planner.module_price import ModulePrices
-from workbench.planner.own_space import PLAIN_OR_INTERLEAVED, Chooser, OwnSpace
 from workbench.planner.stage_counts import Progress
-from workbench.planner.strategy_spec import First, StrategySpec
+from workbench.planner.strategy_spec import PLAIN_OR_INTERLEAVED, Chooser, First, OwnSpace, StrategySpec
 from workbench.strategies import megatron_heterogeneous
 
 NAME = "disttrain"

@@ -14,10 +14,9 @@ from workbench.plan.plan import Plan, Stage
 from workbench.planner.assembly import check_ranks, draft_plan, layout_of, module_stages, num_ranks
 from workbench.planner.block_cuts import Cuts
 from workbench.planner.cut_candidates import CutCandidates
-from workbench.planner.own_space import Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE, FROZEN_UNAWARE, Belief
 from workbench.planner.stage_counts import Progress, best_counts
-from workbench.planner.strategy_spec import First, StrategySpec
+from workbench.planner.strategy_spec import Chooser, First, OwnSpace, StrategySpec
 
 NAME, AWARE_NAME = "encoders-colocated", "encoders-colocated-frozen-aware"
 ENCODERS = "encoders"  # the stage count that all encoders share

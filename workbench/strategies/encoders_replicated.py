@@ -18,10 +18,9 @@ from workbench.plan.plan import Microbatch, Plan, Stage
 from workbench.planner.assembly import check_ranks, draft_plan, module_stages, num_ranks
 from workbench.planner.block_cuts import Cuts
 from workbench.planner.cut_candidates import Counts, CutCandidates
-from workbench.planner.own_space import Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_UNAWARE
 from workbench.planner.stage_counts import Progress, best_counts
-from workbench.planner.strategy_spec import First, StrategySpec
+from workbench.planner.strategy_spec import Chooser, First, OwnSpace, StrategySpec
 
 
 def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:

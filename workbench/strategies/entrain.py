@@ -20,11 +20,10 @@ from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.routing import Routing, routing_of
 from workbench.planner.assembly import disjoint_stages, draft_plan, most_that_fits, scheduled
 from workbench.planner.cut_candidates import CutCandidates
-from workbench.planner.own_space import PLAIN_OR_SPLIT, Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.planner.sample_work import sample_work
 from workbench.planner.stage_counts import Progress, best_counts, silent
-from workbench.planner.strategy_spec import First, StrategySpec
+from workbench.planner.strategy_spec import PLAIN_OR_SPLIT, Chooser, First, OwnSpace, StrategySpec
 from workbench.schedule.action import Action
 from workbench.schedule.adjacent import with_followers
 from workbench.schedule.eager import with_eager_forwards

@@ -22,11 +22,10 @@ from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan, Stage
 from workbench.planner.assembly import draft_plan, fits, grid, layout_of, num_microbatches, scheduled
 from workbench.planner.layer_cost import believed_layers_s
-from workbench.planner.own_space import PLAIN_OR_SPLIT, Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.planner.sample_work import sample_work
 from workbench.planner.stage_counts import Progress
-from workbench.planner.strategy_spec import First, StrategySpec
+from workbench.planner.strategy_spec import PLAIN_OR_SPLIT, Chooser, First, OwnSpace, StrategySpec
 from workbench.strategies import entrain
 from workbench.timing.critical_path import critical_path_s
 from workbench.timing.price import price

@@ -17,9 +17,8 @@ from workbench.plan.plan import Plan
 from workbench.planner.assembly import draft_plan, layout_of, lowered_that_fits
 from workbench.planner.boundary_price import crossing_bytes, num_readers
 from workbench.planner.layer_cost import layer_costs
-from workbench.planner.own_space import PLAIN_OR_SPLIT, Chooser, OwnSpace
 from workbench.planner.stage_counts import Progress
-from workbench.planner.strategy_spec import First, StrategySpec
+from workbench.planner.strategy_spec import PLAIN_OR_SPLIT, Chooser, First, OwnSpace, StrategySpec
 from workbench.strategies import entrain
 
 MOST_CP = 1  # the microbatches of this strategy have no shards of tokens

@@ -16,9 +16,8 @@ from workbench.planner.assembly import check_ranks, module_stages, scheduled, sh
 from workbench.planner.layout_choice import LayoutChoice, Mode
 from workbench.planner.layout_plan import searched_plans
 from workbench.planner.layout_step import steps_of
-from workbench.planner.own_space import Chooser, OwnSpace
 from workbench.planner.stage_counts import Progress, silent
-from workbench.planner.strategy_spec import First, StrategySpec
+from workbench.planner.strategy_spec import Chooser, First, OwnSpace, StrategySpec
 from workbench.schedule.choice import ScheduleKind
 
 NAME, HYBRID_NAME = "fsdp", "hsdp"

@@ -28,11 +28,10 @@ from workbench.planner.block_cuts import Cuts
 from workbench.planner.cut_candidates import CutCandidates
 from workbench.planner.layout_choice import LayoutChoice, Mode
 from workbench.planner.layout_plan import searched_plans
-from workbench.planner.own_space import KARNATI, Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.planner.rank_spans import Span, placement_of
 from workbench.planner.stage_counts import Progress, best_counts
-from workbench.planner.strategy_spec import First, StrategySpec
+from workbench.planner.strategy_spec import KARNATI, Chooser, First, OwnSpace, StrategySpec
 
 NAME, COLOCATED_NAME, ISLANDS_NAME = "megatron-heterogeneous", "megatron-colocated", "megatron-islands"
 

@@ -15,10 +15,16 @@ from workbench.planner.block_cuts import Cuts
 from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.layout_choice import LayoutChoice, Mode
 from workbench.planner.layout_plan import searched_plans
-from workbench.planner.own_space import KARNATI, PLAIN_OR_INTERLEAVED, Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.planner.stage_counts import Progress
-from workbench.planner.strategy_spec import First, StrategySpec
+from workbench.planner.strategy_spec import (
+    KARNATI,
+    PLAIN_OR_INTERLEAVED,
+    Chooser,
+    First,
+    OwnSpace,
+    StrategySpec,
+)
 
 NAME = "megatron-homogeneous"
 

@@ -11,6 +11,7 @@ from workbench.cost.model import CostModel, LayerTime, Work
 from workbench.memory.stage import GRADIENTS, state_of
 from workbench.model.block_modules import BlockModule, part_of
 from workbench.model.layer import Layer, TokenCount
+from workbench.plan.contents import contents
 from workbench.plan.lowered import Lowered
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.parameter_shards import sharded_stages, unit_of
@@ -31,8 +32,7 @@ from workbench.timing.attention import (
 )
 from workbench.timing.grid_links import GridLinks, grid_links
 from workbench.timing.key_exchange import with_key_exchange
-from workbench.timing.pace import pace
-from workbench.timing.pass_times import PassTimes, pass_times, with_gathers
+from workbench.timing.pass_times import PassTimes, pace, pass_times, with_gathers
 from workbench.timing.weights import WeightPrices
 from workbench.units import GB
 
@@ -190,8 +190,10 @@ class _Pricing:
         if self._attention_identity is None:
             return self._stage_times(stage, microbatch)
         plan, settings = self._plan, self._plan.settings
+        needs = self._routing.flow(microbatch).needs[stage.module][slice(*stage.layers)]
+        grid = stage.module, contents(plan, stage), needs, stage.tp, stage.cp, stage.ep, self._links[stage.id]
         key = (
-            (Same(self._cost_on[stage.id]), Same(plan.model), self._grid_of(stage, (stage.tp, stage.cp))),
+            (Same(self._cost_on[stage.id]), Same(plan.model), grid),
             (settings.precision, settings.of(stage.module), settings.kernels.cuts_sequence),
             (work_of(plan, microbatch), self._routing.present(microbatch)),
             () if self._attention is None else self._tokens(stage, microbatch),
