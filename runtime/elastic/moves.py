@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runtime.elastic.job import ElasticJob, Member, held_by, members_of
 from runtime.state.tensor_files import keys_in, read_tensors, write_tensors
-from runtime.step.weight_bucket import places
+from runtime.step.fsdp.weights import places
 from runtime.world.clock import Awaited, Clock
 from workbench.elastic.copies import Copy
 from workbench.elastic.layout import NodeLayout

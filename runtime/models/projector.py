@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from runtime.models.adapter import Context, CutKind, InnerLayer, MicrobatchData
+from runtime.models.adapter import Context, CutKind, CutRules, InnerLayer, MicrobatchData
 from runtime.models.norm import WideRMSNorm
 from runtime.models.patch_grid import blockwise
 from workbench.model.projector import GATED, Merge, Projector, ProjectorStep, Steps, from_text, is_pair
@@ -130,7 +130,7 @@ class ProjectorLayer(InnerLayer):
         has_class_token: whether each item starts with one.
     """
 
-    cuts = (("projector.linear_1", CutKind.COLUMN), ("projector.linear_2", CutKind.ROW))
+    cuts: CutRules = (("projector.linear_1", CutKind.COLUMN), ("projector.linear_2", CutKind.ROW))
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class ProjectorLayer(InnerLayer):
     ) -> None:
         super().__init__({"norm": norm_name, "projector": "projector"}, std)
         if not isinstance(projector, nn.Module):
-            if projector not in PROJECTORS:
+            if projector is None or projector not in PROJECTORS:
                 raise ValueError(f"projector must be one of {', '.join(PROJECTORS)}, got {projector!r}")
             projector = PROJECTORS[projector](*widths)
         self.norm, self.projector = norm, projector
@@ -191,9 +191,10 @@ class StepsProjectorLayer(ProjectorLayer):
     def __init__(
         self, steps: Steps, widths: tuple[int, int], std: float, grid_of: GridOf, *norm: Any, **others: Any
     ) -> None:
-        super().__init__(StepsProjector(steps, *widths), widths, std, *norm, **others)
-        self.grid_of = grid_of
-        cuts = enumerate(self.projector.pieces())
+        made = StepsProjector(steps, *widths)
+        super().__init__(made, widths, std, *norm, **others)
+        self.grid_of, self.until_merged = grid_of, made.until_merged
+        cuts = enumerate(made.pieces())
         self.cuts = tuple((f"projector.{index}", cut) for index, cut in cuts if cut is not None)
 
     def _reduce(self, x_TD: Tensor, data: MicrobatchData) -> Tensor:
@@ -214,7 +215,7 @@ class StepsProjectorLayer(ProjectorLayer):
 
     def _steps(self, x_TD: Tensor, grid: tuple[int, int] | None) -> Tensor:
         lies = self.grid_of(len(x_TD), grid)
-        for step, module in self.projector.until_merged:
+        for step, module in self.until_merged:
             if step.merge is None:
                 x_TD = module(x_TD)
                 continue

@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from runtime.step.fsdp.weights import places
 from runtime.step.optimizer import clip_factor, squared_norm
 from runtime.step.timing import Recorder
-from runtime.step.weight_bucket import HoldsWeights, WeightBucket, copies_of, places
+from runtime.step.weight_bucket import HoldsWeights, WeightBucket, copies_of
 from runtime.world.clock import Awaited, Channel, Stamp, Traffic
 from runtime.world.mesh import Mesh
 from workbench.plan.lowered import GradientGroup, Lowered, Weights

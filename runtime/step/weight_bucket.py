@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.parallel.tensor.group import SharedWeights
+from runtime.step.fsdp.weights import places
 from workbench.plan.lowered import Lowered, Weights
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.plan import Sharding
@@ -50,14 +51,6 @@ class Share:
     def counts(self) -> bool:
         """Whether this rank's part counts in the norm: peers have the same."""
         return self.peers[0] == self.rank
-
-
-def places(flat_N: Tensor, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Of a flat tensor, in which others lie end to end, the elements of each."""
-    start = 0
-    for tensor in tensors:
-        yield flat_N.narrow(0, start, tensor.numel())
-        start += tensor.numel()
 
 
 class WeightBucket:

@@ -1,6 +1,7 @@
 """What a bitfield mask is to the kernels: per-token words, positions and segments as tensors."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -107,8 +108,12 @@ class KernelMask:
 
     def to(self, device: torch.device | str) -> "KernelMask":
         """The same mask on another device."""
-        moved = (tensor.to(device) for tensor in self.tensors)
-        return KernelMask(*moved, self.has_window, self.has_segments)
+        moved: dict[str, Any] = {
+            each.name: held.to(device)
+            for each in fields(self)
+            if isinstance(held := getattr(self, each.name), Tensor)
+        }
+        return replace(self, **moved)
 
 
 def kernel_mask(queries: TokenFields, keys: TokenFields) -> KernelMask:

@@ -1,13 +1,12 @@
 """Some weights of a stage laid end to end: whole while the stage is used, else this rank's part alone."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from runtime.step.weight_bucket import places
 from runtime.world.tensor_collectives import GATHER, SCATTER
 
 # Shape suffixes: N = elements of all weights and padding, S = elements of one part.
@@ -28,6 +27,14 @@ class Travelling:
     flat: Tensor | None = None
     part: Tensor | None = None
     given: Tensor | None = None
+
+
+def places(flat_N: Tensor, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Of a flat tensor, in which others lie end to end, the elements of each."""
+    start = 0
+    for tensor in tensors:
+        yield flat_N.narrow(0, start, tensor.numel())
+        start += tensor.numel()
 
 
 class ShardedWeights:
