@@ -27,11 +27,11 @@ from runtime.step.feed import feed_of
 from runtime.step.fsdp.gradients import ShardedGradients
 from runtime.step.fsdp.stages import ShardedStages
 from runtime.step.optimizer import OptimizerSettings
-from runtime.step.optimizer_part import weight_buckets
 from runtime.step.stage_module import StageModule, build_stage_module
 from runtime.step.tied_weights import share_weights
 from runtime.step.timing import Notes, Recorder, check_order
 from runtime.step.transfers import Wires
+from runtime.step.weight_bucket import weight_buckets
 from runtime.step_plans import NextBatches, Planning, StepPlans
 from runtime.world.communicators import build_mesh
 from runtime.world.device import CPU

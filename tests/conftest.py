@@ -14,6 +14,7 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else 
 
 from runtime.world.pool import Pool
 from tests.command_line import JOB, accept
+from tests.examples import LEAST, QUICK
 from tests.thorough import left_out
 
 gc.disable()  # until all tests are collected: nothing of what is imported until then goes away
@@ -44,7 +45,7 @@ DEAREST = (
 
 # A run of the tests says the same twice; HYPOTHESIS_PROFILE=explore looks for new cases, and for longer.
 # `make test` takes fewer cases of a property than `make test-all`, as of tests/thorough.py.
-settings.register_profile("quick", deadline=None, derandomize=True, max_examples=40)
+settings.register_profile(QUICK, deadline=None, derandomize=True, max_examples=LEAST)
 settings.register_profile("fixed", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=500)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))

@@ -116,7 +116,8 @@ def test_two_samples_of_a_decoder_equal_transformers(name: str) -> None:
 
     parted = SplitBackward(ours)
     loss = ours(StageInput(None, data))
-    work = parted.backward(loss, torch.ones_like(loss))
+    with parted.leaving() as work:
+        loss.backward(torch.ones_like(loss))
     late = {key for key, parameter in ours.named_weights() if parameter.grad is None}
     work.run()
     assert late, "no weight's gradient was left for the second pass"

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.token_oracle import loads_of
 from workbench.balance.tokens import policies as tokens
 from workbench.balance.tokens.block_placement import BlockReads, gathered_bytes, moved_bytes, place_blocks
@@ -52,7 +53,7 @@ def test_full_mask_gathers_everything():
 
 
 @given(mask=masks(), num_ranks=st.integers(1, 4), imbalance=st.sampled_from([0.0, 0.05, 0.5]))
-@settings(max_examples=200)
+@examples(200)
 def test_limit_is_kept_and_no_single_move_saves_more(mask, num_ranks, imbalance):
     rows, sizes = mask
     reads = reads_of(rows, sizes)

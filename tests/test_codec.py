@@ -4,9 +4,10 @@ import json
 from dataclasses import fields, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.plans import disjoint_plan, sample, sealed, two_encoders
 from workbench.data.sample import WHERE_SET
 from workbench.model.block_modules import BlockModule
@@ -137,7 +138,7 @@ def test_damage_is_named(text, message):
         loads(text)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.data())
 def test_cut_or_flipped_files_never_load_as_another_plan(data):
     """The strategy's name decides nothing and is not sealed."""

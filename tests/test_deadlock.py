@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.oracles import Execution, can_run
 from tests.plans import chain_module, cluster, disjoint_plan, finish, sample, two_encoders
 from tests.strategies import plans
@@ -48,7 +49,7 @@ def test_every_built_plan_runs_and_passes(plan):
     check_deadlock(lowered)
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(plans(), st.data())
 def test_no_mutant_that_cannot_run_passes(plan, data):
     """One action or row swapped, dropped, doubled or sent to another peer."""

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.entrain.figures4_9_11 import boxes, deferred, samples, variants
-from experiments.harness.drawing import save
-from experiments.harness.figure import timelines
+from experiments.entrain.figures4_9_11 import deferred, samples, variants
 from workbench.schedule.text import parse_timeline
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -44,9 +42,3 @@ def test_loads_are_those_that_the_printed_table_implies():
     printed |= {(6, 1): 12, (6, 2): 13, (6, 5): 15}
     assert {pair: loads[pair[0] - 1] + loads[pair[1] - 1] for pair in printed} == printed
     assert [sum(llm[s] for s in held) for held in deferred().llm] == [6] * 6
-
-
-def test_a_drawing_is_written(tmp_path: Path):
-    found = VARIANTS["before deferral"]
-    paths = save(timelines({"one": boxes(found)}, "ticks"), tmp_path, "a")
-    assert [path.name for path in paths if path.stat().st_size] == ["a.png", "a.pdf"]

@@ -15,11 +15,10 @@ import torch
 from runtime.data.batches import SyntheticSource
 from runtime.reference import Reference
 from runtime.step.optimizer import OptimizerSettings
-from tests.command_line import accept
-from workbench.cli.app import main
+from tests.command_line import accept, refuse
 from workbench.cli.exporting import SimulatedPrices
 from workbench.export.export import export
-from workbench.export.export_folder import check_folder, write_folder
+from workbench.export.folder import check_folder, write_folder
 from workbench.export.registry import BY_NAME
 from workbench.job.job import Job, job_from_spec
 from workbench.job.job_file import parse_spec
@@ -124,31 +123,15 @@ def test_nothing_is_left_where_a_file_cannot_be_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_plan_that_a_target_cannot_say_ends_with_code_2_and_no_folder(plan, tmp_path, capsys, monkeypatch):
+def test_a_plan_that_a_target_cannot_say_ends_with_code_2_and_no_folder(plan, tmp_path):
     write_plan(plan, tmp_path / "plan.json")
-    words = [
-        "workbench",
-        "export",
-        str(tmp_path / "plan.json"),
-        "--to",
-        "torchtitan",
-        "-o",
-        str(tmp_path / "out"),
-    ]
-    monkeypatch.setattr(sys, "argv", [*words, "--profile", str(ROOT / "examples" / "elastic-cpu.json")])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert "torchtitan cannot say modules beside the language model ('vision')" in line
-    assert not (tmp_path / "out").exists()
+    profile = ("--profile", ROOT / "examples" / "elastic-cpu.json")
+    told = ("export", tmp_path / "plan.json", "--to", "torchtitan", "-o", tmp_path / "out", *profile)
+    words = "torchtitan cannot say modules beside the language model ('vision')"
+    refuse(*told, words=words, folder=tmp_path)
 
 
-def test_a_plan_given_as_a_job_s_layouts_is_told_where_to_go(plan, tmp_path, capsys, monkeypatch):
+def test_a_plan_given_as_a_job_s_layouts_is_told_where_to_go(plan, tmp_path):
     write_plan(plan, tmp_path / "plan.json")
-    monkeypatch.setattr(sys, "argv", ["workbench", "layout", str(tmp_path / "plan.json"), "--to", "bridge"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert "a plan, want a job; `workbench export" in line
+    words = "a plan, want a job; `workbench export"
+    refuse("layout", tmp_path / "plan.json", "--to", "bridge", words=words, folder=tmp_path)

@@ -3,19 +3,22 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.predict import iteration_s
 from sim.step.more_microbatches import MoreMicrobatches
+from tests.examples import examples
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.llm_table.columns import read_row
 from workbench.llm_table.fewer_microbatches import passes_of_all, with_few
 from workbench.llm_table.llm_row import LlmRow
-from workbench.llm_table.predict import RowPredictor, prices_of, with_replicas
+from workbench.llm_table.predict import RowPredictor
+from workbench.llm_table.replicas import with_replicas
 from workbench.llm_table.row_bytes import row_bytes
 from workbench.llm_table.row_plan import plan_of
+from workbench.llm_table.row_prices import prices_of
 from workbench.plan.lower import lower
 from workbench.schedule.action import Action, Pass
 from workbench.timing.price import price
@@ -58,7 +61,7 @@ def by_all(row: LlmRow) -> tuple[float, int]:
     return iteration_s(whole, prices_of(whole, row, cost)), row_bytes(alone, row)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(rows())
 def test_few_microbatches_say_what_all_would(row):
     found = RowPredictor(iteration_s).predict(row)

@@ -204,7 +204,7 @@ def test_room_of_a_table_computes_nothing(monkeypatch: pytest.MonkeyPatch, slots
         assert_close_as_torch(ours, data, attends(fields, fields))
     num_blocks = -(-num_tokens // 16)
     tables = list(plan.launches.values())
-    assert all((table.tasks[0] == num_blocks).any() for table in tables), "there is room to spare"
+    assert all((table.table[0] == num_blocks).any() for table in tables), "there is room to spare"
     assert any((table.split_block < num_blocks).any() for table in tables) == (slots > 2)
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.chains import each_reads, node, one_to_one
+from tests.examples import examples
 from tests.oracles import passes_read, timed
 from tests.strategies import schedule_problems
 from workbench.schedule.action import Pass, parse_action
@@ -72,7 +73,7 @@ def shared_problems(draw):
     return nodes, list(dict.fromkeys(groups)), inner
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(shared_problems(), st.integers(0, 3))
 def test_every_dag_runs_whatever_ranks_are_shared(problem, seed):
     nodes, groups, inner = problem

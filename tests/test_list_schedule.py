@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.chains import alone, chain, groups_of, node, one_to_one
+from tests.examples import examples
 from tests.oracles import passes_read, shortest, timed
 from tests.strategies import schedule_problems
 from workbench.schedule.action import Pass
@@ -23,7 +24,7 @@ def durations(seed):
     return lambda action: (seed * (3 + action.stage) + 7 * "FIW".index(action.kind) ** 2) % 6 + 1
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(schedule_problems(), st.sampled_from([ScheduleKind.ZB_H1, ScheduleKind.ZB_H2]), st.data())
 def test_every_dag_runs_with_split_backwards(problem, kind, data):
     nodes, groups = problem

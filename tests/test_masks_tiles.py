@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.mask_strategies import CASES, bitfields, packed_case
 from workbench.masks import builders
 from workbench.masks.bitfield import Bitfield, concatenate, dense, padding
@@ -47,13 +48,13 @@ def agrees(queries: Bitfield, keys: Bitfield, block_q: int, block_k: int) -> boo
     )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(bitfields(), bitfields(), BLOCKS, BLOCKS)
 def test_tiles_of_any_two_fields(queries: Bitfield, keys: Bitfield, block_q: int, block_k: int):
     assert agrees(queries, keys, block_q, block_k)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(bitfields(min_length=1, max_length=300), BLOCKS, BLOCKS, st.randoms(use_true_random=False))
 def test_tiles_of_permuted_tokens_of_one_field(field: Bitfield, block_q: int, block_k: int, random):
     order = random.sample(range(len(field)), len(field))

@@ -4,9 +4,10 @@ from itertools import combinations, pairwise, permutations, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from workbench.balance.microbatches.assignment import hierarchical_assignment
 from workbench.balance.microbatches.bottleneck_match import bottleneck_match, even_match
 from workbench.balance.microbatches.deferral import pairwise_deferral, whole_units
@@ -97,7 +98,7 @@ def test_microbatches_partition_the_samples(samples: list[tuple[int, int]], want
     assert all(found)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=7), st.integers(1, 3))
 def test_encoder_work_is_within_the_bound_of_list_scheduling(samples: list[tuple[int, int]], wanted: int):
     encoder, llm = (list(column) for column in zip(*samples, strict=True))
@@ -122,7 +123,7 @@ def test_a_sum_that_no_subset_has_is_refused():
 
 
 @pytest.mark.parametrize("match", MATCHINGS)
-@settings(max_examples=500)
+@examples(500)
 @given(
     st.lists(
         st.lists(st.integers(1, 9), min_size=1, max_size=3),

@@ -139,16 +139,6 @@ def test_an_interrupted_measurement_goes_on(
     assert [file.name for file in tmp_path.iterdir()] == ["here.jsonl"]
 
 
-def test_rows_of_other_software_are_refused(
-    plan: Plan, pool: Pool, measured: Measurement, tmp_path: Path
-) -> None:
-    path = tmp_path / "other.jsonl"
-    header = replace(measured.header, versions=(("torch", "1.0"),))
-    write_measurement(Measurement(header, measured.rows), path)
-    with pytest.raises(ValueError, match=r"versions: torch is 1.0, here .* measure into another file"):
-        measure([plan], pool, settings=QUICK, path=path)
-
-
 def test_nothing_to_measure_is_refused(plan: Plan, pool: Pool) -> None:
     with pytest.raises(ValueError, match="want at least one plan"):
         measure([], pool)

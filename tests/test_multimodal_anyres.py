@@ -2,18 +2,19 @@
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers.image_processing_utils import select_best_resolution
 
 from runtime.frontend.callbacks import AnyRes
+from tests.examples import examples
 from workbench.data.corpus import ANYRES_GRIDS, ItemTokens, anyres_grid, anyres_tokens
 
 SIDES = st.integers(1, 3000)
 
 
 @given(SIDES, SIDES, st.sampled_from([8, 16, 336, 384]))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @example(336, 336, 336)
 @example(673, 671, 336)
 def test_the_grid_is_the_released_one(height: int, width: int, tile_px: int) -> None:

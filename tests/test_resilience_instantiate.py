@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.bench.small_templates import random_chain
+from tests.examples import examples
 from workbench.elastic.batch_distribution import distribute, nearest_batch, num_microbatches
 from workbench.elastic.chain import LayerChain
 from workbench.elastic.instantiate import fastest, instantiate, multisets
@@ -29,7 +30,7 @@ def splits(total, parts):
 
 
 @given(st.lists(st.floats(0.1, 5.0), min_size=1, max_size=4), st.integers(0, 9))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_distribution_has_the_least_variance_of_all(times, more):
     total = len(times) + more
     found = distribute(times, total)

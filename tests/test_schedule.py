@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.chains import alone, chain, each_reads, node, one_to_one
+from tests.examples import examples
 from tests.oracles import passes_read, timed
 from tests.strategies import schedule_problems
 from workbench.schedule.action import Action, Pass
@@ -43,7 +44,7 @@ def test_1f1b_takes_the_closed_form_time(num_stages, num_microbatches, forward, 
         )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(schedule_problems(), st.integers(0, 3))
 def test_every_dag_runs_whatever_the_counts_needs_and_groups(problem, seed):
     nodes, groups = problem

@@ -17,8 +17,8 @@ from experiments.search.regret import ListedJudge, listed, searched
 from experiments.search.spaces import spaces
 from sim.predict import IterationJudge
 from workbench.plan.plan import KeyExchange
-from workbench.planner.own_space import Chooser
 from workbench.planner.stage_counts import silent
+from workbench.planner.strategy_spec import Chooser
 from workbench.schedule.choice import Schedule
 from workbench.search.joint.choice import TokenRule, choice_of
 from workbench.search.joint.evaluate import evaluated
@@ -203,7 +203,8 @@ def test_rows_of_this_commit_are_not_made_anew(monkeypatch):
     monkeypatch.setattr(joint, "commit", lambda: "here")
     assert [some.names for some in joint.rows("aware", asked, made)] == [["b", "c"]]
     assert [some.names for some in joint.rows("speed", asked, made)] == [["speed"]]
-    assert [len(some.names) for some in joint.rows("regret", asked, made)] == [2, 2, 1]
+    of_spaces = [len(some.names) for some in joint.rows("regret", asked, made)]
+    assert (sum(of_spaces), max(of_spaces)) == (len(spaces()), 2)
     monkeypatch.setattr(joint, "commit", lambda: "here-dirty")
     assert [list(some.names) for some in joint.rows("aware", asked, made)] == [["a", "b"], ["c"]]
 

@@ -12,6 +12,7 @@ from experiments.oobleck.runs import BUILDERS
 from sim.failures.run import FailureRun, Iteration
 from sim.failures.simulate import simulate_failures
 from sim.failures.training_system import Checkpoints, Joins, Restart, System
+from tests.examples import examples
 from workbench.elastic.availability import Availability, Change, NodeEvent, Rates, random_trace, warned
 
 NODES = 4
@@ -84,7 +85,7 @@ def assert_same(ours: FailureRun, played: FailureRun) -> None:
 
 
 @given(systems_of_ticks(), traces_of_ticks(), st.integers(1, 240))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_counting_is_playing_where_everything_may_happen_at_once(system, trace, window_s):
     assert_same(
         simulate_failures(system, trace, float(window_s)), play_failures(system, trace, float(window_s))

@@ -35,9 +35,8 @@ from runtime.preprocess.answers import parse_answer
 from runtime.preprocess.connection import Message
 from runtime.preprocess.example import example_frames, packed, preprocess
 from runtime.preprocess.images import QwenRule, preprocess_image
-from runtime.preprocess.loader import ColocatedLoader, ServedLoader, Subscription, batch_of_message
+from runtime.preprocess.loader import ColocatedLoader, ServedLoader, Subscription, batch_of_message, stalls_of
 from runtime.preprocess.order import OrderSettings
-from runtime.preprocess.stalls import stalls_of
 from sim.preprocess import CpuNode, Preprocessing, colocated_stalls_s, disaggregated_stalls_s
 from workbench.units import ms
 

@@ -19,8 +19,7 @@ from experiments.harness.command import command_line, ended
 from runtime.data.scenes import make
 from runtime.preprocess.images import SquareRule
 from runtime.preprocess.loader import ServedLoader, Subscription
-from runtime.preprocess.server import MOST_BAD, Server
-from runtime.preprocess.server_settings import ServerSettings
+from runtime.preprocess.server import MOST_BAD, Server, ServerSettings
 
 NUM = 300  # questions per kind of noise
 PER_QUESTION = 30  # messages of noise

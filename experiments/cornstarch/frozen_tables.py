@@ -23,6 +23,7 @@ from experiments.cornstarch.modelled_tables import (
     implied_llm_stages,
     modelled_evidence,
     pairs,
+    run_row,
     slower_links,
     winner,
 )
@@ -30,7 +31,7 @@ from experiments.cornstarch.models import v1_model
 from experiments.cornstarch.planned import Placement
 from experiments.harness.outcome import Bound, Claim, Evidence, PaperNumber
 from experiments.harness.printed import claim_value, printed_rows
-from experiments.harness.printed_pipeline import PrintedRun, run_printed
+from experiments.harness.printed_pipeline import PrintedRun
 from workbench.cost.model import CostModel
 from workbench.data.corpus import ItemTokens, square_image_tokens
 
@@ -110,7 +111,7 @@ def printed_evidence(llm_size: str) -> Evidence:
     for title, pipelines in (("stated", stated), ("implied", implied)):
         ours = {}
         for row in rows:
-            run = _run(row, pipelines[row])
+            run = run_row(row, pipelines[row], v1_model(row.model, row.llm_size), NUM_MICROBATCHES)
             evidence.plan_hashes.append(run.plan_hash)
             ours[row] = tput_per_gpu(run, pipelines[row])
             number = PaperNumber(
@@ -207,17 +208,6 @@ def prose_evidence() -> Evidence:
             high=ours + SUM_DOUBT,
         )
     return evidence
-
-
-def _run(row: FrozenRow, pipeline: Pipeline) -> PrintedRun:
-    model = v1_model(row.model, row.llm_size)
-    encoder, llm = (module.name for module in model.modules)
-    return run_printed(
-        model,
-        {encoder: pipeline.encoder_stages, llm: pipeline.llm_stages},
-        {encoder: row.encoder, llm: row.llm},
-        NUM_MICROBATCHES,
-    )
 
 
 def _scale_note(title: str, rows: Sequence[FrozenRow], ours: Mapping[FrozenRow, float]) -> str:

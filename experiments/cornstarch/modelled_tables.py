@@ -20,7 +20,7 @@ from experiments.cornstarch.planned import (
 )
 from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.printed import PrintedRow, is_true, printed_rows
-from experiments.harness.printed_pipeline import StageTimes
+from experiments.harness.printed_pipeline import PrintedRun, StageTimes, run_printed
 from workbench.cost.model import CostModel
 from workbench.model.model_graph import ModelGraph
 
@@ -139,6 +139,13 @@ def _row(row: PrintedRow, result: str) -> FrozenRow:
         llm=StageTimes.from_ms(row["llm_fwd_ms"], row["llm_bwd_ms"]),
         result=float(row[result]),
     )
+
+
+def run_row(row: FrozenRow, pipeline: Pipeline, model: ModelGraph, num_microbatches: int) -> PrintedRun:
+    """A step of an encoder and an LLM whose stages take the printed times."""
+    encoder, llm = (module.name for module in model.modules)
+    counts = {encoder: pipeline.encoder_stages, llm: pipeline.llm_stages}
+    return run_printed(model, counts, {encoder: row.encoder, llm: row.llm}, num_microbatches)
 
 
 def pairs(rows: Iterable[FrozenRow]) -> dict[str, tuple[FrozenRow, FrozenRow]]:

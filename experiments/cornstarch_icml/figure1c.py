@@ -15,15 +15,12 @@ from experiments.cornstarch.modelled import total
 from experiments.cornstarch_icml.figure1b import figure
 from experiments.harness.outcome import Evidence
 from experiments.harness.printed import PrintedRow, is_true, printed_rows
-from experiments.harness.printed_pipeline import PrintedRun, StageTimes, free_cluster, microbatched, passes_s
+from experiments.harness.printed_pipeline import PrintedRun, StageTimes, free_cluster, microbatched, run_plan
 from experiments.harness.script import script
-from sim.step.engine import simulate
 from workbench.balance.stages.partition import partition
 from workbench.model.layer import LayerKind
 from workbench.model.model_graph import ModelGraph, Module
 from workbench.plan.build import with_programs
-from workbench.plan.codec import plan_hash
-from workbench.plan.lower import lower
 from workbench.plan.plan import Plan, Stage
 
 LayerTimes = Mapping[str, Sequence[StageTimes]]
@@ -57,17 +54,6 @@ def layer_plan(
     return with_programs(
         microbatched("printed-layers", model, free_cluster(num_ranks), tuple(stages), num_microbatches)
     )
-
-
-def run_layers(plan: Plan, times: LayerTimes) -> PrintedRun:
-    """Simulate one step whose stages take the sum of their layers' times."""
-
-    def stage_times(stage: int) -> StageTimes:
-        held = plan.stage[stage]
-        return total(times[held.module][slice(*held.layers)])
-
-    trace = simulate(lower(plan), passes_s(stage_times))
-    return PrintedRun(trace.iteration_s, plan_hash(plan))
 
 
 NUM_STAGES = 4
@@ -112,7 +98,7 @@ def run() -> Evidence:
 
     def run_with(model: ModelGraph, balance: LayerTimes, times: LayerTimes) -> PrintedRun:
         plan = layer_plan(model, balance, lambda time: time.total_s, NUM_STAGES, NUM_MICROBATCHES)
-        return run_layers(plan, times)
+        return run_plan(plan, lambda stage: total(times[stage.module][slice(*stage.layers)]))
 
     runs = {
         "all_trained": run_with(trained, trained_times, trained_times),

@@ -24,10 +24,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from experiments.cornstarch.attention_layers import attention_of
-from experiments.cornstarch.modelled import Setting, a40_cost, layer_times, total
+from experiments.cornstarch.modelled import TIME_REL_TOL, Setting, a40_cost, layer_times, total
 from experiments.cornstarch.modelled_tables import (
     LINKS,
-    TIME_REL_TOL,
     FrozenRow,
     Guess,
     ModelledTable,
@@ -36,6 +35,7 @@ from experiments.cornstarch.modelled_tables import (
     implied_llm_stages,
     modelled_evidence,
     pairs,
+    run_row,
     slower_links,
     stage_times,
     winner,
@@ -44,7 +44,7 @@ from experiments.cornstarch.models import icml_encoder_chain, icml_model, llm_fa
 from experiments.cornstarch.planned import Placement
 from experiments.harness.outcome import Bound, Evidence, PaperNumber
 from experiments.harness.printed import claim_value, printed_rows
-from experiments.harness.printed_pipeline import PrintedRun, run_printed
+from experiments.harness.printed_pipeline import PrintedRun
 from experiments.harness.script import Parts, script
 from workbench.cost.execution import Execution, HeadRate
 from workbench.cost.model import CostModel
@@ -274,10 +274,7 @@ def fitted_evidence(cost: CostModel) -> Evidence:
 
 
 def _run(row: FrozenRow, pipeline: Pipeline) -> PrintedRun:
-    model = icml_encoder_chain(row.model)
-    encoder, llm = (module.name for module in model.modules)
-    counts = {encoder: pipeline.encoder_stages, llm: pipeline.llm_stages}
-    return run_printed(model, counts, {encoder: row.encoder, llm: row.llm}, NUM_MICROBATCHES)
+    return run_row(row, pipeline, icml_encoder_chain(row.model), NUM_MICROBATCHES)
 
 
 def _settings(aware: Pipeline, unaware: Pipeline) -> Iterator[tuple[Pipeline, Pipeline]]:

@@ -76,13 +76,6 @@ def _numbered(num_microbatches: int) -> Chain:
     return Chain(each, {}, each)
 
 
-def entrain_in_turn(replica: Replica) -> Taken:
-    """Algorithm 4 under 1F1B without eager forwards."""
-    assignment = assigned(replica)
-    seconds = Deferring(replica.apart, assignment, Schedule()).seconds(0)
-    return Taken(seconds, *_forwards(replica, assignment.encoder, assignment.llm))
-
-
 def _graded(replica: Replica, schedule: Schedule) -> Taken:
     believed = _pipelines(replace(replica, judge=Judge.EXACT))
     candidates = [
@@ -237,10 +230,10 @@ def _sample_seconds(replica: Replica) -> tuple[list[float], list[float]]:
     return replica.encoder_work(1).samples_s(), replica.llm_work(1).samples_s()
 
 
-def _deferring(replica: Replica, schedule: Schedule) -> Taken:
+def _deferring(replica: Replica, schedule: Schedule, *, eager: bool = True) -> Taken:
     assignment = assigned(replica)
     deferring = Deferring(replica.apart, assignment, schedule)
-    seconds = deferring.seconds(deferring.most_ahead())
+    seconds = deferring.seconds(deferring.most_ahead() if eager else 0)
     return Taken(seconds, *_forwards(replica, assignment.encoder, assignment.llm))
 
 
@@ -320,7 +313,7 @@ METHODS: Mapping[str, Method] = {
     "optimus": bubble_filling,
     # Algorithm 4, encoder forwards as early as memory allows (section 4.5.3).
     "entrain": partial(_deferring, schedule=_PLAIN),
-    "entrain-in-turn": entrain_in_turn,
+    "entrain-in-turn": partial(_deferring, schedule=_PLAIN, eager=False),
     "entrain-zb": partial(_deferring, schedule=_SPLIT),
     # The fastest by the recurrence of both cuts, all gradings and leads.
     "entrain-graded": partial(_graded, schedule=_PLAIN),

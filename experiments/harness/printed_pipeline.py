@@ -98,7 +98,12 @@ def run_printed(
         num_microbatches: of the step.
     """
     plan = pipeline_plan(model, counts, num_microbatches)
-    trace = simulate(lower(plan), passes_s(lambda stage: times[plan.stage[stage].module]))
+    return run_plan(plan, lambda stage: times[stage.module])
+
+
+def run_plan(plan: Plan, times: Callable[[Stage], StageTimes]) -> PrintedRun:
+    """Simulate one step whose stages take those times."""
+    trace = simulate(lower(plan), passes_s(lambda number: times(plan.stage[number])))
     return PrintedRun(trace.iteration_s, plan_hash(plan))
 
 

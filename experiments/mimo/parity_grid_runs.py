@@ -12,7 +12,7 @@ from torch import Tensor
 
 from runtime.data.batches import SyntheticSource
 from runtime.launch import RunResult, run_lowered
-from runtime.parallel.tensor.parts import held_parts
+from runtime.parallel.expert.cuts import held_parts
 from runtime.rank_job import Collect, RunSettings
 from runtime.reference import ReferenceResult, reference_step
 from runtime.world.pool import Pool

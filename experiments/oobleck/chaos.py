@@ -32,7 +32,7 @@ from experiments.harness.command import command_line
 from experiments.harness.outcome import About, Evidence, Outcome, outcome_of
 from experiments.harness.script import finished
 from experiments.oobleck.chaos_job import elastic_job
-from runtime.elastic.history import Cause, Reshaped, StepDone
+from runtime.elastic.history import Cause, ElasticFailed, Reshaped, StepDone
 from runtime.elastic.job import ElasticJob, held_by
 from runtime.elastic.nodes import Nodes
 from runtime.elastic.orders import Moment
@@ -177,29 +177,31 @@ class Chaos:
 
     def _train_until_refused(self) -> None:
         nodes = [next(self._names) for _ in range(self._job.templates.specification.num_nodes)]
-        refuge = self._folder / f"save{next(self._saves)}"
         first = 0 if self._saved is None else self._saved.step
-        with ElasticTraining(self._job, nodes, folder=refuge, start=self._saved) as training:
+        with ElasticTraining(self._job, nodes, start=self._saved) as training:
             try:
                 while len(self.ordeal.kills) < self._kills:
                     self._disturb(training)
                 training.train(training.step + 2)
             except CannotContinueError as error:
                 self._judge(training, str(error))
-                if refuge.exists():
-                    self._saved = read_progress(self._job, refuge)
+                with suppress(ElasticFailed):  # copies of a layer are gone
+                    self._saved = self._save(training)
         session = Session(first=first, steps=tuple(training.steps), changes=tuple(training.changes))
         self.ordeal.sessions.append(session)
+
+    def _save(self, training: ElasticTraining) -> Progress:
+        return read_progress(self._job, training.save(self._folder / f"save{next(self._saves)}").folder)
 
     def _disturb(self, training: ElasticTraining) -> None:
         """A few steps with something happening to the nodes."""
         rng, steps = self._rng, self._rng.randint(2, 4)
         if training.step - (self._saved.step if self._saved else 0) >= SAVE_EVERY:
-            self._saved = training.save(self._folder / f"save{next(self._saves)}")
+            self._saved = self._save(training)
         missing = self._job.templates.specification.num_nodes - training.layout.num_nodes
         if missing > 0 and rng.random() < JOIN_RATE:
             training.join([next(self._names) for _ in range(rng.randint(1, missing))])
-        at_work = training.layout.nodes
+        at_work = list(training.layout.nodes)
         self._warned = frozenset()
         if rng.random() < WARN_RATE:
             self._warned = frozenset(rng.sample(at_work, rng.randint(1, 2)))

@@ -28,9 +28,11 @@ from workbench.cost.execution import Execution
 from workbench.cost.model import CostModel
 from workbench.llm_table.columns import read_row
 from workbench.llm_table.llm_row import LlmRow
-from workbench.llm_table.predict import RowPredictor, prices_of, with_replicas
+from workbench.llm_table.predict import RowPredictor
+from workbench.llm_table.replicas import with_replicas
 from workbench.llm_table.row_execution import execution_of as execution_of_row
 from workbench.llm_table.row_plan import plan_of
+from workbench.llm_table.row_prices import prices_of
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 

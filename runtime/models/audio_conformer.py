@@ -145,4 +145,4 @@ class ConformerAdapter(EncoderAdapter):
         return ConformerBlock(self.config, index)
 
     def last(self) -> StageLayer:
-        return self.projected(self.config.initializer_range)
+        return self.projected()

@@ -68,6 +68,7 @@ class EncoderAdapter(Adapter):
     item_dims: ClassVar[int]
     items_key: ClassVar[str | None] = None  # None: the one that the model names
     named_projector: ClassVar[type[ProjectorLayer]] = ProjectorLayer
+    has_class_token: ClassVar[bool] = False  # in front of every item's tokens
     beside_key: ClassVar[str | None] = None  # `SIZES` or `GRIDS`, which say how the items lie
 
     @property
@@ -82,18 +83,23 @@ class EncoderAdapter(Adapter):
             return super().num_layers
         return 2 + self.feature_layer % (self.num_blocks + 1)
 
-    def projected(
-        self, std: float, norm: nn.Module | None = None, norm_name: str = "", *, has_class_token: bool = False
-    ) -> StageLayer:
+    @property
+    def std(self) -> float:
+        """Of freshly drawn matrices."""
+        return float(self.config.initializer_range)
+
+    def projected(self, norm: nn.Module | None = None, norm_name: str = "") -> StageLayer:
         """The last layer: final norm, unless an earlier state is read, and projector."""
         if self.feature_layer is not None:
             norm, norm_name = None, ""
-        steps = steps_or_none(self.projector)
+        steps, has_class_token = steps_or_none(self.projector), self.has_class_token
         if steps is None:
             kind = self.named_projector
-            return kind(self.projector, self.widths, std, norm, norm_name, has_class_token=has_class_token)
+            return kind(
+                self.projector, self.widths, self.std, norm, norm_name, has_class_token=has_class_token
+            )
         return StepsProjectorLayer(
-            steps, self.widths, std, self.grid_of, norm, norm_name, has_class_token=has_class_token
+            steps, self.widths, self.std, self.grid_of, norm, norm_name, has_class_token=has_class_token
         )
 
     @property

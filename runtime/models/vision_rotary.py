@@ -271,13 +271,15 @@ class PixtralAdapter(GridAdapter):
         return block
 
     def last(self) -> StageLayer:
-        return self.projected(self.config.initializer_range)
+        return self.projected()
 
 
 class QwenVisionAdapter(GridAdapter):
     """Qwen's vision towers, which end with their own merger. Images alone, no clips."""
 
     items_key, beside_key = PIXELS, GRIDS
+    patches_class: type[nn.Module]
+    merger_class: type[nn.Module]
     prefixes = ("", "visual.", "model.visual.")
 
     @property
@@ -287,11 +289,6 @@ class QwenVisionAdapter(GridAdapter):
     @property
     def merge(self) -> int:
         return int(self.config.spatial_merge_size)
-
-    @property
-    def std(self) -> float:
-        """Of freshly drawn matrices."""
-        return float(self.config.initializer_range)
 
     @property
     def _channels(self) -> int:
@@ -305,21 +302,27 @@ class QwenVisionAdapter(GridAdapter):
         merged_TD: Tensor = call(cut_PD, torch.tensor([[1, rows, columns]])).pooler_output
         return merged_TD
 
-    def _patch_embed(self, module_class: type[nn.Module], width: int) -> StageLayer:
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """Inside the blocks."""
+
+    def first(self) -> StageLayer:
         config = self.config
+        patches: Callable[..., nn.Module] = self.patches_class
         return EmbedQwen(
             self,
-            module_class(
+            patches(
                 patch_size=config.patch_size,
                 temporal_patch_size=config.temporal_patch_size,
                 in_channels=config.in_channels,
-                embed_dim=width,
+                embed_dim=self.width,
             ),
         )
 
-    def _merger(self, module_class: type[nn.Module], width: int) -> StageLayer:
-        dim = self.module.layers[-1].out_width
-        return QwenMerger(module_class(dim, width, self.merge), self.std)
+    def last(self) -> StageLayer:
+        merger: Callable[..., nn.Module] = self.merger_class
+        return QwenMerger(merger(self.module.layers[-1].out_width, self.width, self.merge), self.std)
 
 
 class Qwen2VisionAdapter(QwenVisionAdapter):
@@ -327,15 +330,14 @@ class Qwen2VisionAdapter(QwenVisionAdapter):
 
     config_class = qwen2.Qwen2VLVisionConfig
     rotary_class = qwen2.Qwen2VLVisionRotaryEmbedding
+    patches_class, merger_class = qwen2.PatchEmbed, qwen2.PatchMerger
 
-    def first(self) -> StageLayer:
-        return self._patch_embed(qwen2.PatchEmbed, self.config.embed_dim)
+    @property
+    def width(self) -> int:
+        return int(self.config.embed_dim)
 
     def block(self, index: int) -> StageLayer:
         return QwenBlock(qwen2.Qwen2VLVisionBlock(self.config), index, self.std, windowed=False)
-
-    def last(self) -> StageLayer:
-        return self._merger(qwen2.PatchMerger, self.config.embed_dim)
 
 
 class Qwen25VisionAdapter(QwenVisionAdapter):
@@ -343,9 +345,11 @@ class Qwen25VisionAdapter(QwenVisionAdapter):
 
     config_class = qwen2_5.Qwen2_5_VLVisionConfig
     rotary_class = qwen2_5.Qwen2_5_VLVisionRotaryEmbedding
+    patches_class, merger_class = qwen2_5.Qwen2_5_VisionPatchEmbed, qwen2_5.Qwen2_5_VLPatchMerger
 
-    def first(self) -> StageLayer:
-        return self._patch_embed(qwen2_5.Qwen2_5_VisionPatchEmbed, self.config.hidden_size)
+    @property
+    def width(self) -> int:
+        return int(self.config.hidden_size)
 
     def block(self, index: int) -> StageLayer:
         windowed = index not in self.config.fullatt_block_indexes
@@ -354,7 +358,7 @@ class Qwen25VisionAdapter(QwenVisionAdapter):
         return block
 
     def last(self) -> StageLayer:
-        merger = self._merger(qwen2_5.Qwen2_5_VLPatchMerger, self.config.hidden_size)
+        merger = super().last()
         widen_norms(merger, qwen2_5.Qwen2_5_VLRMSNorm)
         return merger
 

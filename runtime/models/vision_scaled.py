@@ -19,26 +19,13 @@ from transformers.models.internvl.modeling_internvl import (
 )
 
 from runtime.models.adapter import Context, CutKind, StageLayer
-from runtime.models.encoder import EmbedItems, EncoderBlock
+from runtime.models.encoder import EncoderBlock
 from runtime.models.initialise import Fill, constant
 from runtime.models.norm import widen_norms
-from runtime.models.vision import VisionAdapter
+from runtime.models.vision import EmbedImages, VisionAdapter
 from workbench.model.model_graph import Module
 
 # Shape suffixes: N = images, C = channels, H = height, W = width, T = packed tokens, D = hidden width.
-
-
-class EmbedWithClass(EmbedItems):
-    """Class token, patches and positions, interpolated where the size is not the configured one."""
-
-    def __init__(self, embeddings: Any, std: float) -> None:
-        super().__init__({"embeddings": "embeddings"}, std)
-        self.embeddings = embeddings
-        embeddings.mask_token = None  # stands for hidden patches in pre-training alone
-
-    def embed(self, pixels_NCHW: Tensor) -> Tensor:
-        x_NTD: Tensor = self.embeddings(pixels_NCHW)
-        return x_NTD
 
 
 class ScaledBlock(EncoderBlock):
@@ -76,9 +63,6 @@ class ScaledVitAdapter(VisionAdapter):
     ignored = ("embeddings.mask_token",)
     prefixes = ("", "dinov2.", "vision_tower.", "model.vision_tower.")
 
-    def _projector(self, norm: nn.Module | None) -> StageLayer:
-        return self.projected(self.config.initializer_range, norm, "layernorm", has_class_token=True)
-
     def _final_norm(self) -> nn.Module:
         return nn.LayerNorm(self.config.hidden_size, eps=self.config.layer_norm_eps)
 
@@ -97,14 +81,14 @@ class Dinov2Adapter(ScaledVitAdapter):
             )
 
     def first(self) -> StageLayer:
-        return EmbedWithClass(Dinov2Embeddings(self.config), self.config.initializer_range)
+        return EmbedImages(Dinov2Embeddings(self.config), self.std)
 
     def block(self, index: int) -> StageLayer:
         config = self.config
         return ScaledBlock(Dinov2Layer(config), index, config.initializer_range, config.layerscale_value)
 
     def last(self) -> StageLayer:
-        return self._projector(self._final_norm())
+        return self.projected(self._final_norm(), "layernorm")
 
 
 class InternVitAdapter(ScaledVitAdapter):
@@ -113,7 +97,7 @@ class InternVitAdapter(ScaledVitAdapter):
     config_class = InternVLVisionConfig
 
     def first(self) -> StageLayer:
-        return EmbedWithClass(InternVLVisionEmbeddings(self.config), self.config.initializer_range)
+        return EmbedImages(InternVLVisionEmbeddings(self.config), self.std)
 
     def block(self, index: int) -> StageLayer:
         config = self.config
@@ -123,4 +107,4 @@ class InternVitAdapter(ScaledVitAdapter):
         return layer
 
     def last(self) -> StageLayer:
-        return self._projector(None if self.config.use_mean_pooling else self._final_norm())
+        return self.projected(None if self.config.use_mean_pooling else self._final_norm(), "layernorm")

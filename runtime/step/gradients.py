@@ -1,34 +1,22 @@
 """Gradients between the last backward and the step: summed over ranks, copies and ties, then clipped."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from runtime.parallel.tensor.group import SharedWeights
 from runtime.step.optimizer import clip_factor, squared_norm
 from runtime.step.timing import Recorder
-from runtime.step.weight_bucket import WeightBucket, places
+from runtime.step.weight_bucket import HoldsWeights, WeightBucket, copies_of, places
 from runtime.world.clock import Awaited, Channel, Stamp, Traffic
 from runtime.world.mesh import Mesh
 from workbench.plan.lowered import GradientGroup, Lowered, Weights
 from workbench.schedule.action import STEP, Action
 from workbench.trace import Lane
-
-
-class HoldsWeights(Protocol):
-    """A stage module, as far as gradients care."""
-
-    def weights(self) -> Mapping[Weights, Sequence[nn.Parameter]]:
-        """Every weight of the stage by gradient group, each group's in the same order on every rank."""
-
-    @property
-    def shared(self) -> SharedWeights | None:
-        """What to do together with tensor-parallel ranks; None: this one has whole weights."""
 
 
 class _Reduction(NamedTuple):
@@ -237,19 +225,6 @@ class Gradients:
             else:
                 continue
             yield from (piece for weight, piece in pieces if id(weight) not in self._elsewhere)
-
-
-def copies_of(modules: Iterable[HoldsWeights]) -> dict[Weights, list[list[nn.Parameter]]]:
-    """Trainable weights of the stages by gradient group: of each weight all its copies, each once."""
-    found: dict[Weights, list[list[nn.Parameter]]] = {}
-    for module in modules:
-        for weights, held in module.weights().items():
-            trainable = [parameter for parameter in held if parameter.requires_grad]
-            copies = found.setdefault(weights, [[] for _ in trainable])
-            for place, parameter in zip(copies, trainable, strict=True):
-                if all(parameter is not held for held in place):
-                    place.append(parameter)
-    return {weights: held for weights, held in found.items() if held}
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

@@ -21,10 +21,9 @@ from workbench.job.run_options import RunOptions
 from workbench.model.checkpoint import check_weights
 from workbench.plan.codec import is_hash_of, plan_hash, read_plan
 from workbench.plan.lowered import Lowered
-from workbench.report.compare import compare, timed
+from workbench.report.compare import compare, lost_text, lost_time, timed
 from workbench.report.devices import check_devices
 from workbench.report.folder import is_plan, repetition_paths
-from workbench.report.lost_time import lost_text, lost_time
 from workbench.report.progress import Ticker, ticking
 from workbench.report.records import executed_record, interval_record, simulated_record
 from workbench.report.tables import (

@@ -10,7 +10,7 @@ from workbench.cli.console import print_result
 from workbench.cli.options import ExecutionFile, Json, PlanFile, PlanProfile
 from workbench.cost.model import CostModel
 from workbench.export.export import export
-from workbench.export.export_folder import check_folder, write_folder
+from workbench.export.folder import check_folder, write_folder
 from workbench.export.registry import BY_NAME
 from workbench.job.machines import under
 from workbench.job.matching import cost_of_file

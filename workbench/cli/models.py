@@ -48,12 +48,18 @@ def _composite_record(whole: Whole) -> dict[str, object]:
     }
 
 
-def _composites(whole: Sequence[Whole], known: Collection[str] | None) -> Table:
-    """Those that are taken apart first."""
-    table = titled("composite models of transformers", ("model_type", "name", "workbench init"))
+def _words(title: str, headers: Sequence[str]) -> Table:
+    """An empty table of words: left-aligned, and what stands last may wrap."""
+    table = titled(title, headers)
     for column in table.columns:
         column.justify = "left"
     table.columns[-1].no_wrap = False
+    return table
+
+
+def _composites(whole: Sequence[Whole], known: Collection[str] | None) -> Table:
+    """Those that are taken apart first."""
+    table = _words("composite models of transformers", ("model_type", "name", "workbench init"))
     for each in sorted(whole, key=lambda one: (not one.is_taken_apart, one.model_type)):
         name = COMPOSITES[each.model_type].name if each.is_taken_apart else ""
         stuck = [] if known is None or not each.is_taken_apart else _stuck(each, known)
@@ -80,10 +86,7 @@ def _record(family: Family, known: Collection[str] | None) -> dict[str, str | bo
 
 
 def _table(known: Collection[str] | None) -> Table:
-    table = titled("models", HEADERS)
-    for column in table.columns:
-        column.justify = "left"
-    table.columns[-1].no_wrap = False
+    table = _words("models", HEADERS)
     for family in FAMILIES:
         table.add_row(
             family.name,

@@ -84,8 +84,7 @@ def serve_command(
     from runtime.preprocess.doorway import refuse_open_address
     from runtime.preprocess.keys import SERVER_FILE, read_server_keys, write_keys
     from runtime.preprocess.order import OrderSettings, Reordering
-    from runtime.preprocess.server import Server
-    from runtime.preprocess.server_settings import ServerSettings
+    from runtime.preprocess.server import Server, ServerSettings
     from runtime.preprocess.stream import Malformed
     from runtime.world.scratch import ScratchFolder
 
@@ -152,8 +151,7 @@ def run_command(
 ) -> None:
     """Take batches as a trainer does, and say how long it stalls for each."""
     from runtime.preprocess.keys import read_client_keys
-    from runtime.preprocess.loader import ServedLoader, Subscription
-    from runtime.preprocess.stalls import stalls_of
+    from runtime.preprocess.loader import ServedLoader, Subscription, stalls_of
 
     client = None if keys is None else read_client_keys(keys)
     loader = ServedLoader(Subscription(address=address, keys=client, name=name, timeout_s=timeout))

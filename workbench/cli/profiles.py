@@ -11,8 +11,7 @@ from workbench.cli.console import print_result
 from workbench.cli.options import Json
 from workbench.cli.table_format import lists
 from workbench.cost.profile import Profile, load_profile, parse_profile, write_profile
-from workbench.report.profile_tables import facts_table, profile_record
-from workbench.report.tables import fits_table, unmeasured_text
+from workbench.report.tables import facts_table, fits_table, profile_record, unmeasured_text
 from workbench.whole_file import check_writable
 
 app = typer.Typer(

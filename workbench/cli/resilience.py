@@ -14,7 +14,7 @@ from workbench.elastic.availability import Availability, Rates, parse_trace, ran
 from workbench.job.job import Job, load_job
 from workbench.job.machines import cost_of
 from workbench.job.process_nodes import is_local, num_process_nodes, on_process_nodes
-from workbench.report.tables import milliseconds, percent, titled
+from workbench.report.tables import listed, milliseconds, percent
 from workbench.strategies.elastic_templates import ElasticTemplates, elastic_templates
 
 if TYPE_CHECKING:
@@ -161,38 +161,28 @@ def _on_nodes(path: Path, nodes: int | None, ranks_per_node: int | None) -> Job:
 
 def template_table(found: ElasticTemplates) -> Table:
     """One line per size of a pipeline."""
-    table = titled(
+    return listed(
         f"{found.job.name}, templates",
-        ("nodes", "stages", "GPUs a stage", "layers of the stages", "microbatch", "samples of it, at most"),
+        found.planned.templates,
+        ("nodes", lambda template: str(template.num_nodes)),
+        ("stages", lambda template: str(len(template.stages))),
+        ("GPUs a stage", lambda template: str(template.stages[0].num_gpus)),
+        ("layers of the stages", lambda template: " ".join(str(s.end - s.first) for s in template.stages)),
+        ("microbatch", lambda template: milliseconds(template.microbatch_s)),
+        ("samples of it, at most", lambda template: str(min(found.microbatch_capacity(template)))),
     )
-    for template in found.planned.templates:
-        layers = " ".join(str(stage.end - stage.first) for stage in template.stages)
-        width = template.stages[0].num_gpus
-        table.add_row(
-            str(template.num_nodes),
-            str(len(template.stages)),
-            str(width),
-            layers,
-            milliseconds(template.microbatch_s),
-            str(min(found.microbatch_capacity(template))),
-        )
-    return table
 
 
 def _count_table(found: ElasticTemplates, counts: range) -> Table:
-    table = titled(
-        "on so many nodes", ("nodes", "pipelines of", "iteration", "samples/s", "a grid, samples/s")
+    return listed(
+        "on so many nodes",
+        reversed(counts),
+        ("nodes", str),
+        ("pipelines of", lambda count: " + ".join(map(str, found.at(count).sizes))),
+        ("iteration", lambda count: milliseconds(len(found.job.batch) / found.samples_per_s(count))),
+        ("samples/s", lambda count: f"{found.samples_per_s(count):.4g}"),
+        ("a grid, samples/s", lambda count: f"{found.grid_samples_per_s(count):.4g}"),
     )
-    for count in reversed(counts):
-        chosen = found.at(count)
-        table.add_row(
-            str(count),
-            " + ".join(map(str, chosen.sizes)),
-            milliseconds(len(found.job.batch) / found.samples_per_s(count)),
-            f"{found.samples_per_s(count):.4g}",
-            f"{found.grid_samples_per_s(count):.4g}",
-        )
-    return table
 
 
 def _templates_record(found: ElasticTemplates, counts: range) -> dict[str, Any]:
@@ -230,18 +220,14 @@ def _run_table(title: str, runs: "list[FailureRun]", dollars: float | None) -> T
     from sim.failures.run import Spent
 
     shown = (Spent.EFFECTIVE, Spent.RECOVERY, Spent.LOST, Spent.CHECKPOINT, Spent.WAITING)
-    cost = () if dollars is None else ("dollars/million",)
-    table = titled(
+    hourly = () if dollars is None else (dollars,)
+    return listed(
         f"{title}, {runs[0].window_s / HOUR_S:.4g} h",
-        ("", "samples", "samples/s", "recoveries", *(kind.value for kind in shown), *cost),
+        runs,
+        ("", lambda run: run.system),
+        ("samples", lambda run: f"{run.samples:,.0f}"),
+        ("samples/s", lambda run: f"{run.samples_per_s:.4g}"),
+        ("recoveries", lambda run: str(run.num_recoveries)),
+        *((kind.value, lambda run, kind=kind: percent(run.fraction(kind), signed=False)) for kind in shown),
+        *(("dollars/million", lambda run, d=d: f"{run.dollars_per_sample(d) * 1e6:,.2f}") for d in hourly),
     )
-    for run in runs:
-        table.add_row(
-            run.system,
-            f"{run.samples:,.0f}",
-            f"{run.samples_per_s:.4g}",
-            str(run.num_recoveries),
-            *(percent(run.fraction(kind), signed=False) for kind in shown),
-            *([] if dollars is None else [f"{run.dollars_per_sample(dollars) * 1e6:,.2f}"]),
-        )
-    return table

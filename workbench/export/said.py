@@ -6,8 +6,7 @@ from typing import Protocol
 
 from workbench.cost.model import CostModel
 from workbench.data.sample import Sample, Segment
-from workbench.export.placed import Placed, Placing, llm_of, placed_modules, placing_of
-from workbench.export.schedule_kind import schedule_like
+from workbench.export.placed import Placed, Placing, llm_of, placed_modules, placing_of, schedule_like
 from workbench.job.job import Job, ModuleLayout
 from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.plan import ModuleSettings, Plan, Sharding

@@ -3,9 +3,8 @@
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from workbench.export.placed import llm_of, placed_modules
+from workbench.export.placed import llm_of, placed_modules, schedule_like
 from workbench.export.said import Change, in_settings, longest_tokens, padded, with_schedule
-from workbench.export.schedule_kind import schedule_like
 from workbench.model.block_modules import BlockModule
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Sharding
 from workbench.schedule.choice import Schedule, ScheduleKind

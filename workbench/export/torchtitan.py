@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench.export import sayable
 from workbench.export.decoder import Decoder, decoder_of
-from workbench.export.placed import Placed, llm_of, placed_modules
+from workbench.export.placed import Placed, llm_of, placed_modules, schedule_like
 from workbench.export.said import (
     LLM_ALONE,
     Change,
@@ -19,7 +19,6 @@ from workbench.export.said import (
     longest_tokens,
     microbatch_samples,
 )
-from workbench.export.schedule_kind import schedule_like
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import nccl_environment
 from workbench.export.torchtitan_program import PROGRAM

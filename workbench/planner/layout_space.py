@@ -155,12 +155,12 @@ class LayoutSpace:
             yield self._steps.joint_s(choice), choice
 
     def _colocated(self) -> Iterator[Family]:
-        spread = [
-            [(self._steps.phases_s(c), c) for c in self._choices(e, self._num_ranks) if c.pp == 1]
-            for e in self._encoders
-        ]
+        spread = [[c for c in self._choices(e, self._num_ranks) if c.pp == 1] for e in self._encoders]
         for llm in self._llm_choices(self._num_ranks):
-            parts = [[pair for pair in pairs if _nests(pair[1].dp, llm.dp)] for pairs in spread]
+            parts = [
+                [(self._steps.phases_s(c, llm), c) for c in choices if _nests(c.dp, llm.dp)]
+                for choices in spread
+            ]
             if all(parts):
                 phases_s = sum(min(seconds for seconds, _ in pairs) for pairs in parts)
                 yield Family(

@@ -23,6 +23,7 @@ from workbench.plan.work import work_of
 from workbench.planner.assembly import shared_draft
 from workbench.planner.layer_cost import Shapes, mean_cost
 from workbench.planner.layout_choice import ModuleChoice
+from workbench.schedule.choice import Schedule
 from workbench.timing.grid_links import GridCost, GridLinks
 from workbench.timing.price import step_bytes
 
@@ -214,7 +215,7 @@ class ModulePrices:
 
     def _samples(self) -> dict[str, tuple[Work, ...]]:
         """Module -> the work of each sample that has items of it, in order."""
-        one_by_one = replace(self.job, layouts=(), replicas=1, microbatch_samples=1)
+        one_by_one = replace(self.job, layouts=(), replicas=1, microbatch_samples=1, schedule=Schedule())
         draft = shared_draft(one_by_one, "prices")
         alone: dict[str, list[Work]] = {module.name: [] for module in self.job.model.modules}
         for microbatch in draft.microbatches:

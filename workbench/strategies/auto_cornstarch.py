@@ -20,18 +20,12 @@ from workbench.planner.assembly import (
     virtual_stages,
 )
 from workbench.planner.cut_candidates import CutCandidates
-from workbench.planner.own_space import Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE
-from workbench.planner.stage_counts import Progress, silent
-from workbench.planner.strategy_spec import StrategySpec
+from workbench.planner.stage_counts import Progress
+from workbench.planner.strategy_spec import Chooser, First, OwnSpace, StrategySpec
 from workbench.strategies.cornstarch import with_balanced_tokens
 
 NAME = "cornstarch-loosely-coupled"
-
-
-def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
-    """The fastest of one plan per number of LLM stages; the errors of `shortlist`."""
-    return shortlist(job, cost, progress, 1)[0]
 
 
 def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
@@ -62,6 +56,9 @@ def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple
         raise ValueError(f"job {job.name!r}: {refusal}")
     fitting.sort(key=itemgetter(0))
     return tuple(with_balanced_tokens(found) for _, found in fitting[:most])
+
+
+plan = First(shortlist)
 
 
 def _depths(candidates: CutCandidates) -> Iterator[dict[str, int]]:

@@ -14,10 +14,9 @@ from workbench.plan.plan import Plan
 from workbench.plan.token_shards import token_shards
 from workbench.planner.assembly import disjoint_stages, draft_plan
 from workbench.planner.cut_candidates import CutCandidates
-from workbench.planner.own_space import Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE, FROZEN_UNAWARE, Belief
 from workbench.planner.stage_counts import Progress, best_counts, silent
-from workbench.planner.strategy_spec import StrategySpec
+from workbench.planner.strategy_spec import Chooser, First, OwnSpace, StrategySpec
 
 NAME, UNAWARE_NAME = "cornstarch", "cornstarch-frozen-unaware"
 
@@ -55,17 +54,15 @@ def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple
     return tuple(found)
 
 
-def plan_frozen_unaware(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
+def shortlist_frozen_unaware(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
     """The same with stages balanced, and counted, as if every backward took twice its forward.
 
     Source: Cornstarch v1 section 6.1 (baseline) and 6.4.
     """
-    return shortlist_frozen_unaware(job, cost, progress, 1)[0]
-
-
-def shortlist_frozen_unaware(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """The best by the estimate of `plan_frozen_unaware`."""
     return _best(job, cost, UNAWARE_NAME, FROZEN_UNAWARE, progress, most)
+
+
+plan_frozen_unaware = First(shortlist_frozen_unaware)
 
 
 def _best(

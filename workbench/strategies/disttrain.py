@@ -21,9 +21,8 @@ from workbench.planner.assembly import lowered_that_fits
 from workbench.planner.expert_choices import fastest_degree, with_fastest_degrees
 from workbench.planner.layout_choice import ModuleChoice
 from workbench.planner.module_price import ModulePrices
-from workbench.planner.own_space import PLAIN_OR_INTERLEAVED, Chooser, OwnSpace
-from workbench.planner.stage_counts import Progress, silent
-from workbench.planner.strategy_spec import StrategySpec
+from workbench.planner.stage_counts import Progress
+from workbench.planner.strategy_spec import PLAIN_OR_INTERLEAVED, Chooser, First, OwnSpace, StrategySpec
 from workbench.strategies import megatron_heterogeneous
 
 NAME = "disttrain"
@@ -35,7 +34,7 @@ ROOM = (1.0, 0.9, 0.8, 0.7, 0.6)  # of a GPU's memory, for what the formula coun
 Score = tuple[float, float]  # of an orchestration; less is better
 
 
-def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
     """The fastest degrees by the formula, on the fewest ranks that are as fast, then balanced stages.
 
     Where the job has pools, every way to give modules pools that take them is tried.
@@ -47,26 +46,19 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     Raises:
         ValueError: nothing fits, or a batch that the degrees found cannot split.
     """
-    return shortlist(job, cost, progress, 1)[0]
-
-
-def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """The formula's plans with less and less memory for what it counts; errors as `plan`."""
     built = _that_fit(job, cost, progress, orchestrate, lambda _, o: (o.iteration_s, o.num_gpus), most)
     return tuple(replace(plan, strategy=NAME) for plan in built)
 
 
-def plan_cheapest(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
+plan = First(shortlist)
+
+
+def shortlist_cheapest(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
     """The same for dollars a sample, on pools whose ranks have a price.
 
     Raises:
         ValueError: as `plan`, or a pool without dollars_per_hour.
     """
-    return shortlist_cheapest(job, cost, progress, 1)[0]
-
-
-def shortlist_cheapest(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """The same of `plan_cheapest`; errors as there."""
     if not job.pools or any(pool.dollars_per_hour is None for pool in job.pools):
         raise ValueError(f"{CHEAPEST}: job {job.name!r} wants cluster.pools, each with dollars_per_hour")
     built = _that_fit(
@@ -78,6 +70,9 @@ def shortlist_cheapest(job: Job, cost: CostModel, progress: Progress, most: int)
         most,
     )
     return tuple(replace(plan, strategy=CHEAPEST) for plan in built)
+
+
+plan_cheapest = First(shortlist_cheapest)
 
 
 def _that_fit(

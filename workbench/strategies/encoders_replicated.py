@@ -18,24 +18,21 @@ from workbench.plan.plan import Microbatch, Plan, Stage
 from workbench.planner.assembly import check_ranks, draft_plan, module_stages, num_ranks
 from workbench.planner.block_cuts import Cuts
 from workbench.planner.cut_candidates import Counts, CutCandidates
-from workbench.planner.own_space import Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_UNAWARE
-from workbench.planner.stage_counts import Progress, best_counts, silent
-from workbench.planner.strategy_spec import StrategySpec
-
-
-def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
-    """LLM stages balanced by forward time; all encoders on each of them."""
-    return shortlist(job, cost, progress, 1)[0]
+from workbench.planner.stage_counts import Progress, best_counts
+from workbench.planner.strategy_spec import Chooser, First, OwnSpace, StrategySpec
 
 
 def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """The best by the estimate of `plan`."""
+    """LLM stages balanced by forward time; all encoders on each of them."""
     draft = draft_plan(job, "encoders-replicated")
     llm = job.model.llm.name
     copied = partial(_copied, draft, llm)
     candidates = CutCandidates(job, draft, cost, FROZEN_UNAWARE, _stages, {llm: llm}, microbatches_of=copied)
     return best_counts(candidates, progress, most)
+
+
+plan = First(shortlist)
 
 
 def _stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:

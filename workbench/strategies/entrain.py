@@ -20,11 +20,10 @@ from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.routing import Routing, routing_of
 from workbench.planner.assembly import disjoint_stages, draft_plan, most_that_fits, scheduled
 from workbench.planner.cut_candidates import CutCandidates
-from workbench.planner.own_space import PLAIN_OR_SPLIT, Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.planner.sample_work import sample_work
 from workbench.planner.stage_counts import Progress, best_counts, silent
-from workbench.planner.strategy_spec import StrategySpec
+from workbench.planner.strategy_spec import PLAIN_OR_SPLIT, Chooser, First, OwnSpace, StrategySpec
 from workbench.schedule.action import Action
 from workbench.schedule.adjacent import with_followers
 from workbench.schedule.eager import with_eager_forwards
@@ -35,7 +34,7 @@ Followers = Mapping[
 Actions = tuple[Action, ...]
 
 
-def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
     """Modules on ranks of their own; who goes together is decided by work, sample by sample.
 
     Deferral is no machinery: an encoder microbatch is cut by consumer into one whose samples the LLM
@@ -50,13 +49,11 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     Raises:
         ValueError: more stages than layers, fewer samples than replicas, too few ranks.
     """
-    return shortlist(job, cost, progress, 1)[0]
-
-
-def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """The best by the planner's estimate; errors as `plan`."""
     found, followers = _in_turn(job, cost, progress, most)
     return tuple(_furthest_ahead(each, followers, cost) for each in found)
+
+
+plan = First(shortlist)
 
 
 def plan_in_turn(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:

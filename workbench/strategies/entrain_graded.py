@@ -22,11 +22,10 @@ from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan, Stage
 from workbench.planner.assembly import draft_plan, fits, grid, layout_of, num_microbatches, scheduled
 from workbench.planner.layer_cost import believed_layers_s
-from workbench.planner.own_space import PLAIN_OR_SPLIT, Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.planner.sample_work import sample_work
-from workbench.planner.stage_counts import Progress, silent
-from workbench.planner.strategy_spec import StrategySpec
+from workbench.planner.stage_counts import Progress
+from workbench.planner.strategy_spec import PLAIN_OR_SPLIT, Chooser, First, OwnSpace, StrategySpec
 from workbench.strategies import entrain
 from workbench.timing.critical_path import critical_path_s
 from workbench.timing.price import price
@@ -37,7 +36,7 @@ IMPROVED = 6  # candidates whose order is improved, best by the recurrence first
 BUILT = 3  # of those, candidates that become plans
 
 
-def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
     """Of two ways to cut, five gradings and several leads: the fastest that fits in memory.
 
     Cuts: Entrain's, and where the job leaves stage counts open and one encoder feeds the LLM on ranks
@@ -53,13 +52,11 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
 
     Complexity: that of `entrain.plan`, 10 pricings and O(log K) orders for K microbatches a replica.
     """
-    return shortlist(job, cost, progress, 1)[0]
-
-
-def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """The plans that `plan` chooses from, the best by the planner's estimate first; errors as there."""
     first = entrain.plan(job, cost, progress)
     return _fastest(job, cost, first, [first, *_shared(job, cost, first)], most)
+
+
+plan = First(shortlist)
 
 
 def regroup(plan: Plan, job: Job, cost: CostModel) -> Plan:

@@ -17,9 +17,8 @@ from workbench.plan.plan import Plan
 from workbench.planner.assembly import draft_plan, layout_of, lowered_that_fits
 from workbench.planner.boundary_price import crossing_bytes, num_readers
 from workbench.planner.layer_cost import layer_costs
-from workbench.planner.own_space import PLAIN_OR_SPLIT, Chooser, OwnSpace
-from workbench.planner.stage_counts import Progress, silent
-from workbench.planner.strategy_spec import StrategySpec
+from workbench.planner.stage_counts import Progress
+from workbench.planner.strategy_spec import PLAIN_OR_SPLIT, Chooser, First, OwnSpace, StrategySpec
 from workbench.strategies import entrain
 
 MOST_CP = 1  # the microbatches of this strategy have no shards of tokens
@@ -46,17 +45,12 @@ class Configuration:
         return replace(job, replicas=self.replicas, layouts=self.layouts)
 
 
-def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
     """Entrain's plan under the first configuration, best by the formula, that fits in memory.
 
     Raises:
         ValueError: no configuration fits; the best one's reason is named.
     """
-    return shortlist(job, cost, progress, 1)[0]
-
-
-def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """Entrain's plans under the first configurations that fit; errors as `plan`."""
     every = configurations(job, cost)
     refusal: ValueError | None = None
     fitting: list[Plan] = []
@@ -74,6 +68,9 @@ def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple
     if not fitting:
         raise ValueError(f"job {job.name!r}: no configuration of {len(every)} fits: {refusal}")
     return tuple(fitting)
+
+
+plan = First(shortlist)
 
 
 def configurations(job: Job, cost: CostModel) -> tuple[Configuration, ...]:

@@ -15,8 +15,7 @@ from workbench.plan.sequence import dividing
 from workbench.plan.work import work_of
 from workbench.schedule.action import Pass
 from workbench.timing.grid_links import GridCost, GridLinks, grid_links
-from workbench.timing.pace import pace
-from workbench.timing.pass_times import pass_times
+from workbench.timing.pass_times import pace, pass_times
 
 Seconds = NDArray[np.float64]
 Flags = NDArray[np.bool_]

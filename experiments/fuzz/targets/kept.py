@@ -7,8 +7,7 @@ from typing import Any
 
 from experiments.fuzz.target import Ready, Target
 from experiments.fuzz.targets.writing import JSON, Form, folder_in, json_bytes, reading
-from workbench.export.export_folder import check_folder
-from workbench.export.folder import FORMAT, MARK
+from workbench.export.folder import FORMAT, MARK, check_folder
 from workbench.model.checkpoint import missing_weights
 from workbench.search.kept_results import Kept, KeptResults
 
@@ -63,6 +62,6 @@ def _weights_there(folder: Path) -> Ready:
 
 TARGETS = (
     Target(name="kept-result", make=_result, readers=("workbench.search.kept_results:get",)),
-    Target(name="export-mark", make=_mark, readers=("workbench.export.export_folder:_is_ours",)),
+    Target(name="export-mark", make=_mark, readers=("workbench.export.folder:_is_ours",)),
     Target(name="weights-there", make=_weights_there, readers=("workbench.model.checkpoint:weight_map",)),
 )

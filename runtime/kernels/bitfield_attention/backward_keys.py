@@ -14,10 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 from runtime.kernels.bitfield_attention.combine import combine_sum
-from runtime.kernels.bitfield_attention.head_tiles import padded_width
-from runtime.kernels.bitfield_attention.launch import Launch, section_heads
+from runtime.kernels.bitfield_attention.launch import section_heads
 from runtime.kernels.bitfield_attention.mask import KernelMask
 from runtime.kernels.bitfield_attention.plan import KernelPlan
+from runtime.kernels.bitfield_attention.tasks import Tasks
 from runtime.kernels.bitfield_attention.tilings import Tiling
 from runtime.kernels.bitfield_attention.tokens import (
     COUNTS,
@@ -270,7 +270,7 @@ def keys_gradient(
     delta_BHR: Tensor,
     mask: KernelMask,
     plan: KernelPlan,
-    launch: Launch,
+    launch: Tasks,
     tile: Tiling,
     scale: float,
     dq_BHRD: Tensor | None,
@@ -304,15 +304,9 @@ def keys_gradient(
         dv,
         part_dk,
         part_dv,
-        mask.query_words,
-        mask.query_limits,
-        mask.query_lowest,
-        mask.key_words,
-        mask.key_places,
-        launch.tasks,
-        plan.columns.offsets,
-        plan.columns.partial_start,
-        plan.columns.others,
+        *mask.tensors,
+        launch.table,
+        *plan.columns.tensors,
         *q_BHQD.stride()[:3],
         *k_BGKD.stride()[:3],
         *v_BGKD.stride()[:3],
@@ -330,20 +324,9 @@ def keys_gradient(
         section_heads(k_BGKD.device, head_bytes, 1, batch * kv_heads),
         scale,
         scale * 1.4426950408889634,
-        D=width,
-        W=padded_width(width),
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        LIST_Q=plan.block_q,
-        LIST_K=plan.block_k,
         WITH_DQ=dq_BHRD is not None,
         EVEN=plan.num_queries % plan.block_q == 0,
-        HAS_WINDOW=mask.has_window,
-        HAS_SEGMENTS=mask.has_segments,
-        PRECISION="ieee",
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        enable_fp_fusion=True,
+        **plan.launched(mask, tile, width),
     )
     combine_sum(part_dk, launch, dk)
     combine_sum(part_dv, launch, dv)

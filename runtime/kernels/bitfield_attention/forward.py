@@ -11,10 +11,11 @@ import triton.language as tl
 from torch import Tensor
 
 from runtime.kernels.bitfield_attention.combine import combine_softmax
-from runtime.kernels.bitfield_attention.head_tiles import has_engine, head_tiles, padded_width
-from runtime.kernels.bitfield_attention.launch import Launch, section_heads
+from runtime.kernels.bitfield_attention.head_tiles import has_engine, head_tiles
+from runtime.kernels.bitfield_attention.launch import section_heads
 from runtime.kernels.bitfield_attention.mask import KernelMask
 from runtime.kernels.bitfield_attention.plan import KernelPlan
+from runtime.kernels.bitfield_attention.tasks import Tasks
 from runtime.kernels.bitfield_attention.tilings import Tiling
 from runtime.kernels.bitfield_attention.tokens import (
     COUNTS,
@@ -190,7 +191,7 @@ def forward(
     v_BGKD: Tensor,
     mask: KernelMask,
     plan: KernelPlan,
-    launch: Launch,
+    launch: Tasks,
     tile: Tiling,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
@@ -219,15 +220,9 @@ def forward(
         lse,
         part_out,
         part_lse,
-        mask.query_words,
-        mask.query_limits,
-        mask.query_lowest,
-        mask.key_words,
-        mask.key_places,
-        launch.tasks,
-        plan.rows.offsets,
-        plan.rows.partial_start,
-        plan.rows.others,
+        *mask.tensors,
+        launch.table,
+        *plan.rows.tensors,
         *q_BHQD.stride()[:3],
         *k_BGKD.stride()[:3],
         *v_BGKD.stride()[:3],
@@ -241,20 +236,9 @@ def forward(
         launch.num_slots,
         section_heads(q_BHQD.device, head_bytes, group, batch * heads),
         scale * 1.4426950408889634,
-        D=width,
-        W=padded_width(width),
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        LIST_Q=plan.block_q,
-        LIST_K=plan.block_k,
         EVEN=plan.num_keys % plan.block_k == 0,
         ENGINE=engine,
-        HAS_WINDOW=mask.has_window,
-        HAS_SEGMENTS=mask.has_segments,
-        PRECISION="ieee",
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        enable_fp_fusion=True,
+        **plan.launched(mask, tile, width),
     )
     combine_softmax(part_out, part_lse, launch, out, lse)
     return out, lse

@@ -23,8 +23,9 @@ from runtime.models.adapter import NO_TARGET, Context, CutKind, StageLayer
 from runtime.models.decoder import EmbedTokens, NextTokenHead
 from runtime.models.mixture import SHARED_EXPERT
 from runtime.parallel.tensor.cuts import SUMMED_BIAS, Cuts, in_region, kind_of
-from runtime.parallel.tensor.group import Talk, TensorGroup
+from runtime.parallel.tensor.group import TensorGroup
 from runtime.parallel.tensor.pieces import summed_in_pieces
+from runtime.parallel.tensor.sequence import Talk
 
 # Shape suffixes: T = packed tokens, D = hidden width, V = vocabulary of one member.
 

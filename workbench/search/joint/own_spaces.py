@@ -8,7 +8,7 @@ from workbench.job.job import Job, ModuleLayout
 from workbench.model.model_graph import TEXT, Module
 from workbench.plan.plan import ModuleSettings, Recompute, Sharding
 from workbench.planner.layout_search import usable_ranks
-from workbench.planner.own_space import Chooser, OwnSpace
+from workbench.planner.strategy_spec import Chooser, OwnSpace
 from workbench.strategies.registry import STRATEGIES
 
 TP_SIZES, CP_SIZES, MICROBATCHES = (1, 2, 4, 8), (1, 2, 4), (1, 2, 4, 8)

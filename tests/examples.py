@@ -1,0 +1,12 @@
+"""How many cases a property gets: all in `make test-all`, a third in `make test` (profile `quick`)."""
+
+from hypothesis import settings
+
+QUICK = "quick"
+LEAST = 40
+
+
+def examples(number: int) -> settings:
+    """Of a property that wants more than the profile gives."""
+    is_quick = settings.get_current_profile_name() == QUICK
+    return settings(max_examples=max(LEAST, number // 3) if is_quick else number)
