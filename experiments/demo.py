@@ -19,19 +19,16 @@ from runtime.launch import run_local
 from runtime.measure.plans import BenchSettings, measure
 from runtime.rank_job import Collect, RunSettings
 from runtime.world.pool import Pool
-from sim.step.engine import simulate
+from sim.predict import predict
 from workbench.calibrate.fit import fit
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, ideal_profile, write_profile
 from workbench.drift import Run, drift_between, drifted, is_beyond, smoothed, yardstick_s
 from workbench.plan.codec import plan_hash, write_plan
-from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
 from workbench.timing.accept import accept
-from workbench.timing.price import price
-from workbench.timing.provenance import with_provenance
 from workbench.trace import Trace
 from workbench.trace_json import write_trace
 from workbench.whole_file import write_text
@@ -60,7 +57,6 @@ class Planned:
     mix: str
     plan: Plan
     plan_hash: str
-    lowered: Lowered
     simulated: Trace
 
     @property
@@ -201,17 +197,8 @@ def plan_all(profile: Profile, progress: Progress) -> tuple[Planned, ...]:
 
 def predicted(name: str, mix: str, plan: Plan, cost: CostModel) -> Planned:
     """The plan with its simulated trace; ValueError when it is refused."""
-    lowered, memory = accept(plan)
-    prices = price(lowered, cost)
-    simulated = simulate(lowered, prices.duration_s, step_s=prices.step_s, memory=memory)
-    return Planned(
-        name=name,
-        mix=mix,
-        plan=plan,
-        plan_hash=plan_hash(plan),
-        lowered=lowered,
-        simulated=with_provenance(simulated, plan, cost.profile, prices),
-    )
+    simulated = predict(*accept(plan), cost)
+    return Planned(name=name, mix=mix, plan=plan, plan_hash=plan_hash(plan), simulated=simulated)
 
 
 def write_predictions(planned: tuple[Planned, ...], path: Path) -> None:

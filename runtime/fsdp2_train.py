@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -27,13 +27,12 @@ from torch.utils.checkpoint import checkpoint
 from runtime.data.batches import DataSource, SyntheticSource, microbatch_data
 from runtime.models.adapter import Context, MicrobatchData
 from runtime.preprocess.source import source_of
-from runtime.reference import all_items, whole_stage
+from runtime.reference import all_items, features_of, whole_stage
 from runtime.step.stage_module import build_stage_module
-from workbench.data.sample import Item, Sample
-from workbench.model.model_graph import TEXT, Module
+from workbench.data.sample import Sample
+from workbench.model.model_graph import Module
 from workbench.plan.codec import read_plan
 from workbench.plan.plan import Plan, Recompute
-from workbench.plan.routing import routing_of
 from workbench.plan.runnable import check_targets
 
 HERE = Path(__file__).resolve().parent
@@ -157,7 +156,6 @@ class Trainer:
     def loss_sum(self, samples: tuple[Sample, ...]) -> Tensor:
         """Of the next-token losses of these samples."""
         part = replace(self.plan, batch=samples)
-        routing = routing_of(part)
         outputs: dict[str, Tensor] = {}
         states: dict[str, Tensor] = {}
         total = torch.zeros((), device=self.device)
@@ -166,15 +164,11 @@ class Trainer:
             if microbatch is None:
                 total = total + self.borrowed(module)
                 continue
-            features = {}
-            for edge in self.plan.model.edges_into(module.name):
-                if edge.source not in outputs:
-                    continue
-                held = all_items(part, self.plan.model.module(edge.source))
-                assert held is not None, "its output is there"
-                wanted = routing.wanted(edge, microbatch)
-                rows = states.get(edge.name, outputs[edge.source])
-                features[edge.name] = rows if wanted == held.items else _picked(part, edge, rows, wanted)
+            features = {
+                e.name: features_of(part, e, microbatch, states.get(e.name, outputs[e.source]))
+                for e in self.plan.model.edges_into(module.name)
+                if e.source in outputs
+            }
             output, left = self.run(part, module, features)
             states |= left
             if module.has_loss:
@@ -204,20 +198,9 @@ class Trainer:
         return output.sum() * 0.0
 
 
-def _picked(part: Plan, edge: Any, rows_TD: Tensor, wanted: tuple[Item, ...]) -> Tensor:
-    """Of an edge's packed items those that are wanted, in that order."""
-    source = part.model.module(edge.source)
-    held = all_items(part, source)
-    assert held is not None, "its output is there"
-    count, routing = source.layers[edge.after_layer].emits, routing_of(part)
-    pieces = rows_TD.split([routing.tokens(source, item, count) for item in held.items])
-    by_item = dict(zip(held.items, pieces, strict=True))
-    return torch.cat([by_item[item] for item in wanted])
-
-
 def microbatches_of(plan: Plan, replica: int) -> list[tuple[Sample, ...]]:
     """The samples of each microbatch of the language model's replica."""
-    llm = next(module.name for module in plan.model.modules if module.modality == TEXT)
+    llm = plan.model.llm.name
     mine = plan.microbatches_of[llm, replica]
     return [tuple(plan.sample[item.sample] for item in each.items) for each in mine]
 

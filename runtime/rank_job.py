@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from runtime.data.batches import DataSource
 from runtime.models.weights import write_part
 from runtime.parallel.expert.group import ExpertGroup
-from runtime.parallel.stage_groups import ProcessGroups, StageGroups
+from runtime.parallel.stage_groups import StageGroups
 from runtime.parallel.tensor.group import TensorGroup
 from runtime.rank_report import RankReport, RankState
 from runtime.state.checkpoint import Checkpoints, RankCheckpoints, live_tensors
@@ -27,11 +27,11 @@ from runtime.step.feed import feed_of
 from runtime.step.fsdp.gradients import ShardedGradients
 from runtime.step.fsdp.stages import ShardedStages
 from runtime.step.optimizer import OptimizerSettings
-from runtime.step.optimizer_part import weight_buckets
 from runtime.step.stage_module import StageModule, build_stage_module
 from runtime.step.tied_weights import share_weights
 from runtime.step.timing import Notes, Recorder, check_order
 from runtime.step.transfers import Wires
+from runtime.step.weight_bucket import weight_buckets
 from runtime.step_plans import NextBatches, Planning, StepPlans
 from runtime.world.communicators import build_mesh
 from runtime.world.device import CPU
@@ -51,7 +51,7 @@ TORCH_TYPE = {
 }
 
 
-PROCESSES = ProcessGroups()
+PROCESSES = StageGroups()
 MOST_THREADS = 1024
 MOST_TIMED = 256  # steps whose times are kept, the last ones: a long run holds no more than a short one
 READ_SHARE = 0.015  # of a step's time, for the reading of the yardstick behind it

@@ -87,7 +87,7 @@ class Reference:
             data = microbatch_data(self.plan, stage_module.stage, microbatch, source, dtype=self.dtype)
             entering = self.plan.model.edges_into(module.name)
             features = {
-                e.name: self._wanted(e, microbatch, states.get(e.name, outputs[e.source]))
+                e.name: features_of(self.plan, e, microbatch, states.get(e.name, outputs[e.source]))
                 for e in entering
                 if e.source in outputs
             }
@@ -98,19 +98,6 @@ class Reference:
         if loss is None:
             raise ValueError(f"model {self.plan.model.name!r} has no text module, so it has no loss")
         return loss
-
-    def _wanted(self, edge: Edge, microbatch: Microbatch, output_TD: Tensor) -> Tensor:
-        """Of an edge's packed items those that the microbatch needs, in its order."""
-        routing, source = routing_of(self.plan), self.plan.model.module(edge.source)
-        held = all_items(self.plan, source)
-        assert held is not None, "its output is there"
-        wanted = routing.wanted(edge, microbatch)
-        if wanted == held.items:
-            return output_TD
-        count = source.layers[edge.after_layer].emits
-        tokens = [routing.tokens(source, item, count) for item in held.items]
-        pieces = dict(zip(held.items, output_TD.split(tokens), strict=True))
-        return torch.cat([pieces[item] for item in wanted])
 
     def _update(self, trainable: Mapping[tuple[str, str], nn.Parameter]) -> None:
         if self._adamw is None:
@@ -159,6 +146,19 @@ def all_items(plan: Plan, module: Module) -> Microbatch | None:
         return None
     rows = tuple((item,) for item in items)
     return Microbatch(module=module.name, replica=0, index=0, rows=rows)
+
+
+def features_of(plan: Plan, edge: Edge, microbatch: Microbatch, output_TD: Tensor) -> Tensor:
+    """Of an edge's packed items, all of the batch, those that the microbatch needs, in its order."""
+    routing, source = routing_of(plan), plan.model.module(edge.source)
+    held = all_items(plan, source)
+    assert held is not None, "its output is there"
+    wanted = routing.wanted(edge, microbatch)
+    if wanted == held.items:
+        return output_TD
+    tokens = [routing.tokens(source, item, source.layers[edge.after_layer].emits) for item in held.items]
+    pieces = dict(zip(held.items, output_TD.split(tokens), strict=True))
+    return torch.cat([pieces[item] for item in wanted])
 
 
 def _copy(gradient: Tensor | None) -> Tensor:

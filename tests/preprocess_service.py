@@ -11,8 +11,7 @@ from runtime.data.records import INDEX
 from runtime.preprocess.images import SquareRule
 from runtime.preprocess.keys import ServerKeys
 from runtime.preprocess.loader import ServedLoader, Subscription
-from runtime.preprocess.server import Server
-from runtime.preprocess.server_settings import ServerSettings
+from runtime.preprocess.server import Server, ServerSettings
 
 RULE = SquareRule(image_px=32, patch_px=8)
 WAIT_S = 30.0

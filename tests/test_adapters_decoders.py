@@ -11,8 +11,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from runtime.models.attention import Packing, pack, packed_sdpa
 from runtime.models.choose import ADAPTERS, adapter_of
 from runtime.models.decoder import DecoderAdapter
-from runtime.models.norm import widen_norms
-from runtime.models.router import WideRouter, widen_routers
+from runtime.models.mixture import WideRouter
+from runtime.models.norm import replace_parts, widen_norms
 from runtime.step.stage_module import StageInput, StageModule
 from runtime.step.weight_gradient import SplitBackward
 from tests import cross_models, paper_models, tiny_models
@@ -78,7 +78,7 @@ def original(name: str, ours: StageModule) -> nn.Module:
     if family.norm is not None:
         widen_norms(theirs, family.norm, family.norm_offset)
     if family.router is not None:
-        widen_routers(theirs, family.router)
+        replace_parts(theirs, family.router, WideRouter)
     theirs.to(F64)
     theirs.tie_weights()
     missing, unexpected = theirs.load_state_dict(
@@ -116,7 +116,8 @@ def test_two_samples_of_a_decoder_equal_transformers(name: str) -> None:
 
     parted = SplitBackward(ours)
     loss = ours(StageInput(None, data))
-    work = parted.backward(loss, torch.ones_like(loss))
+    with parted.leaving() as work:
+        loss.backward(torch.ones_like(loss))
     late = {key for key, parameter in ours.named_weights() if parameter.grad is None}
     work.run()
     assert late, "no weight's gradient was left for the second pass"

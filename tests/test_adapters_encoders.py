@@ -228,7 +228,9 @@ def test_two_items_of_an_encoder_equal_transformers(name: str, monkeypatch: pyte
     parted = SplitBackward(ours)
     features = ours(StageInput(None, data))
     assert relative(features, expected) <= 1e-10
-    parted.backward(features, cotangent).run()
+    with parted.leaving() as work:
+        features.backward(cotangent)
+    work.run()
     for key, parameter in ours.named_weights():
         if not key.startswith("projector.") and grads[key] is not None:
             assert (parameter.grad - grads[key]).norm() <= 1e-10 * scale, key

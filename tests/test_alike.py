@@ -13,6 +13,7 @@ from workbench.plan.alike import alike_replicas, part_of
 from workbench.plan.build import with_programs
 from workbench.plan.check import check
 from workbench.plan.lower import lower
+from workbench.plan.parameter_shards import in_units
 from workbench.plan.plan import ModuleSettings, Plan, Program, Recompute, Settings, Sharding
 from workbench.schedule.choice import Schedule, ScheduleKind
 
@@ -41,11 +42,29 @@ def scheduled(plan: Plan, kind: ScheduleKind, settings: Settings) -> Plan:
 OPTIMIZER = Settings(
     modules=(ModuleSettings(module="llm", sharding=Sharding.OPTIMIZER, recompute=Recompute.FULL),)
 )
+IN_PARTS = {"name": "parts", "layout": {"vision": (1, 1), "audio": (2, 1), "llm": (3, 2)}}
+
+
+def in_parts(plan: Plan, instances: int) -> Plan:
+    """Encoders' weights sharded among replicas."""
+    modules = ("vision", "audio")
+    sharded = Sharding.PARAMETERS
+    settings = Settings(
+        modules=tuple(ModuleSettings(module=m, sharding=sharded, instances=instances) for m in modules)
+    )
+    return with_programs(in_units(replace(plan, programs=(), settings=settings)), Schedule())
+
+
 PLANS = {
     "three equal": lambda: plan_of(SMALL),
     "one unlike two equal": lambda: changed_sample(plan_of(SMALL)),
     "all unlike": lambda: plan_of(replace(SMALL, is_drawn=True)),
     "zb-h1": lambda: scheduled(plan_of(SMALL), ScheduleKind.ZB_H1, Settings()),
+    "weights in parts": lambda: in_parts(plan_of(replace(SMALL, **IN_PARTS)), 1),
+    "weights in parts, an instance of two each": lambda: in_parts(
+        plan_of(replace(SMALL, **IN_PARTS, replicas=4)), 2
+    ),
+    "weights in parts, one unlike": lambda: in_parts(changed_sample(plan_of(replace(SMALL, **IN_PARTS))), 1),
     "optimizer in parts": lambda: scheduled(plan_of(SMALL), ScheduleKind.GPIPE, OPTIMIZER),
 }
 
@@ -70,6 +89,7 @@ def test_rows_and_memory_are_those_of_the_plan_derived_whole(name, monkeypatch):
         ("three equal", [[0, 1, 2]]),
         ("one unlike two equal", [[0, 1], [2]]),
         ("all unlike", [[0], [1], [2]]),
+        ("weights in parts, an instance of two each", [[0, 1, 2, 3]]),
     ],
 )
 def test_which_replicas_are_equal(name, sets):
@@ -107,12 +127,7 @@ def shared(plan: Plan) -> Plan:
     return replace(plan, microbatches=microbatches)
 
 
-def in_parts(plan: Plan) -> Plan:
-    settings = Settings(modules=(ModuleSettings(module="audio", sharding=Sharding.PARAMETERS),))
-    return replace(plan, settings=settings)
-
-
-@pytest.mark.parametrize("change", [moved, shared, in_parts])
+@pytest.mark.parametrize("change", [moved, shared])
 def test_replicas_that_are_not_by_themselves_are_derived_whole(change):
     assert alike_replicas(change(plan_of(SMALL))) == ()
 

@@ -152,6 +152,49 @@ def test_replicas_that_share_ports_or_lie_unlike_are_no_equals(
     assert in_brief(plan) == in_brief(folded) == in_full(plan)
 
 
+def with_weights_in_parts(job: Job, instances: int, sharded: tuple[str, ...]) -> Plan:
+    modules = tuple(
+        ModuleSettings(module=name, sharding=Sharding.PARAMETERS, instances=instances) for name in sharded
+    )
+    return bench.built(
+        candidate_of(replace(job, settings=replace(job.settings, modules=modules))),
+        COST,
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "instances", "judged_replicas"),
+    [
+        pytest.param(4, 1, 1, id="a-node-each"),
+        pytest.param(8, 1, 1, id="two-inside-a-node"),
+        pytest.param(8, 2, 1, id="an-instance-a-node"),
+        pytest.param(12, 2, 4, id="instances-that-lie-unlike"),
+    ],
+)
+@pytest.mark.parametrize("sharded", [("vision",), ("vision", "audio", "llm")])
+def test_one_replica_gathers_weights_for_all(
+    num_ranks: int, instances: int, judged_replicas: int, sharded: tuple[str, ...]
+) -> None:
+    plan = with_weights_in_parts(on_nodes_of(job_of(), num_ranks), instances, sharded)
+    assert len({stage.replica for stage in judged_part(plan).stages}) == judged_replicas
+    seconds = in_full(plan)
+    assert isinstance(seconds, float)
+    assert in_brief(plan) == seconds
+    _, whole = accept(plan)
+    _, part = judged(plan)
+    assert part.static_bytes == {rank: whole.static_bytes[rank] for rank in part.static_bytes}
+    assert part.acquired_bytes == {rank: list(whole.acquired_bytes[rank]) for rank in part.acquired_bytes}
+
+
+def test_who_gathers_weights_with_an_unlike_replica_waits_for_it() -> None:
+    plan = with_weights_in_parts(job_of(), 1, ("vision", "audio", "llm"))
+    last = plan.batch[-1].id
+    batch = tuple(with_other_sizes(each) if each.id == last else each for each in plan.batch)
+    other = replace(plan, batch=batch)
+    assert judged_part(other) == other
+    assert in_brief(other) == in_full(other)
+
+
 def test_what_does_not_fit_is_refused_in_the_same_words() -> None:
     candidate = candidate_of(on_nodes_of(job_of(), 8, memory_bytes=10 * 10**9))
     plan = bench.built(candidate, COST)

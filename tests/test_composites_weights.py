@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoModelForMultimodalLM
 from transformers.models.auto import modeling_auto
 
-from experiments.doors.composite_configs import CONFIGS
 from experiments.doors.whole_models import (
+    CONFIGS,
     FEATURES,
     LOSSES,
     MASKS,

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from runtime.parallel.context import masked_block
+from runtime.parallel.context import block
 from runtime.parallel.context.all_to_all import all_to_all_attention
 from runtime.parallel.context.block import attend, attend_backward, merge
 from runtime.parallel.context.gathered import gathered_attention
@@ -277,7 +277,7 @@ def test_a_window_counts_positions_up_to_the_querys_own() -> None:
 @pytest.mark.skipif(not INTERPRETED, reason="the interpreter is off where there is a GPU")
 def test_chunks_run_in_the_kernels_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and backward of permuted tokens, chunk by chunk, under Triton's interpreter."""
-    monkeypatch.setattr(masked_block, "uses_kernels", lambda device: True)
+    monkeypatch.setattr(block, "uses_kernels", lambda device: True)
     order = np.random.default_rng(0).permutation(LENGTH)
     mask = MASKS["ee"]()
     shares = TokenShares(mask=mask.take(order), owned=(np.arange(LENGTH),))

@@ -19,8 +19,7 @@ from workbench.calibrate.device_sheet import (
     shipped_sheets,
 )
 from workbench.calibrate.earned import Rule, earned
-from workbench.calibrate.physics import TILE, product_seconds
-from workbench.calibrate.transfer import rescaled
+from workbench.calibrate.transfer import TILE, product_seconds, rescaled
 from workbench.cli.app import main as workbench
 from workbench.cost.device_limits import PowerLimit
 from workbench.cost.device_names import shipped_device

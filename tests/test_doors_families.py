@@ -3,8 +3,7 @@
 import pytest
 
 from experiments.doors import families
-from experiments.doors.composite_configs import CONFIGS
-from experiments.doors.whole_models import LOSSES, original
+from experiments.doors.whole_models import CONFIGS, LOSSES, original
 from workbench.model.composites.registry import COMPOSITES
 
 

@@ -21,7 +21,7 @@ from runtime.elastic.run import Ran, elastic_job
 from runtime.elastic.step_data import drawn, read_folder
 from sim.predict import predict
 from tests.command_line import JOB, accept, refuse, workbench
-from workbench.cli.elastic_tables import sizes_text
+from workbench.cli.elastic_training import sizes_text
 from workbench.elastic.availability import Rates, parse_trace, random_trace
 from workbench.elastic.reconfigure import CannotContinueError
 from workbench.elastic.step_events import told_events, traced_events

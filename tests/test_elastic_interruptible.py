@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, ProcessGroupGloo
 
 from runtime.elastic import interruptible
-from runtime.elastic.connections import open_sockets, sever
+from runtime.elastic.interruptible import open_sockets, sever
 from runtime.world.clock import Awaited
 from runtime.world.failure import RankError
 from runtime.world.local_world import join_here

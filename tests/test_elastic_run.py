@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from experiments.oobleck import chaos_job
-from runtime.elastic.node_killer import NodeKiller
 from runtime.elastic.progress import Progress
-from runtime.elastic.run import Saving, run_elastic
+from runtime.elastic.run import NodeKiller, Saving, run_elastic
 from runtime.elastic.training import ElasticTraining
 from runtime.world.busy_cores import process_seconds
 from workbench.elastic.step_events import StepEvents

@@ -10,8 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from runtime.data.batches import SyntheticSource
-from runtime.emulation.emulate import emulate
-from runtime.emulation.order import legal_order
+from runtime.emulation.emulate import emulate, legal_order
 from runtime.emulation.turn import Runner, Turns
 from runtime.launch import run_lowered
 from runtime.rank_job import Collect, RunSettings

@@ -7,9 +7,8 @@ import pytest
 from experiments.fidelity.cases import image_work
 from experiments.fidelity.work import LLM, UNMEASURED, this_machine
 from experiments.fidelity.work import plan_of as fidelity_plan
-from runtime.emulation.emulate import emulate
+from runtime.emulation.emulate import emulate, legal_order
 from runtime.emulation.memory import held_bytes, state_bytes
-from runtime.emulation.order import legal_order
 from runtime.rank_job import Collect
 from runtime.step.stage_module import StageModule, build_stage_module
 from tests.plans import disjoint_plan

@@ -13,7 +13,7 @@ from runtime.emulation.thread_mesh import CollectiveSpan, Mailbox, sum_in_place
 from runtime.emulation.times import Absences, OwnWork, composed_s, median_work, own_work
 from runtime.emulation.turn import Runner, Turns
 from runtime.rank_job import Collect
-from runtime.world.clock import HostClock
+from runtime.world.clock import Clock
 from runtime.world.device import CPU
 from sim.step.engine import simulate
 from tests.layout_jobs import planned, three_phase, vision_language
@@ -25,7 +25,7 @@ from workbench.trace import Executor
 from workbench.trace_json import dumps, loads
 
 
-class QueueingClock(HostClock):
+class QueueingClock(Clock):
     """Of a device that works off what it was given when it is waited for, in a time of its own."""
 
     def __init__(self) -> None:

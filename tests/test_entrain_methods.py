@@ -11,9 +11,8 @@ from experiments.cornstarch.modelled import a40_cost
 from experiments.entrain.bubble_filling import filled_s
 from experiments.entrain.methods import METHODS, assigned, dip_windows, replicas_of
 from experiments.entrain.regrouping import iteration_s
-from experiments.entrain.replica import Deferring, Replica, chain_of
+from experiments.entrain.replica import Deferring, Held, Replica, chain_of, stage_memory
 from experiments.entrain.series import one_sample_stages
-from experiments.entrain.stage_memory import Held, stage_memory
 from experiments.entrain.stage_work import Judge, Which
 from experiments.entrain.workload import CORPUS_OF, batch_of, job_of
 from workbench.balance.microbatches.assignment import MicrobatchAssignment

@@ -15,7 +15,7 @@ from runtime.step.gradients import Gradients
 from runtime.step.optimizer import OptimizerSettings, build_adamw, clip_factor, squared_norm
 from runtime.step.timing import Recorder
 from runtime.step.transfers import Wires, accumulate, join, pack
-from runtime.world.clock import HostClock
+from runtime.world.clock import Clock
 from runtime.world.device import CPU
 from runtime.world.failure import RankError, first_line
 from runtime.world.mesh import Mesh
@@ -266,7 +266,7 @@ def test_receives_are_posted_in_the_senders_order(pool: Pool) -> None:
 
 def wait_in_vain(place: Place) -> str:
     lowered = replace(lower(a_plan()), transfers=(row_of(0, [Slice(Item(0, 0), 0, 0, 2)]),))
-    mesh = Mesh(rank=place.process, ranks=(0, 1), device=torch.device("cpu"), clock=HostClock(0.5))
+    mesh = Mesh(rank=place.process, ranks=(0, 1), device=torch.device("cpu"), clock=Clock(0.5))
     wires = Wires(lowered, mesh, dtype=torch.float32, recorder=Recorder(place.process))
     wires.start_step()
     if place.process == 0:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.cornstarch.implied_stages import all_implied_stages, implied_stages
+from experiments.cornstarch.modelled_tables import all_implied_stages, implied_stages
 from experiments.harness import record
 from experiments.harness.outcome import Bound, Claim, Evidence, PaperNumber, Unstated, Verdict, outcome_of
 from experiments.harness.printed import REFERENCE, claim_value, is_true, printed_rows

@@ -1,9 +1,11 @@
 """Declarations of experiments: printed tables by their cells, scripts by their modules, drawings as data."""
 
+import ast
+
 import pytest
 from matplotlib import pyplot as plt
 
-from experiments.harness import printed
+from experiments.harness import printed, record
 from experiments.harness.drawing import drawn, save
 from experiments.harness.figure import (
     BLUE,
@@ -95,6 +97,16 @@ def test_a_script_is_called_as_its_module():
     assert found.about == __doc__
     outcome = found()
     assert (outcome.script, outcome.notes, outcome.profile) == (found.name, ("one",), "A40")
+
+
+@pytest.mark.parametrize("name", scripts())
+def test_a_declaration_ends_its_module(name):
+    """Where it is the program it is run there and then: what stands behind it would not be known yet."""
+    source = (record.FOLDER / f"{name}.py").read_text(encoding="utf-8")
+    match ast.parse(source).body[-1]:
+        case ast.FunctionDef(name="run") | ast.Assign(targets=[ast.Name(id="run")]):
+            return
+    pytest.fail(f"{name} ends otherwise")
 
 
 def test_every_script_on_disk_is_declared_once_and_scripts_that_draw_are_known():

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from experiments.cornstarch.frozen_rows import pairs, winner
 from experiments.cornstarch.frozen_tables import CLIPS, IMAGES, implied_pipelines, table_rows
 from experiments.cornstarch.modality_tables import modality_rows
 from experiments.cornstarch.modelled import Setting, layer_times, module_tp, total
+from experiments.cornstarch.modelled_tables import pairs, winner
 from experiments.cornstarch.models import icml_encoder_chain, v1_model
 from experiments.cornstarch.planned import Awareness, best_split
 from experiments.cornstarch_icml import figure1c

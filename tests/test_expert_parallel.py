@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from runtime.launch import run_lowered
 from runtime.models.choose import adapter_of
-from runtime.parallel.expert.cuts import parts_of, place_of
+from runtime.parallel.expert.cuts import held_parts, parts_of, place_of
 from runtime.parallel.expert.group import ExpertGroup, exchange_counts
-from runtime.parallel.tensor.parts import held_parts
 from runtime.rank_job import Collect, RunSettings
 from runtime.step.stage_module import StageModule, build_stage_module
 from runtime.world.failure import RankError, WorldFailed

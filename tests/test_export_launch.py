@@ -18,7 +18,7 @@ from runtime.step.optimizer import OptimizerSettings
 from tests.command_line import accept, refuse
 from workbench.cli.exporting import SimulatedPrices
 from workbench.export.export import export
-from workbench.export.export_folder import check_folder, write_folder
+from workbench.export.folder import check_folder, write_folder
 from workbench.export.registry import BY_NAME
 from workbench.job.job import Job, job_from_spec
 from workbench.job.job_file import parse_spec

@@ -14,9 +14,11 @@ from workbench.cost.profile import load_profile
 from workbench.llm_table.columns import read_row
 from workbench.llm_table.fewer_microbatches import passes_of_all, with_few
 from workbench.llm_table.llm_row import LlmRow
-from workbench.llm_table.predict import RowPredictor, prices_of, with_replicas
+from workbench.llm_table.predict import RowPredictor
+from workbench.llm_table.replicas import with_replicas
 from workbench.llm_table.row_bytes import row_bytes
 from workbench.llm_table.row_plan import plan_of
+from workbench.llm_table.row_prices import prices_of
 from workbench.plan.lower import lower
 from workbench.schedule.action import Action, Pass
 from workbench.timing.price import price

@@ -13,8 +13,8 @@ from runtime.launch import RunResult, run_lowered
 from runtime.rank_job import Collect, RunSettings
 from runtime.state.checkpoint import Checkpoints
 from runtime.state.checkpoint_files import check_whole, identity_of
+from runtime.step.fsdp import weights as sharded_weights
 from runtime.step.fsdp.weights import ShardedWeights
-from runtime.world.mesh import Mesh
 from runtime.world.pool import Pool
 from tests.layout_jobs import layout_job, vision_language
 from tests.plans import cluster
@@ -214,24 +214,14 @@ def test_an_emulation_is_refused() -> None:
         emulate(lower(plan), RunSettings())
 
 
-class _Alone(Mesh):
-    """A rank whose peers hold zeros: gathers and sums are its own part and gradient."""
-
-    def start_unit_all_gather(self, whole, part, ranks):  # type: ignore[no-untyped-def]
-        size = part.numel()
-        whole.narrow(0, ranks.index(self.rank) * size, size).copy_(part)
-
-    def start_unit_reduce_scatter(self, part, whole, ranks):  # type: ignore[no-untyped-def]
-        size = part.numel()
-        part.copy_(whole.narrow(0, ranks.index(self.rank) * size, size))
-
-
-def test_memory_comes_and_goes() -> None:
+def test_memory_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five elements on two ranks: parts of three; what autograd kept is whole again at the backward."""
     noted: list[int] = []
     weights = [nn.Parameter(torch.arange(3.0, dtype=torch.float64)), nn.Parameter(torch.ones(2).double())]
-    mesh = _Alone(rank=0, ranks=(0, 1), device=torch.device("cpu"))
-    shared = ShardedWeights(weights, (0, 1), mesh, resized=noted.append)
+    # The peer holds zeros: gathers and sums are the own part and gradient.
+    monkeypatch.setattr(sharded_weights, "GATHER", lambda whole, part, **_: whole[: len(part)].copy_(part))
+    monkeypatch.setattr(sharded_weights, "SCATTER", lambda part, whole, **_: part.copy_(whole[: len(part)]))
+    shared = ShardedWeights(weights, (0, 1), 0, None, resized=noted.append)
     assert shared.own.tolist() == [0.0, 1.0, 2.0]
     assert weights[0].untyped_storage().nbytes() == 0
     shared.gather()

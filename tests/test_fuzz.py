@@ -45,7 +45,7 @@ UNFUZZED = {
     "runtime.elastic.member:_listen": OWN,
     "runtime.elastic.nodes:_hear": OWN,
     "runtime.elastic.prepared:read_prepared": OWN,
-    "runtime.elastic.rehearsal:rehearse": OWN,
+    "runtime.elastic.forecast:rehearse": OWN,
     "runtime.elastic.world:read_lowered": OWN,
     "runtime.frontend.multimodal:graph": CHECKED,
     "runtime.measure.microbench:_processor_name": SYSTEM,

@@ -10,9 +10,10 @@ from experiments.gpu_day import drive as driving
 from experiments.gpu_day.__main__ import main
 from experiments.gpu_day.campaign import PARTS, Extent, Part, Session
 from experiments.gpu_day.drive import Deadline, Here, drive
-from experiments.gpu_day.sources import sources_hash, sources_of
 from experiments.gpu_day.store import Store, read_rows
 from experiments.gpu_day.worker import CellError, HungError, Worker
+from experiments.harness import reads
+from experiments.harness.reads import sources_hash, sources_of
 from tests.gpu_day_parts import KEYS, LOG
 
 TESTED = Part("tested", "tests.gpu_day_parts", "what its keys say")
@@ -288,7 +289,8 @@ def test_rows_of_another_format_or_device_and_damaged_ones_are_refused(old, new,
 # ---- sources ----
 
 
-def test_sources_are_a_module_and_all_of_ours_that_it_imports(tmp_path):
+def test_sources_are_a_module_and_all_of_ours_that_it_imports(tmp_path, monkeypatch):
+    monkeypatch.setattr(reads, "ROOT", tmp_path)
     for name, text in {
         "experiments/__init__.py": "",
         "experiments/part.py": "import torch\nfrom runtime.deep import kernel\nimport experiments.beside\n",
@@ -300,21 +302,22 @@ def test_sources_are_a_module_and_all_of_ours_that_it_imports(tmp_path):
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    found = {str(path.relative_to(tmp_path)) for path in sources_of("experiments.part", tmp_path)}
+    found = {str(path.relative_to(tmp_path)) for path in sources_of("experiments.part")}
     assert found == {
+        "experiments/__init__.py",
         "experiments/part.py",
         "experiments/beside.py",
         "runtime/deep/__init__.py",
         "runtime/deep/kernel.py",
         "workbench/units.py",
     }
-    before = sources_hash("experiments.part", tmp_path)
+    before = sources_hash("experiments.part")
     (tmp_path / "experiments/unrelated.py").write_text("changed = True\n")
-    assert sources_hash("experiments.part", tmp_path) == before
+    assert sources_hash("experiments.part") == before
     (tmp_path / "workbench/units.py").write_text("GB = 2\n")
-    assert sources_hash("experiments.part", tmp_path) != before
-    with pytest.raises(ValueError, match="no such file"):
-        sources_of("experiments.nothing", tmp_path)
+    assert sources_hash("experiments.part") == before, "a file counts as it was when it was first read"
+    reads._module.cache_clear()
+    assert sources_hash("experiments.part") != before
 
 
 def test_parts_come_after_those_that_they_need_and_fit_into_eight_files():

@@ -15,7 +15,7 @@ from workbench.cost.profile import Profile, dump_profile, ideal_profile, parse_p
 from workbench.model.trainable import Trainable
 from workbench.plan.lower import lower
 from workbench.schedule.action import Action, Pass
-from workbench.timing.pace import pace
+from workbench.timing.pass_times import pace
 from workbench.timing.price import price
 from workbench.trace import Trace
 

@@ -19,8 +19,7 @@ from workbench.job.job import job_from_spec
 from workbench.job.job_file import parse_spec
 from workbench.plan.codec import write_plan
 from workbench.plan.plan import Plan
-from workbench.report.compare import compare
-from workbench.report.lost_time import lost_text, lost_time
+from workbench.report.compare import compare, lost_text, lost_time
 from workbench.schedule.action import COMPUTE, Pass
 from workbench.strategies.registry import BY_NAME
 from workbench.timing.accept import accept as accept_plan

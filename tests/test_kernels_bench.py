@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from experiments.bench import kernel_bars, kernel_turns, kernels
-from experiments.bench.kernel_bars import JUDGED, Timing, bars, least_ratios
+from experiments.bench.kernel_bars import JUDGED, bars, least_ratios
 from experiments.bench.kernel_cells import Cell, attention_of, set_up
 from experiments.bench.kernel_cells import Contender as Who
-from experiments.bench.kernel_rows import RowFile, rows_of, timings_of
-from experiments.bench.kernel_turns import host_clock, measure, unit_rows
+from experiments.bench.kernel_rows import BITS, PLAN, Row, RowFile
+from experiments.bench.kernel_turns import Unit, host_clock, measure, unit_rows
 from tests.interpreter import DEVICE
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -43,12 +43,13 @@ def test_flex_attention_computes_the_same(ranks: int):
 def test_a_cell_is_measured_for_every_contender():
     stage = set_up(Cell("EE", 130, heads=1, kv_heads=1, head_dim=64), torch.device(DEVICE), torch.float16)
     who = [Who.OURS, Who.FLEX]
-    timings = measure("full", stage, who, host_clock, seconds=0.0)
-    assert [timing.who for timing in timings] == who
-    assert all(timing.forward_s > 0 for timing in timings)
-    assert timings[0].backward_s
-    assert timings[0].modelled > 0
-    assert timings[1].modelled is None
+    rows = measure(Unit("full", stage.cell, tuple(who)), stage, who, host_clock, seconds=0.0)
+    found = {(row.who, row.direction): row for row in rows}
+    assert list(dict.fromkeys(row.who for row in rows)) == [each.name for each in who]
+    assert all(row.seconds > 0 for row in rows)
+    assert found["OURS", "backward"].modelled is None
+    assert found["OURS", "forward"].modelled > 0
+    assert found["FLEX", "forward"].modelled is None
 
 
 def test_an_sdpa_baseline_is_causal_or_nothing():
@@ -57,30 +58,44 @@ def test_an_sdpa_baseline_is_causal_or_nothing():
         attention_of(Who.FLASH, stage)
 
 
-def timing(who: Who, forward_s: float, backward_s: float, mask: str = "EE", kind: str = "full") -> Timing:
-    return Timing(
+def timed(
+    who: Who, forward_s: float, backward_s: float, mask: str = "EE", kind: str = "full", **changed: object
+) -> list[Row]:
+    """Rows of both passes on a cell."""
+    one = Row(
+        kind=kind,
         mask=mask,
         length=65536,
-        kind=kind,
+        head_dim=128,
+        dtype="bfloat16",
         seed=0,
-        who=who,
-        forward_s=forward_s,
-        backward_s=backward_s,
-        forward_flop=6.0 if mask == "causal" else 3.0,
+        direction="forward",
+        who=who.name,
+        seconds=forward_s,
+        flop=6.0 if mask == "causal" else 3.0,
         modelled=10.0 * forward_s if who is Who.OURS else None,
     )
+    both = [one, replace(one, direction="backward", seconds=backward_s, modelled=None)]
+    return [replace(row, **changed) for row in both]
+
+
+def apart(direction: str, who: str, **measured: object) -> Row:
+    """What is no pass of a cell."""
+    return replace(timed(Who.OURS, 0.0, 0.0)[0], kind=direction, direction=direction, who=who, **measured)
 
 
 def test_bars_are_ratios_of_times_and_rates():
     measured = [
-        timing(Who.OURS, 1.0, 2.0),
-        timing(Who.FLEX, 1.5, 1.0),
-        timing(Who.OURS, 1.0, 2.0, mask="causal"),
-        timing(Who.FLASH, 2.0, 4.0, mask="causal"),
+        *timed(Who.OURS, 1.0, 2.0),
+        *timed(Who.FLEX, 1.5, 1.0),
+        *timed(Who.OURS, 1.0, 2.0, mask="causal"),
+        *timed(Who.FLASH, 2.0, 4.0, mask="causal"),
+        apart(PLAN, "OURS", seconds=1e-3),
+        apart(PLAN, "FLEX", seconds=5e-2),
+        apart(BITS, "DETERMINISTIC", seconds=None),
     ]
-    judged = {
-        bar.key: bar for bar in bars(measured, {"plan_s": 1e-3, "flex_plan_s": 5e-2, "equal_bits": 1.0})
-    }
+    judged = {bar.key: bar for bar in bars(measured)}
+    assert judged["K11 bits"].verdict == "ok"
     assert judged["K1"].value == pytest.approx(1.5)
     assert judged["K1"].verdict == "ok"
     assert judged["K2"].value == pytest.approx(0.5)
@@ -95,17 +110,19 @@ def test_bars_are_ratios_of_times_and_rates():
 
 def test_simulated_forwards_stand_beside_the_measured_ones():
     """The unit comes from causal cells; a mask that takes twice what its tiles say is off by half."""
+    half = timed(Who.OURS, 1.0, 2.0, kind="cp g=4")
     measured = [
-        timing(Who.OURS, 1.0, 2.0, mask="causal"),
-        replace(timing(Who.OURS, 1.0, 2.0, kind="cp g=4"), modelled=5.0),
-        timing(Who.OURS, 1.0, 2.0, kind="hd64"),
-        timing(Who.FLEX, 1.0, 2.0),
+        *timed(Who.OURS, 1.0, 2.0, mask="causal"),
+        replace(half[0], modelled=5.0),
+        half[1],
+        *timed(Who.OURS, 1.0, 2.0, kind="hd64"),
+        *timed(Who.FLEX, 1.0, 2.0),
     ]
     found = [(row.mask, row.kind, row.error) for row in kernel_bars.simulated_forwards(measured)]
     assert found == [("causal", "full", 0.0), ("EE", "cp g=4", -0.5)]
-    assert kernel_bars.simulated_forwards(measured[1:]) == []
+    assert kernel_bars.simulated_forwards(measured[2:]) == []
     file = RowFile(None, "a GPU", VERSIONS)
-    file.add([row for each in measured for row in rows_of(each, 128, "bfloat16")])
+    file.add(measured)
     assert [row["simulated_s"] for row in kernels.record(file)["simulated"]] == [1.0, 0.5]
 
 
@@ -115,8 +132,8 @@ ON_CPU = [who for who in Who if who not in (Who.FLEX_TUNED, Who.FLEX_FLASH, Who.
 def test_contenders_that_need_no_gpu_agree():
     """Forward and backward of every one, timed by the benchmark's own loop, which refuses other outputs."""
     stage = set_up(Cell("MP", 140, **TINY), torch.device(DEVICE), torch.float16)
-    timings = measure("full", stage, ON_CPU, host_clock, seconds=0.0)
-    assert [timing.who for timing in timings] == ON_CPU
+    rows = measure(Unit("full", stage.cell, tuple(ON_CPU)), stage, ON_CPU, host_clock, seconds=0.0)
+    assert [row.who for row in rows if row.direction == "forward"] == [each.name for each in ON_CPU]
 
 
 def wrong(contender: Who, stage: object) -> object:
@@ -199,16 +216,15 @@ def test_what_the_goals_speak_of_is_measured_first():
     assert all(Who.FLEX_TUNED in unit.who or len(unit.who) == 1 for unit in found[slow[0] :])
 
 
-def test_rows_say_what_timings_say():
-    timings = [
-        timing(Who.OURS, 1.0, 2.0),
-        timing(Who.FLEX, 1.5, 3.0),
-        timing(Who.OURS, 1.0, 2.0, kind="hd64"),
+def test_a_row_is_of_one_pass_of_one_contender_on_one_cell():
+    rows = [
+        *timed(Who.OURS, 1.0, 2.0),
+        *timed(Who.FLEX, 1.5, 3.0),
+        *timed(Who.OURS, 1.0, 2.0, kind="hd64"),
     ]
-    rows = [row for each in timings for row in rows_of(each, 128, "bfloat16")]
     assert len({row.key for row in rows}) == 6
-    assert timings_of(rows) == timings
-    assert timings_of(rows[1:2]) == [], "a backward alone is no timing"
+    alone = {bar.verdict for bar in bars([row for row in rows if row.direction == "backward"])}
+    assert alone == {"MISSING"}, "a backward alone is judged by nothing"
 
 
 @pytest.mark.parametrize(
@@ -248,16 +264,19 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_least_ratios_need_every_mask_and_length():
     """The smallest rival's time over ours; null as soon as one cell is missing."""
     cells = list(product(("causal", "EP", "EE", "MP"), JUDGED))
-    ours = [replace(timing(Who.OURS, 1.0, 2.0, mask=mask), length=length) for mask, length in cells]
-    flex = [replace(timing(Who.FLEX, 1.5, 5.0, mask=mask), length=length) for mask, length in cells]
-    flex[3] = replace(flex[3], forward_s=1.25)
-    cudnn = [replace(timing(Who.CUDNN, 0.8, 1.5, mask="causal"), length=length) for length in JUDGED]
+    ours = [row for mask, length in cells for row in timed(Who.OURS, 1.0, 2.0, mask=mask, length=length)]
+    flex = [
+        row
+        for mask, length in cells
+        for row in timed(Who.FLEX, 1.25 if (mask, length) == cells[3] else 1.5, 5.0, mask=mask, length=length)
+    ]
+    cudnn = [row for length in JUDGED for row in timed(Who.CUDNN, 0.8, 1.5, mask="causal", length=length)]
     assert least_ratios([*ours, *flex, *cudnn]) == {
         "flex_forward_min": 1.25,
         "flex_backward_min": 2.5,
         "cudnn_causal_min": 0.75,
     }
-    partly = least_ratios([*ours, *flex[:-1], cudnn[0]])
+    partly = least_ratios([*ours, *flex[:-2], *cudnn[:2]])
     assert set(partly.values()) == {None}
 
 
@@ -270,4 +289,4 @@ def test_the_flash_backend_runs_only_where_it_is_installed(monkeypatch: pytest.M
 
 
 def test_nothing_measured_is_missing_everywhere():
-    assert {bar.verdict for bar in bars([], {})} == {"MISSING"}
+    assert {bar.verdict for bar in bars([])} == {"MISSING"}

@@ -25,7 +25,7 @@ from runtime.kernels.bitfield_attention.mask import KernelMask, kernel_mask
 from runtime.kernels.bitfield_attention.plan import KernelPlan, Lists, make_plan
 from runtime.kernels.bitfield_attention.reference import attends
 from runtime.kernels.bitfield_attention.tasks import FixedSplit, Split
-from runtime.models.token_fields import token_fields
+from runtime.models.attention_mask import token_fields
 from tests.interpreter import DEVICE, INTERPRETED, poison_memory
 from tests.kernel_cases import assert_close_as_torch, plain_fields, random_fields, tensors
 from tests.mask_strategies import CASES, bitfields, packed_case
@@ -204,7 +204,7 @@ def test_room_of_a_table_computes_nothing(monkeypatch: pytest.MonkeyPatch, slots
         assert_close_as_torch(ours, data, attends(fields, fields))
     num_blocks = -(-num_tokens // 16)
     tables = list(plan.launches.values())
-    assert all((table.tasks[0] == num_blocks).any() for table in tables), "there is room to spare"
+    assert all((table.table[0] == num_blocks).any() for table in tables), "there is room to spare"
     assert any((table.split_block < num_blocks).any() for table in tables) == (slots > 2)
 
 

@@ -38,6 +38,13 @@ def test_degrees_of_a_module_change_places():
     assert islands(AUDIO, replace(LLM, cp=3)) in near(islands(AUDIO, replace(LLM, pp=3)))
 
 
+def test_other_replicas_take_degrees_of_modules_with_them():
+    two = islands(replace(AUDIO, cp=2), replace(LLM, pp=2))
+    found = near(two)
+    assert islands(replace(AUDIO, dp=2), replace(LLM, dp=2)) in found
+    assert two in near(islands(replace(AUDIO, dp=2), replace(LLM, dp=2)))
+
+
 def test_none_takes_more_ranks_than_there_are_or_comes_twice():
     for start in (islands(AUDIO, LLM), islands(replace(AUDIO, cp=2), replace(LLM, tp=2))):
         found = near(start)

@@ -21,7 +21,7 @@ from workbench.planner.layout_space import Freedom, LayoutSpace
 from workbench.planner.layout_step import LayoutSteps, least_pipeline_s, pipeline_s, steps_of
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind
-from workbench.strategies import colocated
+from workbench.strategies.megatron_heterogeneous import plan_colocated
 from workbench.units import GB
 
 COST = CostModel(load_profile("H100"))
@@ -57,7 +57,7 @@ def test_jobs_that_share_prices_have_the_steps_that_they_have_alone():
     jobs = [
         job,
         replace(job, schedule=three_phase),
-        replace(job, schedule=replace(three_phase, window=2)),
+        replace(job, schedule=replace(three_phase, window=1)),
         replace(job, schedule=Schedule(kind=ScheduleKind.ZB_H1)),
         replace(job, microbatch_samples=2),
         replace(job, settings=settings),
@@ -72,6 +72,17 @@ def test_jobs_that_share_prices_have_the_steps_that_they_have_alone():
     for steps, each in zip(shared, jobs, strict=True):
         assert steps.step(choice) == LayoutSteps(each, COST).step(choice)
     assert len({steps.step(choice).step_s for steps in shared[:3]}) > 1
+
+
+def test_replicas_of_a_colocated_encoder_share_its_samples():
+    three_phase = Schedule(kind=ScheduleKind.THREE_PHASE)
+    llm, alone = ModuleChoice(module="llm", dp=4), ModuleChoice(module="vision")
+    steps = LayoutSteps(job_on(8, samples=8, schedule=three_phase), COST)
+    assert steps.phases_s(alone, llm) == steps.prices.passes_s(alone, 8)
+    assert steps.phases_s(replace(alone, dp=4), llm) == steps.prices.passes_s(alone, 2)
+    windows = LayoutSteps(job_on(8, samples=8, schedule=replace(three_phase, window=1)), COST)
+    assert windows.phases_s(replace(alone, dp=4), llm) == 2 * steps.prices.passes_s(alone, 1)
+    assert windows.phases_s(alone, llm) == 2 * steps.prices.passes_s(alone, 4)
 
 
 @pytest.mark.parametrize("mode", list(Mode))
@@ -226,7 +237,7 @@ def test_offload_costs_its_moves_and_a_job_may_insist_on_it():
     apart_s = steps.step(replace(choice, offload=True)).step_s - steps.step(choice).step_s
     assert apart_s == pytest.approx(steps.moves_s(choice.encoders))
     asked = replace(job, schedule=Schedule(kind=ScheduleKind.THREE_PHASE, offload=True))
-    plan = colocated.plan(asked, COST)
+    plan = plan_colocated(asked, COST)
     assert {Pass.OFFLOAD, Pass.ONLOAD} <= {action.kind for action in plan.program_actions}
     with pytest.raises(ValueError, match="apart layout has no offload; nearest: colocated"):
         replace(choice, mode=Mode.APART, offload=True)

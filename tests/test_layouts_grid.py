@@ -1,11 +1,12 @@
 """The grid of layouts: what it enumerates, what it keeps, and a sample of it executed."""
 
 import json
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
 
-from experiments.mimo import parity_grid
+from experiments.mimo import kept_runs, parity_grid
 from experiments.mimo.parity_grid import Point, holds, one_encoder, pairwise_cover, summary, two_encoders
 from experiments.mimo.parity_grid_runs import NUM_RANKS, Gap, Layout, plan_of
 from runtime.world.pool import Pool
@@ -59,10 +60,11 @@ def test_known_outcomes_are_not_run_again(tmp_path, monkeypatch):
         return Gap(0.0, 1e-15, 2e-15)
 
     monkeypatch.setattr(parity_grid, "run", run)
-    monkeypatch.setattr(parity_grid, "Pool", lambda size: Pool(1))
+    monkeypatch.setattr(kept_runs, "Pool", lambda size: Pool(1))
     points = one_encoder()[:3]
-    first = parity_grid.play(points[:2], tmp_path / "kept.jsonl", 60.0)
-    second = parity_grid.play(points, tmp_path / "kept.jsonl", 60.0)
+    kept = replace(parity_grid.KEPT, path=tmp_path / "kept.jsonl")
+    first = kept.play(points[:2], parity_grid.outcome, 60.0)
+    second = kept.play(points, parity_grid.outcome, 60.0)
     assert len(calls) == 3
     assert second[:2] == first
     assert holds(summary(points, second))

@@ -9,7 +9,6 @@ from torch import Tensor
 from runtime.models.adapter import MicrobatchData, StageLayer
 from runtime.models.attention_mask import AttentionMask
 from runtime.models.choose import adapter_of
-from runtime.models.masked_attention import MaskedAttention
 from workbench.cost.roofline import Grid, RowWork, Work
 from workbench.data.sample import Item, Sample, Segment
 from workbench.masks.patterns import sample_bitfield
@@ -156,7 +155,7 @@ def materialised(layer: StageLayer, dtype: torch.dtype, *, trained: bool) -> Sta
 def masked(data: MicrobatchData, lengths: tuple[int, ...], mask: str) -> MicrobatchData:
     samples = [Sample(i, (Segment("text", 0, n, n),), mask) for i, n in enumerate(lengths)]
     fields = sample_bitfield([samples])
-    return replace(data, attention=MaskedAttention(AttentionMask(fields, fields, torch.device("cpu"))))
+    return replace(data, attention=AttentionMask(fields, fields, torch.device("cpu")))
 
 
 def saved_bytes(

@@ -13,7 +13,7 @@ from runtime.measure.attention import num_pairs, time_attention
 from runtime.measure.clock import Clock
 from runtime.measure.microbench import header_here, kind_of, known_rows, main, operator_tasks, run_tasks
 from runtime.measure.operators import time_host_copies, time_operator, time_products
-from runtime.models.token_fields import token_fields
+from runtime.models.attention_mask import token_fields
 from tests.bench_sizes import CELLS, SHORT, SMALL
 from workbench.calibrate.fit import fit
 from workbench.calibrate.measurement import (

@@ -2,10 +2,11 @@
 
 import pytest
 
-from experiments.mimo.bridge import CASES, EDGE, covered_s, crossing, longest_sender_s, plan_of
+from experiments.mimo.bridge import CASES, EDGE, crossing, longest_sender_s, plan_of
 from runtime.launch import run_lowered
 from runtime.rank_job import RunSettings
 from runtime.world.pool import Pool
+from workbench.metrics import union_s
 from workbench.plan.lower import lower
 from workbench.plan.plan import Precision
 from workbench.schedule.action import Action, Pass
@@ -13,7 +14,7 @@ from workbench.trace import Executor, Lane, Message, Span, Trace
 
 
 def test_intervals_that_overlap_count_once():
-    assert covered_s([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)]) == 4.0
+    assert union_s([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)]) == 4.0
 
 
 def test_a_message_waits_for_its_receivers_pass_for_nothing():

@@ -17,11 +17,14 @@ from workbench.planner.layout_step import LayoutSteps
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind
-from workbench.strategies import auto_cornstarch, auto_islands, colocated, megatron_homogeneous
+from workbench.strategies import auto_cornstarch, megatron_heterogeneous, megatron_homogeneous
 from workbench.timing.accept import accept
 from workbench.timing.price import price
 
-STRATEGIES = (megatron_homogeneous, colocated, auto_islands)
+HOMOGENEOUS = megatron_homogeneous.SPEC
+COLOCATED = megatron_heterogeneous.SPEC_COLOCATED
+ISLANDS = megatron_heterogeneous.SPEC_ISLANDS
+STRATEGIES = (HOMOGENEOUS, COLOCATED, ISLANDS)
 
 
 def iteration_s(plan):
@@ -30,11 +33,11 @@ def iteration_s(plan):
     return simulate(lowered, prices.duration_s, step_s=prices.step_s).iteration_s
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.NAME)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.name)
 def test_a_plan_is_accepted_and_takes_all_ranks(strategy):
-    plan = strategy.plan(job_on(8, samples=8), COST)
+    plan = strategy.planner(job_on(8, samples=8), COST)
     accept(plan)
-    assert plan.strategy == strategy.NAME
+    assert plan.strategy == strategy.name
     assert plan.ranks == tuple(range(8))
     assert iteration_s(plan) > 0
 
@@ -49,26 +52,24 @@ def planned(strategy, mode, encoder, llm, **changes):
     )
     step = LayoutSteps(job, COST).step(choice)
     fixed = replace(job, layouts=job_with(job, choice, step).layouts)
-    return strategy.plan(fixed, COST), step
+    return strategy.planner(fixed, COST), step
 
 
 @pytest.mark.parametrize(
     ("strategy", "mode", "encoder", "llm"),
     [
+        pytest.param(HOMOGENEOUS, Mode.HOMOGENEOUS, {"tp": 2, "dp": 4}, {"tp": 2, "dp": 4}, id="H-tp2-dp4"),
         pytest.param(
-            megatron_homogeneous, Mode.HOMOGENEOUS, {"tp": 2, "dp": 4}, {"tp": 2, "dp": 4}, id="H-tp2-dp4"
-        ),
-        pytest.param(
-            megatron_homogeneous,
+            HOMOGENEOUS,
             Mode.HOMOGENEOUS,
             {"tp": 2, "dp": 2},
             {"tp": 2, "pp": 2, "dp": 2},
             id="H-tp2-pp2-dp2",
         ),
-        pytest.param(colocated, Mode.COLOCATED, {"dp": 8}, {"tp": 2, "dp": 4}, id="C-dp8-tp2"),
-        pytest.param(colocated, Mode.COLOCATED, {"dp": 8}, {"tp": 2, "pp": 2, "dp": 2}, id="C-dp8-tp2-pp2"),
-        pytest.param(auto_islands, Mode.APART, {"dp": 4}, {"tp": 2, "dp": 2}, id="NC-4-4"),
-        pytest.param(auto_islands, Mode.APART, {"dp": 4}, {"tp": 4, "dp": 1}, id="NC-4-4-in-turn"),
+        pytest.param(COLOCATED, Mode.COLOCATED, {"dp": 8}, {"tp": 2, "dp": 4}, id="C-dp8-tp2"),
+        pytest.param(COLOCATED, Mode.COLOCATED, {"dp": 8}, {"tp": 2, "pp": 2, "dp": 2}, id="C-dp8-tp2-pp2"),
+        pytest.param(ISLANDS, Mode.APART, {"dp": 4}, {"tp": 2, "dp": 2}, id="NC-4-4"),
+        pytest.param(ISLANDS, Mode.APART, {"dp": 4}, {"tp": 4, "dp": 1}, id="NC-4-4-in-turn"),
     ],
 )
 def test_the_step_believed_is_the_step_simulated(strategy, mode, encoder, llm):
@@ -93,7 +94,7 @@ def passes_and_step_s(plan):
 
 
 def test_encoders_of_a_homogeneous_plan_share_the_first_stages_ranks():
-    plan, _ = planned(megatron_homogeneous, Mode.HOMOGENEOUS, {"tp": 2, "dp": 2}, {"tp": 2, "pp": 2, "dp": 2})
+    plan, _ = planned(HOMOGENEOUS, Mode.HOMOGENEOUS, {"tp": 2, "dp": 2}, {"tp": 2, "pp": 2, "dp": 2})
     for replica in (0, 1):
         (encoder,) = plan.chain["vision", replica]
         first, last = plan.chain["llm", replica]
@@ -102,7 +103,7 @@ def test_encoders_of_a_homogeneous_plan_share_the_first_stages_ranks():
 
 
 def test_optimizer_state_is_sharded_where_there_are_replicas():
-    plan = colocated.plan(job_on(8, samples=8), COST)
+    plan = megatron_heterogeneous.plan_colocated(job_on(8, samples=8), COST)
     for module in plan.model.modules:
         replicas = len(plan.replicas(module.name))
         settings = plan.settings.of(module.name)
@@ -112,7 +113,7 @@ def test_optimizer_state_is_sharded_where_there_are_replicas():
 
 
 def test_colocated_plans_run_in_three_phases():
-    plan, _ = planned(colocated, Mode.COLOCATED, {"dp": 8}, {"tp": 2, "pp": 2, "dp": 2})
+    plan, _ = planned(COLOCATED, Mode.COLOCATED, {"dp": 8}, {"tp": 2, "pp": 2, "dp": 2})
     texts = {m.name for m in plan.model.modules if m.modality == TEXT}
     for program in plan.programs:
         modules = [plan.stage[a.stage].module in texts for a in program.actions if a.kind in (Pass.F, Pass.B)]
@@ -123,7 +124,7 @@ def test_colocated_plans_run_in_three_phases():
 def test_other_schedules_are_refused_by_name():
     job = job_on(8, samples=8, schedule=Schedule(kind=ScheduleKind.GPIPE))
     with pytest.raises(ValueError, match="nearest: three-phase"):
-        colocated.plan(job, COST)
+        megatron_heterogeneous.plan_colocated(job, COST)
 
 
 def test_loosely_coupled_encoders_keep_the_llms_pace():

@@ -3,7 +3,7 @@
 from workbench.job.job import ModuleLayout
 from workbench.plan.plan import ModuleSettings, Recompute, Sharding
 from workbench.planner.layout_choice import Degrees
-from workbench.report.move_words import told_moves
+from workbench.report.joint_tables import told_moves
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.search.joint.arrangement import Arrangement, Placement
 from workbench.search.joint.choice import TokenRule

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.search.judging import StepJudge, judge_of
+from experiments.search.judging import judge_of
 from experiments.search.spaces import spaces
+from sim.predict import IterationJudge
 from tests.test_search_goodput import job, losing, made, priced
 from tests.test_strategies import cost
 from workbench.search.joint.choice import build
@@ -65,6 +66,6 @@ def test_plans_of_a_space_that_leave_ranks_idle_are_not_below():
     choices = random.Random(2).sample(list(space.choices()), 24)
     plans = [build(on, choice, space.cost) for choice in choices]
     assert len({len(plan.ranks) for plan in plans}) > 1
-    dollars = [0.001 * len(p.ranks) * StepJudge(space.cost).value(p) / len(p.batch) for p in plans]
+    dollars = [0.001 * len(p.ranks) * IterationJudge(space.cost).value(p) / len(p.batch) for p in plans]
     assert dollars == pytest.approx(list(map(judge.value, plans)))
     assert 0.3 * min(dollars) < bound <= min(dollars)

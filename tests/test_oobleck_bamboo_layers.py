@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from experiments.oobleck.bamboo_layers import bamboo_kept_bytes, block_bytes_per_token
 from experiments.oobleck.modelled import kept_bytes
+from experiments.oobleck.table2_1 import bamboo_kept_bytes, block_bytes_per_token
 
 # Shape suffixes: B = samples, T = tokens, D = width, H = heads, K = width of a head.
 WIDTH, HEADS, TOKENS, SAMPLES, RATE = 64, 4, 48, 3, 0.1

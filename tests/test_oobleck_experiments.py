@@ -13,11 +13,16 @@ from experiments.harness.printed import is_true, printed_rows
 from experiments.harness.record import RESULTS, results_in
 from experiments.oobleck import donors, figure2_2, figure2_11, runs, spot, systems, table2_1, table2_2
 from experiments.oobleck.breakdown_plot import COLOURS, FIGURES, bars_by_model, drawings
-from experiments.oobleck.by_nodes import PLANNED, simulated_rate
-from experiments.oobleck.modelled import bamboo_stages, bamboo_useful_share, layer_s, oobleck_rates, stored
+from experiments.oobleck.by_nodes import PLANNED, seconds_of, simulated_rate
+from experiments.oobleck.modelled import (
+    bamboo_stages,
+    bamboo_useful_share,
+    layer_s,
+    oobleck_rates,
+    pipeline_s,
+    stored,
+)
 from experiments.oobleck.published_rules import restated_average
-from experiments.oobleck.seconds import seconds_of
-from experiments.oobleck.simulated import pipeline_s
 from sim.failures.simulate import simulate_failures
 from workbench.elastic.exact_mapping import exact_templates
 from workbench.elastic.model_chain import chain_order, model_chain

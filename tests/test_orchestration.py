@@ -113,7 +113,7 @@ def test_exact_search_equals_all_degrees(start: int):
 
 @pytest.mark.parametrize("start", range(0, 120, 20))
 def test_pools_and_prices_equal_all_degrees(start: int):
-    """The fastest, the cheapest and the cheapest in a given time, on GPUs of two kinds."""
+    """The fastest and the cheapest, on GPUs of two kinds."""
     for seed in range(start, start + 20):
         task = pooled_task(seed)
         every = list(all_orchestrations(task))
@@ -129,13 +129,6 @@ def test_pools_and_prices_equal_all_degrees(start: int):
         assert evaluate(task, cheapest.degrees) == cheapest
         least = min(dollars_per_sample(task, found) for found in every)
         assert dollars_per_sample(task, cheapest) == pytest.approx(least, rel=1e-9)
-        most_s = (fastest_s + cheapest.iteration_s) / 2
-        soon = orchestrate_cheapest(task, most_s=most_s)
-        least = min(dollars_per_sample(task, found) for found in every if found.iteration_s <= most_s)
-        assert soon.iteration_s <= most_s
-        assert dollars_per_sample(task, soon) == pytest.approx(least, rel=1e-9)
-        with pytest.raises(ValueError, match="no orchestration takes at most"):
-            orchestrate_cheapest(task, most_s=fastest_s / 2)
 
 
 def test_one_pool_is_the_whole_cluster():

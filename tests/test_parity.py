@@ -9,7 +9,7 @@ from torch import Tensor
 
 from runtime.data.batches import SyntheticSource
 from runtime.launch import RunResult, run_lowered
-from runtime.parallel.tensor.parts import held_parts
+from runtime.parallel.expert.cuts import held_parts
 from runtime.rank_job import Collect, RunSettings
 from runtime.rank_report import RankState
 from runtime.reference import Reference, ReferenceResult, reference_step

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from tests.oracles import all_partitions
 from workbench.balance.stages.partition import (
-    MemoryLimit,
     bottleneck_s,
     partition,
     partition_as_printed,
@@ -24,35 +23,21 @@ def stage_costs(cost_s, cuts):
     return [prefix[end] - prefix[first] for first, end in cuts]
 
 
-def allowed(cuts, memory):
-    return memory is None or all(
-        sum(memory.layer_bytes[first:end]) <= memory.limit_bytes for first, end in cuts
-    )
-
-
 @st.composite
 def problems(draw):
     cost_s = draw(COSTS)
-    num_stages = draw(st.integers(1, len(cost_s)))
-    if draw(st.booleans()):
-        return cost_s, num_stages, None
-    sizes = tuple(draw(st.lists(st.integers(0, 4), min_size=len(cost_s), max_size=len(cost_s))))
-    return cost_s, num_stages, MemoryLimit(sizes, draw(st.integers(4, 12)))
+    return cost_s, draw(st.integers(1, len(cost_s)))
 
 
 @given(problems())
 def test_smallest_bottleneck_then_most_even_of_all_partitions(problem):
-    cost_s, num_stages, memory = problem
-    choices = [cuts for cuts in all_partitions(len(cost_s), num_stages) if allowed(cuts, memory)]
-    if not choices:
-        with pytest.raises(ValueError, match=r"want at least \d+ stages"):
-            partition(cost_s, num_stages, memory)
-        return
-    ours = partition(cost_s, num_stages, memory)
+    cost_s, num_stages = problem
+    choices = list(all_partitions(len(cost_s), num_stages))
+    ours = partition(cost_s, num_stages)
     assert ours in choices
     best = min(max(stage_costs(cost_s, cuts)) for cuts in choices)
     assert max(stage_costs(cost_s, ours)) == best
-    assert bottleneck_s(cost_s, num_stages, memory) == float(best)
+    assert bottleneck_s(cost_s, num_stages) == float(best)
     evenness = [
         sum(cost**2 for cost in stage_costs(cost_s, cuts))
         for cuts in choices
@@ -75,19 +60,18 @@ def test_the_two_methods_agree_on_long_chains(cost_s, num_stages):
     assert max(stage_costs(cost_s, partition(cost_s, num_stages))) == printed
 
 
-@given(problems(), st.floats(0.1, 30))
-def test_fewest_stages_under_a_target(problem, target_s):
-    cost_s, _, memory = problem
+@given(COSTS, st.floats(0.1, 30))
+def test_fewest_stages_under_a_target(cost_s, target_s):
     if max(cost_s) > target_s:
         with pytest.raises(ValueError, match=r"layer \d+ alone costs"):
-            partition_min_stages(cost_s, target_s, memory)
+            partition_min_stages(cost_s, target_s)
         return
-    ours = partition_min_stages(cost_s, target_s, memory)
+    ours = partition_min_stages(cost_s, target_s)
     counts = [
         num_stages
         for num_stages in range(1, len(cost_s) + 1)
         for cuts in all_partitions(len(cost_s), num_stages)
-        if allowed(cuts, memory) and max(stage_costs(cost_s, cuts)) <= target_s
+        if max(stage_costs(cost_s, cuts)) <= target_s
     ]
     assert len(ours) == min(counts)
     assert max(stage_costs(cost_s, ours)) <= target_s
@@ -115,19 +99,6 @@ def test_known_partitions(cost_s, num_stages, expected):
         pytest.param(lambda: partition([], 1), "at least one layer", id="no-layers"),
         pytest.param(lambda: partition([1.0, -2.0], 1), "layer 1: cost .* got -2.0", id="negative"),
         pytest.param(lambda: partition([float("nan")], 1), "layer 0: cost .* got nan", id="nan"),
-        pytest.param(
-            lambda: partition([1.0, 1.0], 1, MemoryLimit((3, 3), 5)),
-            "at most 5 bytes cannot hold 6 bytes of layers: want at least 2 stages",
-            id="memory",
-        ),
-        pytest.param(
-            lambda: partition([1.0, 1.0], 2, MemoryLimit((3, 9), 5)),
-            "layer 1 needs 9 bytes.*must be at least 9 bytes",
-            id="layer-too-large",
-        ),
-        pytest.param(
-            lambda: partition([1.0, 1.0], 2, MemoryLimit((3,), 5)), "2 layers, got 1 byte", id="bytes-missing"
-        ),
         pytest.param(lambda: partition_min_stages([1.0, 4.0], 3.0), "layer 1 alone costs 4.0 s", id="target"),
     ],
 )

@@ -18,8 +18,7 @@ from runtime.preprocess.doorway import HANDSHAKE_MS
 from runtime.preprocess.inbox import MOST_OF_PEER, Inbox, Letter
 from runtime.preprocess.keys import ClientKeys, make_keys, read_client_keys, write_keys
 from runtime.preprocess.messages import MOST_HEADER_BYTES, Role, parse_message
-from runtime.preprocess.server import MOST_BAD, Server
-from runtime.preprocess.server_settings import ServerSettings
+from runtime.preprocess.server import MOST_BAD, Server, ServerSettings
 from runtime.preprocess.stream import Malformed
 from tests.preprocess_service import RULE, WAIT_S, Running, loading, serving
 from tests.waiting import eventually

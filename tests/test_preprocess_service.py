@@ -25,8 +25,7 @@ from runtime.preprocess.loader import Batch, ColocatedLoader, Group, ServedLoade
 from runtime.preprocess.messages import Role
 from runtime.preprocess.order import OrderSettings
 from runtime.preprocess.producer import produce
-from runtime.preprocess.server import Server
-from runtime.preprocess.server_settings import ServerSettings
+from runtime.preprocess.server import Server, ServerSettings
 from runtime.preprocess.stream import Content, Malformed
 from tests.preprocess_service import RULE, WAIT_S, break_image, loading, serving
 

@@ -22,7 +22,7 @@ from workbench.cost.profile import (
 
 
 def test_known_profiles():
-    measured = {sheet.name for sheet in SHEETS}
+    measured = {sheet.device for sheet in SHEETS}
     assert set(known_profiles()) == measured | set(LIKE)
     assert all(load_profile(name).device == name for name in known_profiles())
 
@@ -43,7 +43,7 @@ def test_shipped_profile_round_trips_and_names_its_sources(name: str):
 def test_building_again_gives_the_shipped_bytes(tmp_path: Path):
     main([str(tmp_path)])
     for sheet in SHEETS:
-        shipped = Path("workbench/cost/profiles") / f"{sheet.name}.json"
+        shipped = Path("workbench/cost/profiles") / f"{sheet.device}.json"
         assert (tmp_path / shipped.name).read_bytes() == shipped.read_bytes(), (
             "run workbench.calibrate.public"
         )
@@ -66,7 +66,7 @@ def test_leave_one_out_errors_of_the_tables_are_small(name: str):
 def test_the_command_prints_the_errors_it_ships(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     main([str(tmp_path), "--json"])
     printed = json.loads(capsys.readouterr().out)
-    assert set(printed) == {sheet.name for sheet in SHEETS}
+    assert set(printed) == {sheet.device for sheet in SHEETS}
     assert printed["A40"]["matmul"]["median"] == load_profile("A40").fits[0].median
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from experiments.public import korthikanti, vtrain
-from experiments.public.fit import Free, execution_of, fitted, ready, times_s
+from experiments.public.fitted import Free, execution_of, fitted, ready, times_s
 from experiments.public.korthikanti import MODES, continued_s, predictions, printed, rows
-from experiments.public.reference import vtrain_rows, with_vtrain_all_reduce
+from experiments.public.vtrain import vtrain_rows, with_vtrain_all_reduce
 from sim.predict import iteration_s
 from workbench.cost.collectives import Collective, Collectives
 from workbench.cost.execution import Execution

@@ -4,8 +4,7 @@ import pytest
 
 from experiments.cornstarch.modelled import a40_cost
 from experiments.cornstarch.modelled_tables import stage_times
-from experiments.cornstarch.published_kernel import head_dim, published_kernel
-from experiments.cornstarch_icml.table2 import FITTED_ON, modelled_table
+from experiments.cornstarch_icml.table2 import FITTED_ON, head_dim, modelled_table, published_kernel
 from workbench.cost.execution import Execution, HeadRate, load_execution, write_execution
 from workbench.cost.model import CostModel
 from workbench.cost.roofline import RowWork, Work

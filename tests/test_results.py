@@ -6,11 +6,10 @@ import sys
 import pytest
 
 from experiments.harness import reads, record, script
-from experiments.harness.changes import changes, records_at
 from experiments.harness.outcome import About, Claim, Evidence, PaperNumber, Unstated, outcome_of
 from experiments.harness.reads import changed_since, modules_of, reads_of
 from experiments.harness.record import as_record, stored_records
-from experiments.harness.tally import counts, summary_of
+from experiments.harness.tally import changes, counts, records_at, summary_of
 from experiments.renew import in_order, is_stale
 
 CHEAP = "cornstarch_icml/table1"

@@ -14,8 +14,10 @@ from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.llm_table.columns import read_row
 from workbench.llm_table.llm_row import LlmRow
-from workbench.llm_table.predict import RowPredictor, prices_of, with_replicas
+from workbench.llm_table.predict import RowPredictor
+from workbench.llm_table.replicas import with_replicas
 from workbench.llm_table.row_plan import plan_of
+from workbench.llm_table.row_prices import prices_of
 from workbench.model.layer import Shard
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered, Route

@@ -13,7 +13,8 @@ from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.cost.roofline import RowWork, Work, layer_flop
 from workbench.llm_table.columns import SHARES
-from workbench.llm_table.predict import RowPredictor, with_replicas
+from workbench.llm_table.predict import RowPredictor
+from workbench.llm_table.replicas import with_replicas
 from workbench.llm_table.row_bytes import activation_bytes, held_bytes, scores_bytes
 from workbench.llm_table.row_doubts import told
 from workbench.llm_table.row_execution import execution_of

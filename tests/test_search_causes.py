@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.search.causes import KERNELS, causes_of
+from experiments.search.compared import KERNELS, causes_of
 from tests.test_strategies import cost, job
 from tests.tiny_valm import tiny_batch
 from workbench.explain.idle import IdleCause

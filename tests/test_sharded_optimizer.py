@@ -14,10 +14,9 @@ from runtime.launch import RunResult, run_lowered
 from runtime.rank_job import Collect, RunSettings
 from runtime.step.gradients import Gradients
 from runtime.step.optimizer import OptimizerSettings, build_adamw
-from runtime.step.optimizer_part import weight_buckets
 from runtime.step.stage_module import build_stage_module
 from runtime.step.timing import Recorder
-from runtime.step.weight_bucket import Share, WeightBucket
+from runtime.step.weight_bucket import Share, WeightBucket, weight_buckets
 from runtime.world.mesh import Mesh
 from runtime.world.pool import Pool
 from tests.plans import LINK, disjoint_plan, finish

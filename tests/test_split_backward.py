@@ -78,12 +78,15 @@ def test_two_microbatches_in_any_order_give_autograds_gradients(whole_second: bo
     parted = SplitBackward(module)
     inputs = [x.clone().requires_grad_() for _ in range(2)]
     outputs = [module(leaf, ids.roll(index)) for index, leaf in enumerate(inputs)]
-    first = parted.backward(outputs[0], 2 * outputs[0].detach())
+    with parted.leaving() as first:
+        outputs[0].backward(2 * outputs[0].detach())
     assert module.head.weight.grad is None
     if whole_second:
         outputs[1].backward(2 * outputs[1].detach())
     else:
-        parted.backward(outputs[1], 2 * outputs[1].detach()).run()
+        with parted.leaving() as work:
+            outputs[1].backward(2 * outputs[1].detach())
+        work.run()
     for leaf, gradient in zip(inputs, passed_on, strict=True):
         assert torch.allclose(leaf.grad, gradient, rtol=1e-13, atol=0)
     assert module.head.weight.grad is not None
@@ -99,7 +102,9 @@ def test_a_module_without_an_input_that_asks_still_trains() -> None:
     module, x, ids = mixture()
     parted = SplitBackward(module)
     output = module(x, ids)
-    parted.backward(output, torch.ones_like(output)).run()
+    with parted.leaving() as work:
+        output.backward(torch.ones_like(output))
+    work.run()
     assert_close(gradients_of(module), expected)
 
 
@@ -109,7 +114,8 @@ def test_frozen_modules_leave_nothing() -> None:
     parted = SplitBackward(module)
     leaf = x.requires_grad_()
     output = module(leaf, ids)
-    work = parted.backward(output, torch.ones_like(output))
+    with parted.leaving() as work:
+        output.backward(torch.ones_like(output))
     assert len(work) == 0
     assert leaf.grad is not None
     with torch.no_grad():
@@ -133,7 +139,8 @@ def test_between_the_passes_only_inputs_and_output_gradients_are_held() -> None:
         x = torch.randn(tokens, width, requires_grad=True)
         normed = norm(x)
         output = x + down(functional.silu(gate(normed)) * up(normed))
-        work = parted.backward(output, torch.ones_like(output))
+        with parted.leaving() as work:
+            output.backward(torch.ones_like(output))
         del x, normed, output
         held = memory.num_bytes - still
         # Read: the normed once for gate and up, the product; written: gate, up, down.

@@ -54,7 +54,8 @@ def measured(name: str, index: int, needs: Needs, lengths: tuple[int, ...]) -> t
         output = layer(None if index == EMBED else hidden.view_as(hidden), {}, context)
         gradient = torch.ones_like(output)
         memory.take_height()
-        work = parted.backward(output, gradient)
+        with parted.leaving() as work:
+            output.backward(gradient)
         most_in_first = memory.take_height().num_bytes - before - output.nbytes - gradient.nbytes
         del output, gradient
         left = sum(

@@ -14,9 +14,9 @@ from torch import nn
 from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.launch import run_local
 from runtime.models.choose import adapter_of
+from runtime.parallel.expert.cuts import held_parts
 from runtime.parallel.tensor.cuts import Cut, cuts_of
 from runtime.parallel.tensor.group import TensorGroup
-from runtime.parallel.tensor.parts import held_parts
 from runtime.rank_job import Collect, RunSettings
 from runtime.step.stage_module import StageInput, build_stage_module
 from runtime.world.pool import Pool

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import torch
 
-from runtime.step.gradients import copies_of
 from runtime.step.stage_module import build_stage_module
 from runtime.step.tied_weights import hold_with
+from runtime.step.weight_bucket import copies_of
 from runtime.world.pool import Pool
 from tests.test_parity import assert_parity, execute, mixed, on_ranks
 from tests.test_sharded_optimizer import on_fewer_ranks

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from tests.plans import disjoint_plan, two_encoders
@@ -88,19 +87,6 @@ def test_rows_of_a_microbatch_are_evened_out_together():
     assert together < alone
 
 
-def test_cost_per_token_evens_out_tokens():
-    plan = cp_plan([sample(0, 700, mask="causal")], cp=4)
-    num_tokens = plan.batch[0].num_tokens
-
-    def most_tokens(per_token: float) -> int:
-        (shard,) = token_shards(plan, "llm", longest_first_exchanged, block_tokens=64, per_token=per_token)
-        owned = np.repeat(shard.owners, shard.block_tokens)[:num_tokens]
-        return int(np.bincount(owned).max())
-
-    assert most_tokens(1e9) <= -(-num_tokens // 64 // 4) * 64 + 64
-    assert most_tokens(1e9) <= most_tokens(0.0)
-
-
 def test_encoder_rows_are_cut_at_their_in_count():
     plan = cp_plan(BATCH[:2], cp=1, encoder_cp=2)
     shards = token_shards(plan, "vision", tokens.longest_first, block_tokens=16)
@@ -124,5 +110,3 @@ def test_bad_input_is_refused():
         token_shards(plan, "llm", tokens.longest_first, block_tokens=0)
     with pytest.raises(ValueError, match="nose"):
         token_shards(plan, "nose", tokens.longest_first)
-    with pytest.raises(ValueError, match="per_token must be finite"):
-        token_shards(plan, "llm", tokens.longest_first, per_token=-1.0)

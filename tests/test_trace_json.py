@@ -12,8 +12,7 @@ from sim.step.engine import simulate
 from tests.random_lowered import random_durations, random_lowered
 from workbench.schedule.action import STEP, Action, Pass
 from workbench.trace import Executor, Lane, MemorySample, Message, Span, Trace
-from workbench.trace_flows import exchange_flows
-from workbench.trace_json import dumps, loads, read_trace, write_trace
+from workbench.trace_json import dumps, exchange_flows, loads, read_trace, write_trace
 
 times = st.floats(0, 1e6, allow_nan=False)
 ranks = st.integers(0, 5)

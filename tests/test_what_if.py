@@ -13,8 +13,15 @@ from workbench.job.job_file import parse_spec
 from workbench.job.machines import cost_of
 from workbench.plan.plan import Plan
 from workbench.report.folder import fastest_of, read_folder
-from workbench.report.what_if import WhatIf, axes_of, what_if, with_words, words_of
-from workbench.report.what_if_html import what_if_html, what_if_record
+from workbench.report.what_if import (
+    WhatIf,
+    axes_of,
+    what_if,
+    what_if_html,
+    what_if_record,
+    with_words,
+    words_of,
+)
 from workbench.strategies import cornstarch
 from workbench.timing.accept import accept as accepted
 from workbench.trace import Trace

@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -43,10 +44,13 @@ def forking() -> Iterator[None]:
     """Around a fork: a signal that asks to end waits until the child has undone `ending_by_signal`.
 
     Else `Ended` would go up the stack that the child has of its parent, and clean up what is the parent's.
+    Python 3.12 warns of any fork beside threads; those of this program are idle at its forks.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -45,7 +45,7 @@ def step_metrics(trace: Trace) -> StepMetrics:
 
 def busy_s(trace: Trace) -> dict[int, float]:
     """Rank -> seconds in which its compute lane runs an action; ValueError without spans."""
-    return {rank: _length(intervals) for rank, intervals in _compute(trace).items()}
+    return {rank: union_s(intervals) for rank, intervals in _compute(trace).items()}
 
 
 def bubble_fraction(trace: Trace) -> dict[int, float]:
@@ -101,7 +101,7 @@ def exposed_communication_s(trace: Trace) -> dict[int, float]:
         if span.lane is Lane.REDUCE:
             under_way[span.rank].append((span.start_s, span.end_s))
     return {
-        rank: _length(chain(intervals, compute.get(rank, ()))) - _length(compute.get(rank, ()))
+        rank: union_s(chain(intervals, compute.get(rank, ()))) - union_s(compute.get(rank, ()))
         for rank, intervals in under_way.items()
     }
 
@@ -153,9 +153,9 @@ def _broken_down(
     computing: list[Interval], communicating: list[Interval], copying: list[Interval]
 ) -> Breakdown:
     every = [interval for interval in (*computing, *communicating, *copying) if interval[1] > interval[0]]
-    compute_s, busy, communicate_s = _length(computing), _length(every), _length(communicating)
+    compute_s, busy, communicate_s = union_s(computing), union_s(every), union_s(communicating)
     whole_s = max((end_s for _, end_s in every), default=0.0) - min((s for s, _ in every), default=0.0)
-    hidden_s = compute_s + communicate_s - _length(chain(computing, communicating))
+    hidden_s = compute_s + communicate_s - union_s(chain(computing, communicating))
     return Breakdown(
         compute_s=compute_s,
         other_s=busy - compute_s,
@@ -198,7 +198,7 @@ def _interval(span: Span) -> Interval:
     return span.start_s, span.end_s
 
 
-def _length(intervals: Iterable[Interval]) -> float:
+def union_s(intervals: Iterable[Interval]) -> float:
     """Length of a union of intervals. O(n log n)."""
     total_s, reached_s = 0.0, float("-inf")
     for start_s, end_s in sorted(intervals):

@@ -7,8 +7,8 @@ from docs.generate import papers
 from docs.generate.commands import commands_page
 from docs.generate.evidence import evidence_page
 from docs.generate.files import data_page, plan_page, profile_page, trace_page
-from docs.generate.job_file import job_page
 from docs.generate.lists import models_page, schedules_page, strategies_page
+from docs.generate.records import job_page
 from docs.generate.results import ROOT
 from docs.generate.summary import summary_table
 from docs.generate.timeline import timelines_svg

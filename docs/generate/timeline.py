@@ -36,7 +36,7 @@ def timelines_svg() -> str:
     scale_s = max(trace.iteration_s for _, _, trace in runs)
     parts, y = [], GAP
     for name, plan, trace in runs:
-        inner = _plain(timeline_svg(plan, trace, scale_s=scale_s))
+        inner = timeline_svg(plan, trace, scale_s=scale_s)
         text = f"--strategy {name}: {milliseconds(trace.iteration_s)}, {len(plan.ranks)} ranks"
         parts.append(f'<text class="title" x="{LEFT}" y="{y + TITLE_HEIGHT - 10}">{text}</text>')
         parts.append(f'<g transform="translate(0 {y + TITLE_HEIGHT})">{inner}</g>')
@@ -58,11 +58,6 @@ def _simulated(strategy: str, folder: Path) -> tuple[Plan, Trace]:
     printed("plan", str(JOB), "--strategy", strategy, "-o", str(plan), *profile)
     printed("simulate", str(plan), "--trace", str(trace), *profile)
     return read_plan(plan), read_trace(trace)
-
-
-def _plain(svg: str) -> str:
-    """Without what only a page with a script can show: the texts that appear over a span."""
-    return re.sub(r' data-t="[^"]*"', "", svg)
 
 
 def _height(svg: str) -> int:

@@ -1,11 +1,10 @@
-"""A trace as a static picture: one row per group of ranks, idle time hatched, every span to hover over."""
+"""A trace as a static picture: one row per group of ranks, idle time hatched."""
 
 from collections.abc import Sequence
-from html import escape
 
 from workbench.plan.plan import Plan
 from workbench.report.palette import NEUTRAL, module_hues, text_on, tone
-from workbench.report.tables import milliseconds, rank_runs
+from workbench.report.tables import rank_runs
 from workbench.report.timeline import TimelineRow, nice_step, timeline_rows
 from workbench.schedule.action import COMPUTE
 from workbench.trace import Lane, Message, Span, Trace
@@ -91,7 +90,7 @@ class _Canvas:
         label = str(span.action)
         self._parts.append(
             f'<rect class="s" x="{left:.2f}" y="{top:g}" width="{width:.2f}" height="{height}" '
-            f'fill="{fill}" data-t="{escape(_span_text(plan, span))}"/>'
+            f'fill="{fill}"/>'
         )
         if height == COMPUTE_HEIGHT and width >= LABEL_PIXELS * len(label) + 3:
             self._parts.append(
@@ -102,15 +101,9 @@ class _Canvas:
     def _message(self, message: Message, top: float) -> None:
         left = self._x(message.start_s)
         width = max(self._x(message.end_s) - left, LEAST_PIXELS)
-        text = (
-            f"row {message.row}, {message.edge}\nrank {message.source_rank} to "
-            f"{message.destination_rank}, {message.num_bytes:,} bytes\nwaited "
-            f"{milliseconds(message.start_s - message.ready_s)}, took "
-            f"{milliseconds(message.end_s - message.start_s)}"
-        )
         self._parts.append(
             f'<rect class="s" x="{left:.2f}" y="{top:g}" width="{width:.2f}" height="{LANE_HEIGHT}" '
-            f'fill="{NEUTRAL}" opacity="0.55" data-t="{escape(text)}"/>'
+            f'fill="{NEUTRAL}" opacity="0.55"/>'
         )
 
     def _fill(self, plan: Plan, span: Span) -> str:
@@ -129,17 +122,6 @@ class _Canvas:
                 f'<text class="tick" x="{x:.2f}" y="{self._y + 14:g}" text-anchor="middle">{label}</text>'
             )
         return "".join(parts)
-
-
-def _span_text(plan: Plan, span: Span) -> str:
-    head = str(span.action)
-    if span.action.stage is not None:
-        stage = plan.stage[span.action.stage]
-        head += f"  {stage.module} layers {stage.layers[0]}..{stage.layers[1] - 1}"
-    return (
-        f"{head}\n{milliseconds(span.start_s)} to {milliseconds(span.end_s)}\n"
-        f"took {milliseconds(span.end_s - span.start_s)} on rank {span.rank}"
-    )
 
 
 def _idle_fraction(compute: Sequence[Span], iteration_s: float) -> float:

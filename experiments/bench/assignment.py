@@ -9,15 +9,14 @@ Goal:    below 1 % of a step of 1 s at 512 samples.
 Run:     python -m experiments.bench.assignment [--json]
 """
 
-import json
 import random
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended, shown, taken
 from workbench.balance.microbatches.assignment import MicrobatchAssignment, hierarchical_assignment
 from workbench.balance.microbatches.bottleneck_match import Matching, bottleneck_match, even_match
 
@@ -51,9 +50,8 @@ def measure(num_samples: int) -> Row:
     for seed in range(REPEATS[num_samples]):
         encoder_s, llm_s = draw(num_samples, seed)
         for name, match in (("printed", bottleneck_match), ("even", even_match)):
-            start = time.perf_counter()
-            replicas = assign(encoder_s, llm_s, match)
-            times_ms[match].append((time.perf_counter() - start) * 1e3)
+            seconds, replicas = taken(partial(assign, encoder_s, llm_s, match))
+            times_ms[match].append(seconds * 1e3)
             residual[name] += [_residual(replica.llm, llm_s) for replica in replicas]
             deviation[name] += [_deviation(replica.llm, llm_s) for replica in replicas]
         residual["without"] += [_residual(replica.encoder, llm_s) for replica in replicas]
@@ -109,20 +107,18 @@ def main() -> int:
     """Print the table, or JSON as the last line."""
     as_json = command_line(__doc__).parse_args().json
     assign(*draw(64, 0), bottleneck_match)  # loads scipy
-    rows = [measure(num_samples) for num_samples in SIZES]
-    print("samples  printed p50    p95   even p50   heaviest / mean: without  printed  even   std / mean")
-    for row in rows:
-        print(
+    rows = shown(
+        "samples  printed p50    p95   even p50   heaviest / mean: without  printed  even   std / mean",
+        map(measure, SIZES),
+        lambda row: (
             f"{row.num_samples:7d} {row.printed_ms_p50:9.2f} ms {row.printed_ms_p95:6.2f} "
             f"{row.even_ms_p50:8.2f} ms {row.residual_without:23.3f} {row.residual_printed:8.3f} "
             f"{row.residual_even:5.3f}   {row.deviation_printed:.3f} -> {row.deviation_even:.3f}"
-        )
-    holds = rows[0].printed_ms_p50 < GOAL_MS
-    print(f"claim: below {GOAL_MS:.0f} ms at 512 samples {'holds' if holds else 'FAILS'}")
-    if as_json:
-        keys = {f"assign_{row.num_samples}_ms": row.printed_ms_p50 for row in rows}
-        print(json.dumps(keys | {"rows": [asdict(row) for row in rows]}))
-    return 0 if holds else 1
+        ),
+    )
+    keys = {f"assign_{row.num_samples}_ms": row.printed_ms_p50 for row in rows}
+    claims = {f"below {GOAL_MS:.0f} ms at 512 samples": rows[0].printed_ms_p50 < GOAL_MS}
+    return ended(keys | {"rows": [asdict(row) for row in rows]}, claims, as_json=as_json)
 
 
 if __name__ == "__main__":

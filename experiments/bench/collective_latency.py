@@ -6,7 +6,6 @@ Ours:    the median of 60 collectives. Calibration times them right after each o
 Run:     python -m experiments.bench.collective_latency [--json]
 """
 
-import json
 import statistics
 import sys
 import time
@@ -16,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended
 from runtime.measure.microbench import header_here
 from runtime.world.pool import Place, Pool
 from runtime.world.tensor_collectives import GATHER, SCATTER
@@ -92,9 +91,8 @@ def main() -> int:
     print(f"{'before':16s}" + "".join(f"{collective:>18s}" for collective in found))
     for name in names:
         print(f"{name:16s}" + "".join(f"{row[name]:15.2f} ms" for row in found.values()))
-    if arguments.json:
-        print(json.dumps({"device": header_here().device_name, "milliseconds": found}))
-    return 0
+    record = {"device": header_here().device_name, "milliseconds": found}
+    return ended(record, as_json=arguments.json)
 
 
 if __name__ == "__main__":

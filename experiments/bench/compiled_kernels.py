@@ -37,9 +37,9 @@ from runtime.kernels.bitfield_attention.attention import (
     attention_forward,
 )
 from runtime.kernels.bitfield_attention.combine import combine_softmax, combine_sum
-from runtime.kernels.bitfield_attention.launch import Launch
 from runtime.kernels.bitfield_attention.mask import KernelMask, TokenFields, kernel_mask
 from runtime.kernels.bitfield_attention.plan import BLOCK, make_plan
+from runtime.kernels.bitfield_attention.tasks import Tasks
 
 HOPPER = GPUTarget("cuda", 90, 32)
 HEADS, KV_HEADS = 32, 8
@@ -219,7 +219,7 @@ def launch_all(mask: KernelMask, head_dim: int) -> None:
 def launch_merges(head_dim: int) -> None:
     """What merges partial results of lists that were cut: one block of one head in two pieces."""
     table = torch.zeros(4, 2, dtype=torch.int32)
-    launch = Launch(tasks=table, split_block=table[0, :1], split_start=table[1], num_slots=2)
+    launch = Tasks(table=table, split_block=table[0, :1], split_start=table[1], num_slots=2)
     part = torch.zeros(1, 2, BLOCK, head_dim)
     out = torch.zeros(1, 1, BLOCK, head_dim, dtype=torch.bfloat16)
     combine_softmax(part, part[..., 0].contiguous(), launch, out, torch.zeros(1, 1, BLOCK))

@@ -11,7 +11,6 @@ Differs: a fresh router is not a trained one.
 Run:     python -m experiments.bench.expert_parallel [--rounds 3] [--json]
 """
 
-import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 from experiments.fidelity.work import text_only, text_samples, this_machine
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended
 from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.launch import run_local
 from runtime.measure.plans import BenchSettings, measure
@@ -29,7 +28,7 @@ from runtime.models.adapter import StageLayer
 from runtime.rank_job import RunSettings
 from runtime.step.stage_module import StageInput, build_stage_module
 from runtime.world.pool import Pool
-from sim.step.engine import simulate
+from sim.predict import predict
 from workbench.calibrate.fit import fit
 from workbench.cost.expert_parallel import busiest_share
 from workbench.cost.hardware import Link
@@ -42,7 +41,6 @@ from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Plan, Precision, Settings
 from workbench.strategies import megatron_heterogeneous
 from workbench.timing.accept import accept
-from workbench.timing.price import price
 
 NUM_RANKS, TOKENS, NUM_SAMPLES, CHOSEN, NUM_EXPERTS = 2, 256, 4, 2, 4
 MODEL: dict[str, Any] = {
@@ -83,13 +81,6 @@ def calibrated(pool: Pool, budget_s: float) -> Profile:
     plans = [moe_plan(*grid, anywhere) for grid in ((1, 2, 1), (1, 1, 1))]
     settings = BenchSettings(concurrency=NUM_RANKS, budget_s=budget_s)
     return fit("this machine", [measure(plans, pool, settings=settings)])
-
-
-def predicted_s(plan: Plan, cost: CostModel) -> float:
-    """Of one step, simulated."""
-    lowered, memory = accept(plan)
-    prices = price(lowered, cost)
-    return simulate(lowered, prices.duration_s, step_s=prices.step_s, memory=memory).iteration_s
 
 
 def executed_s(plans: Sequence[Plan], pool: Pool, rounds: int) -> list[list[float]]:
@@ -150,7 +141,7 @@ def judged(rounds: int, budget_s: float) -> dict[str, float]:
         cost = CostModel(profile)
         link = profile.machine_link("intra").link
         plans = {name: moe_plan(*grid, cost, link) for name, grid in GRIDS.items()}
-        told = {name: predicted_s(plan, cost) for name, plan in plans.items()}
+        told = {name: predict(*accept(plan), cost).iteration_s for name, plan in plans.items()}
         seconds = executed_s(list(plans.values()), pool, rounds)
     found: dict[str, float] = {}
     for name, each in zip(plans, seconds, strict=True):
@@ -179,9 +170,7 @@ def main() -> int:
     for ep in DEGREES:
         counted, assumed = record[f"busiest.ep{ep}.counted"], record[f"busiest.ep{ep}.assumed"]
         print(f"busiest of {ep}: {counted:.3f} of the mean as counted, {assumed:.3f} as assumed")
-    if arguments.json:
-        print(json.dumps(record))
-    return 0
+    return ended(record, as_json=arguments.json)
 
 
 if __name__ == "__main__":

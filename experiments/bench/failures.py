@@ -8,14 +8,14 @@ Ours:    `sim.failures.simulate`, and `rivals.failures_stepwise` on the same sys
 Run:     python -m experiments.bench.failures [--json]
 """
 
-import json
 import math
 import sys
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from experiments.bench.rivals.failures_stepwise import play_failures
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended, shown, taken
 from experiments.oobleck.runs import BUILDERS
 from experiments.oobleck.systems import MOST_NODES
 from sim.failures.run import FailureRun
@@ -75,9 +75,8 @@ def measure(name: str, interval: str) -> Row:
     runs: dict[str, FailureRun] = {}
     for _ in range(REPEATS):
         for way, simulate in (("counted", simulate_failures), ("stepwise", play_failures)):
-            start_s = time.process_time()
-            runs[way] = simulate(system, trace, DAYS * 86400)
-            seconds[way].append(time.process_time() - start_s)
+            lasted_s, runs[way] = taken(partial(simulate, system, trace, DAYS * 86400), time.process_time)
+            seconds[way].append(lasted_s)
     ours = runs["counted"]
     return Row(
         system=name,
@@ -107,23 +106,17 @@ def as_json(rows: list[Row]) -> dict[str, object]:
 
 def main() -> int:
     arguments = command_line(__doc__).parse_args()
-    print("a node leaves every  system          events  iterations  counted  step by step  ratio  hours/s")
-    rows = []
-    for interval in HOURS_BETWEEN_LEAVES:
-        for name in BUILDERS:
-            row = measure(name, interval)
-            rows.append(row)
-            print(
-                f"{interval:>19}  {name:14} {row.num_events:7} {row.num_iterations:11} "
-                f"{row.counted_s * 1e3:5.1f} ms {row.stepwise_s * 1e3:10.1f} ms {row.ratio:6.1f} "
-                f"{row.simulated_h_per_s:8.0f}",
-                flush=True,
-            )
-    result = as_json(rows)
-    print(f"claim: both agree to a billionth everywhere: {'holds' if result['all_agree'] else 'FAILS'}")
-    if arguments.json:
-        print(json.dumps(result))
-    return 0 if result["all_agree"] else 1
+    rows = shown(
+        "a node leaves every  system          events  iterations  counted  step by step  ratio  hours/s",
+        (measure(name, interval) for interval in HOURS_BETWEEN_LEAVES for name in BUILDERS),
+        lambda row: (
+            f"{row.interval:>19}  {row.system:14} {row.num_events:7} {row.num_iterations:11} "
+            f"{row.counted_s * 1e3:5.1f} ms {row.stepwise_s * 1e3:10.1f} ms {row.ratio:6.1f} "
+            f"{row.simulated_h_per_s:8.0f}"
+        ),
+    )
+    claims = {"both agree to a billionth everywhere": all(row.agrees for row in rows)}
+    return ended(as_json(rows), claims, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -2,47 +2,16 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 
 from experiments.bench.kernel_cells import Contender as Who
+from experiments.bench.kernel_rows import BITS, PLAN, Row
+from experiments.harness.command import reaches
 
 MULTIMODAL = ("EP", "EE", "MP")
 JUDGED = (16384, 65536)  # tokens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """One contender on one cell: medians in seconds; None where the pass was not measured.
-
-    `modelled` is the list-scheduling time of the forward in units of a FULL tile, for ours. Spreads are
-    (third quartile - first quartile) / median.
-    """
-
-    mask: str
-    length: int
-    kind: str  # "full", "cp g=4", "cp g=1", "hd64", "hd256"
-    seed: int
-    who: Who
-    forward_s: float
-    backward_s: float | None
-    forward_flop: float
-    modelled: float | None = None
-    forward_spread: float = 0.0
-    backward_spread: float = 0.0
-
-    @property
-    def cell(self) -> tuple[str, int, str, int]:
-        return self.mask, self.length, self.kind, self.seed
-
-    def seconds(self, what: str) -> float | None:
-        """ "forward", "backward" or "both"."""
-        if what == "forward":
-            return self.forward_s
-        if self.backward_s is None:
-            return None
-        return self.backward_s if what == "backward" else self.forward_s + self.backward_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,23 +30,27 @@ class SimulatedForward:
         return self.simulated_s / self.measured_s - 1
 
 
-def simulated_forwards(timings: Iterable[Timing]) -> list[SimulatedForward]:
+def simulated_forwards(rows: Iterable[Row]) -> list[SimulatedForward]:
     """Every cell of width 128; the model's unit, a FULL tile, is the median over causal cells."""
-    modelled = [x for x in timings if x.modelled and not x.kind.startswith("hd")]
-    units = [x.forward_s / x.modelled for x in modelled if x.mask == "causal" and x.modelled]
+    modelled = [
+        (row, row.modelled, row.seconds)
+        for row in rows
+        if row.modelled and row.seconds and not row.kind.startswith("hd")
+    ]
+    units = [seconds / span for row, span, seconds in modelled if row.mask == "causal"]
     if not units:
         return []
     unit_s = statistics.median(units)
     return [
         SimulatedForward(
-            mask=x.mask,
-            length=x.length,
-            kind=x.kind,
-            seed=x.seed,
-            simulated_s=unit_s * (x.modelled or 0.0),
-            measured_s=x.forward_s,
+            mask=row.mask,
+            length=row.length,
+            kind=row.kind,
+            seed=row.seed,
+            simulated_s=unit_s * span,
+            measured_s=seconds,
         )
-        for x in modelled
+        for row, span, seconds in modelled
     ]
 
 
@@ -95,25 +68,24 @@ class Bar:
     def verdict(self) -> str:
         if self.value is None:
             return "MISSING"
-        return "ok" if (self.value <= self.must if self.at_most else self.value >= self.must) else "OFF"
+        return "ok" if reaches(self.value, self.must, at_most=self.at_most) else "OFF"
 
 
-def bars(timings: Iterable[Timing], extra: Mapping[str, float]) -> list[Bar]:
-    """K1 to K13. `extra` has what is no pass of a cell: plan times in seconds, equality of bits."""
-    t = _Table(timings)
-    flex_forward = t.ratios("forward", Who.FLEX, Who.OURS, "full", MULTIMODAL)
-    flex_backward = t.ratios("backward", Who.FLEX, Who.OURS, "full", MULTIMODAL)
-    tuned = t.ratios("both", Who.FLEX_TUNED, Who.OURS, "full", MULTIMODAL)
-    whole = t.ratios("forward", Who.WHOLE, Who.OURS, "full", ("causal", *MULTIMODAL))
-    ordered = t.ratios("both", Who.DETERMINISTIC, Who.OURS, "full", ("causal", *MULTIMODAL))
+def bars(rows: Iterable[Row]) -> list[Bar]:
+    """K1 to K13."""
+    t = _Table(rows)
+    flex_forward = t.ratios("forward", Who.FLEX, "full", MULTIMODAL)
+    flex_backward = t.ratios("backward", Who.FLEX, "full", MULTIMODAL)
+    tuned = t.ratios("both", Who.FLEX_TUNED, "full", MULTIMODAL)
+    whole = t.ratios("forward", Who.WHOLE, "full", ("causal", *MULTIMODAL))
+    ordered = t.ratios("both", Who.DETERMINISTIC, "full", ("causal", *MULTIMODAL))
     flash = {
-        what: _geomean(t.ratios(what, Who.FLEX_FLASH, Who.OURS, "full", MULTIMODAL))
-        for what in ("forward", "backward")
+        what: _geomean(t.ratios(what, Who.FLEX_FLASH, "full", MULTIMODAL)) for what in ("forward", "backward")
     }
-    local = t.ratios("forward", Who.FLEX, Who.OURS, "cp g=4", ("EE", "MP"))
-    local_split = t.ratios("forward", Who.WHOLE, Who.OURS, "cp g=4", ("EE", "MP"))
-    single_split = t.ratios("forward", Who.WHOLE, Who.OURS, "cp g=1", ("EE", "MP"))
-    plan_s, flex_plan_s = extra.get("plan_s"), extra.get("flex_plan_s")
+    local = t.ratios("forward", Who.FLEX, "cp g=4", ("EE", "MP"))
+    local_split = t.ratios("forward", Who.WHOLE, "cp g=4", ("EE", "MP"))
+    single_split = t.ratios("forward", Who.WHOLE, "cp g=1", ("EE", "MP"))
+    plan_s, flex_plan_s = t.plan_s.get(Who.OURS.name), t.plan_s.get(Who.FLEX.name)
     made = None if plan_s is None or flex_plan_s is None else flex_plan_s / plan_s
     return [
         Bar("K1", "forward: FlexAttention / ours, geomean of EP, EE, MP", 1.10, _geomean(flex_forward)),
@@ -135,7 +107,7 @@ def bars(timings: Iterable[Timing], extra: Mapping[str, float]) -> list[Bar]:
         Bar("K8 split", "the same: no split / split where it pays", 1.15, _geomean(local_split)),
         Bar("K9", "the same, group of 1: no split / split where it pays", 2.50, _geomean(single_split)),
         Bar("K10", "whole launches: no split / split where it pays, worst", 0.99, min(whole, default=None)),
-        Bar("K11 bits", "deterministic mode: 5 runs with equal bits", 1.0, extra.get("equal_bits")),
+        Bar("K11 bits", "deterministic mode: 5 runs with equal bits", 1.0, t.equal_bits),
         Bar(
             "K11",
             "deterministic / fused, forward + backward, worst",
@@ -155,12 +127,12 @@ def bars(timings: Iterable[Timing], extra: Mapping[str, float]) -> list[Bar]:
     ]
 
 
-def least_ratios(timings: Iterable[Timing]) -> dict[str, float | None]:
+def least_ratios(rows: Iterable[Row]) -> dict[str, float | None]:
     """The smallest rival's time over ours of whole launches: None unless all masks and lengths have both.
 
     FlexAttention on EP, EE and MP, each pass by itself; cuDNN on causal, both passes.
     """
-    t = _Table(timings)
+    t = _Table(rows)
     return {
         "flex_forward_min": t.least_ratio(("forward",), Who.FLEX, MULTIMODAL),
         "flex_backward_min": t.least_ratio(("backward",), Who.FLEX, MULTIMODAL),
@@ -169,67 +141,80 @@ def least_ratios(timings: Iterable[Timing]) -> dict[str, float | None]:
 
 
 class _Table:
-    """Timings by cell and contender."""
+    """What was measured: passes of cells by contender, plans, and whether bits repeat."""
 
-    def __init__(self, timings: Iterable[Timing]) -> None:
-        self.all = list(timings)
-        self.by = {(*timing.cell, timing.who): timing for timing in self.all}
+    def __init__(self, rows: Iterable[Row]) -> None:
+        every = list(rows)
+        timed = [row for row in every if row.seconds is not None]
+        bits = [row.error is None for row in every if row.kind == BITS]
+        self.plan_s = {row.who: row.seconds for row in timed if row.kind == PLAN}
+        self.equal_bits = float(all(bits)) if bits else None
+        self.forwards = [row for row in timed if row.direction == "forward"]
+        self.by = {(*row.cell, row.who, row.direction): row for row in timed}
 
-    def ratios(self, what: str, other: Who, ours: Who, kind: str, masks: tuple[str, ...]) -> list[float]:
-        """Time of `other` over time of `ours`, for every cell that has both."""
-        found = []
-        for timing in self.all:
-            if timing.who is not ours or timing.kind != kind or timing.mask not in masks:
-                continue
-            rival = self.by.get((*timing.cell, other))
-            mine, theirs = timing.seconds(what), None if rival is None else rival.seconds(what)
-            if mine is not None and theirs is not None:
-                found.append(theirs / mine)
-        return found
+    def seconds(self, cell: tuple[str, int, str, int], who: Who, what: str) -> float | None:
+        """Of "forward", "backward" or "both"; None where one was not measured."""
+        passes = ("forward", "backward") if what == "both" else (what,)
+        found = [self.by.get((*cell, who.name, each)) for each in passes]
+        times = [row.seconds for row in found if row is not None and row.seconds is not None]
+        return sum(times) if len(times) == len(passes) else None
+
+    def ours(self, kind: str, masks: tuple[str, ...]) -> list[Row]:
+        """Our forwards on cells of a kind."""
+        mine = [row for row in self.forwards if row.who == Who.OURS.name]
+        return [row for row in mine if row.kind == kind and row.mask in masks]
+
+    def ratios(self, what: str, other: Who, kind: str, masks: tuple[str, ...]) -> list[float]:
+        """Time of `other` over ours, for every cell that has both."""
+        both = [
+            (self.seconds(row.cell, other, what), self.seconds(row.cell, Who.OURS, what))
+            for row in self.ours(kind, masks)
+        ]
+        return [theirs / mine for theirs, mine in both if theirs is not None and mine is not None]
 
     def least_ratio(self, passes: tuple[str, ...], other: Who, masks: tuple[str, ...]) -> float | None:
         """Over passes, masks, JUDGED lengths and draws."""
         found = []
         for what, mask, length in product(passes, masks, JUDGED):
-            cells = [timing for timing in self.all if (timing.mask, timing.length) == (mask, length)]
-            ratios = _Table(cells).ratios(what, other, Who.OURS, "full", (mask,))
+            cells = [row for row in self.by.values() if (row.mask, row.length) == (mask, length)]
+            ratios = _Table(cells).ratios(what, other, "full", (mask,))
             if not ratios:
                 return None
             found += ratios
         return min(found)
 
+    def rate(self, cell: tuple[str, int, str, int], who: Who, what: str) -> float | None:
+        """FLOP/s of a pass, as if a backward counted one forward."""
+        row, seconds = self.by.get((*cell, who.name, what)), self.seconds(cell, who, what)
+        return (row.flop or 0.0) / seconds if row is not None and seconds else None
+
     def rate_ratio(self, what: str, baseline: Who) -> float | None:
         """Our FLOP/s on EE and EP over the baseline's on the causal mask, geomean over cells."""
-        found = []
-        for timing in self.all:
-            if timing.who is not Who.OURS or timing.kind != "full" or timing.mask not in ("EE", "EP"):
-                continue
-            other = self.by.get(("causal", timing.length, "full", 0, baseline))
-            mine, theirs = timing.seconds(what), None if other is None else other.seconds(what)
-            if mine and theirs and other is not None:
-                found.append((timing.forward_flop / mine) / (other.forward_flop / theirs))
-        return _geomean(found)
+        both = [
+            (self.rate(row.cell, Who.OURS, what), self.rate(causal_cell(row.length), baseline, what))
+            for row in self.ours("full", ("EE", "EP"))
+        ]
+        return _geomean([mine / theirs for mine, theirs in both if mine and theirs])
 
     def retained(self, mask: str, length: int) -> float | None:
         """Our forward FLOP/s on a mask over our own on the causal mask of that length."""
-        own = self.by.get(("causal", length, "full", 0, Who.OURS))
-        cells = [
-            timing
-            for timing in self.all
-            if timing.who is Who.OURS and (timing.mask, timing.length, timing.kind) == (mask, length, "full")
-        ]
-        if own is None:
-            return None
-        rate = own.forward_flop / own.forward_s
-        return _geomean([timing.forward_flop / timing.forward_s / rate for timing in cells])
+        own = self.rate(causal_cell(length), Who.OURS, "forward")
+        mine = [row for row in self.ours("full", (mask,)) if row.length == length]
+        rates = [self.rate(row.cell, Who.OURS, "forward") for row in mine]
+        return _geomean([rate / own for rate in rates if rate]) if own else None
 
     def width_ratio(self, kind: str) -> float | None:
-        return _geomean(self.ratios("both", Who.FLEX, Who.OURS, kind, ("causal", *MULTIMODAL)))
+        return _geomean(self.ratios("both", Who.FLEX, kind, ("causal", *MULTIMODAL)))
 
     def model_error(self) -> float | None:
         """Median relative error of the model but for the causal cells that give its unit."""
-        errors = [abs(row.error) for row in simulated_forwards(self.all) if row.mask != "causal"]
+        errors = [abs(row.error) for row in simulated_forwards(self.forwards) if row.mask != "causal"]
         return statistics.median(errors) if errors else None
+
+
+def causal_cell(length: int) -> tuple[str, int, str, int]:
+    """The whole launch that rates are held against."""
+    return "causal", length, "full", 0
 
 
 def _geomean(values: list[float]) -> float | None:

@@ -22,19 +22,14 @@ from runtime.kernels.bitfield_attention.tilings import Pass, Tiling
 from runtime.models.attention_mask import AttentionMask
 from workbench.balance.tokens.policies import longest_first
 from workbench.masks.bitfield import Bitfield
-from workbench.masks.builders import causal, encoder_embedded, encoder_prepended, multimodal_packed
+from workbench.masks.builders import DRAWN, causal
 from workbench.masks.tiles import area, classify, row_work
 
 BLOCK = 128
 MOST_CODES = 1000  # that FlexAttention may compile in one process
 PUBLISHED_SPLIT_TILES = 4096 // BLOCK  # keys of one subblock in the released code
 
-MASKS: dict[str, Callable[[int, int], Bitfield]] = {
-    "causal": lambda length, _: causal(length),
-    "EP": lambda length, seed: encoder_prepended(length, seed=seed),
-    "EE": lambda length, seed: encoder_embedded(length, seed=seed),
-    "MP": lambda length, seed: multimodal_packed(length, seed=seed),
-}
+MASKS: dict[str, Callable[..., Bitfield]] = {"causal": lambda length, seed: causal(length), **DRAWN}
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -106,7 +101,7 @@ class Stage:
 
 def set_up(cell: Cell, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Stage:
     """Mask, tiles as the runtime plans them, and random tensors of a cell."""
-    keys = MASKS[cell.mask](cell.length, cell.seed)
+    keys = MASKS[cell.mask](cell.length, seed=cell.seed)
     queries = keys.take(_rank_tokens(keys, cell.ranks)) if cell.ranks > 1 else keys
     mask, plan = AttentionMask(queries, keys, device).planned()
     generator = torch.Generator(device).manual_seed(cell.seed)

@@ -20,12 +20,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.harness.command import command_line, ended, reaches, refusing
 from experiments.harness.record import commit
-from workbench.whole_file import check_writable, write_text
+from workbench.whole_file import check_writable
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = "installed"
@@ -43,23 +43,12 @@ COLUMNS = (
 WIDTH = 128
 
 
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """What a figure must reach."""
-
-    limit: float
-    at_most: bool
-
-    def holds(self, value: float) -> bool:
-        return value <= self.limit if self.at_most else value >= self.limit
-
-
-GOALS = {
-    "forward_instructions_per_128_keys": Goal(535, at_most=True),
-    "forward_partial_instructions_per_64_keys": Goal(650, at_most=True),
-    "forward_async_wait": Goal(1, at_most=False),
-    "forward_spilled_bytes": Goal(0, at_most=True),
-    "backward_spilled_bytes": Goal(92, at_most=True),
+GOALS = {  # (limit, whether it is the most)
+    "forward_instructions_per_128_keys": (535, True),
+    "forward_partial_instructions_per_64_keys": (650, True),
+    "forward_async_wait": (1, False),
+    "forward_spilled_bytes": (0, True),
+    "backward_spilled_bytes": (92, True),
 }
 
 
@@ -144,42 +133,41 @@ def show(record: Mapping[str, Any]) -> None:
         for name, kernel in compiled["kernels"].items():
             cells = ("-" if kernel[column] is None else kernel[column] for column in COLUMNS)
             print(f"{name:26}" + "".join(f"{cell:>15}" for cell in cells))
-    for name, goal in GOALS.items():
-        sign = "<=" if goal.at_most else ">="
-        print(f"{name:42} {record[name]:6g} {sign} {goal.limit:g} {record['verdicts'][name]}")
+    for name, (must, at_most) in GOALS.items():
+        sign = "<=" if at_most else ">="
+        print(f"{name:42} {record[name]:6g} {sign} {must:g} {record['verdicts'][name]}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser = command_line(__doc__)
     parser.add_argument(
         "--triton", nargs="+", default=[JUDGED, INSTALLED], metavar="VERSION", help=f"or {INSTALLED!r}"
     )
     parser.add_argument("--out", type=Path, help="JSON file to write")
     arguments = parser.parse_args(argv)
-    try:
-        if arguments.out is not None:
-            check_writable(arguments.out)
-        compilers = [compile_with(version) for version in arguments.triton]
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
-    judged = figures(compilers[0]["kernels"])
+    return refusing(lambda: _main(arguments))
+
+
+def _main(arguments: argparse.Namespace) -> int:
+    if arguments.out is not None:
+        check_writable(arguments.out)
+    judged_one, *others = [compile_with(version) for version in arguments.triton]
+    judged = figures(judged_one["kernels"])
     record = {
         "script": "bench/kernel_compile",
         "commit": commit(),
-        "versions": compilers[0]["versions"],
+        "versions": judged_one["versions"],
         **judged,
-        "verdicts": {name: "ok" if goal.holds(judged[name]) else "OFF" for name, goal in GOALS.items()},
-        "kernels": compilers[0]["kernels"],
-        "others": [{**figures(other["kernels"]), **other} for other in compilers[1:]],
+        "verdicts": {
+            name: "ok" if reaches(judged[name], must, at_most=at_most) else "OFF"
+            for name, (must, at_most) in GOALS.items()
+        },
+        "kernels": judged_one["kernels"],
+        "others": [{**figures(other["kernels"]), **other} for other in others],
     }
     show(record)
-    if arguments.out is not None:
-        write_text(json.dumps(record, indent=1) + "\n", arguments.out)
-    if arguments.json:
-        print(json.dumps(record))
-    return 1 if "OFF" in record["verdicts"].values() else 0
+    holds = "OFF" not in record["verdicts"].values()
+    return ended(record, as_json=arguments.json, out=arguments.out, holds=holds)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
 """Rows of the kernel benchmark: one for each cell, pass and contender, in a file to go on with."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from experiments.bench.kernel_bars import Timing
 from experiments.bench.kernel_cells import Contender
 from workbench.whole_file import check_writable, write_text
 
 FORMAT = 1
 PART = "kernels"
+PLAN, BITS = "plan", "bits"  # kinds of units that are no passes of a cell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,7 @@ class Row:
     """One contender's pass on one cell: a median, or the line that says why there is none.
 
     Args:
-        kind: of the cell, as in `Timing`; "plan" and "bits" are no passes of a cell.
+        kind: of the cell: "full", "cp g=4", "cp g=1", "hd64" or "hd256"; or `PLAN` or `BITS`.
         direction: "forward", "backward", "plan" or "repeat".
         who: name of the contender.
         seconds: median of interleaved runs.
@@ -48,56 +48,9 @@ class Row:
         cell = f"{PART}/{self.kind}/{self.mask}#{self.seed}/{self.length}/{self.head_dim}/{self.dtype}"
         return f"{cell}/{self.direction}/{self.who}"
 
-
-def timings_of(rows: Iterable[Row]) -> list[Timing]:
-    """Both passes of a contender on a cell together, where its forward was measured."""
-    rows = list(rows)
-    backward = {row.key: row for row in rows if row.direction == "backward"}
-    found = []
-    for row in rows:
-        if row.direction != "forward" or row.seconds is None:
-            continue
-        after = backward.get(row.key.replace("/forward/", "/backward/"))
-        found.append(
-            Timing(
-                mask=row.mask,
-                length=row.length,
-                kind=row.kind,
-                seed=row.seed,
-                who=Contender[row.who],
-                forward_s=row.seconds,
-                backward_s=None if after is None else after.seconds,
-                forward_flop=row.flop or 0.0,
-                modelled=row.modelled,
-                forward_spread=row.spread or 0.0,
-                backward_spread=(after.spread if after is not None else None) or 0.0,
-            )
-        )
-    return found
-
-
-def rows_of(timing: Timing, head_dim: int, dtype: str) -> list[Row]:
-    """A row for each pass that was measured."""
-    passes = [("forward", timing.forward_s, timing.forward_spread)]
-    if timing.backward_s is not None:
-        passes.append(("backward", timing.backward_s, timing.backward_spread))
-    return [
-        Row(
-            kind=timing.kind,
-            mask=timing.mask,
-            length=timing.length,
-            head_dim=head_dim,
-            dtype=dtype,
-            seed=timing.seed,
-            direction=direction,
-            who=timing.who.name,
-            seconds=seconds,
-            spread=spread,
-            flop=timing.forward_flop,
-            modelled=timing.modelled if direction == "forward" else None,
-        )
-        for direction, seconds, spread in passes
-    ]
+    @property
+    def cell(self) -> tuple[str, int, str, int]:
+        return self.mask, self.length, self.kind, self.seed
 
 
 class RowFile:

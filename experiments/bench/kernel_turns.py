@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.bench.kernel_bars import Timing
 from experiments.bench.kernel_cells import (
     OPTIONS,
     Attention,
@@ -22,7 +21,7 @@ from experiments.bench.kernel_cells import (
     has_backward,
     set_up,
 )
-from experiments.bench.kernel_rows import Row, rows_of
+from experiments.bench.kernel_rows import BITS, PLAN, Row
 from runtime.kernels.bitfield_attention.launch import resident_tasks
 from runtime.kernels.bitfield_attention.plan import make_plan
 from runtime.kernels.bitfield_attention.tasks import make_tasks, modelled_span
@@ -35,7 +34,6 @@ SAME_BITS_RUNS = 5
 FLUSH_BYTES = 256 * 2**20
 PARITY = 2e-2  # of outputs of two bf16 kernels, norm of the difference over norm
 LONGEST_ERROR = 300  # characters
-PLAN, BITS = "plan", "bits"  # kinds of units that are no passes of a cell
 
 Clock = Callable[[Callable[[], object]], float]
 
@@ -107,19 +105,17 @@ def unit_rows(
     able, rows = [], []
     for each in unit.who:
         try:
-            measure(unit.kind, stage, [unit.who[0], each], _no_clock, seconds=0.0)
+            measure(unit, stage, [unit.who[0], each], _no_clock, seconds=0.0)
             able.append(each)
         except Exception as error:  # whatever a compiler or a library raises is that contender's result
             line = f"{type(error).__name__}: {' '.join(str(error).split())}"[:LONGEST_ERROR]
             ways = directions(unit, each, device)
             rows += [row_of(unit, dtype, direction, each, error=line) for direction in ways]
-    for timing in measure(unit.kind, stage, able, clock, seconds) if able else ():
-        rows += rows_of(timing, unit.cell.head_dim, str(dtype).removeprefix("torch."))
-    return rows
+    return rows + (measure(unit, stage, able, clock, seconds) if able else [])
 
 
-def measure(kind: str, stage: Stage, who: Sequence[Contender], clock: Clock, seconds: float) -> list[Timing]:
-    """Medians of all contenders, taking turns for about `seconds` each.
+def measure(unit: Unit, stage: Stage, who: Sequence[Contender], clock: Clock, seconds: float) -> list[Row]:
+    """Rows of all contenders' passes, taking turns for about `seconds` each.
 
     Raises:
         ValueError: a contender's output is not that of the first one.
@@ -130,32 +126,30 @@ def measure(kind: str, stage: Stage, who: Sequence[Contender], clock: Clock, sec
     for each in who:
         outputs[each] = first_run(runs[each], inputs[each], stage.do)
         _check_parity(each, outputs[each].detach(), outputs[who[0]].detach(), stage.cell)
-    forward: dict[Contender, list[float]] = {each: [] for each in who}
-    backward: dict[Contender, list[float]] = {each: [] for each in who}
+    times_s: dict[tuple[Contender, str], list[float]] = {
+        (each, direction): [] for each in who for direction in directions(unit, each, stage.q.device)
+    }
     begin = time.perf_counter()
     least = LEAST_ROUNDS if stage.q.is_cuda else 1
     for done in range(MOST_ROUNDS):
         if done >= least and time.perf_counter() - begin > seconds * len(who):
             break
         for each in who:
-            forward[each].append(clock(partial(runs[each], *inputs[each])))
+            times_s[each, "forward"].append(clock(partial(runs[each], *inputs[each])))
             if outputs[each].requires_grad:
-                backward[each].append(clock(_gradient(outputs[each], inputs[each], stage.do)))
+                times_s[each, "backward"].append(clock(_gradient(outputs[each], inputs[each], stage.do)))
     return [
-        Timing(
-            mask=stage.cell.mask,
-            length=stage.cell.length,
-            kind=kind,
-            seed=stage.cell.seed,
-            who=each,
-            forward_s=statistics.median(forward[each]),
-            backward_s=statistics.median(backward[each]) if backward[each] else None,
-            forward_flop=stage.forward_flop,
-            modelled=_modelled(stage) if each is Contender.OURS else None,
-            forward_spread=quartile_spread(forward[each]),
-            backward_spread=quartile_spread(backward[each]),
+        row_of(
+            unit,
+            stage.q.dtype,
+            direction,
+            each,
+            seconds=statistics.median(found),
+            spread=quartile_spread(found),
+            flop=stage.forward_flop,
+            modelled=_modelled(stage) if (each, direction) == (Contender.OURS, "forward") else None,
         )
-        for each in who
+        for (each, direction), found in times_s.items()
     ]
 
 

@@ -31,17 +31,9 @@ import triton
 
 from experiments.bench.kernel_bars import bars, least_ratios, simulated_forwards
 from experiments.bench.kernel_cells import MASKS, Cell, Contender, has_flash_backend
-from experiments.bench.kernel_rows import Row, RowFile, timings_of
-from experiments.bench.kernel_turns import (
-    BITS,
-    PLAN,
-    Unit,
-    directions,
-    event_clock,
-    host_clock,
-    row_of,
-    unit_rows,
-)
+from experiments.bench.kernel_rows import BITS, PLAN, Row, RowFile
+from experiments.bench.kernel_turns import Unit, directions, event_clock, host_clock, row_of, unit_rows
+from experiments.harness.command import refusing
 from runtime.kernels.bitfield_attention.forward import forward_kernel
 from runtime.world.device import device_of
 
@@ -54,7 +46,6 @@ FIRST_UNIT_S = 60.0  # what a unit may take on a GPU before one was seen
 RIVALS = (Contender.FLEX, Contender.CUDNN, Contender.FLASH)
 VARIANTS = (Contender.WHOLE, Contender.DETERMINISTIC, Contender.FIXED, Contender.PUBLISHED)
 SLOW = (Contender.FLEX_TUNED, Contender.FLEX_FLASH)  # compile for minutes
-BAD_INPUT = 2  # exit code
 
 
 def cells(lengths: Sequence[int], seeds: int) -> Iterator[tuple[str, Cell]]:
@@ -171,27 +162,18 @@ def describe(row: Row) -> str:
     return f"{line} {flop / row.seconds / 1e12:7.1f} TFLOP/s"
 
 
-def extras_of(rows: Sequence[Row]) -> dict[str, float]:
-    """What the bars need that is no pass of a cell."""
-    names = {"OURS": "plan_s", "FLEX": "flex_plan_s"}
-    found = {names[row.who]: row.seconds for row in rows if row.kind == PLAN and row.seconds is not None}
-    bits = [row.error is None for row in rows if row.kind == BITS]
-    return found | ({"equal_bits": float(all(bits))} if bits else {})
-
-
 def record(file: RowFile) -> dict[str, Any]:
     """What `--json` prints: the goals' ratios, bars, simulated forwards and every row."""
     rows = list(file.rows.values())
     counted = [] if file.head["device"] == INTERPRETED else rows
-    timings = timings_of(counted)
-    judged = bars(timings, extras_of(counted))
+    judged = bars(counted)
     return {
         **file.head,
         "date": time.strftime("%Y-%m-%d"),
-        **least_ratios(timings),
+        **least_ratios(counted),
         "failed": [f"{row.key}: {row.error}" for row in rows if row.error is not None],
         "bars": [{**asdict(bar), "verdict": bar.verdict} for bar in judged],
-        "simulated": [asdict(row) | {"error": row.error} for row in simulated_forwards(timings)],
+        "simulated": [asdict(row) | {"error": row.error} for row in simulated_forwards(counted)],
         "rows": [{"key": row.key, **asdict(row)} for row in rows],
     }
 
@@ -218,11 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     if arguments.device == "cpu" and isinstance(forward_kernel, triton.runtime.JITFunction):
         return _interpreted(sys.argv[1:] if argv is None else argv)
-    try:
-        return _main(arguments)
-    except ValueError as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        return BAD_INPUT
+    return refusing(lambda: _main(arguments))
 
 
 def _main(arguments: argparse.Namespace) -> int:

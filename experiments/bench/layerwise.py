@@ -12,7 +12,6 @@ Differs: gloo's sums take a core themselves, so two ranks on two cores have noth
 Run:     python -m experiments.bench.layerwise [--rounds 5] [--steps 12] [--json]
 """
 
-import json
 import statistics
 import sys
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended
 from experiments.oobleck.chaos_job import LLAMA, elastic_job
 from runtime.elastic.job import ElasticJob, Reduction, plan_step
 from runtime.elastic.replan import start_layout
@@ -102,12 +101,8 @@ def main() -> int:
     print(f"layer by layer gains {result['gain']:+.1%}")
     for weight, gain in zip(WEIGHTS, gains.values(), strict=True):
         print(f"simulated, sums of {weight:g} backwards: {gain:+.1%}")
-    print(
-        f"claim: both ways give the same losses, bit for bit: {'holds' if result['same_losses'] else 'FAILS'}"
-    )
-    if arguments.json:
-        print(json.dumps(result))
-    return 0 if result["same_losses"] else 1
+    claims = {"both ways give the same losses, bit for bit": result["same_losses"] is True}
+    return ended(result, claims, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,11 @@ Run:     python -m experiments.bench.masks [--json]
 """
 
 import ctypes
-import json
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -23,17 +22,15 @@ import numpy as np
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended, fastest_s, shown
 from workbench.masks.bitfield import Bitfield
-from workbench.masks.builders import causal, encoder_embedded, encoder_prepended, multimodal_packed
+from workbench.masks.builders import DRAWN, causal
 from workbench.masks.tiles import FULL, Tiles, area, classify, classify_runs
 from workbench.units import KIB, MIB, MS_PER_S
 
 MASKS: dict[str, Callable[[int], Bitfield]] = {
     "causal": causal,
-    "EP": lambda length: encoder_prepended(length, seed=0),
-    "EE": lambda length: encoder_embedded(length, seed=0),
-    "MP": lambda length: multimodal_packed(length, seed=0),
+    **{name: partial(draw, seed=0) for name, draw in DRAWN.items()},
 }
 PLANS: dict[str, Callable[[Bitfield], object]] = {
     "runs": lambda field: classify_runs(field, field),
@@ -135,49 +132,37 @@ def _kinds(tiles: Tiles) -> np.ndarray:
 
 
 def _fastest_ms(call: Callable[[], object]) -> float:
-    times = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return min(times) * MS_PER_S
+    return fastest_s(call, REPEATS) * MS_PER_S
+
+
+def _line(row: Row) -> str:
+    peaks = [f"{p:10.0f}" if p is not None else " " * 10 for p in (row.runs_peak_mib, row.listed_peak_mib)]
+    return (
+        f"{row.mask:6s} {row.length:>6s} {row.density:7.3f} {row.num_tiles:10d} {row.num_runs:9d} "
+        f"{row.runs_ms:9.2f} {row.listed_ms:9.2f} {row.area_ms:9.2f}{''.join(peaks)}"
+    )
 
 
 def main() -> int:
     arguments = command_line(__doc__).parse_args()
     torch.set_num_threads(1)
-    rows = []
-    print("mask   tokens density      tiles      runs   runs ms listed ms   area ms  runs MiB listed MiB")
-    for length in LENGTHS:
-        for mask in MASKS:
-            row = measure(mask, length)
-            rows.append(row)
-            peaks = [
-                f"{p:10.0f}" if p is not None else " " * 10 for p in (row.runs_peak_mib, row.listed_peak_mib)
-            ]
-            print(
-                f"{mask:6s} {length:>6s} {row.density:7.3f} {row.num_tiles:10d} {row.num_runs:9d} "
-                f"{row.runs_ms:9.2f} {row.listed_ms:9.2f} {row.area_ms:9.2f}{''.join(peaks)}"
-            )
+    head = "mask   tokens density      tiles      runs   runs ms listed ms   area ms  runs MiB listed MiB"
+    rows = shown(head, (measure(mask, length) for length in LENGTHS for mask in MASKS), _line)
     flex = {mask: against_flex(mask) for mask in MASKS}
-    for mask, (ours_ms, theirs_ms, same) in flex.items():
-        print(
-            f"{mask:6s} {FLEX_LENGTH} tokens: ours {ours_ms:.2f} ms, create_block_mask {theirs_ms:.1f} ms; "
-            f"tiles {'equal' if same else 'DIFFER'}"
-        )
-    if arguments.json:
-        longest = [row for row in rows if row.length == "1m"]
-        result = {
-            "tile_plan_64k_ms": max(row.listed_ms for row in rows if row.length == "64k"),
-            "tile_plan_1m_ms": max(row.listed_ms for row in longest),
-            "tile_plan_1m_peak_mib": max(row.listed_peak_mib or 0.0 for row in longest),
-            "tile_plan_1m_runs_ms": max(row.runs_ms for row in longest),
-            "tile_plan_1m_runs_peak_mib": max(row.runs_peak_mib or 0.0 for row in longest),
-            "over_create_block_mask_4k": min(theirs / ours for ours, theirs, _ in flex.values()),
-            "rows": [asdict(row) for row in rows],
-        }
-        print(json.dumps(result))
-    return 0 if all(same for _, _, same in flex.values()) else 1
+    for mask, (ours_ms, theirs_ms, _) in flex.items():
+        print(f"{mask:6s} {FLEX_LENGTH} tokens: ours {ours_ms:.2f} ms, create_block_mask {theirs_ms:.1f} ms")
+    longest = [row for row in rows if row.length == "1m"]
+    result = {
+        "tile_plan_64k_ms": max(row.listed_ms for row in rows if row.length == "64k"),
+        "tile_plan_1m_ms": max(row.listed_ms for row in longest),
+        "tile_plan_1m_peak_mib": max(row.listed_peak_mib or 0.0 for row in longest),
+        "tile_plan_1m_runs_ms": max(row.runs_ms for row in longest),
+        "tile_plan_1m_runs_peak_mib": max(row.runs_peak_mib or 0.0 for row in longest),
+        "over_create_block_mask_4k": min(theirs / ours for ours, theirs, _ in flex.values()),
+        "rows": [asdict(row) for row in rows],
+    }
+    claims = {f"{mask}: the tiles of create_block_mask": same for mask, (_, _, same) in flex.items()}
+    return ended(result, claims, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from experiments.harness.command import command_line, refusing
 from experiments.harness.record import commit
 from experiments.nccl.cases import cases
 from experiments.nccl.run import HUNG, SAME, caught, dead_rank, hangs_of_before, run_all
@@ -66,23 +67,20 @@ def run(only: str = "") -> dict[str, object]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true")
+    parser = command_line(__doc__)
     parser.add_argument("--only", default="", help="cases with this in their name")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     options = parser.parse_args(arguments)
-    try:
-        if options.out is not None:
-            check_writable(options.out)
-        found = run(options.only)
-        if options.out is not None:
-            record = {"script": "bench/nccl_manners", "commit": commit(), "torch": torch.__version__}
-            write_text(json.dumps(record | found, indent=1) + "\n", options.out)
-    except (ValueError, OSError) as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
+    return refusing(lambda: _main(options))
+
+
+def _main(options: argparse.Namespace) -> int:
+    if options.out is not None:
+        check_writable(options.out)
+    found = run(options.only)
+    if options.out is not None:
+        record = {"script": "bench/nccl_manners", "commit": commit(), "torch": torch.__version__}
+        write_text(json.dumps(record | found, indent=1) + "\n", options.out)
     if options.json:
         print(json.dumps(found, indent=1))
     else:

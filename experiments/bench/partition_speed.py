@@ -6,14 +6,12 @@ Ours:    `workbench.balance.stages.partition`; the bottlenecks of both are compa
 Run:     python -m experiments.bench.partition_speed [--json]
 """
 
-import json
 import random
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended, fastest_s, shown
 from workbench.balance.stages.partition import Cuts, bottleneck_s, partition, partition_as_printed
 
 SIZES = ((32, 4), (64, 8), (128, 16), (256, 24), (512, 32))
@@ -42,19 +40,13 @@ def measure(num_layers: int, num_stages: int, seed: int = 0) -> Row:
     cost_s = [rng.lognormvariate(0, 0.5) * 1e-3 for _ in range(num_layers)]
     printed, ours, only = [], [], []
     for _ in range(REPEATS):
-        printed.append(_seconds(lambda: partition_as_printed(cost_s, num_stages)))
-        ours.append(_seconds(lambda: partition(cost_s, num_stages)))
-        only.append(_seconds(lambda: bottleneck_s(cost_s, num_stages)))
+        printed.append(fastest_s(lambda: partition_as_printed(cost_s, num_stages), 1))
+        ours.append(fastest_s(lambda: partition(cost_s, num_stages), 1))
+        only.append(fastest_s(lambda: bottleneck_s(cost_s, num_stages), 1))
     slowest = [_slowest(cost_s, cut(cost_s, num_stages)) for cut in (partition_as_printed, partition)]
     return Row(
         num_layers, num_stages, min(printed), min(ours), min(only), abs(slowest[0] - slowest[1]) < 1e-12
     )
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
 
 
 def _slowest(cost_s: Sequence[float], cuts: Cuts) -> float:
@@ -63,26 +55,22 @@ def _slowest(cost_s: Sequence[float], cuts: Cuts) -> float:
 
 def main() -> int:
     arguments = command_line(__doc__).parse_args()
-    print("layers stages   printed      ours  bottleneck only  printed / ours")
-    rows = []
-    for num_layers, num_stages in SIZES:
-        row = measure(num_layers, num_stages)
-        rows.append(row)
-        print(
-            f"{num_layers:6d} {num_stages:6d} {row.printed_s * 1e3:6.1f} ms {row.ours_s * 1e3:6.2f} ms "
-            f"{row.bottleneck_only_s * 1e3:13.2f} ms {row.ratio:14.1f}x"
-        )
-    same = all(row.same for row in rows)
-    print(f"claim: equal bottlenecks on every chain {'holds' if same else 'FAILS'}")
-    if arguments.json:
-        result = {
-            "ratio": rows[-1].ratio,
-            "ratio_per_size": {f"{row.num_layers}x{row.num_stages}": row.ratio for row in rows},
-            "same_bottleneck": same,
-            "rows": [asdict(row) for row in rows],
-        }
-        print(json.dumps(result))
-    return 0 if same else 1
+    rows = shown(
+        "layers stages   printed      ours  bottleneck only  printed / ours",
+        (measure(*size) for size in SIZES),
+        lambda row: (
+            f"{row.num_layers:6d} {row.num_stages:6d} {row.printed_s * 1e3:6.1f} ms "
+            f"{row.ours_s * 1e3:6.2f} ms {row.bottleneck_only_s * 1e3:13.2f} ms {row.ratio:14.1f}x"
+        ),
+    )
+    result = {
+        "ratio": rows[-1].ratio,
+        "ratio_per_size": {f"{row.num_layers}x{row.num_stages}": row.ratio for row in rows},
+        "same_bottleneck": all(row.same for row in rows),
+        "rows": [asdict(row) for row in rows],
+    }
+    claims = {"equal bottlenecks on every chain": result["same_bottleneck"] is True}
+    return ended(result, claims, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ Differs: the paper's cells include reading layer profiles, if anything; its seco
 Run:     python -m experiments.bench.planner [--json] [--limit-s SECONDS]
 """
 
-import json
 import random
 import sys
 import time
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 
 from experiments.bench import small_templates
 from experiments.bench.rivals.divide_and_conquer import GaveUpError, divided_template
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended, shown, taken
 from experiments.harness.printed import PrintedRow, rows_that_print
 from workbench.elastic.chain import LayerChain
 from workbench.elastic.exact_mapping import exact_templates
@@ -88,19 +87,16 @@ def printed_cell(row: PrintedRow) -> tuple[int, int, int, float]:
 def measure(num_layers: int, num_nodes: int, num_gpus: int, paper_s: float | None, limit_s: float) -> Cell:
     """Plan one cell both ways."""
     chain = transformer_chain(num_layers, num_gpus)
-    start = time.perf_counter()
-    exact = exact_templates(chain, num_gpus, (num_nodes,))[num_nodes]
-    middle = time.perf_counter()
-    exact_templates(chain, num_gpus, range(1, num_nodes + 1))
-    end = time.perf_counter()
+    ours_s, exact = taken(lambda: exact_templates(chain, num_gpus, (num_nodes,))[num_nodes])
+    all_counts_s, _ = taken(lambda: exact_templates(chain, num_gpus, range(1, num_nodes + 1)))
     divided, divided_s = _divide(chain, num_gpus, num_nodes, limit_s if paper_s is not None else 0.0)
     return Cell(
         num_layers=num_layers,
         num_nodes=num_nodes,
         num_gpus=num_gpus,
         paper_s=paper_s,
-        ours_s=middle - start,
-        all_counts_s=end - middle,
+        ours_s=ours_s,
+        all_counts_s=all_counts_s,
         divided_s=divided_s,
         objective_s=exact.planned_s,
         divided_objective_s=None if divided is None else divided.planned_s,
@@ -127,10 +123,12 @@ def replan_s() -> float:
     sizes = [8, 8, 8, 8, 7, 7, 6, 6, 6]
     layout = first_layout([f"node{k}" for k in range(64)], sizes)
     layer_bytes = [1] * planned.templates[0].num_layers
-    start = time.perf_counter()
-    after = survive(planned, layout, ["node3"], layer_bytes)
-    instantiate(planned, after.layout.sizes, 1024)
-    return time.perf_counter() - start
+
+    def replan() -> None:
+        after = survive(planned, layout, ["node3"], layer_bytes)
+        instantiate(planned, after.layout.sizes, 1024)
+
+    return taken(replan)[0]
 
 
 def warm_up() -> None:
@@ -170,6 +168,16 @@ def _shown(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds:.3f} s"
 
 
+def _line(cell: Cell) -> str:
+    gained = "-"
+    if cell.divided_objective_s is not None:
+        gained = f"{100 * (cell.divided_objective_s / cell.objective_s - 1):.3f}%"
+    return (
+        f"{cell.num_layers:6d} {cell.num_nodes:5d} {cell.num_gpus:4d} {_shown(cell.paper_s):>12} "
+        f"{_shown(cell.divided_s):>17} {_shown(cell.ours_s):>12} {_shown(cell.all_counts_s):>17} {gained:>17}"
+    )
+
+
 def main() -> int:
     parser = command_line(__doc__)
     parser.add_argument(
@@ -177,20 +185,8 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     warm_up()
-    print("layers nodes GPUs        paper  divide & conquer        exact   all node counts  objective gained")
-    cells = []
-    for num_layers, num_nodes, num_gpus, paper_s in grid():
-        cell = measure(num_layers, num_nodes, num_gpus, paper_s, arguments.limit_s)
-        cells.append(cell)
-        gained = "-"
-        if cell.divided_objective_s is not None:
-            gained = f"{100 * (cell.divided_objective_s / cell.objective_s - 1):.3f}%"
-        print(
-            f"{num_layers:6d} {num_nodes:5d} {num_gpus:4d} {_shown(paper_s):>12} "
-            f"{_shown(cell.divided_s):>17} {_shown(cell.ours_s):>12} "
-            f"{_shown(cell.all_counts_s):>17} {gained:>17}",
-            flush=True,
-        )
+    head = "layers nodes GPUs        paper  divide & conquer        exact   all node counts  objective gained"
+    cells = shown(head, (measure(*row, arguments.limit_s) for row in grid()), _line)
     small = small_templates.compare()
     result = as_json(cells) | {
         "replan_s": replan_s(),
@@ -198,19 +194,15 @@ def main() -> int:
         "equal_to_brute_force": small.all_equal,
     }
     print(f"a node of 64 lost: new layout, copies and batch distribution in {result['replan_s']:.4f} s")
-    compared = result["cells_compared"]
-    print(f"claim: never worse than divide and conquer on {compared} cells: ", end="")
-    print("holds" if result["never_worse_than_divide_and_conquer"] else "FAILS")
-    print(
-        f"claim: equal to brute force on {small.num_compared} small cases, and no template where that "
-        f"finds none on {small.num_unfit}: {'holds' if small.all_equal else 'FAILS'}"
-    )
-    print(f"claim: the goals of {', '.join(f'{k}: {v} s' for k, v in GOALS_S.items())}: ", end="")
-    print("hold" if result["goals_met"] else "FAIL")
-    if arguments.json:
-        print(json.dumps(result))
-    claims = ("never_worse_than_divide_and_conquer", "equal_to_brute_force", "goals_met")
-    return 0 if all(result[claim] for claim in claims) else 1
+    claims = {
+        f"never worse than divide and conquer on {result['cells_compared']} cells": bool(
+            result["never_worse_than_divide_and_conquer"]
+        ),
+        f"equal to brute force on {small.num_compared} small cases, and no template where that "
+        f"finds none on {small.num_unfit}": small.all_equal,
+        f"the goals of {', '.join(f'{k}: {v} s' for k, v in GOALS_S.items())}": bool(result["goals_met"]),
+    }
+    return ended(result, claims, as_json=arguments.json)
 
 
 if __name__ == "__main__":

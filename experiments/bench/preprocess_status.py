@@ -5,6 +5,7 @@ shared with the shouting.
 """
 
 import json
+import sys
 import tempfile
 import threading
 import time
@@ -14,12 +15,11 @@ from pathlib import Path
 
 import zmq
 
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended
 from runtime.data.scenes import make
 from runtime.preprocess.images import SquareRule
 from runtime.preprocess.loader import ServedLoader, Subscription
-from runtime.preprocess.server import MOST_BAD, Server
-from runtime.preprocess.server_settings import ServerSettings
+from runtime.preprocess.server import MOST_BAD, Server, ServerSettings
 
 NUM = 300  # questions per kind of noise
 PER_QUESTION = 30  # messages of noise
@@ -83,7 +83,7 @@ def measured(num: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def main() -> None:
+def main() -> int:
     """Print a line per kind of noise."""
     parser = command_line(__doc__)
     parser.add_argument("--count", type=int, default=NUM, help="questions per kind of noise")
@@ -91,9 +91,8 @@ def main() -> None:
     found = measured(said.count)
     for name, times in found.items():
         print(f"{name:>14}: p50 {1e3 * times['p50_s']:.1f} ms, p99 {1e3 * times['p99_s']:.1f} ms")
-    if said.json:
-        print(json.dumps(found))
+    return ended(found, as_json=said.json)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,7 +9,6 @@ Ours:    seconds until the last one ends, least quartile over the rounds: buffer
 Run:     python -m experiments.bench.reduction [--rounds 60] [--json]
 """
 
-import json
 import sys
 import threading
 import time
@@ -20,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended
 from runtime.world.pool import Place, Pool
 
 NUM_RANKS, NUM_GROUPS, ELEMENTS, PIECES = 2, 6, 143_000, 8
@@ -103,9 +102,7 @@ def main() -> int:
     print(
         f"beside computing {result['shared']:.2f} times as long; as one collective {result['one_shared']:.2f}"
     )
-    if arguments.json:
-        print(json.dumps(result, sort_keys=True))
-    return 0
+    return ended(dict(sorted(result.items())), as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -14,20 +14,20 @@ Ours:    time of `sim.step.engine.simulate` alone, the fastest of several repeat
 Run:     python -m experiments.bench.sim_speed [--json]
 """
 
-import json
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TypeVar
+
+from simpy.core import Environment
+from simpy.events import ProcessGenerator
 
 from experiments.bench.plan_speed import plan_rates
-from experiments.bench.rivals.bare_simpy import timeouts_per_s
 from experiments.bench.rivals.textbook import simulate_textbook
 from experiments.bench.row_speed import row_rates
 from experiments.bench.speed_cases import CASES, PROFILE, Case, plan_of
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended, taken
 from sim.step.engine import simulate
 from sim.step.sweep import Sweep
 from workbench.cost.model import CostModel
@@ -39,8 +39,6 @@ from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.schedule.action import Action
 from workbench.timing.price import price
-
-T = TypeVar("T")
 
 REPEATS = 5
 BARE_TIMEOUTS = 100_000
@@ -97,15 +95,12 @@ def measure(case: Case) -> tuple[Row, Lowered, Callable[[Action], float], Memory
     timed, bare = [], []
     for _ in range(REPEATS):
         unseen = replace(lowered)  # without the task graph that it keeps
-        timed.append(_timed(partial(simulate, unseen, duration_s, memory=memory)))
+        timed.append(taken(partial(simulate, unseen, duration_s, memory=memory), time.process_time))
         bare.append(timeouts_per_s(len(lowered.plan.ranks), BARE_TIMEOUTS))
     trace = timed[0][1]
-    unseen = replace(lowered)
-    started = time.process_time()
-    sweep = Sweep(unseen)
-    compile_s = time.process_time() - started
+    compile_s, sweep = taken(partial(Sweep, replace(lowered)), time.process_time)
     sweep.iteration_s(duration_s)  # compiles the loop where no cache has it
-    swept = [_timed(lambda: sweep.iteration_s(duration_s)) for _ in range(REPEATS)]
+    swept = [taken(lambda: sweep.iteration_s(duration_s), time.process_time) for _ in range(REPEATS)]
     row = Row(
         name=case.name,
         num_gpus=len(lowered.plan.ranks),
@@ -123,18 +118,28 @@ def measure(case: Case) -> tuple[Row, Lowered, Callable[[Action], float], Memory
     return row, lowered, duration_s, memory
 
 
+def timeouts_per_s(num_processes: int, num_timeouts: int) -> float:
+    """Timeouts a second of CPU time, waited for by processes that each have a length of their own."""
+    env = Environment()
+    each = -(-num_timeouts // num_processes)
+    for process in range(num_processes):
+        env.process(_wait(env, 1.0 + process / num_processes, each))
+    started = time.process_time()
+    env.run()
+    return num_processes * each / (time.process_time() - started)
+
+
+def _wait(env: Environment, length_s: float, times: int) -> ProcessGenerator:
+    for _ in range(times):
+        yield env.timeout(length_s)
+
+
 def _num_actions(plan: Plan) -> int:
     """Distinct actions of stages, and one STEP per rank."""
     of_stages = {
         action for program in plan.programs for action in program.actions if action.stage is not None
     }
     return len(of_stages) + len(plan.ranks)
-
-
-def _timed(run: Callable[[], T]) -> tuple[float, T]:
-    started = time.process_time()
-    result = run()
-    return time.process_time() - started, result
 
 
 def against_textbook(
@@ -146,7 +151,7 @@ def against_textbook(
     iterations: list[float] = []
     for _ in range(REPEATS):
         for times, run in ((ours, simulate), (theirs, simulate_textbook)):
-            seconds, trace = _timed(partial(run, lowered, duration_s, memory=memory))
+            seconds, trace = taken(partial(run, lowered, duration_s, memory=memory), time.process_time)
             times.append(seconds)
             iterations.append(trace.iteration_s)
     return {
@@ -190,27 +195,25 @@ def main() -> int:
         f"{predicted.row_worst_s:.3f} s at most"
     )
     of_gpus = {rate.name: rate.plans_per_s for rate in rates}
-    if arguments.json:
-        result = {
-            "engine_actions_per_s": rows[0].actions_per_s,
-            "iteration_24_gpu_s": rows[1].engine_s,
-            "iteration_1296_gpu_s": rows[2].engine_s,
-            "sweep_actions_per_s": rows[0].sweep_actions_per_s,
-            "sweep_iteration_1296_gpu_s": rows[2].sweep_s,
-            "sweep_is_equal": all(row.sweep_is_equal for row in rows),
-            "plans_per_s_24_gpu": of_gpus["24 GPUs"],
-            "plans_per_s_1296_gpu": of_gpus["1296 GPUs"],
-            "plans": [asdict(rate) for rate in rates],
-            "rows_per_s": predicted.rows_per_s,
-            "row_median_s": predicted.row_median_s,
-            "row_worst_s": predicted.row_worst_s,
-            "predicted_rows": [asdict(row) for row in predicted.rows],
-            "textbook": textbook,
-            "engine_over_bare_simpy": rows[2].engine_over_bare_simpy,
-            "rows": [asdict(row) | {"engine_over_bare_simpy": row.engine_over_bare_simpy} for row in rows],
-        }
-        print(json.dumps(result))
-    return 0
+    result = {
+        "engine_actions_per_s": rows[0].actions_per_s,
+        "iteration_24_gpu_s": rows[1].engine_s,
+        "iteration_1296_gpu_s": rows[2].engine_s,
+        "sweep_actions_per_s": rows[0].sweep_actions_per_s,
+        "sweep_iteration_1296_gpu_s": rows[2].sweep_s,
+        "sweep_is_equal": all(row.sweep_is_equal for row in rows),
+        "plans_per_s_24_gpu": of_gpus["24 GPUs"],
+        "plans_per_s_1296_gpu": of_gpus["1296 GPUs"],
+        "plans": [asdict(rate) for rate in rates],
+        "rows_per_s": predicted.rows_per_s,
+        "row_median_s": predicted.row_median_s,
+        "row_worst_s": predicted.row_worst_s,
+        "predicted_rows": [asdict(row) for row in predicted.rows],
+        "textbook": textbook,
+        "engine_over_bare_simpy": rows[2].engine_over_bare_simpy,
+        "rows": [asdict(row) | {"engine_over_bare_simpy": row.engine_over_bare_simpy} for row in rows],
+    }
+    return ended(result, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,13 @@ from random import Random
 
 from workbench.cost.hardware import Cluster, Link, Node, uniform
 from workbench.data.sample import Sample, Segment
+from workbench.job.job import Job
 from workbench.model.model_graph import ModelGraph, Module, connect
 from workbench.model.trainable import Trainable
 from workbench.model.zoo import from_shape
-from workbench.plan.build import batched_microbatches, with_programs
+from workbench.plan.build import with_programs
 from workbench.plan.plan import Plan, Stage
+from workbench.planner.assembly import draft_plan
 
 PROFILE = "H100"
 IMAGE_TOKENS, SOUND_TOKENS, TEXT_TOKENS = 729, 1500, 512
@@ -91,20 +93,15 @@ def plan_of(case: Case, number: int = 0) -> Plan:
     and other sizes of all samples.
     """
     graph = model(case.llm, number)
-    stages = tuple(_stages(case, graph, number))
-    draft = Plan(
-        strategy="bench",
+    job = Job(
+        name=case.name,
         model=graph,
         cluster=cluster_of(case),
         batch=samples_of(case, number),
-        stages=stages,
-        microbatches=(),
-        programs=(),
+        microbatch_samples=case.samples,
+        replicas=case.replicas,
     )
-    microbatches = batched_microbatches(
-        draft, samples_per_microbatch=case.samples, replicas=range(case.replicas)
-    )
-    return with_programs(replace(draft, microbatches=microbatches))
+    return with_programs(replace(draft_plan(job, "bench"), stages=tuple(_stages(case, graph, number))))
 
 
 def cluster_of(case: Case) -> Cluster:

@@ -7,7 +7,6 @@ Ours:    seconds from start to end and seconds of a core, and how many times tho
 Run:     python -m experiments.bench.startup [--json] [--repeats N]
 """
 
-import json
 import os
 import resource
 import statistics
@@ -18,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended
 
 ROOT = Path(__file__).parents[2]
 REPEATS = 7
@@ -78,16 +77,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--repeats must be 1 or more, got {options.repeats}")
     found = measure(options.repeats)
     load = os.getloadavg()[0]
-    if options.json:
-        sys.stdout.write(json.dumps(found | {"load": load, "repeats": options.repeats}) + "\n")
-        return 0
     for name in commands(Path()):
         clock = f"{found[f'{name}_s']:7.3f} s {found[f'{name}_over_bare']:6.1f} x"
         core = f"{found[f'{name}_core_s']:7.3f} s {found[f'{name}_core_over_bare']:6.1f} x of a core"
         goal = f"; goal on a quiet machine: {GOALS_S[name]} s" if name in GOALS_S else ""
         sys.stdout.write(f"{name:7}{clock}, {core}{goal}\n")
     sys.stdout.write(f"load of the machine: {load:.1f}\n")
-    return 0
+    return ended(found | {"load": load, "repeats": options.repeats}, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ Run:     python -m experiments.bench.tokens [--json]
 """
 
 import heapq
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.bench.rivals.tokens import differencing, multifit
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended
 from workbench.balance.tokens import policies as tokens
 from workbench.balance.tokens.block_placement import BlockReads, gathered_bytes, moved_bytes, place_blocks
 from workbench.balance.tokens.bounds import least_possible, random_bound
@@ -42,14 +41,10 @@ CALLS = 400
 PLACED_LENGTH = 65_536
 KV_BYTES_PER_TOKEN = 2 * 8 * 128 * 2  # keys and values, 8 heads of 128, 2 bytes: one Llama 3.1 70B layer
 
-Draw = Callable[[int, int], Bitfield]
+Draw = Callable[..., Bitfield]
 Work = NDArray[np.int64]
 
-MASKS: dict[str, Draw] = {
-    "EP": lambda length, seed: builders.encoder_prepended(length, seed=seed),
-    "EE": lambda length, seed: builders.encoder_embedded(length, seed=seed),
-    "MP": lambda length, seed: builders.multimodal_packed(length, seed=seed),
-}
+MASKS = builders.DRAWN
 POLICIES: dict[str, tokens.Policy] = {
     "longest_first": tokens.longest_first,
     "longest_first_exchanged": longest_first_exchanged,
@@ -71,8 +66,8 @@ PLACED: dict[str, Callable[[int], Bitfield]] = {
     "lambda": lambda length: builders.lambda_shaped(length, sinks=64, window=4096),
     "causal_blockwise": lambda length: builders.causal_blockwise([256] * (length // 256), window=2, sinks=1),
     "shared_question": lambda length: builders.shared_question(length // 5, [length // 5] * 4),
-    "EE": lambda length: MASKS["EE"](length, 0),
-    "MP": lambda length: MASKS["MP"](length, 0),
+    "EE": lambda length: MASKS["EE"](length, seed=0),
+    "MP": lambda length: MASKS["MP"](length, seed=0),
 }
 
 
@@ -89,7 +84,7 @@ def longest_first_heapq(work: Sequence[int], num_ranks: int) -> list[int]:
 
 def work_of(draw: Draw, length: int, seed: int) -> Work:
     """[B] tiles of each block of queries."""
-    mask = draw(length, seed)
+    mask = draw(length, seed=seed)
     return row_work(classify_runs(mask, mask, BLOCK, BLOCK))
 
 
@@ -137,7 +132,7 @@ def tile_plans() -> dict[str, float]:
     for name, length in (("64k", 65_536), ("1m", MILLION)):
         slowest = 0.0
         for mask, draw in MASKS.items():
-            fields = [draw(length, seed) for seed in SEEDS_OF_MILLION]
+            fields = [draw(length, seed=seed) for seed in SEEDS_OF_MILLION]
             times = seconds_of([partial(tiles_of, field) for field in fields], len(fields))
             found[f"tile_plan_{name}_ms_{mask}"] = ms(median(times))
             slowest = max(slowest, ms(median(times)))
@@ -252,20 +247,17 @@ def main() -> int:
     show_placements(placed)
     claims = {claim: holds for each in found.values() for claim, holds in each.claims.items()}
     print(f"\nplans deal tokens out by {USED}; the goals are its own, plain longest_first is for comparison")
-    for claim, holds in claims.items():
-        print(f"claim: {claim:75} {'holds' if holds else 'FAILS'}")
-    if arguments.json:
-        result = {
-            **timed,
-            "policy_of_plans": USED,
-            "max_over_mean": found[8].mean,
-            "max_over_mean_worst": found[8].worst,
-            "max_over_mean_64_ranks": found[64].mean,
-            "max_over_mean_64_ranks_worst": found[64].worst,
-            "block_placement": placed,
-            "claims": claims,
-        }
-        print(json.dumps(result))
+    result = {
+        **timed,
+        "policy_of_plans": USED,
+        "max_over_mean": found[8].mean,
+        "max_over_mean_worst": found[8].worst,
+        "max_over_mean_64_ranks": found[64].mean,
+        "max_over_mean_64_ranks_worst": found[64].worst,
+        "block_placement": placed,
+        "claims": claims,
+    }
+    ended(result, claims, as_json=arguments.json)
     return 0 if all(holds for claim, holds in found[8].claims.items() if claim.startswith(USED)) else 1
 
 

@@ -37,7 +37,7 @@ from experiments.cornstarch.attention_layers import (
     attention_of,
     tiles_of,
 )
-from experiments.cornstarch.modelled import a40_cost
+from experiments.cornstarch.modelled import RATIO_REL_TOL, TIME_REL_TOL, a40_cost
 from experiments.cornstarch.models import llm_family
 from experiments.harness.outcome import Bound, Evidence, PaperNumber
 from experiments.harness.printed import printed_rows
@@ -53,8 +53,6 @@ from workbench.model.layer import Attention
 
 NUM_GPUS = 16
 DIVISIONS = 4
-RATIO_REL_TOL = 0.15
-TIME_REL_TOL = 0.25
 LONGEST = 262144
 UNSTATED = "heads, the pattern's parameters, tiles that kernels visit, bandwidth of a GPU"
 SHORTEST = 32768  # tokens; where masks grow with the length, they are there as DCP has them

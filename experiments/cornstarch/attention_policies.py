@@ -4,20 +4,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from statistics import fmean
 
-from experiments.cornstarch.attention_layers import (
-    FIXED,
-    MASKS,
-    PRECISION,
-    STATIC,
-    STREAMS,
-    WHOLE_STEP,
-    LayerSetting,
-    MaskTiles,
-    Testbed,
-    attention_of,
-    tiles_of,
-)
-from experiments.cornstarch.modelled import a40_cost
+from experiments.cornstarch import attention_layers
+from experiments.cornstarch.modelled import TIME_REL_TOL, a40_cost
 from experiments.cornstarch.models import llm_family
 from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.printed import printed_rows
@@ -29,29 +17,32 @@ from workbench.model.model_graph import Module
 from workbench.timing.attention import AttentionTime, without_attention
 
 POLICIES: Mapping[str, tuple[str, Kernel]] = {
-    "causal_cp": ("zigzag", STATIC),
-    "inter_gpu_only": ("lpt", STATIC),
-    "intra_gpu_only": ("zigzag", FIXED),
-    "cornstarch": ("lpt", FIXED),
-    "inter_gpu_multistreams": ("lpt", STREAMS),
+    "causal_cp": ("zigzag", attention_layers.STATIC),
+    "inter_gpu_only": ("lpt", attention_layers.STATIC),
+    "intra_gpu_only": ("zigzag", attention_layers.FIXED),
+    "cornstarch": ("lpt", attention_layers.FIXED),
+    "inter_gpu_multistreams": ("lpt", attention_layers.STREAMS),
 }
 BASELINE = "causal_cp"
 FOUR = tuple(POLICIES)[:4]
 
-MAIN = ("EE", LayerSetting(num_ranks=8))
+MAIN = ("EE", attention_layers.LayerSetting(num_ranks=8))
 OTHERS = (
-    *((kind, LayerSetting(num_ranks=ranks)) for kind in MASKS for ranks in (4, 8, 16)),
-    ("EE", LayerSetting(num_ranks=8, kv_heads_per_launch=2)),
+    *(
+        (kind, attention_layers.LayerSetting(num_ranks=ranks))
+        for kind in attention_layers.MASKS
+        for ranks in (4, 8, 16)
+    ),
+    ("EE", attention_layers.LayerSetting(num_ranks=8, kv_heads_per_launch=2)),
 )
 SEEDS = range(5)
 RANGE_SEEDS = range(2)
 UNSTATED = "ranks, mask, heads per gather"
 
 GAIN_REL_TOL = 0.05
-TIME_REL_TOL = 0.25
 
 Times = Mapping[str, float]  # seconds of one attention layer, forward, by policy
-Setting = tuple[str, LayerSetting]  # kind of mask
+Setting = tuple[str, attention_layers.LayerSetting]  # kind of mask
 
 
 def setting_name(setting: Setting) -> str:
@@ -69,23 +60,28 @@ def llm_of(name: str) -> Module:
 
 
 @cache
-def mask_of(kind: str, num_tokens: int, seed: int) -> MaskTiles:
-    return tiles_of(MASKS[kind](num_tokens, seed=seed))
+def mask_of(kind: str, num_tokens: int, seed: int) -> attention_layers.MaskTiles:
+    return attention_layers.tiles_of(attention_layers.MASKS[kind](num_tokens, seed=seed))
 
 
 def run_policy(
-    bed: Testbed, llm: Module, num_tokens: int, setting: Setting, policy: str, seed: int = 0
+    bed: attention_layers.Testbed, llm: Module, num_tokens: int, setting: Setting, policy: str, seed: int = 0
 ) -> AttentionRun:
     """One attention layer under one policy."""
     kind, layer = setting
     owners_policy, kernel = POLICIES[policy]
     mask = mask_of(kind, num_tokens, seed)
     owners = mask.owners(owners_policy, layer.num_ranks, seed)
-    return bed.run(mask, owners, attention_of(llm), layer, kernel)
+    return bed.run(mask, owners, attention_layers.attention_of(llm), layer, kernel)
 
 
 def attention_times(
-    bed: Testbed, llm: Module, num_tokens: int, setting: Setting, policies: Sequence[str], seeds: range
+    bed: attention_layers.Testbed,
+    llm: Module,
+    num_tokens: int,
+    setting: Setting,
+    policies: Sequence[str],
+    seeds: range,
 ) -> Times:
     """Mean over masks of the slowest rank's seconds."""
     return {
@@ -103,7 +99,9 @@ def rest_s(cost: CostModel, llm: Module, num_tokens: int, setting: Setting) -> t
     for one in llm.layers:
         given = {op.name: free for op in one.operators if isinstance(op, Attention)}
         bare = without_attention(one, given)
-        total += cost.layer_time(bare, work, tp=1, cp=layer.num_ranks, precision=PRECISION).forward_s
+        total += cost.layer_time(
+            bare, work, tp=1, cp=layer.num_ranks, precision=attention_layers.PRECISION
+        ).forward_s
     return sum(one.kind is LayerKind.BLOCK for one in llm.layers), total
 
 
@@ -116,7 +114,7 @@ def model_times(cost: CostModel, llm: Module, num_tokens: int, setting: Setting,
 class PolicyTable:
     """Ours for one length: the setting shown and the plausible ones, attention and model."""
 
-    def __init__(self, bed: Testbed, num_tokens: int, policies: Sequence[str]) -> None:
+    def __init__(self, bed: attention_layers.Testbed, num_tokens: int, policies: Sequence[str]) -> None:
         self.bed, self._num_tokens, self._policies = bed, num_tokens, policies
         self._found: dict[tuple[str, str], list[Times]] = {}
 
@@ -142,8 +140,8 @@ class PolicyTable:
         return shown[BASELINE] / shown[policy]
 
 
-def a40_testbed() -> Testbed:
-    return Testbed(a40_cost())
+def a40_testbed() -> attention_layers.Testbed:
+    return attention_layers.Testbed(a40_cost())
 
 
 def policy_evidence(
@@ -197,7 +195,8 @@ def _add_baseline(
     """Whether the printed time is that of a forward or of a whole step is open too."""
     forward_ms = {named: 1e3 * one[BASELINE] for named, one in zip(NAMES, every, strict=True)}
     step_ms = {
-        f"{named}, {WHOLE_STEP}": time * table.bed.step_over_forward for named, time in forward_ms.items()
+        f"{named}, {attention_layers.WHOLE_STEP}": time * table.bed.step_over_forward
+        for named, time in forward_ms.items()
     }
     number = PaperNumber(key, printed_ms, "ms", where, TIME_REL_TOL)
     evidence.add_range(number, forward_ms | step_ms, f"{UNSTATED}, passes that are timed")

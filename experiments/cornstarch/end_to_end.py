@@ -11,15 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from experiments.cornstarch.frozen_tables import (
-    CLIPS,
-    IMAGES,
-    NUM_MICROBATCHES,
-    TEXT_TOKENS,
-    input_name,
-    items_of,
-)
-from experiments.cornstarch.modelled import Setting
+from experiments.cornstarch import frozen_tables
+from experiments.cornstarch.modelled import RATIO_REL_TOL, Setting
 from experiments.cornstarch.models import v1_model
 from experiments.cornstarch.planned import Strategy, paper_job
 from experiments.harness.outcome import Evidence, PaperNumber
@@ -38,7 +31,6 @@ NUM_GPUS = 24  # section 6.1
 REPLICATED_STAGES = 6  # appendix B.1
 TP, CP = 2, 2  # every row of Tables 5 and 6 that prints them
 ON_PAR = 0.02
-RATIO_REL_TOL = 0.15
 STAGE_REL_TOL = 0.25
 UNSTATED = "tokens per image and clip"
 MS = 1e3
@@ -104,13 +96,13 @@ def configurations(llm_size: str, kinds: Sequence[str]) -> tuple[Configuration, 
 
 def _configuration(llm_size: str, model: str, rows: Iterable[PrintedRow]) -> Configuration:
     printed = {Method(row["method"]): row for row in rows if row["model"] == model}
-    counts = {method: _counts(row) for method, row in printed.items()}
+    counts = {method: stage_counts(row) for method, row in printed.items()}
     one_each = {module: 1 for module in counts[Method.CORNSTARCH] if module != "llm"}
     counts[Method.REPLICATED] = one_each | {"llm": REPLICATED_STAGES}
     return Configuration(llm_size=llm_size, model=model, counts=counts)
 
 
-def _counts(row: PrintedRow) -> dict[str, int]:
+def stage_counts(row: PrintedRow) -> dict[str, int]:
     """Stages by module; Table 5 has one column for the one encoder, colocated encoders have one too."""
     kind = row["model"].partition("-")[0]
     encoders = {"VLM": ("vision",), "ALM": ("audio",), "VALM": ("vision", "audio")}[kind]
@@ -119,22 +111,15 @@ def _counts(row: PrintedRow) -> dict[str, int]:
 
 
 def settings(model: str) -> dict[str, Setting]:
-    """The likeliest input of Tables 3, 10 and 11, then the most tokens of an image and of a clip."""
-    kind = model.partition("-")[0]
-    guesses = [(IMAGES[0], CLIPS[0])]
-    guesses += [(image, CLIPS[0]) for image in IMAGES[1:]] if kind != "ALM" else []
-    guesses += [(IMAGES[0], clip) for clip in CLIPS[1:]] if kind != "VLM" else []
-    return {
-        input_name(image, clip): Setting(text_tokens=TEXT_TOKENS, items=items_of(image, clip), tp=TP, cp=CP)
-        for image, clip in guesses
-    }
+    """Those of Tables 3, 10 and 11, at the degrees of Tables 5 and 6."""
+    return frozen_tables.plausible_inputs(model, tp=TP, cp=CP)
 
 
 def simulated(found: Configuration, method: Method, setting: Setting, cost: CostModel) -> EndToEnd:
     """The method's plan with the printed stages, simulated."""
     model = v1_model(found.model, found.llm_size)
     counts = found.counts[method]
-    job = paper_job(model, setting, counts, NUM_MICROBATCHES, cost)
+    job = paper_job(model, setting, counts, frozen_tables.NUM_MICROBATCHES, cost)
     plan = STRATEGIES[method](job, cost)
     lowered = lower(plan)
     prices = price(lowered, cost)
@@ -142,7 +127,7 @@ def simulated(found: Configuration, method: Method, setting: Setting, cost: Cost
     peaks = peak_bytes(lowered, memory_table(lowered))
     memory_bytes = min(node.memory_bytes for node in plan.cluster.nodes)
     return EndToEnd(
-        tput=NUM_MICROBATCHES / iteration_s / len(plan.ranks),
+        tput=frozen_tables.NUM_MICROBATCHES / iteration_s / len(plan.ranks),
         iteration_s=iteration_s,
         num_ranks=len(plan.ranks),
         is_fitting=max(peaks.values()) <= memory_bytes,

@@ -9,30 +9,29 @@ Given:   printed stage times -> simulated throughput per GPU and gains ([printed
 
 from collections.abc import Mapping, Sequence
 
-from experiments.cornstarch.frozen_rows import (
-    LLM_SPREAD,
-    FrozenRow,
-    Pipeline,
-    frozen_rows,
-    implied_encoder_stages,
-    implied_llm_stages,
-    pairs,
-    winner,
-)
-from experiments.cornstarch.implied_stages import all_implied_stages
 from experiments.cornstarch.modelled import Setting
 from experiments.cornstarch.modelled_tables import (
     LINKS,
+    LLM_SPREAD,
+    FrozenRow,
     Guess,
     ModelledTable,
+    Pipeline,
+    all_implied_stages,
+    frozen_rows,
+    implied_encoder_stages,
+    implied_llm_stages,
     modelled_evidence,
+    pairs,
+    run_row,
     slower_links,
+    winner,
 )
 from experiments.cornstarch.models import v1_model
 from experiments.cornstarch.planned import Placement
 from experiments.harness.outcome import Bound, Claim, Evidence, PaperNumber
 from experiments.harness.printed import claim_value, printed_rows
-from experiments.harness.printed_pipeline import PrintedRun, run_printed
+from experiments.harness.printed_pipeline import PrintedRun
 from workbench.cost.model import CostModel
 from workbench.data.corpus import ItemTokens, square_image_tokens
 
@@ -112,7 +111,7 @@ def printed_evidence(llm_size: str) -> Evidence:
     for title, pipelines in (("stated", stated), ("implied", implied)):
         ours = {}
         for row in rows:
-            run = _run(row, pipelines[row])
+            run = run_row(row, pipelines[row], v1_model(row.model, row.llm_size), NUM_MICROBATCHES)
             evidence.plan_hashes.append(run.plan_hash)
             ours[row] = tput_per_gpu(run, pipelines[row])
             number = PaperNumber(
@@ -211,17 +210,6 @@ def prose_evidence() -> Evidence:
     return evidence
 
 
-def _run(row: FrozenRow, pipeline: Pipeline) -> PrintedRun:
-    model = v1_model(row.model, row.llm_size)
-    encoder, llm = (module.name for module in model.modules)
-    return run_printed(
-        model,
-        {encoder: pipeline.encoder_stages, llm: pipeline.llm_stages},
-        {encoder: row.encoder, llm: row.llm},
-        NUM_MICROBATCHES,
-    )
-
-
 def _scale_note(title: str, rows: Sequence[FrozenRow], ours: Mapping[FrozenRow, float]) -> str:
     factors = sorted(row.result / ours[row] for row in rows)
     middle = factors[len(factors) // 2]
@@ -244,17 +232,17 @@ def _gain_claims(rows: Sequence[FrozenRow], evidence: Evidence) -> list[Claim]:
 
 def v1_guesses(row: FrozenRow, tp: int) -> tuple[Guess, ...]:
     """Tokens per image and clip that section 6.1 leaves open; the encoders' own sizes come first."""
-    inputs = (
-        [(IMAGES[0], CLIPS[0])]
-        + ([(image, CLIPS[0]) for image in IMAGES[1:]] if row.model.startswith("VLM") else [])
-        + ([(IMAGES[0], clip) for clip in CLIPS[1:]] if row.model.startswith("ALM") else [])
-    )
-    settings = {
-        input_name(image, clip): Setting(text_tokens=TEXT_TOKENS, items=items_of(image, clip), tp=tp)
-        for image, clip in inputs
-    }
-    found = tuple(Guess(name, setting) for name, setting in settings.items())
+    found = tuple(Guess(name, setting) for name, setting in plausible_inputs(row.model, tp=tp).items())
     return found + slower_links(found)
+
+
+def plausible_inputs(model: str, *, tp: int, cp: int = 1) -> dict[str, Setting]:
+    """The likeliest input, then other images and other clips, as far as the model reads them."""
+    kind = model.partition("-")[0]
+    guesses = [(IMAGES[0], CLIPS[0])]
+    guesses += [(image, CLIPS[0]) for image in IMAGES[1:]] if kind != "ALM" else []
+    guesses += [(IMAGES[0], clip) for clip in CLIPS[1:]] if kind != "VLM" else []
+    return {input_name(image, clip): input_of(image, clip, tp=tp, cp=cp) for image, clip in guesses}
 
 
 def input_name(image: ItemTokens, clip: ItemTokens) -> str:
@@ -262,9 +250,9 @@ def input_name(image: ItemTokens, clip: ItemTokens) -> str:
     return f"{image.tokens_out} tokens of {image.tokens_in} an image, {clip.tokens_out} a clip"
 
 
-def items_of(image: ItemTokens, clip: ItemTokens) -> tuple[tuple[str, ItemTokens], ...]:
-    """As settings have them."""
-    return ("vision", image), ("audio", clip)
+def input_of(image: ItemTokens, clip: ItemTokens, *, tp: int, cp: int) -> Setting:
+    """A sample with an image and a clip, as far as the model reads them."""
+    return Setting(text_tokens=TEXT_TOKENS, items=(("vision", image), ("audio", clip)), tp=tp, cp=cp)
 
 
 def table_evidence(llm_size: str, cost: CostModel) -> list[Evidence]:

@@ -9,19 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 
-from experiments.cornstarch.frozen_tables import (
-    CLIPS,
-    IMAGES,
-    NUM_MICROBATCHES,
-    ROUNDING_S,
-    TEXT_TOKENS,
-    TPUT_ROUNDING,
-    input_name,
-    items_of,
-    stated_pipelines,
-    table_rows,
-)
-from experiments.cornstarch.modelled import Setting
+from experiments.cornstarch import frozen_tables
+from experiments.cornstarch.end_to_end import NUM_GPUS, stage_counts
+from experiments.cornstarch.modelled import RATIO_REL_TOL, Setting
 from experiments.cornstarch.models import v1_model
 from experiments.cornstarch.planned import STRATEGIES, Awareness, Placement, Planned, paper_job, simulated
 from experiments.harness.outcome import About, Bound, Evidence, PaperNumber
@@ -29,9 +19,7 @@ from experiments.harness.printed import PrintedRow, printed_rows
 from workbench.cost.model import CostModel
 
 TABLE_OF = {"M": "table2", "S": "table7", "L": "table8"}
-NUM_GPUS = 24  # section 6.1
 TPUT_REL_TOL = 0.25
-RATIO_REL_TOL = 0.15
 UNSTATED = "tokens per image and clip, tensor and context degrees"
 
 
@@ -55,21 +43,12 @@ def modality_rows(llm_size: str) -> tuple[ModalityRow, ...]:
 
 
 def _row(model: str, encoders_colocated: PrintedRow, modality_parallel: PrintedRow) -> ModalityRow:
-    together, apart = encoders_colocated, modality_parallel
     return ModalityRow(
         model=model,
-        colocated={
-            "vision": int(together["coloc_enc_pp"]),
-            "audio": int(together["coloc_enc_pp"]),
-            "llm": int(together["llm_pp"]),
-        },
-        colocated_tput=_tput(together),
-        disjoint={
-            "vision": int(apart["vision_pp"]),
-            "audio": int(apart["audio_pp"]),
-            "llm": int(apart["llm_pp"]),
-        },
-        disjoint_tput=_tput(apart),
+        colocated=stage_counts(encoders_colocated),
+        colocated_tput=_tput(encoders_colocated),
+        disjoint=stage_counts(modality_parallel),
+        disjoint_tput=_tput(modality_parallel),
     )
 
 
@@ -82,14 +61,12 @@ def settings(llm_size: str) -> dict[str, Setting]:
     """Plausible inputs and degrees; only the large LLM needs cp 2 for its memory (appendix D.1)."""
     likely_cp, other_cp = (2, 1) if llm_size == "L" else (1, 2)
     guesses = [
-        *((image, CLIPS[0], likely_cp) for image in IMAGES),
-        (IMAGES[0], CLIPS[1], likely_cp),
-        (IMAGES[0], CLIPS[0], other_cp),
+        *((image, frozen_tables.CLIPS[0], likely_cp) for image in frozen_tables.IMAGES),
+        (frozen_tables.IMAGES[0], frozen_tables.CLIPS[1], likely_cp),
+        (frozen_tables.IMAGES[0], frozen_tables.CLIPS[0], other_cp),
     ]
     return {
-        f"{input_name(image, clip)}, cp {cp}": Setting(
-            text_tokens=TEXT_TOKENS, items=items_of(image, clip), tp=2, cp=cp
-        )
+        f"{frozen_tables.input_name(image, clip)}, cp {cp}": frozen_tables.input_of(image, clip, tp=2, cp=cp)
         for image, clip, cp in guesses
     }
 
@@ -114,7 +91,7 @@ def modality_evidence(llm_size: str, cost: CostModel) -> Evidence:
             if tput is not None:
                 number = PaperNumber(key, tput, "inputs/s/GPU", where, TPUT_REL_TOL)
                 evidence.add_range(number, values, UNSTATED)
-                most = share / llm_gpu_s + TPUT_ROUNDING
+                most = share / llm_gpu_s + frozen_tables.TPUT_ROUNDING
                 excess.append(tput / most)
                 evidence.bounds[key] = Bound(
                     what="the longest stage of the LLM printed beside one encoder, on the LLM's GPUs",
@@ -151,9 +128,9 @@ def least_llm_gpu_s(llm_size: str) -> float:
     reads both. The longest of them is a part of the LLM, at most the whole. Other
     degrees are taken to save nothing.
     """
-    rows = table_rows(llm_size)
-    stated = stated_pipelines(rows)
-    return max((row.llm.total_s - ROUNDING_S) * stated[row].tp for row in rows)
+    rows = frozen_tables.table_rows(llm_size)
+    stated = frozen_tables.stated_pipelines(rows)
+    return max((row.llm.total_s - frozen_tables.ROUNDING_S) * stated[row].tp for row in rows)
 
 
 def llm_share(counts: Mapping[str, int], placement: Placement) -> float:
@@ -197,7 +174,7 @@ def layout_evidence(llm_size: str) -> Evidence:
 
 def tput_of(plan: Planned) -> float:
     """Inputs a second and GPU."""
-    return NUM_MICROBATCHES / plan.iteration_s / plan.num_ranks
+    return frozen_tables.NUM_MICROBATCHES / plan.iteration_s / plan.num_ranks
 
 
 def _plans(
@@ -209,7 +186,7 @@ def _plans(
     return {
         name: simulated(
             STRATEGIES[placement, awareness],
-            paper_job(model, setting, counts, NUM_MICROBATCHES, cost),
+            paper_job(model, setting, counts, frozen_tables.NUM_MICROBATCHES, cost),
             cost,
         )
         for name, setting in settings(llm_size).items()

@@ -25,7 +25,7 @@ def size_evidence(table: str) -> Evidence:
             "parameters": Cell(
                 column="n_params_b",
                 unit="1e9",
-                rel_tol=lambda cell: max(REL_TOL, half_unit(cell) / float(cell)),
+                rel_tol=tolerance,
             )
         },
         compute=lambda row: {"parameters": parameters(row)},

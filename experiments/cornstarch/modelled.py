@@ -10,12 +10,13 @@ from workbench.cost.profile import load_profile
 from workbench.cost.roofline import RowWork, Work
 from workbench.data.corpus import ItemTokens
 from workbench.model.frozen import gradient_needs
-from workbench.model.layer import Attention
 from workbench.model.model_graph import TEXT, ModelGraph, Module
 from workbench.plan.plan import Recompute
 from workbench.timing.pass_times import pass_times
 
 A40 = "A40"
+TIME_REL_TOL = 0.25  # absolute times of another machine's kernels
+RATIO_REL_TOL = 0.15  # of two such times
 
 
 @cache
@@ -89,10 +90,9 @@ def module_tp(module: Module, tp: int) -> int:
 
     Whisper at 1,920 has 30 heads of 64, which 4 does not divide.
     """
-    heads = {
-        op.num_kv_heads for layer in module.layers for op in layer.operators if isinstance(op, Attention)
-    }
-    return max(degree for degree in range(1, tp + 1) if all(count % degree == 0 for count in (*heads, tp)))
+    return max(
+        degree for degree in range(1, tp + 1) if all(count % degree == 0 for count in (*module.kv_heads, tp))
+    )
 
 
 def total(times: Iterable[StageTimes]) -> StageTimes:

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from experiments.cornstarch.modelled import A40, Setting, layer_times, module_tp
 from experiments.harness.printed_pipeline import StageTimes
-from sim.step.engine import simulate
+from sim.predict import step_s
 from workbench.balance.stages.partition import partition
 from workbench.cost.hardware import Cluster, Node, uniform
 from workbench.cost.model import CostModel
@@ -17,7 +17,6 @@ from workbench.plan.codec import plan_hash
 from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Settings
 from workbench.strategies import cornstarch, encoders_colocated
-from workbench.timing.price import price
 
 Strategy = Callable[[Job, CostModel], Plan]
 
@@ -61,11 +60,8 @@ class Planned:
 def simulated(strategy: Strategy, job: Job, cost: CostModel) -> Planned:
     """Plan the job, price it, simulate one step."""
     plan = strategy(job, cost)
-    lowered = lower(plan)
-    prices = price(lowered, cost)
-    trace = simulate(lowered, prices.duration_s, step_s=prices.step_s)
     counts = tuple((module, len(chain)) for (module, _), chain in plan.chain.items())
-    return Planned(counts, len(plan.ranks), trace.iteration_s, plan_hash(plan))
+    return Planned(counts, len(plan.ranks), step_s(lower(plan), cost), plan_hash(plan))
 
 
 def paper_job(
@@ -81,7 +77,7 @@ def paper_job(
     return Job(
         name=model.name,
         model=model,
-        cluster=_testbed(num_ranks, cost),
+        cluster=testbed(num_ranks, cost),
         batch=fixed_samples(num_samples, text_tokens=setting.text_tokens, items=items),
         microbatch_samples=setting.microbatch_samples,
         layouts=tuple(
@@ -109,7 +105,7 @@ def best_split(
     """
     times = layer_times(model, setting, cost)
     encoders = [module.name for module in model.modules if module.modality != TEXT]
-    llm = next(module.name for module in model.modules if module.modality == TEXT)
+    llm = model.llm.name
 
     def bottleneck_s(num_encoder_stages: int) -> float:
         sums = [
@@ -131,7 +127,8 @@ def _stage_costs(times: Sequence[StageTimes], count: int, awareness: Awareness) 
     return [sum(costs[first:end]) for first, end in partition(costs, count)]
 
 
-def _testbed(num_ranks: int, cost: CostModel) -> Cluster:
+def testbed(num_ranks: int, cost: CostModel) -> Cluster:
+    """Nodes of four A40s, as both versions of the paper have them."""
     node = Node(device=A40, num_ranks=4, memory_bytes=cost.profile.memory_bytes)
     intra, inter = (cost.profile.machine_link(scope).link for scope in ("intra", "inter"))
     return uniform("a40-testbed", node, num_nodes=-(-num_ranks // node.num_ranks), intra=intra, inter=inter)

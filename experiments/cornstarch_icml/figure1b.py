@@ -6,23 +6,17 @@ Given:   the frozen flags -> backward over forward by the frozen rule ([rule]); 
          inputs -> times and ratios of the A40 profile ([modelled]).
 Differs: the printed encoder times hold its projector, 0.5 ms of backward where all else is frozen.
 Ours:    computed, no simulation.
-Run:     python -m experiments.cornstarch_icml.figure1b
 """
 
-from experiments.cornstarch.breakdown import Part, modelled_evidence, rule_evidence
-from experiments.cornstarch.modelled import A40, Setting, a40_cost
+from experiments.cornstarch.breakdown import Breakdown, Part
+from experiments.cornstarch.modelled import Setting
 from experiments.harness.printed import is_true, printed_rows
 from experiments.harness.printed_pipeline import StageTimes
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 from workbench.data.corpus import square_image_tokens
-from workbench.model.model_graph import ModelGraph, connect
-from workbench.model.trainable import Trainable
-from workbench.model.zoo import from_shape
+from workbench.model.projector import Projector
 
-WHERE = "Figure 1b"
-UNSTATED = "batch 1 to 8, 0.5k to 2k text tokens"
 IMAGE = square_image_tokens(384, 14)
-LLM_WIDTH = 2048
 
 
 def parts() -> tuple[Part, ...]:
@@ -39,20 +33,6 @@ def parts() -> tuple[Part, ...]:
     return tuple(found)
 
 
-def model(*, encoder: Trainable, llm: Trainable) -> ModelGraph:
-    """SigLIP-so400m and Llama 3.2 1B."""
-    vision = from_shape("siglip-so400m-14-384", module="vision", llm_width=LLM_WIDTH, trainable=encoder)
-    return connect("siglip-llama", (vision, from_shape("llama-3.2-1b", module="llm", trainable=llm)))
-
-
-def models() -> dict[bool, ModelGraph]:
-    """By frozen flag."""
-    return {
-        True: model(encoder=Trainable.PROJECTOR, llm=Trainable.NONE),
-        False: model(encoder=Trainable.ALL, llm=Trainable.ALL),
-    }
-
-
 def settings() -> dict[str, Setting]:
     """Plausible inputs; the first, a batch of 4 with 1k of text, is the one shown."""
     sizes = [(4, 1024)] + [(batch, text) for batch in (1, 2, 4, 8) for text in (512, 1024, 2048)]
@@ -64,13 +44,20 @@ def settings() -> dict[str, Setting]:
     }
 
 
-@script(profile=A40)
+def figure() -> Breakdown:
+    """What is printed, and plausible inputs."""
+    return Breakdown(
+        where="Figure 1b",
+        unstated="batch 1 to 8, 0.5k to 2k text tokens",
+        parts=parts(),
+        name="siglip-llama",
+        encoder="siglip-so400m-14-384",
+        llm="llama-3.2-1b",
+        projector=Projector.MLP,
+        settings=settings(),
+    )
+
+
+@script(profile="A40")
 def run() -> Parts:
-    """The rule and the cost model."""
-    cost = a40_cost()
-    modelled = modelled_evidence(parts(), models(), settings(), cost, (WHERE, UNSTATED))
-    return [rule_evidence(parts(), WHERE), modelled]
-
-
-if __name__ == "__main__":
-    main(run)
+    return figure().evidence()

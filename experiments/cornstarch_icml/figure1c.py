@@ -7,17 +7,54 @@ Given:   Figure 1b's printed module times, spread evenly over the blocks of each
 Differs: the figure is a timeline without numbers, so only its claim is checked: frozen, the partition
          that balances the all-trained pipeline is slower than the frozen-aware one.
 Ours:    simulated on one CPU core, seconds.
-Run:     python -m experiments.cornstarch_icml.figure1c
 """
 
-from experiments.cornstarch.layer_pipeline import LayerTimes, layer_plan, run_layers
-from experiments.cornstarch_icml.figure1b import models
+from collections.abc import Callable, Mapping, Sequence
+
+from experiments.cornstarch.modelled import total
+from experiments.cornstarch_icml.figure1b import figure
 from experiments.harness.outcome import Evidence
 from experiments.harness.printed import PrintedRow, is_true, printed_rows
-from experiments.harness.printed_pipeline import PrintedRun, StageTimes
-from experiments.harness.script import Parts, main, script
+from experiments.harness.printed_pipeline import PrintedRun, StageTimes, free_cluster, microbatched, run_plan
+from experiments.harness.script import script
+from workbench.balance.stages.partition import partition
 from workbench.model.layer import LayerKind
 from workbench.model.model_graph import ModelGraph, Module
+from workbench.plan.build import with_programs
+from workbench.plan.plan import Plan, Stage
+
+LayerTimes = Mapping[str, Sequence[StageTimes]]
+
+
+def layer_plan(
+    model: ModelGraph,
+    times: LayerTimes,
+    balanced: Callable[[StageTimes], float],
+    num_ranks: int,
+    num_microbatches: int,
+) -> Plan:
+    """One rank per part of the partition of all layers in model order.
+
+    A part that crosses from one module into the next becomes two stages on the same rank.
+
+    Args:
+        model: a chain of modules.
+        times: [layers] seconds by module.
+        balanced: what of a layer's times the partition balances.
+        num_ranks, num_microbatches: of the pipeline.
+    """
+    owners = [(module.name, index) for module in model.modules for index in range(len(module.layers))]
+    cuts = partition([balanced(times[name][index]) for name, index in owners], num_ranks)
+    stages: list[Stage] = []
+    for rank, (first, end) in enumerate(cuts):
+        for name in dict.fromkeys(owner for owner, _ in owners[first:end]):
+            mine = [index for owner, index in owners[first:end] if owner == name]
+            layers = (mine[0], mine[-1] + 1)
+            stages.append(Stage(id=len(stages), module=name, replica=0, layers=layers, ranks=((rank,),)))
+    return with_programs(
+        microbatched("printed-layers", model, free_cluster(num_ranks), tuple(stages), num_microbatches)
+    )
+
 
 NUM_STAGES = 4
 NUM_MICROBATCHES = 64
@@ -50,16 +87,18 @@ def _spread(module: Module, whole: StageTimes, *, backward_in: LayerKind) -> tup
     )
 
 
-def evidence() -> Evidence:
+@script()
+def run() -> Evidence:
     """Iterations of the frozen model under both partitions, and of the all-trained one."""
     found = Evidence()
     rows = {is_true(row["llm_trainable"]): row for row in printed_rows("cornstarch_icml_figure1b")}
-    trained, frozen = models()[False], models()[True]
+    models = figure().models()
+    trained, frozen = models[False], models[True]
     trained_times, frozen_times = block_times(trained, rows[True]), block_times(frozen, rows[False])
 
     def run_with(model: ModelGraph, balance: LayerTimes, times: LayerTimes) -> PrintedRun:
         plan = layer_plan(model, balance, lambda time: time.total_s, NUM_STAGES, NUM_MICROBATCHES)
-        return run_layers(plan, times)
+        return run_plan(plan, lambda stage: total(times[stage.module][slice(*stage.layers)]))
 
     runs = {
         "all_trained": run_with(trained, trained_times, trained_times),
@@ -77,13 +116,3 @@ def evidence() -> Evidence:
         "frozen, the partition for the all-trained model is slower than the frozen-aware one:", slowdown > 1
     )
     return found
-
-
-@script()
-def run() -> Parts:
-    """The claim of the figure."""
-    return [evidence()]
-
-
-if __name__ == "__main__":
-    main(run)

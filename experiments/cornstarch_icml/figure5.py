@@ -19,7 +19,6 @@ Differs: the bars have no numbers in the text, and degrees, the encoders' stages
          Cornstarch, FSDP's gathers would have to take 28 (LLL) to 53 (SSS) times as long. The paper's own
          iterations (Table 2: 22 s for SSS, 144 s for LLL) are 3 to 6 times ours.
 Ours:    simulated on one CPU core, minutes.
-Run:     python -m experiments.cornstarch_icml.figure5
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,28 +27,22 @@ from enum import StrEnum
 from itertools import product
 from statistics import fmean
 
-from experiments.cornstarch.modelled import A40, Setting, a40_cost
+from experiments.cornstarch.modelled import Setting, a40_cost
 from experiments.cornstarch.models import icml_model
 from experiments.cornstarch.planned import Awareness, Planned, Strategy, best_split, paper_job, simulated
-from experiments.cornstarch_icml.table2 import NUM_MICROBATCHES, table_rows
+from experiments.cornstarch_icml.table2 import NUM_GPUS, NUM_MICROBATCHES, NUM_STAGES, setting_of, table_rows
 from experiments.harness.outcome import Bound, Evidence, PaperNumber
 from experiments.harness.printed import claim_value, printed_rows
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from workbench.cost.kernel_times import ELEMENT_BYTES
 from workbench.cost.model import CostModel
-from workbench.data.corpus import conformer_tokens, qwen2_vl_tokens
 from workbench.job.job import Job, ModuleLayout
 from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.plan import Plan, Recompute
 from workbench.strategies import cornstarch, encoders_colocated, fsdp
 
-NUM_GPUS = 24
-NUM_STAGES = 6
 GLOBAL_BATCH = 48
-PIPELINE_SAMPLES = 4
 FSDP_SAMPLES = 2
-TEXT_TOKENS = 1024
-ITEMS = (("vision", qwen2_vl_tokens(720, 1280)), ("audio", conformer_tokens(120.0)))
 GAIN_REL_TOL = 0.15
 BEST_REL_TOL = 0.02  # within it, methods are on par
 UNSTATED = "degrees, stages of the encoders, recompute"
@@ -89,25 +82,23 @@ def models() -> tuple[str, ...]:
     return tuple(dict.fromkeys(row.model for row in table_rows()))
 
 
+def job_of(model: ModelGraph, setting: Setting, cost: CostModel) -> Job:
+    """The testbed, with a global batch."""
+    each = NUM_GPUS // (setting.tp * len(model.modules))
+    rounds = GLOBAL_BATCH // setting.microbatch_samples
+    return paper_job(model, setting, dict.fromkeys((m.name for m in model.modules), each), rounds, cost)
+
+
 def pipeline_job(model: ModelGraph, grid: Grid, counts: Mapping[str, int | None], cost: CostModel) -> Job:
-    """The testbed with stage counts by module; None: searched."""
-    setting = Setting(text_tokens=TEXT_TOKENS, items=ITEMS, microbatch_samples=PIPELINE_SAMPLES, tp=grid.tp)
-    each = NUM_GPUS // (grid.tp * len(model.modules))
-    rounds = GLOBAL_BATCH // PIPELINE_SAMPLES
-    job = paper_job(model, setting, dict.fromkeys((m.name for m in model.modules), each), rounds, cost)
+    """With stage counts by module; None: searched."""
+    job = job_of(model, setting_of(grid.tp), cost)
     layouts = tuple(replace(layout, pp=counts[layout.module]) for layout in job.layouts)
     return replace(job, layouts=layouts, replicas=grid.replicas, max_ranks=NUM_GPUS)
 
 
 def fsdp_job(model: ModelGraph, cost: CostModel) -> Job:
-    """The same testbed, with nothing said about layouts."""
-    setting = Setting(
-        text_tokens=TEXT_TOKENS, items=ITEMS, microbatch_samples=FSDP_SAMPLES, recompute=Recompute.NONE
-    )
-    each = NUM_GPUS // len(model.modules)
-    rounds = GLOBAL_BATCH // FSDP_SAMPLES
-    job = paper_job(model, setting, dict.fromkeys((m.name for m in model.modules), each), rounds, cost)
-    return replace(job, layouts=())
+    """With nothing said about layouts."""
+    return replace(job_of(model, setting_of(1, Recompute.NONE, FSDP_SAMPLES), cost), layouts=())
 
 
 def _fsdp(job: Job, cost: CostModel) -> Plan:
@@ -124,8 +115,7 @@ def _fsdp_recomputing(job: Job, cost: CostModel) -> Plan:
 def megatron_counts(model: ModelGraph, grid: Grid, cost: CostModel) -> tuple[dict[str, int], dict[str, int]]:
     """Encoders on one leading stage; as many as balance forward times."""
     one = {module.name: NUM_STAGES - 1 if module.modality == TEXT else 1 for module in model.modules}
-    setting = Setting(text_tokens=TEXT_TOKENS, items=ITEMS, microbatch_samples=PIPELINE_SAMPLES, tp=grid.tp)
-    return one, best_split(model, setting, cost, Awareness.UNAWARE, NUM_STAGES)
+    return one, best_split(model, setting_of(grid.tp), cost, Awareness.UNAWARE, NUM_STAGES)
 
 
 def runs_of(name: str, cost: CostModel) -> dict[Method, list[Planned]]:
@@ -143,8 +133,7 @@ def runs_of(name: str, cost: CostModel) -> dict[Method, list[Planned]]:
 
 
 def _best_cornstarch(model: ModelGraph, grid: Grid, cost: CostModel) -> Planned:
-    setting = Setting(text_tokens=TEXT_TOKENS, items=ITEMS, microbatch_samples=PIPELINE_SAMPLES, tp=grid.tp)
-    merged = best_split(model, setting, cost, Awareness.AWARE, NUM_STAGES)
+    merged = best_split(model, setting_of(grid.tp), cost, Awareness.AWARE, NUM_STAGES)
     free = dict.fromkeys(merged, None)
     tried: tuple[tuple[Strategy, Mapping[str, int | None]], ...] = (
         (encoders_colocated.plan_frozen_aware, merged),
@@ -271,13 +260,8 @@ def _setup(parameter: str) -> str:
     return next(row["value"] for row in rows if (row["source"], row["parameter"]) == ("icml", parameter))
 
 
-@script(profile=A40)
-def run() -> Parts:
-    """All nine models."""
+@script(profile="A40")
+def run() -> Evidence:
     cost = a40_cost()
     runs = {name: runs_of(name, cost) for name in models()}
-    return [judged(runs)]
-
-
-if __name__ == "__main__":
-    main(run)
+    return judged(runs)

@@ -7,7 +7,6 @@ Differs: the plot has no numbers, so only what the text says of it is checked: a
          where rows are whole, hardly any where they are cut; GPUs that run dry early unless tokens are
          balanced across them. A unit that merges counts as busy.
 Ours:    simulated on one CPU core, about 1 s.
-Run:     python -m experiments.cornstarch_icml.figure6
 """
 
 from collections.abc import Mapping
@@ -16,9 +15,8 @@ from statistics import fmean
 import numpy as np
 
 from experiments.cornstarch.attention_policies import FOUR, MAIN, a40_testbed, llm_of, run_policy
-from experiments.cornstarch.modelled import A40
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from sim.attention.policies import AttentionRun
 
 LLM = "LLM-L"
@@ -65,7 +63,8 @@ def claims(evidence: Evidence, tails: Mapping[str, float], spreads: Mapping[str,
         evidence.claim(text, spreads[policy] <= SPREAD)
 
 
-def evidence() -> Evidence:
+@script(profile="A40")
+def run() -> Evidence:
     """Activity of every GPU over time, dips and spread."""
     found = Evidence()
     bed, llm = a40_testbed(), llm_of(LLM)
@@ -84,13 +83,3 @@ def evidence() -> Evidence:
         "mean activity: " + ", ".join(f"{policy} {fmean(run.busy_share):.2f}" for policy, run in runs.items())
     )
     return found
-
-
-@script(profile=A40)
-def run() -> Parts:
-    """All evidence of the figure."""
-    return [evidence()]
-
-
-if __name__ == "__main__":
-    main(run)

@@ -6,7 +6,6 @@ Given:   as Table 3.
 Differs: as Table 3. Shorter rows leave a launch fewer blocks than a GPU has units, so ours finds cutting rows
          worth more than printed, and balancing across GPUs alone neutral where it is printed as a loss.
 Ours:    simulated on one CPU core, about 6 s.
-Run:     python -m experiments.cornstarch_icml.figure8
 """
 
 from experiments.cornstarch.attention_policies import (
@@ -16,11 +15,10 @@ from experiments.cornstarch.attention_policies import (
     policy_evidence,
     ratio_text,
 )
-from experiments.cornstarch.modelled import A40
 from experiments.cornstarch_icml.table3 import LLMS, NO_GAIN
 from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.printed import printed_rows
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 
 PANELS = {"8a": 32768, "8b": 16384}
 LENGTH_REL_TOL = 0.15
@@ -60,14 +58,9 @@ def length_evidence(tables: dict[str, PolicyTable]) -> Evidence:
     return evidence
 
 
-@script(profile=A40)
+@script(profile="A40")
 def run() -> Parts:
-    """All evidence of the figure."""
     bed = a40_testbed()
     tables = {panel: PolicyTable(bed, num_tokens, FOUR) for panel, num_tokens in PANELS.items()}
     parts = [panel_evidence(panel, table) for panel, table in tables.items()]
     return [*parts, length_evidence(tables)]
-
-
-if __name__ == "__main__":
-    main(run)

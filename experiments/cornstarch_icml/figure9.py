@@ -6,17 +6,15 @@ Given:   as Table 7: starts and ends of all blocks on the 84 units of each of 8 
 Differs: the plot has no numbers; checked is what the text says: heads overlap inside a layer, the end of the
          layer has nothing to overlap with.
 Ours:    simulated on one CPU core, about 1 s.
-Run:     python -m experiments.cornstarch_icml.figure9
 """
 
 import numpy as np
 
 from experiments.cornstarch.attention_policies import MAIN, a40_testbed, llm_of, run_policy
-from experiments.cornstarch.modelled import A40
 from experiments.cornstarch_icml.figure6 import DIP, NUM_TOKENS, busiest
 from experiments.cornstarch_icml.table3 import LLMS
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from sim.attention.policies import AttentionRun
 
 NUM_BINS = 400
@@ -31,7 +29,8 @@ def dips(run: AttentionRun) -> tuple[float, float]:
     return float((low & before).mean()), float((low & ~before).mean())
 
 
-def evidence() -> Evidence:
+@script(profile="A40")
+def run() -> Evidence:
     """Dips inside and at the end of the layer, by LLM."""
     found = Evidence()
     bed = a40_testbed()
@@ -46,13 +45,3 @@ def evidence() -> Evidence:
         found.claim(text, inside < alone)
         found.claim(f"{llm}: the dip at the end of the layer stays (ours {end:.1%});", end > 0)
     return found
-
-
-@script(profile=A40)
-def run() -> Parts:
-    """All evidence of the figure."""
-    return [evidence()]
-
-
-if __name__ == "__main__":
-    main(run)

@@ -5,13 +5,9 @@ Given:   as `experiments.cornstarch.model_sizes` says.
 Differs: a count is held to 2 % or to half a unit of its last printed digit: "1b" says no more. Phi-4's audio
          encoder has 0.44e9 parameters, printed as 0.5; its own report gives 0.46 with projector.
 Ours:    computed, no simulation.
-Run:     python -m experiments.cornstarch_icml.table1
 """
 
 from experiments.cornstarch.model_sizes import size_evidence
-from experiments.harness.script import main, script
+from experiments.harness.script import script
 
 run = script()(lambda: [size_evidence("cornstarch_icml_table1")])
-
-if __name__ == "__main__":
-    main(run)

@@ -10,7 +10,6 @@ Differs: ranks, mask, heads per gather, the kernel's rate and the passes timed a
          ranks, EE, one head, the profile's causal rate, forward. The printed baseline is 8 times that,
          which is the rate of an early Triton kernel, fewer ranks, or a backward with it.
 Ours:    simulated on one CPU core, about 6 s.
-Run:     python -m experiments.cornstarch_icml.table3
 """
 
 from experiments.cornstarch.attention_policies import (
@@ -20,10 +19,9 @@ from experiments.cornstarch.attention_policies import (
     policy_evidence,
     ratio_text,
 )
-from experiments.cornstarch.modelled import A40
 from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.printed import claim_value, printed_rows
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 
 NUM_TOKENS = 65536
 LLMS = ("LLM-S", "LLM-M", "LLM-L")
@@ -79,13 +77,8 @@ def itself_evidence() -> Evidence:
     return evidence
 
 
-@script(profile=A40)
+@script(profile="A40")
 def run() -> Parts:
-    """All evidence of the table."""
     table = PolicyTable(a40_testbed(), NUM_TOKENS, FOUR)
     own = policy_evidence("cornstarch_icml_table3", "Table 3", table)
     return [own, shape_evidence(table), claims_evidence(table), itself_evidence()]
-
-
-if __name__ == "__main__":
-    main(run)

@@ -10,28 +10,19 @@ Differs: the batch and whether layers are recomputed are not printed. Shown: one
          fraction of a second; DCP's published planner partitions hypergraphs of single tiles with KaHyPar
          and takes seconds, which the printed differences of 9 to 74 s are read as.
 Ours:    simulated on one CPU core, about 3 s.
-Run:     python -m experiments.cornstarch_icml.table5
 """
 
 import time
 from collections.abc import Callable
 
-from experiments.cornstarch.attention_dcp import (
-    NUM_GPUS,
-    PATTERNS,
-    DcpSetting,
-    cornstarch_s,
-    dcp_s,
-    pattern_of,
-    reads_of,
-)
+from experiments.cornstarch import attention_dcp
 from experiments.cornstarch.attention_layers import PRECISION, Testbed, tiles_of
 from experiments.cornstarch.attention_policies import a40_testbed
-from experiments.cornstarch.modelled import A40
+from experiments.cornstarch.modelled import TIME_REL_TOL
 from experiments.cornstarch.models import llm_family
 from experiments.harness.outcome import Evidence
 from experiments.harness.printed import PrintedRow, printed_rows
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from experiments.harness.table import Cell, Table, Values
 from workbench.balance.tokens.block_placement import place_blocks
 from workbench.balance.tokens.policies import longest_first
@@ -42,8 +33,7 @@ from workbench.model.frozen import Needs
 from workbench.model.layer import Attention, LayerKind
 from workbench.timing.attention import AttentionTime, with_attention, without_attention
 
-SETTING = DcpSetting(llm="S")
-TIME_REL_TOL = 0.25
+SETTING = attention_dcp.DcpSetting(llm="S")
 GLOBAL_BATCH = 48  # the global batch of section 5.1
 UNSTATED = "sequences of the batch, recompute"
 TRAINED = Needs(input_grad=True, weight_grad=True)
@@ -58,7 +48,7 @@ def layer_times(bed: Testbed, num_tokens: int, attention_s: float) -> list[Layer
     for layer in llm.layers:
         own = {op.name: given for op in layer.operators if isinstance(op, Attention)}
         bare = without_attention(layer, own)
-        rest = bed.cost.layer_time(bare, work, tp=1, cp=NUM_GPUS, precision=PRECISION)
+        rest = bed.cost.layer_time(bare, work, tp=1, cp=attention_dcp.NUM_GPUS, precision=PRECISION)
         times.append(with_attention(rest, layer, own) if layer.kind is LayerKind.BLOCK else rest)
     return times
 
@@ -84,24 +74,27 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 def planning_s(pattern: str, num_tokens: int) -> tuple[float, float]:
     """Host seconds of Cornstarch's plan and of the placement, both from the mask; compiled already."""
-    mask = PATTERNS[pattern](num_tokens, SETTING.scale(num_tokens))
-    pattern_of(pattern, num_tokens, SETTING.scale(num_tokens))
+    mask = attention_dcp.PATTERNS[pattern](num_tokens, SETTING.scale(num_tokens))
+    attention_dcp.pattern_of(pattern, num_tokens, SETTING.scale(num_tokens))
     tiles = tiles_of(mask)
     classify_s = seconds_of(lambda: tiles_of(mask))
-    lpt_s = seconds_of(lambda: longest_first(row_work(tiles.tiles), NUM_GPUS))
-    place_s = seconds_of(lambda: place_blocks(reads_of(tiles), NUM_GPUS))
+    lpt_s = seconds_of(lambda: longest_first(row_work(tiles.tiles), attention_dcp.NUM_GPUS))
+    place_s = seconds_of(lambda: place_blocks(attention_dcp.reads_of(tiles), attention_dcp.NUM_GPUS))
     return classify_s + lpt_s, classify_s + place_s
 
 
 def ours(bed: Testbed, row: PrintedRow) -> Values:
     """Seconds of one row's system."""
     pattern, num_tokens = row["attention_pattern"], int(row["seq_len_k"]) * 1024
-    placed = pattern_of(pattern, num_tokens, SETTING.scale(num_tokens))
-    layer_s = {"cornstarch": cornstarch_s, "dcp": dcp_s}[row["system"]](bed, placed, SETTING)
+    placed = attention_dcp.pattern_of(pattern, num_tokens, SETTING.scale(num_tokens))
+    layer_s = {"cornstarch": attention_dcp.cornstarch_s, "dcp": attention_dcp.dcp_s}[row["system"]](
+        bed, placed, SETTING
+    )
     return {"iteration": iteration_s(bed, num_tokens, layer_s)}
 
 
-def evidence() -> Evidence:
+@script(profile="A40")
+def run() -> Evidence:
     """Iterations of both systems and what planning takes."""
     bed = a40_testbed()
     found = Table(
@@ -126,13 +119,3 @@ def evidence() -> Evidence:
         f"placement at most {1e3 * placement:.0f} ms"
     )
     return found
-
-
-@script(profile=A40)
-def run() -> Parts:
-    """All evidence of the table."""
-    return [evidence()]
-
-
-if __name__ == "__main__":
-    main(run)

@@ -8,14 +8,12 @@ Differs: as Table 3; the number of streams is not printed (shown: 2). In ours a 
          over cutting rows, which pays for pieces, partial results and merging. Printed is the reverse:
          what keeps launches from running side by side on the authors' GPUs is not in the model.
 Ours:    simulated on one CPU core, about 6 s.
-Run:     python -m experiments.cornstarch_icml.table7
 """
 
 from experiments.cornstarch.attention_policies import BASELINE, PolicyTable, a40_testbed, policy_evidence
-from experiments.cornstarch.modelled import A40
 from experiments.cornstarch_icml.table3 import LLMS, NUM_TOKENS
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 
 SHOWN = (BASELINE, "inter_gpu_multistreams", "cornstarch")
 
@@ -30,13 +28,8 @@ def claims_evidence(table: PolicyTable) -> Evidence:
     return evidence
 
 
-@script(profile=A40)
+@script(profile="A40")
 def run() -> Parts:
-    """All evidence of the table."""
     table = PolicyTable(a40_testbed(), NUM_TOKENS, SHOWN)
     own = policy_evidence("cornstarch_icml_table7", "Table 7", table, scope="model")
     return [own, claims_evidence(table)]
-
-
-if __name__ == "__main__":
-    main(run)

@@ -4,14 +4,9 @@ Paper:   I. Jang et al., "Efficient Distributed MLLM Training with Cornstarch", 
 Setup:   one attention layer on 16 A40; blocks of 256, two at a time, and a last one that sees all.
 Given:   as `experiments.cornstarch.attention_dcp` says, and what differs likewise.
 Ours:    simulated on one CPU core, about 5 s.
-Run:     python -m experiments.cornstarch_icml.table9
 """
 
 from experiments.cornstarch.attention_dcp import table_evidence
-from experiments.cornstarch.modelled import A40
-from experiments.harness.script import main, script
+from experiments.harness.script import script
 
-run = script(profile=A40)(lambda: table_evidence(9, "causal_blockwise"))
-
-if __name__ == "__main__":
-    main(run)
+run = script(profile="A40")(lambda: table_evidence(9, "causal_blockwise"))

@@ -4,14 +4,10 @@ Paper:   I. Jang et al., "Cornstarch", arXiv v1, section 6.2.2, Figure 10.
 Setup:   stages of Table 6; else, and what is given, as `experiments.cornstarch.end_to_end` says.
 Differs: the bars have no numbers in the text; judged is what the text says of them.
 Ours:    simulated on one CPU core, some minutes.
-Run:     python -m experiments.cornstarch_v1.figure10
 """
 
 from experiments.cornstarch.end_to_end import figure_evidence
-from experiments.cornstarch.modelled import A40, a40_cost
-from experiments.harness.script import main, script
+from experiments.cornstarch.modelled import a40_cost
+from experiments.harness.script import script
 
-run = script(profile=A40)(lambda: [figure_evidence("Figure 10", "M", ("VALM",), a40_cost())])
-
-if __name__ == "__main__":
-    main(run)
+run = script(profile="A40")(lambda: [figure_evidence("Figure 10", "M", ("VALM",), a40_cost())])

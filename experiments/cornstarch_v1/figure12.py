@@ -7,16 +7,15 @@ Differs: 20 masks of each kind instead of one. The bars print no numbers, so onl
          them is checked. It says that all policies balance EP; in contiguous runs the last rank has the
          last eighth of a mostly causal mask, and Table 4 itself has the naive ring 1.27 times slower there.
 Ours:    simulated on one CPU core, about 3 s.
-Run:     python -m experiments.cornstarch_v1.figure12
 """
 
 from statistics import fmean
 
 from experiments.cornstarch.attention_layers import MASKS, Testbed, tiles_of
-from experiments.cornstarch.modelled import A40, a40_cost
+from experiments.cornstarch.modelled import a40_cost
 from experiments.cornstarch_v1.table4 import MAIN, POLICIES, rank_times
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 
 NUM_TOKENS = 65536
 SEEDS = range(20)
@@ -34,7 +33,8 @@ def spreads(bed: Testbed, kind: str, seed: int, found: Evidence) -> dict[str, fl
     return {policy: max(seconds) / fmean(seconds) for policy, seconds in times.items()}
 
 
-def evidence() -> Evidence:
+@script(profile="A40")
+def run() -> Evidence:
     """Seconds by rank, their spread over masks, and the text's claims about it."""
     found = Evidence()
     bed = Testbed(a40_cost())
@@ -55,13 +55,3 @@ def evidence() -> Evidence:
         "slowest rank over mean: " + ", ".join(f"{k} {p} {value:.2f}" for (k, p), value in mean.items())
     )
     return found
-
-
-@script(profile=A40)
-def run() -> Parts:
-    """All evidence of the figure."""
-    return [evidence()]
-
-
-if __name__ == "__main__":
-    main(run)

@@ -4,14 +4,10 @@ Paper:   I. Jang et al., "Cornstarch", arXiv v1, appendix B.2, Figure 13.
 Setup:   stages of Table 5; else, and what is given, as `experiments.cornstarch.end_to_end` says.
 Differs: neither the bars nor the text of this figure has numbers; judged is who is ahead.
 Ours:    simulated on one CPU core, about a minute.
-Run:     python -m experiments.cornstarch_v1.figure13
 """
 
 from experiments.cornstarch.end_to_end import figure_evidence
-from experiments.cornstarch.modelled import A40, a40_cost
-from experiments.harness.script import main, script
+from experiments.cornstarch.modelled import a40_cost
+from experiments.harness.script import script
 
-run = script(profile=A40)(lambda: [figure_evidence("Figure 13", "S", ("VLM", "ALM"), a40_cost())])
-
-if __name__ == "__main__":
-    main(run)
+run = script(profile="A40")(lambda: [figure_evidence("Figure 13", "S", ("VLM", "ALM"), a40_cost())])

@@ -4,14 +4,10 @@ Paper:   I. Jang et al., "Cornstarch", arXiv v1, appendix B.3, Figure 15.
 Setup:   stages of Table 6; else, and what is given, as `experiments.cornstarch.end_to_end` says.
 Differs: neither the bars nor the text of this figure has numbers; judged is who is ahead.
 Ours:    simulated on one CPU core, some minutes.
-Run:     python -m experiments.cornstarch_v1.figure15
 """
 
 from experiments.cornstarch.end_to_end import figure_evidence
-from experiments.cornstarch.modelled import A40, a40_cost
-from experiments.harness.script import main, script
+from experiments.cornstarch.modelled import a40_cost
+from experiments.harness.script import script
 
-run = script(profile=A40)(lambda: [figure_evidence("Figure 15", "SL", ("VALM",), a40_cost())])
-
-if __name__ == "__main__":
-    main(run)
+run = script(profile="A40")(lambda: [figure_evidence("Figure 15", "SL", ("VALM",), a40_cost())])

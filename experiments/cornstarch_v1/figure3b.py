@@ -10,24 +10,17 @@ Differs: the printed backward of the frozen LLM is 1.34 forwards. With activatio
          The projector's backward is 2.4 to 2.5 forwards in both cases; the rule gives 2 (no input gradient
          behind a frozen encoder) and 3.
 Ours:    computed, no simulation.
-Run:     python -m experiments.cornstarch_v1.figure3b
 """
 
-from experiments.cornstarch.breakdown import Part, modelled_evidence, rule_evidence
-from experiments.cornstarch.modelled import A40, Setting, a40_cost
+from experiments.cornstarch.breakdown import Breakdown, Part
+from experiments.cornstarch.modelled import Setting
 from experiments.harness.printed import is_true, printed_rows
 from experiments.harness.printed_pipeline import StageTimes
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 from workbench.data.corpus import ItemTokens, square_image_tokens
-from workbench.model.model_graph import ModelGraph, connect
 from workbench.model.projector import Projector
-from workbench.model.trainable import Trainable
-from workbench.model.zoo import from_shape
 
-WHERE = "Figure 3b"
-UNSTATED = "CLIP L/14 at 224 or 336 px or as many tiles of it as cover 1280x720, 0.5k to 2k text tokens"
 BATCH = 2
-LLM_WIDTH = 4096
 RULE_FORWARDS = {  # (part, frozen) -> forwards that a backward takes, recompute included
     ("encoder", True): 0,
     ("projector", True): 2,
@@ -53,26 +46,6 @@ def parts() -> tuple[Part, ...]:
     return tuple(found)
 
 
-def model(*, encoder: Trainable, llm: Trainable) -> ModelGraph:
-    """CLIP L/14 at 336 px, a linear projector (section 6.1), Mistral 7B."""
-    vision = from_shape(
-        "clip-vit-l-14-336",
-        module="vision",
-        llm_width=LLM_WIDTH,
-        projector=Projector.LINEAR,
-        trainable=encoder,
-    )
-    return connect("clip-mistral", (vision, from_shape("mistral-7b-v0.1", module="llm", trainable=llm)))
-
-
-def models() -> dict[bool, ModelGraph]:
-    """By frozen flag."""
-    return {
-        True: model(encoder=Trainable.PROJECTOR, llm=Trainable.NONE),
-        False: model(encoder=Trainable.ALL, llm=Trainable.ALL),
-    }
-
-
 def settings() -> dict[str, Setting]:
     """Plausible inputs; the first, one 336 px image and 1k of text, is the one shown."""
     sizes = [(IMAGES[0], 1024)] + [(image, text) for image in IMAGES for text in (512, 1024, 2048)]
@@ -84,17 +57,27 @@ def settings() -> dict[str, Setting]:
     }
 
 
-@script(profile=A40)
+def figure() -> Breakdown:
+    """What is printed, and plausible inputs."""
+    return Breakdown(
+        where="Figure 3b",
+        unstated=(
+            "CLIP L/14 at 224 or 336 px or as many tiles of it as cover 1280x720, 0.5k to 2k text tokens"
+        ),
+        parts=parts(),
+        name="clip-mistral",
+        encoder="clip-vit-l-14-336",
+        llm="mistral-7b-v0.1",
+        projector=Projector.LINEAR,  # section 6.1
+        settings=settings(),
+    )
+
+
+@script(profile="A40")
 def run() -> Parts:
-    """The rule and the cost model."""
-    cost = a40_cost()
-    modelled = modelled_evidence(parts(), models(), settings(), cost, (WHERE, UNSTATED))
+    ruled, modelled = figure().evidence()
     modelled.causes |= {
         "*/projector/*": "kernels of a projector are shorter than their launches, which are not priced here",
         "*/llm/frozen/*": "print has 1.34 forwards, less than its stated recompute and the input gradient",
     }
-    return [rule_evidence(parts(), WHERE), modelled]
-
-
-if __name__ == "__main__":
-    main(run)
+    return [ruled, modelled]

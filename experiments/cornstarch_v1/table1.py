@@ -5,13 +5,9 @@ Given:   as `experiments.cornstarch.model_sizes` says.
 Differs: a count is held to 2 % or to half a unit of its last printed digit. The printed 8b and 18b of
          EVA-CLIP are those of the whole models with their text towers; the vision towers have 7.5 and 17.6.
 Ours:    computed, no simulation.
-Run:     python -m experiments.cornstarch_v1.table1
 """
 
 from experiments.cornstarch.model_sizes import size_evidence
-from experiments.harness.script import main, script
+from experiments.harness.script import script
 
 run = script()(lambda: [size_evidence("cornstarch_v1_table1")])
-
-if __name__ == "__main__":
-    main(run)

@@ -6,14 +6,10 @@ Differs: frozen-aware VLM-S and VLM-L lose in print, and lose in the simulator t
          Printed throughputs are about 7 times what the stage times give with tensor parallelism 2; see
          experiments/LOG.md.
 Ours:    simulated on one CPU core, seconds.
-Run:     python -m experiments.cornstarch_v1.table10
 """
 
 from experiments.cornstarch.frozen_tables import table_evidence
-from experiments.cornstarch.modelled import A40, a40_cost
-from experiments.harness.script import main, script
+from experiments.cornstarch.modelled import a40_cost
+from experiments.harness.script import script
 
-run = script(profile=A40)(lambda: table_evidence("S", a40_cost()))
-
-if __name__ == "__main__":
-    main(run)
+run = script(profile="A40")(lambda: table_evidence("S", a40_cost()))

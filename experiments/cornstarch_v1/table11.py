@@ -6,14 +6,10 @@ Differs: frozen-aware VLM-L and ALM-S lose in print.
          Printed throughputs are about 18 times what the stage times give with tensor parallelism 4; see
          experiments/LOG.md.
 Ours:    simulated on one CPU core, seconds.
-Run:     python -m experiments.cornstarch_v1.table11
 """
 
 from experiments.cornstarch.frozen_tables import table_evidence
-from experiments.cornstarch.modelled import A40, a40_cost
-from experiments.harness.script import main, script
+from experiments.cornstarch.modelled import a40_cost
+from experiments.harness.script import script
 
-run = script(profile=A40)(lambda: table_evidence("L", a40_cost()))
-
-if __name__ == "__main__":
-    main(run)
+run = script(profile="A40")(lambda: table_evidence("L", a40_cost()))

@@ -6,14 +6,10 @@ Differs: the first row's modality-parallel throughput is lost in the text of the
          against anything.
          Absolute throughputs are excluded by the stage times of Tables 3, 10 and 11.
 Ours:    simulated on one CPU core, seconds.
-Run:     python -m experiments.cornstarch_v1.table2
 """
 
 from experiments.cornstarch.modality_tables import modality_evidence
-from experiments.cornstarch.modelled import A40, a40_cost
-from experiments.harness.script import main, script
+from experiments.cornstarch.modelled import a40_cost
+from experiments.harness.script import script
 
-run = script(profile=A40)(lambda: [modality_evidence("M", a40_cost())])
-
-if __name__ == "__main__":
-    main(run)
+run = script(profile="A40")(lambda: [modality_evidence("M", a40_cost())])

@@ -8,20 +8,14 @@ Differs: Table 9 gives VLM-S 3 LLM stages without and 6 with frozen awareness, y
          Printed throughputs are about 8 times what the stage times give with tensor parallelism 2; see
          experiments/LOG.md.
 Ours:    simulated on one CPU core, seconds.
-Run:     python -m experiments.cornstarch_v1.table3
 """
 
 from experiments.cornstarch.frozen_tables import prose_evidence, table_evidence
-from experiments.cornstarch.modelled import A40, a40_cost
-from experiments.harness.script import Parts, main, script
+from experiments.cornstarch.modelled import a40_cost
+from experiments.harness.script import Parts, script
 
 
-@script(profile=A40)
+@script(profile="A40")
 def run() -> Parts:
-    """All evidence of the table, and what the text takes from it."""
     printed, itself, own = table_evidence("M", a40_cost())
     return [printed, itself, prose_evidence(), own]
-
-
-if __name__ == "__main__":
-    main(run)

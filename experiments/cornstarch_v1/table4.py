@@ -14,7 +14,6 @@ Differs: what the masks hold besides their kind is not printed (shares and item 
          on the slowest of 8 ranks: at 16k there are 16 blocks a rank. Printed random times fit the mean over
          ranks, or a drawing that deals equal numbers.
 Ours:    simulated on one CPU core, about 15 s.
-Run:     python -m experiments.cornstarch_v1.table4
 """
 
 from collections import defaultdict
@@ -22,10 +21,10 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from experiments.cornstarch.attention_layers import MASKS, STATIC, LayerSetting, MaskTiles, Testbed, tiles_of
-from experiments.cornstarch.modelled import A40, a40_cost
+from experiments.cornstarch.modelled import TIME_REL_TOL, a40_cost
 from experiments.harness.outcome import Bound, Evidence, PaperNumber
 from experiments.harness.printed import claim_value, printed_rows
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 from workbench.masks.builders import MIXTURE, Mixture, multimodal_packed
 from workbench.model.layer import Attention
 
@@ -50,7 +49,6 @@ NUM_PACKS = 4  # of the authors' generator
 MIXTURES = ("the builders' mixture", "fewer, longer items")  # of `masks_of`
 GAIN_ROUNDING = 0.01  # of a quotient of cells of two decimals, all of 2.99 or more
 RATIO_REL_TOL = 0.05
-TIME_REL_TOL = 0.25
 
 Key = tuple[int, str]  # tokens, mask
 Times = Mapping[str, float]  # seconds by policy
@@ -207,12 +205,7 @@ def itself_evidence(bed: Testbed) -> Evidence:
     return evidence
 
 
-@script(profile=A40)
+@script(profile="A40")
 def run() -> Parts:
-    """All evidence of the table."""
     bed = Testbed(a40_cost())
     return [own_evidence(bed), itself_evidence(bed)]
-
-
-if __name__ == "__main__":
-    main(run)

@@ -5,14 +5,10 @@ Setup:   and what is given, as `experiments.cornstarch.modality_tables` says.
 Differs: Table 6, whose stages these are, states TP 2 and CP 2, which takes more GPUs than there are.
          Absolute throughputs are excluded by the stage times of Tables 3, 10 and 11.
 Ours:    simulated on one CPU core, seconds.
-Run:     python -m experiments.cornstarch_v1.table7
 """
 
 from experiments.cornstarch.modality_tables import layout_evidence, modality_evidence
-from experiments.cornstarch.modelled import A40, a40_cost
-from experiments.harness.script import main, script
+from experiments.cornstarch.modelled import a40_cost
+from experiments.harness.script import script
 
-run = script(profile=A40)(lambda: [modality_evidence("S", a40_cost()), layout_evidence("S")])
-
-if __name__ == "__main__":
-    main(run)
+run = script(profile="A40")(lambda: [modality_evidence("S", a40_cost()), layout_evidence("S")])

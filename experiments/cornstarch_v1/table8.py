@@ -6,14 +6,10 @@ Differs: VALM-ML prints 6+1 colocated stages where Table 6 has 4+3, and throughp
          neighbours; our model gives its ratio, not its absolute drop.
          Absolute throughputs are excluded by the stage times of Tables 3, 10 and 11.
 Ours:    simulated on one CPU core, seconds.
-Run:     python -m experiments.cornstarch_v1.table8
 """
 
 from experiments.cornstarch.modality_tables import layout_evidence, modality_evidence
-from experiments.cornstarch.modelled import A40, a40_cost
-from experiments.harness.script import main, script
+from experiments.cornstarch.modelled import a40_cost
+from experiments.harness.script import script
 
-run = script(profile=A40)(lambda: [modality_evidence("L", a40_cost()), layout_evidence("L")])
-
-if __name__ == "__main__":
-    main(run)
+run = script(profile="A40")(lambda: [modality_evidence("L", a40_cost()), layout_evidence("L")])

@@ -8,13 +8,12 @@ Setup:   Llama3-7B activations of 8,192 tokens; an A100 node's NICs (4 x 200 Gbi
 Ours:    simulated by `sim.broker`.
 Differs: which microbatch goes where is not printed: microbatch k to replica k modulo their number. Backward
          traffic, which goes the other way over the other half of each NIC, is left out.
-Run:     python -m experiments.disttrain.broker [--json]
 """
 
 from dataclasses import dataclass
 
 from experiments.harness.outcome import Claim, Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from sim.broker import Boundary, Crossing, Sending, Topology, cross
 from workbench.units import ms
 
@@ -63,22 +62,6 @@ def case(up_dp: int, down_dp: int) -> Case:
     )
     found = {(t, s): cross(boundary, t, s) for t in Topology for s in Sending}
     return Case(boundary, found)
-
-
-@script()
-def run() -> Parts:
-    """Every pair of sizes, every way."""
-    cases = [case(up_dp, down_dp) for up_dp, down_dp in SIZES]
-    ours: dict[str, float] = {}
-    for each in cases:
-        for topology in Topology:
-            key = f"simulated/{each.name}/{topology}"
-            ours[f"{key}/connections"] = each.boundary.num_connections(topology)
-            ours[f"{key}/busiest_nic_ms"] = ms(each.found[topology, Sending.ASYNCHRONOUS].busiest_s)
-            for sending in Sending:
-                ours[f"{key}/{sending}/over_best"] = each.over_best(topology, sending)
-                ours[f"{key}/{sending}/paused_ms"] = ms(each.found[topology, sending].paused_s)
-    return [Evidence(ours=ours, claims=claims(cases), notes=[note(each) for each in cases])]
 
 
 def claims(cases: list[Case]) -> list[Claim]:
@@ -141,5 +124,16 @@ def note(each: Case) -> str:
     return f"{each.name} replicas, {each.boundary.num_brokers} brokers; time over the best: {ways}"
 
 
-if __name__ == "__main__":
-    main(run)
+@script()
+def run() -> Evidence:
+    cases = [case(up_dp, down_dp) for up_dp, down_dp in SIZES]
+    ours: dict[str, float] = {}
+    for each in cases:
+        for topology in Topology:
+            key = f"simulated/{each.name}/{topology}"
+            ours[f"{key}/connections"] = each.boundary.num_connections(topology)
+            ours[f"{key}/busiest_nic_ms"] = ms(each.found[topology, Sending.ASYNCHRONOUS].busiest_s)
+            for sending in Sending:
+                ours[f"{key}/{sending}/over_best"] = each.over_best(topology, sending)
+                ours[f"{key}/{sending}/paused_ms"] = ms(each.found[topology, sending].paused_s)
+    return Evidence(ours=ours, claims=claims(cases), notes=[note(each) for each in cases])

@@ -10,7 +10,6 @@ Differs: degrees are not stated: DP 16 and 8 for MLLM-9B, 8 and 4 for 15B, 4 and
          Encoder and generator take time in proportion to image tokens, forward a third, and on average as
          long as an LLM stage, as orchestration wants it; the LLM's 8,192 tokens always take the same time.
 Ours:    the recurrence of 1F1B, no messages; about 5 s.
-Run:     python -m experiments.disttrain.figure16 [--json]
 """
 
 import random
@@ -24,7 +23,7 @@ import numpy as np
 from experiments.entrain.intervals import Interval, bootstrap
 from experiments.harness.outcome import Evidence, PaperNumber, Unstated
 from experiments.harness.printed import claim_value
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from workbench.balance.microbatches.pipeline_time import Seconds, iteration_s
 from workbench.balance.microbatches.reorder import reorder_microbatches, reorder_samples
 from workbench.balance.tokens.policies import longest_first_equal_counts
@@ -100,7 +99,7 @@ def gain(setting: Setting) -> Interval:
 
 
 @script()
-def run() -> Parts:
+def run() -> Evidence:
     """Gains of all readings, their range against the printed one, and the trend with the DP size."""
     evidence = Evidence()
     found = {setting: gain(setting) for setting in SETTINGS}
@@ -126,8 +125,4 @@ def run() -> Parts:
     ]
     listed = " ".join(f"{each:.3f}" for each in by_model)
     evidence.claim(f"smaller models gain more ({listed});", by_model == sorted(by_model, reverse=True))
-    return [evidence]
-
-
-if __name__ == "__main__":
-    main(run)
+    return evidence

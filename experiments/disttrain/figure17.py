@@ -15,7 +15,7 @@ from pathlib import Path
 
 from experiments.disttrain.preprocessing import MEASURED, MILLISECONDS, SECONDS
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from workbench.units import ms
 
 STARVED = "starved"
@@ -56,10 +56,5 @@ def judged(stalls: Stalls) -> Evidence:
 
 
 @script()
-def run() -> Parts:
-    """Every bar that was executed."""
-    return [judged(executed())]
-
-
-if __name__ == "__main__":
-    main(run)
+def run() -> Evidence:
+    return judged(executed())

@@ -9,7 +9,6 @@ Differs: pieces per product, sequence-parallel or whole activations, and whether
          (Figure 20 shows an all-gather) and together (as printed); each row has its range over 2 to 16
          pieces, both cuts, both readings, and remaps paid or hidden: the appendix calls them negligible and
          hides some behind weight gradients, ours pays each.
-Run:     python -m experiments.disttrain.figure22 [--json]
 """
 
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from itertools import product
 from experiments.disttrain.systems import EVERYTHING, NVLINK, PROFILE, TOKENS
 from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.printed import claim_value, printed_rows
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from workbench.cost.execution import ActivationCut, Execution, SavedInput
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
@@ -181,39 +180,6 @@ def _block(row: Mapping[str, str]) -> Layer:
     return layer
 
 
-@script(profile=PROFILE)
-def run() -> Parts:
-    """Gains of every model and setting, and what limits them."""
-    bench, evidence = Bench(), Evidence()
-    for tp in TP_SIZES:
-        paid = {setting: {llm: bench.gain(llm, tp, setting) for llm in llms()} for setting in PLAUSIBLE}
-        hidden = [[bench.bounded_gain(llm, tp, HIDDEN, each) for llm in llms()] for each in PLAUSIBLE]
-        for end, pick in (("low", min), ("high", max)):
-            every = {setting.name: pick(gains.values()) for setting, gains in paid.items()}
-            every |= {
-                f"{setting.name}, remaps hidden": pick(gains)
-                for setting, gains in zip(PLAUSIBLE, hidden, strict=True)
-            }
-            claim = f"dt_stepccl_tp{tp}_{end}"
-            number = PaperNumber(f"modelled/{claim}", claim_value(claim), "x", "appendix A.1", REL_TOL)
-            evidence.add_range(number, every, UNSTATED)
-        for llm, gain in paid[NOMINAL].items():
-            key = f"modelled/{llm}, TP {tp}"
-            before_s = bench.iteration_s(llm, tp, NOMINAL.link, run_of(NOMINAL.cut))
-            evidence.ours |= {
-                f"{key}/block_ms": ms(before_s),
-                f"{key}/overlapped_block_ms": ms(before_s / gain),
-                f"{key}/gain": gain,
-                f"{key}/remap_fraction": bench.remap_fraction(llm, tp),
-            }
-    evidence.causes["modelled/*"] = (
-        "pieces of a product run at the rate of small products, with gaps between; see the notes' bounds"
-    )
-    _claims(evidence, bench)
-    _explain(evidence, bench)
-    return [evidence]
-
-
 def _claims(evidence: Evidence, bench: Bench) -> None:
     evidence.claim(
         "StepCCL is faster with every LLM and TP size",
@@ -250,5 +216,34 @@ def _explain(evidence: Evidence, bench: Bench) -> None:
         evidence.notes.append(f"nominal gain of {llm} at TP {tp}: {bounds}")
 
 
-if __name__ == "__main__":
-    main(run)
+@script(profile=PROFILE)
+def run() -> Evidence:
+    """Gains of every model and setting, and what limits them."""
+    bench, evidence = Bench(), Evidence()
+    for tp in TP_SIZES:
+        paid = {setting: {llm: bench.gain(llm, tp, setting) for llm in llms()} for setting in PLAUSIBLE}
+        hidden = [[bench.bounded_gain(llm, tp, HIDDEN, each) for llm in llms()] for each in PLAUSIBLE]
+        for end, pick in (("low", min), ("high", max)):
+            every = {setting.name: pick(gains.values()) for setting, gains in paid.items()}
+            every |= {
+                f"{setting.name}, remaps hidden": pick(gains)
+                for setting, gains in zip(PLAUSIBLE, hidden, strict=True)
+            }
+            claim = f"dt_stepccl_tp{tp}_{end}"
+            number = PaperNumber(f"modelled/{claim}", claim_value(claim), "x", "appendix A.1", REL_TOL)
+            evidence.add_range(number, every, UNSTATED)
+        for llm, gain in paid[NOMINAL].items():
+            key = f"modelled/{llm}, TP {tp}"
+            before_s = bench.iteration_s(llm, tp, NOMINAL.link, run_of(NOMINAL.cut))
+            evidence.ours |= {
+                f"{key}/block_ms": ms(before_s),
+                f"{key}/overlapped_block_ms": ms(before_s / gain),
+                f"{key}/gain": gain,
+                f"{key}/remap_fraction": bench.remap_fraction(llm, tp),
+            }
+    evidence.causes["modelled/*"] = (
+        "pieces of a product run at the rate of small products, with gaps between; see the notes' bounds"
+    )
+    _claims(evidence, bench)
+    _explain(evidence, bench)
+    return evidence

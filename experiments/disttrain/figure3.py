@@ -8,14 +8,13 @@ Ours:    seconds by the cost model; all numbers of images of 512 and 1,024 pixel
          tokens, powers of two, as many read as drawn.
 Differs: which configurations the bars are is not in the text, nor how kernels are launched: here one by one
          by the host; a note says how times move where kernels are replayed as recorded.
-Run:     python -m experiments.disttrain.figure3 [--json]
 """
 
 from collections.abc import Mapping, Sequence
 
 from experiments.disttrain.systems import PATCH, PROFILE, TOKENS, Images, Systems, Workload
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from workbench.cost.execution import Execution, Launch
 from workbench.units import ms
 
@@ -46,8 +45,7 @@ def moves_of(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 @script(profile=PROFILE)
-def run() -> Parts:
-    """Every configuration, and how far each module's time moves."""
+def run() -> Evidence:
     evidence = Evidence()
     found = {each: forward_ms(*each) for each in configurations()}
     for (num, side), times in found.items():
@@ -72,8 +70,4 @@ def run() -> Parts:
         "longest over shortest forward where no host is waited for (kernels replayed as recorded): "
         + ", ".join(f"{module} {recorded[module]:.1f}, here {moves[module]:.1f}" for module in MODULES)
     )
-    return [evidence]
-
-
-if __name__ == "__main__":
-    main(run)
+    return evidence

@@ -6,14 +6,13 @@ Setup:   Megatron-LM with one stage for the encoder, two for the LLM and one for
 Ours:    simulated with seconds of the cost model: idle share of the stages while the pipeline is full, from
          the first generator forward to the last encoder forward.
 Differs: stages and microbatches are chosen, not printed; warm-up and drain are left out: both have them.
-Run:     python -m experiments.disttrain.figure4 [--json]
 """
 
 from experiments.disttrain.figure3 import MODULES
 from experiments.disttrain.systems import PROFILE, Images, Systems, Workload
 from experiments.harness.outcome import Evidence
 from experiments.harness.printed_pipeline import StageTimes, passes_s, pipeline_plan
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from sim.step.engine import simulate
 from workbench.model.model_graph import ModelGraph
 from workbench.plan.lower import lower
@@ -48,8 +47,7 @@ def idle_fractions(model: ModelGraph, stages: tuple[StageTimes, StageTimes, Stag
 
 
 @script(profile=PROFILE)
-def run() -> Parts:
-    """Both cases."""
+def run() -> Evidence:
     evidence = Evidence()
     idle: dict[str, dict[str, float]] = {}
     for case, workload in CASES.items():
@@ -73,8 +71,4 @@ def run() -> Parts:
     evidence.claim(
         "(b) the LLM's stages idle more than the slowest other", heavy["llm"] > min(heavy.values())
     )
-    return [evidence]
-
-
-if __name__ == "__main__":
-    main(run)
+    return evidence

@@ -7,7 +7,6 @@ Differs: the data set is not available; sizes are drawn from `laion-interleaved-
          assumed, so the drawing shows what the other experiments use and proves nothing of LAION. Its counts
          of images are less skewed than the figure's.
 Ours:    2,000 samples; about 5 s.
-Run:     python -m experiments.disttrain.figure5 [--json]
 """
 
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from scipy.stats import skew
 
 from experiments.harness.figure import BLUE, Grid, Lines, cumulative
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from workbench.data.corpora import corpus
 
 CORPUS, PATCH_PX, NUM_SAMPLES, SEED = "laion-interleaved-like", 16, 2000, 5
@@ -38,21 +37,6 @@ def distributions() -> dict[str, NDArray[np.float64]]:
     }
 
 
-@script()
-def run() -> Parts:
-    """Skewness of the three, and the drawing."""
-    evidence = Evidence()
-    found = distributions()
-    for name, values in found.items():
-        skewness, key = float(skew(values)), name.replace(" ", "_")
-        low, middle, high = np.percentile(values, (5, 50, 95))
-        evidence.ours |= {f"modelled/{key}/skewness": skewness, f"modelled/{key}/p50": float(middle)}
-        evidence.notes.append(f"{name}: 5 % {low:.0f}, median {middle:.0f}, 95 % {high:.0f}")
-        evidence.claim(f"{name}: skewed to the right ({skewness:.2f});", skewness > SKEWED)
-    evidence.figures["disttrain_figure5"] = drawing(found)
-    return [evidence]
-
-
 def drawing(found: Mapping[str, NDArray[np.float64]]) -> Grid:
     """One cumulative distribution a panel."""
     panels = [
@@ -68,5 +52,16 @@ def drawing(found: Mapping[str, NDArray[np.float64]]) -> Grid:
     return Grid(rows=[panels], panel_inches=(4.0, 3.2))
 
 
-if __name__ == "__main__":
-    main(run)
+@script()
+def run() -> Evidence:
+    """Skewness of the three, and the drawing."""
+    evidence = Evidence()
+    found = distributions()
+    for name, values in found.items():
+        skewness, key = float(skew(values)), name.replace(" ", "_")
+        low, middle, high = np.percentile(values, (5, 50, 95))
+        evidence.ours |= {f"modelled/{key}/skewness": skewness, f"modelled/{key}/p50": float(middle)}
+        evidence.notes.append(f"{name}: 5 % {low:.0f}, median {middle:.0f}, 95 % {high:.0f}")
+        evidence.claim(f"{name}: skewed to the right ({skewness:.2f});", skewness > SKEWED)
+    evidence.figures["disttrain_figure5"] = drawing(found)
+    return evidence

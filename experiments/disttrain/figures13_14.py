@@ -7,56 +7,45 @@ Differs: images in a sample are not stated, nor the size of those read; every fi
          the plausible ones, and counts of GPUs with that over what throughput is worth fewer GPUs.
          DistTrain's collectives overlap (StepCCL), Megatron-LM's do not; both cut activations by sequence.
          Preprocessing and stragglers, which the paper's gain includes, are not in ours.
-Run:     python -m experiments.disttrain.figures13_14 [--json]
 """
 
 from experiments.disttrain.gains import (
     SMALL,
     Experiment,
     add_exact,
-    add_gpus,
     add_inside,
     add_range,
-    by_images,
     mfu,
-    note_causes,
-    note_rates,
-    note_results,
-    ratio,
     throughput,
 )
 from experiments.disttrain.systems import MODELS, PROFILE
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 
 OVERALL = Experiment(name="overall", budget=1296)
 LARGE = "MLLM-72B"
 
 
 @script(profile=PROFILE)
-def run() -> Parts:
+def run() -> Evidence:
     """Gains, MFU and GPU counts."""
     evidence = Evidence()
     for claim, quantity in (("dt_mfu_gain", mfu), ("dt_tput_gain", throughput)):
-        gains = {model: ratio(OVERALL, model, "megatron", quantity) for model in SMALL}
+        gains = {model: OVERALL.ratio(model, "megatron", quantity) for model in SMALL}
         add_range(evidence, f"{claim}_small", "section 7.1", gains)
         add_inside(evidence, f"{quantity.__name__} over Megatron-LM", f"{claim}_small", gains)
-        add_exact(evidence, f"{claim}_72b", "section 7.1", ratio(OVERALL, LARGE, "megatron", quantity))
+        add_exact(evidence, f"{claim}_72b", "section 7.1", OVERALL.ratio(LARGE, "megatron", quantity))
     percents = {
-        model: by_images(OVERALL, model, lambda found: 100 * found["disttrain"].mfu) for model in MODELS
+        model: OVERALL.by_images(model, lambda found: 100 * found["disttrain"].mfu) for model in MODELS
     }
     add_range(evidence, "dt_mfu", "section 7.1", percents)
     add_exact(evidence, "dt_mfu_72b", "abstract", percents[LARGE], "%")
-    add_gpus(evidence, OVERALL, {"disttrain": "disttrain"})
-    note_results(evidence, OVERALL)
-    note_causes(evidence, OVERALL)
-    note_rates(evidence, OVERALL, "MLLM-9B", "modelled/dt_mfu low")
+    OVERALL.add_gpus(evidence, {"disttrain": "disttrain"})
+    OVERALL.note_results(evidence)
+    OVERALL.note_causes(evidence)
+    OVERALL.note_rates(evidence, "MLLM-9B", "modelled/dt_mfu low")
     evidence.causes["modelled/GPUs*"] = "in our formula more GPUs go on to bring something, see the notes"
     evidence.notes.append(
         "54 replicas of MLLM-9B do not divide a batch of 1,920: some of them run a sample more"
     )
-    return [evidence]
-
-
-if __name__ == "__main__":
-    main(run)
+    return evidence

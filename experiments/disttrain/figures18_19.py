@@ -4,15 +4,14 @@ Paper:   Z. Zhang et al., "DistTrain", section 7.3; the bars are not printed, th
 Setup:   as Figure 15, with projectors, encoder, LLM or generator alone trained.
 Ours:    a module computes the gradients that autograd needs; frozen modules have no optimizer.
 Differs: as Figures 13 and 14. The prose lists four settings and then speaks of three.
-Run:     python -m experiments.disttrain.figures18_19 [--json]
 """
 
 from dataclasses import replace
 
-from experiments.disttrain.gains import Experiment, add_inside, add_range, mfu, ratio, throughput
+from experiments.disttrain.gains import Experiment, add_inside, add_range, mfu, throughput
 from experiments.disttrain.systems import MODELS, PROFILE, Trained
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 
 FROZEN = Experiment(name="frozen_training", budget=96)
 SETTINGS = {
@@ -24,12 +23,12 @@ SETTINGS = {
 
 
 @script(profile=PROFILE)
-def run() -> Parts:
+def run() -> Evidence:
     """Gains of every model and setting."""
     evidence = Evidence()
     for claim, quantity in (("dt_frozen_mfu", mfu), ("dt_frozen_tput", throughput)):
         gains = {
-            f"{model}, {name} trained": ratio(replace(FROZEN, trained=trained), model, "megatron", quantity)
+            f"{model}, {name} trained": replace(FROZEN, trained=trained).ratio(model, "megatron", quantity)
             for name, trained in SETTINGS.items()
             for model in MODELS
         }
@@ -41,8 +40,4 @@ def run() -> Parts:
     evidence.notes.append(
         "as in Figure 15, and frozen modules leave Megatron-LM's encoder and generator with still less to do"
     )
-    return [evidence]
-
-
-if __name__ == "__main__":
-    main(run)
+    return evidence

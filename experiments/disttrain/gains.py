@@ -52,10 +52,109 @@ class Experiment:
         """DistTrain, DistMM* and Megatron-LM on one model."""
         return _results(self, model, images)
 
+    def ratio(self, model: str, rival: str, quantity: Callable[[Result], float]) -> ByImages:
+        """DistTrain's quantity over a rival's, by plausible images."""
+        return self.by_images(model, lambda found: quantity(found["disttrain"]) / quantity(found[rival]))
+
+    def by_images(self, model: str, of_results: Callable[[Mapping[str, Result]], float]) -> ByImages:
+        """A figure of all systems' results, by plausible images."""
+        return {
+            name: of_results(self.results(model, images)) for name, images in plausible_images(model).items()
+        }
+
+    def add_gpus(self, evidence: Evidence, systems: Mapping[str, str]) -> None:
+        """GPUs taken, beside the printed counts; `systems` maps the prose's names to ours."""
+        for printed, ours in systems.items():
+            for model in MODELS:
+                row = self.printed(printed, model)
+                counts = self._num_gpus(model, ours)
+                if ours == "disttrain":
+                    counts |= self._fewer_gpus(model)
+                number = PaperNumber(
+                    f"modelled/GPUs of {printed}, {model}", float(row["n_gpus"]), "GPUs", "prose", REL_TOL
+                )
+                evidence.add_range(number, counts, STOPPING if ours == "disttrain" else IMAGES)
+
+    def _num_gpus(self, model: str, system: str) -> dict[str, float]:
+        return dict(self.by_images(model, lambda found: float(found[system].num_gpus)))
+
+    def _fewer_gpus(self, model: str) -> dict[str, float]:
+        """DistTrain's GPUs by what throughput is forgone for fewer of them, with the nominal images."""
+        images, *_ = plausible_images(model).values()
+        batch = int(self.printed("disttrain", model)["global_batch_samples"])
+        systems = self.systems_on(model, images)
+        return {
+            f"for {100 * forgone:.0f} % of the time": float(
+                systems.frugal(self.budget, batch, forgone).num_gpus
+            )
+            for forgone in FORGONE
+        }
+
+    def add_order(self, evidence: Evidence) -> None:
+        """DistTrain ahead of DistMM*, ahead of Megatron-LM, in MFU and throughput."""
+        for model in MODELS:
+            every = [self.results(model, images) for images in plausible_images(model).values()]
+            for name, quantity in (("MFU", mfu), ("throughput", throughput)):
+                ahead = sum(
+                    quantity(found["disttrain"]) >= quantity(found["distmm"]) >= quantity(found["megatron"])
+                    for found in every
+                )
+                evidence.claim(
+                    f"{name}, {model}: DistTrain, DistMM*, Megatron-LM in this order in {ahead} of "
+                    f"{len(every)}",
+                    ahead == len(every),
+                )
+
+    def note_results(self, evidence: Evidence) -> None:
+        """Absolute figures of the nominal setting, which the paper shows only as bars."""
+        for model in MODELS:
+            images, *_ = plausible_images(model).values()
+            for system, found in self.results(model, images).items():
+                evidence.ours[f"modelled/MFU of {system}, {model}"] = found.mfu
+                evidence.ours[f"modelled/samples a second of {system}, {model}"] = found.samples_per_s
+        evidence.notes.append(
+            f"profile {PROFILE}, data sheet links; MFU: FLOP of forward and the gradients that run, "
+            "attention by its causal pairs, over GPUs x 312 TFLOP/s x iteration; microbatch of one sample; "
+            "every sample alike"
+        )
+
+    def note_causes(self, evidence: Evidence) -> None:
+        """What Megatron-LM's stages do, and what DistTrain's last GPUs bring, in the nominal setting."""
+        for model in MODELS:
+            images, *_ = plausible_images(model).values()
+            systems = self.systems_on(model, images)
+            stages = [stage.total_s for stage in systems.monolithic_stages(_llm_pp(model))]
+            shares = ", ".join(
+                f"{name} {seconds:.3f} s ({seconds / max(stages):.0%} busy)"
+                for name, seconds in zip(("encoder", "LLM stage", "generator"), stages, strict=True)
+            )
+            row = self.printed("disttrain", model)
+            found = self.results(model, images)["disttrain"]
+            fewer = systems.disttrain(int(row["n_gpus"]), int(row["global_batch_samples"]))
+            evidence.ours[f"modelled/{model}/iteration at the printed GPUs over ours"] = (
+                fewer.iteration_s / found.iteration_s
+            )
+            slower = fewer.iteration_s / found.iteration_s
+            evidence.notes.append(
+                f"cause, {model}: Megatron-LM's {shares}: encoder and generator have as many GPUs as each of "
+                f"the LLM's {_llm_pp(model)} stages; DistTrain on the printed {row['n_gpus']} GPUs instead "
+                f"of our {found.num_gpus} takes {slower:.3f} times as long: more GPUs do bring something here"
+            )
+
+    def note_rates(self, evidence: Evidence, model: str, pattern: str) -> None:
+        """Why rows are off that rest on a model's small modules: what these reach of a GPU's peak."""
+        images, *_ = plausible_images(model).values()
+        rates = self.systems_on(model, images).module_mfu()
+        listed = ", ".join(f"{name} {rate:.0%}" for name, rate in rates.items())
+        evidence.causes[pattern] = f"{model}'s modules reach of the peak by our cost model: {listed}"
+
+    def systems_on(self, model: str, images: Images) -> Systems:
+        return Systems(Workload(model=model, images=images, trained=self.trained))
+
 
 @cache
 def _results(experiment: Experiment, model: str, images: Images) -> dict[str, Result]:
-    systems = _systems(experiment, model, images)
+    systems = experiment.systems_on(model, images)
     monolithic = experiment.printed("megatron_lm", model)
     batch = int(monolithic["global_batch_samples"])
     llm_pp = _llm_pp(model)
@@ -66,10 +165,6 @@ def _results(experiment: Experiment, model: str, images: Images) -> dict[str, Re
     }
 
 
-def _systems(experiment: Experiment, model: str, images: Images) -> Systems:
-    return Systems(Workload(model=model, images=images, trained=experiment.trained))
-
-
 def _llm_pp(model: str) -> int:
     """Stages of Megatron-LM's LLM."""
     return next(int(row["llm_pp"]) for row in printed_rows("disttrain_prose_gpus") if _states_pp(row, model))
@@ -77,21 +172,6 @@ def _llm_pp(model: str) -> int:
 
 def _states_pp(row: PrintedRow, model: str) -> bool:
     return row["system"] == "megatron_lm" and row["model"] == model and row["llm_pp"] != ""
-
-
-def ratio(experiment: Experiment, model: str, rival: str, quantity: Callable[[Result], float]) -> ByImages:
-    """DistTrain's quantity over a rival's, by plausible images."""
-    return by_images(experiment, model, lambda found: quantity(found["disttrain"]) / quantity(found[rival]))
-
-
-def by_images(
-    experiment: Experiment, model: str, of_results: Callable[[Mapping[str, Result]], float]
-) -> ByImages:
-    """A figure of all systems' results, by plausible images."""
-    return {
-        name: of_results(experiment.results(model, images))
-        for name, images in plausible_images(model).items()
-    }
 
 
 def mfu(result: Result) -> float:
@@ -127,97 +207,6 @@ def add_inside(evidence: Evidence, what: str, claim: str, gains: Gains) -> None:
             f"{max(values):.2f}) lies in the printed {low:g} to {high:g}",
             low * (1 - REL_TOL) <= nominal <= high * (1 + REL_TOL),
         )
-
-
-def add_gpus(evidence: Evidence, experiment: Experiment, systems: Mapping[str, str]) -> None:
-    """GPUs taken, beside the printed counts; `systems` maps the prose's names to ours."""
-    for printed, ours in systems.items():
-        for model in MODELS:
-            row = experiment.printed(printed, model)
-            counts = _num_gpus(experiment, model, ours)
-            if ours == "disttrain":
-                counts |= _fewer_gpus(experiment, model)
-            number = PaperNumber(
-                f"modelled/GPUs of {printed}, {model}", float(row["n_gpus"]), "GPUs", "prose", REL_TOL
-            )
-            evidence.add_range(number, counts, STOPPING if ours == "disttrain" else IMAGES)
-
-
-def _num_gpus(experiment: Experiment, model: str, system: str) -> dict[str, float]:
-    return dict(by_images(experiment, model, lambda found: float(found[system].num_gpus)))
-
-
-def _fewer_gpus(experiment: Experiment, model: str) -> dict[str, float]:
-    """DistTrain's GPUs by what throughput is forgone for fewer of them, with the nominal images."""
-    images, *_ = plausible_images(model).values()
-    batch = int(experiment.printed("disttrain", model)["global_batch_samples"])
-    systems = _systems(experiment, model, images)
-    return {
-        f"for {100 * forgone:.0f} % of the time": float(
-            systems.frugal(experiment.budget, batch, forgone).num_gpus
-        )
-        for forgone in FORGONE
-    }
-
-
-def add_order(evidence: Evidence, experiment: Experiment) -> None:
-    """DistTrain ahead of DistMM*, ahead of Megatron-LM, in MFU and throughput."""
-    for model in MODELS:
-        every = [experiment.results(model, images) for images in plausible_images(model).values()]
-        for name, quantity in (("MFU", mfu), ("throughput", throughput)):
-            ahead = sum(
-                quantity(found["disttrain"]) >= quantity(found["distmm"]) >= quantity(found["megatron"])
-                for found in every
-            )
-            evidence.claim(
-                f"{name}, {model}: DistTrain, DistMM*, Megatron-LM in this order in {ahead} of {len(every)}",
-                ahead == len(every),
-            )
-
-
-def note_results(evidence: Evidence, experiment: Experiment) -> None:
-    """Absolute figures of the nominal setting, which the paper shows only as bars."""
-    for model in MODELS:
-        images, *_ = plausible_images(model).values()
-        for system, found in experiment.results(model, images).items():
-            evidence.ours[f"modelled/MFU of {system}, {model}"] = found.mfu
-            evidence.ours[f"modelled/samples a second of {system}, {model}"] = found.samples_per_s
-    evidence.notes.append(
-        f"profile {PROFILE}, data sheet links; MFU: FLOP of forward and the gradients that run, attention by "
-        "its causal pairs, over GPUs x 312 TFLOP/s x iteration; microbatch of one sample; every sample alike"
-    )
-
-
-def note_causes(evidence: Evidence, experiment: Experiment) -> None:
-    """What Megatron-LM's stages do, and what DistTrain's last GPUs bring, in the nominal setting."""
-    for model in MODELS:
-        images, *_ = plausible_images(model).values()
-        systems = _systems(experiment, model, images)
-        stages = [stage.total_s for stage in systems.monolithic_stages(_llm_pp(model))]
-        shares = ", ".join(
-            f"{name} {seconds:.3f} s ({seconds / max(stages):.0%} busy)"
-            for name, seconds in zip(("encoder", "LLM stage", "generator"), stages, strict=True)
-        )
-        row = experiment.printed("disttrain", model)
-        found = experiment.results(model, images)["disttrain"]
-        fewer = systems.disttrain(int(row["n_gpus"]), int(row["global_batch_samples"]))
-        evidence.ours[f"modelled/{model}/iteration at the printed GPUs over ours"] = (
-            fewer.iteration_s / found.iteration_s
-        )
-        slower = fewer.iteration_s / found.iteration_s
-        evidence.notes.append(
-            f"cause, {model}: Megatron-LM's {shares}: encoder and generator have as many GPUs as each of the "
-            f"LLM's {_llm_pp(model)} stages; DistTrain on the printed {row['n_gpus']} GPUs instead of our "
-            f"{found.num_gpus} takes {slower:.3f} times as long: more GPUs do bring something here"
-        )
-
-
-def note_rates(evidence: Evidence, experiment: Experiment, model: str, pattern: str) -> None:
-    """Why rows are off that rest on a model's small modules: what these reach of a GPU's peak."""
-    images, *_ = plausible_images(model).values()
-    rates = _systems(experiment, model, images).module_mfu()
-    listed = ", ".join(f"{name} {rate:.0%}" for name, rate in rates.items())
-    evidence.causes[pattern] = f"{model}'s modules reach of the peak by our cost model: {listed}"
 
 
 def _together(gains: Gains) -> dict[str, list[float]]:

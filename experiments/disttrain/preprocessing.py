@@ -8,7 +8,6 @@ Setup:   one data-parallel group, iterations of 2 s, 8 to 128 images of 512 and 
 Ours:    simulated by `sim.preprocess`: CPU nodes of 16 cores, as many of them as hide the decode.
 Differs: the trainer without disaggregation decodes between its steps on the cores that are given per GPU;
          the paper does not say how many its baseline has. Both one core and eight are shown.
-Run:     python -m experiments.disttrain.preprocessing [--json]
 """
 
 import json
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from experiments.harness.outcome import Claim, Evidence
 from experiments.harness.record import RESULTS
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from sim.preprocess import CpuNode, Preprocessing, colocated_stalls_s, disaggregated_stalls_s
 from workbench.units import ms
 
@@ -78,8 +77,7 @@ def producers_needed(row: Row, num_images: int) -> int:
 
 
 @script()
-def run() -> Parts:
-    """Every bar, and the producers behind it."""
+def run() -> Evidence:
     ours: dict[str, float] = {}
     together, apart, spare = [], [], []
     for side, row in measured_rows().items():
@@ -100,8 +98,4 @@ def run() -> Parts:
         Claim("decode time over iteration time, and at most one more, are producers enough", max(spare) <= 1),
     ]
     notes = [f"{name.removeprefix('simulated/')} {value:.4g}" for name, value in ours.items()]
-    return [Evidence(ours=ours, claims=found, notes=notes)]
-
-
-if __name__ == "__main__":
-    main(run)
+    return Evidence(ours=ours, claims=found, notes=notes)

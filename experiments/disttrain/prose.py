@@ -5,14 +5,13 @@ Setup:   `reference/disttrain_claims.csv`; each of its rows is held against some
          script (`COVERED`).
 Ours:    the algorithms and formulas of the workbench; sizes by arithmetic.
 Differs: Figure 11 shows four samples without sizes: two large and two small ones are assumed.
-Run:     python -m experiments.disttrain.prose [--json]
 """
 
 from experiments.disttrain.figures13_14 import OVERALL
 from experiments.disttrain.systems import MODELS, PROFILE, plausible_images
 from experiments.harness.outcome import Bound, Evidence, PaperNumber, Unstated
 from experiments.harness.printed import claim_value
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from workbench.balance.microbatches.reorder import reorder_samples
 from workbench.balance.orchestration.task import Degrees
 
@@ -44,32 +43,6 @@ FIGURE_9 = {
 MB = 10**6
 IMAGES, SIDE_PX, CHANNELS = 10, 1024, 3
 FIGURE_11 = (2.0, 2.0, 1.0, 1.0)  # sizes of samples 1 to 4
-
-
-@script(profile=PROFILE)
-def run() -> Parts:
-    """Row by row."""
-    evidence = Evidence()
-    for unit, degrees in FIGURE_9.items():
-        claim = f"dt_fig9_{unit}_gpus"
-        evidence.add(
-            PaperNumber(f"itself/{claim}", claim_value(claim), "GPUs", "section 4.1", 0.0), degrees.num_gpus
-        )
-    for place, sample in enumerate(figure_11(), start=1):
-        claim = f"dt_fig11_pos{place}"
-        evidence.add(PaperNumber(f"modelled/{claim}", claim_value(claim), "index", "Figure 11", 0.0), sample)
-    _sizes(evidence)
-    _extremes(evidence)
-    bound = claim_value("dt_greedy_num") / claim_value("dt_greedy_den")
-    evidence.claim(
-        "greedy reordering stays below the printed 4/3 of the optimum for two groups of Figure 11",
-        _slowest(figure_11()) <= bound * sum(FIGURE_11) / 2,
-    )
-    evidence.claim(
-        "the last p - 1 of Figure 12's intervals begin at interval 4",
-        claim_value("dt_fig12_l") - (claim_value("dt_fig12_p") - 1) + 1 == 4,
-    )
-    return [evidence]
 
 
 def figure_11() -> tuple[int, ...]:
@@ -115,5 +88,26 @@ def _extremes(evidence: Evidence) -> None:
     evidence.bounds[number.key] = Bound(what="section 7.1 and Figure 13", low=printed, high=printed)
 
 
-if __name__ == "__main__":
-    main(run)
+@script(profile=PROFILE)
+def run() -> Evidence:
+    evidence = Evidence()
+    for unit, degrees in FIGURE_9.items():
+        claim = f"dt_fig9_{unit}_gpus"
+        evidence.add(
+            PaperNumber(f"itself/{claim}", claim_value(claim), "GPUs", "section 4.1", 0.0), degrees.num_gpus
+        )
+    for place, sample in enumerate(figure_11(), start=1):
+        claim = f"dt_fig11_pos{place}"
+        evidence.add(PaperNumber(f"modelled/{claim}", claim_value(claim), "index", "Figure 11", 0.0), sample)
+    _sizes(evidence)
+    _extremes(evidence)
+    bound = claim_value("dt_greedy_num") / claim_value("dt_greedy_den")
+    evidence.claim(
+        "greedy reordering stays below the printed 4/3 of the optimum for two groups of Figure 11",
+        _slowest(figure_11()) <= bound * sum(FIGURE_11) / 2,
+    )
+    evidence.claim(
+        "the last p - 1 of Figure 12's intervals begin at interval 4",
+        claim_value("dt_fig12_l") - (claim_value("dt_fig12_p") - 1) + 1 == 4,
+    )
+    return evidence

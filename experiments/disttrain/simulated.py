@@ -6,25 +6,17 @@ Setup:   MLLM-9B and MLLM-15B on 4 nodes of 8 A100, a batch of 32 samples with t
          whole layers; each is built, checked and simulated.
 Ours:    formula and simulator have the same cost model.
 Differs: smaller than the paper's clusters, so that every candidate is simulated.
-Run:     python -m experiments.disttrain.simulated [--json]
 """
 
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from scipy.stats import kendalltau
 
-from experiments.disttrain.systems import (
-    FABRIC_BYTES_PER_S,
-    NODE_GPUS,
-    NVLINK,
-    PROFILE,
-    Images,
-    Systems,
-    Workload,
-)
+from experiments.disttrain import systems
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
-from sim.step.sweep import Sweep
+from experiments.harness.script import script
+from sim.predict import candidate_s
 from workbench.balance.orchestration.exact import best_of_every_pace, evaluate
 from workbench.balance.orchestration.task import Cut, Orchestration, Task
 from workbench.cost.hardware import Link, Node, uniform
@@ -35,13 +27,12 @@ from workbench.job.job import Job
 from workbench.plan.plan import ModuleSettings, Settings, Sharding
 from workbench.strategies import megatron_heterogeneous
 from workbench.strategies.disttrain import task_of, with_degrees
-from workbench.timing.accept import accept
-from workbench.timing.price import price
 
 MODELS = ("MLLM-9B", "MLLM-15B")
+FORMULAS = {"printed": attrgetter("printed_s"), "whole layers": attrgetter("whole_s")}  # of a candidate
 NODES, BATCH = 4, 32
-IMAGES, PATCHES, LATENTS, TOKENS = Images(read=2, drawn=1), 1024, 4096, 8192
-FABRIC = Link(name="RDMA, one GPU's part", bytes_per_s=FABRIC_BYTES_PER_S, latency_s=5e-6)
+IMAGES, PATCHES, LATENTS, TOKENS = systems.Images(read=2, drawn=1), 1024, 4096, 8192
+FABRIC = Link(name="RDMA, one GPU's part", bytes_per_s=systems.FABRIC_BYTES_PER_S, latency_s=5e-6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +47,13 @@ class Candidate:
 
 def job_of(model: str, nodes: int = NODES, batch: int = BATCH) -> Job:
     """The model on a small cluster."""
-    graph = Systems(Workload(model=model, images=IMAGES)).model
-    node = Node(device=PROFILE, num_ranks=NODE_GPUS, memory_bytes=80 * 10**9, num_cards=NODE_GPUS)
+    graph = systems.Systems(systems.Workload(model=model, images=IMAGES)).model
+    node = Node(
+        device=systems.PROFILE,
+        num_ranks=systems.NODE_GPUS,
+        memory_bytes=80 * 10**9,
+        num_cards=systems.NODE_GPUS,
+    )
     items = {
         "vision": [ItemTokens(PATCHES, PATCHES)] * IMAGES.read,
         "generator": [ItemTokens(LATENTS, LATENTS)] * IMAGES.drawn,
@@ -65,12 +61,12 @@ def job_of(model: str, nodes: int = NODES, batch: int = BATCH) -> Job:
     return Job(
         name=model,
         model=graph,
-        cluster=uniform(model, node, num_nodes=nodes, intra=NVLINK, inter=FABRIC),
+        cluster=uniform(model, node, num_nodes=nodes, intra=systems.NVLINK, inter=FABRIC),
         batch=fixed_samples(batch, text_tokens=TOKENS - IMAGES.read * PATCHES, items=items),
         settings=Settings(
             modules=tuple(ModuleSettings(module=m.name, sharding=Sharding.OPTIMIZER) for m in graph.modules)
         ),
-        profile=PROFILE,
+        profile=systems.PROFILE,
     )
 
 
@@ -86,12 +82,9 @@ def _judged(job: Job, cost: CostModel, printed: Task, whole: Task, found: Orches
     simulated_s: float | None = None
     try:
         plan = megatron_heterogeneous.plan(with_degrees(job, found), cost)
-        lowered, _ = accept(plan)
+        simulated_s = candidate_s(plan, cost)
     except ValueError:
         pass  # does not fit: that is what is counted
-    else:
-        prices = price(lowered, cost)
-        simulated_s = Sweep(lowered).iteration_s(prices.duration_s, prices.step_s)
     return Candidate(
         found=found,
         printed_s=evaluate(printed, found.degrees).iteration_s,
@@ -108,7 +101,7 @@ def add_model(evidence: Evidence, model: str, found: tuple[Candidate, ...]) -> N
     evidence.claim(f"{model}: the printed formula's own choice fits", first.simulated_s is not None)
     evidence.ours[f"modelled/{model}/candidates"] = len(found)
     evidence.ours[f"modelled/{model}/that fit"] = len(fitting)
-    for name, seconds in (("printed", _printed), ("whole layers", _whole)):
+    for name, seconds in FORMULAS.items():
         chosen, chosen_s = min(fitting, key=lambda each: seconds(each[0]))
         tau = kendalltau([seconds(each) for each, _ in fitting], [s for _, s in fitting]).statistic
         error = sum(seconds(each) / s - 1 for each, s in fitting) / len(fitting)
@@ -126,28 +119,15 @@ def add_model(evidence: Evidence, model: str, found: tuple[Candidate, ...]) -> N
         )
 
 
-def _printed(each: Candidate) -> float:
-    return each.printed_s
-
-
-def _whole(each: Candidate) -> float:
-    return each.whole_s
-
-
-@script(profile=PROFILE)
-def run() -> Parts:
-    """Both models."""
-    evidence, cost = Evidence(), CostModel(load_profile(PROFILE))
+@script(profile=systems.PROFILE)
+def run() -> Evidence:
+    evidence, cost = Evidence(), CostModel(load_profile(systems.PROFILE))
     for model in MODELS:
         found = candidates(job_of(model), cost)
         add_model(evidence, model, found)
-        for formula in ("printed", "whole layers"):
+        for formula in FORMULAS:
             regret = evidence.ours[f"modelled/{model}/{formula}/regret"]
             evidence.claim(
                 f"{model}: {formula}: its choice is within 5 % of the best simulated", regret <= 0.05
             )
-    return [evidence]
-
-
-if __name__ == "__main__":
-    main(run)
+    return evidence

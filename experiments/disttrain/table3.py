@@ -4,7 +4,6 @@ Paper:   Z. Zhang et al., "DistTrain", section 7.2: 133 to 922 ms, below a secon
 Setup:   MLLM-72B as in `experiments.bench.orchestration`, which also has 10,000 GPUs and the printed way.
 Ours:    `workbench.balance.orchestration.exact`, exact integers; the median of five searches on this machine.
 Differs: another machine and another language; only who is faster is held against the paper.
-Run:     python -m experiments.disttrain.table3 [--json]
 """
 
 import statistics
@@ -13,7 +12,7 @@ import time
 from experiments.bench.orchestration import GPU_BYTES, units
 from experiments.harness.outcome import Evidence
 from experiments.harness.printed import claim_value, printed_rows
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from workbench.balance.orchestration.exact import orchestrate
 from workbench.balance.orchestration.task import Task, Unit
 from workbench.units import ms
@@ -40,8 +39,7 @@ def search_ms(of_model: tuple[Unit, ...], num_gpus: int, batch: int) -> float:
 
 
 @script()
-def run() -> Parts:
-    """Every row."""
+def run() -> Evidence:
     evidence, of_model = Evidence(), units()
     longest = 0.0
     for row in printed_rows("disttrain_table3"):
@@ -53,8 +51,4 @@ def run() -> Parts:
         evidence.notes.append(f"{num_gpus} GPUs: {found:.0f} ms (printed {printed_ms:g} ms)")
     limit_ms = ms(claim_value("dt_orch_time"))
     evidence.claim(f"every search is below the printed {limit_ms:g} ms", longest < limit_ms)
-    return [evidence]
-
-
-if __name__ == "__main__":
-    main(run)
+    return evidence

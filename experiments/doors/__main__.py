@@ -3,13 +3,13 @@
 Run: python -m experiments.doors [--json] [--part export] [--out PATH]
 """
 
-import argparse
 import importlib
 import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from experiments.harness.command import command_line
 from experiments.harness.record import commit
 from workbench.whole_file import check_writable, write_text
 
@@ -20,10 +20,7 @@ PARTS = {"families": "families_measured", "export": "keys", "ingest": "keys", "t
 def main() -> int:
     """Gather the parts that exist."""
     there = [name for name in PARTS if find_spec(f"experiments.doors.{name}") is not None]
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser = command_line(__doc__)
     parser.add_argument("--part", choices=there, action="append", help="only this one; repeatable")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     given = parser.parse_args()

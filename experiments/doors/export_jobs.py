@@ -8,20 +8,6 @@ import yaml
 from workbench.job.job import Job, job_from_spec
 from workbench.job.job_file import parse_spec
 
-_CLUSTER = """
-cluster: {{device: H100, nodes: {nodes}, ranks_per_node: 4}}
-profile: H100
-"""
-_TEXT_BATCH = (
-    "batch: {{samples: 16, microbatch_samples: 1, replicas: {replicas}, fixed: {{text_tokens: 2048}}}}"
-)
-_MIXED_BATCH = """
-batch:
-  samples: 16
-  microbatch_samples: 1
-  mixture: {{seed: 3, text_tokens: [256, 1024], items: {{{items}}}}}
-"""
-
 
 def _decoder(**sizes: object) -> dict[str, object]:
     usual: dict[str, object] = {
@@ -58,48 +44,48 @@ WHISPER: dict[str, object] = {
     "max_source_positions": 1500,
 }
 
-_ALONE: dict[str, tuple[dict[str, object], str, int]] = {
-    "llama": (LLAMA, "{tp: 2}", 2),
-    "llama-deep": (_decoder(model_type="llama", num_hidden_layers=24, rope_theta=500000.0), "{}", 1),
-    "mistral": (_decoder(model_type="mistral", sliding_window=None), "{tp: 2, sequence_parallel: true}", 1),
-    "qwen2": (_decoder(model_type="qwen2", tie_word_embeddings=True), "{recompute: full}", 1),
-    "qwen3": (_decoder(model_type="qwen3", head_dim=128), "{tp: 2, cp: 2}", 2),
+_ALONE: dict[str, tuple[dict[str, object], dict[str, object], int]] = {
+    "llama": (LLAMA, {"tp": 2}, 2),
+    "llama-deep": (_decoder(model_type="llama", num_hidden_layers=24, rope_theta=500000.0), {}, 1),
+    "mistral": (_decoder(model_type="mistral", sliding_window=None), {"tp": 2, "sequence_parallel": True}, 1),
+    "qwen2": (_decoder(model_type="qwen2", tie_word_embeddings=True), {"recompute": "full"}, 1),
+    "qwen3": (_decoder(model_type="qwen3", head_dim=128), {"tp": 2, "cp": 2}, 2),
     "mixtral": (
         _decoder(model_type="mixtral", num_local_experts=8, num_experts_per_tok=2, num_hidden_layers=8),
-        "{tp: 2, ep: 2}",
+        {"tp": 2, "ep": 2},
         2,
     ),
 }
-_SEVERAL: dict[str, tuple[dict[str, dict[str, object]], dict[str, str], str]] = {
+_SEVERAL: dict[str, tuple[dict[str, dict[str, object]], dict[str, str], dict[str, int]]] = {
     "llava": (
         {"vision": SIGLIP | {"model_type": "clip_vision_model"}, "llm": LLAMA},
         {"vision": "projector", "llm": "all"},
-        "vision: {most: 2}",
+        {"vision": 2},
     ),
     "frozen-tower": (
         {"vision": SIGLIP, "llm": LLAMA},
         {"vision": "projector", "llm": "none"},
-        "vision: {most: 2}",
+        {"vision": 2},
     ),
     "audio": (
         {"audio": WHISPER, "llm": _decoder(model_type="qwen2")},
         {"audio": "all", "llm": "all"},
-        "audio: {most: 1}",
+        {"audio": 1},
     ),
     "both": (
         {"vision": SIGLIP, "audio": WHISPER, "llm": LLAMA},
         {"vision": "all", "audio": "projector", "llm": "all"},
-        "vision: {most: 1}, audio: {most: 1}",
+        {"vision": 1, "audio": 1},
     ),
     "experts": (
         {"vision": SIGLIP, "llm": _ALONE["mixtral"][0]},
         {"vision": "all", "llm": "all"},
-        "vision: {most: 1}",
+        {"vision": 1},
     ),
     "qwen3-tower": (
         {"vision": SIGLIP, "llm": _decoder(model_type="qwen3", head_dim=128)},
         {"vision": "all", "llm": "all"},
-        "vision: {most: 1}",
+        {"vision": 1},
     ),
 }
 
@@ -127,22 +113,35 @@ def small_job() -> Job:
         "vision": {"config": vision, "trainable": "projector"},
         "llm": {"config": llm | heads, "trainable": "all"},
     }
-    batch = "batch: {samples: 4, microbatch_samples: 1, fixed: {text_tokens: 8, items: {vision: {each: 1}}}}"
-    return _job("small", {"modules": modules}, f"{batch}\nprecision: float32\nmax_ranks: 2", nodes=1)
+    batch = {"samples": 4, "microbatch_samples": 1}
+    fixed = {"text_tokens": 8, "items": {"vision": {"each": 1}}}
+    rest = {"batch": batch | {"fixed": fixed}, "precision": "float32", "max_ranks": 2}
+    return _job("small", modules, 1, rest)
 
 
 def _alone(name: str) -> Job:
     config, layout, replicas = _ALONE[name]
-    model = {"modules": {"llm": {"config": config, "trainable": "all"}}}
-    return _job(name, model, f"{_TEXT_BATCH.format(replicas=replicas)}\nlayouts: {{llm: {layout}}}", nodes=2)
+    batch = {"samples": 16, "microbatch_samples": 1, "replicas": replicas, "fixed": {"text_tokens": 2048}}
+    modules = {"llm": {"config": config, "trainable": "all"}}
+    return _job(name, modules, 2, {"batch": batch, "layouts": {"llm": layout}})
 
 
 def _several(name: str) -> Job:
-    configs, trained, items = _SEVERAL[name]
+    configs, trained, most = _SEVERAL[name]
     modules = {called: {"config": config, "trainable": trained[called]} for called, config in configs.items()}
-    return _job(name, {"modules": modules}, _MIXED_BATCH.format(items=items), nodes=2)
+    items = {called: {"most": number} for called, number in most.items()}
+    mixture = {"seed": 3, "text_tokens": [256, 1024], "items": items}
+    return _job(name, modules, 2, {"batch": {"samples": 16, "microbatch_samples": 1, "mixture": mixture}})
 
 
-def _job(name: str, model: Mapping[str, object], rest: str, *, nodes: int) -> Job:
-    content = {"name": name, "model": model} | yaml.safe_load(_CLUSTER.format(nodes=nodes) + rest)
-    return job_from_spec(parse_spec(yaml.safe_dump(content), where=name), folder=Path())
+def _job(name: str, modules: Mapping[str, object], nodes: int, rest: Mapping[str, object]) -> Job:
+    cluster = {"device": "H100", "nodes": nodes, "ranks_per_node": 4}
+    return job_as_in_a_file(
+        {"name": name, "model": {"modules": modules}, "cluster": cluster, "profile": "H100", **rest}
+    )
+
+
+def job_as_in_a_file(content: Mapping[str, object]) -> Job:
+    """The job of what a file would hold."""
+    where = str(content["name"])
+    return job_from_spec(parse_spec(yaml.safe_dump(dict(content)), where=where), folder=Path())

@@ -13,18 +13,7 @@ from typing import Any
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 
-from experiments.doors.composite_configs import CONFIGS
-from experiments.doors.whole_models import (
-    LOSSES,
-    MASKS,
-    modules_of,
-    original,
-    owner_of,
-    saved,
-    tokens_of,
-    whole_loss,
-    wide_rotation,
-)
+from experiments.doors import whole_models
 from runtime.emulation.emulate import emulate
 from runtime.rank_job import RunSettings
 from workbench.cost.hardware import Link, Node, uniform
@@ -48,9 +37,9 @@ _NUM_RANKS = 3
 
 def families_measured() -> dict[str, int]:
     """`families_total`, `families_split_equal`, `families_loss_equal`: kinds of composites."""
-    kinds = {name: str(config["model_type"]) for name, config in CONFIGS.items()}
-    split = {name: is_split_equal(config) for name, config in CONFIGS.items()}
-    losses = {name: loss_error(name) <= MOST_APART for name in LOSSES}
+    kinds = {name: str(config["model_type"]) for name, config in whole_models.CONFIGS.items()}
+    split = {name: is_split_equal(config) for name, config in whole_models.CONFIGS.items()}
+    losses = {name: loss_error(name) <= MOST_APART for name in whole_models.LOSSES}
     return {
         "families_total": len(COMPOSITES),
         "families_split_equal": _all_of_a_kind(kinds, split),
@@ -63,10 +52,12 @@ def is_split_equal(config: Mapping[str, Any]) -> bool:
     parts = take_apart(config)
     dropped = tuple(each.weights for each in parts.dropped)
     sizes = dict.fromkeys(parts.modules, 0)
-    for name, weight in original(dict(config)).named_parameters():
+    for name, weight in whole_models.original(dict(config)).named_parameters():
         if not name.startswith(dropped):
-            sizes[owner_of(parts, name)] += weight.numel()
-    ours = {name: module.num_parameters for name, module in modules_of(dict(parts.modules)).items()}
+            sizes[whole_models.owner_of(parts, name)] += weight.numel()
+    ours = {
+        name: module.num_parameters for name, module in whole_models.modules_of(dict(parts.modules)).items()
+    }
     return sizes == ours
 
 
@@ -74,20 +65,20 @@ def loss_error(name: str) -> float:
     """How far the first loss lies from that of transformers' model with the same checkpoint, relative."""
     plan = plan_of(name)
     with TemporaryDirectory() as folder, wide_vision_rotations():
-        model = saved(name, Path(folder))
+        model = whole_models.saved(name, Path(folder))
         settings = RunSettings(steps=1, warmup=0, weights=Path(folder), precision=Precision.FLOAT64)
         ours = emulate(lower(plan), settings).losses[0]
-        theirs = whole_loss(name, model, plan)
+        theirs = whole_models.whole_loss(name, model, plan)
     return abs(ours - theirs) / abs(theirs)
 
 
 def plan_of(name: str) -> Plan:
     """An image or clip between two texts; the encoder on one rank, the LLM on two."""
-    modules = modules_of(dict(take_apart(CONFIGS[name]).modules))
+    modules = whole_models.modules_of(dict(take_apart(whole_models.CONFIGS[name]).modules))
     (encoder,) = [module for called, module in modules.items() if called != LLM]
     segments = (
         Segment(TEXT, 0, 5, 5),
-        Segment(encoder.name, 0, *tokens_of(encoder)),
+        Segment(encoder.name, 0, *whole_models.tokens_of(encoder)),
         Segment(TEXT, 1, 9, 9),
     )
     link = Link(name="local", bytes_per_s=1e9, latency_s=1e-4)
@@ -96,7 +87,7 @@ def plan_of(name: str) -> Plan:
         name=name,
         model=connect(name, (encoder, modules[LLM])),
         cluster=uniform("local", node, num_nodes=1, intra=link, inter=link),
-        batch=(Sample(0, segments, mask=MASKS.get(name, CAUSAL)),),
+        batch=(Sample(0, segments, mask=whole_models.MASKS.get(name, CAUSAL)),),
         layouts=(ModuleLayout(module=encoder.name, pp=1), ModuleLayout(module=LLM, pp=_NUM_RANKS - 1)),
         settings=Settings(precision=Precision.FLOAT64, kernels=Kernels.EAGER),
     )
@@ -110,7 +101,7 @@ def wide_vision_rotations() -> Iterator[None]:
     before = [family.apply_rotary_pos_emb_vision for family in families]
     try:
         for family in families:
-            family.apply_rotary_pos_emb_vision = wide_rotation
+            family.apply_rotary_pos_emb_vision = whole_models.wide_rotation
         yield
     finally:
         for family, own in zip(families, before, strict=True):

@@ -5,7 +5,6 @@ Setup:   Qwen2.5-VL vision and Llama 3 on 16 A40s, 128 samples, four a microbatc
 Given:   nothing printed; Tables 4.1 and C.1 fix tp 2 and dp 4 by hand.
 Differs: cp stays 1. The formula knows mean stage times, no bubbles of unequal microbatches.
 Ours:    the best configurations by formula and evenly spaced worse ones, planned and simulated.
-Run:     python -m experiments.entrain.algorithm3 [--json]
 """
 
 import statistics
@@ -14,17 +13,14 @@ from dataclasses import dataclass, replace
 
 from scipy.stats import kendalltau
 
-from experiments.cornstarch.modelled import A40, a40_cost
+from experiments.cornstarch.modelled import a40_cost
 from experiments.entrain.workload import CORPUS_OF, batch_of, job_of
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
-from sim.step.engine import simulate
+from experiments.harness.script import Parts, script
+from sim.predict import candidate_s
 from workbench.job.job import Job
-from workbench.memory.account import check_memory, memory_table
-from workbench.plan.lower import lower
 from workbench.strategies import entrain
 from workbench.strategies.entrain_search import Configuration, configurations
-from workbench.timing.price import price
 
 NUM_SAMPLES, SIMULATED, LLM = 128, 16, "Llama3-3b"
 
@@ -44,14 +40,12 @@ def job(dataset: str) -> Job:
 
 def judged(given: Job, configuration: Configuration) -> Judged:
     """Plan and simulate one configuration."""
-    lowered = lower(entrain.plan(configuration.job(given), a40_cost()))
+    plan = entrain.plan(configuration.job(given), a40_cost())
     try:
-        check_memory(lowered, memory_table(lowered))
+        simulated_s = candidate_s(plan, a40_cost())
     except ValueError:
         return Judged(configuration=configuration, simulated_s=None)
-    prices = price(lowered, a40_cost())
-    simulated = simulate(lowered, prices.duration_s, step_s=prices.step_s)
-    return Judged(configuration=configuration, simulated_s=simulated.iteration_s)
+    return Judged(configuration=configuration, simulated_s=simulated_s)
 
 
 def spread(every: Sequence[Configuration], count: int) -> tuple[Configuration, ...]:
@@ -98,11 +92,6 @@ def data_set_evidence(dataset: str) -> Evidence:
     return evidence
 
 
-@script(profile=A40)
+@script(profile="A40")
 def run() -> Parts:
-    """All four data sets."""
     return map(data_set_evidence, CORPUS_OF)
-
-
-if __name__ == "__main__":
-    main(run)

@@ -8,16 +8,14 @@ Differs: the data sets are not available, so no allocation is compared with a pr
          claims: allocations get fewer as batches grow, and by 256 samples one is left. Where the mean
          ratio lies near a rounding edge no batch size settles; the mean ratio is printed for that.
 Ours:    20,000 samples a data set through our cost model of an A40 at tp 2, about 10 s.
-Run:     python -m experiments.entrain.bernoulli
 """
 
 from collections.abc import Sequence
 
-from experiments.cornstarch.modelled import A40
-from experiments.entrain.workload import CORPUS_OF, GPUS_PER_REPLICA, LLM_OF, batch_draws, work_pool
+from experiments.entrain.workload import CORPUS_OF, GPUS_PER_REPLICA, LLM_OF, batch_draws, mean_ratio
 from experiments.harness.outcome import Evidence
 from experiments.harness.printed import printed_rows
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 from workbench.balance.orchestration.allocation import SizeTrials, num_trials, trials_of
 
 SIZES = (1, 4, 16, 64, 256)
@@ -48,8 +46,7 @@ def trials(dataset: str, llm: str) -> tuple[SizeTrials, ...]:
 def table_evidence(dataset: str, llm: str, table: str) -> Evidence:
     """One table: number of allocations by size, convergence, and the mean ratio behind it."""
     found, evidence = trials(dataset, llm), Evidence()
-    work = work_pool(dataset, llm)
-    ratio = sum(work.encoder_s) / sum(work.llm_s)
+    ratio = mean_ratio(dataset, llm)
     where = f"table {table.replace('_', '.')} ({dataset}, {llm})"
     key = f"modelled/table{table}"
     evidence.ours[f"{key}/vision_to_llm"] = ratio
@@ -65,13 +62,11 @@ def table_evidence(dataset: str, llm: str, table: str) -> Evidence:
     if stable:
         evidence.ours[f"{key}/stable_from"] = stable[0]
     counts = [len(each.counts) for each in found]
-    evidence.claim(f"{where}: larger batches, fewer allocations ({shown(counts)});", is_falling(counts))
+    evidence.claim(
+        f"{where}: larger batches, fewer allocations ({' '.join(map(str, counts))});", is_falling(counts)
+    )
     evidence.claim(f"{where}: one allocation at 256 samples, vision to LLM {ratio:.2f};", found[-1].is_stable)
     return evidence
-
-
-def shown(counts: Sequence[int]) -> str:
-    return " ".join(map(str, counts))
 
 
 def is_falling(counts: Sequence[int]) -> bool:
@@ -79,13 +74,8 @@ def is_falling(counts: Sequence[int]) -> bool:
     return list(counts) == sorted(counts, reverse=True) and (counts[0] == 1 or counts[-1] < counts[0])
 
 
-@script(profile=A40)
+@script(profile="A40")
 def run() -> Parts:
-    """All eight tables."""
     assert {dataset for dataset, _ in TABLES} == set(CORPUS_OF)
     assert {llm for _, llm in TABLES} == set(LLM_OF)
     return [table_evidence(dataset, llm, table) for (dataset, llm), table in TABLES.items()]
-
-
-if __name__ == "__main__":
-    main(run)

@@ -15,7 +15,6 @@ Run:     python -m experiments.entrain.executed [--json] [--rounds N] [--resume]
          [--stages N] [--emulate]
 """
 
-import json
 import random
 import shutil
 import statistics
@@ -32,7 +31,7 @@ from experiments.entrain.intervals import Interval, ratio_of_medians
 from experiments.fidelity.cases import Case, Part
 from experiments.fidelity.plan_runs import Predicted, Runs, calibrate, predict, write_predictions
 from experiments.fidelity.work import LLM, UNMEASURED, decoder, emulated_machine, this_machine, with_encoders
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended
 from experiments.harness.record import RESULTS, commit
 from runtime.measure.microbench import header_here
 from runtime.world.device import CPU
@@ -53,7 +52,6 @@ from workbench.planner.stage_counts import silent
 from workbench.planner.strategy_spec import Planner
 from workbench.report.progress import ticking
 from workbench.strategies import cornstarch, dip, entrain, entrain_graded, reordered
-from workbench.whole_file import write_text
 
 OUT = Path("out/entrain_executed")
 ROUNDS = 30
@@ -178,11 +176,7 @@ def cases(profile: Profile, link: Link, ranks: Ranks = TWO) -> tuple[Case, ...]:
     for name, planner in PLANNERS.items():
         pp = None if name == "dip" else ranks.stages  # which has both modules on all ranks
         plans[name] = planner(job(link, orders[0], ranks, pp=pp), cost, silent)
-    return tuple(_case(name, plan) for name, plan in plans.items())
-
-
-def _case(name: str, plan: Plan) -> Case:
-    return Case(name=name, job="charts", part=Part.CLEAN, plan=replace(plan, strategy=name))
+    return cases_of(plans, "charts", Part.CLEAN)
 
 
 def run(out: Path, rounds: int, ranks: Ranks = TWO, *, is_quiet: bool) -> dict[str, Any]:
@@ -198,22 +192,12 @@ def run(out: Path, rounds: int, ranks: Ranks = TWO, *, is_quiet: bool) -> dict[s
         predicted = tuple(predict(case, profile) for case in chosen)
         write_predictions(predicted, out)
         runs = Runs(out, rounds=rounds, steps=EMULATED_STEPS if ranks.emulated else 1, pool=pool)
-        with ticking("plans", None, quiet=is_quiet) as ticker:
-            runs.execute(predicted, ticker.at)
-    if runs.left_out:
-        first = next(iter(runs.left_out.values()))
-        raise ValueError(f"plan {first.name!r} did not run: {first.reason}")
-    header = header_here()
+        executed_s = seconds_by_plan(runs, predicted, "plans", is_quiet=is_quiet)
     return {
-        "script": "entrain/executed",
-        "command": "python -m experiments.entrain.executed",
-        "commit": commit(),
-        "date": datetime.now(UTC).isoformat(timespec="minutes"),
-        "device": header.device_name,
-        "rounds": rounds,
+        **made_by("entrain/executed", rounds),
         "ranks": ranks.count,
         "emulated": ranks.emulated,
-        **summary(predicted, {one.case.name: _seconds(runs, one) for one in predicted}),
+        **summary(predicted, executed_s),
         "seconds": time.monotonic() - started_s,
     }
 
@@ -224,23 +208,60 @@ def _unpriced(ranks: Ranks) -> tuple[Case, ...]:
     return tuple(case for case in every if case.name in ("random order 1", "dip"))
 
 
-def _seconds(runs: Runs, one: Predicted) -> list[float]:
-    return [trace.iteration_s for trace in runs.timed(one)]
+def cases_of(plans: Mapping[str, Plan], job: str, part: Part) -> tuple[Case, ...]:
+    """The plans as the runs know them."""
+    return tuple(
+        Case(name=name, job=job, part=part, plan=replace(plan, strategy=name)) for name, plan in plans.items()
+    )
+
+
+def seconds_by_plan(
+    runs: Runs, predicted: Sequence[Predicted], what: str, *, is_quiet: bool
+) -> dict[str, list[float]]:
+    """Of every step, after all rounds; ValueError where a plan does not run."""
+    with ticking(what, None, quiet=is_quiet) as ticker:
+        runs.execute(predicted, ticker.at)
+    if runs.left_out:
+        first = next(iter(runs.left_out.values()))
+        raise ValueError(f"plan {first.name!r} did not run: {first.reason}")
+    return {one.case.name: [trace.iteration_s for trace in runs.timed(one)] for one in predicted}
+
+
+def made_by(script: str, rounds: int) -> dict[str, Any]:
+    """Where and of what a result is."""
+    return {
+        "script": script,
+        "command": f"python -m experiments.{script.replace('/', '.')}",
+        "commit": commit(),
+        "date": datetime.now(UTC).isoformat(timespec="minutes"),
+        "device": header_here().device_name,
+        "rounds": rounds,
+    }
+
+
+def rows_of(
+    predicted: Sequence[Predicted], executed_s: Mapping[str, Sequence[float]]
+) -> dict[str, dict[str, Any]]:
+    """Every plan's seconds, both ways."""
+    return {
+        one.case.name: {
+            "plan_hash": one.plan_hash,
+            "predicted_s": one.simulated.iteration_s,
+            "executed_s": statistics.median(executed_s[one.case.name]),
+        }
+        for one in predicted
+    }
 
 
 def summary(predicted: Sequence[Predicted], executed_s: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """Per plan its seconds, and how many times faster than the random orders, both ways."""
     plain = [one for one in predicted if one.case.name not in PLANNERS]
     plain_s = statistics.fmean(one.simulated.iteration_s for one in plain)
-    plans: dict[str, dict[str, Any]] = {}
-    for one in predicted:
-        taken_s = executed_s[one.case.name]
-        speedup = ratio_of_medians([executed_s[other.case.name] for other in plain], taken_s)
-        plans[one.case.name] = {
-            "plan_hash": one.plan_hash,
-            "predicted_s": one.simulated.iteration_s,
-            "executed_s": statistics.median(taken_s),
-            "predicted_speedup": plain_s / one.simulated.iteration_s,
+    plans = rows_of(predicted, executed_s)
+    for name, row in plans.items():
+        speedup = ratio_of_medians([executed_s[other.case.name] for other in plain], executed_s[name])
+        row |= {
+            "predicted_speedup": plain_s / row["predicted_s"],
             "executed_speedup": speedup.mean,
             "interval_95": [speedup.low, speedup.high],
         }
@@ -287,11 +308,8 @@ def main() -> int:
             (given.out / name).unlink(missing_ok=True)
     result = run(given.out, rounds, ranks, is_quiet=given.json)
     print("\n".join(lines(result)))
-    if rounds >= usual:
-        write_text(json.dumps(result, indent=1) + "\n", path_of(ranks))
-    if given.json:
-        print(json.dumps(result))
-    return 0 if result["entrain_is_faster"] else 1
+    path = path_of(ranks) if rounds >= usual else None
+    return ended(result, out=path, as_json=given.json, holds=result["entrain_is_faster"])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ Differs: samples inside a microbatch are not printed: shown are those of `figure
          The samples shown lower the heavier of MB6 and MB5 from 9 to 8, which print leaves at 9; MB6 as
          samples of 6 and 3 gives 9 there, and the heavier of its other pairs as printed.
 Ours:    `workbench.balance.microbatches.deferral`, at once.
-Run:     python -m experiments.entrain.figure4_10b [--json]
 """
 
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from itertools import combinations, pairwise
 
 from experiments.entrain.figures4_9_11 import LLM_UNITS
 from experiments.harness.printed import PrintedRow, printed_rows
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 from experiments.harness.table import Cell, Table, Values
 from workbench.balance.microbatches.deferral import pairwise_deferral
 
@@ -88,7 +87,6 @@ def explains(samples: Samples, name: str) -> bool:
 
 @script()
 def run() -> Parts:
-    """Every cell, and which samples would give a whole row of the figure."""
     table = Table(
         csv=CSV,
         where="Figure 4.10b",
@@ -104,7 +102,3 @@ def run() -> Parts:
         text = f"{name}: the heavier of each pair is as printed for {len(found)} of {len(list(cuts(load)))}"
         evidence.claim(f"{text} ways to cut its {load} units into samples (want one at least):", bool(found))
     return [evidence]
-
-
-if __name__ == "__main__":
-    main(run)

@@ -15,10 +15,8 @@ Differs: sizes of samples are ours. All methods live within memory: Entrain's fo
          of ranks that holds the end of the encoder and the beginning of the LLM. It is held against all
          methods but Optimus, whose rule is a bound rather than a plan.
 Ours:    reads the series; about 10 s.
-Run:     python -m experiments.entrain.figure4_12 [--json]
 """
 
-from experiments.cornstarch.modelled import A40
 from experiments.entrain.intervals import Interval, bootstrap
 from experiments.entrain.methods import dip_choice, dip_windows, replicas_of
 from experiments.entrain.series import (
@@ -37,7 +35,7 @@ from experiments.entrain.series import OURS as STUDY
 from experiments.harness.figure import GREEN, LIGHT, Bars, Grid
 from experiments.harness.figure import Series as Values
 from experiments.harness.outcome import About, Evidence, PaperNumber
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 
 Series = dict[str, dict[str, dict[str, Figures]]]  # LLM -> data set -> method
 
@@ -113,29 +111,6 @@ def most_of(every: Series) -> float:
     )
 
 
-@script(profile=A40)
-def run() -> Parts:
-    """All panels for which there is a series; draws them."""
-    every = {study.name: kept_series(study) for study in (STUDY, STUDIES["printed"], STUDIES["charts"])}
-    parts = [
-        data_set_evidence(llm, dataset, methods, STUDIES[name])
-        for name, of_study in every.items()
-        for llm, series in of_study.items()
-        for dataset, methods in series.items()
-        if name != "charts"
-    ]
-    summary = Evidence()
-    most = {
-        "our stages": most_of(every["ours"]),
-        "the printed stages": most_of(every["printed"]),
-        "our stages, other charts": most_of(every["charts"]),
-    }
-    number = PaperNumber("modelled/most", 1.40, "times", "section 4.7", rel_tol=0.15)
-    summary.add_range(number, most, "sizes of SynthChartNet's charts and tables")
-    summary.figures["entrain_figure4_12"] = drawing(every["ours"])
-    return [summary, *parts]
-
-
 def drawing(every: Series) -> Grid:
     """Mean speed over plain 1F1B by method with its interval; Entrain and ours in colour."""
     rows = [
@@ -161,5 +136,24 @@ def over_plain(methods: dict[str, Figures], name: str) -> Interval:
     return bootstrap([plain / own for plain, own in pairs])
 
 
-if __name__ == "__main__":
-    main(run)
+@script(profile="A40")
+def run() -> Parts:
+    """All panels for which there is a series; draws them."""
+    every = {study.name: kept_series(study) for study in (STUDY, STUDIES["printed"], STUDIES["charts"])}
+    parts = [
+        data_set_evidence(llm, dataset, methods, STUDIES[name])
+        for name, of_study in every.items()
+        for llm, series in of_study.items()
+        for dataset, methods in series.items()
+        if name != "charts"
+    ]
+    summary = Evidence()
+    most = {
+        "our stages": most_of(every["ours"]),
+        "the printed stages": most_of(every["printed"]),
+        "our stages, other charts": most_of(every["charts"]),
+    }
+    number = PaperNumber("modelled/most", 1.40, "times", "section 4.7", rel_tol=0.15)
+    summary.add_range(number, most, "sizes of SynthChartNet's charts and tables")
+    summary.figures["entrain_figure4_12"] = drawing(every["ours"])
+    return [summary, *parts]

@@ -5,17 +5,15 @@ Setup:   one replica of 16 A40s, tp 2, 128 samples in 32 microbatches; see `expe
 Differs: sizes are ours, and the fifth timeline is `entrain-graded`. A row is a block of
          two ranks; it idles while its first rank computes nothing.
 Ours:    simulated, drawn; about 30 s.
-Run:     python -m experiments.entrain.figure4_13 [--json]
 """
 
 import statistics
 
-from experiments.cornstarch.modelled import A40
 from experiments.entrain.traced import OURS, PLANNERS, Traced, traced
 from experiments.entrain.workload import TP
 from experiments.harness.figure import Box, timelines
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from workbench.metrics import peak_bytes
 from workbench.schedule.action import COMPUTE, Pass
 from workbench.trace import Lane
@@ -50,8 +48,8 @@ def idle_fractions(drawn: list[Box]) -> list[float]:
     return [1 - sum(box.end - box.start for box in drawn if box.row == row) / last_s for row in rows]
 
 
-@script(profile=A40)
-def run() -> Parts:
+@script(profile="A40")
+def run() -> Evidence:
     """Idle time by system, and the drawing."""
     evidence = Evidence()
     found = {system: traced(DATASET, LLM, system) for system in (*PLANNERS, *OURS)}
@@ -74,8 +72,4 @@ def run() -> Parts:
             idle["entrain"] < idle[other],
         )
     evidence.figures["entrain_figure4_13"] = timelines(panels, "s")
-    return [evidence]
-
-
-if __name__ == "__main__":
-    main(run)
+    return evidence

@@ -11,17 +11,15 @@ Differs: sizes are ours; DistTrain has Entrain's stages. Under DIP a rank keeps 
          which cannot both be: its curve is held against `entrain-in-turn`, without eager forwards, and
          `entrain` stands beside it.
 Ours:    simulated with the memory of every action, about 10 s a data set; draws the curves.
-Run:     python -m experiments.entrain.figure4_14 [--json]
 """
 
 from collections.abc import Mapping
 
-from experiments.cornstarch.modelled import A40
 from experiments.entrain.traced import PLANNERS, traced
-from experiments.entrain.workload import CORPUS_OF, LLM_OF
+from experiments.entrain.workload import PANELS
 from experiments.harness.figure import SKY, Grid, Line, Lines
 from experiments.harness.outcome import Evidence, PaperNumber
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 from workbench.plan.plan import Recompute
 from workbench.report.palette import INK, mixed
 from workbench.units import GB
@@ -85,19 +83,6 @@ def more_under_dip(dataset: str, llm: str) -> Evidence:
     return evidence
 
 
-@script(profile=A40)
-def run() -> Parts:
-    """All eight panels, and the drawing."""
-    every = {
-        (llm, dataset): {system: curves_of(dataset, llm, system) for system in PLANNERS}
-        for llm in LLM_OF
-        for dataset in CORPUS_OF
-    }
-    parts = [panel_evidence(dataset, llm, curves) for (llm, dataset), curves in every.items()]
-    parts[0].figures["entrain_figure4_14"] = drawing(every)
-    return [*parts, more_under_dip("SynthChartNet", "Llama3-3b")]
-
-
 def drawing(every: Mapping[tuple[str, str], Mapping[str, Mapping[int, Curve]]]) -> Grid:
     """A row a data set and model, a column a system, a line every other rank, darker for later ones."""
     rows = [
@@ -122,5 +107,12 @@ def _held(rank: int, curve: Curve) -> Line:
     return Line(x=seconds, y=held_gb, colour=colour, label=f"rank {rank}", width=0.6, step=True)
 
 
-if __name__ == "__main__":
-    main(run)
+@script(profile="A40")
+def run() -> Parts:
+    every = {
+        (llm, dataset): {system: curves_of(dataset, llm, system) for system in PLANNERS}
+        for llm, dataset in PANELS
+    }
+    parts = [panel_evidence(dataset, llm, curves) for (llm, dataset), curves in every.items()]
+    parts[0].figures["entrain_figure4_14"] = drawing(every)
+    return [*parts, more_under_dip("SynthChartNet", "Llama3-3b")]

@@ -5,19 +5,17 @@ Setup:   one batch of 512 samples in 4 replicas of 32 microbatches; forwards sum
 Differs: sizes of samples are ours. A spread is the standard deviation over a replica's microbatches.
 Ours:    draws the lines; checks that in every panel the least even of Entrain's replicas is evener than the
          evenest of the others'. About 5 s.
-Run:     python -m experiments.entrain.figure4_16 [--json]
 """
 
 from collections.abc import Mapping
 
-from experiments.cornstarch.modelled import A40
 from experiments.entrain.methods import METHODS, replicas_of
 from experiments.entrain.series import NUM_REPLICAS, batch
 from experiments.entrain.stage_work import Seconds
-from experiments.entrain.workload import CORPUS_OF, LLM_OF
+from experiments.entrain.workload import CORPUS_OF, LLM_OF, PANELS
 from experiments.harness.figure import BLUE, GREEN, ORANGE, Grid, Line, Lines, Panel, wrapped
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 from workbench.units import MS_PER_S
 
 SYSTEMS = {"disttrain": ORANGE, "dip": BLUE, "entrain": GREEN}
@@ -55,15 +53,6 @@ def panel_evidence(dataset: str, llm: str, found: Forwards) -> Evidence:
     return evidence
 
 
-@script(profile=A40)
-def run() -> Parts:
-    """All panels, and the drawing."""
-    every = {(llm, dataset): lines_of(dataset, llm) for llm in LLM_OF for dataset in CORPUS_OF}
-    parts = [panel_evidence(dataset, llm, found) for (llm, dataset), found in every.items()]
-    parts[0].figures["entrain_figure4_16"] = drawing(every)
-    return parts
-
-
 def drawing(every: Mapping[tuple[str, str], Forwards]) -> Grid:
     """A column a data set, a row a model and module, a line a replica."""
     panels: list[Panel] = [
@@ -85,5 +74,9 @@ def drawing(every: Mapping[tuple[str, str], Forwards]) -> Grid:
     return Grid(rows=wrapped(panels, len(CORPUS_OF)), panel_inches=(3.8, 2.3))
 
 
-if __name__ == "__main__":
-    main(run)
+@script(profile="A40")
+def run() -> Parts:
+    every = {(llm, dataset): lines_of(dataset, llm) for llm, dataset in PANELS}
+    parts = [panel_evidence(dataset, llm, found) for (llm, dataset), found in every.items()]
+    parts[0].figures["entrain_figure4_16"] = drawing(every)
+    return parts

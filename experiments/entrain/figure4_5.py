@@ -9,7 +9,6 @@ Differs: sizes are ours and so are layer times, so the means are compared only a
          of GPU seconds depends on the A40's efficiency for each module. Figure 4.6, bubbles by method, is
          what `experiments.entrain.figure4_12` measures as step times.
 Ours:    20,000 samples a data set; about 10 s.
-Run:     python -m experiments.entrain.figure4_5 [--json]
 """
 
 import statistics
@@ -18,24 +17,17 @@ from functools import cache
 
 import numpy as np
 
-from experiments.cornstarch.modelled import A40
 from experiments.entrain.stage_work import Seconds, tokens_of
-from experiments.entrain.workload import CORPUS_OF, batch_draws, batch_of, work_pool
+from experiments.entrain.workload import CORPUS_OF, batch_draws, batch_of, mean_ratio
 from experiments.harness.figure import BLUE, ORANGE, Grid, Line, Lines, Spreads, cumulative
 from experiments.harness.outcome import Bound, Evidence, PaperNumber
 from experiments.harness.printed import printed_rows
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 
 SIZES = (1, 4, 16, 64, 256, 1024)
 NUM_BATCHES, NUM_SAMPLES, NUM_DRAWN = 200, 2000, 100
 LLM = "Llama3-1b"
 PRINTED = {("LLaVA-150k", "Llama3-1b"): (2.43, "C_3"), ("SynthChartNet", "Llama3-3b"): (1.27, "4_2")}
-
-
-def mean_ratio(dataset: str, llm: str) -> float:
-    """Vision over LLM seconds of the whole data set."""
-    work = work_pool(dataset, llm)
-    return sum(work.encoder_s) / sum(work.llm_s)
 
 
 @cache
@@ -92,20 +84,6 @@ def allocated(table: str) -> Bound:
     return Bound(what=f"Table {table.replace('_', '.')} settles at {vision}:{text} GPUs", low=low, high=high)
 
 
-@script(profile=A40)
-def run() -> Parts:
-    """All data sets, and the two printed means."""
-    means = Evidence()
-    for (dataset, llm), (value, table) in PRINTED.items():
-        number = PaperNumber(
-            f"modelled/{dataset}/{llm}/mean_ratio", value, "ratio", "4.2.2, 4.7.3", rel_tol=0.1
-        )
-        means.add(number, mean_ratio(dataset, llm))
-        means.bounds[number.key] = allocated(table)
-    means.figures["entrain_figure4_5"] = drawing()
-    return [means, *map(data_set_evidence, CORPUS_OF)]
-
-
 def drawing() -> Grid:
     """By data set: distributions of tokens, ratios of 100 single samples, ratios of batches by size."""
     columns = [_column(dataset, *tokens(dataset), ratios(dataset, LLM)) for dataset in CORPUS_OF]
@@ -129,5 +107,14 @@ def _column(
     )
 
 
-if __name__ == "__main__":
-    main(run)
+@script(profile="A40")
+def run() -> Parts:
+    means = Evidence()
+    for (dataset, llm), (value, table) in PRINTED.items():
+        number = PaperNumber(
+            f"modelled/{dataset}/{llm}/mean_ratio", value, "ratio", "4.2.2, 4.7.3", rel_tol=0.1
+        )
+        means.add(number, mean_ratio(dataset, llm))
+        means.bounds[number.key] = allocated(table)
+    means.figures["entrain_figure4_5"] = drawing()
+    return [means, *map(data_set_evidence, CORPUS_OF)]

@@ -11,23 +11,20 @@ Differs: sizes of samples are ours. The ideal is that of each system's own pipel
          shares ranks with the LLM's, so DIP's ideal is lower; Optimus fills what the LLM's pipeline leaves.
          Work is that of all samples and of one call a microbatch and stage.
 Ours:    pipelines without messages, as in Figure 4.12; about 20 s.
-Run:     python -m experiments.entrain.figure4_6 [--json]
 """
 
 import statistics
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 
-from experiments.cornstarch.modelled import A40
 from experiments.entrain.methods import METHODS, dip_choice
 from experiments.entrain.replica import Replica
+from experiments.entrain.series import stable_stages
 from experiments.entrain.stage_work import StageWork, Which
-from experiments.entrain.workload import CORPUS_OF, batch_of, work_pool
+from experiments.entrain.workload import CORPUS_OF, batch_of
 from experiments.harness.figure import Grid, Spreads
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
-from workbench.balance.orchestration.allocation import proportional_allocation
+from experiments.harness.script import Parts, script
 
 LLM = "Llama3-1b"
 STAGES, MICROBATCHES, BATCHES = 4, 16, 100
@@ -36,17 +33,9 @@ SEEN = 0  # the seed of what DIP sees before
 IDLE_OF_EVEN_WORK = (STAGES - 1) / (MICROBATCHES + STAGES - 1)
 
 
-@cache
-def stages_of(dataset: str) -> tuple[int, int]:
-    """Stages of both modules in proportion to their work over the whole data set."""
-    work = work_pool(dataset, LLM)
-    encoder, text = proportional_allocation([sum(work.encoder_s), sum(work.llm_s)], STAGES)
-    return encoder, text
-
-
 def drawn(dataset: str, seed: int) -> Replica:
     """One iteration's samples."""
-    one = Replica(llm=LLM, samples=(), stages=stages_of(dataset))
+    one = Replica(llm=LLM, samples=(), stages=stable_stages(dataset, LLM, STAGES))
     samples, seen = (batch_of(dataset, MICROBATCHES * one.microbatch_samples, s) for s in (seed, SEEN))
     return replace(one, samples=samples, seen=seen)
 
@@ -105,15 +94,6 @@ def evidence_of(dataset: str, found: Mapping[str, list[float]]) -> Evidence:
     return evidence
 
 
-@script(profile=A40)
-def run() -> Parts:
-    """All four data sets, and the drawing."""
-    every = {dataset: idle_shares(dataset) for dataset in CORPUS_OF}
-    parts = [evidence_of(dataset, found) for dataset, found in every.items()]
-    parts[0].figures["entrain_figure4_6"] = drawing(every)
-    return parts
-
-
 def drawing(every: Mapping[str, Mapping[str, list[float]]]) -> Grid:
     """Boxes over batches, a panel a data set; the line is the ideal of modules apart."""
     panels = [
@@ -131,5 +111,9 @@ def drawing(every: Mapping[str, Mapping[str, list[float]]]) -> Grid:
     return Grid(rows=[panels], title=title, panel_inches=(3.3, 3.2), shares_y="all")
 
 
-if __name__ == "__main__":
-    main(run)
+@script(profile="A40")
+def run() -> Parts:
+    every = {dataset: idle_shares(dataset) for dataset in CORPUS_OF}
+    parts = [evidence_of(dataset, found) for dataset, found in every.items()]
+    parts[0].figures["entrain_figure4_6"] = drawing(every)
+    return parts

@@ -6,7 +6,6 @@ Given:   Figure 4.10b's LLM loads after deferral, from which the loads before fo
          differences, and MB4 with MB5 standing at 6 and 6 without deferral gives 3, 4, 8, 6, 6 and 9.
 Differs: samples inside a microbatch are ours. A backward takes twice its forward. Half units are ticks.
 Ours:    four timelines, as text in tests/golden and as a drawing.
-Run:     python -m experiments.entrain.figures4_9_11
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,7 @@ from typing import NamedTuple
 from experiments.entrain.replica import Chain, chain_of, nodes_of
 from experiments.harness.figure import Box, timelines
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from workbench.balance.microbatches.assignment import MicrobatchAssignment
 from workbench.balance.microbatches.deferral import pairwise_deferral
 from workbench.schedule.action import Action, Pass
@@ -112,7 +111,7 @@ def boxes(found: Played) -> list[Box]:
 
 
 @script()
-def run() -> Parts:
+def run() -> Evidence:
     """Lengths of the four, and the drawing."""
     evidence, every = Evidence(), dict(variants())
     ticks = [found.ticks for found in every.values()]
@@ -126,8 +125,4 @@ def run() -> Parts:
     evidence.claim(f"eager forwards do not lengthen it ({ticks[2]} to {ticks[3]});", ticks[3] <= ticks[2])
     panels = {name: boxes(found) for name, found in every.items()}
     evidence.figures["entrain_figures4_9_11"] = timelines(panels, "ticks")
-    return [evidence]
-
-
-if __name__ == "__main__":
-    main(run)
+    return evidence

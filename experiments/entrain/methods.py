@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -46,16 +46,6 @@ def in_turn(replica: Replica) -> Taken:
     return _one_f_one_b(replica, replica.chunks(range(len(replica.samples))))
 
 
-def disttrain(replica: Replica) -> Taken:
-    """Largest encoder work first into microbatches (Algorithm 1), those by Algorithm 2."""
-    return _reordered(replica, reorder_microbatches)
-
-
-def exchanged(replica: Replica) -> Taken:
-    """The same microbatches in an order found by exchanges under the whole pipeline."""
-    return _reordered(replica, reorder_by_exchanges)
-
-
 def disttrain_interleaved(replica: Replica) -> Taken:
     """DistTrain's microbatches and order with two LLM stages on each rank."""
     microbatches = _ordered_microbatches(replica, reorder_microbatches)
@@ -84,33 +74,6 @@ def _interleaved(depth: int, num_virtual: int, num_microbatches: int, schedule: 
 def _numbered(num_microbatches: int) -> Chain:
     each = tuple((index,) for index in range(num_microbatches))
     return Chain(each, {}, each)
-
-
-def entrain(replica: Replica) -> Taken:
-    """Algorithm 4 under 1F1B, encoder forwards as early as memory allows (section 4.5.3)."""
-    return _deferring(replica, Schedule())
-
-
-def entrain_in_turn(replica: Replica) -> Taken:
-    """The same without eager forwards."""
-    assignment = assigned(replica)
-    seconds = Deferring(replica.apart, assignment, Schedule()).seconds(0)
-    return Taken(seconds, *_forwards(replica, assignment.encoder, assignment.llm))
-
-
-def entrain_zero_bubble(replica: Replica) -> Taken:
-    """Algorithm 4 under ZB-H1."""
-    return _deferring(replica, usual(ScheduleKind.ZB_H1))
-
-
-def entrain_graded(replica: Replica) -> Taken:
-    """The fastest by the recurrence of both cuts, all gradings and leads, under 1F1B."""
-    return _graded(replica, Schedule())
-
-
-def entrain_graded_zero_bubble(replica: Replica) -> Taken:
-    """The same under ZB-H1."""
-    return _graded(replica, usual(ScheduleKind.ZB_H1))
 
 
 def _graded(replica: Replica, schedule: Schedule) -> Taken:
@@ -237,21 +200,6 @@ def bubble_filling(replica: Replica) -> Taken:
     return Taken(seconds, *_forwards(replica, chunks, chunks))
 
 
-METHODS: Mapping[str, Method] = {
-    "1f1b": in_turn,
-    "disttrain": disttrain,
-    "disttrain-vpp": disttrain_interleaved,
-    "exchanges": exchanged,
-    "dip": dip,
-    "optimus": bubble_filling,
-    "entrain": entrain,
-    "entrain-in-turn": entrain_in_turn,
-    "entrain-zb": entrain_zero_bubble,
-    "entrain-graded": entrain_graded,
-    "entrain-graded-zb": entrain_graded_zero_bubble,
-}
-
-
 def replicas_of(method: str, batch: Replica, num_replicas: int) -> tuple[Replica, ...]:
     """A global batch shared out as each method does it: in turn, by encoder work, or by both works."""
     encoder_s, llm_s = _sample_seconds(batch)
@@ -282,10 +230,10 @@ def _sample_seconds(replica: Replica) -> tuple[list[float], list[float]]:
     return replica.encoder_work(1).samples_s(), replica.llm_work(1).samples_s()
 
 
-def _deferring(replica: Replica, schedule: Schedule) -> Taken:
+def _deferring(replica: Replica, schedule: Schedule, *, eager: bool = True) -> Taken:
     assignment = assigned(replica)
     deferring = Deferring(replica.apart, assignment, schedule)
-    seconds = deferring.seconds(deferring.most_ahead())
+    seconds = deferring.seconds(deferring.most_ahead() if eager else 0)
     return Taken(seconds, *_forwards(replica, assignment.encoder, assignment.llm))
 
 
@@ -351,3 +299,23 @@ def _forwards(
         whole.encoder.microbatches_s(Which.FORWARD, encoder)[:, 0],
         whole.llm.microbatches_s(Which.FORWARD, llm)[:, 0],
     )
+
+
+_PLAIN, _SPLIT = Schedule(), usual(ScheduleKind.ZB_H1)
+METHODS: Mapping[str, Method] = {
+    "1f1b": in_turn,
+    # Largest encoder work first into microbatches (DistTrain's Algorithm 1), those in the order of its
+    # Algorithm 2, or in one found by exchanges under the whole pipeline.
+    "disttrain": partial(_reordered, reorder=reorder_microbatches),
+    "disttrain-vpp": disttrain_interleaved,
+    "exchanges": partial(_reordered, reorder=reorder_by_exchanges),
+    "dip": dip,
+    "optimus": bubble_filling,
+    # Algorithm 4, encoder forwards as early as memory allows (section 4.5.3).
+    "entrain": partial(_deferring, schedule=_PLAIN),
+    "entrain-in-turn": partial(_deferring, schedule=_PLAIN, eager=False),
+    "entrain-zb": partial(_deferring, schedule=_SPLIT),
+    # The fastest by the recurrence of both cuts, all gradings and leads.
+    "entrain-graded": partial(_graded, schedule=_PLAIN),
+    "entrain-graded-zb": partial(_graded, schedule=_SPLIT),
+}

@@ -8,16 +8,14 @@ Ours:    simulated, about 5 s a batch and data set. A study, not a reproduction:
 Run:     python -m experiments.entrain.regrouping [--batches N] [--json]
 """
 
-import json
-import math
 import statistics
 import sys
-from collections.abc import Sequence
 
 from experiments.cornstarch.modelled import a40_cost
 from experiments.cornstarch.planned import simulated
+from experiments.entrain.intervals import bootstrap
 from experiments.entrain.workload import CORPUS_OF, batch_of, job_of
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended
 from workbench.planner.stage_counts import silent
 from workbench.planner.strategy_spec import Planner
 from workbench.report.progress import ticking
@@ -40,13 +38,6 @@ def iteration_s(dataset: str, system: str, seed: int) -> float:
     return simulated(lambda given, cost: SYSTEMS[system](given, cost, silent), job, a40_cost()).iteration_s
 
 
-def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
-    """Mean, and half of its 95 % interval by the normal approximation; 0 for a single value."""
-    if len(values) == 1:
-        return values[0], 0.0
-    return statistics.mean(values), 1.96 * statistics.stdev(values) / math.sqrt(len(values))
-
-
 def main() -> int:
     """Print mean times, and how much faster than `as drawn` each system is, batch by batch."""
     parser = command_line(__doc__)
@@ -66,14 +57,9 @@ def main() -> int:
     for dataset, times in record.items():
         for system, taken_s in times.items():
             ratios = [plain / own for plain, own in zip(times["as drawn"], taken_s, strict=True)]
-            ratio, half = mean_and_half_width(ratios)
-            print(
-                f"{dataset:14} {system:10} {statistics.mean(taken_s):7.3f} s   "
-                f"{ratio:.3f} +- {half:.3f} times as drawn"
-            )
-    if given.json:
-        print(json.dumps(record))
-    return 0
+            faster = bootstrap(ratios) if len(ratios) > 1 else f"{ratios[0]:.3f}"
+            print(f"{dataset:14} {system:10} {statistics.mean(taken_s):7.3f} s   {faster} times as drawn")
+    return ended(record, as_json=given.json, holds=True)
 
 
 if __name__ == "__main__":

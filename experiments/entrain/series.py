@@ -115,10 +115,10 @@ def printed_stages() -> Mapping[tuple[str, str, str], tuple[int, int]]:
     }
 
 
-def stable_stages(dataset: str, llm: str) -> tuple[int, int]:
+def stable_stages(dataset: str, llm: str, blocks: int = BLOCKS) -> tuple[int, int]:
     """Stages of both modules in proportion to their work over the whole data set."""
     work = work_pool(dataset, llm)
-    encoder, text = proportional_allocation([sum(work.encoder_s), sum(work.llm_s)], BLOCKS)
+    encoder, text = proportional_allocation([sum(work.encoder_s), sum(work.llm_s)], blocks)
     return encoder, text
 
 

@@ -7,17 +7,15 @@ Differs: sizes of samples and layer times are ours, so no allocation is expected
          beside how often ours come up. What is checked: one sample leaves the depths to chance where sizes
          vary, 256 do not.
 Ours:    20,000 samples a data set through our cost model of an A40; about 10 s.
-Run:     python -m experiments.entrain.table4_1
 """
 
 from collections import Counter
 
-from experiments.cornstarch.modelled import A40
 from experiments.entrain.replica import BLOCKS
 from experiments.entrain.series import printed_stages
-from experiments.entrain.workload import CORPUS_OF, LLM_OF, batch_draws
+from experiments.entrain.workload import PANELS, batch_draws
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 from workbench.balance.orchestration.allocation import Allocation, num_trials, proportional_allocation
 
 PROFILED = {"disttrain": 1, "entrain": 256}
@@ -56,17 +54,12 @@ def pair_evidence(dataset: str, llm: str) -> Evidence:
     return evidence
 
 
-@script(profile=A40)
+@script(profile="A40")
 def run() -> Parts:
-    """All eight columns, and DIP's depths, which follow from the setup."""
     setup = Evidence()
     dip = {cell for (_, _, system), cell in printed_stages().items() if system == "dip"}
     setup.claim(
         f"DIP's printed depths are those of 16 GPUs at tp 2, colocated ({BLOCKS});", dip == {(BLOCKS, BLOCKS)}
     )
-    parts = [pair_evidence(dataset, llm) for llm in LLM_OF for dataset in CORPUS_OF]
+    parts = [pair_evidence(dataset, llm) for llm, dataset in PANELS]
     return [setup, *parts]
-
-
-if __name__ == "__main__":
-    main(run)

@@ -7,17 +7,15 @@ Setup:   standard deviation over a replica's 32 microbatches of a module's forwa
 Differs: sizes are ours, so no printed cell is compared: only who spreads least, and the largest reduction.
          The table's rows "Vision" and "Llama 1b" are the same in 9 of 12 cells, one of them by mistake.
 Ours:    reads the series.
-Run:     python -m experiments.entrain.table4_3 [--json]
 """
 
 import statistics
 
-from experiments.cornstarch.modelled import A40
 from experiments.entrain.series import STUDIES, Figures, kept_series
 from experiments.entrain.stage_work import NOISE_SHARE
 from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.printed import printed_rows
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 from workbench.units import MS_PER_S
 
 MODULES = {"vision": "vision_std_s", "llm": "llm_std_s"}
@@ -60,9 +58,8 @@ def largest_reduction(every: dict[str, dict[str, dict[str, Figures]]]) -> float:
     )
 
 
-@script(profile=A40)
+@script(profile="A40")
 def run() -> Parts:
-    """The whole table."""
     every = kept_series()
     parts = [
         data_set_evidence(llm, dataset, methods)
@@ -79,7 +76,3 @@ def run() -> Parts:
     }
     summary.add_range(number, reductions, "how far measured forwards are from the cost model's")
     return [summary, *parts]
-
-
-if __name__ == "__main__":
-    main(run)

@@ -8,14 +8,12 @@ Setup:   as `experiments.entrain.figure4_12`. By study: every microbatch's pass 
          the text, and with charts of 72 or 200 dpi instead of the 120 that the corpus assumes (`charts`).
 Differs: sizes of samples are ours.
 Ours:    reads the series of these studies, see `experiments.entrain.series`.
-Run:     python -m experiments.entrain.unseen [--json]
 """
 
-from experiments.cornstarch.modelled import A40
 from experiments.entrain.figure4_12 import speedups
 from experiments.entrain.series import OWN, STUDIES, Figures, Study, kept_series
 from experiments.harness.outcome import About, Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 
 SHOWN = ("noise", "printed-noise", "attention", "recompute", "charts")
 BASELINES = ("1f1b", "disttrain", OWN, "dip", "entrain-in-turn")
@@ -37,16 +35,11 @@ def data_set_evidence(study: Study, llm: str, dataset: str, methods: dict[str, F
     return evidence
 
 
-@script(profile=A40)
+@script(profile="A40")
 def run() -> Parts:
-    """All studies."""
     return [
         data_set_evidence(STUDIES[name], llm, dataset, methods)
         for name in SHOWN
         for llm, series in kept_series(STUDIES[name]).items()
         for dataset, methods in series.items()
     ]
-
-
-if __name__ == "__main__":
-    main(run)

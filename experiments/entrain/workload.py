@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import NamedTuple
 
 from experiments.cornstarch.modelled import A40, a40_cost
@@ -41,6 +42,7 @@ VARIED = {
     "SynthChartNet at 200 dpi": Scale(side=200 / DPI),
 }
 LLM_OF = {"Llama3-1b": "llama-3.2-1b", "Llama3-3b": "llama-3.2-3b"}
+PANELS = tuple(product(LLM_OF, CORPUS_OF))  # of most figures
 MEMORY_BYTES = 48 * 10**9  # of an A40
 RULES = Rules(image=lambda height, width: [qwen2_vl_tokens(height, width)])
 TP, GPUS_PER_REPLICA = 2, 16
@@ -104,6 +106,12 @@ def _scaled(sizes: Sizes, scale: Scale) -> Sizes:
 def work_pool(dataset: str, llm: str) -> SampleWork:
     """Seconds of many samples, forward and backward on tp 2."""
     return sample_work(job_of(dataset, llm, batch_of(dataset, POOL_SAMPLES, 0)), a40_cost())
+
+
+def mean_ratio(dataset: str, llm: str) -> float:
+    """Vision over LLM seconds of the whole data set."""
+    work = work_pool(dataset, llm)
+    return sum(work.encoder_s) / sum(work.llm_s)
 
 
 def batch_draws(dataset: str, llm: str, seed: int) -> Callable[[int], tuple[float, float]]:

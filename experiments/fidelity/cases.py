@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 
 from experiments.demo_job import demo_model
 from experiments.fidelity import divided, many_ranks
@@ -144,39 +145,23 @@ def _schedules(work: Work, cluster: Cluster) -> Plans:
         num_stages = 2 * schedule.virtual_stages
         ranks = [rank_block(schedule, place, num_stages) for place in range(num_stages)]
         cuts: Cuts = {LLM: tuple((8 // len(ranks), (rank,)) for rank in ranks)}
-
-        def make(cuts: Cuts = cuts, schedule: Schedule = schedule) -> Plan:
-            return plan_of(work, cluster, cuts, samples=(1,) * 8, schedule=schedule)
-
-        yield str(kind), make
+        yield str(kind), partial(plan_of, work, cluster, cuts, samples=(1,) * 8, schedule=schedule)
 
 
 def _text_plans(work: Work, cluster: Cluster) -> Plans:
-    eight = (1,) * 8
+    plan, halved = partial(plan_of, work, cluster), partial(plan_of, work, cluster, halves(4, 8))
     for first in (2, 3, 5):
-        yield f"{first} | {8 - first} layers", _bound(work, cluster, halves(first, 8), eight)
+        yield f"{first} | {8 - first} layers", partial(plan, halves(first, 8), samples=(1,) * 8)
     for count in (4, 2, 1):
-        yield f"{count} microbatches", _bound(work, cluster, halves(4, 8), (8 // count,) * count)
+        yield f"{count} microbatches", partial(halved, samples=(8 // count,) * count)
     for sizes in ((3, 2, 2, 1), (1, 4, 1, 2)):
-        yield f"microbatches of {sizes}", _bound(work, cluster, halves(4, 8), sizes)
+        yield f"microbatches of {sizes}", partial(halved, samples=sizes)
     gpipe = Schedule(kind=ScheduleKind.GPIPE)
-    yield (
-        "gpipe of (3, 2, 2, 1)",
-        lambda: plan_of(work, cluster, halves(4, 8), samples=(3, 2, 2, 1), schedule=gpipe),
-    )
-    yield "recompute", lambda: plan_of(work, cluster, halves(4, 8), samples=eight, recompute=Recompute.FULL)
+    yield "gpipe of (3, 2, 2, 1)", partial(halved, samples=(3, 2, 2, 1), schedule=gpipe)
+    yield "recompute", partial(halved, samples=(1,) * 8, recompute=Recompute.FULL)
     whole: list[Cuts] = [{LLM: ((8, (rank,)),)} for rank in range(PAIR)]
     for count in (8, 4):
-        yield f"2 replicas, {count} microbatches", _bound(work, cluster, whole, (8 // count,) * count)
-
-
-def _bound(
-    work: Work,
-    cluster: Cluster,
-    cuts: Cuts | Sequence[Cuts],
-    samples: Sequence[int] | Mapping[str, Sequence[int]],
-) -> Callable[[], Plan]:
-    return lambda: plan_of(work, cluster, cuts, samples=samples)
+        yield f"2 replicas, {count} microbatches", partial(plan, whole, samples=(8 // count,) * count)
 
 
 # ---- images: frozen mixes, encoder beside or before the language model, deferral-like sizes ----
@@ -204,14 +189,15 @@ def image_work(mix: str) -> Work:
 def _image_plans(work: Work, cluster: Cluster) -> Plans:
     """Vision has 6 layers, the language model 6."""
     six = (1,) * 6
+    plan = partial(plan_of, work, cluster)
     apart: Cuts = {"vision": ((6, (0,)),), LLM: ((6, (1,)),)}
-    yield "encoder | llm", _bound(work, cluster, apart, six)
+    yield "encoder | llm", partial(plan, apart, samples=six)
     beside: Cuts = {"vision": ((3, (0,)), (3, (1,))), LLM: ((3, (0,)), (3, (1,)))}
-    yield "both cut in half", _bound(work, cluster, beside, six)
+    yield "both cut in half", partial(plan, beside, samples=six)
     joined: Cuts = {"vision": ((6, (0,)),), LLM: ((2, (0,)), (4, (1,)))}
-    yield "encoder + 2 | 4", _bound(work, cluster, joined, six)
+    yield "encoder + 2 | 4", partial(plan, joined, samples=six)
     uneven = {"vision": (2, 1, 2, 1), LLM: (1, 2, 1, 2)}
-    yield "encoder | llm, uneven microbatches", _bound(work, cluster, apart, uneven)
+    yield "encoder | llm, uneven microbatches", partial(plan, apart, samples=uneven)
 
 
 # ---- three modules ----
@@ -241,21 +227,13 @@ def three_work() -> Work:
 
 def _three_plans(work: Work, cluster: Cluster) -> Plans:
     """Vision has 6 layers, audio 4, the language model 5."""
-    six = (1,) * 6
-    yield (
-        "encoders | llm",
-        _bound(work, cluster, {"vision": ((6, (0,)),), "audio": ((4, (0,)),), LLM: ((5, (1,)),)}, six),
-    )
-    yield (
-        "image | audio + llm",
-        _bound(work, cluster, {"vision": ((6, (0,)),), "audio": ((4, (1,)),), LLM: ((5, (1,)),)}, six),
-    )
-    yield (
-        "encoders + 2 | 3",
-        _bound(
-            work, cluster, {"vision": ((6, (0,)),), "audio": ((4, (0,)),), LLM: ((2, (0,)), (3, (1,)))}, six
-        ),
-    )
+    every: dict[str, Cuts] = {
+        "encoders | llm": {"vision": ((6, (0,)),), "audio": ((4, (0,)),), LLM: ((5, (1,)),)},
+        "image | audio + llm": {"vision": ((6, (0,)),), "audio": ((4, (1,)),), LLM: ((5, (1,)),)},
+        "encoders + 2 | 3": {"vision": ((6, (0,)),), "audio": ((4, (0,)),), LLM: ((2, (0,)), (3, (1,)))},
+    }
+    for name, cuts in every.items():
+        yield name, partial(plan_of, work, cluster, cuts, samples=(1,) * 6)
 
 
 # ---- lengths ----
@@ -275,9 +253,10 @@ def mixed_lengths_work() -> Work:
 
 def _length_plans(work: Work, cluster: Cluster) -> Plans:
     for sizes in ((1,) * 8, (1, 3, 2, 2), (2, 2, 2, 2)):
-        yield f"microbatches of {sizes}", _bound(work, cluster, halves(3, 6), sizes)
+        yield f"microbatches of {sizes}", partial(plan_of, work, cluster, halves(3, 6), samples=sizes)
     longest_last = replace(work, batch=tuple(sorted(work.batch, key=lambda one: one.num_tokens)))
-    yield "one by one, longest last", _bound(longest_last, cluster, halves(3, 6), (1,) * 8)
+    by_length = partial(plan_of, longest_last, cluster, halves(3, 6), samples=(1,) * 8)
+    yield "one by one, longest last", by_length
 
 
 def long_work(length: int) -> Work:
@@ -288,7 +267,8 @@ def long_work(length: int) -> Work:
 
 def _long_plans(work: Work, cluster: Cluster) -> Plans:
     for first in (3, 4):
-        yield f"{first} | {6 - first} layers", _bound(work, cluster, halves(first, 6), (1,) * 4)
+        cut = partial(plan_of, work, cluster, halves(first, 6), samples=(1,) * 4)
+        yield f"{first} | {6 - first} layers", cut
 
 
 # ---- shared tokens: who owns which tokens, under which mask ----
@@ -331,16 +311,15 @@ def _masked_plans(work: Work, cluster: Cluster) -> Plans:
 
 
 def _sharded(work: Work, cluster: Cluster, cuts: Cuts, policies: Sequence[str]) -> Plans:
+    def make(policy: Policy) -> Plan:
+        plan = plan_of(work, cluster, cuts, samples=(1,) * 3)
+        shards = token_shards(plan, LLM, policy, block_tokens=BLOCK, scope=Scope.ROW)
+        sharded = replace(plan, token_shards=shards)
+        check(sharded)
+        return sharded
+
     for name in policies:
-
-        def make(policy: Policy = POLICIES[name]) -> Plan:
-            plan = plan_of(work, cluster, cuts, samples=(1,) * 3)
-            shards = token_shards(plan, LLM, policy, block_tokens=BLOCK, scope=Scope.ROW)
-            sharded = replace(plan, token_shards=shards)
-            check(sharded)
-            return sharded
-
-        yield name, make
+        yield name, partial(make, POLICIES[name])
 
 
 # ---- more ranks than cores ----
@@ -357,35 +336,15 @@ def crowded_work() -> Work:
 
 def _crowded_plans(work: Work, cluster: Cluster) -> Plans:
     """Vision has 18 layers, audio 6, the language model 6."""
-    four = (1,) * 4
-    yield (
-        "9 | 9, audio | llm",
-        _bound(
-            work,
-            cluster,
-            {"vision": ((9, (0,)), (9, (1,))), "audio": ((6, (2,)),), LLM: ((6, (3,)),)},
-            four,
-        ),
-    )
-    yield (
-        "vision | audio | 3 | 3",
-        _bound(
-            work,
-            cluster,
-            {"vision": ((18, (0,)),), "audio": ((6, (1,)),), LLM: ((3, (2,)), (3, (3,)))},
-            four,
-        ),
-    )
-    yield (
-        "10 | 8, audio | 3 | 3",
-        _bound(
-            work,
-            cluster,
-            {
-                "vision": ((10, (0,)), (8, (1,))),
-                "audio": ((6, (1,)),),
-                LLM: ((3, (2,)), (3, (3,))),
-            },
-            four,
-        ),
-    )
+    two: Sequence[tuple[int, tuple[int]]] = ((3, (2,)), (3, (3,)))
+    every: dict[str, Cuts] = {
+        "9 | 9, audio | llm": {
+            "vision": ((9, (0,)), (9, (1,))),
+            "audio": ((6, (2,)),),
+            LLM: ((6, (3,)),),
+        },
+        "vision | audio | 3 | 3": {"vision": ((18, (0,)),), "audio": ((6, (1,)),), LLM: two},
+        "10 | 8, audio | 3 | 3": {"vision": ((10, (0,)), (8, (1,))), "audio": ((6, (1,)),), LLM: two},
+    }
+    for name, cuts in every.items():
+        yield name, partial(plan_of, work, cluster, cuts, samples=(1,) * 4)

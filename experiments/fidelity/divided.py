@@ -1,6 +1,7 @@
 """Plans whose two ranks divide a layer's weights between them: to compute with, or only to keep."""
 
 from dataclasses import replace
+from functools import partial
 
 from experiments.fidelity.work import LLM, Cuts, Plans, Work, plan_of, text_only, text_samples
 from workbench.cost.hardware import Cluster
@@ -32,34 +33,28 @@ def experts_work() -> Work:
 def text_plans(work: Work, cluster: Cluster) -> Plans:
     """Eight layers on both ranks: cut as tensors, tokens dealt out between them too, weights shared out."""
     cuts: Cuts = {LLM: ((8, BOTH),)}
-    yield "tensor parallel", lambda: plan_of(work, cluster, cuts, samples=(1,) * 8, divided=as_tensors)
-    yield (
-        "tensor and sequence parallel",
-        lambda: plan_of(work, cluster, cuts, samples=(1,) * 8, divided=as_sequences),
-    )
+    both = partial(plan_of, work, cluster, cuts, samples=(1,) * 8)
+    yield "tensor parallel", partial(both, divided=as_tensors)
+    yield "tensor and sequence parallel", partial(both, divided=as_sequences)
     whole: list[Cuts] = [{LLM: ((8, (rank,)),)} for rank in BOTH]
+    each = partial(plan_of, work, cluster, whole, divided=as_shared_weights)
     for count in (8, 4, 2):
-
-        def make(count: int = count) -> Plan:
-            return plan_of(work, cluster, whole, samples=(8 // count,) * count, divided=as_shared_weights)
-
-        yield f"weights shared out, {count} microbatches", make
+        yield f"weights shared out, {count} microbatches", partial(each, samples=(8 // count,) * count)
 
 
 def image_plans(work: Work, cluster: Cluster) -> Plans:
     """Encoder and language model on each rank, the weights of both shared out; ranks have unequal images."""
     whole: list[Cuts] = [{"vision": ((6, (rank,)),), LLM: ((6, (rank,)),)} for rank in BOTH]
-    yield (
-        "weights shared out",
-        lambda: plan_of(work, cluster, whole, samples=(1,) * 6, divided=as_shared_weights),
-    )
+    make = partial(plan_of, work, cluster, whole, samples=(1,) * 6, divided=as_shared_weights)
+    yield "weights shared out", make
 
 
 def expert_plans(work: Work, cluster: Cluster) -> Plans:
     """Every expert cut in two, or two experts on each rank."""
     cuts: Cuts = {LLM: ((5, BOTH),)}
-    yield "experts cut", lambda: plan_of(work, cluster, cuts, samples=(1,) * 6, divided=as_tensors)
-    yield "experts dealt out", lambda: plan_of(work, cluster, cuts, samples=(1,) * 6, divided=as_experts)
+    both = partial(plan_of, work, cluster, cuts, samples=(1,) * 6)
+    yield "experts cut", partial(both, divided=as_tensors)
+    yield "experts dealt out", partial(both, divided=as_experts)
 
 
 def as_tensors(draft: Plan) -> Plan:

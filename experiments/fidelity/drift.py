@@ -7,14 +7,13 @@ Run:     python -m experiments.fidelity.drift [--json] [--burn SHARE] [--out FOL
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from experiments.demo import DemoResult, run_demo
 from experiments.fidelity.burner import burner_of
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended, refusing
 from workbench.drift import MOST_DRIFT, drift_warning
 from workbench.report.progress import ticking
 from workbench.report.tables import noise_warning, percent
@@ -56,20 +55,16 @@ def lines(result: DemoResult) -> Iterator[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 when the goals hold, 1 when not, 2 for bad input."""
     options = _parse(arguments)
-    try:
-        burner = burner_of(options.burn)
-        with ticking("drift", None, quiet=options.json) as ticker:
-            result = run_demo(options.out, ticker.at, beside=burner)
-    except (ValueError, OSError) as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        return 2
+    return refusing(lambda: _main(options))
+
+
+def _main(options: argparse.Namespace) -> int:
+    burner = burner_of(options.burn)
+    with ticking("drift", None, quiet=options.json) as ticker:
+        result = run_demo(options.out, ticker.at, beside=burner)
     found = goals(result)
     print("\n".join(lines(result)))
-    for goal, holds in found.items():
-        print(f"goal: {goal}: {'holds' if holds else 'MISSED'}")
-    if options.json:
-        print(json.dumps(result.as_json() | {"goals": found}))
-    return 0 if all(found.values()) else 1
+    return ended(result.as_json() | {"goals": found}, found, as_json=options.json)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

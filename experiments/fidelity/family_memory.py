@@ -8,18 +8,18 @@ Differs: fresh weights route tokens less evenly than assumed; errors beyond the 
 Run:     python -m experiments.fidelity.family_memory [--only NAME] [--json]
 """
 
-import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
-from experiments.fidelity.memory import Row, measure, summarise
+from experiments.fidelity.memory import Row, head, line, measure, record, summarise, summary_line
 from experiments.fidelity.work import LLM, UNMEASURED, this_machine
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended, shown
 from runtime.models.choose import ADAPTERS
 from runtime.world.pool import Pool
 from workbench.data.sample import Sample, Segment
+from workbench.job.job import Job
 from workbench.model.experts import num_experts
 from workbench.model.families.family import (
     EXAMPLE_TOKENS,
@@ -33,15 +33,16 @@ from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import TEXT, ModelGraph, Module, connect
 from workbench.model.trainable import Trainable
-from workbench.plan.build import batched_microbatches, with_programs
+from workbench.plan.build import with_programs
 from workbench.plan.kernels import Kernels
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Stage
-from workbench.units import MIB
+from workbench.planner.assembly import draft_plan
 
 GOAL = 0.02  # of either sign, on every rank
 NUM_RANKS = 2
 SHORT = 80  # tokens of a text
 NUM_SAMPLES = 4
+WIDTH = 32  # of a name
 
 EXAMPLES: Mapping[str, tuple[Architecture, Example]] = {
     name: (family, example)
@@ -158,18 +159,15 @@ def plan_of(
         kernels=Kernels.EAGER,
         modules=tuple(ModuleSettings(module=m.name, recompute=recompute) for m in model.modules),
     )
-    draft = Plan(
-        strategy="by hand",
+    job = Job(
+        name=model.name,
         model=model,
         cluster=this_machine(UNMEASURED, NUM_RANKS),
         batch=tuple(batch),
-        stages=stages,
-        microbatches=(),
-        programs=(),
+        microbatch_samples=samples,
         settings=settings,
     )
-    microbatches = batched_microbatches(draft, samples_per_microbatch=samples, replicas=(0,))
-    return with_programs(replace(draft, microbatches=microbatches))
+    return with_programs(replace(draft_plan(job, "by hand"), stages=stages))
 
 
 def worst_by_family(rows: Sequence[Row]) -> dict[str, Row]:
@@ -189,20 +187,10 @@ def family_of(plan: str) -> str:
 
 def run(only: str, pool: Pool) -> list[Row]:
     """Every case whose name contains `only`, printed as it comes."""
-    rows: list[Row] = []
-    print(f"{'plan':32s} rank  predicted   measured   error")
-    for name, plan in cases():
-        if only not in name:
-            continue
-        for row in measure(name, plan, pool):
-            rows.append(row)
-            mark = "" if abs(row.error) <= GOAL else "  OFF"
-            print(
-                f"{row.plan:32s} {row.rank:4d} {row.predicted_bytes / MIB:7.2f} MiB "
-                f"{row.measured_bytes / MIB:7.2f} MiB {row.error:+7.2%}{mark}",
-                flush=True,
-            )
-    return rows
+    rows = (row for name, plan in cases() if only in name for row in measure(name, plan, pool))
+    return shown(
+        head(WIDTH), rows, lambda row: line(row, WIDTH) + ("" if abs(row.error) <= GOAL else "  OFF")
+    )
 
 
 def main() -> int:
@@ -214,21 +202,13 @@ def main() -> int:
         rows = run(arguments.only, pool)
     if not rows:
         parser.error(f"no plan's name contains {arguments.only!r}, e.g. 'mixtral' or 'tp 2'")
-    summary, worst = summarise(rows), worst_by_family(rows)
     print(f"\n{'family':16s} worst plan")
-    for family, row in worst.items():
+    for family, row in worst_by_family(rows).items():
         print(f"{family:16s} {row.plan}, rank {row.rank}: {row.error:+.2%}")
     num_off = sum(abs(row.error) > GOAL for row in rows)
-    print(
-        f"{summary.num_plans} plans, {summary.num_ranks} ranks, {time.perf_counter() - started_s:.0f} s: "
-        f"mean error {summary.mean_error:+.2%}, absolute {summary.mean_abs_error:.2%}, "
-        f"worst {summary.worst_abs_error:.2%}"
-    )
-    print(f"claim: every rank within {GOAL:.0%} {'holds' if not num_off else f'FAILS for {num_off}'}")
-    if arguments.json:
-        listed = [asdict(row) | {"error": row.error} for row in rows]
-        print(json.dumps(asdict(summary) | {"num_off": num_off, "rows": listed}))
-    return 0 if not num_off else 1
+    print(summary_line(summarise(rows), time.perf_counter() - started_s))
+    claims = {f"every rank within {GOAL:.0%}": not num_off}
+    return ended(record(rows) | {"num_off": num_off}, claims, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ get in each other's way.
 """
 
 from dataclasses import replace
+from functools import partial
 
 from experiments.fidelity.work import LLM, Cuts, Plans, Work, plan_of
 from runtime.emulation.compose import compose
@@ -36,41 +37,29 @@ def text_plans(work: Work, cluster: Cluster) -> Plans:
     ):
         schedule = Schedule(kind=kind, virtual_stages=kind.usual_virtual_stages)
         cuts: Cuts = {LLM: tuple((8 // len(ranks), (rank,)) for rank in ranks)}
-
-        def make(cuts: Cuts = cuts, schedule: Schedule = schedule) -> Plan:
-            return plan_of(work, cluster, cuts, samples=(1,) * 8, schedule=schedule)
-
+        make = partial(plan_of, work, cluster, cuts, samples=(1,) * 8, schedule=schedule)
         yield f"{kind} on {1 + max(ranks)} ranks", make
 
 
 def image_plans(work: Work, cluster: Cluster) -> Plans:
     """Six layers of vision and six of the language model, one after the other."""
-    six = (1,) * 6
     for vision, llm in (((6,), (3, 3)), ((3, 3), (2, 2, 2)), ((3, 3), (2, 1, 1, 2))):
         cuts: Cuts = {
             "vision": _stages(vision, first_rank=0),
             LLM: _stages(llm, first_rank=len(vision)),
         }
-
-        def make(cuts: Cuts = cuts) -> Plan:
-            return plan_of(work, cluster, cuts, samples=six)
-
-        yield f"{_bars(vision)}, {_bars(llm)}", make
+        yield f"{_bars(vision)}, {_bars(llm)}", partial(plan_of, work, cluster, cuts, samples=(1,) * 6)
 
 
 def three_plans(work: Work, cluster: Cluster) -> Plans:
     """Two encoders side by side before a language model of five layers."""
-    six = (1,) * 6
     for vision, llm in (((6,), (2, 3)), ((3, 3), (2, 1, 2))):
         cuts: Cuts = {
             "vision": _stages(vision, first_rank=0),
             "audio": _stages((4,), first_rank=len(vision)),
             LLM: _stages(llm, first_rank=len(vision) + 1),
         }
-
-        def make(cuts: Cuts = cuts) -> Plan:
-            return plan_of(work, cluster, cuts, samples=six)
-
+        make = partial(plan_of, work, cluster, cuts, samples=(1,) * 6)
         yield f"{_bars(vision)} beside 4, {_bars(llm)}", make
 
 

@@ -8,7 +8,6 @@ Ours:    the peak of `workbench.memory.account`'s account, written down before t
 Run:     python -m experiments.fidelity.memory [--json]
 """
 
-import json
 import statistics
 import sys
 import time
@@ -16,9 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from experiments.demo_job import MIXES, NUM_RANKS, demo_job, local_cluster
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended, shown
 from runtime.emulation.peak_memory import WARMUP, PeakMemory
 from runtime.launch import run_local
 from runtime.rank_job import Collect, RunSettings
@@ -147,33 +147,43 @@ def summarise(rows: Sequence[Row]) -> Summary:
     )
 
 
+def line(row: Row, width: int = 45) -> str:
+    """Of a table under `head`."""
+    return (
+        f"{row.plan:{width}s} {row.rank:4d} {row.predicted_bytes / MIB:7.2f} MiB "
+        f"{row.measured_bytes / MIB:7.2f} MiB {row.error:+7.2%}"
+    )
+
+
+def head(width: int = 45) -> str:
+    return f"{'plan':{width}s} rank  predicted   measured   error"
+
+
+def summary_line(found: Summary, seconds: float) -> str:
+    return (
+        f"{found.num_plans} plans, {found.num_ranks} ranks, {seconds:.0f} s: "
+        f"mean error {found.mean_error:+.2%}, absolute {found.mean_abs_error:.2%}, "
+        f"worst {found.worst_abs_error:.2%}"
+    )
+
+
+def record(rows: Sequence[Row]) -> dict[str, Any]:
+    """What `--json` prints."""
+    return asdict(summarise(rows)) | {"rows": [asdict(row) | {"error": row.error} for row in rows]}
+
+
 def main() -> int:
     arguments = command_line(__doc__).parse_args()
     started_s = time.perf_counter()
-    rows: list[Row] = []
-    print(f"{'plan':45s} rank  predicted   measured   error")
     with Pool(NUM_RANKS) as pool:
-        for name, plan in cases():
-            for row in measure(name, plan, pool):
-                rows.append(row)
-                print(
-                    f"{row.plan:45s} {row.rank:4d} {row.predicted_bytes / MIB:7.2f} MiB "
-                    f"{row.measured_bytes / MIB:7.2f} MiB {row.error:+7.2%}"
-                )
+        rows = shown(head(), (row for case in cases() for row in measure(*case, pool)), line)
     summary = summarise(rows)
-    is_safe = summary.num_exceeded == 0
-    is_close = summary.mean_abs_error <= GOAL_MEAN
-    print(
-        f"{summary.num_plans} plans, {summary.num_ranks} ranks, {time.perf_counter() - started_s:.0f} s: "
-        f"mean error {summary.mean_error:+.2%}, absolute {summary.mean_abs_error:.2%}, "
-        f"worst {summary.worst_abs_error:.2%}"
-    )
-    print(f"claim: no rank needs more than predicted {'holds' if is_safe else 'FAILS'}")
-    print(f"claim: mean absolute error <= {GOAL_MEAN:.0%} {'holds' if is_close else 'FAILS'}")
-    if arguments.json:
-        listed = [asdict(row) | {"error": row.error} for row in rows]
-        print(json.dumps(asdict(summary) | {"rows": listed}))
-    return 0 if is_safe and is_close else 1
+    print(summary_line(summary, time.perf_counter() - started_s))
+    claims = {
+        "no rank needs more than predicted": summary.num_exceeded == 0,
+        f"mean absolute error <= {GOAL_MEAN:.0%}": summary.mean_abs_error <= GOAL_MEAN,
+    }
+    return ended(record(rows), claims, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -3,21 +3,45 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import wraps
+from typing import Any
 
-from experiments.fidelity.mutant_operators import Operator, with_program
+from experiments.fidelity.mutant_operators import Operator, operator, with_program
 from workbench.plan.plan import KeyExchange, Plan, Sharding
 from workbench.schedule.action import COMPUTE, Action, Pass
 
-Edit = Callable[[list[Action], Action], list[Action] | None]  # None: the program has nothing of the kind
+# Of a program, an action of it, and what was drawn; None: the program has nothing of the kind.
+Edit = Callable[[list[Action], Action, Any], list[Action] | None]
 ROUND = (Pass.ALL_GATHER, Pass.FREE, Pass.REDUCE_SCATTER)
 AWAY = (Pass.ONLOAD, Pass.OFFLOAD, Pass.REDUCE_GRAD)  # what does the like for whole weights, without a number
 MOVES = (*ROUND[:2], *AWAY[:2])
 EXCHANGES = (*MOVES, Pass.REDUCE_SCATTER)
 
 
-def _exchange(plan: Plan, rng: random.Random, kinds: Sequence[Pass] = MOVES) -> Action | None:
-    found = [action for action in plan.program_actions if action.kind in kinds]
-    return rng.choice(found) if found else None
+def of_exchange(
+    kinds: Sequence[Pass] = MOVES, drawn: Callable[[random.Random], Any] = lambda rng: None
+) -> Callable[[Edit], Operator]:
+    """An edit at an action of these kinds: of one program alone, or of all in which a stage of the same
+    layers does the same.
+
+    Args:
+        drawn: once for all of them, before the action.
+    """
+
+    def declared(edit: Edit) -> Operator:
+        @operator
+        @wraps(edit)
+        def edited(plan: Plan, rng: random.Random) -> Plan | None:
+            what = drawn(rng)
+            actions = [action for action in plan.program_actions if action.kind in kinds]
+            if not actions:
+                return None
+            action = rng.choice(actions)
+            return _edited(plan, rng, action, lambda program, mine: edit(program, mine, what))
+
+        return edited
+
+    return declared
 
 
 def _alike(action: Action) -> tuple[Pass, ...]:
@@ -25,10 +49,12 @@ def _alike(action: Action) -> tuple[Pass, ...]:
     return ROUND if action.kind in ROUND else AWAY
 
 
-def _edited(plan: Plan, rng: random.Random, action: Action | None, edit: Edit) -> Plan | None:
-    """On one program alone, or on all in which a stage of the same layers does the same."""
-    if action is None:
-        return None
+def _edited(
+    plan: Plan,
+    rng: random.Random,
+    action: Action,
+    edit: Callable[[list[Action], Action], list[Action] | None],
+) -> Plan | None:
     stage = plan.stage[action.stage or 0]
     twins = {
         action._replace(stage=other.id)
@@ -67,147 +93,119 @@ def _renumbered(actions: Sequence[Action], stage: int | None, first: int, by: in
     ]
 
 
-def drop_exchange(plan: Plan, rng: random.Random) -> Plan | None:
-    return _edited(
-        plan, rng, _exchange(plan, rng, EXCHANGES), lambda actions, mine: [a for a in actions if a != mine]
-    )
+def _uses(actions: Sequence[Action], mine: Action, places: range) -> list[int]:
+    """Where among these the stage computes."""
+    return [i for i in places if actions[i].stage == mine.stage and actions[i].kind in COMPUTE]
 
 
-def move_exchange(plan: Plan, rng: random.Random) -> Plan | None:
+def choice(*options: Any) -> Callable[[random.Random], Any]:
+    return lambda rng: rng.choice(options)
+
+
+@of_exchange(EXCHANGES)
+def drop_exchange(actions: list[Action], mine: Action, _: None) -> list[Action]:
+    return [action for action in actions if action != mine]
+
+
+@of_exchange(EXCHANGES, choice(-6, -3, -2, -1, 1, 2, 3, 6))
+def move_exchange(actions: list[Action], mine: Action, by: int) -> list[Action]:
     """By some places."""
-    by = rng.choice((-6, -3, -2, -1, 1, 2, 3, 6))
-
-    def edit(actions: list[Action], mine: Action) -> list[Action]:
-        at = actions.index(mine)
-        return _moved(actions, at, at + by)
-
-    return _edited(plan, rng, _exchange(plan, rng, EXCHANGES), edit)
+    at = actions.index(mine)
+    return _moved(actions, at, at + by)
 
 
-def renumber_exchange(plan: Plan, rng: random.Random) -> Plan | None:
+@of_exchange(EXCHANGES, choice(None, 0, 1, 2, 3))
+def renumber_exchange(actions: list[Action], mine: Action, number: int | None) -> list[Action]:
     """Another round's number; or a round where weights leave the device, or the other way round."""
-    number = rng.choice((None, 0, 1, 2, 3))
     others = AWAY if number is None else ROUND
-
-    def edit(actions: list[Action], mine: Action) -> list[Action]:
-        other = Action(mine.stage, others[_alike(mine).index(mine.kind)], number)
-        return [other if a == mine else a for a in actions]
-
-    return _edited(plan, rng, _exchange(plan, rng, EXCHANGES), edit)
+    other = Action(mine.stage, others[_alike(mine).index(mine.kind)], number)
+    return [other if action == mine else action for action in actions]
 
 
-def reshard_early(plan: Plan, rng: random.Random) -> Plan | None:
+@of_exchange((Pass.FREE, Pass.OFFLOAD))
+def reshard_early(actions: list[Action], mine: Action, _: None) -> list[Action] | None:
     """Weights go before their last use."""
-
-    def edit(actions: list[Action], mine: Action) -> list[Action] | None:
-        at = actions.index(mine)
-        uses = [i for i in range(at) if actions[i].stage == mine.stage and actions[i].kind in COMPUTE]
-        return _moved(actions, at, uses[-1]) if uses else None
-
-    return _edited(plan, rng, _exchange(plan, rng, (Pass.FREE, Pass.OFFLOAD)), edit)
+    at = actions.index(mine)
+    uses = _uses(actions, mine, range(at))
+    return _moved(actions, at, uses[-1]) if uses else None
 
 
-def unshard_late(plan: Plan, rng: random.Random) -> Plan | None:
+@of_exchange((Pass.ALL_GATHER, Pass.ONLOAD), choice(0, 1))
+def unshard_late(actions: list[Action], mine: Action, behind: int) -> list[Action] | None:
     """Weights come just before their first use, or just behind it."""
-    behind = rng.choice((0, 1))
-
-    def edit(actions: list[Action], mine: Action) -> list[Action] | None:
-        at = actions.index(mine)
-        uses = [
-            i
-            for i in range(at, len(actions))
-            if actions[i].stage == mine.stage and actions[i].kind in COMPUTE
-        ]
-        return _moved(actions, at, uses[0] - 1 + behind) if uses else None
-
-    return _edited(plan, rng, _exchange(plan, rng, (Pass.ALL_GATHER, Pass.ONLOAD)), edit)
+    at = actions.index(mine)
+    uses = _uses(actions, mine, range(at, len(actions)))
+    return _moved(actions, at, uses[0] - 1 + behind) if uses else None
 
 
-def delay_dealing(plan: Plan, rng: random.Random) -> Plan | None:
+@of_exchange((Pass.REDUCE_SCATTER,), lambda rng: rng.random() < 0.5)
+def delay_dealing(actions: list[Action], mine: Action, to_end: bool) -> list[Action] | None:  # noqa: FBT001  (drawn)
     """Gradients wait for a later action of the same stage, or for the end."""
-    to_end = rng.random() < 0.5
-
-    def edit(actions: list[Action], mine: Action) -> list[Action] | None:
-        at = actions.index(mine)
-        later = [i for i in range(at + 1, len(actions)) if actions[i].stage == mine.stage]
-        if to_end:
-            return _moved(actions, at, len(actions) - 2)
-        return _moved(actions, at, later[0]) if later else None
-
-    return _edited(plan, rng, _exchange(plan, rng, (Pass.REDUCE_SCATTER,)), edit)
+    at = actions.index(mine)
+    later = [i for i in range(at + 1, len(actions)) if actions[i].stage == mine.stage]
+    if to_end:
+        return _moved(actions, at, len(actions) - 2)
+    return _moved(actions, at, later[0]) if later else None
 
 
-def swap_exchanges(plan: Plan, rng: random.Random) -> Plan | None:
+@of_exchange(EXCHANGES)
+def swap_exchanges(actions: list[Action], mine: Action, _: None) -> list[Action] | None:
     """An exchange and the next one of another stage change places."""
-
-    def edit(actions: list[Action], mine: Action) -> list[Action] | None:
-        at = actions.index(mine)
-        others = [
-            i
-            for i in range(at + 1, len(actions))
-            if actions[i].kind in (*ROUND, *AWAY) and actions[i].stage != mine.stage
-        ]
-        if not others:
-            return None
-        actions[at], actions[others[0]] = actions[others[0]], actions[at]
-        return actions
-
-    return _edited(plan, rng, _exchange(plan, rng, EXCHANGES), edit)
+    at = actions.index(mine)
+    others = [
+        i
+        for i in range(at + 1, len(actions))
+        if actions[i].kind in (*ROUND, *AWAY) and actions[i].stage != mine.stage
+    ]
+    if not others:
+        return None
+    actions[at], actions[others[0]] = actions[others[0]], actions[at]
+    return actions
 
 
-def drop_round(plan: Plan, rng: random.Random) -> Plan | None:
+@of_exchange(MOVES, choice(0, -1))
+def drop_round(actions: list[Action], mine: Action, by: int) -> list[Action]:
     """All but its passes; those behind it are counted anew, or keep their numbers."""
-    by = rng.choice((0, -1))
-
-    def edit(actions: list[Action], mine: Action) -> list[Action]:
-        gone = {mine._replace(kind=kind) for kind in _alike(mine)}
-        left = [action for action in actions if action not in gone]
-        return _renumbered(left, mine.stage, (mine.microbatch or 0) + 1, by)
-
-    return _edited(plan, rng, _exchange(plan, rng), edit)
+    gone = {mine._replace(kind=kind) for kind in _alike(mine)}
+    left = [action for action in actions if action not in gone]
+    return _renumbered(left, mine.stage, (mine.microbatch or 0) + 1, by)
 
 
-def double_round(plan: Plan, rng: random.Random) -> Plan | None:
+@of_exchange(MOVES, choice(0, 1))
+def double_round(actions: list[Action], mine: Action, by: int) -> list[Action]:
     """Weights come and go once more behind a round; those behind it are counted anew, or not."""
-    by = rng.choice((0, 1))
-
-    def edit(actions: list[Action], mine: Action) -> list[Action] | None:
-        number = mine.microbatch
-        if number is not None:
-            actions = _renumbered(actions, mine.stage, number + 1, by)
-            number += 1
-        last = max(
-            i
-            for i, a in enumerate(actions)
-            if a.stage == mine.stage and a.kind in _alike(mine) and a.microbatch == mine.microbatch
-        )
-        again = [Action(mine.stage, kind, number) for kind in _alike(mine)[:2]]
-        if mine.microbatch is None:
-            again.reverse()
-        return [*actions[: last + 1], *again, *actions[last + 1 :]]
-
-    return _edited(plan, rng, _exchange(plan, rng), edit)
+    number = mine.microbatch
+    if number is not None:
+        actions = _renumbered(actions, mine.stage, number + 1, by)
+        number += 1
+    last = max(
+        i
+        for i, a in enumerate(actions)
+        if a.stage == mine.stage and a.kind in _alike(mine) and a.microbatch == mine.microbatch
+    )
+    again = [Action(mine.stage, kind, number) for kind in _alike(mine)[:2]]
+    if mine.microbatch is None:
+        again.reverse()
+    return [*actions[: last + 1], *again, *actions[last + 1 :]]
 
 
-def join_rounds(plan: Plan, rng: random.Random) -> Plan | None:
+@of_exchange()
+def join_rounds(actions: list[Action], mine: Action, _: None) -> list[Action] | None:
     """Weights stay from one round to the next, which deals out for both."""
-
-    def edit(actions: list[Action], mine: Action) -> list[Action] | None:
-        if mine.microbatch is None:
-            return None
-        number = mine.microbatch
-        gone = {
-            mine._replace(kind=Pass.FREE),
-            mine._replace(kind=Pass.REDUCE_SCATTER),
-            mine._replace(kind=Pass.ALL_GATHER, microbatch=number + 1),
-        }
-        if mine._replace(microbatch=number + 1) not in actions:
-            return None
-        return _renumbered([a for a in actions if a not in gone], mine.stage, number + 1, -1)
-
-    return _edited(plan, rng, _exchange(plan, rng), edit)
+    if mine.microbatch is None:
+        return None
+    number = mine.microbatch
+    gone = {
+        mine._replace(kind=Pass.FREE),
+        mine._replace(kind=Pass.REDUCE_SCATTER),
+        mine._replace(kind=Pass.ALL_GATHER, microbatch=number + 1),
+    }
+    if mine._replace(microbatch=number + 1) not in actions:
+        return None
+    return _renumbered([a for a in actions if a not in gone], mine.stage, number + 1, -1)
 
 
+@operator
 def re_set(plan: Plan, rng: random.Random) -> Plan:
     """How one module is run."""
     name = rng.choice(plan.model.modules).name
@@ -224,6 +222,7 @@ def re_set(plan: Plan, rng: random.Random) -> Plan:
     return replace(plan, settings=replace(plan.settings, modules=(*others, changed)))
 
 
+@operator
 def re_deal_experts(plan: Plan, rng: random.Random) -> Plan | None:
     """Among other numbers of ranks, in one stage or in all of its module."""
     dealing = [stage for stage in plan.stages if stage.ep > 1]
@@ -239,19 +238,3 @@ def re_deal_experts(plan: Plan, rng: random.Random) -> Plan | None:
             for stage in plan.stages
         ),
     )
-
-
-EXCHANGE_OPERATORS: tuple[Operator, ...] = (
-    drop_exchange,
-    move_exchange,
-    renumber_exchange,
-    reshard_early,
-    unshard_late,
-    delay_dealing,
-    swap_exchanges,
-    drop_round,
-    double_round,
-    join_rounds,
-    re_set,
-    re_deal_experts,
-)

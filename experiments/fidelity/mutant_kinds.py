@@ -12,9 +12,10 @@ from workbench.cost.model import CostModel
 from workbench.job.job import Job, ModuleLayout, load_job
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import TEXT
-from workbench.plan.build import batched_microbatches, with_programs
+from workbench.plan.build import with_programs
 from workbench.plan.parameter_shards import in_units
 from workbench.plan.plan import ModuleSettings, Plan, Settings, Sharding, Stage
+from workbench.planner.assembly import draft_plan
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
 
@@ -107,22 +108,13 @@ def shared_out(
     settings = [
         ModuleSettings(module=name, sharding=Sharding.PARAMETERS, instances=instances) for name in chosen
     ]
-    draft = _draft(job, found, Settings(precision=job.settings.precision, modules=tuple(settings)))
-    microbatches = batched_microbatches(draft, samples_per_microbatch=1, replicas=range(replicas))
-    return with_programs(in_units(replace(draft, microbatches=microbatches)))
-
-
-def _draft(job: Job, stages: Sequence[Stage], settings: Settings) -> Plan:
-    return Plan(
-        strategy="shared out",
-        model=job.model,
-        cluster=job.cluster,
-        batch=job.batch,
-        stages=tuple(stages),
-        microbatches=(),
-        programs=(),
-        settings=settings,
+    chosen_job = replace(
+        job,
+        replicas=replicas,
+        microbatch_samples=1,
+        settings=Settings(precision=job.settings.precision, modules=tuple(settings)),
     )
+    return with_programs(in_units(replace(draft_plan(chosen_job, "shared out"), stages=tuple(found))))
 
 
 def _dealt_out(cost: CostModel) -> Iterator[tuple[str, Plan]]:

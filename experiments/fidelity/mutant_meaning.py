@@ -60,7 +60,7 @@ def numbers(count: int, *name: object) -> Tokens:
 
 def meaning_of(plan: Plan) -> Meaning:
     """Of the job: item after item, without stages, microbatches or rows."""
-    language = next(module for module in plan.model.modules if module.modality == TEXT)
+    language = plan.model.llm
     gradients: dict[Key, float] = {}
     loss = 0.0
     for sample in plan.batch:

@@ -3,16 +3,87 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import wraps
+from typing import TypeVar
 
 from workbench.plan.plan import Microbatch, Plan, Program, Stage, TokenShard
 from workbench.schedule.action import STEP, Action, Pass
 
+T = TypeVar("T")
 Operator = Callable[[Plan, random.Random], Plan | None]  # None: the plan has nothing of the kind
+OPERATORS: list[Operator] = []  # in the order in which they stand here
 
 
-def _program(plan: Plan, rng: random.Random) -> tuple[int, list[Action]]:
-    index = rng.randrange(len(plan.programs))
-    return index, list(plan.programs[index].actions)
+class NothingError(Exception):
+    """There is nothing to edit."""
+
+
+def operator(edit: Operator) -> Operator:
+    """An edit that mutants are made by."""
+    OPERATORS.append(edit)
+    return edit
+
+
+def of_program(edit: Callable[[list[Action], random.Random, Plan], None]) -> Operator:
+    """An edit of one program's actions, in place; NothingError: they have nothing of the kind."""
+
+    @operator
+    @wraps(edit)
+    def edited(plan: Plan, rng: random.Random) -> Plan | None:
+        index = rng.randrange(len(plan.programs))
+        actions = list(plan.programs[index].actions)
+        try:
+            edit(actions, rng, plan)
+        except NothingError:
+            return None
+        return with_program(plan, index, actions, rng)
+
+    return edited
+
+
+def of_stage(edit: Callable[[Stage, random.Random, Plan], Stage]) -> Operator:
+    """An edit of one stage."""
+
+    @operator
+    @wraps(edit)
+    def edited(plan: Plan, rng: random.Random) -> Plan:
+        index = rng.randrange(len(plan.stages))
+        return replace(plan, stages=with_one(plan.stages, index, edit(plan.stages[index], rng, plan)))
+
+    return edited
+
+
+def of_microbatch(edit: Callable[[Microbatch, random.Random, Plan], Microbatch]) -> Operator:
+    """An edit of one microbatch."""
+
+    @operator
+    @wraps(edit)
+    def edited(plan: Plan, rng: random.Random) -> Plan:
+        index = rng.randrange(len(plan.microbatches))
+        changed = edit(plan.microbatches[index], rng, plan)
+        return replace(plan, microbatches=with_one(plan.microbatches, index, changed))
+
+    return edited
+
+
+def of_token_shard(edit: Callable[[TokenShard, random.Random], TokenShard]) -> Operator:
+    """An edit of who owns a row's tokens."""
+
+    @operator
+    @wraps(edit)
+    def edited(plan: Plan, rng: random.Random) -> Plan | None:
+        if not plan.token_shards:
+            return None
+        index = rng.randrange(len(plan.token_shards))
+        changed = edit(plan.token_shards[index], rng)
+        return replace(plan, token_shards=with_one(plan.token_shards, index, changed))
+
+    return edited
+
+
+def with_one(items: Sequence[T], index: int, changed: T | None) -> tuple[T, ...]:
+    """With another item at that place, or none."""
+    return (*items[:index], *(() if changed is None else (changed,)), *items[index + 1 :])
 
 
 def with_program(plan: Plan, index: int, actions: Sequence[Action], rng: random.Random | None = None) -> Plan:
@@ -29,46 +100,41 @@ def with_program(plan: Plan, index: int, actions: Sequence[Action], rng: random.
     return replace(plan, programs=(*plan.programs[:index], *made, *plan.programs[index + 1 :]))
 
 
-def drop_action(plan: Plan, rng: random.Random) -> Plan:
-    index, actions = _program(plan, rng)
+@of_program
+def drop_action(actions: list[Action], rng: random.Random, _: Plan) -> None:
     actions.pop(rng.randrange(len(actions)))
-    return with_program(plan, index, actions, rng)
 
 
-def duplicate_action(plan: Plan, rng: random.Random) -> Plan:
-    index, actions = _program(plan, rng)
+@of_program
+def duplicate_action(actions: list[Action], rng: random.Random, _: Plan) -> None:
     actions.insert(rng.randrange(len(actions) + 1), rng.choice(actions))
-    return with_program(plan, index, actions, rng)
 
 
-def swap_neighbours(plan: Plan, rng: random.Random) -> Plan | None:
-    index, actions = _program(plan, rng)
+@of_program
+def swap_neighbours(actions: list[Action], rng: random.Random, _: Plan) -> None:
     if len(actions) < 2:
-        return None
+        raise NothingError
     at = rng.randrange(len(actions) - 1)
     actions[at], actions[at + 1] = actions[at + 1], actions[at]
-    return with_program(plan, index, actions, rng)
 
 
-def swap_actions(plan: Plan, rng: random.Random) -> Plan | None:
-    index, actions = _program(plan, rng)
+@of_program
+def swap_actions(actions: list[Action], rng: random.Random, _: Plan) -> None:
     if len(actions) < 2:
-        return None
+        raise NothingError
     one, other = rng.sample(range(len(actions)), 2)
     actions[one], actions[other] = actions[other], actions[one]
-    return with_program(plan, index, actions, rng)
 
 
-def move_action(plan: Plan, rng: random.Random) -> Plan:
-    index, actions = _program(plan, rng)
+@of_program
+def move_action(actions: list[Action], rng: random.Random, _: Plan) -> None:
     action = actions.pop(rng.randrange(len(actions)))
     actions.insert(rng.randrange(len(actions) + 1), action)
-    return with_program(plan, index, actions, rng)
 
 
-def retype_action(plan: Plan, rng: random.Random) -> Plan:
+@of_program
+def retype_action(actions: list[Action], rng: random.Random, plan: Plan) -> None:
     """Another pass, microbatch or stage."""
-    index, actions = _program(plan, rng)
     at = rng.randrange(len(actions))
     found = actions[at]
     actions[at] = rng.choice(
@@ -79,9 +145,9 @@ def retype_action(plan: Plan, rng: random.Random) -> Plan:
             STEP,
         )
     )
-    return with_program(plan, index, actions, rng)
 
 
+@operator
 def give_action_away(plan: Plan, rng: random.Random) -> Plan | None:
     """To another program."""
     if len(plan.programs) < 2:
@@ -89,60 +155,43 @@ def give_action_away(plan: Plan, rng: random.Random) -> Plan | None:
     one, other = rng.sample(range(len(plan.programs)), 2)
     actions, taker = list(plan.programs[one].actions), list(plan.programs[other].actions)
     taker.insert(rng.randrange(len(taker) + 1), actions.pop(rng.randrange(len(actions))))
-    first = with_program(plan, one, actions)
-    return replace(
-        plan,
-        programs=tuple(
-            replace(program, actions=tuple(taker)) if index == other else first.programs[index]
-            for index, program in enumerate(plan.programs)
-        ),
-    ) if len(first.programs) == len(plan.programs) else None  # fmt: skip
+    return with_program(with_program(plan, one, actions), other, taker)
 
 
-def split_backward(plan: Plan, rng: random.Random) -> Plan | None:
+@of_program
+def split_backward(actions: list[Action], rng: random.Random, _: Plan) -> None:
     """A B as I and W, W anywhere later; or only one of them."""
-    index, actions = _program(plan, rng)
     whole = [at for at, action in enumerate(actions) if action.kind is Pass.B]
     if not whole:
-        return None
+        raise NothingError
     at = rng.choice(whole)
     found = actions[at]
     actions[at] = found._replace(kind=Pass.I)
     if rng.random() < 0.8:
         actions.insert(rng.randrange(at + 1, len(actions) + 1), found._replace(kind=Pass.W))
-    return with_program(plan, index, actions, rng)
 
 
-def _stage(plan: Plan, rng: random.Random) -> tuple[int, Stage]:
-    index = rng.randrange(len(plan.stages))
-    return index, plan.stages[index]
-
-
-def _with_stages(plan: Plan, stages: Sequence[Stage]) -> Plan:
-    return replace(plan, stages=tuple(stages))
-
-
-def re_peer_stage(plan: Plan, rng: random.Random) -> Plan:
+@of_stage
+def re_peer_stage(stage: Stage, rng: random.Random, plan: Plan) -> Stage:
     """One of its ranks becomes another rank."""
-    index, stage = _stage(plan, rng)
     rows = [list(row) for row in stage.ranks]
     row = rng.choice(rows)
     row[rng.randrange(len(row))] = rng.randrange(-1, plan.cluster.num_ranks + 1)
-    moved = replace(stage, ranks=tuple(map(tuple, rows)))
-    return _with_stages(plan, [moved if i == index else s for i, s in enumerate(plan.stages)])
+    return replace(stage, ranks=tuple(map(tuple, rows)))
 
 
+@operator
 def swap_ranks(plan: Plan, rng: random.Random) -> Plan | None:
     """Two stages take each other's ranks, their programs with them or not."""
     if len(plan.stages) < 2:
         return None
     one, other = rng.sample(range(len(plan.stages)), 2)
-    stages = list(plan.stages)
-    first, second = stages[one].ranks, stages[other].ranks
-    stages[one], stages[other] = replace(stages[one], ranks=second), replace(stages[other], ranks=first)
-    return _with_stages(plan, stages)
+    first, second = plan.stages[one], plan.stages[other]
+    stages = with_one(plan.stages, one, replace(first, ranks=second.ranks))
+    return replace(plan, stages=with_one(stages, other, replace(second, ranks=first.ranks)))
 
 
+@operator
 def reverse_grid(plan: Plan, rng: random.Random) -> Plan | None:
     """Context-parallel places in another order."""
     wide = [index for index, stage in enumerate(plan.stages) if stage.cp > 1]
@@ -150,68 +199,65 @@ def reverse_grid(plan: Plan, rng: random.Random) -> Plan | None:
         return None
     at = rng.choice(wide)
     turned = replace(plan.stages[at], ranks=tuple(reversed(plan.stages[at].ranks)))
-    return _with_stages(plan, [turned if i == at else s for i, s in enumerate(plan.stages)])
+    return replace(plan, stages=with_one(plan.stages, at, turned))
 
 
+@operator
 def cut_elsewhere(plan: Plan, rng: random.Random) -> Plan:
     """A boundary moves by one layer, on one side or on both."""
-    index, stage = _stage(plan, rng)
-    by = rng.choice((-1, 1))
+    index = rng.randrange(len(plan.stages))
+    stage, by = plan.stages[index], rng.choice((-1, 1))
     first, last = stage.layers
-    moved = replace(stage, layers=(first, last + by))
-    stages = [moved if i == index else s for i, s in enumerate(plan.stages)]
+    stages = with_one(plan.stages, index, replace(stage, layers=(first, last + by)))
     if rng.random() < 0.5:
-        stages = [
+        stages = tuple(
             replace(s, layers=(s.layers[0] + by, s.layers[1]))
             if (s.module, s.replica, s.layers[0]) == (stage.module, stage.replica, last)
             else s
             for s in stages
-        ]
-    return _with_stages(plan, stages)
+        )
+    return replace(plan, stages=stages)
 
 
+@operator
 def drop_stage(plan: Plan, rng: random.Random) -> Plan:
-    index, _ = _stage(plan, rng)
-    return _with_stages(plan, [s for i, s in enumerate(plan.stages) if i != index])
+    return replace(plan, stages=with_one(plan.stages, rng.randrange(len(plan.stages)), None))
 
 
+@operator
 def duplicate_stage(plan: Plan, rng: random.Random) -> Plan:
-    _, stage = _stage(plan, rng)
+    stage = plan.stages[rng.randrange(len(plan.stages))]
     number = stage.id if rng.random() < 0.5 else len(plan.stages)
-    return _with_stages(plan, (*plan.stages, replace(stage, id=number)))
+    return replace(plan, stages=(*plan.stages, replace(stage, id=number)))
 
 
-def rename_stage(plan: Plan, rng: random.Random) -> Plan:
+@of_stage
+def rename_stage(stage: Stage, rng: random.Random, plan: Plan) -> Stage:
     """Another id, module or replica."""
-    index, stage = _stage(plan, rng)
     other = rng.choice(plan.stages)
-    changed = rng.choice(
+    return rng.choice(
         (
             replace(stage, id=other.id),
             replace(stage, module=other.module),
             replace(stage, replica=stage.replica + rng.choice((-1, 1))),
         )
     )
-    return _with_stages(plan, [changed if i == index else s for i, s in enumerate(plan.stages)])
 
 
+@operator
 def reorder_stages(plan: Plan, rng: random.Random) -> Plan:
-    return _with_stages(plan, rng.sample(plan.stages, len(plan.stages)))
+    return replace(plan, stages=tuple(rng.sample(plan.stages, len(plan.stages))))
 
 
-def _with_microbatch(plan: Plan, index: int, microbatch: Microbatch) -> Plan:
-    changed = [microbatch if i == index else m for i, m in enumerate(plan.microbatches)]
-    return replace(plan, microbatches=tuple(changed))
-
-
-def drop_item(plan: Plan, rng: random.Random) -> Plan:
-    index = rng.randrange(len(plan.microbatches))
-    microbatch = plan.microbatches[index]
+@of_microbatch
+def drop_item(microbatch: Microbatch, rng: random.Random, _: Plan) -> Microbatch:
     gone = rng.choice(microbatch.items)
-    rows = tuple(tuple(item for item in row if item != gone) for row in microbatch.rows)
-    return _with_microbatch(plan, index, replace(microbatch, rows=rows))
+    return replace(
+        microbatch, rows=tuple(tuple(item for item in row if item != gone) for row in microbatch.rows)
+    )
 
 
+@operator
 def move_item(plan: Plan, rng: random.Random) -> Plan | None:
     """To another microbatch of its module, of any replica; empty rows go."""
     index = rng.randrange(len(plan.microbatches))
@@ -223,10 +269,11 @@ def move_item(plan: Plan, rng: random.Random) -> Plan | None:
     rows = tuple(kept for row in giver.rows if (kept := tuple(i for i in row if i != item)))
     taker = rng.choice(takers)
     grown = (*plan.microbatches[taker].rows[:-1], (*plan.microbatches[taker].rows[-1], item))
-    shrunk = _with_microbatch(plan, index, replace(giver, rows=rows))
-    return _with_microbatch(shrunk, taker, replace(plan.microbatches[taker], rows=grown))
+    shrunk = with_one(plan.microbatches, index, replace(giver, rows=rows))
+    return replace(plan, microbatches=with_one(shrunk, taker, replace(shrunk[taker], rows=grown)))
 
 
+@operator
 def swap_items(plan: Plan, rng: random.Random) -> Plan | None:
     """Two items of one module, of any microbatches."""
     module = rng.choice(plan.microbatches).module
@@ -246,32 +293,31 @@ def swap_items(plan: Plan, rng: random.Random) -> Plan | None:
     )
 
 
-def repeat_item(plan: Plan, rng: random.Random) -> Plan:
+@of_microbatch
+def repeat_item(microbatch: Microbatch, rng: random.Random, plan: Plan) -> Microbatch:
     """The same again, or one of another sample."""
-    index = rng.randrange(len(plan.microbatches))
-    microbatch = plan.microbatches[index]
     donor = rng.choice(plan.microbatches)
     row = (*microbatch.rows[0], rng.choice(donor.items))
-    return _with_microbatch(plan, index, replace(microbatch, rows=(row, *microbatch.rows[1:])))
+    return replace(microbatch, rows=(row, *microbatch.rows[1:]))
 
 
-def regroup_rows(plan: Plan, rng: random.Random) -> Plan:
+@of_microbatch
+def regroup_rows(microbatch: Microbatch, rng: random.Random, _: Plan) -> Microbatch:
     """All items of a microbatch in one row, each in its own, or in another order."""
-    index = rng.randrange(len(plan.microbatches))
-    microbatch = plan.microbatches[index]
     items = list(microbatch.items)
     rng.shuffle(items)
-    rows = rng.choice(((tuple(items),), tuple((item,) for item in items)))
-    return _with_microbatch(plan, index, replace(microbatch, rows=rows))
+    return replace(microbatch, rows=rng.choice(((tuple(items),), tuple((item,) for item in items))))
 
 
+@operator
 def renumber_microbatch(plan: Plan, rng: random.Random) -> Plan:
     """Another index, replica or module; or two of one replica change places."""
     index = rng.randrange(len(plan.microbatches))
     microbatch, other = plan.microbatches[index], rng.choice(plan.microbatches)
     if rng.random() < 0.5 and other.module == microbatch.module:
-        swapped = _with_microbatch(plan, index, replace(microbatch, rows=other.rows))
-        return _with_microbatch(swapped, plan.microbatches.index(other), replace(other, rows=microbatch.rows))
+        swapped = with_one(plan.microbatches, index, replace(microbatch, rows=other.rows))
+        moved = replace(other, rows=microbatch.rows)
+        return replace(plan, microbatches=with_one(swapped, plan.microbatches.index(other), moved))
     changed = rng.choice(
         (
             replace(microbatch, index=other.index),
@@ -279,41 +325,33 @@ def renumber_microbatch(plan: Plan, rng: random.Random) -> Plan:
             replace(microbatch, module=other.module),
         )
     )
-    return _with_microbatch(plan, index, changed)
+    return replace(plan, microbatches=with_one(plan.microbatches, index, changed))
 
 
+@operator
 def drop_microbatch(plan: Plan, rng: random.Random) -> Plan:
     gone = rng.choice(plan.microbatches)
     return replace(plan, microbatches=tuple(m for m in plan.microbatches if m is not gone))
 
 
+@operator
 def reorder_microbatches(plan: Plan, rng: random.Random) -> Plan:
     """Of the file alone: their indices stay."""
     return replace(plan, microbatches=tuple(rng.sample(plan.microbatches, len(plan.microbatches))))
 
 
-def _shards(plan: Plan, index: int, shard: TokenShard) -> Plan:
-    changed = [shard if i == index else s for i, s in enumerate(plan.token_shards)]
-    return replace(plan, token_shards=tuple(changed))
-
-
-def re_own_tokens(plan: Plan, rng: random.Random) -> Plan | None:
+@of_token_shard
+def re_own_tokens(shard: TokenShard, rng: random.Random) -> TokenShard:
     """A block to another owner, which may not exist."""
-    if not plan.token_shards:
-        return None
-    index = rng.randrange(len(plan.token_shards))
-    owners = list(plan.token_shards[index].owners)
+    owners = list(shard.owners)
     owners[rng.randrange(len(owners))] = rng.choice((0, 1, 1, 0, 2, -1))
-    return _shards(plan, index, replace(plan.token_shards[index], owners=tuple(owners)))
+    return replace(shard, owners=tuple(owners))
 
 
-def re_shape_tokens(plan: Plan, rng: random.Random) -> Plan | None:
+@of_token_shard
+def re_shape_tokens(shard: TokenShard, rng: random.Random) -> TokenShard:
     """Other block sizes, or a block more or less."""
-    if not plan.token_shards:
-        return None
-    index = rng.randrange(len(plan.token_shards))
-    shard = plan.token_shards[index]
-    changed = rng.choice(
+    return rng.choice(
         (
             replace(shard, block_tokens=shard.block_tokens + rng.choice((-1, 1))),
             replace(shard, owners=shard.owners[:-1]),
@@ -322,53 +360,22 @@ def re_shape_tokens(plan: Plan, rng: random.Random) -> Plan | None:
             replace(shard, row=shard.row + 1),
         )
     )
-    return _shards(plan, index, changed)
 
 
+@operator
 def drop_tokens(plan: Plan, rng: random.Random) -> Plan | None:
     """A row goes back to zigzag; or its owners stand twice."""
     if not plan.token_shards:
         return None
     index = rng.randrange(len(plan.token_shards))
-    kept = [s for i, s in enumerate(plan.token_shards) if i != index]
     doubled = (*plan.token_shards, plan.token_shards[index])
-    return replace(plan, token_shards=tuple(kept) if rng.random() < 0.5 else doubled)
+    shards = with_one(plan.token_shards, index, None) if rng.random() < 0.5 else doubled
+    return replace(plan, token_shards=shards)
 
 
+@operator
 def shrink_memory(plan: Plan, rng: random.Random) -> Plan:
     """Of every node, by up to a million times."""
     factor = 10 ** rng.uniform(0, 6)
     nodes = tuple(replace(n, memory_bytes=max(1, int(n.memory_bytes / factor))) for n in plan.cluster.nodes)
     return replace(plan, cluster=replace(plan.cluster, nodes=nodes))
-
-
-OPERATORS: tuple[Operator, ...] = (
-    drop_action,
-    duplicate_action,
-    swap_neighbours,
-    swap_actions,
-    move_action,
-    retype_action,
-    give_action_away,
-    split_backward,
-    re_peer_stage,
-    swap_ranks,
-    reverse_grid,
-    cut_elsewhere,
-    drop_stage,
-    duplicate_stage,
-    rename_stage,
-    reorder_stages,
-    drop_item,
-    move_item,
-    swap_items,
-    repeat_item,
-    regroup_rows,
-    renumber_microbatch,
-    drop_microbatch,
-    reorder_microbatches,
-    re_own_tokens,
-    re_shape_tokens,
-    drop_tokens,
-    shrink_memory,
-)

@@ -3,15 +3,30 @@
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
 
 from workbench.plan.lowered import Lowered, Route, Transfer
 from workbench.schedule.action import Action
 
 RowOperator = Callable[[Lowered, random.Random], Lowered | None]
+ROW_OPERATORS: list[RowOperator] = []  # in the order in which they stand here
 
 
-def _row(lowered: Lowered, rng: random.Random) -> Transfer | None:
-    return rng.choice(lowered.transfers) if lowered.transfers else None
+def operator(edit: RowOperator) -> RowOperator:
+    """An edit that mutants are made by."""
+    ROW_OPERATORS.append(edit)
+    return edit
+
+
+def of_row(edit: Callable[[Lowered, Transfer, random.Random], Lowered]) -> RowOperator:
+    """An edit of one row."""
+
+    @operator
+    @wraps(edit)
+    def edited(lowered: Lowered, rng: random.Random) -> Lowered | None:
+        return edit(lowered, rng.choice(lowered.transfers), rng) if lowered.transfers else None
+
+    return edited
 
 
 def _with_row(lowered: Lowered, row: Transfer) -> Lowered:
@@ -19,11 +34,9 @@ def _with_row(lowered: Lowered, row: Transfer) -> Lowered:
     return replace(lowered, transfers=rows)
 
 
-def drop_row(lowered: Lowered, rng: random.Random) -> Lowered | None:
+@of_row
+def drop_row(lowered: Lowered, row: Transfer, rng: random.Random) -> Lowered:
     """From what its producer sends, its consumer awaits, or both."""
-    row = _row(lowered, rng)
-    if row is None:
-        return None
     sides = rng.choice(((True, False), (False, True), (True, True)))
     inputs, outputs = dict(lowered.inputs), dict(lowered.outputs)
     if sides[0]:
@@ -33,17 +46,16 @@ def drop_row(lowered: Lowered, rng: random.Random) -> Lowered | None:
     return replace(lowered, inputs=inputs, outputs=outputs)
 
 
-def duplicate_row(lowered: Lowered, rng: random.Random) -> Lowered | None:
+@of_row
+def duplicate_row(lowered: Lowered, row: Transfer, _: random.Random) -> Lowered:
     """Once more, under a number of its own."""
-    row = _row(lowered, rng)
-    if row is None:
-        return None
     again = row._replace(row=len(lowered.transfers))
     inputs = lowered.inputs | {row.consumer: (*lowered.inputs[row.consumer], again.row)}
     outputs = lowered.outputs | {row.producer: (*lowered.outputs[row.producer], again.row)}
     return replace(lowered, transfers=(*lowered.transfers, again), inputs=inputs, outputs=outputs)
 
 
+@operator
 def swap_rows(lowered: Lowered, rng: random.Random) -> Lowered | None:
     """Two rows take each other's number, and so their place in the order of their communicator."""
     if len(lowered.transfers) < 2:
@@ -69,11 +81,9 @@ def swap_rows(lowered: Lowered, rng: random.Random) -> Lowered | None:
     )
 
 
-def re_peer_row(lowered: Lowered, rng: random.Random) -> Lowered | None:
+@of_row
+def re_peer_row(lowered: Lowered, row: Transfer, rng: random.Random) -> Lowered:
     """From or to another rank, by the route it had or the one that fits."""
-    row = _row(lowered, rng)
-    if row is None:
-        return None
     rank = rng.choice(lowered.plan.ranks)
     changed = rng.choice((row._replace(source_rank=rank), row._replace(destination_ranks=(rank,))))
     if rng.random() < 0.5 and changed.route is not Route.BROADCAST:
@@ -82,11 +92,9 @@ def re_peer_row(lowered: Lowered, rng: random.Random) -> Lowered | None:
     return _with_row(lowered, changed)
 
 
-def re_end_row(lowered: Lowered, rng: random.Random) -> Lowered | None:
+@of_row
+def re_end_row(lowered: Lowered, row: Transfer, rng: random.Random) -> Lowered:
     """Another producer or consumer, with its tables or without."""
-    row = _row(lowered, rng)
-    if row is None:
-        return None
     action = rng.choice(list(lowered.plan.program_actions))
     inputs, outputs = dict(lowered.inputs), dict(lowered.outputs)
     if rng.random() < 0.5:
@@ -102,11 +110,9 @@ def re_end_row(lowered: Lowered, rng: random.Random) -> Lowered | None:
     return replace(_with_row(lowered, changed), inputs=inputs, outputs=outputs)
 
 
-def re_shape_row(lowered: Lowered, rng: random.Random) -> Lowered | None:
+@of_row
+def re_shape_row(lowered: Lowered, row: Transfer, rng: random.Random) -> Lowered:
     """A slice starts or ends elsewhere, or is missing."""
-    row = _row(lowered, rng)
-    if row is None:
-        return None
     at = rng.randrange(len(row.slices))
     piece, by = row.slices[at], rng.choice((-1, 1))
     changed = rng.choice(
@@ -122,6 +128,7 @@ def re_shape_row(lowered: Lowered, rng: random.Random) -> Lowered | None:
     return _with_row(lowered, row._replace(slices=slices, num_tokens=num_tokens))
 
 
+@operator
 def shrink_group(lowered: Lowered, rng: random.Random) -> Lowered | None:
     """A gradient group loses a rank, or a rank's REDUCE_GRAD loses the group."""
     wide = [group for group in lowered.groups if len(group.ranks) > 1]
@@ -137,6 +144,7 @@ def shrink_group(lowered: Lowered, rng: random.Random) -> Lowered | None:
     return replace(lowered, reductions=lowered.reductions | {action: left})
 
 
+@operator
 def reorder_reductions(lowered: Lowered, rng: random.Random) -> Lowered | None:
     """A REDUCE_GRAD issues its groups in another order."""
     several = [action for action, found in lowered.reductions.items() if len(found) > 1]
@@ -145,15 +153,3 @@ def reorder_reductions(lowered: Lowered, rng: random.Random) -> Lowered | None:
     action = rng.choice(several)
     mixed = rng.sample(lowered.reductions[action], len(lowered.reductions[action]))
     return replace(lowered, reductions=lowered.reductions | {action: tuple(mixed)})
-
-
-ROW_OPERATORS: tuple[RowOperator, ...] = (
-    drop_row,
-    duplicate_row,
-    swap_rows,
-    re_peer_row,
-    re_end_row,
-    re_shape_row,
-    shrink_group,
-    reorder_reductions,
-)

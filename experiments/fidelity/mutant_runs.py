@@ -9,7 +9,7 @@ import torch
 from experiments.fidelity.mutant_kinds import NUM_RANKS
 from runtime.data.batches import SyntheticSource
 from runtime.launch import RunResult, run_lowered
-from runtime.parallel.tensor.parts import held_parts
+from runtime.parallel.expert.cuts import held_parts
 from runtime.rank_job import Collect, RunSettings
 from runtime.reference import ReferenceResult, reference_step
 from runtime.world.failure import WorldFailed

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from experiments.fidelity.mutant_exchanges import EXCHANGE_OPERATORS
+from experiments.fidelity import mutant_exchanges  # noqa: F401  (its operators join the others)
 from experiments.fidelity.mutant_judge import judge
 from experiments.fidelity.mutant_meaning import Meaning, meaning_of
 from experiments.fidelity.mutant_operators import OPERATORS
@@ -39,7 +39,7 @@ from workbench.plan.plan import Plan
 from workbench.timing.accept import accept
 
 RESULT = Path(__file__).parents[1] / "results" / "fidelity_mutants.json"
-PLAN_OPERATORS = (*OPERATORS, *EXCHANGE_OPERATORS)
+PLAN_OPERATORS = tuple(OPERATORS)
 ROW_SHARE = 0.25  # of the mutants that are of rows
 MOST_DRAWS = 100  # of a parent for one operator
 MOST_NAMED = 20

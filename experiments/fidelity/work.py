@@ -10,6 +10,7 @@ from runtime.emulation.memory import capacity_of
 from runtime.world.device import kind_of_device
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.data.sample import Sample, Segment
+from workbench.job.job import Job
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import ModelGraph, Module, connect
 from workbench.model.projector import Projector
@@ -26,6 +27,7 @@ from workbench.plan.plan import (
     Stage,
 )
 from workbench.plan.routing import routing_of
+from workbench.planner.assembly import empty_draft
 from workbench.schedule.choice import Schedule
 
 LLM = "llm"
@@ -192,16 +194,8 @@ def plan_of(
         kernels=work.kernels,
         modules=tuple(ModuleSettings(module=m.name, recompute=recompute) for m in work.model.modules),
     )
-    draft = Plan(
-        strategy="by hand",
-        model=work.model,
-        cluster=cluster,
-        batch=work.batch,
-        stages=_stages(replicas),
-        microbatches=(),
-        programs=(),
-        settings=settings,
-    )
+    job = Job(name=work.name, model=work.model, cluster=cluster, batch=work.batch, settings=settings)
+    draft = replace(empty_draft(job, "by hand"), stages=_stages(replicas))
     drafted = replace(draft, microbatches=_microbatches(draft, samples, len(replicas)))
     return with_programs(divided(drafted), schedule or Schedule())
 

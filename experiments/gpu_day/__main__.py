@@ -16,10 +16,10 @@ from experiments.gpu_day.drive import START_S, Deadline, Here, PartState, drive
 from experiments.gpu_day.store import opened
 from experiments.gpu_day.summary import Rows, figures
 from experiments.gpu_day.worker import CellError, Worker
+from experiments.harness.command import refusing
 
 FACTS = "experiments.gpu_day.environment"
 KERNELS = "experiments.gpu_day.kernels"
-BAD_INPUT = 2  # exit code
 LEAST_LIMIT_S = 10.0
 
 
@@ -31,11 +31,7 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[Part] = PARTS, 
         facts: module whose `facts(session)` says what measures.
     """
     options = _parse(arguments)
-    try:
-        return _main(options, tuple(parts), facts)
-    except (ValueError, OSError) as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        return BAD_INPUT
+    return refusing(lambda: _main(options, tuple(parts), facts))
 
 
 def _main(options: argparse.Namespace, parts: tuple[Part, ...], facts: str) -> int:

@@ -16,30 +16,20 @@ from runtime.kernels.bitfield_attention.plan import BLOCK, make_plan
 from runtime.kernels.bitfield_attention.reference import attends, attention
 from runtime.kernels.bitfield_attention.tasks import FixedSplit, Split
 from runtime.kernels.bitfield_attention.tilings import HEAD_DIMS
-from runtime.models.token_fields import token_fields
+from runtime.models.attention_mask import token_fields
 from runtime.world.device import device_of
 from workbench.masks.bitfield import Bitfield
-from workbench.masks.builders import (
-    causal,
-    causal_document,
-    encoder_embedded,
-    encoder_prepended,
-    full,
-    lambda_shaped,
-    multimodal_packed,
-)
+from workbench.masks.builders import DRAWN, causal, causal_document, full, lambda_shaped
 
 ALLOWED = 2.0  # times the error of torch's operators in the same type
 INTERPRETED_BLOCK = 32
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-MASKS: dict[str, Callable[[int, int], Bitfield]] = {
-    "causal": lambda length, _: causal(length),
-    "full": lambda length, _: full(length),
-    "EP": lambda length, seed: encoder_prepended(length, seed=seed),
-    "EE": lambda length, seed: encoder_embedded(length, seed=seed),
-    "MP": lambda length, seed: multimodal_packed(length, seed=seed),
-    "window": lambda length, _: lambda_shaped(length, sinks=4, window=max(1, length // 5)),
-    "documents": lambda length, _: causal_document(
+MASKS: dict[str, Callable[..., Bitfield]] = {
+    "causal": lambda length, seed: causal(length),
+    "full": lambda length, seed: full(length),
+    **DRAWN,
+    "window": lambda length, seed: lambda_shaped(length, sinks=4, window=max(1, length // 5)),
+    "documents": lambda length, seed: causal_document(
         [length // 3, length // 4, length - length // 3 - length // 4]
     ),
 }
@@ -101,7 +91,7 @@ def measure(session: Session, key: str) -> Measured:
     device = device_of(session.device)
     seed = secrets.randbelow(2**31)
     block = BLOCK if device.type == "cuda" else INTERPRETED_BLOCK
-    tokens = MASKS[case.mask](case.length, seed)
+    tokens = MASKS[case.mask](case.length, seed=seed)
     data = _tensors(case, seed, device)
     with poisoned_memory():
         ours = _ours(case, tokens, data, block)

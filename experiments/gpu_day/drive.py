@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from experiments.gpu_day.campaign import Cell, Extent, Measured, Part
-from experiments.gpu_day.sources import sources_hash
 from experiments.gpu_day.store import Row, Store
 from experiments.gpu_day.worker import CellError, HungError, Worker
+from experiments.harness.reads import sources_hash
 
 IN_A_ROW = 3  # cells that break their process, after which a part is given up; a refusal breaks nothing
 LEAST_S = 5.0  # of the time left, for another cell to be begun

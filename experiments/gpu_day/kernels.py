@@ -8,8 +8,8 @@ import torch
 
 from experiments.bench.kernel_bars import least_ratios
 from experiments.bench.kernel_cells import Contender
-from experiments.bench.kernel_rows import Row, timings_of
-from experiments.bench.kernel_turns import BITS, PLAN, Unit, event_clock, host_clock, unit_rows
+from experiments.bench.kernel_rows import BITS, PLAN, Row
+from experiments.bench.kernel_turns import Unit, event_clock, host_clock, unit_rows
 from experiments.bench.kernels import cells as launches
 from experiments.bench.kernels import small_units, units
 from experiments.gpu_day.campaign import Cell, Extent, Measured, Session
@@ -83,4 +83,4 @@ def ratios(session: Session, values: Mapping[str, Mapping[str, Any]]) -> dict[st
     if session.device == "cpu":
         return least_ratios(())
     rows = [Row(**row) for found in values.values() for row in found["rows"]]
-    return least_ratios(timings_of(rows))
+    return least_ratios(rows)

@@ -17,6 +17,7 @@ from experiments.gpu_day.campaign import Cell, Extent, Measured, Session
 from experiments.gpu_day.environment import facts
 from experiments.gpu_day.jobs import judged, rehearsed
 from experiments.gpu_day.store import rows_in
+from experiments.harness.command import refusing
 from runtime.measure.cells import CellSizes, cell_sizes, operator_cells
 from runtime.measure.clock import Clock
 from runtime.measure.plans import BenchSettings, distinct, executor_task, layer_tasks
@@ -30,7 +31,6 @@ PART = "profile"
 HEADER = "header"  # the cell whose row says what measured all others
 BUDGET_S = {Extent.FULL: 0.2, Extent.SMALL: 0.01}
 SIZES = {Extent.FULL: 3, Extent.SMALL: 2}  # microbatches of each module that layers are measured on
-BAD_INPUT = 2  # exit code
 
 
 def cells(session: Session) -> tuple[Cell, ...]:
@@ -110,15 +110,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="of a GPU day")
     parser.add_argument("-o", "--output", type=Path, required=True, help="profile file to write")
     options = parser.parse_args(arguments)
-    try:
+
+    def write() -> int:
         rows = rows_in(options.folder, PART)
         values = {key: row.values for key, row in rows.items() if row.values is not None}
         write_profile(measured_profile(values), options.output)
-    except (ValueError, OSError) as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        return BAD_INPUT
-    sys.stdout.write(f"written to {options.output}\n")
-    return 0
+        sys.stdout.write(f"written to {options.output}\n")
+        return 0
+
+    return refusing(write)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from sim.step.engine import simulate
 from workbench.cost.hardware import Cluster, Link, Node, uniform
 from workbench.data.sample import Sample, Segment
+from workbench.job.job import Job
 from workbench.model.model_graph import ModelGraph
-from workbench.plan.build import batched_microbatches, with_programs
+from workbench.plan.build import with_programs
 from workbench.plan.codec import plan_hash
 from workbench.plan.lower import lower
 from workbench.plan.plan import Plan, Stage
+from workbench.planner.assembly import draft_plan
 from workbench.schedule.action import Action, Pass
 
 _FREE = Link(name="free", bytes_per_s=1e30, latency_s=0.0)
@@ -96,7 +98,12 @@ def run_printed(
         num_microbatches: of the step.
     """
     plan = pipeline_plan(model, counts, num_microbatches)
-    trace = simulate(lower(plan), passes_s(lambda stage: times[plan.stage[stage].module]))
+    return run_plan(plan, lambda stage: times[stage.module])
+
+
+def run_plan(plan: Plan, times: Callable[[Stage], StageTimes]) -> PrintedRun:
+    """Simulate one step whose stages take those times."""
+    trace = simulate(lower(plan), passes_s(lambda number: times(plan.stage[number])))
     return PrintedRun(trace.iteration_s, plan_hash(plan))
 
 
@@ -111,13 +118,6 @@ def microbatched(
 ) -> Plan:
     """A draft plan with one sample, one item of each modality, per microbatch."""
     segments = tuple(Segment(module.modality, 0, 1, 1) for module in model.modules)
-    draft = Plan(
-        strategy=name,
-        model=model,
-        cluster=cluster,
-        batch=tuple(Sample(id=index, segments=segments) for index in range(num_microbatches)),
-        stages=stages,
-        microbatches=(),
-        programs=(),
-    )
-    return replace(draft, microbatches=batched_microbatches(draft, samples_per_microbatch=1, replicas=(0,)))
+    batch = tuple(Sample(id=index, segments=segments) for index in range(num_microbatches))
+    job = Job(name=name, model=model, cluster=cluster, batch=batch)
+    return replace(draft_plan(job, name), stages=stages)

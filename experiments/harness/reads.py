@@ -60,16 +60,30 @@ def changed_since(record: Mapping[str, Any]) -> list[str]:
 
 def modules_hash(script: str) -> str:
     """Of the source of everything that the script can import."""
-    parts = [f"{path.relative_to(ROOT)} {_module(path)[0]}" for path in modules_of(script)]
-    return blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+    return sources_hash(_module_of(script))
 
 
 def modules_of(script: str) -> tuple[Path, ...]:
-    """The script's file and those of all modules that it can import, sorted.
+    """The script's file and those of all modules that it can import, sorted."""
+    return sources_of(_module_of(script))
+
+
+def _module_of(script: str) -> str:
+    return f"experiments.{script.replace('/', '.')}"
+
+
+def sources_hash(module: str) -> str:
+    """The same of a module by its dotted name."""
+    parts = [f"{path.relative_to(ROOT)} {_module(path)[0]}" for path in sources_of(module)]
+    return blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def sources_of(module: str) -> tuple[Path, ...]:
+    """Files of a module and of all that it can import, sorted.
 
     Complexity: each file is parsed once a process, and counts as it was then.
     """
-    found = set(_files(f"experiments.{script.replace('/', '.')}"))
+    found = set(_files(module))
     left = list(found)
     while left:
         new = _module(left.pop())[1] - found

@@ -86,9 +86,14 @@ def stored_records() -> list[dict[str, Any]]:
 
     By the names of their files; other files of the folder are passed over.
     """
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
+    return list(map(judged_again, of_scripts(path.read_text() for path in sorted(RESULTS.glob("*.json")))))
+
+
+def of_scripts(texts: Iterable[str]) -> list[dict[str, Any]]:
+    """Those of these JSON files that are results of scripts."""
     wanted = {"script", "verdict", "rows", "claims"}
-    return [judged_again(each) for each in found if isinstance(each, dict) and wanted <= each.keys()]
+    found = map(json.loads, texts)
+    return [each for each in found if isinstance(each, dict) and wanted <= each.keys()]
 
 
 def judged_again(record: Mapping[str, Any]) -> dict[str, Any]:

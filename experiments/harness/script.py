@@ -1,12 +1,10 @@
 """A script: one table or figure of a paper as a declaration, found on disk, with one command line for all.
 
-@script(profile=A40)
+@script(profile="A40")
 def run() -> Parts:
-    \"\"\"All evidence of the table.\"\"\"
     return [printed_evidence(), own_evidence()]
 
-if __name__ == "__main__":
-    main(run)
+The declaration ends its module: `python -m experiments.<paper>.<script>` runs the script there.
 """
 
 import importlib
@@ -15,7 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from experiments.harness.command import command_line
 from experiments.harness.drawing import save
@@ -33,7 +31,7 @@ from experiments.harness.record import (
 )
 from experiments.harness.tally import summary_of
 
-Parts = Iterable[Evidence]
+Parts = Evidence | Iterable[Evidence]
 DECLARED = re.compile(r"^(@|run = )script\(", re.MULTILINE)
 DRAWS = re.compile(r"\.figures(\[| =)")
 
@@ -56,24 +54,35 @@ class Script:
 
     def __call__(self) -> Outcome:
         modules_of(self.name)  # hashed before they may change on disk
-        return outcome_of(self.name, self.compute(), profile=self.profile)
+        parts = self.compute()
+        return outcome_of(self.name, [parts] if isinstance(parts, Evidence) else parts, profile=self.profile)
 
 
-def script(*, profile: str | None = None) -> Callable[[Callable[[], Parts]], Script]:
-    """Declare a module's script; its name and its docstring are the module's."""
+def main(run: Script) -> int:
+    """The command of a script: the table, the result file, with `--json` one JSON object as the last line."""
+    arguments = command_line(run.about).parse_args()
+    return finished(run(), as_json=arguments.json)
+
+
+def script(
+    *, profile: str | None = None, command: Callable[[Script], int] = main
+) -> Callable[[Callable[[], Parts]], Script]:
+    """Declare a module's script, which is run at once where the module is the program.
+
+    Args:
+        profile: of the hardware that is priced, if any.
+        command: what the program does with it, and its exit status.
+    """
 
     def declared(compute: Callable[[], Parts]) -> Script:
         scope: Mapping[str, Any] = compute.__globals__
         name = scope["__spec__"].name.removeprefix("experiments.").replace(".", "/")
-        return Script(name=name, about=scope["__doc__"], compute=compute, profile=profile)
+        found = Script(name=name, about=scope["__doc__"], compute=compute, profile=profile)
+        if scope["__name__"] == "__main__":
+            raise SystemExit(command(found))
+        return found
 
     return declared
-
-
-def main(run: Script) -> NoReturn:
-    """The command of a script: the table, the result file, with `--json` one JSON object as the last line."""
-    arguments = command_line(run.about).parse_args()
-    raise SystemExit(finished(run(), as_json=arguments.json))
 
 
 def finished(outcome: Outcome, *, as_json: bool, more: Mapping[str, Any] | None = None) -> int:

@@ -1,1 +1,4 @@
-"""Tables and figures of Karnati et al. on heterogeneous parallelism for multimodal models."""
+"""Tables and figures of a paper on layouts of multimodal models.
+
+Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training".
+"""

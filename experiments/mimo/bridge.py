@@ -1,7 +1,6 @@
 """Figure 8, executed: bytes and seconds of what crosses from an encoder's grid to the LLM's, in real runs.
 
-Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
-         Figure 8 and appendix A.4: below 1 % of the step.
+Paper:   Karnati et al., Figure 8 and appendix A.4: below 1 % of the step.
 Setup:   a small SigLIP with projector before a small Llama, all trained, on gloo processes under unequal
          grids, colocated in three phases or apart; 16 samples of two images of 64 patches, float32.
 Ours:    messages between modules in the traces of executed steps: bytes beside the plan's; seconds from when
@@ -12,26 +11,21 @@ Differs: processes of one machine share its cores and memory, so that seconds ho
 Run:     python -m experiments.mimo.bridge [--json] [--steps N]
 """
 
-import json
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from statistics import median
 
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended
 from experiments.harness.record import RESULTS
-from experiments.mimo.parity_grid_runs import Layout
-from experiments.mimo.small_configs import LLAMA, SIGLIP
+from experiments.mimo.parity_grid_runs import LLAMA, SIGLIP, Layout, planned, processes_job
 from runtime.launch import run_lowered
 from runtime.rank_job import RunSettings
 from runtime.world.pool import Pool
-from workbench.cost.hardware import Cluster, Link, Node
-from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
 from workbench.data.corpus import ItemTokens, fixed_samples
-from workbench.job.job import Job, ModuleLayout
+from workbench.metrics import union_s
 from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import native_tokens
 from workbench.model.model_graph import TEXT, ModelGraph, connect
@@ -40,10 +34,7 @@ from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered, Route
 from workbench.plan.plan import Plan, Precision, Settings
 from workbench.planner.rank_spans import Placement
-from workbench.schedule.choice import Schedule, ScheduleKind
-from workbench.strategies import megatron_heterogeneous
 from workbench.trace import Trace
-from workbench.whole_file import write_text
 
 SUMMARY = RESULTS / "mimo_bridge.json"
 EDGE = "vision>llm"
@@ -116,25 +107,12 @@ def plan_of(grids: Grids) -> Plan:
     """The plan of a case."""
     tokens = native_tokens(model().module("vision"))
     assert tokens is not None
-    shared = grids.placement is Placement.SHARED
-    node = Node(device="process", num_ranks=8, memory_bytes=2**34)
-    link = Link(name="wire", bytes_per_s=1e9, latency_s=1e-6)
-    job = Job(
-        name="bridge",
-        model=model(),
-        cluster=Cluster(name="processes", nodes=(node,), intra=link, inter=link),
-        batch=fixed_samples(
-            NUM_SAMPLES, text_tokens=TEXT_TOKENS, items={"image": (ItemTokens(*tokens),) * IMAGES}
-        ),
-        layouts=tuple(
-            ModuleLayout(module=name, tp=x.tp, dp=x.dp, pp=x.pp, rank_offset=0 if shared else None)
-            for name, x in (("vision", grids.vision), ("llm", grids.llm))
-        ),
-        schedule=Schedule(kind=ScheduleKind.THREE_PHASE) if shared else Schedule(),
-        settings=Settings(precision=Precision.FLOAT32),
-        profile="A40",
+    samples = fixed_samples(
+        NUM_SAMPLES, text_tokens=TEXT_TOKENS, items={"image": (ItemTokens(*tokens),) * IMAGES}
     )
-    return megatron_heterogeneous.plan(job, CostModel(load_profile("A40")))
+    layouts = {"vision": grids.vision, "llm": grids.llm}
+    job = processes_job("bridge", model(), samples, layouts, grids.placement)
+    return planned(replace(job, settings=Settings(precision=Precision.FLOAT32)))
 
 
 def crossing(grids: Grids, lowered: Lowered, traces: Sequence[Trace]) -> Crossing:
@@ -159,16 +137,7 @@ def longest_sender_s(trace: Trace) -> float:
         if message.edge == EDGE:
             free_s = max((s for s in ends[message.destination_rank] if s <= message.end_s), default=0.0)
             by_rank[message.source_rank].append((max(message.start_s, free_s), message.end_s))
-    return max(map(covered_s, by_rank.values()), default=0.0)
-
-
-def covered_s(intervals: Sequence[tuple[float, float]]) -> float:
-    """Length of the union of intervals."""
-    total = until = 0.0
-    for start, end in sorted(intervals):
-        total += max(0.0, end - max(start, until))
-        until = max(until, end)
-    return total
+    return max(map(union_s, by_rank.values()), default=0.0)
 
 
 def main() -> int:
@@ -195,10 +164,7 @@ def main() -> int:
         "steps": arguments.steps,
         "cases": [asdict(e) | {"share": e.share} for e in found],
     }
-    write_text(json.dumps(result, indent=2, sort_keys=True) + "\n", SUMMARY)
-    if arguments.json:
-        print(json.dumps(result, sort_keys=True))
-    return 0 if same else 1
+    return ended(result, out=SUMMARY, as_json=arguments.json, holds=same)
 
 
 if __name__ == "__main__":

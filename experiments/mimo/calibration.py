@@ -1,12 +1,10 @@
 """Two numbers of the machine, fitted on the layout paper's homogeneous step times alone.
 
-Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
-         column H of Tables A2 to A4.
+Paper:   Karnati et al., column H of Tables A2 to A4.
 Setup:   the printed layouts as plans, simulated; `protocol.toml` says what is tried and how it is chosen.
 Given:   53 printed homogeneous times; no time of another layout, no gain.
 Differs: one rate for all collectives and one time for all launches; on a real machine both depend on sizes.
 Ours:    prices of 25 machines on the same plans, about 6 minutes on one CPU core.
-Run:     python -m experiments.mimo.calibration [--json]
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +13,7 @@ from math import exp, log
 from statistics import fmean
 
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from experiments.mimo.models import PROFILE, assumptions, at_rates, protocol
 from experiments.mimo.rows import Compared, Timed, tables
 from experiments.mimo.simulated import lowered_of, passes_s, prices_of
@@ -43,7 +41,7 @@ def best_of(ratios: Sequence[Mapping[Rates, float]]) -> Rates:
 
 
 @script(profile=PROFILE)
-def run() -> Parts:
+def run() -> Evidence:
     """What is chosen, how far it is off, and what every table alone would choose."""
     fixed = protocol()["calibration"]
     tried = list(product(fixed["collective_rate"], fixed["host_kernel_s"]))
@@ -69,8 +67,4 @@ def run() -> Parts:
     for rates in tried:
         error = exp(fmean(abs(log(each[rates])) for each in ratios)) - 1
         evidence.notes.append(f"collectives at {rates[0]:g}, {rates[1] * 1e6:g} us a launch: {error:.1%} off")
-    return [evidence]
-
-
-if __name__ == "__main__":
-    main(run)
+    return evidence

@@ -1,9 +1,8 @@
 """Figure 11: in bfloat16 too, layouts follow the baseline; in float32 they stay in its range of rounding.
 
-Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
-         Figure 11 and appendix C.2: BF16 placement and layout comparisons, LLM frozen (a) and trained
-         (b); "in both cases, the modified runs follow the corresponding colocated homogeneous baseline".
-         No number is printed, and no tolerance.
+Paper:   Karnati et al., Figure 11 and appendix C.2: BF16 placement and layout comparisons, LLM frozen (a)
+         and trained (b); "in both cases, the modified runs follow the corresponding colocated homogeneous
+         baseline". No number is printed, and no tolerance.
 Setup:   the tiny LLaVA of `loss_curves` on gloo processes. bfloat16 with gradients, weights and moments
          of the optimizer in float32, gradients clipped to 1; and all curves of Figures 6, 10, 12 and 13
          in float32.
@@ -23,30 +22,90 @@ Run:     python -m experiments.mimo.figure11 [--json] [--steps N] [--limit-s N] 
 Curves are kept as they come, by plan hash, optimizer and steps: a run that was ended goes on.
 """
 
-import json
 import statistics
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended
 from experiments.harness.drawing import PLOTS, save
-from experiments.mimo.figure11_plot import drawing
+from experiments.harness.figure import GREY, LIGHT, Band, Grid, Line, Lines
+from experiments.harness.record import RESULTS
 from experiments.mimo.figure11_runs import IN_ORDER, Arithmetic, Mix, Played, optimizer, plan_of, train
-from experiments.mimo.loss_curves import BASELINE, RESULTS, read_curves
+from experiments.mimo.kept_runs import Kept, Record
+from experiments.mimo.loss_curves import BASELINE
 from experiments.mimo.loss_curves_runs import Run, runs
-from experiments.mimo.parity_grid_runs import NUM_RANKS
 from runtime.world.pool import Pool
 from workbench.plan.codec import plan_hash
-from workbench.whole_file import write_text
+from workbench.report.palette import PAPER, mixed, module_hues
+
+FEW = 4  # layouts up to which each has a name and a hue of its own
+MIDDLE = mixed(GREY, PAPER, 0.5)
+Curves = Mapping[Played, Sequence[float]]
+Hues = Mapping[str, str]  # by layout, the same in all panels
+
+
+def drawing(curves: Curves) -> Grid:
+    """Two columns (LLM frozen, trained): losses in bfloat16, then deviations of either arithmetic."""
+    hues = module_hues(tuple(dict.fromkeys(played.run.config for played in curves)))
+    columns = []
+    for trains_llm in (False, True):
+        same = {p: losses for p, losses in curves.items() if p.run.trains_llm is trains_llm}
+        by_kind = {kind: {p: x for p, x in same.items() if p.arithmetic is kind} for kind in Arithmetic}
+        title = "LLM trained" if trains_llm else "LLM frozen"
+        columns.append(
+            [_losses(title, by_kind[Arithmetic.BFLOAT16], hues)]
+            + [_deviations(f"{title}, {kind.value}", of, hues) for kind, of in by_kind.items()]
+        )
+    return Grid(rows=list(zip(*columns, strict=True)), panel_inches=(6.5, 3.6))
+
+
+def _losses(title: str, curves: Curves, hues: Hues) -> Lines:
+    first = {played.run.config: losses for played, losses in curves.items() if played.order == 0}
+    lines = [
+        Line(x=range(len(losses)), y=losses, colour=hues[name], label=name) for name, losses in first.items()
+    ]
+    return Lines(title=title, x="step", y="loss in bfloat16", lines=lines)
+
+
+def _band(curves: Sequence[Sequence[float]], mean: Sequence[float], *, colour: str, label: str) -> Band:
+    steps = list(zip(mean, zip(*curves, strict=True), strict=True))
+    low, high = ([pick(at) / m - 1 for m, at in steps] for pick in (min, max))
+    return Band(x=range(len(mean)), low=low, high=high, colour=colour, label=label)
+
+
+def _deviations(title: str, curves: Curves, hues: Hues) -> Lines:
+    baseline = {played: losses for played, losses in curves.items() if played.run.config == BASELINE}
+    orders = [losses for played, losses in baseline.items() if played.mix is Mix.MICROBATCHES]
+    grouped = [losses for played, losses in baseline.items() if played.mix is Mix.SAMPLES]
+    y = "(loss - mean) / mean"
+    if len(orders) < 2:
+        return Lines(title=title, x="step", y=y, lines=())
+    mean = [statistics.fmean(at) for at in zip(*orders, strict=True)]
+    bands = [_band(orders, mean, colour=MIDDLE, label="baseline, orders of its sums")]
+    if grouped:
+        every = [*orders, *grouped]
+        bands.insert(0, _band(every, mean, colour=LIGHT, label="baseline, other groupings too"))
+    layouts = [played for played in curves if played.run.config != BASELINE]
+    lines = [
+        Line(
+            x=range(len(mean)),
+            y=[loss / m - 1 for loss, m in zip(curves[played], mean, strict=True)],
+            colour=hues[played.run.config],
+            width=0.7,
+            label=played.run.config if len(layouts) < FEW else "",
+        )
+        for played in layouts
+    ]
+    named = title if len(layouts) < FEW else f"{title}: {len(layouts)} layouts"
+    return Lines(title=named, x="step", y=y, lines=lines, bands=bands)
+
 
 BOUNDS = {Arithmetic.BFLOAT16: 1e-3, Arithmetic.FLOAT32: 1e-5}  # of the loss
 STEPS = 50
 ORDERS = 8  # besides that of the data
 GROUPINGS = 4
-CURVES = RESULTS / "mimo_figure11_curves.jsonl"
+KEPT = Kept(RESULTS / "mimo_figure11_curves.jsonl", key="key", done="losses")
 SUMMARY = RESULTS / "mimo_figure11.json"
 
 
@@ -147,22 +206,16 @@ def _group(
     }
 
 
-def play(played: Sequence[Played], steps: int, path: Path, limit_s: float) -> dict[Played, Curve]:
+def play(played: Sequence[Played], steps: int, limit_s: float) -> dict[Played, Curve]:
     """As many curves as there is time for, known ones first of all; each new one is kept at once."""
-    known, found = read_curves(path), dict[Played, Curve]()
-    keys = {p: key_of(p, steps) for p in played}
-    end_s = time.monotonic() + limit_s
-    with Pool(NUM_RANKS) as pool, path.open("a", encoding="utf-8") as file:
-        for p, key in keys.items():
-            if key not in known and time.monotonic() < end_s:
-                record = {"key": key, "name": p.name, "losses": train(p, steps, pool)}
-                known[key] = record
-                file.write(json.dumps(record, sort_keys=True) + "\n")
-                file.flush()
-                print(f"{len(found) + 1} of {len(played)}: {p.name}", file=sys.stderr, flush=True)
-            if key in known:
-                found[p] = known[key]["losses"]
-    return found
+    keys, known = {p: key_of(p, steps) for p in played}, KEPT.read()
+
+    def record_of(p: Played, pool: Pool, _: Mapping[str, Record]) -> Record:
+        return {"key": keys[p], "name": p.name, "losses": train(p, steps, pool)}
+
+    missing = {key: p for p, key in keys.items() if key not in known}  # two may be one curve
+    known |= {record["key"]: record for record in KEPT.play(missing.values(), record_of, limit_s)}
+    return {p: known[key]["losses"] for p, key in keys.items() if key in known}
 
 
 def key_of(played: Played, steps: int) -> str:
@@ -211,16 +264,13 @@ def main() -> int:
     parser.add_argument("--fresh", action="store_true", help="run everything again")
     arguments = parser.parse_args()
     if arguments.fresh:
-        CURVES.unlink(missing_ok=True)
+        KEPT.path.unlink(missing_ok=True)
     played = chosen()
-    curves = play(played, arguments.steps, CURVES, arguments.limit_s)
+    curves = play(played, arguments.steps, arguments.limit_s)
     result = judged(played, curves, arguments.steps)
     print(report(result))
-    write_text(json.dumps(result, indent=2, sort_keys=True) + "\n", SUMMARY)
     save(drawing({p: curves[p] for p in played if p in curves}), PLOTS, "mimo_figure11")
-    if arguments.json:
-        print(json.dumps(result, sort_keys=True))
-    return 0 if result["holds"] else 1
+    return ended(result, out=SUMMARY, as_json=arguments.json, holds=result["holds"])
 
 
 if __name__ == "__main__":

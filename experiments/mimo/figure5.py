@@ -1,14 +1,12 @@
 """Figure 5: where colocated layouts pay, how context helps them, and where islands take over.
 
-Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
-         Figure 5; its bars are rows of Tables A2 to A5.
+Paper:   Karnati et al., Figure 5; its bars are rows of Tables A2 to A5.
 Setup:   (a) C over H at 8K, half of the tokens vision; (b) C over H from 16K to 128K; (c) C and NC over H
          with a 120B LLM at 8K by size of the encoder, in tokens a second; (d) the same per GPU.
 Given:   the printed layouts, see the tables.
 Differs: the figure does not say which rows it draws: (a) takes those with half of the tokens vision, (b) all
          of Table A3. Sizes are ours; gains are judged by printed step times, in (c) and (d) by printed gains.
 Ours:    plans of the strategies, simulated, about 2 minutes on one CPU core.
-Run:     python -m experiments.mimo.figure5
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +14,7 @@ from statistics import fmean
 
 from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.printed import PrintedRow, printed_rows
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 from experiments.mimo import tablea5
 from experiments.mimo.gains import CAUSE, PERCENT, RATIO_TOL, add_speedup
 from experiments.mimo.models import PROFILE
@@ -111,9 +109,4 @@ def _add(evidence: Evidence, key: str, printed: float, ours: float) -> None:
 
 @script(profile=PROFILE)
 def run() -> Parts:
-    """All four panels."""
     return [shared_gpus(), contexts(), modes()]
-
-
-if __name__ == "__main__":
-    main(run)

@@ -1,15 +1,13 @@
 """Figure 7: islands stay ahead of one layout for all when a 120B LLM goes from 256 to 512 GPUs.
 
-Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
-         Figure 7; its labels are gains of Table A4.
+Paper:   Karnati et al., Figure 7; its labels are gains of Table A4.
 Setup:   (a) 6B + 120B at 8K, 256/264 and 512/520 GPUs; (b) 6B, 7.2B and 12B at 16K on 512/520.
 Given:   the printed layouts.
 Differs: sizes are ours, see Table A4.
 Ours:    plans of the strategies, simulated, about 1 minute on one CPU core.
-Run:     python -m experiments.mimo.figure7
 """
 
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 from experiments.mimo.gains import gain_evidence
 from experiments.mimo.models import PROFILE
 from experiments.mimo.rows import Compared, table_a4
@@ -32,7 +30,3 @@ def run() -> Parts:
         ours = evidence.ours[f"modelled/{row.key}/speed_over_h"]
         evidence.claim(f"{row.key}: NC is ahead of H (ours {ours:.3f});", ours > 1)
     return [evidence]
-
-
-if __name__ == "__main__":
-    main(run)

@@ -1,16 +1,14 @@
 """Figure 8: what crosses from encoder to LLM takes less than 1 % of the step.
 
-Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
-         Figure 8 and appendix A.4.
+Paper:   Karnati et al., Figure 8 and appendix A.4.
 Setup:   3B + 70B at 8K on 256 H100s, 12.5 % to 87.5 % of the tokens vision; colocated: encoder dp 32, LLM
          dp 16, so that pairs of replicas gather; apart: encoder dp 8 on 8 more GPUs.
 Differs: the figure's values are not in the text, so only its bound is judged; sizes are ours.
 Ours:    plans of the strategies, simulated, about 20 s on one CPU core; `bridge` measures the same messages.
-Run:     python -m experiments.mimo.figure8
 """
 
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from experiments.mimo.models import LLM, PROFILE, VISION, Workload, assumptions
 from experiments.mimo.simulated import boundary_of, lowered_of, step_of
 from workbench.plan.plan import Recompute
@@ -26,7 +24,8 @@ LAYOUTS = {
 }
 
 
-def evidence() -> Evidence:
+@script(profile=PROFILE)
+def run() -> Evidence:
     """The boundary's share of the step by payload, both modes."""
     found = Evidence()
     for name, (num_gpus, encoder, mode) in LAYOUTS.items():
@@ -55,13 +54,3 @@ def evidence() -> Evidence:
             max(shares) < BOUND,
         )
     return found
-
-
-@script(profile=PROFILE)
-def run() -> Parts:
-    """Both modes."""
-    return [evidence()]
-
-
-if __name__ == "__main__":
-    main(run)

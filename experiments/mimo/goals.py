@@ -1,14 +1,12 @@
 """What the simulated tables of the layout paper must show: every goal, and whether it holds.
 
-Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
-         Tables A2 to A5, Figure 8.
+Paper:   Karnati et al., Tables A2 to A5, Figure 8.
 Setup:   as each table's script, under the rules of `protocol.toml`, which was committed before a score was
          seen; gains by printed step times.
 Given:   the printed layouts; two numbers of the machine, fitted on homogeneous step times alone.
 Differs: sizes are ours. A note tells what another reading, or a machine as profiled, would give; no goal is
          judged by it.
 Ours:    plans of the strategies, simulated, about 4 minutes on one CPU core.
-Run:     python -m experiments.mimo.goals [--json]
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +15,7 @@ from statistics import fmean
 
 from experiments.harness.outcome import About, Evidence
 from experiments.harness.printed import printed_rows
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 from experiments.mimo import figure8, tablea3, tablea5
 from experiments.mimo.gains import CUT, Gains, both_s, gains_of, ratios, same_sign
 from experiments.mimo.models import PROFILE, Images, assumptions, protocol
@@ -81,7 +79,6 @@ def one_llm(rows: Sequence[Compared]) -> Evidence:
 
 @script(profile=PROFILE)
 def run() -> Parts:
-    """Every goal."""
     rows = tables()
     modes = [tablea5.modes_of(row) for row in printed_rows("mimo_tableA5")]
     gains = {name: gains_of(f"Table {name}", of_table, assumptions()) for name, of_table in rows.items()}
@@ -95,10 +92,6 @@ def run() -> Parts:
     others = Evidence()
     tablea3.growth(others, rows["A3"])
     tablea5.crossover(others, printed_rows("mimo_tableA5"), modes)
-    for claim in (*others.claims, *figure8.evidence().claims):
+    for claim in (*others.claims, *figure8.run().claims):
         judged.claim(claim.text, claim.holds, About.BOOKKEEPING)
     return [judged, steps(rows), one_llm(rows["A2"])]
-
-
-if __name__ == "__main__":
-    main(run)

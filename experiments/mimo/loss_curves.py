@@ -1,8 +1,7 @@
 """Tables A7 and A8, Figures 6, 10, 12 and 13: layouts do not change the loss curve.
 
-Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
-         section 5 and appendix C: controlled runs and eighteen layouts, apart and (with twice the
-         replicas) on the same ranks, LLM frozen and trained.
+Paper:   Karnati et al., section 5 and appendix C: controlled runs and eighteen layouts, apart and (with
+         twice the replicas) on the same ranks, LLM frozen and trained.
 Setup:   every configuration executed on up to eight gloo processes: a tiny LLaVA (CLIP, projector,
          Llama) from random weights, microbatches of 2 (of 4 where the LLM has one replica), AdamW as
          in Table A6 at its first learning rate.
@@ -19,34 +18,32 @@ Curves of the one batch are kept as they come, by plan hash and steps: a run tha
 stopped.
 """
 
-import json
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended
+from experiments.harness.record import RESULTS
+from experiments.mimo.kept_runs import Kept
 from experiments.mimo.loss_curves_runs import ONE_BATCH, Data, Run, model, one_process, plan_of, runs, train
-from experiments.mimo.parity_grid_runs import NUM_RANKS
 from runtime.world.failure import WorldFailed
 from runtime.world.pool import Pool
 from workbench.plan.codec import plan_hash
-from workbench.whole_file import write_text
 
 BOUND = 1e-8  # of a loss, at every step, and of a state after the last one
 STEPS = 50
-RESULTS = Path(__file__).parent.parent / "results"
-CURVES = RESULTS / "mimo_loss_curves_curves.jsonl"
+KEPT = Kept(RESULTS / "mimo_loss_curves_curves.jsonl", key="key", done="losses")
 SUMMARY = RESULTS / "mimo_loss_curves.json"
 SUMMARY_OF_BATCHES = RESULTS / "mimo_loss_curves_batches.json"
 BASELINE = "colocated_homogeneous_baseline"
 
 
 def curve(
-    run: Run, steps: int, data: Data, pool: Pool, known: Mapping[str, Mapping[str, Any]]
+    run: Run, pool: Pool, known: Mapping[str, Mapping[str, Any]], *, steps: int, data: Data
 ) -> dict[str, Any]:
     """One run's record, from those that are known where it is there."""
     plan = plan_of(run, data.batches(model(run.trains_llm))[0])
@@ -102,35 +99,6 @@ def judged(chosen: Sequence[Run], records: Sequence[dict[str, Any]]) -> dict[str
     }
 
 
-def read_curves(path: Path) -> dict[str, dict[str, Any]]:
-    """By key; nothing where there is no file."""
-    if not path.exists():
-        return {}
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    return {record["key"]: record for record in records}
-
-
-def play(chosen: Sequence[Run], steps: int, data: Data, path: Path, limit_s: float) -> list[dict[str, Any]]:
-    """Records of as many runs as there is time for; each new one is kept at once."""
-    known, found = read_curves(path), []
-    end_s = time.monotonic() + limit_s
-    with Pool(NUM_RANKS) as pool, path.open("a", encoding="utf-8") as file:
-        for run in chosen:
-            if time.monotonic() > end_s:
-                break
-            record = curve(run, steps, data, pool, known)
-            found.append(record)
-            if "losses" in record and record["key"] not in known:
-                known[record["key"]] = record
-                file.write(json.dumps(record, sort_keys=True) + "\n")
-                file.flush()
-            state = max(record["state"].values()) if "state" in record else float("inf")
-            print(
-                f"{len(found)} of {len(chosen)}: {run.name}, state {state:.1e}", file=sys.stderr, flush=True
-            )
-    return found
-
-
 def main() -> int:
     parser = command_line(__doc__)
     parser.add_argument("--steps", type=int, default=STEPS)
@@ -141,12 +109,13 @@ def main() -> int:
     parser.add_argument("--fresh", action="store_true", help="run everything again")
     arguments = parser.parse_args()
     if arguments.fresh:
-        CURVES.unlink(missing_ok=True)
+        KEPT.path.unlink(missing_ok=True)
     chosen = [run for run in runs() if not arguments.figures or run.figure in arguments.figures]
     data = Data(num_samples=arguments.samples, num_batches=arguments.batches)
     with TemporaryDirectory() as folder:
-        path = CURVES if data == ONE_BATCH else Path(folder, CURVES.name)
-        result = judged(chosen, play(chosen, arguments.steps, data, path, arguments.limit_s))
+        kept = KEPT if data == ONE_BATCH else replace(KEPT, path=Path(folder, KEPT.path.name))
+        record_of = partial(curve, steps=arguments.steps, data=data)
+        result = judged(chosen, kept.play(chosen, record_of, arguments.limit_s))
     result |= {"steps": arguments.steps, "bound": BOUND}
     if data != ONE_BATCH:
         result |= asdict(data)
@@ -161,13 +130,8 @@ def main() -> int:
     print(f"{result['executed']} of {result['runs']} curves executed over {arguments.steps} steps")
     print(f"claim: every layout within {BOUND} of the baseline at every step, states included: ", end="")
     print("holds" if result["holds"] else "FAILS")
-    write_text(
-        json.dumps(result, indent=2, sort_keys=True) + "\n",
-        SUMMARY if data == ONE_BATCH else SUMMARY_OF_BATCHES,
-    )
-    if arguments.json:
-        print(json.dumps(result, sort_keys=True))
-    return 0 if result["holds"] else 1
+    path = SUMMARY if data == ONE_BATCH else SUMMARY_OF_BATCHES
+    return ended(result, out=path, as_json=arguments.json, holds=result["holds"])
 
 
 if __name__ == "__main__":

@@ -1,15 +1,13 @@
 """A tiny LLaVA under the printed layouts: its training runs, and the same training by one process."""
 
-import csv
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 
 import torch
 
-from experiments.mimo.parity_grid_runs import NUM_RANKS, Gap, Key, Layout, Moments, gap
-from experiments.mimo.small_configs import LLAMA, SIGLIP, WIDTH
+from experiments.harness.printed import printed_rows
+from experiments.mimo import parity_grid_runs
 from runtime.data.batches import SyntheticSource
 from runtime.launch import run_lowered
 from runtime.rank_job import Collect, RunSettings
@@ -17,29 +15,23 @@ from runtime.reference import Reference, ReferenceResult
 from runtime.step.optimizer import OptimizerSettings
 from runtime.step_plans import NextBatches
 from runtime.world.pool import Pool
-from workbench.cost.hardware import Cluster, Link, Node
-from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
-from workbench.job.job import Job, ModuleLayout
 from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import native_tokens
 from workbench.model.model_graph import TEXT, ModelGraph, connect
 from workbench.model.trainable import Trainable
 from workbench.plan.lower import lower
-from workbench.plan.plan import Plan, Precision, Settings
+from workbench.plan.plan import Plan, Precision
 from workbench.planner.rank_spans import Placement
 from workbench.schedule.choice import Schedule, ScheduleKind
-from workbench.strategies import megatron_heterogeneous
 
-REFERENCE = Path(__file__).parent.parent / "reference"
 SEED = 5
 MICROBATCH = 2  # printed for the trainable sweep, the least here
 MOST_MICROBATCHES = 4  # of a replica of the LLM
 NUM_SAMPLES = 16  # divides by a microbatch of every replica, of eight at most; 96 are printed
 TIMEOUT_S = 120.0
-_CLIP = SIGLIP | {"model_type": "clip_vision_model", "num_hidden_layers": 1}
-_VICUNA = LLAMA | {"vocab_size": 48}
+_CLIP = parity_grid_runs.SIGLIP | {"model_type": "clip_vision_model", "num_hidden_layers": 1}
+_VICUNA = parity_grid_runs.LLAMA | {"vocab_size": 48}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +41,8 @@ class Run:
     figure: str
     config: str
     placement: Placement
-    llm: Layout
-    vision: Layout
+    llm: parity_grid_runs.Layout
+    vision: parity_grid_runs.Layout
     trains_llm: bool
 
     @property
@@ -98,7 +90,7 @@ class Curve:
     """Losses of all steps, and how far the last state is from one process's."""
 
     losses: tuple[float, ...]
-    state: Gap
+    state: parity_grid_runs.Gap
 
 
 def runs() -> tuple[Run, ...]:
@@ -108,7 +100,7 @@ def runs() -> tuple[Run, ...]:
         *_controlled("6", trains_llm=True),
     ]
     for table, figure, trains_llm in (("A7", "12", False), ("A8", "13", True)):
-        for row in _rows(f"mimo_table{table}.csv"):
+        for row in printed_rows(f"mimo_table{table}"):
             for part, placement, times in (("a", Placement.APART, 1), ("b", Placement.SHARED, 2)):
                 found.append(
                     Run(
@@ -134,18 +126,13 @@ def _controlled(figure: str, *, trains_llm: bool) -> list[Run]:
             vision=_layout(row, "vision", 1),
             trains_llm=trains_llm,
         )
-        for row in _rows("mimo_figure6.csv")
+        for row in printed_rows("mimo_figure6")
     ]
 
 
-def _rows(name: str) -> list[dict[str, str]]:
-    with (REFERENCE / name).open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def _layout(row: Mapping[str, str], module: str, times: int) -> Layout:
+def _layout(row: Mapping[str, str], module: str, times: int) -> parity_grid_runs.Layout:
     """The printed degrees, with `times` as many replicas."""
-    return Layout(
+    return parity_grid_runs.Layout(
         tp=int(row[f"{module}_tp"]),
         dp=times * int(row[f"{module}_dp"]),
         pp=int(row.get(f"{module}_pp", "1")),
@@ -161,7 +148,7 @@ def model(trains_llm: bool) -> ModelGraph:  # noqa: FBT001  (the one thing in wh
         name="vision",
         modality="image",
         trainable=Trainable.PROJECTOR,
-        llm_width=WIDTH,
+        llm_width=parity_grid_runs.WIDTH,
     )
     trainable = Trainable.ALL if trains_llm else Trainable.NONE
     llm = module_from_config(_VICUNA, name="llm", modality=TEXT, trainable=trainable)
@@ -189,25 +176,12 @@ def plan_of(run: Run, samples: tuple[Sample, ...] = (), microbatch: int | None =
         microbatch: samples of one; None: as `microbatch_samples` says.
     """
     graph = model(run.trains_llm)
-    node = Node(device="process", num_ranks=NUM_RANKS, memory_bytes=2**34)
-    link = Link(name="wire", bytes_per_s=1e9, latency_s=1e-6)
-    offset = 0 if run.placement is Placement.SHARED else None
     layouts = {"vision": run.vision, "llm": run.llm}
-    job = Job(
-        name="llava",
-        model=graph,
-        cluster=Cluster(name="processes", nodes=(node,), intra=link, inter=link),
-        batch=samples or ONE_BATCH.batches(graph)[0],
-        microbatch_samples=microbatch or microbatch_samples(run, len(samples) or NUM_SAMPLES),
-        layouts=tuple(
-            ModuleLayout(module=name, tp=x.tp, dp=x.dp, pp=x.pp, rank_offset=offset)
-            for name, x in layouts.items()
-        ),
-        schedule=run.schedule,
-        settings=Settings(precision=Precision.FLOAT64),
-        profile="A40",
+    job = parity_grid_runs.processes_job(
+        "llava", graph, samples or ONE_BATCH.batches(graph)[0], layouts, run.placement
     )
-    return megatron_heterogeneous.plan(job, CostModel(load_profile("A40")))
+    size = microbatch or microbatch_samples(run, len(samples) or NUM_SAMPLES)
+    return parity_grid_runs.planned(replace(job, microbatch_samples=size, schedule=run.schedule))
 
 
 def train(run: Run, steps: int, pool: Pool, data: Data = ONE_BATCH) -> Curve:
@@ -229,7 +203,7 @@ def train(run: Run, steps: int, pool: Pool, data: Data = ONE_BATCH) -> Curve:
     )
     result = run_lowered(lower(plan), settings, pool=pool)
     _, last, moments = one_process(run.trains_llm, steps, data)
-    return Curve(result.losses, gap(plan, result, last, moments))
+    return Curve(result.losses, parity_grid_runs.gap(plan, result, last, moments))
 
 
 @cache
@@ -237,14 +211,14 @@ def one_process(
     trains_llm: bool,  # noqa: FBT001  (the key of the cache)
     steps: int,
     data: Data = ONE_BATCH,
-) -> tuple[tuple[float, ...], ReferenceResult, dict[Key, Moments]]:
+) -> tuple[tuple[float, ...], ReferenceResult, dict[parity_grid_runs.Key, parity_grid_runs.Moments]]:
     """Losses, the last step, and AdamW's moments, made here from the gradients of every step."""
     torch.set_num_threads(1)
     run = next(run for run in runs() if run.trains_llm is trains_llm)
     settings = optimizer(run)
     batches = data.batches(model(trains_llm))
     reference = Reference(plan_of(run, batches[0]), seed=SEED, dtype=torch.float64, optimizer=settings)
-    losses, moments = [], dict[Key, Moments]()
+    losses, moments = [], dict[parity_grid_runs.Key, parity_grid_runs.Moments]()
     for step in range(steps):
         reference.plan = replace(reference.plan, batch=batches[step % len(batches)])
         result = reference.step(SyntheticSource(SEED))

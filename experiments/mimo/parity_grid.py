@@ -13,29 +13,27 @@ Outcomes are kept as they come, by plan hash: a run that was ended goes on where
 that changed is run again. `--fresh` forgets them.
 """
 
-import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from heapq import heapify, heapreplace
 from itertools import combinations, product
-from pathlib import Path
 from typing import Any
 
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended
+from experiments.harness.record import RESULTS
+from experiments.mimo.kept_runs import Kept
 from experiments.mimo.parity_grid_runs import NUM_RANKS, Layout, plan_of, run
 from runtime.world.failure import WorldFailed
 from runtime.world.pool import Pool
 from workbench.plan.codec import plan_hash
 from workbench.planner.rank_spans import Placement
-from workbench.whole_file import write_text
 
 BOUND = 1e-10
-RESULTS = Path(__file__).parent.parent / "results"
-OUTCOMES = RESULTS / "mimo_parity_grid_outcomes.jsonl"
+KEPT = Kept(RESULTS / "mimo_parity_grid_outcomes.jsonl", key="plan", done="gap")
 SUMMARY = RESULTS / "mimo_parity_grid.json"
 ONE_ENCODER = ("vision", "llm")
 TWO_ENCODERS = ("vision", "audio", "llm")
@@ -113,7 +111,7 @@ def _pairs(point: Point) -> Iterator[tuple[int, int, Layout, Layout]]:
         yield i, j, point.layouts[i], point.layouts[j]
 
 
-def outcome(point: Point, pool: Pool, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def outcome(point: Point, pool: Pool, known: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """What became of a point: refused with the reason, or executed with its gap; known ones are not rerun."""
     try:
         plan = plan_of(dict(zip(point.modules, point.layouts, strict=True)), point.placement)
@@ -149,47 +147,19 @@ def holds(result: dict[str, Any]) -> bool:
     return not (result["not_reached"] or result["failed"] or result["beyond_bound"])
 
 
-def read_outcomes(path: Path) -> dict[str, dict[str, Any]]:
-    """By plan hash; nothing where there is no file."""
-    if not path.exists():
-        return {}
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    return {record["plan"]: record for record in records}
-
-
-def play(points: Sequence[Point], path: Path, limit_s: float) -> list[dict[str, Any]]:
-    """Outcomes point by point, as far as the time goes; each is kept at once."""
-    known, found = read_outcomes(path), []
-    end_s = time.monotonic() + limit_s
-    with Pool(NUM_RANKS) as pool, path.open("a", encoding="utf-8") as file:
-        for place, point in enumerate(points):
-            if time.monotonic() > end_s:
-                break
-            found.append(outcome(point, pool, known))
-            mine = found[-1]
-            if "gap" in mine and mine["plan"] not in known:
-                known[mine["plan"]] = mine
-                file.write(json.dumps(mine, sort_keys=True) + "\n")
-                file.flush()
-            if (place + 1) % 50 == 0:
-                worst = max((f["gap"] for f in found if "gap" in f), default=0.0)
-                print(f"{place + 1} of {len(points)}, worst gap {worst:.1e}", file=sys.stderr, flush=True)
-    return found
-
-
 def main() -> int:
     parser = command_line(__doc__)
     parser.add_argument("--limit-s", type=float, default=3600.0, help="stop after this, to go on later")
     parser.add_argument("--fresh", action="store_true", help="run everything again")
     arguments = parser.parse_args()
     if arguments.fresh:
-        OUTCOMES.unlink(missing_ok=True)
+        KEPT.path.unlink(missing_ok=True)
     grids = {"one_encoder": one_encoder(), "two_encoders": two_encoders()}
     result: dict[str, Any] = {"bound": BOUND}
     end_s = time.monotonic() + arguments.limit_s
     is_whole = True
     for name, points in grids.items():
-        part = summary(points, play(points, OUTCOMES, end_s - time.monotonic()))
+        part = summary(points, KEPT.play(points, outcome, end_s - time.monotonic()))
         result[name] = part
         is_whole &= holds(part)
         print(
@@ -201,12 +171,9 @@ def main() -> int:
         for reason, count in part["refused"].items():
             print(f"  refused {count}: {reason}")
     result["holds"] = is_whole
-    write_text(json.dumps(result, indent=2, sort_keys=True) + "\n", SUMMARY)
     print(f"claim: every layout that fits trains as one process, within {BOUND}: ", end="")
     print("holds" if is_whole else "FAILS")
-    if arguments.json:
-        print(json.dumps(result, sort_keys=True))
-    return 0 if is_whole else 1
+    return ended(result, out=SUMMARY, as_json=arguments.json, holds=is_whole)
 
 
 if __name__ == "__main__":

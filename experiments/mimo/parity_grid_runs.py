@@ -2,17 +2,17 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import zip_longest
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from experiments.mimo.small_configs import LLAMA, SIGLIP, WHISPER, WIDTH
 from runtime.data.batches import SyntheticSource
 from runtime.launch import RunResult, run_lowered
-from runtime.parallel.tensor.parts import held_parts
+from runtime.parallel.expert.cuts import held_parts
 from runtime.rank_job import Collect, RunSettings
 from runtime.reference import ReferenceResult, reference_step
 from runtime.world.pool import Pool
@@ -29,6 +29,40 @@ from workbench.plan.plan import Plan, Precision, Settings
 from workbench.planner.rank_spans import Placement
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.strategies import megatron_heterogeneous
+
+WIDTH = 16  # of a small LLM
+HEADS = 4  # divides by every tensor-parallel degree that runs
+
+SIGLIP: dict[str, Any] = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": HEADS,
+    "num_channels": 3,
+    "image_size": 8,
+    "patch_size": 4,
+}
+WHISPER: dict[str, Any] = {
+    "model_type": "whisper",
+    "d_model": 16,
+    "encoder_layers": 2,
+    "encoder_attention_heads": HEADS,
+    "encoder_ffn_dim": 32,
+    "num_mel_bins": 8,
+    "max_source_positions": 12,
+}
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": WIDTH,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS,
+    "vocab_size": 40,
+    "tie_word_embeddings": False,
+}
+
 
 Key = tuple[str, str]  # module and Hugging Face name
 Moments = tuple[Tensor, Tensor]
@@ -112,31 +146,42 @@ def plan_of(layouts: Mapping[str, Layout], placement: Placement) -> Plan:
     Raises:
         ValueError: the planner refuses it.
     """
+    names, schedule = tuple(layouts), Schedule(kind=ScheduleKind.THREE_PHASE, window=WINDOW)
     shared = placement is Placement.SHARED
-    names = tuple(layouts)
+    job = processes_job("grid", model(names), batch(names), layouts, placement)
+    job = replace(job, cluster=replace(job.cluster, name="grid"))
+    return planned(replace(job, schedule=schedule) if shared else job)
+
+
+def processes_job(
+    name: str,
+    of: ModelGraph,
+    samples: tuple[Sample, ...],
+    layouts: Mapping[str, Layout],
+    placement: Placement,
+) -> Job:
+    """Modules under layouts on eight processes, in float64; in three phases where they share ranks."""
+    shared = placement is Placement.SHARED
     node = Node(device="process", num_ranks=NUM_RANKS, memory_bytes=2**34)
     link = Link(name="wire", bytes_per_s=1e9, latency_s=1e-6)
-    job = Job(
-        name="grid",
-        model=model(names),
-        cluster=Cluster(name="grid", nodes=(node,), intra=link, inter=link),
-        batch=batch(names),
+    return Job(
+        name=name,
+        model=of,
+        cluster=Cluster(name="processes", nodes=(node,), intra=link, inter=link),
+        batch=samples,
         layouts=tuple(
-            ModuleLayout(
-                module=name,
-                tp=layout.tp,
-                dp=layout.dp,
-                pp=layout.pp,
-                cp=layout.cp,
-                rank_offset=0 if shared else None,
-            )
-            for name, layout in layouts.items()
+            ModuleLayout(module=module, **asdict(layout), rank_offset=0 if shared else None)
+            for module, layout in layouts.items()
         ),
-        schedule=Schedule(kind=ScheduleKind.THREE_PHASE, window=WINDOW) if shared else Schedule(),
+        schedule=Schedule(kind=ScheduleKind.THREE_PHASE) if shared else Schedule(),
         settings=Settings(precision=Precision.FLOAT64),
         profile="A40",
     )
-    return megatron_heterogeneous.plan(job, CostModel(load_profile("A40")))
+
+
+def planned(job: Job) -> Plan:
+    """By the strategy that takes any layouts; ValueError where it refuses them."""
+    return megatron_heterogeneous.plan(job, CostModel(load_profile(job.profile)))
 
 
 def run(plan: Plan, pool: Pool) -> Gap:

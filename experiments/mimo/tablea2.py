@@ -1,16 +1,14 @@
 """Table A2: layouts of their own on shared GPUs at 8K, against one layout for all.
 
-Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
-         Table A2.
+Paper:   Karnati et al., Table A2.
 Setup:   1B to 12B encoders with 14B to 120B LLMs on 72 or 256 H100s, printed layouts on both sides.
 Given:   layouts, optimizer instances, batch sizes; encoders from 3B on are recomputed, LLMs are not.
          Two numbers of the machine are fitted on homogeneous step times (`calibration`).
 Differs: sizes are ours (`module_sizes.csv`); gains are judged by the printed step times.
 Ours:    plans of the strategies, simulated, about 2 minutes on one CPU core.
-Run:     python -m experiments.mimo.tablea2
 """
 
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 from experiments.mimo.gains import gain_evidence
 from experiments.mimo.models import PROFILE
 from experiments.mimo.rows import table_a2
@@ -18,9 +16,4 @@ from experiments.mimo.rows import table_a2
 
 @script(profile=PROFILE)
 def run() -> Parts:
-    """All rows."""
     return [gain_evidence("Table A2", table_a2())]
-
-
-if __name__ == "__main__":
-    main(run)

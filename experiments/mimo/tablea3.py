@@ -1,7 +1,6 @@
 """Table A3: long contexts, encoders kept whole on shared GPUs against encoders that inherit the LLM's grid.
 
-Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
-         Table A3.
+Paper:   Karnati et al., Table A3.
 Setup:   a 1B encoder with 7B and 14B LLMs, 16K to 128K, printed layouts on both sides.
 Given:   layouts, batch sizes; forward and backward alone are timed. Two numbers of the machine are fitted on
          homogeneous step times (`calibration`).
@@ -9,14 +8,13 @@ Differs: sizes are ours; one sample a microbatch on both sides, where the table 
          microbatches for layouts of different dp. Whether H's ranks under cp encode whole images follows from
          printed memory, see `protocol.toml`; the other reading is told beside.
 Ours:    plans of the strategies, simulated, about 1 minute on one CPU core.
-Run:     python -m experiments.mimo.tablea3
 """
 
 from collections.abc import Sequence
 from itertools import pairwise
 
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from experiments.mimo.gains import gain, gain_evidence
 from experiments.mimo.models import PROFILE, assumptions
 from experiments.mimo.rows import Compared, table_a3
@@ -64,14 +62,9 @@ def _group(row: Compared) -> tuple[str, float, int]:
 
 
 @script(profile=PROFILE)
-def run() -> Parts:
-    """All rows."""
+def run() -> Evidence:
     rows = table_a3()
     evidence = gain_evidence("Table A3", rows)
     growth(evidence, rows)
     memory_growth(evidence, rows)
-    return [evidence]
-
-
-if __name__ == "__main__":
-    main(run)
+    return evidence

@@ -1,17 +1,15 @@
 """Table A4: encoders on an island of 8 GPUs beside a 120B LLM, against one layout for all.
 
-Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
-         Table A4.
+Paper:   Karnati et al., Table A4.
 Setup:   6B to 12B encoders, 8K and 16K, 256 or 512 GPUs and 8 more for the island; printed layouts.
 Given:   layouts, batch sizes; encoders are recomputed, the LLM is not. Two numbers of the machine are fitted
          on homogeneous step times (`calibration`).
 Differs: sizes and patches per vision token are ours: with a patch for each token, the printed island
          would have to run above a GPU's peak.
 Ours:    plans of the strategies, simulated, about 2 minutes on one CPU core.
-Run:     python -m experiments.mimo.tablea4
 """
 
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 from experiments.mimo.gains import gain_evidence
 from experiments.mimo.models import PROFILE
 from experiments.mimo.rows import table_a4
@@ -19,9 +17,4 @@ from experiments.mimo.rows import table_a4
 
 @script(profile=PROFILE)
 def run() -> Parts:
-    """All rows."""
     return [gain_evidence("Table A4", table_a4())]
-
-
-if __name__ == "__main__":
-    main(run)

@@ -1,14 +1,12 @@
 """Table A5: which of H, C and NC is best at 8K, from 1B encoders with 14B to 12B with 120B.
 
-Paper:   Y. Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
-         Table A5.
+Paper:   Karnati et al., Table A5.
 Setup:   H and C as in Table A2; NC has the printed encoder island of 8 GPUs.
 Given:   all layouts that are printed. The LLM's layout under NC is printed for 6B and more (Table A4); for
          smaller encoders it is C's on the ranks that remain, so that both modes are held to layouts of
          one hand. Two numbers of the machine are fitted on homogeneous step times (`calibration`).
 Differs: sizes are ours; where C is printed as equal to H, ours is the better of H and Table A2's C.
 Ours:    plans of the strategies, simulated, about 1 minute on one CPU core.
-Run:     python -m experiments.mimo.tablea5
 """
 
 from collections.abc import Sequence
@@ -16,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from experiments.harness.outcome import Evidence
 from experiments.harness.printed import PrintedRow, printed_rows
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from experiments.mimo.gains import PERCENT, Gains
 from experiments.mimo.models import PROFILE, assumptions
 from experiments.mimo.rows import apart, colocated, encoder_of, homogeneous, llm_of, workload_of
@@ -80,7 +78,21 @@ def modes_gains(rows: Sequence[PrintedRow], modes: Sequence[Modes]) -> Gains:
     return Gains(name="Table A5", printed=printed, ours=tuple(each.nc_s / each.c_s - 1 for each in modes))
 
 
-def evidence() -> Evidence:
+def crossover(found: Evidence, rows: Sequence[PrintedRow], ours: Sequence[Modes]) -> None:
+    """Who is ahead with a 120B LLM, on either side of the printed crossover."""
+    large = {
+        float(row["enc_params_b"]): modes
+        for row, modes in zip(rows, ours, strict=True)
+        if row["llm_params_b"] == "120"
+    }
+    below = all(m.c_s < m.nc_s for size, m in large.items() if size < CROSSOVER_B)
+    above = all(m.nc_s < m.c_s for size, m in large.items() if size >= CROSSOVER_B)
+    found.claim("with a 120B LLM, C beats NC at 1B and 3B encoders;", below)
+    found.claim("with a 120B LLM, NC beats C from 6B encoders on;", above)
+
+
+@script(profile=PROFILE)
+def run() -> Evidence:
     """Gains of both modes, who is best, and where that changes."""
     found = Evidence()
     rows = printed_rows("mimo_tableA5")
@@ -99,26 +111,3 @@ def evidence() -> Evidence:
         )
     crossover(found, rows, ours)
     return found
-
-
-def crossover(found: Evidence, rows: Sequence[PrintedRow], ours: Sequence[Modes]) -> None:
-    """Who is ahead with a 120B LLM, on either side of the printed crossover."""
-    large = {
-        float(row["enc_params_b"]): modes
-        for row, modes in zip(rows, ours, strict=True)
-        if row["llm_params_b"] == "120"
-    }
-    below = all(m.c_s < m.nc_s for size, m in large.items() if size < CROSSOVER_B)
-    above = all(m.nc_s < m.c_s for size, m in large.items() if size >= CROSSOVER_B)
-    found.claim("with a 120B LLM, C beats NC at 1B and 3B encoders;", below)
-    found.claim("with a 120B LLM, NC beats C from 6B encoders on;", above)
-
-
-@script(profile=PROFILE)
-def run() -> Parts:
-    """All rows."""
-    return [evidence()]
-
-
-if __name__ == "__main__":
-    main(run)

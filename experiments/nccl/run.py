@@ -22,9 +22,11 @@ from runtime.step.optimizer import OptimizerSettings
 from runtime.world.failure import WorldFailed
 from runtime.world.pool import Pool
 from workbench.data.sample import Sample
+from workbench.job.job import Job
 from workbench.model.model_graph import ModelGraph
 from workbench.plan.lower import lower
 from workbench.plan.plan import Plan, Precision, Settings
+from workbench.planner.assembly import empty_draft
 
 TIMEOUT_S = 15.0  # of a wait that should end
 SHORT_S = 2.0  # of one that should not
@@ -86,17 +88,9 @@ def outcome(plan: Plan, pool: Pool, conduct: Conduct, **bounds: float) -> Outcom
 @cache
 def _reference(model: ModelGraph, batch: tuple[Sample, ...], settings: Settings) -> ReferenceResult:
     """One process looks at nothing else of a plan, so many plans have the same."""
-    plan = Plan(
-        strategy="one process",
-        model=model,
-        cluster=this_machine(LINK, 1),
-        batch=batch,
-        stages=(),
-        microbatches=(),
-        programs=(),
-        settings=settings,
-    )
-    return reference_step(plan, seed=0, dtype=torch.float64, source=SyntheticSource(0))
+    name = "one process"
+    job = Job(name=name, model=model, cluster=this_machine(LINK, 1), batch=batch, settings=settings)
+    return reference_step(empty_draft(job, name), seed=0, dtype=torch.float64, source=SyntheticSource(0))
 
 
 def run_all(cases: Iterable[Case], pool: Pool) -> Iterator[tuple[Case, Outcome]]:

@@ -11,60 +11,168 @@ Differs: sequence lengths are not printed (the models' own: 512, 1024, 2048); TF
          attention cannot explain is the traffic of stored scores and spelled-out activations. Bamboo's
          published throughput is a third of what its extra forwards leave; so is its published share of
          useful work, of which section 2.7.4.2 says that it holds more than redundant computation.
-Run:     python -m experiments.oobleck.by_nodes
 """
 
+from dataclasses import dataclass
 from functools import cache
 
 from experiments.cornstarch.modelled import A40
 from experiments.harness.outcome import Evidence, PaperNumber
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
+from experiments.oobleck import modelled
 from experiments.oobleck.by_nodes_plot import drawing
-from experiments.oobleck.modelled import (
-    BAMBOO_DEPTH,
-    BAMBOO_MICROBATCH,
-    GLOBAL_BATCH,
-    bamboo_rates,
-    bamboo_stages,
-    bamboo_useful_share,
-    chain,
-    forward_share,
-    graph,
-    oobleck_layout,
-    oobleck_rates,
-    planned,
-    varuna_grid,
-    varuna_rates,
-)
-from experiments.oobleck.seconds import seconds_of
-from experiments.oobleck.simulated import pipeline_s
 from experiments.oobleck.systems import BAMBOO_USEFUL_SHARE, MODELS, MOST_NODES, published_rates
+from workbench.cost.execution import Execution
+from workbench.cost.profile import load_profile
+from workbench.cost.roofline import RowWork, Work, layer_flop
 from workbench.elastic.template import Template, TemplateStage
+from workbench.plan.plan import Recompute
+
+PASSES = 4  # forward, that again, and a backward of twice its products
+NETWORK_BYTES_PER_S = 200e9 / 8  # section 2.7.1: one adaptor of 200 Gb/s a GPU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seconds:
+    """GPU-seconds of one sample on 30 nodes.
+
+    Args:
+        published_s: 30 nodes over the published throughput.
+        flop: of products, forward, recomputation and backward.
+        fused_s: of all layers, attention in one kernel, scores never in memory.
+        stored_s: the same with scores in memory.
+        spelled_s: of all layers as transformers ran them, activations and dropouts in kernels of their own.
+        float32_s: the same with products in float32 instead of TF32.
+        ours_s: 30 nodes over the simulated throughput; beyond `spelled_s` GPUs idle.
+        exchange_s: summing gradients after the last backward, were none of it hidden.
+        tf32_flop_per_s, float32_flop_per_s: peaks.
+    """
+
+    published_s: float
+    flop: float
+    fused_s: float
+    stored_s: float
+    spelled_s: float
+    float32_s: float
+    ours_s: float
+    exchange_s: float
+    tf32_flop_per_s: float
+    float32_flop_per_s: float
+
+    @property
+    def achieved_flop_per_s(self) -> float:
+        """Of a GPU, by the published throughput."""
+        return self.flop / self.published_s
+
+    def parts(self) -> dict[str, float]:
+        """By name, for the result file."""
+        return {
+            "published": self.published_s,
+            "products_at_tf32_peak": self.flop / self.tf32_flop_per_s,
+            "layers_with_fused_attention": self.fused_s,
+            "stored_scores": self.stored_s - self.fused_s,
+            "spelled_out_operators": self.spelled_s - self.stored_s,
+            "idle": self.ours_s - self.spelled_s,
+            "unexplained": self.published_s - self.ours_s,
+            "exchange_if_not_hidden": self.exchange_s,
+            "layers_in_float32": self.float32_s,
+            "achieved_over_tf32_peak": self.achieved_flop_per_s / self.tf32_flop_per_s,
+            "achieved_over_float32_peak": self.achieved_flop_per_s / self.float32_flop_per_s,
+        }
+
+    def told(self, model: str) -> str:
+        """One line."""
+        parts = {name: value * 1e3 for name, value in self.parts().items()}
+        return (
+            f"{model}, 30 nodes, GPU-ms a sample: published {parts['published']:.0f} "
+            f"({self.achieved_flop_per_s / 1e12:.1f} TFLOP/s a GPU, "
+            f"{self.achieved_flop_per_s / self.tf32_flop_per_s:.0%} of the TF32 peak, "
+            f"{self.achieved_flop_per_s / self.float32_flop_per_s:.0%} of float32's); ours "
+            f"{parts['layers_with_fused_attention']:.0f} layers with fused attention + "
+            f"{parts['stored_scores']:.0f} stored scores + "
+            f"{parts['spelled_out_operators']:.0f} spelled-out operators + {parts['idle']:.0f} idle, "
+            f"{parts['unexplained']:+.0f} unexplained; gradients over 200 Gb/s, none hidden, "
+            f"{parts['exchange_if_not_hidden']:.1f}; products in float32 instead of TF32 "
+            f"{parts['layers_in_float32'] - self.spelled_s * 1e3:+.0f}"
+        )
+
+
+def seconds_of(model: str, rate: float) -> Seconds:
+    """Of a model that our simulator trains at `rate` samples per second on 30 nodes."""
+    profile = load_profile(A40)
+    return Seconds(
+        published_s=MOST_NODES / published_rates("oobleck", model)[MOST_NODES],
+        flop=PASSES * _forward_flop(model),
+        fused_s=_sample_s(model, modelled.FUSED, written=modelled.Written.FUSED),
+        stored_s=_sample_s(model, modelled.stored(model), written=modelled.Written.FUSED),
+        spelled_s=_sample_s(model, modelled.stored(model)),
+        float32_s=_sample_s(model, modelled.stored(model), "float32"),
+        ours_s=MOST_NODES / rate,
+        exchange_s=_exchange_s(model, rate),
+        tf32_flop_per_s=profile.peak("bfloat16") / modelled.TF32_OVER_BFLOAT16,
+        float32_flop_per_s=profile.peak("float32"),
+    )
+
+
+def _sample_s(
+    model: str,
+    execution: Execution,
+    precision: str = "tf32",
+    written: modelled.Written = modelled.Written.SPELLED_OUT,
+) -> float:
+    microbatch = modelled.MICROBATCH[model]
+    times = modelled.layer_s(model, microbatch, Recompute.FULL, execution, precision, written)
+    return sum(time.total_s for time in times) / microbatch
+
+
+def _forward_flop(model: str) -> float:
+    tokens = modelled.TOKENS[model]
+    work = Work((RowWork(tokens, tokens, tokens * tokens),))  # stored scores: masked ones are computed too
+    return sum(layer_flop(layer, work) for layer in modelled.graph(model).modules[0].layers)
+
+
+def _exchange_s(model: str, rate: float) -> float:
+    """GPU-seconds a sample: a ring all-reduce of the largest stage's gradients once an iteration."""
+    chosen, layers = modelled.oobleck_layout(model, MOST_NODES), modelled.graph(model).modules[0].layers
+    replicas = len(chosen.sizes)
+    largest = max(
+        sum(layers[layer].num_parameters for layer in range(stage.first, stage.end))
+        for size in set(chosen.sizes)
+        for stage in modelled.planned(model).of_size(size).stages
+    )
+    num_bytes = 2 * (replicas - 1) / replicas * largest * modelled.ELEMENT_BYTES
+    samples = sum(chosen.microbatches) * modelled.MICROBATCH[model]
+    return MOST_NODES * num_bytes / NETWORK_BYTES_PER_S / samples
+
 
 USEFUL = "what Bamboo's runtime adds to an iteration beside one more forward of each stage"
 JUDGED, REL_TOL = (30, 23, 16), 0.25
 FORMULA_TOL = 0.05
-PLANNED = {"oobleck": oobleck_rates, "varuna": varuna_rates, "bamboo": bamboo_rates}
+PLANNED = {
+    "oobleck": modelled.oobleck_rates,
+    "varuna": modelled.varuna_rates,
+    "bamboo": modelled.bamboo_rates,
+}
 
 
 @cache
 def _pipeline_s(model: str, size: int, count: int) -> float:
-    template, share = planned(model).of_size(size), forward_share(model)
-    return pipeline_s(graph(model), chain(model), template, count, share)
+    template, share = modelled.planned(model).of_size(size), modelled.forward_share(model)
+    return modelled.pipeline_s(modelled.graph(model), modelled.chain(model), template, count, share)
 
 
 @cache
 def _bamboo_pipeline_s(model: str, count: int) -> float:
     """Six stages of about as many layers; how their times split into passes is the first stage's."""
-    times, layers = bamboo_stages(model), len(graph(model).modules[0].layers)
-    bounds = [round(stage * layers / BAMBOO_DEPTH) for stage in range(BAMBOO_DEPTH + 1)]
+    times, layers = modelled.bamboo_stages(model), len(modelled.graph(model).modules[0].layers)
+    bounds = [round(stage * layers / modelled.BAMBOO_DEPTH) for stage in range(modelled.BAMBOO_DEPTH + 1)]
     stages = tuple(
         TemplateStage(first=bounds[place], end=bounds[place + 1], num_gpus=1, time_s=time.total_s)
         for place, time in enumerate(times)
     )
-    template = Template(num_nodes=BAMBOO_DEPTH, gpus_per_node=1, stages=stages)
+    template = Template(num_nodes=modelled.BAMBOO_DEPTH, gpus_per_node=1, stages=stages)
     share = sum(time.forward_s for time in times) / sum(time.total_s for time in times)
-    return pipeline_s(graph(model), chain(model), template, count, share)
+    return modelled.pipeline_s(modelled.graph(model), modelled.chain(model), template, count, share)
 
 
 @cache
@@ -74,22 +182,22 @@ def simulated_rate(system: str, model: str, nodes: int) -> float:
     Raises:
         ValueError: a system of another name.
     """
-    batch = GLOBAL_BATCH[model]
+    batch = modelled.GLOBAL_BATCH[model]
     if system == "oobleck":
-        chosen = oobleck_layout(model, nodes)
+        chosen = modelled.oobleck_layout(model, nodes)
         pairs = sorted(set(zip(chosen.sizes, chosen.microbatches, strict=True)))
         return batch / max(_pipeline_s(model, size, count) for size, count in pairs)
     if system == "varuna":
-        return batch / _pipeline_s(model, *varuna_grid(model, nodes))
+        return batch / _pipeline_s(model, *modelled.varuna_grid(model, nodes))
     if system == "bamboo":
-        count = -(-batch // BAMBOO_MICROBATCH[model] // (nodes // BAMBOO_DEPTH))
+        count = -(-batch // modelled.BAMBOO_MICROBATCH[model] // (nodes // modelled.BAMBOO_DEPTH))
         return batch / _bamboo_pipeline_s(model, count)
     raise ValueError(f"no system {system!r}: want one of {', '.join(PLANNED)}")
 
 
 def useful_settings(model: str, samples_per_s: float) -> dict[str, float]:
     """Bamboo's throughput by how much of its iteration is useful work."""
-    share = bamboo_useful_share(model)
+    share = modelled.bamboo_useful_share(model)
     return {
         f"one more forward a stage, {share:.0%} useful": samples_per_s,
         f"as published, {BAMBOO_USEFUL_SHARE:.0%} useful": samples_per_s * BAMBOO_USEFUL_SHARE / share,
@@ -146,9 +254,12 @@ def seconds_evidence() -> Evidence:
 def bamboo_evidence() -> Evidence:
     """Bamboo's throughput with the published share of useful work in place of ours."""
     evidence = Evidence()
-    for model in BAMBOO_MICROBATCH:
-        published, ours = published_rates("bamboo", model)[MOST_NODES], bamboo_rates(model)[MOST_NODES]
-        share = bamboo_useful_share(model)
+    for model in modelled.BAMBOO_MICROBATCH:
+        published, ours = (
+            published_rates("bamboo", model)[MOST_NODES],
+            modelled.bamboo_rates(model)[MOST_NODES],
+        )
+        share = modelled.bamboo_useful_share(model)
         rate = ours * BAMBOO_USEFUL_SHARE / share
         evidence.ours[f"modelled/{model.replace(' ', '-')}/bamboo/useful_share"] = share
         evidence.claim(
@@ -160,13 +271,8 @@ def bamboo_evidence() -> Evidence:
     return evidence
 
 
-@script(profile=A40)
+@script(profile="A40")
 def run() -> Parts:
-    """All evidence."""
     rates = rates_evidence()
     rates.figures["oobleck_by_nodes"] = drawing(rates.ours)
     return [rates, seconds_evidence(), bamboo_evidence()]
-
-
-if __name__ == "__main__":
-    main(run)

@@ -13,12 +13,18 @@ Times:   detection is from SIGKILL to the supervisor's first sign of it; stoppin
 Run:     python -m experiments.oobleck.chaos [--kills 50] [--seed 0] [--json]
 """
 
+import os
 import random
+import signal
 import sys
 import tempfile
+import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from itertools import count, pairwise
 from pathlib import Path
 
@@ -26,13 +32,81 @@ from experiments.harness.command import command_line
 from experiments.harness.outcome import About, Evidence, Outcome, outcome_of
 from experiments.harness.script import finished
 from experiments.oobleck.chaos_job import elastic_job
-from experiments.oobleck.chaos_killer import RECOVERY, Kill, Killer, Shot, Target
-from runtime.elastic.history import Cause, Reshaped, StepDone
+from runtime.elastic.history import Cause, ElasticFailed, Reshaped, StepDone
 from runtime.elastic.job import ElasticJob, held_by
+from runtime.elastic.nodes import Nodes
+from runtime.elastic.orders import Moment
 from runtime.elastic.progress import Progress, read_progress
 from runtime.elastic.training import ElasticTraining
 from workbench.elastic.reconfigure import CannotContinueError
 from workbench.plan.plan import Sharding
+
+LOOK_EVERY_S = 0.0002
+RECOVERY = (Moment.GROUPS, Moment.COPYING)
+
+
+class Target(Enum):
+    """What the victims are to be doing."""
+
+    FORWARD = (Moment.FORWARD,)
+    BACKWARD = (Moment.BACKWARD,)
+    REDUCTION = (Moment.REDUCING,)
+    VOTED = (Moment.VOTED,)
+    RECOVERY = RECOVERY
+    GATHERING = (Moment.GATHERING,)  # where weights are shared out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shot:
+    """Nodes that die at once, when the first of them does what is wanted; after the shot before it."""
+
+    victims: tuple[str, ...]
+    target: Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """A node that was killed, and what the rank that was hit was doing last."""
+
+    node: str
+    moment: Moment
+    time_s: float  # on the machine's monotonic clock
+
+
+class Killer(threading.Thread):
+    """Fires its shots one after the other; one that never finds its moment fires when patience is over.
+
+    Of each victim one random rank is hit: the rest of the node is the supervisor's to end.
+    """
+
+    def __init__(self, nodes: Nodes, shots: Sequence[Shot], rng: random.Random, patience_s: float) -> None:
+        super().__init__(name="killer", daemon=True)
+        self._nodes, self._shots, self._patience_s = nodes, shots, patience_s
+        self._places = {victim: rng.random() for shot in shots for victim in shot.victims}
+        self._delay_s = [rng.uniform(0, 0.003) for _ in shots]
+        self.kills: list[Kill] = []
+
+    def run(self) -> None:
+        for shot, delay_s in zip(self._shots, self._delay_s, strict=True):
+            deadline = time.monotonic() + self._patience_s
+            while time.monotonic() < deadline and not self._is_seen(shot):
+                time.sleep(LOOK_EVERY_S)
+            time.sleep(delay_s)
+            for victim in shot.victims:
+                self._hit(victim)
+
+    def _is_seen(self, shot: Shot) -> bool:
+        return any(moment in shot.target.value for moment in self._nodes.moments(shot.victims[0]))
+
+    def _hit(self, victim: str) -> None:
+        processes, moments = self._nodes.process_ids(victim), self._nodes.moments(victim)
+        if not processes or len(moments) != len(processes):
+            return  # it is gone already
+        place = int(self._places[victim] * len(processes))
+        with suppress(ProcessLookupError):
+            os.kill(processes[place], signal.SIGKILL)
+            self.kills.append(Kill(node=victim, moment=moments[place], time_s=time.monotonic()))
+
 
 KILLS, SEED = 50, 0
 NUM_NODES, RANKS_PER_NODE, LAYERS_PER_RANK = 8, 2, 2
@@ -103,29 +177,31 @@ class Chaos:
 
     def _train_until_refused(self) -> None:
         nodes = [next(self._names) for _ in range(self._job.templates.specification.num_nodes)]
-        refuge = self._folder / f"save{next(self._saves)}"
         first = 0 if self._saved is None else self._saved.step
-        with ElasticTraining(self._job, nodes, folder=refuge, start=self._saved) as training:
+        with ElasticTraining(self._job, nodes, start=self._saved) as training:
             try:
                 while len(self.ordeal.kills) < self._kills:
                     self._disturb(training)
                 training.train(training.step + 2)
             except CannotContinueError as error:
                 self._judge(training, str(error))
-                if refuge.exists():
-                    self._saved = read_progress(self._job, refuge)
+                with suppress(ElasticFailed):  # copies of a layer are gone
+                    self._saved = self._save(training)
         session = Session(first=first, steps=tuple(training.steps), changes=tuple(training.changes))
         self.ordeal.sessions.append(session)
+
+    def _save(self, training: ElasticTraining) -> Progress:
+        return read_progress(self._job, training.save(self._folder / f"save{next(self._saves)}").folder)
 
     def _disturb(self, training: ElasticTraining) -> None:
         """A few steps with something happening to the nodes."""
         rng, steps = self._rng, self._rng.randint(2, 4)
         if training.step - (self._saved.step if self._saved else 0) >= SAVE_EVERY:
-            self._saved = training.save(self._folder / f"save{next(self._saves)}")
+            self._saved = self._save(training)
         missing = self._job.templates.specification.num_nodes - training.layout.num_nodes
         if missing > 0 and rng.random() < JOIN_RATE:
             training.join([next(self._names) for _ in range(rng.randint(1, missing))])
-        at_work = [node for pipeline in training.layout.pipelines for node in pipeline]
+        at_work = list(training.layout.nodes)
         self._warned = frozenset()
         if rng.random() < WARN_RATE:
             self._warned = frozenset(rng.sample(at_work, rng.randint(1, 2)))

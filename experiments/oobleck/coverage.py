@@ -7,14 +7,13 @@ Claims:  after each failure all nodes left are in pipelines of n0 to N - f n0 no
          every missing layer copied from a survivor; or fewer than (f + 1) n0 nodes are left, or more
          than f failed at once and took the last copy of a layer with them, and either is said.
 Ours:    `workbench.elastic`, one sequence a job: about half a minute on one CPU core.
-Run:     python -m experiments.oobleck.coverage
 """
 
 import random
 from collections import Counter
 
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from workbench.elastic.chain import LayerChain
 from workbench.elastic.exact_mapping import exact_templates
 from workbench.elastic.layout import NodeLayout, first_layout, held_layers
@@ -38,8 +37,8 @@ def templates_from(smallest: int) -> dict[int, Template]:
 def is_valid(planned: TemplateSet, before: NodeLayout, lost: set[str], after: Reconfiguration) -> bool:
     """All survivors work in pipelines that have templates, and hold or get all their layers."""
     specification = planned.specification
-    survivors = {node for pipeline in before.pipelines for node in pipeline} - lost
-    working = {node for pipeline in after.layout.pipelines for node in pipeline}
+    survivors = set(before.nodes) - lost
+    working = set(after.layout.nodes)
     had, needs = held_layers(planned, before), held_layers(planned, after.layout)
     got = {(copy.destination, copy.layer) for copy in after.copies}
     sources = all(copy.source in survivors and copy.layer in had[copy.source] for copy in after.copies)
@@ -69,7 +68,7 @@ def run_down(planned: TemplateSet, rng: random.Random) -> str:
     layout = first_layout([f"node{k}" for k in range(specification.num_nodes)], sizes)
     layer_bytes = [1] * planned.templates[0].num_layers
     while True:
-        nodes = [node for pipeline in layout.pipelines for node in pipeline]
+        nodes = layout.nodes
         lost = set(rng.sample(nodes, min(len(nodes), rng.randint(1, MOST_AT_ONCE))))
         try:
             after = survive(planned, layout, sorted(lost), layer_bytes)
@@ -82,7 +81,8 @@ def run_down(planned: TemplateSet, rng: random.Random) -> str:
         layout = after.layout
 
 
-def coverage_evidence() -> Evidence:
+@script()
+def run() -> Evidence:
     """All jobs up to 64 nodes."""
     evidence, rng = Evidence(), random.Random(SEED)
     ends: Counter[str] = Counter()
@@ -100,13 +100,3 @@ def coverage_evidence() -> Evidence:
         set(ends) <= {"too few nodes", "last copy lost"},
     )
     return evidence
-
-
-@script()
-def run() -> Parts:
-    """All evidence."""
-    return [coverage_evidence()]
-
-
-if __name__ == "__main__":
-    main(run)

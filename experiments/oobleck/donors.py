@@ -10,7 +10,6 @@ Compared: the best donor, by brute force: of every pipeline that can lend, every
          Copying: every layer in stripes from all nodes that hold it, against whole layers, each from the
          holder that has sent least; bytes of the busiest sender, and of the busiest port either way.
 Ours:    `workbench.elastic.reconfigure.survive`: donor and places with the fewest bytes to copy.
-Run:     python -m experiments.oobleck.donors
 """
 
 import random
@@ -20,7 +19,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from experiments.oobleck.modelled import FAULTS, STATE_BYTES, chain, graph
 from experiments.oobleck.systems import MOST_NODES
 from workbench.elastic.copies import Copy, busiest_bytes, holders_of
@@ -170,7 +169,8 @@ def last_of_largest(before: NodeLayout, lost: str) -> Pipelines:
     return tuple(left)
 
 
-def donors_evidence() -> Evidence:
+@script()
+def run() -> Evidence:
     """Ratios over all draws, and the goal."""
     evidence, found = Evidence(), list(failures())
     ours, last = [each.ratio for each in found], [each.last_ratio for each in found]
@@ -203,13 +203,3 @@ def donors_evidence() -> Evidence:
         all(each.striped.busiest <= each.whole_layers.busiest for each in found),
     )
     return evidence
-
-
-@script()
-def run() -> Parts:
-    """All evidence."""
-    return [donors_evidence()]
-
-
-if __name__ == "__main__":
-    main(run)

@@ -9,11 +9,10 @@ Differs: as Table 2.2. New nodes are taken in at the end of the running iteratio
          second ends without nodes. Two systems more than the figure's: Varuna without cost of saving, and a
          plain job on 24 nodes with the others as spares.
 Ours:    the failure simulator, about 5 s on one CPU core; the plot reads the series it writes.
-Run:     python -m experiments.oobleck.figure2_10
 """
 
 from experiments.harness.outcome import Evidence, PaperNumber
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 from experiments.oobleck.published_rules import restated_average
 from experiments.oobleck.runs import BUILDERS, on_spot, plausible
 from experiments.oobleck.spot import TITLES, TRACES, drawing, spot_evidence, write_series
@@ -62,7 +61,3 @@ def run() -> Parts:
     spot = spot_evidence(MODELS)
     spot.figures["oobleck_figure2_10"] = drawing(write_series("oobleck/figure2_10", MODELS))
     return [spot, claims_evidence()]
-
-
-if __name__ == "__main__":
-    main(run)

@@ -5,11 +5,10 @@ Paper:   I. Jang, dissertation, section 2.7.4.2, Figure 2.11, and section 2.2.3,
 Setup:   as Table 2.2, BERT-Large and GPT-3 6.7b, a failure every 6 h and every 10 min.
 Given:   as Table 2.2; the share of Bamboo's iterations that is useful, 0.1971, from the published simulator.
 Ours:    the failure simulator, fractions of the window; they sum up to 1. Both plots read the result.
-Run:     python -m experiments.oobleck.figure2_11
 """
 
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from experiments.oobleck.breakdown_plot import drawings
 from experiments.oobleck.runs import WINDOW, breakdown, controlled, runs
 
@@ -48,12 +47,7 @@ def breakdown_evidence() -> Evidence:
 
 
 @script()
-def run() -> Parts:
-    """All evidence of the figures."""
+def run() -> Evidence:
     evidence = breakdown_evidence()
     evidence.figures = drawings(evidence.ours)
-    return [evidence]
-
-
-if __name__ == "__main__":
-    main(run)
+    return evidence

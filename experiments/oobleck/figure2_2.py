@@ -7,7 +7,6 @@ Differs: the figure does not say on how few nodes a pipeline fits. Ours goes on 
          with n0 = 1 the four that eight failures leave are enough, with n0 = 2 six are the most that fail.
 Ours:    `workbench.elastic.reconfigure`, where every node left must work and get all it lacks: ten
          seconds on one CPU core.
-Run:     python -m experiments.oobleck.figure2_2
 """
 
 from collections import Counter
@@ -17,7 +16,7 @@ from math import comb
 
 from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.printed import claim_value
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from experiments.oobleck.coverage import is_valid, templates_from
 from workbench.elastic.layout import first_layout
 from workbench.elastic.node_specification import NodeSpecification, TemplateSet
@@ -75,7 +74,8 @@ def worst_and_most(counts: Sequence[int], num_nodes: int) -> tuple[int, int]:
     return max(any_set, default=0), max(some_set, default=0)
 
 
-def fault_evidence() -> Evidence:
+@script()
+def run() -> Evidence:
     """The two printed numbers; every size of set; and what a larger n0 leaves of them."""
     evidence = Evidence()
     num_nodes = NUM_PIPELINES * NUM_STAGES
@@ -106,13 +106,3 @@ def fault_evidence() -> Evidence:
         outlived(NUM_PIPELINES, NUM_STAGES, 2), num_nodes
     )[1]
     return evidence
-
-
-@script()
-def run() -> Parts:
-    """All evidence."""
-    return [fault_evidence()]
-
-
-if __name__ == "__main__":
-    main(run)

@@ -6,10 +6,9 @@ Given:   throughput by number of nodes, batch, time to recover and to save, as i
 Differs: as Figure 2.10. The appendix says that Varuna matches Oobleck on these models; in ours it restarts
          at every change of nodes and stays behind.
 Ours:    the failure simulator, about 2 s on one CPU core; the plot reads the series it writes.
-Run:     python -m experiments.oobleck.figurea_1
 """
 
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 from experiments.oobleck.spot import drawing, spot_evidence, write_series
 
 MODELS = ("GPT-2", "GPT-3 Medium")
@@ -21,7 +20,3 @@ def run() -> Parts:
     evidence = spot_evidence(MODELS)
     evidence.figures["oobleck_figurea_1"] = drawing(write_series("oobleck/figurea_1", MODELS))
     return [evidence]
-
-
-if __name__ == "__main__":
-    main(run)

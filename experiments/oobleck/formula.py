@@ -8,28 +8,26 @@ Differs: the formula follows the slowest stage alone. Seven stages that are almo
          and stand behind six short ones fill and drain up to four stage times later than it says: 5.4 % of
          four microbatches per stage, beyond the 5 % set beforehand, and 0.3 % with eight times as many.
 Ours:    the same pipelines as plans, 1F1B programs, through the sweep, without links: about 10 s.
-Run:     python -m experiments.oobleck.formula
 """
 
-from experiments.cornstarch.modelled import A40
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
-from experiments.oobleck.modelled import GLOBAL_BATCH, MICROBATCH, chain, forward_share, graph, planned
-from experiments.oobleck.simulated import pipeline_s, simulated_s
+from experiments.harness.script import script
+from experiments.oobleck import modelled
 from workbench.elastic.instantiate import instantiate, multisets
 from workbench.elastic.template import PLANNED_PER_STAGE
 
 MODEL, NUM_NODES, NUM_COMPARED, MORE = "GPT-3 2.7b", 18, 3, 8
 
 
-def formula_evidence() -> Evidence:
+@script(profile="A40")
+def run() -> Evidence:
     """Errors of the formula, and whether it ranks instantiations as the simulator does."""
     evidence = Evidence()
-    model, found, templates = graph(MODEL), chain(MODEL), planned(MODEL)
-    errors, share = [], forward_share(MODEL)
+    model, found, templates = modelled.graph(MODEL), modelled.chain(MODEL), modelled.planned(MODEL)
+    errors, share = [], modelled.forward_share(MODEL)
     for template in templates.templates:
         count = PLANNED_PER_STAGE * len(template.stages)
-        simulated = pipeline_s(model, found, template, count, share)
+        simulated = modelled.pipeline_s(model, found, template, count, share)
         errors.append(template.planned_s / simulated - 1)
         evidence.ours[f"modelled/template/{template.num_nodes}/formula_error"] = errors[-1]
     evidence.claim(
@@ -39,17 +37,20 @@ def formula_evidence() -> Evidence:
     )
     worst = templates.templates[errors.index(min(errors))]
     count = MORE * PLANNED_PER_STAGE * len(worst.stages)
-    later = worst.iteration_s(count) / pipeline_s(model, found, worst, count, share) - 1
+    later = worst.iteration_s(count) / modelled.pipeline_s(model, found, worst, count, share) - 1
     evidence.claim(
         f"on the worst template, {len(worst.stages)} stages, the error falls below 1 % with {MORE} times as "
         f"many microbatches (ours {later:+.1%});",
         abs(later) <= 0.01,
     )
-    total, fewest = GLOBAL_BATCH[MODEL] // MICROBATCH[MODEL], templates.specification.num_faults + 1
+    total, fewest = (
+        modelled.GLOBAL_BATCH[MODEL] // modelled.MICROBATCH[MODEL],
+        templates.specification.num_faults + 1,
+    )
     ways = multisets(templates.specification.sizes, NUM_NODES, fewest)
     best = sorted((instantiate(templates, sizes, total) for sizes in ways), key=lambda each: each.iteration_s)
     by_simulator = {
-        each.sizes: simulated_s(model, found, templates, each, share) for each in best[:NUM_COMPARED]
+        each.sizes: modelled.simulated_s(model, found, templates, each, share) for each in best[:NUM_COMPARED]
     }
     for each in best[:NUM_COMPARED]:
         key = f"modelled/split/{'+'.join(map(str, each.sizes))}"
@@ -62,13 +63,3 @@ def formula_evidence() -> Evidence:
         regret <= 0.01,
     )
     return evidence
-
-
-@script(profile=A40)
-def run() -> Parts:
-    """All evidence."""
-    return [formula_evidence()]
-
-
-if __name__ == "__main__":
-    main(run)

@@ -1,13 +1,15 @@
 """Throughput by number of nodes from our own planner and cost model: A40, one GPU a node."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import cache
 from itertools import pairwise
 
 from experiments.cornstarch.modelled import A40, Setting, layer_times
-from experiments.harness.printed_pipeline import StageTimes
+from experiments.harness.printed_pipeline import StageTimes, free_cluster, microbatched, passes_s
 from experiments.oobleck.systems import MOST_NODES
+from sim.step.sweep import Sweep
 from workbench.cost.execution import AttentionKernel, Execution
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
@@ -15,14 +17,61 @@ from workbench.cost.roofline import Grid, RowWork, Work
 from workbench.elastic.instantiate import Instantiation, fastest
 from workbench.elastic.model_chain import ModelChain, model_chain
 from workbench.elastic.node_specification import TemplateSet, plan_templates
+from workbench.elastic.template import Template
 from workbench.memory.layer import layer_bytes
 from workbench.memory.setting import Setting as MemorySetting
 from workbench.model.frozen import gradient_needs
 from workbench.model.layer import Operator, Pointwise
 from workbench.model.model_graph import ModelGraph
 from workbench.model.zoo import from_shape
+from workbench.plan.build import with_programs
 from workbench.plan.kernels import Kernels
-from workbench.plan.plan import Recompute
+from workbench.plan.lower import lower
+from workbench.plan.plan import Recompute, Stage
+
+FORWARD_SHARE = 1 / 3
+
+
+def pipeline_s(
+    model: ModelGraph,
+    chain: ModelChain,
+    template: Template,
+    num_microbatches: int,
+    forward_share: float = FORWARD_SHARE,
+) -> float:
+    """Seconds of one iteration of a template's pipeline, without links; so much of a stage is forward.
+
+    A stage that crosses modules is one plan stage per module on the same rank, which shares its time
+    by layers.
+    """
+    stages: list[Stage] = []
+    seconds: list[float] = []
+    for rank, stage in enumerate(template.stages):
+        for name, first, end in chain.runs_of(stage):
+            stages.append(
+                Stage(id=len(stages), module=name, replica=0, layers=(first, end), ranks=((rank,),))
+            )
+            seconds.append(stage.time_s * (end - first) / (stage.end - stage.first))
+    cluster = free_cluster(len(template.stages))
+    plan = with_programs(microbatched("template", model, cluster, tuple(stages), num_microbatches))
+
+    def stage_times(stage: int) -> StageTimes:
+        return StageTimes(forward_share * seconds[stage], (1 - forward_share) * seconds[stage])
+
+    return Sweep(lower(plan)).iteration_s(passes_s(stage_times))
+
+
+def simulated_s(
+    model: ModelGraph,
+    chain: ModelChain,
+    planned: TemplateSet,
+    chosen: Instantiation,
+    forward_share: float = FORWARD_SHARE,
+) -> float:
+    """Seconds of the slowest pipeline of an instantiation."""
+    pairs: Sequence[tuple[int, int]] = sorted(set(zip(chosen.sizes, chosen.microbatches, strict=True)))
+    return max(pipeline_s(model, chain, planned.of_size(size), count, forward_share) for size, count in pairs)
+
 
 SHAPES = {
     "BERT-Large": "bert-large",

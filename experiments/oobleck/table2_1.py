@@ -11,26 +11,72 @@ Differs: sequence lengths are not printed (the models' own: 512, 1024, 2048), no
          starred microbatch is 13 % below the limit in ours: context, buffers of communication and gaps
          between allocations are not in the model, as no source states them.
 Ours:    bytes of the busiest stage, under a second on one CPU core.
-Run:     python -m experiments.oobleck.table2_1
 """
 
 from dataclasses import dataclass
 
 from experiments.harness.outcome import Evidence
 from experiments.harness.printed import PrintedRow, is_true, printed_rows
-from experiments.harness.script import Parts, main, script
-from experiments.oobleck.bamboo_layers import bamboo_kept_bytes, bamboo_parameters
-from experiments.oobleck.modelled import (
-    BAMBOO_DEPTH,
-    ELEMENT_BYTES,
-    GLOBAL_BATCH,
-    MEMORY_BYTES,
-    STATE_BYTES,
-    TOKENS,
-    graph,
-    kept_bytes,
-)
+from experiments.harness.script import Parts, script
+from experiments.oobleck import modelled
 from experiments.oobleck.systems import MOST_NODES
+from workbench.model.layer import Attention, Layer, LayerKind
+
+# What Bamboo's own layers keep of a microbatch, spelled out in single PyTorch operators.
+# Source: github.com/uclasystem/bamboo @b44c579, external/deepspeed/DeepSpeedExamples/pipeline_parallelism
+# (bert.py, gpt2.py): norms out of mean, deviation, difference, product and quotient; stored scores; ReLU;
+# dropout behind every sublayer, on the scores and inside the feed-forward network. A block of its GPT-2
+# has a second attention, over as many tokens. What an operator keeps is what its derivative reads.
+MASK_BYTES = 1  # of a dropped element
+NORM = 4  # tensors: input, difference, product with the weight, result
+ATTENTION = 4  # queries, keys, values, what the output projection reads
+FEED_FORWARD = 8  # ReLU and its dropped result, each four times as wide
+FEED_FORWARD_MASK = 4
+
+
+def has_two_attentions(model: str) -> bool:
+    """Whether a block is one of Bamboo's GPT-2."""
+    return model != "BERT-Large"
+
+
+def block_bytes_per_token(width: int, heads: int, tokens: int, attentions: int, mask_bytes: int) -> int:
+    """Of one block, kept from its forward to its backward; single numbers per token are left out.
+
+    Per attention a norm, the attention, a dropout mask and 2 stored scores with a mask; a norm, the
+    feed-forward network and its two masks; for a second attention what it attends to.
+    """
+    tensors = attentions * (NORM + ATTENTION) + NORM + FEED_FORWARD + (attentions - 1)
+    masks = attentions + FEED_FORWARD_MASK + 1
+    scores = attentions * heads * tokens * (2 * modelled.ELEMENT_BYTES + mask_bytes)
+    return width * (tensors * modelled.ELEMENT_BYTES + masks * mask_bytes) + scores
+
+
+def bamboo_kept_bytes(model: str, microbatch: int) -> tuple[int, ...]:
+    """[layers] of a microbatch; the embedding and the head, which Bamboo's files leave out, as elsewhere."""
+    return tuple(
+        _block_bytes(model, layer, microbatch) if layer.kind is LayerKind.BLOCK else kept
+        for layer, kept in zip(
+            modelled.graph(model).modules[0].layers, modelled.kept_bytes(model, microbatch), strict=True
+        )
+    )
+
+
+def bamboo_parameters(model: str) -> tuple[int, ...]:
+    """[layers] weights, with four more square matrices for a second attention."""
+    return tuple(
+        layer.num_parameters + 4 * layer.out_width * (layer.out_width + 1)
+        if layer.kind is LayerKind.BLOCK and has_two_attentions(model)
+        else layer.num_parameters
+        for layer in modelled.graph(model).modules[0].layers
+    )
+
+
+def _block_bytes(model: str, layer: Layer, microbatch: int) -> int:
+    heads = next(operator.num_heads for operator in layer.operators if isinstance(operator, Attention))
+    attentions = 2 if has_two_attentions(model) else 1
+    each = block_bytes_per_token(layer.out_width, heads, modelled.TOKENS[model], attentions, MASK_BYTES)
+    return microbatch * modelled.TOKENS[model] * each
+
 
 BAMBOO_ASKED = (("BERT-Large", 4), ("BERT-Large", 8), ("GPT-2", 1), ("GPT-2", 2), ("GPT-3 Medium", 1))
 CARD_BYTES = 48e9  # of an A40; section 2.7.1 prints 40 GB
@@ -46,13 +92,13 @@ class Held:
 
 def held_by(model: str, microbatch: int, system: str) -> Held:
     """Bamboo runs the layers of its repository, the others those of transformers."""
-    layers = graph(model).modules[0].layers
+    layers = modelled.graph(model).modules[0].layers
     if system == "bamboo":
         parameters, kept = bamboo_parameters(model), bamboo_kept_bytes(model, microbatch)
     else:
         parameters = tuple(layer.num_parameters for layer in layers)
-        kept = kept_bytes(model, microbatch)
-    return Held(states=tuple(count * STATE_BYTES for count in parameters), kept=kept)
+        kept = modelled.kept_bytes(model, microbatch)
+    return Held(states=tuple(count * modelled.STATE_BYTES for count in parameters), kept=kept)
 
 
 def least_peak_bytes(model: str, system: str, microbatch: int) -> int:
@@ -65,21 +111,26 @@ def least_peak_bytes(model: str, system: str, microbatch: int) -> int:
 
 def redundant_peak_bytes(model: str, microbatch: int, held: Held) -> int:
     """Every stage holds its own and its successor's states and microbatches in flight, none recomputed."""
-    stages = _even_cut(len(held.kept), BAMBOO_DEPTH)
+    stages = _even_cut(len(held.kept), modelled.BAMBOO_DEPTH)
     each = []
     for place, mine in enumerate(stages):
-        in_flight = min(len(stages) - place, GLOBAL_BATCH[model] // microbatch)
+        in_flight = min(len(stages) - place, modelled.GLOBAL_BATCH[model] // microbatch)
         each.append(sum(held.states[layer] + in_flight * held.kept[layer] for layer in mine))
     return max(own + each[(place + 1) % len(each)] for place, own in enumerate(each))
 
 
 def _peak_bytes(model: str, microbatch: int, held: Held, depth: int) -> int:
     """Inputs of all layers in flight, and the layer that is recomputed."""
-    boundary = microbatch * TOKENS[model] * graph(model).modules[0].layers[0].out_width * ELEMENT_BYTES
+    boundary = (
+        microbatch
+        * modelled.TOKENS[model]
+        * modelled.graph(model).modules[0].layers[0].out_width
+        * modelled.ELEMENT_BYTES
+    )
     stages = _even_cut(len(held.kept), depth)
     peak = 0
     for place, mine in enumerate(stages):
-        in_flight = min(len(stages) - place, GLOBAL_BATCH[model] // microbatch)
+        in_flight = min(len(stages) - place, modelled.GLOBAL_BATCH[model] // microbatch)
         activations = in_flight * boundary * len(mine) + max(held.kept[layer] for layer in mine)
         peak = max(peak, sum(held.states[layer] for layer in mine) + activations)
     return peak
@@ -95,7 +146,7 @@ def cell(row: PrintedRow) -> tuple[str, bool, float]:
     model, system = row["model"], row["system"]
     microbatch = int(row["microbatch_samples"] or 1)
     num_bytes = least_peak_bytes(model, system, microbatch)
-    return f"{model}, {system}, microbatch {microbatch}", num_bytes <= MEMORY_BYTES, num_bytes
+    return f"{model}, {system}, microbatch {microbatch}", num_bytes <= modelled.MEMORY_BYTES, num_bytes
 
 
 def memory_evidence() -> Evidence:
@@ -113,7 +164,7 @@ def memory_evidence() -> Evidence:
             double = least_peak_bytes(row["model"], row["system"], more)
             evidence.claim(
                 f"{name} is the largest, {more} does not fit (ours {double / 1e9:.1f} GB);",
-                double > MEMORY_BYTES,
+                double > modelled.MEMORY_BYTES,
             )
     return evidence
 
@@ -139,9 +190,4 @@ def _verb(num_bytes: int, capacity_bytes: float) -> str:
 
 @script()
 def run() -> Parts:
-    """All evidence of the table."""
     return [memory_evidence(), layers_evidence()]
-
-
-if __name__ == "__main__":
-    main(run)

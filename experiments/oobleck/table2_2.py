@@ -11,11 +11,10 @@ Differs: the rules of the simulation are our own (`sim.failures.simulate`): the 
          on while it restarts, saves right after and stops where two restarts overlap, and iterations of
          Bamboo last half as long again after the loss of a node that only waited: its gap of 8 %.
 Ours:    the failure simulator, 2 s on one CPU core.
-Run:     python -m experiments.oobleck.table2_2
 """
 
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 from experiments.oobleck.published_rules import SLOWDOWN, restated_average
 from experiments.oobleck.runs import average_rows, controlled, restated_rows, runs
 from experiments.oobleck.systems import INTERVALS, MODELS, trace
@@ -61,10 +60,5 @@ def bamboo_evidence() -> Evidence:
 
 @script()
 def run() -> Parts:
-    """All evidence of the table."""
     table, where = "oobleck_table2_2", "Table 2.2"
     return [average_rows(table, where), restated_rows(table, where), claims_evidence(), bamboo_evidence()]
-
-
-if __name__ == "__main__":
-    main(run)

@@ -10,13 +10,11 @@ Differs: sequence lengths are not printed (the models' own: 512, 1024, 2048); TF
          what Table 2.2 leaves open. Bamboo's published throughput is a third of what its extra forwards
          leave, as is its published share of useful work, so its rows are between the two.
 Ours:    exact templates, fastest instantiations, the failure simulator: about 3 s on one CPU core.
-Run:     python -m experiments.oobleck.table2_2_modelled
 """
 
-from experiments.cornstarch.modelled import A40
 from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.printed import printed_rows
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 from experiments.oobleck.by_nodes import USEFUL, useful_settings
 from experiments.oobleck.modelled import BAMBOO_MICROBATCH, bamboo_rates, oobleck_rates, varuna_rates
 from experiments.oobleck.runs import UNSTATED, WINDOW, readings
@@ -90,11 +88,6 @@ def scaling_evidence() -> Evidence:
     return evidence
 
 
-@script(profile=A40)
+@script(profile="A40")
 def run() -> Parts:
-    """All evidence of the table."""
     return [modelled_evidence(), scaling_evidence()]
-
-
-if __name__ == "__main__":
-    main(run)

@@ -6,18 +6,18 @@ Differs: seconds of another machine are no number to be met; what is claimed is 
          magnitude, and that the exact search is never worse than divide and conquer, which is compared
          on the cells of up to 32 layers here, on all of them by `experiments.bench.planner`.
 Ours:    both searches on one CPU core, compiled beforehand.
-Run:     python -m experiments.oobleck.table2_3
 """
 
 from experiments.bench.planner import measure, printed_cell, warm_up
 from experiments.harness.outcome import Evidence
 from experiments.harness.printed import printed_rows
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 
 MOST_LAYERS_DIVIDED, LIMIT_S = 32, 30.0
 
 
-def planning_evidence() -> Evidence:
+@script()
+def run() -> Evidence:
     """Objectives of every cell, and claims about the seconds."""
     evidence = Evidence()
     warm_up()
@@ -41,13 +41,3 @@ def planning_evidence() -> Evidence:
         "the largest cell, 96 layers on 24 nodes of 8 GPUs, takes less than 2 s;", cells[-1].ours_s < 2
     )
     return evidence
-
-
-@script()
-def run() -> Parts:
-    """All evidence of the table."""
-    return [planning_evidence()]
-
-
-if __name__ == "__main__":
-    main(run)

@@ -8,11 +8,10 @@ Differs: see `table2_2`. Printed for Varuna without cost of saving is more than 
          published restart takes 60. By the published rules, restated, all 12 cells are within 3 %.
          Without cost of saving, a checkpoint every 2 iterations.
 Ours:    the failure simulator, under a second on one CPU core.
-Run:     python -m experiments.oobleck.table2_4
 """
 
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import Parts, script
 from experiments.oobleck.runs import average_rows, controlled, restated_rows
 from experiments.oobleck.systems import INTERVALS
 
@@ -44,10 +43,5 @@ def claims_evidence() -> Evidence:
 
 @script()
 def run() -> Parts:
-    """All evidence of the table."""
     table, where = "oobleck_table2_4", "Table 2.4"
     return [average_rows(table, where), restated_rows(table, where), claims_evidence()]
-
-
-if __name__ == "__main__":
-    main(run)

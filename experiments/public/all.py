@@ -22,7 +22,7 @@ from scipy.stats import kendalltau
 from experiments.harness.command import command_line
 from experiments.harness.outcome import Evidence
 from experiments.harness.record import RESULTS, results_folder
-from experiments.harness.script import Parts, finished, script
+from experiments.harness.script import Parts, Script, finished, script
 from experiments.public.published import Published, published
 from sim.predict import iteration_s
 from workbench.llm_table.columns import check_header, read_row
@@ -163,32 +163,6 @@ def scores(found: Sequence[Scored]) -> dict[str, Score]:
     return by_name | {ALL: score(found)}
 
 
-@script()
-def run() -> Parts:
-    """Price every row, keep what became of each, and count the errors."""
-    found = scored(published())
-    write_text("".join(json.dumps(_record(each)) + "\n" for each in found), results_folder() / ROWS.name)
-    by_name = scores(found)
-    plain = scores(unfitted(found))
-    ours = {
-        f"{name}/{key}": float(value)
-        for name, each in by_name.items()
-        for key, value in asdict(each).items()
-        if value is not None
-    }
-    ours |= {f"{name}/mape_unfitted": each.mape for name, each in plain.items() if each.mape is not None}
-    evidence = Evidence(ours=ours)
-    for name, each in by_name.items():
-        if name != ALL:
-            is_near = each.mape is not None and each.mape <= GOAL
-            evidence.claim(f"{name}: mean error <= {GOAL:.0%}", is_near)
-        evidence.notes.append(
-            f"{_line(name, each)}; mean without fitted numbers {plain[name].mape or 0.0:.1%}"
-        )
-    evidence.notes += _reasons(found)
-    return [evidence]
-
-
 def _record(each: Scored) -> dict[str, object]:
     row = each.row
     return {
@@ -231,7 +205,7 @@ def _reasons(found: Sequence[Scored]) -> list[str]:
     return [f"{told} ({count} rows)" for told, count in counts.items()]
 
 
-def main() -> int:
+def main(run: Script) -> int:
     """As of all scripts; `--json` also prints every data set's score, null where there is none."""
     arguments = command_line(__doc__).parse_args()
     found = run()
@@ -243,5 +217,27 @@ def main() -> int:
     return finished(found, as_json=arguments.json, more={"data_sets": data_sets})
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+@script(command=main)
+def run() -> Parts:
+    """Price every row, keep what became of each, and count the errors."""
+    found = scored(published())
+    write_text("".join(json.dumps(_record(each)) + "\n" for each in found), results_folder() / ROWS.name)
+    by_name = scores(found)
+    plain = scores(unfitted(found))
+    ours = {
+        f"{name}/{key}": float(value)
+        for name, each in by_name.items()
+        for key, value in asdict(each).items()
+        if value is not None
+    }
+    ours |= {f"{name}/mape_unfitted": each.mape for name, each in plain.items() if each.mape is not None}
+    evidence = Evidence(ours=ours)
+    for name, each in by_name.items():
+        if name != ALL:
+            is_near = each.mape is not None and each.mape <= GOAL
+            evidence.claim(f"{name}: mean error <= {GOAL:.0%}", is_near)
+        evidence.notes.append(
+            f"{_line(name, each)}; mean without fitted numbers {plain[name].mape or 0.0:.1%}"
+        )
+    evidence.notes += _reasons(found)
+    return [evidence]

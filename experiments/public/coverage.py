@@ -5,7 +5,6 @@ Ours:    intervals as `workbench predict` writes them, and the same times one nu
          of the rows of all other data sets lie inside. A page's blanks count as unsaid.
 Goals:   75 to 90 % of every data set of 20 rows or more, and of all; a median width (of the whole interval,
          over the prediction) of 25 % at most where a profile was measured, of 50 % where it was derived.
-Run:     python -m experiments.public.coverage [--json]
 """
 
 import math
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from experiments.public.all import Scored, scored
 from experiments.public.published import published
 from workbench.cost.profile import load_profile
@@ -70,8 +69,19 @@ def median_width(rows: Sequence[Held], times: float = 1.0) -> float:
     return float(np.median([2 * math.sinh(times * row.log_width / 2) for row in rows]))
 
 
+def _figures(name: str, rows: Sequence[Held], times: float) -> dict[str, float]:
+    return {
+        f"{name}/rows": float(len(rows)),
+        f"{name}/coverage": coverage(rows),
+        f"{name}/width": median_width(rows),
+        f"{name}/stretch": times,
+        f"{name}/coverage_stretched": coverage(rows, times),
+        f"{name}/width_stretched": median_width(rows, times),
+    }
+
+
 @script()
-def run() -> Parts:
+def run() -> Evidence:
     """Coverage and width of every data set, with and without the stretch that the others fit."""
     rows = held(scored(published()))
     evidence = Evidence()
@@ -92,19 +102,4 @@ def run() -> Parts:
         width = median_width([row for row in rows if row.kind == kind])
         evidence.ours[f"{kind}/width"] = width
         evidence.claim(f"median width of {kind} profiles <= {widest:.0%}", width <= widest)
-    return [evidence]
-
-
-def _figures(name: str, rows: Sequence[Held], times: float) -> dict[str, float]:
-    return {
-        f"{name}/rows": float(len(rows)),
-        f"{name}/coverage": coverage(rows),
-        f"{name}/width": median_width(rows),
-        f"{name}/stretch": times,
-        f"{name}/coverage_stretched": coverage(rows, times),
-        f"{name}/width_stretched": median_width(rows, times),
-    }
-
-
-if __name__ == "__main__":
-    main(run)
+    return evidence

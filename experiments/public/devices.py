@@ -7,13 +7,12 @@ Setup:   products and causal attention of A100, H100, H200 and L40S (aiconfigura
 Ours:    the rules of `workbench profile new`; beside them products scaled by the ratio of peaks alone.
          Fits of the profiles that ship are means over the pairs of one architecture, or of two.
 Beside:  an all-reduce of eight GB200 over NVLink, printed by lixueduan.com/posts/ai/13-gb200-mnnvl-nccl-test.
-Run:     python -m experiments.public.devices [--json]
 """
 
 import numpy as np
 
 from experiments.harness.outcome import Evidence, PaperNumber
-from experiments.harness.script import Parts, main, script
+from experiments.harness.script import script
 from workbench.calibrate.device_sheet import shipped_sheet
 from workbench.calibrate.earned import Earned, Rule, earned
 from workbench.cost.collectives import Collective, Collectives
@@ -39,9 +38,24 @@ GB200 = PaperNumber(
 )
 
 
+def _line(found: Earned) -> str:
+    return (
+        f"{found.rule}: {found.device} after {found.like}: median {found.median:.1%}, "
+        f"90th percentile {found.p90:.1%}, signed {found.signed:+.1%}, {found.num_points} points"
+    )
+
+
+def _bus_gbytes_per_s(device: str) -> float:
+    """2 (n - 1) / n of the tensor over the seconds of its all-reduce, as nccl-tests counts."""
+    profile = load_profile(device)
+    assert shipped_sheet(device).link_ranks >= RANKS
+    link = profile.machine_link("intra").link
+    seconds = Collectives(profile).seconds(Collective.ALL_REDUCE, ALL_REDUCE_BYTES, RANKS, link)
+    return 2 * (RANKS - 1) / RANKS * ALL_REDUCE_BYTES / seconds / GB
+
+
 @script()
-def run() -> Parts:
-    """Every rule on every pair."""
+def run() -> Evidence:
     found = earned()
     evidence = Evidence()
     for rule, name in RULES.items():
@@ -60,24 +74,4 @@ def run() -> Parts:
             f"roofline and waves are no worse than peaks alone ({kind} architecture)",
             ours[f"products/{kind}/median"] <= ours[f"products_by_peaks/{kind}/median"],
         )
-    return [evidence]
-
-
-def _line(found: Earned) -> str:
-    return (
-        f"{found.rule}: {found.device} after {found.like}: median {found.median:.1%}, "
-        f"90th percentile {found.p90:.1%}, signed {found.signed:+.1%}, {found.num_points} points"
-    )
-
-
-def _bus_gbytes_per_s(device: str) -> float:
-    """2 (n - 1) / n of the tensor over the seconds of its all-reduce, as nccl-tests counts."""
-    profile = load_profile(device)
-    assert shipped_sheet(device).link_ranks >= RANKS
-    link = profile.machine_link("intra").link
-    seconds = Collectives(profile).seconds(Collective.ALL_REDUCE, ALL_REDUCE_BYTES, RANKS, link)
-    return 2 * (RANKS - 1) / RANKS * ALL_REDUCE_BYTES / seconds / GB
-
-
-if __name__ == "__main__":
-    main(run)
+    return evidence

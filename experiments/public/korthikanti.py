@@ -9,15 +9,14 @@ Differs: the printed bytes follow the paper's formulas: they leave out embedding
          buffers and the one layer that is being computed again; ours hold them.
          Iterations of many microbatches are continued from two shorter ones, between which a
          pipeline is in its steady state.
-Run:     python -m experiments.public.korthikanti [--json]
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from experiments.harness.outcome import Evidence, PaperNumber
-from experiments.harness.script import Parts, main, script
-from experiments.public.reference import read
+from experiments.harness.printed import printed_rows
+from experiments.harness.script import script
 from sim.predict import iteration_s
 from workbench.llm_table.columns import read_row
 from workbench.llm_table.llm_row import LlmRow, Recomputed, YesNo
@@ -56,43 +55,10 @@ class Found:
     held_bytes: int
 
 
-@script(profile="A100-80GB")
-def run() -> Parts:
-    """Predict every printed row."""
-    predictor = RowPredictor(iteration_s)
-    ours: dict[str, float] = {}
-    for model, row in rows().items():
-        found = predictions(row, predictor)
-        for mode, each in found.items():
-            ours |= _values(model, mode, each, found["none"])
-    numbers = printed()
-    time_errors = [ours[n.key] / n.value - 1 for n in numbers if n.key.endswith("seconds")]
-    byte_errors = [ours[n.key] / n.value - 1 for n in numbers if n.key.endswith("gib")]
-    summary = {
-        "seconds/mean_abs_error": sum(map(abs, time_errors)) / len(time_errors),
-        "bytes/mean_abs_error": sum(map(abs, byte_errors)) / len(byte_errors),
-    }
-    causes = {
-        "*/state_gib": "print leaves out embedding and head, which a first stage holds",
-        "*/activations_share": "print leaves out the layer that is being computed again, loss and buffers",
-    }
-    evidence = Evidence(paper=list(numbers), ours=ours | summary, causes=causes)
-    evidence.claim("selective beats full recomputation in every model", _selective_wins(ours))
-    evidence.claim(
-        f"mean error of seconds <= {SECONDS_TOLERANCE:.0%}",
-        summary["seconds/mean_abs_error"] <= SECONDS_TOLERANCE,
-    )
-    evidence.notes.append(
-        f"mean absolute error: seconds {summary['seconds/mean_abs_error']:.1%}, "
-        f"bytes {summary['bytes/mean_abs_error']:.1%}; nothing fitted"
-    )
-    return [evidence]
-
-
 def rows() -> dict[str, LlmRow]:
     """Every model's row, without recomputation."""
     found = {}
-    for cell in read("korthikanti2022_configs.csv"):
+    for cell in printed_rows("korthikanti2022_configs"):
         model = cell["case"].split("_")[0]
         if model in found:
             continue
@@ -120,7 +86,7 @@ def rows() -> dict[str, LlmRow]:
 def printed() -> tuple[PaperNumber, ...]:
     """The paper's numbers, as a simulator's validation files repeat them."""
     numbers = []
-    for cell in read("korthikanti2022.csv"):
+    for cell in printed_rows("korthikanti2022"):
         where, value = WHERE[cell["table"]], float(cell["value"])
         unit, tolerance = "GiB", BYTES_TOLERANCE
         name = {"par_opt": "state_gib", "act": "activations_gib"}.get(cell["quantity"], "")
@@ -188,5 +154,34 @@ def _selective_wins(ours: Mapping[str, float]) -> bool:
     )
 
 
-if __name__ == "__main__":
-    main(run)
+@script(profile="A100-80GB")
+def run() -> Evidence:
+    """Predict every printed row."""
+    predictor = RowPredictor(iteration_s)
+    ours: dict[str, float] = {}
+    for model, row in rows().items():
+        found = predictions(row, predictor)
+        for mode, each in found.items():
+            ours |= _values(model, mode, each, found["none"])
+    numbers = printed()
+    time_errors = [ours[n.key] / n.value - 1 for n in numbers if n.key.endswith("seconds")]
+    byte_errors = [ours[n.key] / n.value - 1 for n in numbers if n.key.endswith("gib")]
+    summary = {
+        "seconds/mean_abs_error": sum(map(abs, time_errors)) / len(time_errors),
+        "bytes/mean_abs_error": sum(map(abs, byte_errors)) / len(byte_errors),
+    }
+    causes = {
+        "*/state_gib": "print leaves out embedding and head, which a first stage holds",
+        "*/activations_share": "print leaves out the layer that is being computed again, loss and buffers",
+    }
+    evidence = Evidence(paper=list(numbers), ours=ours | summary, causes=causes)
+    evidence.claim("selective beats full recomputation in every model", _selective_wins(ours))
+    evidence.claim(
+        f"mean error of seconds <= {SECONDS_TOLERANCE:.0%}",
+        summary["seconds/mean_abs_error"] <= SECONDS_TOLERANCE,
+    )
+    evidence.notes.append(
+        f"mean absolute error: seconds {summary['seconds/mean_abs_error']:.1%}, "
+        f"bytes {summary['bytes/mean_abs_error']:.1%}; nothing fitted"
+    )
+    return evidence

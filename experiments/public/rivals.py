@@ -24,7 +24,7 @@ import numpy as np
 from experiments.harness.command import command_line
 from experiments.harness.outcome import Evidence
 from experiments.harness.record import RESULTS
-from experiments.harness.script import Parts, finished, script
+from experiments.harness.script import Parts, Script, finished, script
 from experiments.public.published import Published, published
 from sim.predict import iteration_s
 from workbench.calibrate.device_sheet import shipped_sheet
@@ -162,33 +162,6 @@ def by_us(rows: Sequence[LlmRow]) -> list[Answer]:
     return [predictor.predict(row).iteration_s for row in rows]
 
 
-@script()
-def run() -> Parts:
-    """All three on all rows that are not unscorable."""
-    scorable = [row for row in published() if row.unscorable is None]
-    rows = [read_row(row.cells) for row in scorable]
-    kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else ["not run"] * len(rows)
-    if len(kept) != len(rows):
-        raise ValueError(f"{KEPT}: want {len(rows)} rows, got {len(kept)}; run it again with --python")
-    answers: dict[str, Callable[[], list[Answer]]] = {
-        "ours": lambda: by_us(rows),
-        "llm-analysis": lambda: kept,
-        "llm-analysis at 0.5": lambda: [a if isinstance(a, str) else a / USUAL_EFFICIENCY for a in kept],
-        "roofline": lambda: by_roofline(rows),
-    }
-    found = {name: ask() for name, ask in answers.items()}
-    evidence = Evidence(ours=_values(scorable, found))
-    evidence.notes += list(_notes(scorable, found))
-    both = [all(isinstance(found[name][place], float) for name in PREDICTORS) for place in range(len(rows))]
-    means = {name: _mean(scorable, found[name], both) for name in PREDICTORS}
-    for other in PREDICTORS[1:]:
-        if means[other] is not None and means["ours"] is not None:
-            evidence.claim(
-                f"nearer than {other} on the {sum(both)} rows that all can say", means["ours"] < means[other]
-            )
-    return [evidence]
-
-
 def _mean(rows: Sequence[Published], answers: Sequence[Answer], which: Sequence[bool]) -> Any:
     errors = [
         abs(row.error(answer))
@@ -225,7 +198,7 @@ def _notes(rows: Sequence[Published], found: Mapping[str, Sequence[Answer]]) -> 
     return notes
 
 
-def main() -> int:
+def main(run: Script) -> int:
     """As of all scripts; `--python` runs llm-analysis again and keeps what it says."""
     parser = command_line(__doc__)
     parser.add_argument("--python", help="interpreter of an environment with llm-analysis")
@@ -236,5 +209,28 @@ def main() -> int:
     return finished(run(), as_json=given.json)
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+@script(command=main)
+def run() -> Parts:
+    """All three on all rows that are not unscorable."""
+    scorable = [row for row in published() if row.unscorable is None]
+    rows = [read_row(row.cells) for row in scorable]
+    kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else ["not run"] * len(rows)
+    if len(kept) != len(rows):
+        raise ValueError(f"{KEPT}: want {len(rows)} rows, got {len(kept)}; run it again with --python")
+    answers: dict[str, Callable[[], list[Answer]]] = {
+        "ours": lambda: by_us(rows),
+        "llm-analysis": lambda: kept,
+        "llm-analysis at 0.5": lambda: [a if isinstance(a, str) else a / USUAL_EFFICIENCY for a in kept],
+        "roofline": lambda: by_roofline(rows),
+    }
+    found = {name: ask() for name, ask in answers.items()}
+    evidence = Evidence(ours=_values(scorable, found))
+    evidence.notes += list(_notes(scorable, found))
+    both = [all(isinstance(found[name][place], float) for name in PREDICTORS) for place in range(len(rows))]
+    means = {name: _mean(scorable, found[name], both) for name in PREDICTORS}
+    for other in PREDICTORS[1:]:
+        if means[other] is not None and means["ours"] is not None:
+            evidence.claim(
+                f"nearer than {other} on the {sum(both)} rows that all can say", means["ours"] < means[other]
+            )
+    return [evidence]

@@ -2,27 +2,79 @@
 
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from experiments.search.best_single import OwnBest, best_of, own_searches
-from experiments.search.causes import causes_of
+from experiments.search.best_single import OutOfTime, OwnBest, best_of, own_searches, stopper
 from experiments.search.jobs import SuiteJob, opened
 from experiments.search.judging import judge_of
+from sim.predict import candidate_s, predict, prices_of
 from workbench.cost.model import CostModel
+from workbench.explain.critical_path import CAUSES, COMPUTE, Cause
+from workbench.explain.explanation import parts_of_all
+from workbench.explain.idle import idle_by_cause, idle_time
 from workbench.job.job import Job
 from workbench.plan.codec import plan_hash
+from workbench.plan.plan import Plan
+from workbench.planner.judged import judged
 from workbench.planner.strategy_spec import Planner
+from workbench.search.joint.ablation import ablated
 from workbench.search.joint.bounds import lower_bound_s
-from workbench.search.joint.drive import joint_search
+from workbench.search.joint.drive import joint_search, searched_starts
 from workbench.search.joint.evaluate import Judge
 from workbench.search.joint.found import Found
 from workbench.search.joint.objective_bounds import bound_for
 from workbench.search.joint.own_spaces import OWN_SPACES
+from workbench.search.joint.question import Question
 from workbench.search.joint.terms import Scope, Stop
 from workbench.search.objectives.objective import Objective
 from workbench.search.objectives.plan_judge import PlanJudge
-from workbench.strategies.registry import PLANNERS, PRICED
+from workbench.strategies.registry import BY_NAME, PLANNERS, PRICED
+from workbench.timing.accept import accept
+from workbench.trace import Lane
+
+KERNELS = "kernels"
+
+
+def causes_of(plan: Plan, cost: CostModel) -> dict[str, float]:
+    """Cause -> share of the step, largest first; together 1.
+
+    A rank computes, and its passes are kernels, stragglers among token shards, collectives inside layers and
+    launches; or it stands still, for a cause of `IdleCause`. Ranks without a stage count.
+
+    Args:
+        plan: of the batch that it was made for.
+
+    Raises:
+        ValueError: the plan is refused.
+
+    Complexity: one run of the engine and a few prices.
+    """
+    lowered, memory = accept(plan)
+    trace = predict(lowered, memory, cost)
+    parts = parts_of_all(lowered, cost, prices_of)
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for span in trace.spans:
+        if span.lane is not Lane.COMPUTE:
+            continue
+        took_s, cause = span.end_s - span.start_s, CAUSES[span.action.kind]
+        if cause not in COMPUTE or span.action not in parts:
+            seconds[cause] += took_s
+            continue
+        of = parts[span.action]
+        seconds[KERNELS] += of.kernels * took_s
+        seconds[Cause.STRAGGLER] += of.straggler * took_s
+        seconds[Cause.INSIDE] += of.collectives * took_s
+        seconds[Cause.LAUNCH] += of.launch * took_s
+    ranks = plan.cluster.num_ranks
+    shares = {str(cause): each / ranks / trace.iteration_s for cause, each in seconds.items()}
+    for idle in idle_by_cause(plan, idle_time(lowered, trace)):
+        shares[str(idle.cause)] = shares.get(str(idle.cause), 0.0) + idle.seconds / trace.iteration_s
+    return dict(
+        sorted(((cause, share) for cause, share in shares.items() if share), key=lambda each: -each[1])
+    )
+
 
 UNITS = {
     Objective.ITERATION: "s a step",
@@ -173,3 +225,73 @@ def _own_record(own: OwnBest) -> dict[str, Any]:
 
 def _shown(value: float | None) -> str:
     return "no plan" if value is None else f"{value:.6g}"
+
+
+ALL = "all"
+
+
+def ablation_of(suite_job: SuiteJob, *, budget_s: float, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Gains over the best start that the joint search has in that time.
+
+    One question is searched and the others stay as that start answers them; then all are. A question
+    that has nothing to change on a job shows 1.
+    """
+    job, cost, judge = prepared(suite_job)
+    stop = Stop(seconds=budget_s, clock=time.process_time)
+    starts = searched_starts(job, cost, judge, stop=stop)
+    value, name = min((start.value, start.name) for start in starts if start.value is not None)
+    progress(f"{suite_job.name}: from {name}, {value:.6g}")
+    gains: dict[str, float] = {}
+    for gain in ablated(job, cost, judge, name, starts=starts, stop=stop):
+        what = gain.open[0].value if len(gain.open) == 1 else ALL
+        gains[what] = gain.factor
+        progress(f"{suite_job.name}: {what} {gain.factor:.4f}")
+    return {"start": name, "start_value": value, "gains": gains}
+
+
+def ablation_lines(jobs: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:
+    """The table that the command prints."""
+    heads = [*(question.value for question in Question), ALL]
+    found = ["gain by one question alone".ljust(28) + "".join(f"{head:>10}" for head in heads)]
+    for name, row in jobs.items():
+        found.append(f"{name:28}" + "".join(f"{row['gains'][head]:10.3f}" for head in heads))
+    return found
+
+
+AWARE, UNAWARE = "cornstarch", "cornstarch-frozen-unaware"
+
+
+def aware_of(suite_job: SuiteJob, *, limit_s: float, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Seconds of a step of both strategies' plans, each by its own shortlist; None where it has no plan.
+
+    Args:
+        limit_s: CPU seconds of either; one that takes longer has no plan.
+    """
+    job, cost, _ = prepared(suite_job)
+    record: dict[str, Any] = {}
+    for name in (AWARE, UNAWARE):
+        try:
+            told = stopper(time.process_time() + limit_s, time.process_time)
+            record[name] = candidate_s(judged(BY_NAME[name], candidate_s)(job, cost, told), cost)
+        except ValueError as error:
+            record |= {name: None, f"{name} refusal": str(error)}
+        except OutOfTime:
+            record |= {name: None, f"{name} refusal": f"out of time after {limit_s:g} CPU s"}
+        progress(f"{suite_job.name}: {name} judged {record[name]}")
+    return record
+
+
+def is_never_slower(jobs: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether the aware planner loses on no job."""
+    return all(
+        row[UNAWARE] is None or (row[AWARE] is not None and row[AWARE] <= row[UNAWARE] * ROUNDING)
+        for row in jobs.values()
+    )
+
+
+def aware_lines(jobs: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:
+    """A line a job."""
+    return [
+        f"{name}: {AWARE} {row[AWARE]} s, {UNAWARE} {row[UNAWARE]} s, both judged by the simulator"
+        for name, row in jobs.items()
+    ]

@@ -15,33 +15,23 @@ Run:     python -m experiments.search.executed [--json] [--rounds N] [--candidat
 import hashlib
 import json
 import shutil
-import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from experiments.entrain.executed import charts_job, skewed_batch
+from experiments.entrain.executed import cases_of, charts_job, made_by, rows_of, seconds_by_plan, skewed_batch
 from experiments.entrain.intervals import Interval, ratio_of_medians
+from experiments.fidelity import plan_runs
 from experiments.fidelity.cases import CROWD, Case, Part
-from experiments.fidelity.plan_runs import (
-    PREDICTIONS,
-    Predicted,
-    Runs,
-    calibrate,
-    predict,
-    write_predictions,
-)
 from experiments.fidelity.work import UNMEASURED, this_machine
-from experiments.harness.command import command_line
-from experiments.harness.record import RESULTS, commit
+from experiments.harness.command import command_line, ended
+from experiments.harness.record import RESULTS
 from experiments.search.best_single import best_of, own_searches
-from experiments.search.judging import StepJudge
-from runtime.measure.microbench import header_here
 from runtime.world.pool import Pool
+from sim.predict import IterationJudge
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, ideal_profile
@@ -80,7 +70,7 @@ def job_on(part: Part, link: Link) -> Job:
 class MeasuredJudge:
     """Knows plans whose layers were measured: stages of one rank, weights whole."""
 
-    judge: StepJudge
+    judge: IterationJudge
 
     def value(self, plan: Plan) -> float:
         """Seconds of a step; ValueError for what was not measured, and as the judge."""
@@ -146,7 +136,7 @@ def searched(part: Part, profile: Profile, candidates: int, own_budget_s: float)
     """
     started_s = time.monotonic()
     job, cost = job_on(part, profile.machine_link("intra").link), CostModel(profile)
-    judge = MeasuredJudge(StepJudge(cost))
+    judge = MeasuredJudge(IterationJudge(cost))
     own = {
         each.strategy: each
         for each in own_searches(
@@ -187,14 +177,6 @@ def _between(pool: Sequence[tuple[float, Plan]], low: float, high: float) -> lis
     return chosen
 
 
-def cases(part: Part, plans: Mapping[str, Plan]) -> tuple[Case, ...]:
-    """The plans as the runs know them."""
-    return tuple(
-        Case(name=name, job=f"search, {part}", part=part, plan=replace(plan, strategy=name))
-        for name, plan in plans.items()
-    )
-
-
 def unpriced(parts: Sequence[Part]) -> Iterator[Case]:
     """Plans whose layers and sums of gradients are measured."""
     cost = CostModel(ideal_profile())
@@ -214,7 +196,7 @@ def run(
     out.mkdir(parents=True, exist_ok=True)
     with Pool(CROWD) as pool:
         with ticking("calibrating", None, quiet=is_quiet) as ticker:
-            profile = calibrate(tuple(unpriced(parts)), pool, out, ticker.at, budget_s=0.2)
+            profile = plan_runs.calibrate(tuple(unpriced(parts)), pool, out, ticker.at, budget_s=0.2)
         calibrated_s = time.monotonic() - started_s
         judged = [_predicted(part, profile, out, candidates, own_budget_s) for part in parts]
         records = {
@@ -222,12 +204,7 @@ def run(
             for one in judged
         }
     return {
-        "script": "search/executed",
-        "command": "python -m experiments.search.executed",
-        "commit": commit(),
-        "date": datetime.now(UTC).isoformat(timespec="minutes"),
-        "device": header_here().device_name,
-        "rounds": rounds,
+        **made_by("search/executed", rounds),
         "parts": records,
         "calibrated_seconds": calibrated_s,
         "seconds": time.monotonic() - started_s,
@@ -240,7 +217,7 @@ class _Part:
 
     part: Part
     chosen: Searched
-    predicted: tuple[Predicted, ...]
+    predicted: tuple[plan_runs.Predicted, ...]
     digest: str
 
 
@@ -248,9 +225,11 @@ def _predicted(part: Part, profile: Profile, out: Path, candidates: int, own_bud
     folder = out / part
     folder.mkdir(exist_ok=True)
     chosen = kept(part, profile, folder, candidates, own_budget_s)
-    predicted = tuple(predict(case, profile) for case in cases(part, chosen.plans))
-    write_predictions(predicted, folder)
-    digest = hashlib.sha256((folder / PREDICTIONS).read_bytes()).hexdigest()
+    predicted = tuple(
+        plan_runs.predict(case, profile) for case in cases_of(chosen.plans, f"search, {part}", part)
+    )
+    plan_runs.write_predictions(predicted, folder)
+    digest = hashlib.sha256((folder / plan_runs.PREDICTIONS).read_bytes()).hexdigest()
     print(f"{part}: predictions {digest}, searched in {chosen.seconds:.0f} s", file=sys.stderr, flush=True)
     return _Part(part=part, chosen=chosen, predicted=predicted, digest=digest)
 
@@ -260,13 +239,8 @@ def _executed(one: _Part, folder: Path, pool: Pool, *, rounds: int, is_quiet: bo
     started_s = time.monotonic()
     taken_s: dict[str, list[float]] = {each.case.name: [] for each in one.predicted}
     for runs in _turns(one.part, folder, pool, rounds):
-        with ticking(one.part.value, None, quiet=is_quiet) as ticker:
-            runs.execute(one.predicted, ticker.at)
-        if runs.left_out:
-            first = next(iter(runs.left_out.values()))
-            raise ValueError(f"plan {first.name!r} did not run: {first.reason}")
-        for each in one.predicted:
-            taken_s[each.case.name] += [trace.iteration_s for trace in runs.timed(each)]
+        for name, seconds in seconds_by_plan(runs, one.predicted, one.part.value, is_quiet=is_quiet).items():
+            taken_s[name] += seconds
     return {
         "ranks": RANKS[one.part],
         "best_single": one.chosen.best_single,
@@ -278,37 +252,31 @@ def _executed(one: _Part, folder: Path, pool: Pool, *, rounds: int, is_quiet: bo
     }
 
 
-def _turns(part: Part, folder: Path, pool: Pool, rounds: int) -> Iterator[Runs]:
+def _turns(part: Part, folder: Path, pool: Pool, rounds: int) -> Iterator[plan_runs.Runs]:
     """Every plan once a round; of emulated plans blocks of steps take turns."""
     if part is not Part.EMULATED:
-        yield Runs(folder, rounds=rounds, steps=1, pool=pool)
+        yield plan_runs.Runs(folder, rounds=rounds, steps=1, pool=pool)
         return
     for first in range(0, rounds, BLOCK):
         turn = folder / f"from step {first}"
         turn.mkdir(exist_ok=True)
-        yield Runs(turn, rounds=1, steps=min(BLOCK, rounds - first), pool=pool)
+        yield plan_runs.Runs(turn, rounds=1, steps=min(BLOCK, rounds - first), pool=pool)
 
 
-def summary(predicted: Sequence[Predicted], executed_s: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+def summary(
+    predicted: Sequence[plan_runs.Predicted], executed_s: Mapping[str, Sequence[float]]
+) -> dict[str, Any]:
     """Seconds of every plan, and the winner's gain over the best single strategy's plan, both ways.
 
     Where both are one plan, the gain is 1 and has no interval.
     """
-    rows = {
-        one.case.name: {
-            "plan_hash": one.plan_hash,
-            "predicted_s": one.simulated.iteration_s,
-            "executed_s": statistics.median(executed_s[one.case.name]),
-        }
-        for one in predicted
-    }
+    rows = rows_of(predicted, executed_s)
     if SINGLE not in rows:
         return {"plans": rows, "predicted_gain": 1.0, "executed_gain": 1.0, "interval_95": None}
     gain = ratio_of_medians([executed_s[SINGLE]], executed_s[WINNER])
-    predicted_s = {one.case.name: one.simulated.iteration_s for one in predicted}
     return {
         "plans": rows,
-        "predicted_gain": predicted_s[SINGLE] / predicted_s[WINNER],
+        "predicted_gain": rows[SINGLE]["predicted_s"] / rows[WINNER]["predicted_s"],
         "executed_gain": gain.mean,
         "interval_95": [gain.low, gain.high],
     }
@@ -355,12 +323,10 @@ def main() -> int:
         is_quiet=given.json,
     )
     print("\n".join(lines(result)))
-    if given.rounds >= ROUNDS and len(parts) == len(RANKS):
-        write_text(json.dumps(result, indent=1) + "\n", RESULT)
-    if given.json:
-        print(json.dumps(result))
+    is_whole = given.rounds >= ROUNDS and len(parts) == len(RANKS)
     intervals = [part["interval_95"] for part in result["parts"].values()]
-    return 0 if all(interval is None or interval[1] >= 1 for interval in intervals) else 1
+    holds = all(interval is None or interval[1] >= 1 for interval in intervals)
+    return ended(result, out=RESULT if is_whole else None, as_json=given.json, holds=holds)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,15 @@ from pathlib import Path
 
 from experiments.cornstarch.end_to_end import NUM_GPUS
 from experiments.cornstarch.frozen_tables import CLIPS, IMAGES, TEXT_TOKENS
+from experiments.cornstarch.modelled import A40, a40_cost
 from experiments.cornstarch.models import icml_model, v1_model
+from experiments.cornstarch.planned import testbed
 from experiments.disttrain import simulated as disttrain
 from experiments.entrain import workload as entrain
 from experiments.harness.record import FOLDER
 from experiments.mimo import models as mimo
 from workbench.cost.hardware import Node, uniform
 from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
 from workbench.data.corpus import ItemTokens, fixed_samples
 from workbench.data.sample import Sample
 from workbench.job.draft import Train, draft, machines_of
@@ -32,12 +33,7 @@ from workbench.search.objectives.objective import Objective
 
 EXAMPLES = FOLDER.parent / "examples"
 CONFIGS = Path(__file__).parent / "models"
-A40 = "A40"
 QWEN_IMAGE = ItemTokens(2 * 2 * 256, 256)  # 448 x 448 pixels: patches, and what 2 x 2 of them become
-
-
-def _own_cost(job: Job) -> CostModel:
-    return cost_of(job, None, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +55,7 @@ class SuiteJob:
     source: str
     make: Callable[[], Job]
     differs: str = ""
-    cost: Callable[[Job], CostModel] = field(default=_own_cost)
+    cost: Callable[[Job], CostModel] = lambda job: cost_of(job, None, None)
     objective: Objective = Objective.ITERATION
     said: Asked = field(default_factory=Asked)
     batches: Callable[[], tuple[tuple[Sample, ...], ...]] = field(default=tuple)
@@ -85,15 +81,11 @@ def _cornstarch_icml() -> Job:
 def _on_a40(
     model: ModelGraph, items: Mapping[str, tuple[ItemTokens, ...]], *, gpus: int, samples: int
 ) -> Job:
-    """Nodes of four A40s, as both versions of the paper have them."""
-    profile = load_profile(A40)
-    node = Node(device=A40, num_ranks=4, memory_bytes=profile.memory_bytes)
-    intra, inter = (profile.machine_link(scope).link for scope in ("intra", "inter"))
     used = {module.modality for module in model.modules if module.modality != TEXT}
     return Job(
         name=model.name,
         model=model,
-        cluster=uniform("a40-testbed", node, num_nodes=gpus // 4, intra=intra, inter=inter),
+        cluster=testbed(gpus, a40_cost()),
         batch=fixed_samples(
             samples,
             text_tokens=TEXT_TOKENS,
@@ -110,25 +102,13 @@ def _megatron() -> Job:
     return mimo.job_of(workload, mimo.assumptions())
 
 
-def _entrain() -> Job:
-    return entrain.job_of("SynthChartNet", "Llama3-1b", entrain.batch_of("SynthChartNet", 64, 0))
-
-
 def _entrain_batches() -> tuple[tuple[Sample, ...], ...]:
     return tuple(entrain.batch_of("LLaVA-150k", 32, seed) for seed in range(4))
 
 
-def _varying() -> Job:
-    return entrain.job_of("LLaVA-150k", "Llama3-1b", _entrain_batches()[0])
-
-
-def _disttrain() -> Job:
-    return disttrain.job_of("MLLM-9B", nodes=2, batch=16)
-
-
 def _oobleck() -> Job:
     """GPT-3 2.7b on nodes of one A40."""
-    profile = load_profile(A40)
+    profile = a40_cost().profile
     node = Node(device=A40, num_ranks=1, memory_bytes=profile.memory_bytes)
     link = profile.machine_link("inter").link
     model = ModelGraph(name="gpt3-2.7b", modules=(from_shape("gpt3-2.7b", module="llm"),))
@@ -148,14 +128,6 @@ def _failing() -> Job:
     return replace(job, batch=job.batch[:32])
 
 
-def _valm() -> Job:
-    return load_job(EXAMPLES / "valm.yaml")
-
-
-def _pools() -> Job:
-    return load_job(EXAMPLES / "pools.yaml")
-
-
 def _of_hub(folder: Path, gpus: str) -> Job:
     """What `workbench init` writes for a model's config."""
     made = draft(
@@ -166,14 +138,6 @@ def _of_hub(folder: Path, gpus: str) -> Job:
         image_px=None,
     )
     return job_from_spec(parse_spec(made.text, where=folder.name), folder=folder)
-
-
-def _llava() -> Job:
-    return _of_hub(EXAMPLES / "llava-1.5-7b", "16xH100")
-
-
-def _qwen() -> Job:
-    return _of_hub(CONFIGS / "qwen2.5-vl-7b", "16xH100")
 
 
 _ALL = (
@@ -199,13 +163,13 @@ _ALL = (
         name="entrain",
         source="Entrain, section 4.7: SynthChartNet, Llama 3.2 1B, one replica's 16 A40",
         differs="64 samples of a corpus that stands for the data set, of 512",
-        make=_entrain,
+        make=lambda: entrain.job_of("SynthChartNet", "Llama3-1b", entrain.batch_of("SynthChartNet", 64, 0)),
     ),
     SuiteJob(
         name="disttrain",
         source="DistTrain, section 7: MLLM-9B with encoder and generator, A100",
         differs="16 GPUs and 16 samples",
-        make=_disttrain,
+        make=lambda: disttrain.job_of("MLLM-9B", nodes=2, batch=16),
     ),
     SuiteJob(
         name="oobleck",
@@ -213,28 +177,28 @@ _ALL = (
         differs="16 nodes of 30 and 64 samples of 1,024",
         make=_oobleck,
     ),
-    SuiteJob(name="valm", source="examples/valm.yaml", make=_valm),
+    SuiteJob(name="valm", source="examples/valm.yaml", make=lambda: load_job(EXAMPLES / "valm.yaml")),
     SuiteJob(
         name="llava-1.5-7b",
         source="examples/llava-1.5-7b/config.json by `workbench init`, 16 H100",
-        make=_llava,
+        make=lambda: _of_hub(EXAMPLES / "llava-1.5-7b", "16xH100"),
     ),
     SuiteJob(
         name="qwen2.5-vl-7b",
         source="config.json of Qwen/Qwen2.5-VL-7B-Instruct by `workbench init`, 16 H100",
-        make=_qwen,
+        make=lambda: _of_hub(CONFIGS / "qwen2.5-vl-7b", "16xH100"),
     ),
     SuiteJob(
         name="varying",
         source="Entrain, section 4.7: LLaVA-150k, Llama 3.2 1B, 16 A40; the mean over four drawn batches",
         differs="32 samples a batch",
-        make=_varying,
+        make=lambda: entrain.job_of("LLaVA-150k", "Llama3-1b", _entrain_batches()[0]),
         batches=_entrain_batches,
     ),
     SuiteJob(
         name="pools",
         source="examples/pools.yaml, dollars a sample",
-        make=_pools,
+        make=lambda: load_job(EXAMPLES / "pools.yaml"),
         objective=Objective.DOLLARS,
     ),
     SuiteJob(

@@ -24,9 +24,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, ended
 from experiments.harness.record import commit
-from experiments.search import ablation, aware, compared, regret, speeds
+from experiments.search import compared, regret, speeds
 from experiments.search.jobs import JOBS
 from experiments.search.spaces import spaces
 from workbench.whole_file import check_writable, write_text
@@ -55,68 +55,34 @@ class Asked:
     processes: int
 
 
-Part = Callable[[Asked, Told], dict[str, Any]]
-
-
 def told(what: str) -> None:
     """Progress, a line each, beside the record on standard output."""
     print(what, file=sys.stderr, flush=True)
 
 
-def of_jobs(asked: Asked, progress: Told) -> dict[str, Any]:
-    """Joint search and best single strategy of every job."""
-    return {"jobs": _each(compared_job, asked, progress)}
-
-
-def of_longer(asked: Asked, progress: Told) -> dict[str, Any]:
-    """The joint search with `LONGER` times the budget, for all who wait as long as for the strategies."""
-    return {"longer": _each(longer_job, asked, progress)}
-
-
-def of_aware(asked: Asked, progress: Told) -> dict[str, Any]:
-    """Cornstarch's planner beside its unaware baseline, both held against the simulator."""
-    return {"aware": _each(aware_job, asked, progress)}
-
-
-def of_questions(asked: Asked, progress: Told) -> dict[str, Any]:
-    """The ablation of every job."""
-    return {"ablation": _each(ablated_job, asked, progress)}
-
-
-def of_spaces(asked: Asked, progress: Told) -> dict[str, Any]:
-    """Regret in the spaces that are named; their budget is of candidates."""
-    return {"spaces": _each(regret_of_space, asked, progress)}
-
-
-def of_speed(asked: Asked, progress: Told) -> dict[str, Any]:
-    """Candidates a second."""
-    progress("speeds")
-    return speeds.speeds(seed=asked.seed, limit_s=asked.budget_s)
-
-
 def compared_job(name: str, asked: Asked, progress: Told) -> dict[str, Any]:
-    """`of_jobs` of one."""
+    """Joint search and best single strategy."""
     return compared.compared(JOBS[name], budget_s=asked.budget_s, seed=asked.seed, progress=progress)
 
 
 def longer_job(name: str, asked: Asked, progress: Told) -> dict[str, Any]:
-    """`of_longer` of one."""
+    """The joint search with `LONGER` times the budget, for all who wait as long as for the strategies."""
     budget_s = LONGER * asked.budget_s
     return compared.joint_alone(JOBS[name], budget_s=budget_s, seed=asked.seed, progress=progress)
 
 
 def aware_job(name: str, asked: Asked, progress: Told) -> dict[str, Any]:
-    """`of_aware` of one."""
-    return aware.aware_of(JOBS[name], limit_s=LONGER * asked.budget_s, progress=progress)
+    """Cornstarch's planner beside its unaware baseline, both held against the simulator."""
+    return compared.aware_of(JOBS[name], limit_s=LONGER * asked.budget_s, progress=progress)
 
 
 def ablated_job(name: str, asked: Asked, progress: Told) -> dict[str, Any]:
-    """`of_questions` of one."""
-    return ablation.ablation_of(JOBS[name], budget_s=asked.budget_s, progress=progress)
+    """What each question gives."""
+    return compared.ablation_of(JOBS[name], budget_s=asked.budget_s, progress=progress)
 
 
 def regret_of_space(name: str, asked: Asked, progress: Told) -> dict[str, Any]:
-    """`of_spaces` of one."""
+    """Regret in a space that is listed whole; its budget is of candidates."""
     space = next(space for space in spaces() if space.name == name)
     return regret.regret_of(
         space,
@@ -126,25 +92,41 @@ def regret_of_space(name: str, asked: Asked, progress: Told) -> dict[str, Any]:
     )
 
 
-def _each(
-    of_job: Callable[[str, Asked, Told], dict[str, Any]], asked: Asked, progress: Told
-) -> dict[str, dict[str, Any]]:
-    """The records of all that are named, made by so many processes."""
-    if asked.processes == 1:
-        return {name: of_job(name, asked, progress) for name in asked.names}
-    with ProcessPoolExecutor(asked.processes, get_context("spawn"), max_tasks_per_child=1) as pool:
-        waited = {name: pool.submit(of_job, name, asked, told) for name in asked.names}
-        return {name: future.result() for name, future in waited.items()}
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a part leaves in the record: under a key, a row for each job or space.
+
+    Args:
+        key: of the record.
+        row_of: one name's row.
+    """
+
+    key: str
+    row_of: Callable[[str, Asked, Told], dict[str, Any]]
+
+    def __call__(self, asked: Asked, progress: Told) -> dict[str, Any]:
+        """The rows of all that are named, made by so many processes."""
+        if asked.processes == 1:
+            return {self.key: {name: self.row_of(name, asked, progress) for name in asked.names}}
+        with ProcessPoolExecutor(asked.processes, get_context("spawn"), max_tasks_per_child=1) as pool:
+            waited = {name: pool.submit(self.row_of, name, asked, told) for name in asked.names}
+            return {self.key: {name: future.result() for name, future in waited.items()}}
+
+
+def of_speed(asked: Asked, progress: Told) -> dict[str, Any]:
+    """Candidates a second."""
+    progress("speeds")
+    return speeds.speeds(seed=asked.seed, limit_s=asked.budget_s)
 
 
 WHOLE = "speed"  # the part that has no rows
-PARTS: Mapping[str, Part] = {
-    "jobs": of_jobs,
-    "longer": of_longer,
-    "aware": of_aware,
-    "regret": of_spaces,
-    "ablation": of_questions,
-    "speed": of_speed,
+PARTS: Mapping[str, Callable[[Asked, Told], dict[str, Any]]] = {
+    "jobs": Part("jobs", compared_job),
+    "longer": Part("longer", longer_job),
+    "aware": Part("aware", aware_job),
+    "regret": Part("spaces", regret_of_space),
+    "ablation": Part("ablation", ablated_job),
+    WHOLE: of_speed,
 }
 
 
@@ -210,7 +192,7 @@ def summed(record: Mapping[str, Any]) -> dict[str, Any]:
         longer = {name: jobs[name] | record["longer"][name] for name in both}
         found |= {"longer_overall": compared.overall(longer)} if longer else {}
     if jobs := record.get("aware"):
-        found["cornstarch_never_slower_than_unaware"] = aware.is_never_slower(jobs)
+        found["cornstarch_never_slower_than_unaware"] = compared.is_never_slower(jobs)
     if spaces_ := record.get("spaces"):
         found["regret_vs_exhaustive"] = max(each["regret"] for each in spaces_.values())
     return found
@@ -230,11 +212,11 @@ def lines(record: Mapping[str, Any]) -> Sequence[str]:
             "never worse: {never_worse}, geometric mean {geomean_gain:.3f}".format(**record["longer_overall"])
         )
     if "aware" in record:
-        found += aware.lines(record["aware"])
+        found += compared.aware_lines(record["aware"])
     for name, space in record.get("spaces", {}).items():
         found.append(f"{name}: {space['plans']} plans, regret {space['regret']:.3%}")
     if "ablation" in record:
-        found += ablation.lines(record["ablation"])
+        found += compared.ablation_lines(record["ablation"])
     found += [
         f"{key}: {record[key]:.3g}"
         for key in ("candidates_per_s_24", "candidates_per_s_1296", "seconds_10000")
@@ -293,9 +275,7 @@ def main() -> int:
     except ValueError as error:
         parser.error(str(error))
     print("\n".join(lines(record)))
-    if given.json:
-        print(json.dumps(record))
-    return 0 if holds(record) else 1
+    return ended(record, as_json=given.json, holds=holds(record))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The joint search in spaces that are listed whole: how far from the optimum it stays.
 
-Setup:   five jobs of a vision or audio encoder, or both, and a language model, on one or two nodes of five
+Setup:   seven jobs of a vision or audio encoder, or both, and a language model, on one or two nodes of seven
          kinds of device, four drawn samples of unequal sizes; see `spaces`. Each space combines shapes of
          modules and cuts next to even ones, three schedules, every order of samples in microbatches, and all
          rules by which context-parallel ranks own tokens and ways in which keys travel. Every plan is built,
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from experiments.search.judging import StepJudge
 from experiments.search.listed_space import Listed, ListedSpace, answers_of, key_of
+from sim.predict import IterationJudge
 from workbench.collector import collector_paused
 from workbench.job.job import Job
 from workbench.plan.plan import Plan
@@ -42,7 +42,7 @@ class ListedJudge:
 
     job: Job
     listed: Listed
-    judge: StepJudge
+    judge: IterationJudge
 
     def value(self, plan: Plan) -> float:
         """Of a listed plan; ValueError for any other."""
@@ -79,7 +79,7 @@ def _list(
     values: dict[str, float | None],
     answers: dict[str, set[str]],
 ) -> None:
-    judge = StepJudge(space.cost)
+    judge = IterationJudge(space.cost)
     for plan in space.plans(choices):
         key = key_of(plan)
         if key in values:
@@ -98,7 +98,7 @@ def searched(space: ListedSpace, whole: Listed, *, candidates: int, seed: int) -
     return joint_search(
         space.job,
         space.cost,
-        ListedJudge(space.job, whole, StepJudge(space.cost)),
+        ListedJudge(space.job, whole, IterationJudge(space.cost)),
         stop=Stop(candidates=candidates, seconds=LIMIT_S, clock=time.process_time),
         scope=Scope(seed=seed, starts=drawn_starts(space, whole, seed)),
     )

@@ -1,15 +1,11 @@
-"""The five spaces that are listed whole: unlike models, machines, data, and what binds."""
+"""The spaces that are listed whole: unlike models, machines, data, and what binds."""
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import yaml
-
-from experiments.doors.export_jobs import SIGLIP, WHISPER
+from experiments.doors.export_jobs import SIGLIP, WHISPER, job_as_in_a_file
 from experiments.search.listed_space import ListedSpace, Shape
-from workbench.job.job import Job, job_from_spec
-from workbench.job.job_file import parse_spec
+from workbench.job.job import Job
 from workbench.job.machines import cost_of
 
 _LLAMA = {
@@ -42,14 +38,21 @@ _LARGE_AUDIO = WHISPER | {
 }
 
 
+class Drawn(NamedTuple):
+    """How samples are drawn: fewest and most tokens of text, most items of every encoder."""
+
+    text_tokens: tuple[int, int]
+    most_items: int = 2
+    seed: int = 5
+
+
 def _job(
     name: str,
     llm: Mapping[str, object],
     encoders: Mapping[str, Mapping[str, object]],
     *,
     cluster: Mapping[str, Any],
-    text_tokens: tuple[int, int],
-    most_items: int = 2,
+    drawn: Drawn,
     trainable: str = "all",
 ) -> Job:
     """Four drawn samples, encoders in front of a language model."""
@@ -63,13 +66,13 @@ def _job(
             "samples": 4,
             "microbatch_samples": 1,
             "mixture": {
-                "seed": 5,
-                "text_tokens": list(text_tokens),
-                "items": {encoder: {"most": most_items} for encoder in encoders},
+                "seed": drawn.seed,
+                "text_tokens": list(drawn.text_tokens),
+                "items": {encoder: {"most": drawn.most_items} for encoder in encoders},
             },
         },
     }
-    return job_from_spec(parse_spec(yaml.safe_dump(content), where=name), folder=Path())
+    return job_as_in_a_file(content)
 
 
 def _space(
@@ -90,8 +93,11 @@ def _space(
 
 
 def spaces() -> tuple[ListedSpace, ...]:
-    """Five of them, each with more than ten thousand feasible plans."""
-    return (_vision(), _frozen_audio(), _both(), _replicas(), _tight())
+    """Each with more than ten thousand feasible plans.
+
+    Of the last two nobody looked at a search before it was as it is; of the others see the decision log.
+    """
+    return (_vision(), _frozen_audio(), _both(), _replicas(), _tight(), _slow_nodes(), _frozen_replicas())
 
 
 def _vision() -> ListedSpace:
@@ -101,7 +107,7 @@ def _vision() -> ListedSpace:
         _LLAMA,
         {"vision": _VISION},
         cluster={"device": "A40", "nodes": 1, "ranks_per_node": 4},
-        text_tokens=(256, 2048),
+        drawn=Drawn((256, 2048)),
     )
     shapes = {
         "vision": ((1, 1, 1), (1, 1, 2), (1, 2, 1)),
@@ -117,7 +123,7 @@ def _frozen_audio() -> ListedSpace:
         _LLAMA,
         {"audio": _LARGE_AUDIO},
         cluster={"device": "H100", "nodes": 1, "ranks_per_node": 4},
-        text_tokens=(128, 1024),
+        drawn=Drawn((128, 1024)),
         trainable="projector",
     )
     shapes = {
@@ -134,7 +140,7 @@ def _both() -> ListedSpace:
         _LLAMA,
         {"vision": _VISION, "audio": _AUDIO},
         cluster={"device": "A100-40GB", "nodes": 1, "ranks_per_node": 5},
-        text_tokens=(256, 2048),
+        drawn=Drawn((256, 2048)),
     )
     shapes = {
         "vision": ((1, 1, 1), (1, 2, 1)),
@@ -151,7 +157,7 @@ def _replicas() -> ListedSpace:
         _LLAMA,
         {"vision": _LARGE_VISION},
         cluster={"device": "L40S", "nodes": 2, "ranks_per_node": 3},
-        text_tokens=(128, 3072),
+        drawn=Drawn((128, 3072)),
     )
     shapes = {
         "vision": ((1, 1, 1), (1, 1, 2), (1, 2, 1)),
@@ -167,11 +173,43 @@ def _tight() -> ListedSpace:
         _QWEN,
         {"vision": _LARGE_VISION},
         cluster={"device": "H200", "nodes": 1, "ranks_per_node": 5, "memory_gib": 40},
-        text_tokens=(512, 4096),
-        most_items=3,
+        drawn=Drawn((512, 4096), most_items=3),
     )
     shapes = {
         "vision": ((1, 1, 1), (1, 2, 1)),
         "llm": ((1, 1, 2), (1, 1, 3), (1, 2, 2), (2, 1, 2), (1, 2, 1), (2, 1, 1)),
     }
     return _space(job, shapes, microbatches=(1, 2))
+
+
+def _slow_nodes() -> ListedSpace:
+    """A trained audio encoder on two nodes of A10, unequal samples: the network between them counts."""
+    job = _job(
+        "audio on slow nodes",
+        _LLAMA | {"num_hidden_layers": 7},
+        {"audio": _LARGE_AUDIO},
+        cluster={"device": "A10", "nodes": 2, "ranks_per_node": 2, "memory_gib": 80},
+        drawn=Drawn((64, 4096), most_items=3, seed=11),
+    )
+    shapes = {
+        "audio": ((1, 1, 1), (1, 1, 2), (1, 2, 1)),
+        "llm": ((1, 1, 1), (1, 1, 2), (1, 1, 3), (1, 2, 1), (1, 3, 1), (2, 1, 1)),
+    }
+    return _space(job, shapes, microbatches=(1, 2))
+
+
+def _frozen_replicas() -> ListedSpace:
+    """A frozen vision encoder in front of a wide language model, one or two replicas on a node of B200."""
+    job = _job(
+        "frozen replicas",
+        _QWEN | {"num_hidden_layers": 5},
+        {"vision": _LARGE_VISION},
+        cluster={"device": "B200", "nodes": 1, "ranks_per_node": 6},
+        drawn=Drawn((256, 3072), seed=23),
+        trainable="projector",
+    )
+    shapes = {
+        "vision": ((1, 1, 1), (1, 1, 2), (1, 2, 1)),
+        "llm": ((1, 1, 1), (1, 1, 2), (1, 2, 1), (2, 1, 1)),
+    }
+    return _space(job, shapes, replicas=(1, 2), microbatches=(1, 2))

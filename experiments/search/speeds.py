@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from experiments.bench.speed_cases import CASES, PROFILE, Case, plan_of
-from experiments.search.judging import StepJudge
+from sim.predict import IterationJudge
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.job.job import Job, ModuleLayout
@@ -53,7 +53,7 @@ def rate_of(case: Case, candidates: int, *, seed: int, limit_s: float) -> dict[s
     cost = CostModel(load_profile(PROFILE))
     scope = Scope(seed=seed, planners={START: PLANNERS[START]})
     stop = Stop(candidates=candidates, seconds=limit_s, clock=time.process_time)
-    found = joint_search(job, cost, StepJudge(cost), stop=stop, scope=scope, progress=told)
+    found = joint_search(job, cost, IterationJudge(cost), stop=stop, scope=scope, progress=told)
     (first_s, _), (last_s, counted) = seen[0], seen[-1]
     return _record(found) | {"candidates_per_s": counted / max(last_s - first_s, 1e-9)}
 
@@ -67,7 +67,7 @@ def large(*, seed: int, gpus: int = LARGE_GPUS) -> dict[str, Any]:
     found = joint_search(
         job,
         cost,
-        StepJudge(cost),
+        IterationJudge(cost),
         stop=Stop(candidates=LARGE_CANDIDATES, seconds=LARGE_LIMIT_S),
         scope=Scope(seed=seed, planners={START: PLANNERS[START]}),
         workers=WORKERS,

@@ -15,8 +15,7 @@ from runtime.elastic.training import ElasticTraining
 from runtime.launch import run_local
 from runtime.preprocess.images import SquareRule
 from runtime.preprocess.loader import ServedLoader, Subscription
-from runtime.preprocess.server import Server
-from runtime.preprocess.server_settings import ServerSettings
+from runtime.preprocess.server import Server, ServerSettings
 from runtime.rank_job import RunSettings
 from runtime.state.checkpoint import Checkpoints
 from runtime.world.pool import Pool

@@ -1,21 +1,20 @@
 """What a stage is fed with: pixels, mel frames, tokens and targets of one microbatch."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from runtime.data.axes import axes_of
-from runtime.data.generated import entering_conditions
 from runtime.models.adapter import NO_TARGET, PLACEHOLDER, Brought, MicrobatchData
 from runtime.models.attention_mask import AttentionMask
 from runtime.models.choose import adapter_of
 from runtime.models.decoder import DecoderAdapter
 from runtime.models.decoder_families import DECODERS
 from runtime.models.initialise import generator_of
-from runtime.models.masked_attention import MaskedAttention
+from runtime.models.vision_rotary import GridAdapter
 from runtime.parallel.context.batch import shared_data
 from runtime.parallel.context.group import ContextGroup
 from workbench.data.sample import Item, Sample, Segment
@@ -23,6 +22,7 @@ from workbench.masks.patterns import CAUSAL, sample_bitfield
 from workbench.model.layer import Attention
 from workbench.model.model_graph import TEXT, Edge, Module
 from workbench.plan.plan import Microbatch, Plan, Stage
+from workbench.plan.routing import routing_of
 
 # Shape suffixes: T = packed tokens, E = packed tokens of one edge.
 
@@ -106,7 +106,7 @@ def windows_of(module: Module) -> set[int | None]:
 def _encoder_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: DataSource) -> MicrobatchData:
     """Of all tokens of the microbatch, on the CPU."""
     module = plan.model.module(stage.module)
-    found = [_segment(plan.sample[item.sample], module.modality, item) for item in microbatch.items]
+    found = [_found(plan.sample[item.sample], module.modality, item)[0] for item in microbatch.items]
     raw: tuple[Tensor, ...] = ()
     adapter = adapter_of(module)
     if stage.layers[0] <= adapter.raw_layer < stage.layers[1]:
@@ -114,7 +114,7 @@ def _encoder_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: Data
             source.raw(item.sample, segment, adapter.raw_shape(segment))
             for item, segment in zip(microbatch.items, found, strict=True)
         )
-    chosen = entering_conditions(plan, stage, microbatch)
+    chosen = _entering_conditions(plan, stage, microbatch)
     return MicrobatchData(
         items=microbatch.items,
         tokens_in=tuple(segment.tokens_in for segment in found),
@@ -133,10 +133,41 @@ def _has_axes(module: Module) -> bool:
     return family is not None and family.rotates_by_axes
 
 
-def _segment(sample: Sample, modality: str, item: Item) -> Segment:
-    for segment in sample.of(modality):
+def _entering_conditions(plan: Plan, stage: Stage, microbatch: Microbatch) -> dict[str, Tensor]:
+    """Edge from a module of other items -> [E] places of the items' tokens in its packed states.
+
+    The states are of whole samples, of each once, in the order in which the items name them.
+    """
+    modality = plan.model.module(stage.module).modality
+    entering = [edge for edge in plan.model.edges_into(stage.module) if edge.entered_in(stage.layers)]
+    return {edge.name: _conditions(plan, edge, microbatch, modality) for edge in entering}
+
+
+def _conditions(plan: Plan, edge: Edge, microbatch: Microbatch, modality: str) -> Tensor:
+    wanted = routing_of(plan).wanted(edge, microbatch)
+    tokens = [plan.sample[item.sample].num_tokens for item in wanted]
+    starts = dict(zip((item.sample for item in wanted), accumulate(tokens, initial=0), strict=False))
+    return torch.cat(
+        [
+            starts[item.sample] + torch.arange(*_found(plan.sample[item.sample], modality, item)[1])
+            for item in microbatch.items
+        ]
+    )
+
+
+def _placed_in(sample: Sample, modality: str) -> Iterator[tuple[Segment, tuple[int, int]]]:
+    """Segments of a modality, each with where its tokens begin and end in the sample."""
+    start = 0
+    for segment in sample.segments:
+        if segment.modality == modality:
+            yield segment, (start, start + segment.tokens_out)
+        start += segment.tokens_out
+
+
+def _found(sample: Sample, modality: str, item: Item) -> tuple[Segment, tuple[int, int]]:
+    for segment, place in _placed_in(sample, modality):
         if segment.k == item.k:
-            return segment
+            return segment, place
     raise ValueError(f"sample {sample.id} has no segment {modality}[{item.k}]")
 
 
@@ -179,7 +210,7 @@ def _masked(
     mask = AttentionMask(fields, fields, torch.device(device))
     for window in windows:
         mask.prepare(window)
-    return replace(data, attention=MaskedAttention(mask))
+    return replace(data, attention=mask)
 
 
 def _on_device(data: MicrobatchData, device: torch.device | str, dtype: torch.dtype) -> MicrobatchData:
@@ -235,28 +266,59 @@ def _labels(ids_T: Tensor, lengths: tuple[int, ...]) -> Tensor:
 
 def _placed(plan: Plan, edge: Edge, samples: list[Sample]) -> Tensor:
     """[E] where an edge's features stand in the packed samples, in sequence order."""
-    modality = plan.model.module(edge.source).modality
-    runs = [torch.arange(start, stop) for start, stop in _runs(samples, modality)]
-    return torch.cat(runs) if runs else torch.empty(0, dtype=torch.int64)
+    modality, first = plan.model.module(edge.source).modality, 0
+    runs = [torch.empty(0, dtype=torch.int64)]
+    for sample in samples:
+        runs += [first + torch.arange(*place) for _, place in _placed_in(sample, modality)]
+        first += sample.num_tokens
+    return torch.cat(runs)
 
 
 def _brought(plan: Plan, edge: Edge, samples: list[Sample]) -> tuple[Brought, ...]:
     """What cross-attention reads of an edge, in the order of its features: sample by sample, in sequence."""
     source = plan.model.module(edge.source)
-    adapter, found = adapter_of(source), []
-    for index, sample in enumerate(samples):
-        place = 0
-        for segment in sample.segments:
-            if segment.modality == source.modality:
-                found.append(Brought(index, place, adapter.tiles(segment)))
-            place += segment.tokens_out
-    return tuple(found)
+    adapter = adapter_of(source)
+    return tuple(
+        Brought(index, place, adapter.tiles(segment))
+        for index, sample in enumerate(samples)
+        for segment, (place, _) in _placed_in(sample, source.modality)
+    )
 
 
-def _runs(samples: list[Sample], modality: str) -> Iterator[tuple[int, int]]:
-    start = 0
-    for sample in samples:
-        for segment in sample.segments:
-            if segment.modality == modality:
-                yield start, start + segment.tokens_out
+def axes_of(plan: Plan, samples: Sequence[Sample]) -> Tensor:
+    """[3, T] int64 positions of three axes (M-RoPE): time, row and column, sample after sample, each from 0.
+
+    Text moves on all axes together; an image's tokens stand at one time, each at its row and column; what
+    comes behind an image begins past its longest side.
+
+    Source: Qwen2-VL (Wang et al. 2024, arXiv 2409.12191), section 2.1, as in transformers' `get_rope_index`.
+    """
+    grids = {
+        module.modality: adapter
+        for module in plan.model.modules
+        if module.modality != TEXT and isinstance(adapter := adapter_of(module), GridAdapter)
+    }
+    return torch.cat([_axes_of_sample(sample, grids) for sample in samples], dim=1)
+
+
+def _axes_of_sample(sample: Sample, grids: dict[str, GridAdapter]) -> Tensor:
+    parts, start = [], 0
+    for segment in sample.segments:
+        rows, columns = _sides(segment, grids.get(segment.modality))
+        if rows:
+            places = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+            row_T, column_T = (axis.flatten() for axis in places)
+            parts.append(start + torch.stack([torch.zeros_like(row_T), row_T, column_T]))
+            start += max(rows, columns)
+        else:
+            parts.append(start + torch.arange(segment.tokens_out).expand(3, -1))
             start += segment.tokens_out
+    return torch.cat(parts, dim=1)
+
+
+def _sides(segment: Segment, adapter: GridAdapter | None) -> tuple[int, int]:
+    """Rows and columns of an image in the LLM's sequence; nothing for text and clips."""
+    if adapter is None:
+        return 0, 0
+    rows, columns = adapter.grid(segment.tokens_in, segment.grid)
+    return rows // adapter.merge, columns // adapter.merge

@@ -1,14 +1,18 @@
 """What an elastic training will come to, said before it starts: its layouts, and seconds a step."""
 
+import pickle
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import fmean, median
 from typing import Protocol
 
-from runtime.elastic.job import ElasticJob, Reduction
+import torch
+
+from runtime.data.batches import microbatch_data
+from runtime.elastic.job import ElasticJob, Reduction, plan_step
 from runtime.elastic.moves import Move
-from runtime.elastic.rehearsal import rehearse
 from runtime.elastic.replan import Replanned, after_loss, after_warning, start_layout
 from workbench.cost.hardware import Cluster
 from workbench.elastic.layerwise import LastBackward, layerwise
@@ -17,6 +21,7 @@ from workbench.elastic.reconfigure import CannotContinueError
 from workbench.elastic.step_events import StepEvents
 from workbench.memory.account import MemoryTable
 from workbench.plan.lowered import Lowered
+from workbench.plan.plan import Plan
 from workbench.schedule.action import STEP, Action
 from workbench.strategies.elastic_templates import ElasticTemplates
 from workbench.timing.accept import accept
@@ -24,6 +29,7 @@ from workbench.timing.provenance import unmeasured_costs
 from workbench.trace import Trace
 
 MOMENTS = 2  # of AdamW, for every weight that is trained
+TIMES = 3  # that planning and feeding are rehearsed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,15 +143,15 @@ class _Course:
             told.append(f"{_names(now.joins)} {'join' if len(now.joins) > 1 else 'joins'}")
         if now.warned:
             self._waiting = [node for node in self._waiting if node not in now.warned]
-            leaving = [node for node in now.warned if node in self._at_work()]
+            leaving = [node for node in now.warned if node in self.layout.nodes]
             self._go(after_warning(self._job, self.layout, leaving))
             told.append(f"{_names(now.warned)} warned")
             self._take_in()
         if now.killed:
             killed = (*now.killed, *now.killed_in_recovery)  # the recovery begins anew from the same layout
-            lost = [node for node in killed if node in self._at_work()]
+            lost = [node for node in killed if node in self.layout.nodes]
             self._waiting = [node for node in self._waiting if node not in killed]
-            joining = self._room(len(self._at_work()) - len(lost))
+            joining = self._room(len(self.layout.nodes) - len(lost))
             self._go(after_loss(self._job, self.layout, lost, joining))
             self._waiting = self._waiting[len(joining) :]
             told.append(f"{_names(now.killed)} killed")
@@ -156,9 +162,6 @@ class _Course:
     def _go(self, replanned: Replanned) -> None:
         self.layout = replanned.layout
         self._copied_bytes += sum(_moved_bytes(self._job, move) for move in replanned.moves)
-
-    def _at_work(self) -> list[str]:
-        return [node for pipeline in self.layout.pipelines for node in pipeline]
 
     def _room(self, num_nodes: int) -> list[str]:
         return self._waiting[: max(0, self._job.templates.specification.num_nodes - num_nodes)]
@@ -217,6 +220,58 @@ def predict_steps(
                 [_predict_step(found, job, interval.layout, step, machine, predict) for step in sorted(steps)]
             )
     return predictions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """What a step costs beside its passes, in this process's own seconds: medians over a few times.
+
+    Args:
+        plan: of the step.
+        planning_s: to plan, check and pickle it; the supervisor's part.
+        feeding_s: until the rank with the most data has the plan and its data; the ranks' part.
+        feeding_core_s: the same of all ranks together.
+    """
+
+    plan: Plan
+    planning_s: float
+    feeding_s: float
+    feeding_core_s: float
+
+
+def rehearse(job: ElasticJob, layout: NodeLayout, step: int) -> Rehearsal:
+    """Do it in this process, before any other is forked from it.
+
+    Raises:
+        ValueError: the plan was refused.
+    """
+    torch.set_num_threads(1)  # as in the ranks; and whoever is forked must not miss a pool of threads
+    planning_s, feeding_s, feeding_core_s = [], [], []
+    for _ in range(TIMES):
+        start_s = time.process_time()
+        plan = plan_step(job, layout, job.batch(step))
+        pickled = pickle.dumps(accept(plan)[0])
+        planned_s = time.process_time()
+        pickle.loads(pickled)
+        reading_s = time.process_time() - planned_s
+        planning_s.append(planned_s - start_s)
+        by_rank_s = [reading_s + _data_s(job, plan, rank) for rank in plan.ranks]
+        feeding_s.append(max(by_rank_s))
+        feeding_core_s.append(sum(by_rank_s))
+    return Rehearsal(
+        plan=plan,
+        planning_s=median(planning_s),
+        feeding_s=median(feeding_s),
+        feeding_core_s=median(feeding_core_s),
+    )
+
+
+def _data_s(job: ElasticJob, plan: Plan, rank: int) -> float:
+    start_s = time.process_time()
+    for stage in plan.stages_on[rank]:
+        for microbatch in plan.microbatches_of.get((stage.module, stage.replica), ()):
+            microbatch_data(plan, stage, microbatch, job.source, dtype=job.dtype)
+    return time.process_time() - start_s
 
 
 def check_waits(predictions: Iterable[StepPrediction], wait_s: float) -> None:

@@ -1,15 +1,20 @@
 """A world of gloo ranks that a process can leave at once, whatever gloo waits for."""
 
-from collections.abc import Callable
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from threading import Event
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 
-from runtime.world.clock import Awaited, HostClock
+from runtime.world.clock import Awaited, Clock
 from runtime.world.failure import RankError
 
 BACKEND = "elastic_gloo"
@@ -44,7 +49,7 @@ class InterruptibleGloo:
         """Groups may be formed and waited for again."""
         self._is_interrupted.clear()
 
-    def clock(self, timeout_s: float) -> HostClock:
+    def clock(self, timeout_s: float) -> Clock:
         """Its waits can be interrupted.
 
         Args:
@@ -95,7 +100,7 @@ class InterruptibleGloo:
         return group
 
 
-class _InterruptibleClock(HostClock):
+class _InterruptibleClock(Clock):
     def __init__(self, timeout_s: float, gloo: InterruptibleGloo) -> None:
         super().__init__(timeout_s)
         self._gloo = gloo
@@ -106,3 +111,36 @@ class _InterruptibleClock(HostClock):
             wait()
         else:
             self._gloo.call(wait, awaited.what)
+
+
+def open_sockets() -> frozenset[int]:
+    """Of this process, by inode: what it had before it was in any world is not its to close."""
+    return frozenset(inode for inode, _ in _sockets())
+
+
+def sever(spared: frozenset[int]) -> None:
+    """Shut down the internet connections of this process; whoever waits on one fails at once, on both ends.
+
+    gloo cannot abort what it waits for, and a rank that waits for a living one learns of a death
+    elsewhere only by its timeout. Sockets that listen are left alone: gloo's listener would end
+    the process.
+
+    Args:
+        spared: inodes that are left alone.
+    """
+    for inode, connection in _sockets():
+        with suppress(OSError):
+            is_internet = connection.family in (socket.AF_INET, socket.AF_INET6)
+            is_listener = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if is_internet and not is_listener and inode not in spared:
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def _sockets() -> Iterator[tuple[int, socket.socket]]:
+    """(inode, a handle of its own) of every socket."""
+    for path in list(Path("/dev/fd").iterdir()):
+        with suppress(OSError):  # closed meanwhile
+            about = os.fstat(int(path.name))
+            if stat.S_ISSOCK(about.st_mode):
+                with socket.socket(fileno=os.dup(int(path.name))) as found:
+                    yield about.st_ino, found

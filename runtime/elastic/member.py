@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 
-from runtime.elastic.connections import open_sockets, sever
-from runtime.elastic.interruptible import BACKEND, InterruptibleGloo
+from runtime.elastic.interruptible import BACKEND, InterruptibleGloo, open_sockets, sever
 from runtime.elastic.job import ElasticJob, Reduction
 from runtime.elastic.layerwise import last_backwards
-from runtime.elastic.moves import CPU, Holdings, Move, carry_out
+from runtime.elastic.moves import CPU, Holdings, Move, carry_out, read_state, write_state
 from runtime.elastic.orders import (
     Begin,
     Broken,
@@ -34,7 +33,6 @@ from runtime.elastic.orders import (
     Vote,
     moment_of,
 )
-from runtime.elastic.state_files import read_state, write_state
 from runtime.elastic.world import World, empty_layers, read_lowered
 from runtime.world.allocator import keep_freed_memory
 from runtime.world.communicators import build_mesh

@@ -1,13 +1,16 @@
-"""Which process gets which layer from which other one, and the transport of weights and moments."""
+"""Which process gets which layer from which other one: weights and moments on their way, and in files."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from runtime.elastic.job import ElasticJob, Member, held_by, members_of
+from runtime.state.tensor_files import keys_in, read_tensors, write_tensors
+from runtime.step.weight_bucket import places
 from runtime.world.clock import Awaited, Clock
 from workbench.elastic.copies import Copy
 from workbench.elastic.layout import NodeLayout
@@ -16,6 +19,7 @@ from workbench.elastic.layout import NodeLayout
 
 Owner = tuple[str, int]  # module, layer of it
 CPU = torch.device("cpu")
+PLACES = ("weight", "first_moment", "second_moment")  # in files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +178,32 @@ def _tensors(state: LayerState) -> Iterator[Tensor]:
 
 
 def _fill(state: LayerState, flat_N: Tensor) -> None:
-    start = 0
-    for tensor in _tensors(state):
-        tensor.copy_(flat_N.narrow(0, start, tensor.numel()).view_as(tensor))
-        start += tensor.numel()
+    tensors = list(_tensors(state))
+    for tensor, place_N in zip(tensors, places(flat_N, tensors), strict=True):
+        tensor.copy_(place_N.view_as(tensor))
+
+
+def write_state(folder: Path, held: Holdings) -> None:
+    """A folder with these layers."""
+    write_tensors(folder, dict(_keyed(held)))
+
+
+def read_state(folder: Path, empty: Holdings) -> None:
+    """Fill tensors from the folders in `folder`, each layer from the one that has it.
+
+    Raises:
+        ValueError: a layer that none of them has.
+    """
+    missing = dict(_keyed(empty))
+    for part in sorted(path for path in folder.iterdir() if path.is_dir()):
+        if keys := sorted(keys_in(part) & missing.keys()):
+            read_tensors(part, {key: missing.pop(key) for key in keys})
+    if missing:
+        raise ValueError(f"{folder}: {min(missing)} is in none of its parts")
+
+
+def _keyed(held: Holdings) -> Iterator[tuple[str, Tensor]]:
+    for (module, layer), state in held.items():
+        for name, kept in state.items():
+            for place, tensor in zip(PLACES, kept.tensors(), strict=False):
+                yield f"{module}/{layer}/{name}/{place}", tensor

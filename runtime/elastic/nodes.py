@@ -7,7 +7,6 @@ import os
 import pickle
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -206,9 +205,7 @@ class Nodes:
             name=name,
             daemon=True,
         )
-        with forking(), warnings.catch_warnings():
-            # Python 3.12 warns of any fork beside threads; those here are idle.
-            warnings.simplefilter("ignore", DeprecationWarning)
+        with forking():
             child.start()
         there.close()
         return _Process(child, here, moment)

@@ -5,7 +5,6 @@ import os
 import pickle
 import shutil
 import signal
-import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -51,9 +50,7 @@ class Preparation:
         self._process = multiprocessing.get_context("fork").Process(
             target=_serve, args=(job, there, folder, as_parent()), name="preparation", daemon=True
         )
-        with forking(), warnings.catch_warnings():
-            # Python 3.12 warns of any fork beside threads; those here are idle.
-            warnings.simplefilter("ignore", DeprecationWarning)
+        with forking():
             self._process.start()
         there.close()
 
@@ -106,7 +103,7 @@ def read_prepared(
     folder: Path, layout: NodeLayout, lost: Sequence[str], joining: Sequence[str]
 ) -> Prepared | None:
     """One of what `prepare` has written for a layout; None: it is not there."""
-    name = f"loss{_nodes(layout).index(lost[0])}" if lost else "join"
+    name = f"loss{layout.nodes.index(lost[0])}" if lost else "join"
     try:
         replanned = pickle.loads((folder / f"{name}.moves").read_bytes())
     except FileNotFoundError:
@@ -119,13 +116,9 @@ def read_prepared(
 
 def _changes(job: ElasticJob, layout: NodeLayout) -> Iterator[tuple[str, Collection[str], Sequence[str]]]:
     """(name, lost, joining) of each change of one node that may come."""
-    yield from ((f"loss{place}", (node,), ()) for place, node in enumerate(_nodes(layout)))
+    yield from ((f"loss{place}", (node,), ()) for place, node in enumerate(layout.nodes))
     if layout.num_nodes < job.templates.specification.num_nodes:
         yield "join", (), (NEWCOMER,)
-
-
-def _nodes(layout: NodeLayout) -> list[str]:
-    return [node for pipeline in layout.pipelines for node in pipeline]
 
 
 def _named(layout: NodeLayout, newcomer: str) -> NodeLayout:

@@ -46,8 +46,7 @@ def after_loss(
     layer_bytes = job.layer_bytes()
     after = layout if not lost else survive(job.templates, layout, lost, layer_bytes, joining).layout
     if joining:
-        present = {node for pipeline in after.pipelines for node in pipeline}
-        new = [node for node in joining if node not in present]
+        new = [node for node in joining if node not in after.nodes]
         sizes = fastest(job.templates, after.num_nodes + len(new), job.num_microbatches).sizes
         after = join(job.templates, after, new, sizes, layer_bytes).layout
     copies = copies_between(job.templates, layout, after, lost, layer_bytes)

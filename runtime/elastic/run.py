@@ -4,15 +4,17 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
 from runtime.elastic.history import ElasticFailed, Reshaped, StepDone
 from runtime.elastic.job import ElasticJob, Reduction
-from runtime.elastic.node_killer import NodeKiller
+from runtime.elastic.nodes import Nodes
+from runtime.elastic.orders import Moment
 from runtime.elastic.progress import STAMP, Progress, clear_unfinished, read_progress
 from runtime.elastic.step_data import StepData
 from runtime.elastic.training import ElasticTraining
@@ -27,6 +29,9 @@ from workbench.strategies.elastic_templates import ElasticTemplates
 NUM_SAVES = 2  # on the disk at a time: the last one, and the one that is being written
 UNSAVED = "progress was not saved"
 SHORTEST_STEP_S = 60.0  # that a step may take before its ranks are said to hang
+LOOK_EVERY_S = 0.0005
+PASSES = (Moment.FORWARD, Moment.BACKWARD)
+CONNECTING = (Moment.GROUPS,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,8 +219,7 @@ class _Log:
 
     def note(self, training: ElasticTraining) -> None:
         """After a step: what it took of the cores."""
-        nodes = [node for pipeline in training.layout.pipelines for node in pipeline]
-        ranks = [process for node in nodes for process in training.nodes.process_ids(node)]
+        ranks = [each for node in training.layout.nodes for each in training.nodes.process_ids(node)]
         now_s = process_seconds((os.getpid(), *ranks))
         if now_s and now_s.keys() == self._used_s.keys():
             self.core_s[training.step - 1] = sum(now_s.values()) - sum(self._used_s.values())
@@ -241,8 +245,57 @@ class _Log:
         return None
 
 
+class NodeKiller(threading.Thread):
+    """Kills nodes while they compute, from outside, as soon as the first victim is in a pass, or at the end.
+
+    All processes of its victims die at once.
+
+    Where this thread gets its turn only after the victim's vote, the step counts: the next one is cut off.
+
+    Args:
+        nodes: of the training.
+        victims: the first is watched, so it should be one that works.
+        in_recovery: victims of the recovery from that, when the first of them connects to the others left.
+    """
+
+    def __init__(self, nodes: Nodes, victims: Sequence[str], in_recovery: Sequence[str] = ()) -> None:
+        super().__init__(name="node-killer", daemon=True)
+        self._nodes, self._victims, self._in_recovery = nodes, victims, in_recovery
+        self._is_over, self._is_given_up = threading.Event(), threading.Event()
+        self.killed_s: dict[str, float] = {}
+
+    def run(self) -> None:
+        """Wait, then kill."""
+        self._kill_when(self._victims, PASSES)
+        if self._in_recovery:
+            self._kill_when(self._in_recovery, CONNECTING)
+
+    def give_up(self) -> None:
+        """Spare those who have not been killed yet, and return when that is sure."""
+        self._is_given_up.set()
+        self.end()
+
+    def end(self) -> None:
+        """Kill those who never computed while the step lasted, and return when it is done."""
+        self._is_over.set()
+        self.join()
+
+    def _kill_when(self, victims: Sequence[str], moments: Collection[Moment]) -> None:
+        while not any(moment in moments for moment in self._nodes.moments(victims[0])):
+            if self._is_over.wait(LOOK_EVERY_S):
+                break
+        for victim in () if self._is_given_up.is_set() else victims:
+            self._kill(victim)
+
+    def _kill(self, victim: str) -> None:
+        for process in self._nodes.process_ids(victim):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+                self.killed_s.setdefault(victim, time.monotonic())
+
+
 def _take_step(training: ElasticTraining, now: AtStep, killed_s: dict[str, float]) -> None:
-    at_work = [node for pipeline in training.layout.pipelines for node in pipeline]
+    at_work = training.layout.nodes
     training.join(now.joins)
     training.nodes.end([node for node in now.warned if node not in at_work])  # they only waited for room
     training.warn([node for node in now.warned if node in at_work])

@@ -15,7 +15,6 @@ from runtime.elastic.progress import Progress, save_progress
 from runtime.elastic.replan import Replanned, after_loss, after_warning, start_layout, write_plan
 from runtime.world.scratch import ScratchFolder
 from workbench.elastic.layout import NodeLayout
-from workbench.elastic.reconfigure import CannotContinueError
 from workbench.plan.remembered import FORGET_EVERY, forget_all
 
 MOST_UNEXPLAINED = 2  # disturbances in a row in which nobody was lost
@@ -47,22 +46,14 @@ class ElasticTraining:
     Args:
         job: what is trained.
         nodes: that are there at the start.
-        folder: a new one, where progress is saved when too few nodes are left; None: nowhere.
         start: progress to go on from.
 
     Raises:
         ValueError: too few nodes, or fewer microbatches than pipelines.
     """
 
-    def __init__(
-        self,
-        job: ElasticJob,
-        nodes: Sequence[str],
-        *,
-        folder: Path | None = None,
-        start: Progress | None = None,
-    ) -> None:
-        self.job, self._folder, self._start = job, folder, start
+    def __init__(self, job: ElasticJob, nodes: Sequence[str], *, start: Progress | None = None) -> None:
+        self.job, self._start = job, start
         self.step = 0 if start is None else start.step
         self.steps: list[StepDone] = []
         self.changes: list[Reshaped] = []
@@ -130,21 +121,17 @@ class ElasticTraining:
         """Train until that many steps were taken since the seed, whatever happens to the nodes.
 
         Raises:
-            CannotContinueError: too few nodes are left; progress is saved where that is possible
-                and asked for, and the message says where.
+            CannotContinueError: too few nodes are left.
             ElasticFailed: a process failed that did not die.
         """
         while self.step < until:
             self._lose(self.nodes.dead(self._at_work()), time.monotonic())
-            try:
-                if self._lost or not self._is_world or self._welcome():
-                    self._reshape()
-                elif self._warned:
-                    self._drain()
-                else:
-                    self._take_step()
-            except CannotContinueError as error:
-                raise self._refusal(error) from error
+            if self._lost or not self._is_world or self._welcome():
+                self._reshape()
+            elif self._warned:
+                self._drain()
+            else:
+                self._take_step()
 
     def save(self, folder: Path) -> Progress:
         """Write all weights and moments between two steps, each layer by one of its holders.
@@ -155,7 +142,7 @@ class ElasticTraining:
         return save_progress(self.nodes, self.job, self.layout, self._lost, self.step, folder)
 
     def _at_work(self) -> list[str]:
-        return [node for pipeline in self.layout.pipelines for node in pipeline if node not in self._lost]
+        return [node for node in self.layout.nodes if node not in self._lost]
 
     def _members(self, layout: NodeLayout) -> tuple[Member, ...]:
         return members_of(layout, self.job.ranks_per_node)
@@ -317,16 +304,6 @@ class ElasticTraining:
         self.nodes.end(self._warned)
         self._left, self._warned = self._warned, []
         self.layout, self._is_world = replanned.layout, False
-
-    def _refusal(self, error: CannotContinueError) -> CannotContinueError:
-        """With progress saved, where every layer is still held and a folder was given."""
-        if self._folder is None or not self._is_held:
-            return error
-        try:
-            progress = self.save(self._folder)
-        except ElasticFailed as failed:
-            return CannotContinueError(f"{error}; progress was not saved: {failed}")
-        return CannotContinueError(f"{error}; progress after {progress.step} steps is in {progress.folder}")
 
 
 def _of_rank(moves: Sequence[Move], rank: int) -> tuple[Move, ...]:

@@ -1,8 +1,8 @@
 """Runs all ranks of a plan in this process, one action at a time, each timed alone.
 
 Every rank is a thread with the executor, stage modules, feed and optimizer that it has in a
-distributed run; only what ranks say to each other stays in memory (`shared_mesh`), and only one of
-them runs at a time (`turns`), in an order that the plan's dependencies allow (`emulate_order`).
+distributed run; only what ranks say to each other stays in memory (`thread_mesh`), and only one of
+them runs at a time (`turn`), in an order that the plan's dependencies allow (`legal_order`).
 Losses, gradients and weights are those of the distributed run: to the last bit where no sum is
 over more than two ranks, else to the rounding of sums in another order.
 
@@ -16,9 +16,10 @@ the host is never ahead of the device when an action begins.
 
 import gc
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -26,7 +27,6 @@ from torch import Tensor
 
 from runtime.data.batches import DataSource, SyntheticSource
 from runtime.emulation.memory import check_fits
-from runtime.emulation.order import legal_order
 from runtime.emulation.thread_groups import ThreadGroups
 from runtime.emulation.thread_mesh import Mailbox, ThreadMesh
 from runtime.emulation.times import Absences, OwnWork, Timings, median_timings, own_work
@@ -43,11 +43,15 @@ from runtime.world.device import CPU, kind_of_device
 from runtime.world.pool import Place
 from runtime.world.yardstick import Yardstick
 from workbench.plan.lowered import Lowered
+from workbench.plan.order import followers_of, one_by_one
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Plan, Stage
 from workbench.plan.runnable import check_boundaries
 from workbench.schedule.action import STEP, Action
+from workbench.schedule.precedence import in_order
 from workbench.trace import Lane
+
+MOST_NAMED = 8  # ranks, of programs that cannot go on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,3 +312,46 @@ def _result(order: tuple[Action, ...], ranks: _Ranks, reports: list[RankReport])
         kind=kind_of_device(ranks.device),
         yardsticks_s=tuple(statistics.harmonic_mean(notes.yardstick_s) for notes in reports[0].notes),
     )
+
+
+def legal_order(lowered: Lowered) -> tuple[Action, ...]:
+    """All actions of a plan, each once, after everything that it depends on.
+
+    An action comes when it is next on all ranks of its stage (STEP: on all ranks), the actions
+    that produce its rows are done, and a backward's forward. Among those that could come, the one
+    that could first does; at a tie the one whose program stands first. So two calls give the same order.
+
+    Raises:
+        ValueError: programs that cannot go on; the message names ranks, actions and what is missing.
+
+    Complexity: O(actions + rows).
+    """
+    there = lowered.plan.program_actions
+    needed = [(needed, action) for action in there for needed in _needed(lowered, action)]
+    nowhere = {earlier for earlier, _ in needed}.difference(there)  # each waits for itself, forever
+    actions = (*there, *nowhere)
+    edges = chain(one_by_one(lowered.plan, lambda _: True), needed, zip(nowhere, nowhere, strict=True))
+    order = in_order(followers_of(actions, edges))
+    if len(order) < len(actions):
+        raise ValueError(_report(lowered, {actions[place] for place in order}))
+    return tuple(actions[place] for place in order)
+
+
+def _needed(lowered: Lowered, action: Action) -> dict[Action, None]:
+    """What produces its rows, and the pass of its own stage that it continues."""
+    found = dict.fromkeys(lowered.transfers[row].producer for row in lowered.inputs.get(action, ()))
+    return found if action.continues is None else found | {action.continues: None}
+
+
+def _report(lowered: Lowered, done: Collection[Action]) -> str:
+    plan = lowered.plan
+    left = {rank: [a for a in program if a not in done] for rank, program in sorted(plan.program.items())}
+    stuck = {rank: actions[0] for rank, actions in left.items() if actions}
+    told = []
+    for rank, action in list(stuck.items())[:MOST_NAMED]:
+        needed = next((needed for needed in _needed(lowered, action) if needed not in done), None)
+        others = [other for other in plan.ranks_of(action) if stuck.get(other) != action]
+        missing = f"ranks {others}" if needed is None else str(needed)
+        told.append(f"rank {rank} before {action} waits for {missing}")
+    more = f" and {len(stuck) - MOST_NAMED} more ranks" if len(stuck) > MOST_NAMED else ""
+    return f"the programs cannot go on: {'; '.join(told)}{more}"

@@ -1,9 +1,9 @@
 """Groups of ranks that are threads of one process: what stages say inside a pass stays in memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -22,41 +22,9 @@ from runtime.emulation.thread_mesh import (
 )
 from runtime.parallel.context.group import ContextGroup, Pending
 from runtime.parallel.expert.group import ExpertGroup
+from runtime.parallel.stage_groups import Group, Held, StageGroups
 from runtime.parallel.tensor.group import TensorGroup
 from runtime.world.mesh import Mesh
-from workbench.plan.plan import Stage
-
-
-class ThreadGroups:
-    """Finds them; see `runtime.parallel.stage_groups`."""
-
-    def context(self, mesh: Mesh, stage: Stage) -> ContextGroup | None:
-        """The ranks that share the stage's tokens; None where this one is alone."""
-        if stage.cp == 1:
-            return None
-        place = next(row.index(mesh.rank) for row in stage.ranks if mesh.rank in row)
-        return ThreadContextGroup(
-            tuple(sorted(row[place] for row in stage.ranks)), mesh.rank, None, _shared(mesh)
-        )
-
-    def tensor(self, mesh: Mesh, stage: Stage) -> TensorGroup | None:
-        """The ranks that share its weights; None where this one has whole ones."""
-        if stage.tp == 1:
-            return None
-        ranks = next(row for row in stage.ranks if mesh.rank in row)
-        return ThreadTensorGroup(ranks, mesh.rank, None, _shared(mesh))
-
-    def experts(self, mesh: Mesh, stage: Stage) -> ExpertGroup | None:
-        """The ranks that distribute its experts; None where this one has all."""
-        if stage.ep == 1:
-            return None
-        ranks = next(group for group in stage.expert_ranks if mesh.rank in group)
-        return ThreadExpertGroup(ranks, mesh.rank, None, _shared(mesh))
-
-
-def _shared(mesh: Mesh) -> ThreadMesh:
-    assert isinstance(mesh, ThreadMesh), "made by an emulation"
-    return mesh
 
 
 class _Collectives:
@@ -144,6 +112,22 @@ class ThreadExpertGroup(_Collectives, ExpertGroup):
     mesh: ThreadMesh
 
     collect = ThreadTensorGroup.collect
+
+
+THREADS: Mapping[type[ContextGroup], Callable[..., Any]] = {
+    ContextGroup: ThreadContextGroup,
+    TensorGroup: ThreadTensorGroup,
+    ExpertGroup: ThreadExpertGroup,
+}
+
+
+class ThreadGroups(StageGroups):
+    """Finds those of threads."""
+
+    def join(self, kind: type[Group], mesh: Mesh, ranks: tuple[int, ...], held: Held) -> Group:
+        del held
+        found: Group = THREADS[kind](ranks, mesh.rank, None, mesh)
+        return found
 
 
 def _largest_in_place(parts: Mapping[int, Tensor]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runtime.data.batches import windows_of
 from runtime.frontend.callbacks import (
     IDS,
     BeforeEncoder,
@@ -16,10 +17,11 @@ from runtime.frontend.callbacks import (
     merge_special_tokens,
 )
 from runtime.frontend.items import items_of, size_of
+from runtime.models.attention_mask import AttentionMask
 from runtime.models.encoder import EncoderAdapter, ItemSize
 from workbench.data.sample import Sample, Segment
-from workbench.masks.patterns import CAUSAL, canonical, check_masks
-from workbench.model.model_graph import TEXT
+from workbench.masks.patterns import CAUSAL, canonical, check_masks, sample_bitfield
+from workbench.model.model_graph import TEXT, Module
 
 # Shape suffixes: T = tokens of a sample, D = width of the language model.
 
@@ -259,3 +261,22 @@ def _sample(
             next_k[owned] += 1
         start = stop
     return Sample(index, tuple(segments)), texts
+
+
+def visible(sample: Sample, module: Module, device: torch.device) -> Tensor | None:
+    """bool [1, 1, T, T] who sees whom; None where transformers' own causal mask says it.
+
+    Raises:
+        ValueError: a mask beside layers of several windows, each of which would want its own.
+    """
+    if sample.mask == CAUSAL:
+        return None
+    windows = windows_of(module)
+    if len(windows) > 1:
+        raise ValueError(
+            f"sample {sample.id}: mask {sample.mask!r:.60} beside layers of several windows runs on ranks "
+            "alone; use `execute`"
+        )
+    fields = sample_bitfield([[sample]])
+    visible_TT = AttentionMask(fields, fields, torch.device("cpu")).dense(*windows)
+    return visible_TT[None, None].to(device)

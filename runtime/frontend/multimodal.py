@@ -17,11 +17,10 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from runtime.frontend.architecture import Architecture, architecture_of
-from runtime.frontend.batch import EncoderInput, PreparedBatch, prepare
+from runtime.frontend.batch import EncoderInput, PreparedBatch, prepare, visible
 from runtime.frontend.callbacks import BeforeEncoder, BeforeLLM
 from runtime.frontend.items import reader_of
 from runtime.frontend.stage import AfterCallback, AroundProjector, Outputs, call_checked
-from runtime.frontend.visible import visible
 from runtime.models.adapter import PLACEHOLDER, Adapter
 from runtime.models.projector import PROJECTORS
 from workbench.data.sample import Item

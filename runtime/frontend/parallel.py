@@ -15,9 +15,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from runtime.frontend.architecture import Weight, whole_weights
+from runtime.frontend.architecture import Weight, held_buffers, whole_weights
 from runtime.frontend.batch import PreparedBatch
-from runtime.frontend.buffers import held_buffers
 from runtime.frontend.multimodal import LLM, MultimodalModule
 from runtime.frontend.ranks import (
     EmulatedRanks,

@@ -1,8 +1,9 @@
 """Where users' models run: on processes started for them, on an existing process group, or emulated here."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
@@ -40,36 +41,30 @@ class Ran:
     trace: Trace | None
 
 
-class Runner(Protocol):
-    """Runs lowered plans, one after the other."""
+class Runner(ABC):
+    """Runs lowered plans, one after the other; all ranks are this process's own."""
 
     def agree(self, make: Callable[[], Plan], own: Plan | None) -> Plan:
         """The plan that every process follows; `own` is the one of the batch before, if it still holds."""
-        ...
-
-    def modules(self, plan: Plan) -> tuple[str, ...]:
-        """Those whose weights this process has to bring."""
-        ...
-
-    def run(self, lowered: Lowered, settings: RunSettings, source: DataSource, build: UserStage) -> Ran: ...
-
-    def close(self) -> None:
-        """Give back what was started."""
-        ...
-
-
-class LocalRanks:
-    """All ranks of a plan, told by this process: forked ones of a pool, or threads that take turns."""
-
-    def __init__(self, num_ranks: int, pool: Pool | None = None) -> None:
-        self._num_ranks = num_ranks
-        self._given, self._own = pool, None if pool is not None else Pool(num_ranks)
-
-    def agree(self, make: Callable[[], Plan], own: Plan | None) -> Plan:
         return make() if own is None else own
 
     def modules(self, plan: Plan) -> tuple[str, ...]:
+        """Those whose weights this process has to bring."""
         return tuple(module.name for module in plan.model.modules)
+
+    @abstractmethod
+    def run(self, lowered: Lowered, settings: RunSettings, source: DataSource, build: UserStage) -> Ran:
+        """The steps that the settings say."""
+
+    def close(self) -> None:  # noqa: B027  (some started nothing)
+        """Give back what was started."""
+
+
+class LocalRanks(Runner):
+    """Forked ones of a pool."""
+
+    def __init__(self, num_ranks: int, pool: Pool | None = None) -> None:
+        self._given, self._own = pool, None if pool is not None else Pool(num_ranks)
 
     def run(self, lowered: Lowered, settings: RunSettings, source: DataSource, build: UserStage) -> Ran:
         build.check_pickles()
@@ -85,24 +80,15 @@ class LocalRanks:
             self._own = None
 
 
-class EmulatedRanks:
-    """All ranks of a plan in this process, one action at a time."""
-
-    def agree(self, make: Callable[[], Plan], own: Plan | None) -> Plan:
-        return make() if own is None else own
-
-    def modules(self, plan: Plan) -> tuple[str, ...]:
-        return tuple(module.name for module in plan.model.modules)
+class EmulatedRanks(Runner):
+    """In this process, one action at a time."""
 
     def run(self, lowered: Lowered, settings: RunSettings, source: DataSource, build: UserStage) -> Ran:
         emulated = emulate(lowered, settings, source=source, build=build)
         return Ran(losses=emulated.losses, states=emulated.states, trace=None)
 
-    def close(self) -> None:
-        pass
 
-
-class GroupRanks:
+class GroupRanks(Runner):
     """This process as one rank among those of the default process group, e.g. under torchrun.
 
     Every process has the whole model and is given the whole batch; the first one plans. Objects travel

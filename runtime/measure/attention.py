@@ -13,9 +13,9 @@ from runtime.kernels.bitfield_attention.mask import TokenFields, kernel_mask
 from runtime.kernels.bitfield_attention.plan import make_plan
 from runtime.kernels.bitfield_attention.reference import attends
 from runtime.kernels.bitfield_attention.tasks import Split
-from runtime.measure.clock import Clock, quartile_spread
+from runtime.measure.clock import Clock, summary
 from runtime.measure.operators import name_of
-from runtime.models.token_fields import token_fields
+from runtime.models.attention_mask import token_fields
 from workbench.calibrate.measurement import AttentionRow
 from workbench.masks.bitfield import Bitfield
 from workbench.masks.builders import causal, causal_document, encoder_embedded, full
@@ -95,9 +95,8 @@ def time_attention(clock: Clock, sizes: AttentionSizes, dtype: torch.dtype, mask
                         kv_heads=heads.kv_heads,
                         head_dim=heads.head_dim,
                         pairs=pairs,
-                        seconds=statistics.median(forward_s),
+                        **summary(forward_s),
                         backward_s=statistics.median(backward_s),
-                        spread=quartile_spread(forward_s),
                     )
                 )
     return rows

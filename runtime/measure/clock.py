@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -150,3 +151,8 @@ def quartile_spread(seconds: Sequence[float]) -> float:
         return 0.0
     first, middle, third = statistics.quantiles(seconds, n=4, method="inclusive")
     return (third - first) / middle if middle > 0 else 0.0
+
+
+def summary(seconds: Sequence[float]) -> dict[str, Any]:
+    """What rows keep of many times."""
+    return {"seconds": statistics.median(seconds), "spread": quartile_spread(seconds)}

@@ -1,6 +1,5 @@
 """Times the executor itself: what an action costs whose stage has no layers."""
 
-import statistics
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 
 from runtime.emulation.emulate import emulate
 from runtime.launch import run_lowered
-from runtime.measure.clock import quartile_spread
+from runtime.measure.clock import summary
 from runtime.models.choose import adapter_of
 from runtime.parallel.tensor.group import SharedWeights
 from runtime.rank_job import Build, RunSettings
@@ -123,7 +122,7 @@ def time_executor(
     for kind, took_s in timed:
         seconds.setdefault(kind, []).append(took_s)
     return [
-        OverheadRow(action=str(kind), seconds=statistics.median(found), spread=quartile_spread(found))
+        OverheadRow(action=str(kind), **summary(found))
         for kind, found in sorted(seconds.items())
         if kind not in COLLECTIVES
     ]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from runtime.data.batches import SyntheticSource, microbatch_data
-from runtime.measure.clock import Clock, Stamp, notes_of, quartile_spread
+from runtime.measure.clock import Clock, Stamp, notes_of, quartile_spread, summary
 from runtime.measure.windows import Window, feature_rows, tokens_held
 from runtime.models.adapter import MicrobatchData
 from runtime.parallel.context.group import ContextGroup
@@ -322,8 +322,7 @@ def rows_of(plan: Plan, window: Window, times: Sequence[WindowTimes]) -> Iterato
         yield OptimizerRow(
             precision=str(window.precision),
             num_parameters=found[0][0],
-            seconds=statistics.median(steps_s),
-            spread=quartile_spread(steps_s),
+            **summary(steps_s),
             update=times[0].update,
         )
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runtime.measure.clock import Clock, quartile_spread
+from runtime.measure.clock import Clock, summary
 from workbench.calibrate.measurement import CopyRow, HostCopyRow, MatmulRow, OverheadRow
 
 # Shape suffixes: N = tokens, D = width, V = words.
@@ -74,16 +74,7 @@ def time_products(
         x = torch.randn(m, k, dtype=dtype, device=clock.device)
         w = torch.randn(k, n, dtype=dtype, device=clock.device)
         seconds = clock.repeat(lambda x=x, w=w: x @ w, budget_s)  # type: ignore[misc]
-        rows.append(
-            MatmulRow(
-                precision=name_of(dtype),
-                m=m,
-                n=n,
-                k=k,
-                seconds=statistics.median(seconds),
-                spread=quartile_spread(seconds),
-            )
-        )
+        rows.append(MatmulRow(precision=name_of(dtype), m=m, n=n, k=k, **summary(seconds)))
     return rows
 
 
@@ -112,51 +103,53 @@ OPERATORS: dict[str, _Operator] = {
 def time_operator(clock: Clock, sizes: Sizes, dtype: torch.dtype, name: str) -> list[CopyRow]:
     """A norm, an activation or a sum over [N, D]: forward, and backward to all that it reads."""
     operator = OPERATORS[name]
-    rows = []
-    for num_bytes in sizes.moved_bytes:
-        tokens = max(2, num_bytes // (operator.passes * dtype.itemsize * sizes.width))
-        x_ND = [
-            torch.randn(tokens, sizes.width, dtype=dtype, device=clock.device, requires_grad=True)
-            for _ in range(operator.num_tensors)
-        ]
-        moved = operator.passes * dtype.itemsize * sizes.width * tokens
-        rows.append(_moved(clock, sizes, name, moved, lambda x=x_ND, of=operator.call: of(x)))  # type: ignore[misc]
-    return rows
+
+    def call(tokens: int) -> Callable[[], Tensor]:
+        shape = (tokens, sizes.width)
+        x_ND = [_trained(clock, dtype, *shape) for _ in range(operator.num_tensors)]
+        return lambda: operator.call(x_ND)
+
+    return _over_sizes(clock, sizes, name, operator.passes * dtype.itemsize * sizes.width, call, least=2)
 
 
 def time_embedding(clock: Clock, sizes: Sizes, dtype: torch.dtype) -> list[CopyRow]:
     """Looking up rows of a table, and adding their gradients into a dense one."""
-    table_VD = torch.randn(sizes.words, sizes.width, dtype=dtype, device=clock.device, requires_grad=True)
-    rows = []
-    for num_bytes in sizes.moved_bytes:
-        tokens = max(1, num_bytes // (2 * dtype.itemsize * sizes.width))
+    table_VD = _trained(clock, dtype, sizes.words, sizes.width)
+
+    def call(tokens: int) -> Callable[[], Tensor]:
         index_N = torch.randint(sizes.words, (tokens,), device=clock.device)
-        moved = 2 * dtype.itemsize * sizes.width * tokens
-        rows.append(
-            _moved(clock, sizes, "embedding", moved, lambda i=index_N: functional.embedding(i, table_VD))  # type: ignore[misc]
-        )
-    return rows
+        return lambda: functional.embedding(index_N, table_VD)
+
+    return _over_sizes(clock, sizes, "embedding", 2 * dtype.itemsize * sizes.width, call, least=1)
 
 
 def time_head(clock: Clock, sizes: Sizes, dtype: torch.dtype) -> list[CopyRow]:
     """Cross-entropy over [N, V] scores; the product before it is one of the products."""
-    rows = []
-    for num_bytes in sizes.moved_bytes:
-        tokens = num_bytes // (2 * dtype.itemsize * sizes.words)
-        if tokens >= 1:
-            score_NV = torch.randn(tokens, sizes.words, dtype=dtype, device=clock.device, requires_grad=True)
-            label_N = torch.randint(sizes.words, (tokens,), device=clock.device)
-            moved = 2 * dtype.itemsize * sizes.words * tokens
-            rows.append(
-                _moved(
-                    clock,
-                    sizes,
-                    "cross_entropy",
-                    moved,
-                    lambda s=score_NV, t=label_N: functional.cross_entropy(s, t, reduction="sum"),  # type: ignore[misc]
-                )
-            )
-    return rows
+
+    def call(tokens: int) -> Callable[[], Tensor]:
+        score_NV = _trained(clock, dtype, tokens, sizes.words)
+        label_N = torch.randint(sizes.words, (tokens,), device=clock.device)
+        return lambda: functional.cross_entropy(score_NV, label_N, reduction="sum")
+
+    return _over_sizes(clock, sizes, "cross_entropy", 2 * dtype.itemsize * sizes.words, call, least=0)
+
+
+def _trained(clock: Clock, dtype: torch.dtype, *shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=dtype, device=clock.device, requires_grad=True)
+
+
+def _over_sizes(
+    clock: Clock,
+    sizes: Sizes,
+    name: str,
+    token_bytes: int,
+    make: Callable[[int], Callable[[], Tensor]],
+    *,
+    least: int,
+) -> list[CopyRow]:
+    """Calls on as many tokens as move the bytes of each size, `least` at least; none where that is none."""
+    counts = [max(least, num_bytes // token_bytes) for num_bytes in sizes.moved_bytes]
+    return [_moved(clock, sizes, name, token_bytes * tokens, make(tokens)) for tokens in counts if tokens]
 
 
 def _moved(clock: Clock, sizes: Sizes, name: str, num_bytes: int, call: Callable[[], Tensor]) -> CopyRow:
@@ -171,9 +164,8 @@ def _moved(clock: Clock, sizes: Sizes, name: str, num_bytes: int, call: Callable
         operator=name,
         precision=name_of(output.dtype),
         num_bytes=num_bytes,
-        seconds=statistics.median(forward_s),
+        **summary(forward_s),
         backward_s=statistics.median(backward_s),
-        spread=quartile_spread(forward_s),
     )
 
 
@@ -187,7 +179,7 @@ def time_launch(clock: Clock, sizes: Sizes) -> list[OverheadRow]:
             x.add_(1.0)
 
     seconds = [second / batch for second in clock.repeat(many, sizes.budget_s)]
-    return [OverheadRow(action=LAUNCH, seconds=statistics.median(seconds), spread=quartile_spread(seconds))]
+    return [OverheadRow(action=LAUNCH, **summary(seconds))]
 
 
 def time_host_copies(clock: Clock, sizes: Sizes) -> list[HostCopyRow]:
@@ -201,12 +193,5 @@ def time_host_copies(clock: Clock, sizes: Sizes) -> list[HostCopyRow]:
                 lambda t=target, s=source: t.copy_(s, non_blocking=True),  # type: ignore[misc]
                 sizes.budget_s,
             )
-            rows.append(
-                HostCopyRow(
-                    direction=direction,
-                    num_bytes=num_bytes,
-                    seconds=statistics.median(seconds),
-                    spread=quartile_spread(seconds),
-                )
-            )
+            rows.append(HostCopyRow(direction=direction, num_bytes=num_bytes, **summary(seconds)))
     return rows

@@ -1,9 +1,9 @@
 """Measures a machine for the layers of plans: rows for `workbench.calibrate.fit`."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,15 +15,19 @@ from runtime.measure.layers import rows_of, time_window
 from runtime.measure.microbench import Progress, Task, header_here, operator_tasks, run_tasks, wire_tasks
 from runtime.measure.windows import Key, Window, windows_of
 from runtime.measure.wires import Ring
-from runtime.measure.yardstick import with_yardstick
 from runtime.rank_job import TORCH_TYPE
+from runtime.world.busy_cores import CoreWatch
 from runtime.world.device import CPU
 from runtime.world.pool import Place, Pool
-from workbench.calibrate.measurement import LayerRow, Measurement, OverheadRow, Row
+from runtime.world.yardstick import Yardstick, one_thread
+from workbench.calibrate.measurement import LayerRow, Measurement, OverheadRow, Row, YardstickRow
 from workbench.plan.lower import lower
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Plan
 from workbench.schedule.action import COMPUTE
+
+READING_S = 0.03  # of the yardstick
+BETWEEN = 5  # tasks, between its readings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,19 +88,8 @@ def measure(
     if pool is not None and chosen.device.type != "cpu":
         raise ValueError(f"the workers of a pool have no {chosen.device}: it is measured by one process")
     header = header_here(chosen.device, [("transformers", transformers.__version__)])
-    with _one_thread():
+    with one_thread():  # what this process measures itself is one thread's work, as a rank's is
         return run_tasks(measuring_tasks(plans, pool, chosen), header, path=path, progress=progress)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """What this process measures itself is one thread's work, as a rank's is."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def measuring_tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSettings) -> list[Task]:
@@ -150,11 +143,8 @@ def layer_tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSetting
 
 def _in_pool(task: Task, index: int, dtype: torch.dtype, pool: Pool, settings: BenchSettings) -> Task:
     """On one pinned worker instead of this process."""
-    return Task(
-        task.what,
-        task.is_done,
-        lambda: pool.run(_operators_job, 1, index, dtype, timeout_s=settings.timeout_s)[0],
-    )
+    run = partial(pool.run, _operators_job, 1, index, dtype, timeout_s=settings.timeout_s)
+    return replace(task, measure=lambda: run()[0])
 
 
 def _operators_job(place: Place, index: int, dtype: torch.dtype) -> Sequence[Row]:
@@ -164,11 +154,8 @@ def _operators_job(place: Place, index: int, dtype: torch.dtype) -> Sequence[Row
 
 def _among(task: Task, index: int, size: int, pool: Pool, settings: BenchSettings) -> Task:
     """On as many workers as the ring has processes."""
-    return Task(
-        task.what,
-        task.is_done,
-        lambda: pool.run(_wires_job, size, index, timeout_s=settings.timeout_s)[0],
-    )
+    run = partial(pool.run, _wires_job, size, index, timeout_s=settings.timeout_s)
+    return replace(task, measure=lambda: run()[0])
 
 
 def _wires_job(place: Place, index: int) -> Sequence[Row]:
@@ -223,3 +210,53 @@ def _group_sizes(plans: Sequence[Plan]) -> list[int]:
     sizes = {2, *(len(group.ranks) for plan in plans for group in lower(plan).groups)}
     sizes |= {len(unit.ranks) for plan in plans for unit in shard_units(plan)}
     return sorted(size for size in sizes if size > 1)
+
+
+def with_yardstick(
+    tasks: Sequence[Task], pool: Pool | None, device: torch.device, num_processes: int
+) -> list[Task]:
+    """The tasks, with a reading before the first, after every few and at the end.
+
+    Args:
+        pool: whose first processes read it at once; None: this one does, alone.
+    """
+    reader = _Reader(pool, device, num_processes)
+    found: list[Task] = []
+    for first in range(0, len(tasks), BETWEEN):
+        found += [reader.task(first // BETWEEN), *tasks[first : first + BETWEEN]]
+    return [*found, reader.task(-(-len(tasks) // BETWEEN))]
+
+
+class _Reader:
+    def __init__(self, pool: Pool | None, device: torch.device, num_processes: int) -> None:
+        self._pool, self._device = pool, device
+        self._num_processes = 1 if pool is None else num_processes
+        self._watch = self._new_watch()
+
+    def task(self, index: int) -> Task:
+        def is_done(rows: Sequence[Row]) -> bool:
+            return sum(isinstance(row, YardstickRow) for row in rows) > index
+
+        return Task(f"yardstick, reading {index + 1}", is_done, lambda: (self._row(),))
+
+    def _row(self) -> YardstickRow:
+        busy, self._watch = self._watch.busy(), self._new_watch()
+        return YardstickRow(
+            seconds=max(self._readings_s()),
+            num_processes=self._num_processes,
+            others_cores=None if busy is None else busy.others,
+        )
+
+    def _new_watch(self) -> CoreWatch:
+        return CoreWatch(tuple if self._pool is None else self._pool.all_process_ids)
+
+    def _readings_s(self) -> list[float]:
+        """Means of turns, as beside steps: medians leave out the stops, which would pass for drift there."""
+        if self._pool is None:
+            return [Yardstick(self._device).read(READING_S)]
+        return self._pool.run(_read_s, self._num_processes)
+
+
+def _read_s(place: Place) -> float:
+    del place
+    return Yardstick(torch.device("cpu")).read(READING_S)

@@ -1,7 +1,6 @@
 """Times products and attention at the rate that a device sustains, in each pass of training."""
 
 import math
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -14,9 +13,9 @@ from torch.nn import functional
 
 from runtime.kernels.bitfield_attention.tilings import HEAD_DIMS
 from runtime.measure.attention import MASKS, launches, num_pairs
-from runtime.measure.clock import Clock, Loop, quartile_spread
+from runtime.measure.clock import Clock, Loop, summary
 from runtime.measure.operators import name_of
-from runtime.models.token_fields import token_fields
+from runtime.models.attention_mask import token_fields
 from workbench.calibrate.sustained_rows import SustainedAttentionRow, SustainedMatmulRow
 
 RUN_LAUNCH = {"cpu": "dense", "cuda": "split"}  # how the runtime launches attention
@@ -176,5 +175,5 @@ def _random(clock: Clock, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
 
 
 def _measured(found: Loop) -> dict[str, Any]:
-    seconds = {"seconds": statistics.median(found.seconds), "spread": quartile_spread(found.seconds)}
+    seconds = summary(found.seconds)
     return {**seconds, "loop_s": found.loop_s, **asdict(found.notes)}

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from runtime.measure.clock import Clock, quartile_spread
+from runtime.measure.clock import Clock, quartile_spread, summary
 from runtime.step.fsdp.weights import ShardedWeights
 from runtime.world.tensor_collectives import GATHER, SCATTER
 from workbench.calibrate.measurement import CollectiveRow, LinkRow, OverlapRow
@@ -44,20 +44,6 @@ class Ring:
     def size(self) -> int:
         return len(self.processes)
 
-    @property
-    def rank(self) -> int:
-        return self.process
-
-    def start_unit_all_gather(self, whole: Tensor, part: Tensor, ranks: tuple[int, ...]) -> dist.Work:
-        """As a mesh does, among all of the ring."""
-        assert ranks == self.processes
-        return _must(GATHER(whole, part, group=self.group, async_op=True))
-
-    def start_unit_reduce_scatter(self, part: Tensor, whole: Tensor, ranks: tuple[int, ...]) -> dist.Work:
-        """As a mesh does, among all of the ring."""
-        assert ranks == self.processes
-        return _must(SCATTER(part, whole, group=self.group, async_op=True))
-
 
 def time_messages(clock: Clock, ring: Ring) -> list[LinkRow]:
     """Half of a round trip between first and last process, as the executor sends: isend and irecv."""
@@ -91,8 +77,7 @@ def time_collective(clock: Clock, ring: Ring, collective: str) -> list[Collectiv
             link=ring.link,
             num_ranks=ring.size,
             num_bytes=num_bytes,
-            seconds=statistics.median(seconds),
-            spread=quartile_spread(seconds),
+            **summary(seconds),
         )
         for num_bytes, seconds in _in_turn(
             clock, ring, lambda buffer: make(buffer, ring), _work_before(clock)
@@ -142,7 +127,7 @@ def _all_to_all(buffer: Tensor, ring: Ring) -> Callable[[], object]:
 
 def _parameters_gather(buffer: Tensor, ring: Ring) -> Callable[[], object]:
     """Sharded parameters made whole, and let go."""
-    sharded = ShardedWeights([nn.Parameter(buffer)], ring.processes, ring)
+    sharded = ShardedWeights([nn.Parameter(buffer)], ring.processes, ring.process, ring.group)
 
     def gather() -> None:
         travelling = sharded.gather()
@@ -155,7 +140,7 @@ def _parameters_gather(buffer: Tensor, ring: Ring) -> Callable[[], object]:
 def _parameters_scatter(buffer: Tensor, ring: Ring) -> Callable[[], object]:
     """Gradients of sharded parameters added up: over the ranks, and to those of the round before."""
     gradient, weight = torch.randn_like(buffer), nn.Parameter(buffer)
-    sharded = ShardedWeights([weight], ring.processes, ring)
+    sharded = ShardedWeights([weight], ring.processes, ring.process, ring.group)
 
     def scatter() -> None:
         weight.grad = gradient

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -13,7 +14,6 @@ from torch import Tensor, nn
 from transformers.configuration_utils import PretrainedConfig
 
 from runtime.models.attention import PACKED_SDPA, Attends, Packing, pack, register_packed_sdpa
-from runtime.models.cut_kind import CutRules
 from runtime.models.initialise import Fill, constant, normal
 from runtime.models.mixture import Mixture, MixtureKinds
 from workbench.data.sample import Item, Segment
@@ -142,6 +142,25 @@ class Context:
     rotary: Rotations = field(default_factory=dict)
 
 
+class CutKind(Enum):
+    """What becomes of a module's weights.
+
+    FUSED: several column cuts side by side in one weight. PARTIAL: whole, but applied to what
+    members hold apart, so that each has a part of the gradient.
+    """
+
+    WHOLE = "whole"
+    COLUMN = "column"
+    ROW = "row"
+    FUSED = "fused"
+    EXPERTS = "experts"
+    PARTIAL = "partial"
+
+
+# Local names of modules, or their classes, and what becomes of their weights.
+CutRules = tuple[tuple[str | type[nn.Module], CutKind], ...]
+
+
 class StageLayer(nn.Module, ABC):
     """One layer of a module: transformers' own submodules under their own parameter names.
 
@@ -193,6 +212,19 @@ class StageLayer(nn.Module, ABC):
         return constant(0.0) if name.endswith("bias") else normal(self.std)
 
 
+class InnerLayer(StageLayer):
+    """One that reads what the layer before it gives, and nothing beside it."""
+
+    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
+        del features
+        assert hidden_TD is not None, "the layer before gives it"
+        return self.run(hidden_TD, context)
+
+    @abstractmethod
+    def run(self, x_TD: Tensor, context: Any) -> Tensor:
+        """As `forward`; `context` is the one that the layer's own adapter makes."""
+
+
 @contextmanager
 def named_refusals(module: str) -> Iterator[None]:
     """What transformers refuses in a configuration, as a ValueError that names the module."""
@@ -223,6 +255,7 @@ class Adapter(ABC):
     _rotary: nn.Module | None = None
     prefixes: tuple[str, ...] = ("",)  # under which checkpoints may carry its names; the first is its own
     ignored: tuple[str, ...] = ()  # beginnings of checkpoint tensors that are not used, e.g. a pooling head
+    undivided = ""  # says why several ranks cannot share its tokens; empty: they can
 
     def __init__(self, module: Module) -> None:
         assert module.source is not None, "made from a configuration"
@@ -307,8 +340,10 @@ class Adapter(ABC):
         )
 
     def context(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Context:
-        """What the layers of a stage share for one microbatch."""
+        """What the layers of a stage share for one microbatch; ValueError where ranks cannot share tokens."""
         del dtype
+        if self.undivided and data.attention is not None:
+            raise ValueError(f"module {self.module.name!r}: {self.undivided}; want cp 1")
         return Context(data=data, packing=data.attention or pack(data.tokens_in, device))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -1,7 +1,5 @@
 """AIMv2's vision towers."""
 
-import torch
-from torch import Tensor
 from transformers.models.aimv2.modeling_aimv2 import (
     Aimv2EncoderLayer,
     Aimv2RMSNorm,
@@ -10,28 +8,20 @@ from transformers.models.aimv2.modeling_aimv2 import (
 )
 
 from runtime.models.adapter import StageLayer
-from runtime.models.encoder import EmbedItems, EncoderBlock
+from runtime.models.encoder import EncoderBlock
 from runtime.models.norm import WideRMSNorm, widen_norms
-from runtime.models.vision import VisionAdapter, square_px
+from runtime.models.vision import EmbedImages, VisionAdapter
 from workbench.data.sample import Segment
 
 # Shape suffixes: N = images, C = channels, H = height, W = width, T = packed tokens, D = hidden width.
 
 
-class EmbedAimv2(EmbedItems):
-    """Patches, a norm and positions: learned ones of one size of image, or waves."""
+class EmbedAimv2(EmbedImages):
+    """With a norm; positions are learned ones of one size of image, or waves."""
 
     def __init__(self, config: Aimv2VisionConfig) -> None:
-        super().__init__({"embeddings": "embeddings"}, config.initializer_range)
-        self.embeddings = Aimv2VisionEmbeddings(config)
-        num_positions = self.embeddings.position_ids.numel()
-        with torch.device("cpu"):  # the only buffer; made on the meta device it would hold nothing
-            self.embeddings.position_ids = torch.arange(num_positions).expand((1, -1))
+        super().__init__(Aimv2VisionEmbeddings(config), config.initializer_range)
         widen_norms(self, Aimv2RMSNorm)
-
-    def embed(self, pixels_NCHW: Tensor) -> Tensor:
-        x_NTD: Tensor = self.embeddings(pixels_NCHW)
-        return x_NTD
 
 
 class Aimv2Block(EncoderBlock):
@@ -52,8 +42,7 @@ class Aimv2Adapter(VisionAdapter):
 
     def raw_shape(self, segment: Segment) -> tuple[int, ...]:
         shape = super().raw_shape(segment)
-        patch = square_px(self.config.patch_size)
-        side = square_px(self.config.image_size) // patch
+        patch, side = self.patch_px, self.side
         if not self.config.is_native and shape[1:] != (side * patch, side * patch):
             raise ValueError(
                 f"segment {segment.modality}[{segment.k}]: module {self.module.name!r} has positions of "
@@ -69,4 +58,4 @@ class Aimv2Adapter(VisionAdapter):
 
     def last(self) -> StageLayer:
         norm = WideRMSNorm(self.config.hidden_size, self.config.rms_norm_eps)
-        return self.projected(self.config.initializer_range, norm, "rms_norm")
+        return self.projected(norm, "rms_norm")

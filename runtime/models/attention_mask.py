@@ -1,27 +1,27 @@
-"""A planned mask on a device, as transformers' layers take it: kernels on a GPU, dense on the CPU."""
+"""A planned mask on a device, and attention under it: kernels on a GPU, dense on the CPU."""
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from runtime.kernels.bitfield_attention.attention import DEFAULT, Options, bitfield_attention
-from runtime.kernels.bitfield_attention.mask import KernelMask, kernel_mask
+from runtime.kernels.bitfield_attention.mask import KernelMask, TokenFields, kernel_mask
 from runtime.kernels.bitfield_attention.plan import BLOCK, KernelPlan, make_plan
-from runtime.models.token_fields import token_fields
 from workbench.masks.bitfield import Bitfield, dense
 from workbench.masks.builders import narrowed
 
-# Shape suffixes: B = batch, H = query heads, G = key/value heads, Q = queries, K = keys, D = head width.
+# Shape suffixes: H = query heads, G = key/value heads, Q = queries, K = keys, D = head width.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionMask:
     """Who attends to whom in one microbatch, for every layer of a stage.
 
-    Like `Packing`, it travels through transformers' layers as their `attention_mask`. What a device
-    needs is made on first use, once per window, and kept; `prepare` makes it ahead of time.
+    Like `Packing`, it travels through transformers' layers as their `attention_mask`; see `Attends`. What
+    a device needs is made on first use, once per window, and kept; `prepare` makes it ahead of time.
 
     Args:
         queries: fields of the tokens that ask.
@@ -72,52 +72,34 @@ class AttentionMask:
         span = int(self.queries.position.max()) - int(self.keys.position.min())
         return None if window > span else window
 
+    def attend(
+        self, q_HQD: Tensor, k_GKD: Tensor, v_GKD: Tensor, *, scale: float, window: int | None = None
+    ) -> Tensor:
+        """[H, Q, D]; a query without a key gives 0.
 
-def attend(
-    module: nn.Module,
-    query_BHQD: Tensor,
-    key_BGKD: Tensor,
-    value_BGKD: Tensor,
-    attention_mask: AttentionMask,
-    *,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    dropout: float = 0.0,
-    softcap: float | None = None,
-    **_: object,
-) -> tuple[Tensor, None]:
-    """Attention under the mask; the signature is that of transformers' attention functions.
+        On a GPU the kernels run or refuse: there is no slower path to fall back to.
 
-    On a GPU the kernels run or refuse: there is no slower path to fall back to.
-
-    Returns:
-        [B, Q, H, D] and None (no attention weights). A query that sees nothing gets zeros.
-
-    Raises:
-        ValueError: dropout or a soft cap is asked for, the mask is of another device, or the
-            kernels do not support the head width, dtype or grouping.
-    """
-    del module
-    if dropout:
-        raise ValueError(f"bitfield attention has no dropout, got {dropout}")
-    if softcap is not None:
-        raise ValueError(f"bitfield attention has no soft cap, got {softcap}")
-    if query_BHQD.device.type != attention_mask.device.type:
-        raise ValueError(f"mask is on {attention_mask.device}, queries are on {query_BHQD.device}")
-    if query_BHQD.device.type == "cuda":
-        mask, plan = attention_mask.planned(sliding_window)
-        out = bitfield_attention(
-            query_BHQD, key_BGKD, value_BGKD, mask, plan, scale=scaling, options=attention_mask.options
+        Raises:
+            ValueError: the mask is of another device, or the kernels do not support the head width, dtype or
+                grouping.
+        """
+        if q_HQD.device.type != self.device.type:
+            raise ValueError(f"mask is on {self.device}, queries are on {q_HQD.device}")
+        q, k, v = q_HQD[None], k_GKD[None], v_GKD[None]
+        if q.device.type == "cuda":
+            return bitfield_attention(q, k, v, *self.planned(window), scale=scale, options=self.options)[0]
+        visible_QK = self.dense(window)
+        y_1HQD = functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=visible_QK, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
-        return out.transpose(1, 2), None
-    visible_QK = attention_mask.dense(sliding_window)
-    out = functional.scaled_dot_product_attention(
-        query_BHQD,
-        key_BGKD,
-        value_BGKD,
-        attn_mask=visible_QK,
-        scale=scaling,
-        enable_gqa=query_BHQD.shape[1] != key_BGKD.shape[1],
-    )
-    out = torch.where(visible_QK.any(1)[:, None], out, 0)
-    return out.transpose(1, 2), None
+        return torch.where(visible_QK.any(1)[:, None], y_1HQD, 0)[0]
+
+
+def token_fields(tokens: Bitfield, device: torch.device | str) -> TokenFields:
+    """The arrays as tensors; words are reinterpreted as int64, which torch can shift and compare."""
+    arrays = {
+        name: array.view(np.int64) if array.dtype == np.uint64 else array
+        for name, array in tokens.arrays()
+        if name != "start"
+    }
+    return TokenFields(**{name: torch.tensor(array, device=device) for name, array in arrays.items()})

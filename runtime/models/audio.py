@@ -61,7 +61,6 @@ class WhisperAdapter(EncoderAdapter):
 
     @property
     def std(self) -> float:
-        """Of freshly drawn matrices."""
         return float(self.config.init_std)
 
     @property
@@ -93,9 +92,7 @@ class WhisperAdapter(EncoderAdapter):
         return AudioBlock(WhisperEncoderLayer(self.config), index, self.std)
 
     def last(self) -> StageLayer:
-        config = self.config
-        norm = nn.LayerNorm(config.d_model)
-        return self.projected(self.std, norm, "layer_norm")
+        return self.projected(nn.LayerNorm(self.config.d_model), "layer_norm")
 
 
 class VoxtralAdapter(WhisperAdapter):

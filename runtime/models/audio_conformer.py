@@ -14,7 +14,7 @@ from transformers.models.phi4_multimodal.modeling_phi4_multimodal import (
     Phi4MultimodalAudioRelativeAttentionBias,
 )
 
-from runtime.models.adapter import Context, MicrobatchData, StageLayer
+from runtime.models.adapter import Context, InnerLayer, StageLayer
 from runtime.models.attention import Packing
 from runtime.models.encoder import EncoderAdapter, ItemSize
 from workbench.data.sample import Segment
@@ -59,7 +59,7 @@ class ConvStem(StageLayer):
         return torch.cat(embedded)
 
 
-class ConformerBlock(StageLayer):
+class ConformerBlock(InnerLayer):
     """Layers 1..N: one conformer block, clips of one length side by side.
 
     Its attention adds a learned bias to every score, so it runs in torch's own kernel with that
@@ -71,11 +71,9 @@ class ConformerBlock(StageLayer):
         self.block = Phi4MultimodalAudioConformerEncoderLayer(config)
         self.bias = Phi4MultimodalAudioRelativeAttentionBias(config)
 
-    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
-        del features
-        assert hidden_TD is not None, "a block is given its input"
+    def run(self, x_TD: Tensor, context: Context) -> Tensor:
         assert isinstance(context.packing, Packing), "made by this adapter"
-        groups = _by_length(hidden_TD, context.packing)
+        groups = _by_length(x_TD, context.packing)
         return _packed([self._run(x_NLD) for x_NLD in groups], context.packing)
 
     def _run(self, x_NLD: Tensor) -> Tensor:
@@ -106,6 +104,7 @@ class ConformerAdapter(EncoderAdapter):
     config_class = Phi4MultimodalAudioConfig
     item_dims = 2
     items_key = "audio_input_features"
+    undivided = "conformers do not share tokens"
     prefixes = ("", "encoder.", "audio_embed.encoder.", "model.embed_tokens_extend.audio_embed.encoder.")
     ignored = ("encoder_embedding.",)
 
@@ -130,11 +129,6 @@ class ConformerAdapter(EncoderAdapter):
             )
         return (self.config.input_size, self.config.time_reduction * segment.tokens_in)
 
-    def context(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Context:
-        if data.attention is not None:
-            raise ValueError(f"module {self.module.name!r}: conformers do not share tokens; want cp 1")
-        return super().context(data, device, dtype)
-
     def item_size(self, shape: tuple[int, ...]) -> ItemSize:
         tokens = shape[1] // int(self.config.time_reduction)
         return ItemSize(tokens, tokens)
@@ -151,4 +145,4 @@ class ConformerAdapter(EncoderAdapter):
         return ConformerBlock(self.config, index)
 
     def last(self) -> StageLayer:
-        return self.projected(self.config.initializer_range)
+        return self.projected()

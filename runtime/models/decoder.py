@@ -15,15 +15,16 @@ from runtime.models.adapter import (
     ONE_ROTATION,
     Adapter,
     Context,
+    CutKind,
+    CutRules,
+    InnerLayer,
     MicrobatchData,
     Rotations,
     StageLayer,
 )
 from runtime.models.attention import pack, positions
-from runtime.models.cut_kind import CutKind, CutRules
-from runtime.models.mixture import MixtureKinds
-from runtime.models.norm import WideRMSNorm, widen_norms
-from runtime.models.router import widen_routers
+from runtime.models.mixture import MixtureKinds, WideRouter
+from runtime.models.norm import WideRMSNorm, replace_parts, widen_norms
 from workbench.model.item_tokens import family_of, source_config
 from workbench.model.model_graph import Module
 
@@ -138,7 +139,7 @@ def _position_ids(data: MicrobatchData, device: torch.device) -> Tensor:
     return positions(data.tokens_in, device) if data.position_ids is None else data.position_ids
 
 
-class DecoderBlock(StageLayer):
+class DecoderBlock(InnerLayer):
     """Layers 1..N: transformers' decoder layer on one packed row."""
 
     def __init__(self, config: PretrainedConfig, family: DecoderFamily, index: int) -> None:
@@ -147,17 +148,15 @@ class DecoderBlock(StageLayer):
         self.block = family.layer(config, layer_idx=index)
         self.rotation = config.layer_types[index] if family.rotates_by_layer_type else ONE_ROTATION
         if family.router is not None:
-            widen_routers(self, family.router)
+            replace_parts(self, family.router, WideRouter)
         if family.adapt is not None:
             family.adapt(self)
         if family.norm is not None:
             widen_norms(self, family.norm, family.norm_offset)
 
-    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
-        del features
-        assert hidden_TD is not None, "a block is given its input"
+    def run(self, x_TD: Tensor, context: Context) -> Tensor:
         y_1TD: Tensor = self.block(
-            hidden_TD[None],
+            x_TD[None],
             attention_mask=context.packing,
             position_embeddings=context.rotary.get(self.rotation),
         )
@@ -171,7 +170,7 @@ def _layer_norm_eps(config: PretrainedConfig) -> float:
     return float(getattr(config, "layer_norm_epsilon", 1e-5))
 
 
-class NextTokenHead(StageLayer):
+class NextTokenHead(InnerLayer):
     """Layer N+1: final norm, head and the sum of next-token losses, in float32 or wider."""
 
     cuts = (("lm_head", CutKind.COLUMN),)
@@ -192,12 +191,10 @@ class NextTokenHead(StageLayer):
             return logits_TV
         return torch.tanh(logits_TV / self.softcap) * self.softcap
 
-    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
-        del features
+    def run(self, x_TD: Tensor, context: Context) -> Tensor:
         labels_T = context.data.labels
-        assert hidden_TD is not None, "the head is given its input"
         assert labels_T is not None, "the head is given its targets"
-        logits_TV = self.logits(hidden_TD)
+        logits_TV = self.logits(x_TD)
         wide_TV = logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32))
         return functional.cross_entropy(wide_TV, labels_T, ignore_index=NO_TARGET, reduction="sum")
 

@@ -1,6 +1,8 @@
 """Language models that are Llama's outline with parts of their own, as one table."""
 
 from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
 
 from transformers.models.gemma import modeling_gemma as gemma
 from transformers.models.gemma2 import modeling_gemma2 as gemma2
@@ -14,107 +16,58 @@ from transformers.models.opt import modeling_opt as opt
 from transformers.models.phi import modeling_phi as phi
 from transformers.models.phi3 import modeling_phi3 as phi3
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
-from transformers.models.qwen2_vl import configuration_qwen2_vl as qwen2_vl_config
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2_vl
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
-from runtime.models.cut_kind import CutKind
+from runtime.models.adapter import CutKind
 from runtime.models.decoder import DecoderFamily, PositionTable
 from runtime.models.llama4 import ChosenExperts, Llama4Mixture, RoutedExperts, adapt
-from runtime.models.mixture import MixtralMixture
-from runtime.models.router import WideRouter
+from runtime.models.mixture import MixtralMixture, WideRouter
+
+CLASSES = {"config": "Config", "layer": "DecoderLayer", "rotary": "RotaryEmbedding", "norm": "RMSNorm"}
+
+
+def family(modeling: ModuleType, name: str, **differs: Any) -> DecoderFamily:
+    """Of the classes of a module of transformers that begin with the name; `differs`: all else."""
+    named = {field: f"{name}{ending}" for field, ending in CLASSES.items() if field not in differs}
+    return DecoderFamily(**{field: getattr(modeling, each) for field, each in named.items()}, **differs)
+
 
 DECODERS: Mapping[str, DecoderFamily] = {
-    "llama": DecoderFamily(
-        config=llama.LlamaConfig,
-        layer=llama.LlamaDecoderLayer,
-        rotary=llama.LlamaRotaryEmbedding,
-        norm=llama.LlamaRMSNorm,
-    ),
-    "llama4_text": DecoderFamily(
-        config=llama4.Llama4TextConfig,
-        layer=llama4.Llama4TextDecoderLayer,
-        rotary=llama4.Llama4TextRotaryEmbedding,
-        norm=llama4.Llama4TextRMSNorm,
+    "llama": family(llama, "Llama"),
+    "llama4_text": family(
+        llama4,
+        "Llama4Text",
         adapt=adapt,
         cuts=((RoutedExperts, CutKind.EXPERTS), (llama4.Llama4Router, CutKind.PARTIAL)),
         mixture_kinds=((ChosenExperts, Llama4Mixture),),
     ),
-    "qwen2": DecoderFamily(
-        config=qwen2.Qwen2Config,
-        layer=qwen2.Qwen2DecoderLayer,
-        rotary=qwen2.Qwen2RotaryEmbedding,
-        norm=qwen2.Qwen2RMSNorm,
-    ),
-    "qwen2_vl_text": DecoderFamily(
-        config=qwen2_vl_config.Qwen2VLTextConfig,
-        layer=qwen2_vl.Qwen2VLDecoderLayer,
-        rotary=qwen2_vl.Qwen2VLRotaryEmbedding,
-        rotates_by_axes=True,
-        norm=qwen2_vl.Qwen2VLRMSNorm,
-    ),
-    "qwen3": DecoderFamily(
-        config=qwen3.Qwen3Config,
-        layer=qwen3.Qwen3DecoderLayer,
-        rotary=qwen3.Qwen3RotaryEmbedding,
-        norm=qwen3.Qwen3RMSNorm,
-    ),
-    "mistral": DecoderFamily(
-        config=mistral.MistralConfig,
-        layer=mistral.MistralDecoderLayer,
-        rotary=mistral.MistralRotaryEmbedding,
-        norm=mistral.MistralRMSNorm,
-    ),
-    "mixtral": DecoderFamily(
-        config=mixtral.MixtralConfig,
-        layer=mixtral.MixtralDecoderLayer,
-        rotary=mixtral.MixtralRotaryEmbedding,
-        norm=mixtral.MixtralRMSNorm,
+    "qwen2": family(qwen2, "Qwen2"),
+    "qwen2_vl_text": family(qwen2_vl, "Qwen2VL", config=qwen2_vl.Qwen2VLTextConfig, rotates_by_axes=True),
+    "qwen3": family(qwen3, "Qwen3"),
+    "mistral": family(mistral, "Mistral"),
+    "mixtral": family(
+        mixtral,
+        "Mixtral",
         router=mixtral.MixtralTopKRouter,
         cuts=((mixtral.MixtralExperts, CutKind.EXPERTS), (WideRouter, CutKind.PARTIAL)),
         mixture_kinds=((mixtral.MixtralSparseMoeBlock, MixtralMixture),),
     ),
-    "gemma": DecoderFamily(
-        config=gemma.GemmaConfig,
-        layer=gemma.GemmaDecoderLayer,
-        rotary=gemma.GemmaRotaryEmbedding,
-        norm=gemma.GemmaRMSNorm,
-        norm_offset=1.0,
-        scales_embedding=True,
-    ),
-    "gemma2": DecoderFamily(
-        config=gemma2.Gemma2Config,
-        layer=gemma2.Gemma2DecoderLayer,
-        rotary=gemma2.Gemma2RotaryEmbedding,
-        norm=gemma2.Gemma2RMSNorm,
-        norm_offset=1.0,
-        scales_embedding=True,
-    ),
-    "gemma3_text": DecoderFamily(
+    "gemma": family(gemma, "Gemma", norm_offset=1.0, scales_embedding=True),
+    "gemma2": family(gemma2, "Gemma2", norm_offset=1.0, scales_embedding=True),
+    "gemma3_text": family(
+        gemma3,
+        "Gemma3",
         config=gemma3.Gemma3TextConfig,
-        layer=gemma3.Gemma3DecoderLayer,
-        rotary=gemma3.Gemma3RotaryEmbedding,
         rotates_by_layer_type=True,
-        norm=gemma3.Gemma3RMSNorm,
         norm_offset=1.0,
         scales_embedding=True,
     ),
-    "phi3": DecoderFamily(
-        config=phi3.Phi3Config,
-        layer=phi3.Phi3DecoderLayer,
-        rotary=phi3.Phi3RotaryEmbedding,
-        norm=phi3.Phi3RMSNorm,
-    ),
-    "phi": DecoderFamily(
-        config=phi.PhiConfig,
-        layer=phi.PhiDecoderLayer,
-        rotary=phi.PhiRotaryEmbedding,
-        norm=None,
-        final_norm="model.final_layernorm",
-        head_bias=True,
-    ),
-    "gpt2": DecoderFamily(
-        config=gpt2.GPT2Config,
+    "phi3": family(phi3, "Phi3"),
+    "phi": family(phi, "Phi", norm=None, final_norm="model.final_layernorm", head_bias=True),
+    "gpt2": family(
+        gpt2,
+        "GPT2",
         layer=gpt2.GPT2Block,
         rotary=None,
         positions=PositionTable(name="transformer.wpe"),
@@ -124,9 +77,9 @@ DECODERS: Mapping[str, DecoderFamily] = {
         layers="transformer.h",
         final_norm="transformer.ln_f",
     ),
-    "opt": DecoderFamily(
-        config=opt.OPTConfig,
-        layer=opt.OPTDecoderLayer,
+    "opt": family(
+        opt,
+        "OPT",
         rotary=None,
         positions=PositionTable(name="model.decoder.embed_positions", offset=2),
         norm=None,

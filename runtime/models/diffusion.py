@@ -22,7 +22,7 @@ from torch.nn import functional
 from transformers.configuration_utils import PretrainedConfig
 from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer, SiglipVisionConfig
 
-from runtime.models.adapter import Adapter, Context, MicrobatchData, StageLayer
+from runtime.models.adapter import Adapter, Context, InnerLayer, MicrobatchData, StageLayer
 from runtime.models.encoder import EncoderBlock
 from runtime.models.initialise import generator_of
 from runtime.models.patch_grid import blockwise
@@ -97,16 +97,11 @@ class Latents:
         return [rows * columns for rows, columns in self.grids]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LatentContext(Context):
     """With the sizes of what is generated."""
 
-    latents: Latents | None = None
-
-    @property
-    def sizes(self) -> Latents:
-        assert self.latents is not None, "made by a generator's adapter"
-        return self.latents
+    latents: Latents
 
 
 class OutputProjector(StageLayer):
@@ -123,7 +118,7 @@ class OutputProjector(StageLayer):
         return y_ED
 
 
-class EmbedLatents(StageLayer):
+class EmbedLatents(InnerLayer):
     """Layer 1: of every item its time, its condition and its noisy patches with their positions."""
 
     def __init__(self, width: int, elements: int) -> None:
@@ -131,27 +126,26 @@ class EmbedLatents(StageLayer):
         self.patches = nn.Linear(elements, width)
         self.time_in, self.time_out = nn.Linear(width, width), nn.Linear(width, width)
 
-    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
-        del features
-        assert hidden_TD is not None, "the condition comes from the projector"
-        sizes, items = _sizes(context), context.data.items
+    def run(self, x_TD: Tensor, context: LatentContext) -> Tensor:
+        """`x_TD`: the condition, from the projector."""
+        sizes, items = context.latents, context.data.items
         times = torch.tensor([time_of(item) for item in items])
-        wave = waves(times, hidden_TD.shape[1]).to(hidden_TD)
+        wave = waves(times, x_TD.shape[1]).to(x_TD)
         time_ND = self.time_out(functional.silu(self.time_in(wave)))
-        noisy = [self._noisy(context, index, hidden_TD) for index in range(len(items))]
+        noisy = [self._noisy(context, index, x_TD) for index in range(len(items))]
         patches_PD = self.patches(torch.cat([each for each, _ in noisy]))
         patches_PD = patches_PD + torch.cat([place for _, place in noisy])
         pieces = zip(
             time_ND.split(TIME_TOKENS),
-            hidden_TD.split(list(sizes.conditions)),
+            x_TD.split(list(sizes.conditions)),
             patches_PD.split(sizes.patch_lengths()),
             strict=True,
         )
         return torch.cat([piece for item in pieces for piece in item])
 
-    def _noisy(self, context: Context, index: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _noisy(self, context: LatentContext, index: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """([P, F] patches of the latent at its time, [P, D] their positions)."""
-        sizes, item = _sizes(context), context.data.items[index]
+        sizes, item = context.latents, context.data.items[index]
         kept = float(kept_share()[time_of(item)])
         noise_CYX = noise_of(item, sizes.shape(index)).to(like)
         noisy_CYX = math.sqrt(kept) * context.data.raw[index] + math.sqrt(1 - kept) * noise_CYX
@@ -166,12 +160,7 @@ def _positions(grid: tuple[int, int], like: Tensor) -> Tensor:
     return torch.cat(places, dim=-1).to(like)
 
 
-def _sizes(context: Context) -> Latents:
-    assert isinstance(context, LatentContext), "made by a generator's adapter"
-    return context.sizes
-
-
-class NoiseHead(StageLayer):
+class NoiseHead(InnerLayer):
     """The last layer: what noise was added, and the sum over items of the mean squared error.
 
     An item counts as often as it has tokens in the LLM's sequence, so that dividing the sum of
@@ -183,12 +172,10 @@ class NoiseHead(StageLayer):
         self.norm = nn.LayerNorm(width)
         self.out = nn.Linear(width, elements)
 
-    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
-        del features
-        assert hidden_TD is not None, "the head is given its input"
-        sizes, losses = _sizes(context), []
+    def run(self, x_TD: Tensor, context: LatentContext) -> Tensor:
+        sizes, losses = context.latents, []
         for index, (item, item_TD) in enumerate(
-            zip(context.data.items, hidden_TD.split(list(context.data.tokens_in)), strict=True)
+            zip(context.data.items, x_TD.split(list(context.data.tokens_in)), strict=True)
         ):
             condition = sizes.conditions[index]
             guess_PF = self.out(self.norm(item_TD[TIME_TOKENS + condition :]))
@@ -202,6 +189,7 @@ class DitAdapter(Adapter):
     """A diffusion transformer whose blocks are SigLIP's: norm, attention, norm, MLP, with biases."""
 
     raw_layer = 1
+    undivided = "a generator does not share tokens over ranks"
 
     def configured(self, given: dict[str, Any]) -> PretrainedConfig:
         self.channels, self.patch = given.get("latent_channels", 4), given.get("patch_size", 2)
@@ -228,10 +216,6 @@ class DitAdapter(Adapter):
         return grid_of(patches)
 
     def context(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Context:
-        if data.attention is not None:
-            raise ValueError(
-                f"module {self.module.name!r}: a generator does not share tokens over ranks; want cp 1"
-            )
         shared = super().context(data, device, dtype)
         grids = tuple(map(self._grid, data.tokens_in, data.tokens_out))
         latents = Latents(self.channels, self.patch, grids, data.tokens_out)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from runtime.models.adapter import Adapter, Context, StageLayer
+from runtime.models.adapter import Adapter, Context, InnerLayer, StageLayer
 from runtime.models.projector import ProjectorLayer, StepsProjectorLayer, steps_or_none
 from workbench.model.projector import merged_by
 
@@ -48,7 +48,7 @@ class EmbedItems(StageLayer):
         """[N, T, D] of N items of one size."""
 
 
-class EncoderBlock(StageLayer):
+class EncoderBlock(InnerLayer):
     """Layers 1..N: one encoder layer on packed items."""
 
     blocks = "encoder.layers"
@@ -57,10 +57,8 @@ class EncoderBlock(StageLayer):
         super().__init__({"block": f"{self.blocks}.{index}"}, std)
         self.block = block
 
-    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
-        del features
-        assert hidden_TD is not None, "a block is given its input"
-        y_1TD: Tensor = self.block(hidden_TD[None], attention_mask=context.packing)
+    def run(self, x_TD: Tensor, context: Any) -> Tensor:
+        y_1TD: Tensor = self.block(x_TD[None], attention_mask=context.packing)
         return y_1TD[0]
 
 
@@ -70,6 +68,7 @@ class EncoderAdapter(Adapter):
     item_dims: ClassVar[int]
     items_key: ClassVar[str | None] = None  # None: the one that the model names
     named_projector: ClassVar[type[ProjectorLayer]] = ProjectorLayer
+    has_class_token: ClassVar[bool] = False  # in front of every item's tokens
     beside_key: ClassVar[str | None] = None  # `SIZES` or `GRIDS`, which say how the items lie
 
     @property
@@ -84,18 +83,23 @@ class EncoderAdapter(Adapter):
             return super().num_layers
         return 2 + self.feature_layer % (self.num_blocks + 1)
 
-    def projected(
-        self, std: float, norm: nn.Module | None = None, norm_name: str = "", *, has_class_token: bool = False
-    ) -> StageLayer:
+    @property
+    def std(self) -> float:
+        """Of freshly drawn matrices."""
+        return float(self.config.initializer_range)
+
+    def projected(self, norm: nn.Module | None = None, norm_name: str = "") -> StageLayer:
         """The last layer: final norm, unless an earlier state is read, and projector."""
         if self.feature_layer is not None:
             norm, norm_name = None, ""
-        steps = steps_or_none(self.projector)
+        steps, has_class_token = steps_or_none(self.projector), self.has_class_token
         if steps is None:
             kind = self.named_projector
-            return kind(self.projector, self.widths, std, norm, norm_name, has_class_token=has_class_token)
+            return kind(
+                self.projector, self.widths, self.std, norm, norm_name, has_class_token=has_class_token
+            )
         return StepsProjectorLayer(
-            steps, self.widths, std, self.grid_of, norm, norm_name, has_class_token=has_class_token
+            steps, self.widths, self.std, self.grid_of, norm, norm_name, has_class_token=has_class_token
         )
 
     @property

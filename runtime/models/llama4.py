@@ -12,6 +12,7 @@ from transformers.models.llama4.modeling_llama4 import (
 
 from runtime.models.attention import packed_sdpa
 from runtime.models.mixture import SHARED_EXPERT, Choice, Mixture
+from runtime.models.norm import replace_parts
 
 # Shape suffixes: T = packed tokens, N = those of one expert, H = heads, D = width, X = experts, K = experts
 # per token.
@@ -145,9 +146,5 @@ class Llama4Mixture(Mixture):
 
 def adapt(layer: nn.Module) -> None:
     """Put both in the places of transformers' own inside a layer, under the same names of weights."""
-    for parent in list(layer.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, Llama4TextAttention):
-                setattr(parent, name, PackedAttention(child))
-            elif isinstance(child, Llama4TextMoe):
-                setattr(parent, name, ChosenExperts(child))
+    replace_parts(layer, Llama4TextAttention, PackedAttention)
+    replace_parts(layer, Llama4TextMoe, ChosenExperts)

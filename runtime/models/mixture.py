@@ -4,10 +4,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# Shape suffixes: S = tokens, K = experts of a token, N = rows of one expert, D = hidden width.
+# Shape suffixes: S, T = tokens, X = experts, K = those of a token, N = rows of one expert, D = hidden width.
 
 EXPERTS = "experts"  # the module inside a mixture that holds all experts' weights, expert by expert
 SHARED_EXPERT = "shared_expert"  # the module inside one that all tokens go through
@@ -60,6 +61,27 @@ class Mixture(ABC):
     def returned(self, y_TD: Tensor, like: Tensor) -> Any:
         """The results as the layer around expects them."""
         return y_TD.view_as(like)
+
+
+class WideRouter(nn.Module):
+    """Mixtral's router in the wider of float32 and the input's own type.
+
+    Only the K chosen experts of a token run; no capacity, so no token is dropped. Differs:
+    transformers rounds float64 scores to float32, see `WideRMSNorm`. The auxiliary loss that
+    balances experts is not part of the loss.
+    """
+
+    def __init__(self, router: nn.Module) -> None:
+        super().__init__()
+        self.weight: Tensor = router.weight  # type: ignore[assignment]
+        self.top_k: int = router.top_k  # type: ignore[assignment]
+
+    def forward(self, hidden_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores [T, X], shares [T, K] that sum to 1, experts [T, K]."""
+        logits_TX = functional.linear(hidden_TD.reshape(-1, self.weight.shape[1]), self.weight)
+        wide_TX = logits_TX.to(torch.promote_types(logits_TX.dtype, torch.float32)).softmax(dim=-1)
+        share_TK, expert_TK = wide_TX.topk(self.top_k, dim=-1)
+        return logits_TX, share_TK / share_TK.sum(dim=-1, keepdim=True), expert_TK
 
 
 class MixtralMixture(Mixture):

@@ -2,7 +2,8 @@
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,18 +13,19 @@ from transformers.configuration_utils import PretrainedConfig
 from transformers.models.mllama import modeling_mllama as mllama
 from transformers.models.mllama.configuration_mllama import MllamaTextConfig, MllamaVisionConfig
 
-from runtime.models.adapter import Adapter, Context, MicrobatchData, StageLayer, Tiles
+from runtime.models.adapter import Adapter, Context, InnerLayer, MicrobatchData, StageLayer, Tiles
+from runtime.models.attention import additive
 from runtime.models.cross_attention import ContextAttention, CrossContext, cross_context
 from runtime.models.decoder import DecoderAdapter, DecoderFamily, EmbedTokens
 from runtime.models.initialise import Fill, constant
 from runtime.models.norm import widen_norms
-from runtime.models.vision_tiles import TapProjector, TiledContext, filled, tiled_attention
+from runtime.models.projector import ProjectorLayer
 from workbench.data.sample import Segment
 from workbench.model.families.mllama import EXTRA_TOKENS, VISION_MODEL, Tiling, tiling_of
 from workbench.model.model_graph import Module
 
 # Shape suffixes: N = images, B = tiles, C = channels, Y and X = rows and columns of pixels, P = tokens of a
-# tile, T = packed tokens, R = those whose item has an image, E = tokens of images, D = hidden width.
+# tile, T = packed tokens, R = those whose item has an image, E = tokens of images, H = heads, D = width.
 
 LANGUAGE = DecoderFamily(
     config=MllamaTextConfig,
@@ -110,6 +112,84 @@ class CrossDecoderAdapter(DecoderAdapter):
         return cross_context(super().context(data, device, dtype), device, dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class TiledContext(Context):
+    """What layers of a tiled encoder share.
+
+    Args:
+        ratios: which of the supported ratios each image has, from 1.
+    """
+
+    ratios: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TiledAttention:
+    """Inside every image, patches see everything and padding sees patches alone.
+
+    Source: transformers' `_prepare_aspect_ratio_attention_mask`, which hides padding from padding only.
+
+    Args:
+        masks: by image, [T, T] 0 where a token sees another and else -inf; images with as many tiles
+            share one, and all layers do: booleans would be turned into numbers and kept by each.
+    """
+
+    masks: tuple[Tensor, ...]
+
+    def attend(
+        self, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, *, scale: float, window: int | None
+    ) -> Tensor:
+        """[H, T, D], as many heads of keys as of queries. Images of one mask run together."""
+        assert window is None, "the tower has no windows"
+        num = len(self.masks)
+        q, k, v = (x.unflatten(1, (num, -1)).transpose(0, 1) for x in (q_HTD, k_GTD, v_GTD))
+        outputs = [
+            functional.scaled_dot_product_attention(
+                q[first:last], k[first:last], v[first:last], attn_mask=self.masks[first], scale=scale
+            )
+            for first, last in self._alike()
+        ]
+        y_NHTD = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return y_NHTD.transpose(1, 2).flatten(0, 1).transpose(0, 1)
+
+    def _alike(self) -> list[tuple[int, int]]:
+        """Runs [first, last) of images that share a mask."""
+        starts = [i for i, mask in enumerate(self.masks) if i == 0 or mask is not self.masks[i - 1]]
+        return list(zip(starts, [*starts[1:], len(self.masks)], strict=True))
+
+
+def filled(tiles_BCYX: Tensor, num: int) -> Tensor:
+    """With zeros for the tiles that the image does not fill."""
+    return functional.pad(tiles_BCYX, (0, 0, 0, 0, 0, 0, 0, num - len(tiles_BCYX)))
+
+
+class TapProjector(ProjectorLayer):
+    """The last layer: output and tapped outputs become one vector a token. No token is dropped."""
+
+    def __init__(self, kind: str | None, widths: tuple[int, int], std: float, num_taps: int) -> None:
+        super().__init__(kind, widths, std)
+        self.num_taps = num_taps
+
+    def run(self, x_TD: Tensor, context: Context) -> Tensor:
+        del context
+        width = x_TD.shape[1] // (1 + self.num_taps)
+        taps_TD = x_TD[:, width:].unflatten(1, (self.num_taps, width)).transpose(1, 2).flatten(1)
+        y_TD: Tensor = self.projector(torch.cat([x_TD[:, :width], taps_TD], dim=1))
+        return y_TD
+
+
+def tiled_attention(tiles: Sequence[Tiles], device: torch.device, dtype: torch.dtype) -> TiledAttention:
+    """Of a microbatch's images, all of one number of tokens."""
+    masks = {each: _mask(each, device, dtype) for each in dict.fromkeys(tiles)}
+    return TiledAttention(tuple(masks[each] for each in tiles))
+
+
+def _mask(tiles: Tiles, device: torch.device, dtype: torch.dtype) -> Tensor:
+    place_T = torch.arange(tiles.total, device=device)
+    real_T = (place_T % tiles.tokens < tiles.seen) & (place_T < tiles.filled * tiles.tokens)
+    return additive(real_T[:, None] | real_T, dtype)
+
+
 class EmbedTiles(StageLayer):
     """Layer 0: patches with the places of tile and patch, behind a class token; padding ends each tile."""
 
@@ -144,7 +224,7 @@ class EmbedTiles(StageLayer):
         return functional.pad(x_NBPD, (0, 0, 0, tower.padded - tower.patches)).flatten(0, 2)
 
 
-class TileBlock(StageLayer):
+class TileBlock(InnerLayer):
     """One block of either transformer. Outputs that the projector reads travel behind the hidden state."""
 
     def __init__(self, config: MllamaVisionConfig, tower: Tiling, index: int) -> None:
@@ -159,11 +239,9 @@ class TileBlock(StageLayer):
     def fill(self, name: str) -> Fill:
         return constant(math.pi / 4) if "gate_" in name else super().fill(name)
 
-    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
-        del features
-        assert hidden_TD is not None, "a block is given its input"
-        x_TD, carried = hidden_TD[:, : self.width].contiguous(), hidden_TD[:, self.width :]
-        y_TD = self._run(x_TD, context)
+    def run(self, x_TD: Tensor, context: Context) -> Tensor:
+        carried = x_TD[:, self.width :]
+        y_TD = self._run(x_TD[:, : self.width].contiguous(), context)
         if not self.is_tapped and not carried.shape[1]:
             return y_TD
         return torch.cat([y_TD, carried, y_TD] if self.is_tapped else [y_TD, carried], dim=1)
@@ -200,6 +278,7 @@ class TiledAdapter(Adapter):
     """Llama 3.2 Vision's tower. An image is one item; its segment's grid is (rows, columns) of tiles."""
 
     config_class = MllamaVisionConfig
+    undivided = "an encoder of tiles does not share tokens over ranks"
     prefixes = ("", "vision_model.", "model.vision_model.")
 
     def configured(self, given: dict[str, Any]) -> PretrainedConfig:
@@ -251,11 +330,7 @@ class TiledAdapter(Adapter):
         return TapProjector(self.projector, widths, self.config.initializer_range, len(self.tower.taps))
 
     def context(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Context:
-        if data.attention is not None:
-            raise ValueError(
-                f"module {self.module.name!r}: an encoder of tiles does not share tokens over ranks; "
-                "want cp 1"
-            )
+        super().context(data, device, dtype)
         grids = [self._grid(grid) for grid in data.grids or (None,) * len(data.items)]
         ratios = torch.tensor([[self.tower.ratios.index(grid) + 1] for grid in grids], device=device)
         attention = tiled_attention([self._tiles(grid) for grid in grids], device, dtype)

@@ -1,4 +1,7 @@
-"""RMSNorm that keeps float64 in float64."""
+"""RMSNorm that keeps float64 in float64, and how parts of our own get into transformers' layers."""
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,12 +35,20 @@ class WideRMSNorm(nn.Module):
         return self.weight * wide.to(x.dtype)
 
 
-def widen_norms(layer: nn.Module, norm_class: type[nn.Module], offset: float = 0.0) -> None:
-    """Replace every norm of that class inside a layer, keeping names, device and size."""
+def replace_parts(layer: nn.Module, kind: type[nn.Module], made: Callable[[Any], nn.Module]) -> None:
+    """Put what is made of them in the places of all parts of that class inside a layer."""
     for parent in list(layer.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, norm_class):
-                eps = getattr(child, "variance_epsilon", None) or getattr(child, "eps")  # noqa: B009
-                weight = child.get_parameter("weight")
-                with weight.device:
-                    setattr(parent, name, WideRMSNorm(weight.shape[0], eps, offset))
+            if isinstance(child, kind):
+                setattr(parent, name, made(child))
+
+
+def widen_norms(layer: nn.Module, norm_class: type[nn.Module], offset: float = 0.0) -> None:
+    """Replace every norm of that class inside a layer, keeping names, device and size."""
+
+    def wide(norm: Any) -> WideRMSNorm:
+        eps = getattr(norm, "variance_epsilon", None) or norm.eps
+        with norm.weight.device:
+            return WideRMSNorm(norm.weight.shape[0], eps, offset)
+
+    replace_parts(layer, norm_class, wide)

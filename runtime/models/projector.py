@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from math import isqrt
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from runtime.models.adapter import Context, StageLayer
-from runtime.models.cut_kind import CutKind
+from runtime.models.adapter import Context, CutKind, InnerLayer, MicrobatchData
 from runtime.models.norm import WideRMSNorm
 from runtime.models.patch_grid import blockwise
 from workbench.model.projector import GATED, Merge, Projector, ProjectorStep, Steps, from_text, is_pair
@@ -58,7 +58,10 @@ class SwiGlu(nn.Module):
 
 
 class StepsProjector(nn.ModuleList):
-    """A projector step by step; a merge has no module of its own, weights are named by the step's index."""
+    """A projector step by step; a merge has no module of its own, weights are named by the step's index.
+
+    Called, it takes the steps behind the last merge; `until_merged` are those up to it.
+    """
 
     def __init__(self, steps: Steps, width_in: int, width_out: int) -> None:
         super().__init__()
@@ -66,6 +69,16 @@ class StepsProjector(nn.ModuleList):
         for step in steps:
             made, width = _module(step, width, width_out)
             self.append(made)
+        self._first = 1 + max((i for i, step in enumerate(steps) if step.merge is not None), default=-1)
+
+    @property
+    def until_merged(self) -> list[tuple[ProjectorStep, nn.Module]]:
+        return list(zip(self.steps, self, strict=True))[: self._first]
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        for module in list(self)[self._first :]:
+            x_TD = module(x_TD)
+        return x_TD
 
     def pieces(self) -> tuple[CutKind | None, ...]:
         """How tensor parallelism cuts each step: two products around an activation are a pair."""
@@ -101,7 +114,7 @@ def merged(x_TD: Tensor, step: ProjectorStep, grid: tuple[int, int] | None) -> T
     return (x_TMD if step.how is Merge.CONCAT else x_TMD.transpose(1, 2)).flatten(1)
 
 
-class ProjectorLayer(StageLayer):
+class ProjectorLayer(InnerLayer):
     """Layer N+1 of an encoder.
 
     An item's tokens shrink from `tokens_in` to `tokens_out` before the projection: the class
@@ -109,6 +122,9 @@ class ProjectorLayer(StageLayer):
     what is left, each run of consecutive tokens is averaged.
 
     Args:
+        projector: the kind of it, or what it is.
+        widths: of the encoder and its consumer.
+        std: of freshly drawn matrices.
         norm: the encoder's final norm, or None where its features are taken without one.
         norm_name: its name in a checkpoint.
         has_class_token: whether each item starts with one.
@@ -118,7 +134,7 @@ class ProjectorLayer(StageLayer):
 
     def __init__(
         self,
-        kind: str | None,
+        projector: str | nn.Module | None,
         widths: tuple[int, int],
         std: float,
         norm: nn.Module | None = None,
@@ -127,99 +143,67 @@ class ProjectorLayer(StageLayer):
         has_class_token: bool = False,
     ) -> None:
         super().__init__({"norm": norm_name, "projector": "projector"}, std)
-        if kind is None or kind not in PROJECTORS:
-            raise ValueError(f"projector must be one of {', '.join(PROJECTORS)}, got {kind!r}")
-        self.norm = norm
-        self.projector = PROJECTORS[kind](*widths)
-        self.has_class_token = has_class_token
+        if not isinstance(projector, nn.Module):
+            if projector not in PROJECTORS:
+                raise ValueError(f"projector must be one of {', '.join(PROJECTORS)}, got {projector!r}")
+            projector = PROJECTORS[projector](*widths)
+        self.norm, self.projector = norm, projector
+        self.num_dropped = 1 if has_class_token else 0
 
-    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
-        del features
-        assert hidden_TD is not None, "a projector is given its input"
-        if self.norm is not None:
-            hidden_TD = self.norm(hidden_TD)
-        y_TD: Tensor = self.projector(self._reduce_shared(hidden_TD, context))
+    def run(self, x_TD: Tensor, context: Context) -> Tensor:
+        y_TD: Tensor = self.projector(self._reduced(x_TD if self.norm is None else self.norm(x_TD), context))
         return y_TD
 
-    def _reduce_shared(self, x_TD: Tensor, context: Context) -> Tensor:
+    def _reduced(self, x_TD: Tensor, context: Context) -> Tensor:
         """Of the tokens that this rank holds."""
         pooling = context.data.pooling
         if pooling is None:
-            return self._reduce(x_TD, context)
-        return pooling.own(self._reduce(pooling.whole(x_TD), context))
+            return self._reduce(x_TD, context.data)
+        return pooling.own(self._reduce(pooling.whole(x_TD), context.data))
 
-    def _reduce(self, x_TD: Tensor, context: Context) -> Tensor:
-        data = context.data
+    def _reduce(self, x_TD: Tensor, data: MicrobatchData) -> Tensor:
         if data.tokens_in == data.tokens_out:
-            if self.has_class_token:
+            if self.num_dropped:
                 raise ValueError(f"item {data.items[0]}: tokens_out must leave out the class token")
             return x_TD
-        first = 1 if self.has_class_token else 0
         reduced = []
         sizes = zip(x_TD.split(list(data.tokens_in)), data.items, data.tokens_out, strict=True)
         for item_TD, item, tokens_out in sizes:
-            kept_TD = item_TD[first:]
+            kept_TD = item_TD[self.num_dropped :]
             if len(kept_TD) % tokens_out:
                 raise ValueError(
                     f"item {tuple(item)}: {len(kept_TD)} tokens do not shrink evenly to {tokens_out}"
                 )
-            reduced.append(kept_TD if len(kept_TD) == tokens_out else _average(kept_TD, tokens_out))
+            is_whole = len(kept_TD) == tokens_out
+            reduced.append(kept_TD if is_whole else kept_TD.unflatten(0, (tokens_out, -1)).mean(dim=1))
         return torch.cat(reduced)
 
 
-class StepsProjectorLayer(StageLayer):
-    """Layer N+1 of an encoder whose projector is given step by step.
+class StepsProjectorLayer(ProjectorLayer):
+    """One whose projector is given step by step, and shrinks items itself; class tokens are dropped first.
 
     Args:
         steps: of the projector.
-        widths: of the encoder and its consumer.
-        std: of freshly drawn matrices.
         grid_of: where patches of an item lie.
-        norm: the encoder's final norm, or None.
-        norm_name: its name in a checkpoint.
-        has_class_token: whether each item starts with one, which is dropped.
+        others: as of a `ProjectorLayer`.
     """
 
     def __init__(
-        self,
-        steps: Steps,
-        widths: tuple[int, int],
-        std: float,
-        grid_of: GridOf,
-        norm: nn.Module | None = None,
-        norm_name: str = "",
-        *,
-        has_class_token: bool = False,
+        self, steps: Steps, widths: tuple[int, int], std: float, grid_of: GridOf, *norm: Any, **others: Any
     ) -> None:
-        super().__init__({"norm": norm_name, "projector": "projector"}, std)
-        self.norm, self.grid_of, self.has_class_token = norm, grid_of, has_class_token
-        self.projector = StepsProjector(steps, *widths)
-        cuts = zip(range(len(steps)), self.projector.pieces(), strict=True)
+        super().__init__(StepsProjector(steps, *widths), widths, std, *norm, **others)
+        self.grid_of = grid_of
+        cuts = enumerate(self.projector.pieces())
         self.cuts = tuple((f"projector.{index}", cut) for index, cut in cuts if cut is not None)
 
-    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
-        del features
-        assert hidden_TD is not None, "a projector is given its input"
-        x_TD = hidden_TD if self.norm is None else self.norm(hidden_TD)
-        last = max((i for i, step in enumerate(self.projector.steps) if step.merge is not None), default=-1)
-        pooling = context.data.pooling
-        if pooling is None:
-            x_TD = self._merged(x_TD, last, context)
-        else:
-            x_TD = pooling.own(self._merged(pooling.whole(x_TD), last, context))
-        for module in list(self.projector)[last + 1 :]:
-            x_TD = module(x_TD)
-        return x_TD
-
-    def _merged(self, x_TD: Tensor, last: int, context: Context) -> Tensor:
-        """Item by item up to the last merge; class tokens are dropped first."""
-        data, first = context.data, 1 if self.has_class_token else 0
+    def _reduce(self, x_TD: Tensor, data: MicrobatchData) -> Tensor:
+        """Item by item up to the last merge."""
         named = data.grids or (None,) * len(data.items)
         found = []
         for item_TD, item, grid, tokens_out in zip(
             x_TD.split(list(data.tokens_in)), data.items, named, data.tokens_out, strict=True
         ):
-            y_TD = self._steps(item_TD[first:], last, grid)
+            y_TD = self._steps(item_TD[self.num_dropped :], grid)
             if len(y_TD) != tokens_out:
                 raise ValueError(
                     f"item {tuple(item)}: its projector makes {len(y_TD)} tokens of {len(item_TD)}, the plan "
@@ -228,9 +212,9 @@ class StepsProjectorLayer(StageLayer):
             found.append(y_TD)
         return torch.cat(found)
 
-    def _steps(self, x_TD: Tensor, last: int, grid: tuple[int, int] | None) -> Tensor:
+    def _steps(self, x_TD: Tensor, grid: tuple[int, int] | None) -> Tensor:
         lies = self.grid_of(len(x_TD), grid)
-        for step, module in list(zip(self.projector.steps, self.projector, strict=True))[: last + 1]:
+        for step, module in self.projector.until_merged:
             if step.merge is None:
                 x_TD = module(x_TD)
                 continue
@@ -255,9 +239,7 @@ def steps_or_none(kind: str | None) -> Steps | None:
 class PooledProjectorLayer(ProjectorLayer):
     """One where two tokens become one before the norm, as Qwen2-Audio's do."""
 
-    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
-        del features
-        assert hidden_TD is not None, "a projector is given its input"
+    def run(self, x_TD: Tensor, context: Context) -> Tensor:
         data = context.data
         for item, tokens_in, tokens_out in zip(data.items, data.tokens_in, data.tokens_out, strict=True):
             if tokens_in != 2 * tokens_out:
@@ -265,11 +247,6 @@ class PooledProjectorLayer(ProjectorLayer):
                     f"item {tuple(item)}: two tokens become one, want {tokens_in / 2:g} behind the encoder, "
                     f"got {tokens_out}"
                 )
-        pooled_TD = self._reduce_shared(hidden_TD, context)
+        pooled_TD = self._reduced(x_TD, context)
         y_TD: Tensor = self.projector(pooled_TD if self.norm is None else self.norm(pooled_TD))
         return y_TD
-
-
-def _average(x_TD: Tensor, num_tokens: int) -> Tensor:
-    """[num_tokens, D]: means of equal runs of consecutive tokens."""
-    return x_TD.unflatten(0, (num_tokens, -1)).mean(dim=1)

@@ -31,20 +31,27 @@ def grid_of(num_patches: int) -> tuple[int, int]:
     return rows, num_patches // rows
 
 
-class EmbedPatches(EmbedItems):
-    """Patches, positions and, for CLIP, the class token and its first norm.
+class EmbedImages(EmbedItems):
+    """Patches and positions, and the class token where there is one, by transformers' own embeddings.
 
-    A size other than the configured one gets interpolated positions, as transformers' own
-    embeddings do it.
+    A size other than the configured one gets interpolated positions, where the embeddings do that.
     """
 
-    def __init__(self, embeddings: Any, pre_norm: nn.Module | None, std: float) -> None:
+    def __init__(self, embeddings: Any, std: float, pre_norm: nn.Module | None = None) -> None:
         super().__init__({"embeddings": "embeddings", "pre_norm": "pre_layrnorm"}, std)
-        self.embeddings = embeddings
-        self.pre_norm = pre_norm
-        num_positions = embeddings.num_positions
-        with torch.device("cpu"):  # the only buffer; made on the meta device it would hold nothing
-            embeddings.position_ids = torch.arange(num_positions).expand((1, -1))
+        self.embeddings, self.pre_norm = embeddings, pre_norm
+        embeddings.mask_token = None  # stands for hidden patches in pre-training alone
+        if hasattr(embeddings, "position_ids"):
+            with torch.device("cpu"):  # the only buffer; made on the meta device it would hold nothing
+                embeddings.position_ids = torch.arange(embeddings.position_ids.numel()).expand((1, -1))
+
+    def embed(self, pixels_NCHW: Tensor) -> Tensor:
+        x_NTD: Tensor = self.embeddings(pixels_NCHW)
+        return x_NTD
+
+
+class EmbedPatches(EmbedImages):
+    """SigLIP's, and CLIP's with its first norm."""
 
     def embed(self, pixels_NCHW: Tensor) -> Tensor:
         resized = pixels_NCHW.shape[2:] != (self.embeddings.image_size,) * 2
@@ -52,12 +59,8 @@ class EmbedPatches(EmbedItems):
         return x_NTD if self.pre_norm is None else self.pre_norm(x_NTD)
 
 
-class EmbedByPlace(EmbedItems):
-    """Patches and Idefics3's positions, for images without padding."""
-
-    def __init__(self, embeddings: nn.Module, std: float) -> None:
-        super().__init__({"embeddings": "embeddings"}, std)
-        self.embeddings: Any = embeddings
+class EmbedByPlace(EmbedImages):
+    """Idefics3's, for images without padding."""
 
     def embed(self, pixels_NCHW: Tensor) -> Tensor:
         patch = self.embeddings.patch_size
@@ -85,42 +88,50 @@ class VisionAdapter(EncoderAdapter):
     """What vision transformers of one configured image size share: sizes of images, the layer list."""
 
     item_dims = 3
-    has_class_token = False
     prefixes: tuple[str, ...] = ("", "vision_model.", "vision_tower.", "vision_tower.vision_model.")
 
+    @property
+    def num_class_tokens(self) -> int:
+        return 1 if self.has_class_token else 0
+
+    @property
+    def patch_px(self) -> int:
+        return square_px(self.config.patch_size)
+
+    @property
+    def side(self) -> int:
+        """Patches of an image of the configured size, in either direction."""
+        return square_px(self.config.image_size) // self.patch_px
+
     def raw_shape(self, segment: Segment) -> tuple[int, ...]:
-        patches = segment.tokens_in - (1 if self.has_class_token else 0)
+        patches = segment.tokens_in - self.num_class_tokens
         if patches < 1:
             raise ValueError(
                 f"segment {segment.modality}[{segment.k}]: no patches left besides the class token"
             )
-        patch = square_px(self.config.patch_size)
         rows, columns = self.grid_of(patches, segment.grid)
         if rows * columns != patches:
             raise ValueError(
                 f"segment {segment.modality}[{segment.k}]: {patches} patches are not {rows} rows of {columns}"
             )
-        return (self.config.num_channels, rows * patch, columns * patch)
+        return (self.config.num_channels, rows * self.patch_px, columns * self.patch_px)
 
     def grid_of(self, tokens: int, named: tuple[int, int] | None) -> tuple[int, int]:
         """The one that the plan names; else the image of the configured size, or the most square one."""
-        side = square_px(self.config.image_size) // square_px(self.config.patch_size)
-        if named is not None or tokens == side * side:
-            return named or (side, side)
+        if named is not None or tokens == self.side**2:
+            return named or (self.side, self.side)
         rows, columns = grid_of(tokens // self.merged_side**2)
         return self.merged_side * rows, self.merged_side * columns
 
     @property
     def native_tokens(self) -> tuple[int, int]:
         """(tokens in, tokens out) of an image of the configured size."""
-        patches = (square_px(self.config.image_size) // square_px(self.config.patch_size)) ** 2
-        return patches + (1 if self.has_class_token else 0), patches
+        return self.side**2 + self.num_class_tokens, self.side**2
 
     def item_size(self, shape: tuple[int, ...]) -> ItemSize:
-        patch = square_px(self.config.patch_size)
-        rows, columns = shape[1] // patch, shape[2] // patch
+        rows, columns = shape[1] // self.patch_px, shape[2] // self.patch_px
         patches = rows * columns
-        return ItemSize(patches + (1 if self.has_class_token else 0), patches, grid_or_none(rows, columns))
+        return ItemSize(patches + self.num_class_tokens, patches, grid_or_none(rows, columns))
 
     def features(self, model: PreTrainedModel, item: Tensor) -> Tensor:
         call: Callable[..., Any] = model
@@ -144,14 +155,14 @@ class SiglipAdapter(VisionAdapter):
         return float(self.config.hidden_size**-0.5)
 
     def first(self) -> StageLayer:
-        return EmbedPatches(SiglipVisionEmbeddings(self.config), None, self.std)
+        return EmbedPatches(SiglipVisionEmbeddings(self.config), self.std)
 
     def block(self, index: int) -> StageLayer:
         return XavierBlock(SiglipEncoderLayer(self.config), index, self.std)
 
     def last(self) -> StageLayer:
         norm = nn.LayerNorm(self.config.hidden_size, eps=self.config.layer_norm_eps)
-        return self.projected(self.std, norm, "post_layernorm")
+        return self.projected(norm, "post_layernorm")
 
 
 class Idefics3Adapter(SiglipAdapter):
@@ -189,11 +200,11 @@ class ClipAdapter(VisionAdapter):
 
     def first(self) -> StageLayer:
         norm = nn.LayerNorm(self.config.hidden_size, eps=self.config.layer_norm_eps)
-        return EmbedPatches(CLIPVisionEmbeddings(self.config), norm, self.config.initializer_range)
+        return EmbedPatches(CLIPVisionEmbeddings(self.config), self.config.initializer_range, norm)
 
     def block(self, index: int) -> StageLayer:
         std = self.std * (2 * len(self.module.layers)) ** -0.5
         return EncoderBlock(CLIPEncoderLayer(self.config), index, std)
 
     def last(self) -> StageLayer:
-        return self.projected(self.std, has_class_token=True)
+        return self.projected()

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,9 +13,8 @@ from transformers.models.pixtral import modeling_pixtral as pixtral
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 
-from runtime.models.adapter import ONE_ROTATION, Context, MicrobatchData, StageLayer
+from runtime.models.adapter import ONE_ROTATION, Context, CutKind, InnerLayer, MicrobatchData, StageLayer
 from runtime.models.attention import Packing, pack, packed_sdpa
-from runtime.models.cut_kind import CutKind
 from runtime.models.encoder import (
     GRIDS,
     PIXELS,
@@ -87,11 +86,9 @@ class PixtralBlock(EncoderBlock):
 
     blocks = "transformer.layers"
 
-    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
-        del features
-        assert hidden_TD is not None, "a block is given its input"
+    def run(self, x_TD: Tensor, context: Context) -> Tensor:
         y_1TD: Tensor = self.block(
-            hidden_TD[None],
+            x_TD[None],
             attention_mask=context.packing,
             position_embeddings=context.rotary[ONE_ROTATION],
         )
@@ -133,13 +130,10 @@ class QwenBlock(EncoderBlock):
         super().__init__(block, index, std)
         self.windowed = windowed
 
-    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
-        del features
-        assert hidden_TD is not None, "a block is given its input"
-        assert isinstance(context, GridContext), "made by a grid's adapter"
+    def run(self, x_TD: Tensor, context: GridContext) -> Tensor:
         block: Any = self.block
-        hidden_TD = hidden_TD + self._attended(block.norm1(hidden_TD), context)
-        y_TD: Tensor = hidden_TD + block.mlp(block.norm2(hidden_TD))
+        x_TD = x_TD + self._attended(block.norm1(x_TD), context)
+        y_TD: Tensor = x_TD + block.mlp(block.norm2(x_TD))
         return y_TD
 
     def _attended(self, x_TD: Tensor, context: GridContext) -> Tensor:
@@ -157,7 +151,7 @@ class QwenBlock(EncoderBlock):
         return y_TD
 
 
-class QwenMerger(StageLayer):
+class QwenMerger(InnerLayer):
     """The last layer: norm, neighbours side by side, two matmuls; groups are back in their places."""
 
     cuts = (("merger.mlp.0", CutKind.COLUMN), ("merger.mlp.2", CutKind.ROW))
@@ -166,11 +160,8 @@ class QwenMerger(StageLayer):
         super().__init__({"merger": "merger"}, std)
         self.merger = merger
 
-    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
-        del features
-        assert hidden_TD is not None, "a merger is given its input"
-        assert isinstance(context, GridContext), "made by a grid's adapter"
-        y_GD: Tensor = self.merger(hidden_TD)
+    def run(self, x_TD: Tensor, context: GridContext) -> Tensor:
+        y_GD: Tensor = self.merger(x_TD)
         return y_GD if context.order is None else y_GD.index_select(0, context.order.argsort())
 
 
@@ -181,6 +172,7 @@ class GridAdapter(EncoderAdapter):
     """
 
     item_dims = 3
+    undivided = "encoders with rotary positions do not share tokens over ranks"
     rotary_class: type[nn.Module]
     rotary_name = "rotary_pos_emb"
     _rotary: nn.Module
@@ -237,15 +229,11 @@ class GridAdapter(EncoderAdapter):
         """Colours of a pixel."""
 
     def context(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Context:
-        if data.attention is not None:
-            raise ValueError(
-                f"module {self.module.name!r}: encoders with rotary positions do not share tokens over "
-                "ranks; want cp 1"
-            )
+        plain = super().context(data, device, dtype)
         named = data.grids or (None,) * len(data.items)
         grids = [self.grid(*each) for each in zip(data.tokens_in, named, strict=True)]
         place_T2 = torch.cat([self._places(*grid) for grid in grids])
-        return self._context(data, place_T2, grids, torch.empty(0, dtype=dtype, device=device))
+        return self._context(plain, place_T2, grids, torch.empty(0, dtype=dtype, device=device))
 
     def _places(self, rows: int, columns: int) -> Tensor:
         """[T, 2] (row, column) of every token of an image, in the order that the encoder has."""
@@ -253,12 +241,12 @@ class GridAdapter(EncoderAdapter):
         return blockwise(torch.stack(grid, dim=-1), self.merge)
 
     def _context(
-        self, data: MicrobatchData, place_T2: Tensor, grids: list[tuple[int, int]], like: Tensor
-    ) -> Context:
+        self, plain: Context, place_T2: Tensor, grids: list[tuple[int, int]], like: Tensor
+    ) -> GridContext:
         """`like` says which device and type angles have."""
         del grids
         rotary = {ONE_ROTATION: self._rotary(like, place_T2.to(like.device))}
-        return GridContext(data=data, packing=pack(data.tokens_in, like.device), rotary=rotary)
+        return GridContext(plain.data, plain.packing, rotary)
 
 
 class PixtralAdapter(GridAdapter):
@@ -283,13 +271,15 @@ class PixtralAdapter(GridAdapter):
         return block
 
     def last(self) -> StageLayer:
-        return self.projected(self.config.initializer_range)
+        return self.projected()
 
 
 class QwenVisionAdapter(GridAdapter):
     """Qwen's vision towers, which end with their own merger. Images alone, no clips."""
 
     items_key, beside_key = PIXELS, GRIDS
+    patches_class: type[nn.Module]
+    merger_class: type[nn.Module]
     prefixes = ("", "visual.", "model.visual.")
 
     @property
@@ -299,11 +289,6 @@ class QwenVisionAdapter(GridAdapter):
     @property
     def merge(self) -> int:
         return int(self.config.spatial_merge_size)
-
-    @property
-    def std(self) -> float:
-        """Of freshly drawn matrices."""
-        return float(self.config.initializer_range)
 
     @property
     def _channels(self) -> int:
@@ -317,21 +302,27 @@ class QwenVisionAdapter(GridAdapter):
         merged_TD: Tensor = call(cut_PD, torch.tensor([[1, rows, columns]])).pooler_output
         return merged_TD
 
-    def _patch_embed(self, module_class: type[nn.Module], width: int) -> StageLayer:
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """Inside the blocks."""
+
+    def first(self) -> StageLayer:
         config = self.config
+        patches: Callable[..., nn.Module] = self.patches_class
         return EmbedQwen(
             self,
-            module_class(
+            patches(
                 patch_size=config.patch_size,
                 temporal_patch_size=config.temporal_patch_size,
                 in_channels=config.in_channels,
-                embed_dim=width,
+                embed_dim=self.width,
             ),
         )
 
-    def _merger(self, module_class: type[nn.Module], width: int) -> StageLayer:
-        dim = self.module.layers[-1].out_width
-        return QwenMerger(module_class(dim, width, self.merge), self.std)
+    def last(self) -> StageLayer:
+        merger: Callable[..., nn.Module] = self.merger_class
+        return QwenMerger(merger(self.module.layers[-1].out_width, self.width, self.merge), self.std)
 
 
 class Qwen2VisionAdapter(QwenVisionAdapter):
@@ -339,15 +330,14 @@ class Qwen2VisionAdapter(QwenVisionAdapter):
 
     config_class = qwen2.Qwen2VLVisionConfig
     rotary_class = qwen2.Qwen2VLVisionRotaryEmbedding
+    patches_class, merger_class = qwen2.PatchEmbed, qwen2.PatchMerger
 
-    def first(self) -> StageLayer:
-        return self._patch_embed(qwen2.PatchEmbed, self.config.embed_dim)
+    @property
+    def width(self) -> int:
+        return int(self.config.embed_dim)
 
     def block(self, index: int) -> StageLayer:
         return QwenBlock(qwen2.Qwen2VLVisionBlock(self.config), index, self.std, windowed=False)
-
-    def last(self) -> StageLayer:
-        return self._merger(qwen2.PatchMerger, self.config.embed_dim)
 
 
 class Qwen25VisionAdapter(QwenVisionAdapter):
@@ -355,9 +345,11 @@ class Qwen25VisionAdapter(QwenVisionAdapter):
 
     config_class = qwen2_5.Qwen2_5_VLVisionConfig
     rotary_class = qwen2_5.Qwen2_5_VLVisionRotaryEmbedding
+    patches_class, merger_class = qwen2_5.Qwen2_5_VisionPatchEmbed, qwen2_5.Qwen2_5_VLPatchMerger
 
-    def first(self) -> StageLayer:
-        return self._patch_embed(qwen2_5.Qwen2_5_VisionPatchEmbed, self.config.hidden_size)
+    @property
+    def width(self) -> int:
+        return int(self.config.hidden_size)
 
     def block(self, index: int) -> StageLayer:
         windowed = index not in self.config.fullatt_block_indexes
@@ -366,13 +358,13 @@ class Qwen25VisionAdapter(QwenVisionAdapter):
         return block
 
     def last(self) -> StageLayer:
-        merger = self._merger(qwen2_5.Qwen2_5_VLPatchMerger, self.config.hidden_size)
+        merger = super().last()
         widen_norms(merger, qwen2_5.Qwen2_5_VLRMSNorm)
         return merger
 
     def _context(
-        self, data: MicrobatchData, place_T2: Tensor, grids: list[tuple[int, int]], like: Tensor
-    ) -> Context:
+        self, plain: Context, place_T2: Tensor, grids: list[tuple[int, int]], like: Tensor
+    ) -> GridContext:
         merge, orders, lengths, start = self.merge, [], [], 0
         side = self.config.window_size // merge // self.config.patch_size
         for rows, columns in grids:
@@ -381,11 +373,5 @@ class Qwen25VisionAdapter(QwenVisionAdapter):
             lengths += [size * merge**2 for size in sizes]
             start += len(order)
         order_G = torch.cat(orders)
-        turned = self._rotary(like, _in_groups(place_T2, order_G, merge**2).to(like.device))
-        return GridContext(
-            data=data,
-            packing=pack(data.tokens_in, like.device),
-            rotary={ONE_ROTATION: turned},
-            windows=pack(lengths, like.device),
-            order=order_G.to(like.device),
-        )
+        in_windows = super()._context(plain, _in_groups(place_T2, order_G, merge**2), grids, like)
+        return replace(in_windows, windows=pack(lengths, like.device), order=order_G.to(like.device))

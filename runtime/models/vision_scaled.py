@@ -1,7 +1,6 @@
 """Vision encoders whose blocks scale what they add: DINOv2 and InternViT."""
 
 import inspect
-from collections.abc import Mapping
 from typing import Any
 
 import transformers
@@ -19,28 +18,14 @@ from transformers.models.internvl.modeling_internvl import (
     InternVLVisionRMSNorm,
 )
 
-from runtime.models.adapter import Context, StageLayer
-from runtime.models.cut_kind import CutKind
-from runtime.models.encoder import EmbedItems, EncoderBlock
+from runtime.models.adapter import Context, CutKind, StageLayer
+from runtime.models.encoder import EncoderBlock
 from runtime.models.initialise import Fill, constant
 from runtime.models.norm import widen_norms
-from runtime.models.vision import VisionAdapter
+from runtime.models.vision import EmbedImages, VisionAdapter
 from workbench.model.model_graph import Module
 
 # Shape suffixes: N = images, C = channels, H = height, W = width, T = packed tokens, D = hidden width.
-
-
-class EmbedWithClass(EmbedItems):
-    """Class token, patches and positions, interpolated where the size is not the configured one."""
-
-    def __init__(self, embeddings: Any, std: float) -> None:
-        super().__init__({"embeddings": "embeddings"}, std)
-        self.embeddings = embeddings
-        embeddings.mask_token = None  # stands for hidden patches in pre-training alone
-
-    def embed(self, pixels_NCHW: Tensor) -> Tensor:
-        x_NTD: Tensor = self.embeddings(pixels_NCHW)
-        return x_NTD
 
 
 class ScaledBlock(EncoderBlock):
@@ -62,11 +47,9 @@ class ScaledBlock(EncoderBlock):
 class InternVitBlock(ScaledBlock):
     """transformers' layer hands its attention no mask, so its parts are called one by one."""
 
-    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
-        del features
-        assert hidden_TD is not None, "a block is given its input"
+    def run(self, x_TD: Tensor, context: Context) -> Tensor:
         block: Any = self.block
-        x_1TD = hidden_TD[None]
+        x_1TD = x_TD[None]
         attended_1TD, _ = block.attention(block.layernorm_before(x_1TD), attention_mask=context.packing)
         x_1TD = x_1TD + block.lambda_1 * attended_1TD
         y_1TD: Tensor = x_1TD + block.lambda_2 * block.mlp(block.layernorm_after(x_1TD))
@@ -79,9 +62,6 @@ class ScaledVitAdapter(VisionAdapter):
     has_class_token = True
     ignored = ("embeddings.mask_token",)
     prefixes = ("", "dinov2.", "vision_tower.", "model.vision_tower.")
-
-    def _projector(self, norm: nn.Module | None) -> StageLayer:
-        return self.projected(self.config.initializer_range, norm, "layernorm", has_class_token=True)
 
     def _final_norm(self) -> nn.Module:
         return nn.LayerNorm(self.config.hidden_size, eps=self.config.layer_norm_eps)
@@ -101,14 +81,14 @@ class Dinov2Adapter(ScaledVitAdapter):
             )
 
     def first(self) -> StageLayer:
-        return EmbedWithClass(Dinov2Embeddings(self.config), self.config.initializer_range)
+        return EmbedImages(Dinov2Embeddings(self.config), self.std)
 
     def block(self, index: int) -> StageLayer:
         config = self.config
         return ScaledBlock(Dinov2Layer(config), index, config.initializer_range, config.layerscale_value)
 
     def last(self) -> StageLayer:
-        return self._projector(self._final_norm())
+        return self.projected(self._final_norm(), "layernorm")
 
 
 class InternVitAdapter(ScaledVitAdapter):
@@ -117,7 +97,7 @@ class InternVitAdapter(ScaledVitAdapter):
     config_class = InternVLVisionConfig
 
     def first(self) -> StageLayer:
-        return EmbedWithClass(InternVLVisionEmbeddings(self.config), self.config.initializer_range)
+        return EmbedImages(InternVLVisionEmbeddings(self.config), self.std)
 
     def block(self, index: int) -> StageLayer:
         config = self.config
@@ -127,4 +107,4 @@ class InternVitAdapter(ScaledVitAdapter):
         return layer
 
     def last(self) -> StageLayer:
-        return self._projector(None if self.config.use_mean_pooling else self._final_norm())
+        return self.projected(None if self.config.use_mean_pooling else self._final_norm(), "layernorm")

@@ -1,38 +1,48 @@
 """How a rank joins the ranks with which it shares a stage's tokens, weights or experts."""
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import TypeVar
 
-from runtime.parallel.context.group import ContextGroup, context_group
-from runtime.parallel.expert.group import ExpertGroup, expert_group
-from runtime.parallel.tensor.group import TensorGroup, tensor_group
+import torch.distributed as dist
+
+from runtime.parallel.context.group import ContextGroup
+from runtime.parallel.expert.group import ExpertGroup
+from runtime.parallel.tensor.group import TensorGroup
 from runtime.world.mesh import Mesh
 from workbench.plan.plan import Stage
 
+Group = TypeVar("Group", bound=ContextGroup)
+Held = Mapping[tuple[int, ...], dist.ProcessGroup]
 
-class StageGroups(Protocol):
-    """Groups of one rank in one stage; each is None where the rank is alone."""
+
+class StageGroups:
+    """Groups of one rank in one stage, as it sees them; each is None where the rank is alone.
+
+    Ranks are in processes of their own: their mesh has the process groups.
+    """
 
     def context(self, mesh: Mesh, stage: Stage) -> ContextGroup | None:
         """Those that share its tokens."""
-        ...
+        if stage.cp == 1:
+            return None
+        place = next(row.index(mesh.rank) for row in stage.ranks if mesh.rank in row)
+        ranks = tuple(sorted(row[place] for row in stage.ranks))
+        return self.join(ContextGroup, mesh, ranks, mesh.context)
 
     def tensor(self, mesh: Mesh, stage: Stage) -> TensorGroup | None:
         """Those that share its weights."""
-        ...
+        if stage.tp == 1:
+            return None
+        ranks = next(row for row in stage.ranks if mesh.rank in row)
+        return self.join(TensorGroup, mesh, ranks, mesh.tensor)
 
     def experts(self, mesh: Mesh, stage: Stage) -> ExpertGroup | None:
         """Those that distribute its experts."""
-        ...
+        if stage.ep == 1:
+            return None
+        ranks = next(group for group in stage.expert_ranks if mesh.rank in group)
+        return self.join(ExpertGroup, mesh, ranks, mesh.experts)
 
-
-class ProcessGroups:
-    """Ranks in processes of their own: the process groups of their mesh."""
-
-    def context(self, mesh: Mesh, stage: Stage) -> ContextGroup | None:
-        return context_group(mesh, stage)
-
-    def tensor(self, mesh: Mesh, stage: Stage) -> TensorGroup | None:
-        return tensor_group(mesh, stage)
-
-    def experts(self, mesh: Mesh, stage: Stage) -> ExpertGroup | None:
-        return expert_group(mesh, stage)
+    def join(self, kind: type[Group], mesh: Mesh, ranks: tuple[int, ...], held: Held) -> Group:
+        """The group of that kind of these ranks."""
+        return kind(ranks, mesh.rank, held[ranks], clock=mesh.clock)

@@ -1,12 +1,13 @@
 """Where a trainer's batches come from: a server, or the trainer's own cores."""
 
+import math
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from runtime.data.records import Record, read_records
 from runtime.preprocess.connection import Connection, Message
@@ -31,23 +32,6 @@ class Batch:
     @property
     def examples(self) -> tuple[Example, ...]:
         return tuple(example for microbatch in self.microbatches for example in microbatch)
-
-
-class Loader(Protocol):
-    """Batch after batch, from `position` on."""
-
-    @property
-    def position(self) -> int:
-        """Of the batch that `next` gives."""
-        ...
-
-    def next(self) -> Batch:
-        """The next batch; all earlier ones count as finished."""
-        ...
-
-    def close(self) -> None:
-        """No more is wanted."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +99,7 @@ class ServedLoader:
 
     @property
     def position(self) -> int:
+        """Of the batch that `next` gives."""
         return self._position
 
     @property
@@ -296,3 +281,41 @@ class ColocatedLoader:
 
     def close(self) -> None:
         """Nothing to let go of."""
+
+
+Loader = ServedLoader | ColocatedLoader  # batch after batch
+
+
+@dataclass(frozen=True, slots=True)
+class Stalls:
+    """How long a trainer waits for its batches, its step an idle wait: by iteration; and what was in them."""
+
+    stall_s: tuple[float, ...]
+    num_examples: int
+    skipped: tuple[Skipped, ...]
+
+    def quantile_s(self, share: float) -> float:
+        """The smallest stall that at least this share of the iterations does not exceed."""
+        return sorted(self.stall_s)[max(0, math.ceil(share * len(self.stall_s)) - 1)]
+
+
+def stalls_of(loader: Loader, num: int, *, step_s: float, told: Callable[[], None] = lambda: None) -> Stalls:
+    """Take `num` batches, with an idle wait of `step_s` after each for the step on its device.
+
+    Raises:
+        ValueError: num < 1 or step_s < 0, or what the loader raises.
+    """
+    if num < 1 or not 0 <= step_s <= S_PER_DAY:
+        raise ValueError(f"stalls: want >= 1 batch and a step of 0 s to a day, got {num} and {step_s}")
+    stalls: list[float] = []
+    num_examples = 0
+    skipped: list[Skipped] = []
+    for _ in range(num):
+        start_s = time.perf_counter()
+        batch = loader.next()
+        stalls.append(time.perf_counter() - start_s)
+        num_examples += len(batch.examples)
+        skipped += batch.skipped
+        told()
+        time.sleep(step_s)
+    return Stalls(tuple(stalls), num_examples, tuple(skipped))

@@ -4,32 +4,80 @@ import gc
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import zmq
 
 from runtime.data.records import IMAGE, read_records
+from runtime.preprocess.answers import MOST_WINDOW
 from runtime.preprocess.crew import Crew
 from runtime.preprocess.doorway import Doorway, refuse_open_address
 from runtime.preprocess.example import Buffer, example_of, packed, preprocess
-from runtime.preprocess.images import MalformedImageError, rule_as_json
+from runtime.preprocess.images import MalformedImageError, Rule, rule_as_json
 from runtime.preprocess.inbox import Inbox
 from runtime.preprocess.keys import ClientKeys, ServerKeys, client_pair
 from runtime.preprocess.leases import Task
-from runtime.preprocess.messages import KINDS_OF, WITH_BUFFERS, Role, parse_message
-from runtime.preprocess.server_settings import STILL_S, ServerSettings
+from runtime.preprocess.messages import FIELDS, KINDS_OF, WITH_BUFFERS, Role, parse_message
+from runtime.preprocess.order import OrderSettings
 from runtime.preprocess.stream import Content, Held, Malformed, Skipped, Stream
 from workbench.plain_text import plain
+from workbench.units import S_PER_DAY
 
 POLL_S = 0.1
 HEAR_S = 0.02  # of long messages, before those that have come meanwhile
 PRESENCE_S = 10.0  # between two looks whether a trainer is still there
 RECORDS_PER_MESSAGE = 2000
 MOST_PEERS = 4096  # producers or trainers in all, and those whose bad messages are counted
+BUFFERS = "buffers"  # beside the fields of a message
 MOST_BAD = 16  # messages of one peer that are refused before the peer is
+STILL_S = 1.0  # between two words to a producer that has nothing to do
+MOST_PRODUCERS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """What is served, and how.
+
+    Args:
+        folder: with `data.jsonl`.
+        rule: of its images.
+        batch_size: examples.
+        window: batches prepared ahead of each trainer, the one that it works on included.
+        lease_s: that a producer has for one example before another gets it, too.
+        num_producers: on this host.
+        host: address to listen on; any but this machine's own wants keys.
+        port: 0: any free one.
+        silence_s: after which a producer that hears nothing of the server ends.
+    """
+
+    folder: Path
+    rule: Rule
+    batch_size: int
+    window: int = 3
+    order: OrderSettings = field(default_factory=OrderSettings)
+    malformed: Malformed = Malformed.FATAL
+    lease_s: float = 60.0
+    num_producers: int = 1
+    host: str = "127.0.0.1"
+    port: int = 0
+    silence_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lease_s <= S_PER_DAY or not STILL_S < self.silence_s <= S_PER_DAY:
+            raise ValueError(
+                f"server: want 0 < lease_s and {STILL_S:g} < silence_s up to a day, "
+                f"got {self.lease_s} and {self.silence_s}"
+            )
+        if not 0 <= self.port < 2**16:
+            raise ValueError(f"port: want 1 to {2**16 - 1}, or 0 for any free one, got {self.port}")
+        if not 1 <= self.window <= MOST_WINDOW:
+            raise ValueError(f"window: want >= 1 batch ahead, at most {MOST_WINDOW}, got {self.window}")
+        if not 0 <= self.num_producers <= MOST_PRODUCERS:
+            raise ValueError(f"producers: want 0 to {MOST_PRODUCERS} on a host, got {self.num_producers}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +128,7 @@ class Server:
         self._skipped: dict[int, Skipped] = {}
         self._num_done = 0
         self._next_still_s = self._next_presence_s = 0.0
-        self._on: Mapping[str, Callable[[bytes, dict[str, Any], tuple[Buffer, ...]], None]] = {
-            "ready": self._on_ready,
-            "done": self._on_done,
-            "malformed": self._on_malformed,
-            "hello": self._on_hello,
-            "find": self._on_find,
-            "want": self._on_want,
-            "finished": self._on_finished,
-            "leave": self._on_leave,
-            "records": self._on_records,
-            "status": self._on_status,
-        }
+        self._on = {kind: getattr(self, f"_on_{kind}") for kind in FIELDS}
         self._crew = Crew(
             settings.num_producers,
             address=self.address,
@@ -155,7 +192,7 @@ class Server:
                 raise ValueError(f"a {role}'s key does not allow messages of kind {kind}")
             if buffers and kind not in WITH_BUFFERS:
                 raise ValueError(f"{kind}: want no buffers, got {len(buffers)}")
-            self._on[kind](peer, header, buffers)
+            self._on[kind](peer, header | {BUFFERS: buffers})
         except _FatalImageError as error:
             raise ValueError(str(error)) from None
         except ValueError as error:
@@ -173,8 +210,8 @@ class Server:
             self._forget_producer(peer)
             self._forget_trainer(peer)
 
-    def _on_ready(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
-        del header, buffers
+    def _on_ready(self, peer: bytes, header: dict[str, Any]) -> None:
+        del header
         if peer not in self._producers and len(self._producers) >= MOST_PEERS:
             raise ValueError(f"there are {MOST_PEERS} producers already")
         self._crew.heard_of(peer.decode(errors="replace"))
@@ -182,13 +219,14 @@ class Server:
         if peer not in self._idle:
             self._idle.append(peer)
 
-    def _on_done(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
-        example_of(header["example"], buffers)  # who sends none does not become a producer
-        self._on_ready(peer, header, buffers)
-        self._num_done += self._stream.put(header["task"], Held(header["example"], buffers))
+    def _on_done(self, peer: bytes, header: dict[str, Any]) -> None:
+        held = Held(header["example"], header[BUFFERS])
+        example_of(held.header, held.buffers)  # who sends none does not become a producer
+        self._on_ready(peer, header)
+        self._num_done += self._stream.put(header["task"], held)
 
-    def _on_malformed(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
-        self._on_ready(peer, header, buffers)
+    def _on_malformed(self, peer: bytes, header: dict[str, Any]) -> None:
+        self._on_ready(peer, header)
         task = header["task"]
         if self._stream.leases.holder(task) != peer:
             return  # too late, or never its own
@@ -200,8 +238,7 @@ class Server:
         else:
             raise ValueError(f"malformed: the images of example {record.id} can be read here")
 
-    def _on_hello(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
-        del buffers
+    def _on_hello(self, peer: bytes, header: dict[str, Any]) -> None:
         stream = self._stream
         content = {
             "done": stream.done(header["name"]),
@@ -212,12 +249,10 @@ class Server:
         }
         self._send(peer, packed("welcome", **content))
 
-    def _on_find(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
-        del buffers
+    def _on_find(self, peer: bytes, header: dict[str, Any]) -> None:
         self._send(peer, packed("found", position=self._stream.batch_of(header["example"])))
 
-    def _on_want(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
-        del buffers
+    def _on_want(self, peer: bytes, header: dict[str, Any]) -> None:
         name, position, done = header["name"], header["position"], header["done"]
         group, num_groups = header["group"], header["num_groups"]
         if not done <= position < done + self._stream.window or not 0 <= group < num_groups:
@@ -233,8 +268,7 @@ class Server:
             raise ValueError(f"trainer {name!r} waits for {2 * self._stream.window} batches already")
         self._wants[peer, position] = _Want(name, group, num_groups, header["content"])
 
-    def _on_finished(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
-        del buffers
+    def _on_finished(self, peer: bytes, header: dict[str, Any]) -> None:
         self._know_trainer(peer, header["name"])
         self._stream.progress(header["name"], header["done"])
 
@@ -246,19 +280,18 @@ class Server:
             del self._trainers[peer]
             raise ValueError(f"there are {MOST_PEERS} trainers already")
 
-    def _on_leave(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
-        del header, buffers
+    def _on_leave(self, peer: bytes, header: dict[str, Any]) -> None:
+        del header
         self._forget_trainer(peer)
 
-    def _on_records(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
-        del buffers
+    def _on_records(self, peer: bytes, header: dict[str, Any]) -> None:
         start = header["start"]
         chosen = self._records[start : start + RECORDS_PER_MESSAGE]
         lines = [[record.id, record.segments, record.mask] for record in chosen]
         self._send(peer, packed("records", start=start, total=len(self._records), records=lines))
 
-    def _on_status(self, peer: bytes, header: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
-        del header, buffers
+    def _on_status(self, peer: bytes, header: dict[str, Any]) -> None:
+        del header
         content = {
             "producers": len(self._producers),
             "local": self._crew.pids,

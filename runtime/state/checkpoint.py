@@ -7,7 +7,6 @@ import resource
 import signal
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -208,9 +207,7 @@ class RankCheckpoints:
         host[RANDOM] = torch.get_rng_state()
         notes = RankNotes(losses=tuple(losses), python_random=random.getstate())
         parent, (pipe, far_end) = as_parent(), os.pipe()
-        with forking(), warnings.catch_warnings():
-            # Python 3.12 warns of any fork beside threads; at the end of a step those here are idle.
-            warnings.simplefilter("ignore", DeprecationWarning)
+        with forking():
             child = os.fork()
             if child == 0:
                 os.dup2(far_end, ERRORS)

@@ -190,25 +190,16 @@ class Executor:
         return module.run(stage_input) if stage.id in self._left_early else (module(stage_input), {})
 
     def _backward(self, action: Action, arrived: Arrived, start: Stamp) -> None:
+        """B, or I: then the weights' gradients are left for W."""
         key = (_id(action), _microbatch(action))
         kept = self._kept.pop(key)
-        ends = self._ends(key, kept, arrived)
-        torch.autograd.backward([output for output, _ in ends], [gradient for _, gradient in ends])
-        del ends
+        outputs, gradients = map(list, zip(*self._ends(key, kept, arrived), strict=True))
+        with self._splits[key[0]].leaving() if action.kind is Pass.I else nullcontext() as work:
+            torch.autograd.backward(outputs, gradients)
+        del outputs, gradients
         self._gradients.accumulate()
         self._give_gradients(action, kept.leaves)
-        del kept
-        self._end(action, start)
-
-    def _input_gradient(self, action: Action, arrived: Arrived, start: Stamp) -> None:
-        key = (_id(action), _microbatch(action))
-        kept = self._kept.pop(key)
-        (output, gradient), *more = self._ends(key, kept, arrived)
-        work = self._splits[key[0]].backward(output, gradient, *more)
-        del output, gradient, more
-        self._gradients.accumulate()
-        self._give_gradients(action, kept.leaves)
-        if len(work):
+        if work:
             self._left[key] = work
         del kept
         self._end(action, start)
@@ -328,7 +319,7 @@ class Executor:
 DOES: Mapping[Pass, Callable[[Executor, Action, Arrived, Stamp], None]] = {
     Pass.F: Executor._forward,
     Pass.B: Executor._backward,
-    Pass.I: Executor._input_gradient,
+    Pass.I: Executor._backward,
     Pass.W: Executor._weight_gradient,
     Pass.ALL_GATHER: Executor._exchange,
     Pass.FREE: Executor._free,

@@ -1,34 +1,22 @@
 """Gradients between the last backward and the step: summed over ranks, copies and ties, then clipped."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from runtime.parallel.tensor.group import SharedWeights
 from runtime.step.optimizer import clip_factor, squared_norm
 from runtime.step.timing import Recorder
-from runtime.step.weight_bucket import WeightBucket
+from runtime.step.weight_bucket import HoldsWeights, WeightBucket, copies_of, places
 from runtime.world.clock import Awaited, Channel, Stamp, Traffic
 from runtime.world.mesh import Mesh
 from workbench.plan.lowered import GradientGroup, Lowered, Weights
 from workbench.schedule.action import STEP, Action
 from workbench.trace import Lane
-
-
-class HoldsWeights(Protocol):
-    """A stage module, as far as gradients care."""
-
-    def weights(self) -> Mapping[Weights, Sequence[nn.Parameter]]:
-        """Every weight of the stage by gradient group, each group's in the same order on every rank."""
-
-    @property
-    def shared(self) -> SharedWeights | None:
-        """What to do together with tensor-parallel ranks; None: this one has whole weights."""
 
 
 class _Reduction(NamedTuple):
@@ -126,16 +114,14 @@ class Gradients:
             flat_N = bucket.take()
         else:
             flat_N = torch.cat([_summed(copies).reshape(-1) for copies in held])
-        start, partial = 0, []
-        for copies in held:
-            if id(copies[0]) in self._partial:
-                partial.append(flat_N.narrow(0, start, copies[0].numel()))
-            start += copies[0].numel()
+        firsts = [copies[0] for copies in held]
+        lying = zip(places(flat_N, firsts), firsts, strict=True)
+        partial = [place_N for place_N, weight in lying if id(weight) in self._partial]
         if partial:
-            group = next(self._partial[id(c[0])] for c in held if id(c[0]) in self._partial)
+            group = next(self._partial[id(weight)] for weight in firsts if id(weight) in self._partial)
             total = torch.cat(partial)
             group.sum(total)
-            for piece, summed in zip(partial, total.split([len(each) for each in partial]), strict=True):
+            for piece, summed in zip(partial, places(total, partial), strict=True):
                 piece.copy_(summed)
         return flat_N
 
@@ -241,19 +227,6 @@ class Gradients:
             yield from (piece for weight, piece in pieces if id(weight) not in self._elsewhere)
 
 
-def copies_of(modules: Iterable[HoldsWeights]) -> dict[Weights, list[list[nn.Parameter]]]:
-    """Trainable weights of the stages by gradient group: of each weight all its copies, each once."""
-    found: dict[Weights, list[list[nn.Parameter]]] = {}
-    for module in modules:
-        for weights, held in module.weights().items():
-            trainable = [parameter for parameter in held if parameter.requires_grad]
-            copies = found.setdefault(weights, [[] for _ in trainable])
-            for place, parameter in zip(copies, trainable, strict=True):
-                if all(parameter is not held for held in place):
-                    place.append(parameter)
-    return {weights: held for weights, held in found.items() if held}
-
-
 def _gradient(parameter: nn.Parameter) -> Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
@@ -272,10 +245,7 @@ def _set(copies: Sequence[nn.Parameter], gradient: Tensor) -> None:
         copy.grad = gradient.clone()
 
 
-def _hand_out(bucket_N: Tensor, weights: Iterable[Sequence[nn.Parameter]]) -> None:
+def _hand_out(bucket_N: Tensor, weights: Sequence[Sequence[nn.Parameter]]) -> None:
     """Views into the reduced bucket become the gradients; nothing is copied."""
-    start = 0
-    for copies in weights:
-        count = copies[0].numel()
-        _set(copies, bucket_N.narrow(0, start, count).view_as(copies[0]))
-        start += count
+    for copies, place_N in zip(weights, places(bucket_N, (copies[0] for copies in weights)), strict=True):
+        _set(copies, place_N.view_as(copies[0]))

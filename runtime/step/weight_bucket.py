@@ -1,12 +1,31 @@
 """The trainable weights of one gradient group as one flat tensor, of which this rank updates a part."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from runtime.parallel.tensor.group import SharedWeights
+from workbench.plan.lowered import Lowered, Weights
+from workbench.plan.optimizer_shards import optimizer_shards
+from workbench.plan.plan import Sharding
+
 # Shape suffixes: N = elements of all weights and padding, S = elements of one part.
+
+EXECUTED = (Sharding.NONE, Sharding.OPTIMIZER, Sharding.PARAMETERS)
+
+
+class HoldsWeights(Protocol):
+    """A stage module, as far as gradients care."""
+
+    def weights(self) -> Mapping[Weights, Sequence[nn.Parameter]]:
+        """Every weight of the stage by gradient group, each group's in the same order on every rank."""
+
+    @property
+    def shared(self) -> SharedWeights | None:
+        """What to do together with tensor-parallel ranks; None: this one has whole weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +50,14 @@ class Share:
     def counts(self) -> bool:
         """Whether this rank's part counts in the norm: peers have the same."""
         return self.peers[0] == self.rank
+
+
+def places(flat_N: Tensor, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Of a flat tensor, in which others lie end to end, the elements of each."""
+    start = 0
+    for tensor in tensors:
+        yield flat_N.narrow(0, start, tensor.numel())
+        start += tensor.numel()
 
 
 class WeightBucket:
@@ -123,7 +150,51 @@ class WeightBucket:
         return flat_N.narrow(0, self.share.place * self._size, self._size)
 
     def _places(self, flat_N: Tensor) -> Iterator[Tensor]:
-        start = 0
-        for copies in self._held:
-            yield flat_N.narrow(0, start, copies[0].numel())
-            start += copies[0].numel()
+        return places(flat_N, (copies[0] for copies in self._held))
+
+
+def weight_buckets(
+    lowered: Lowered, rank: int, modules: Sequence[HoldsWeights], wide: torch.dtype | None = None
+) -> dict[Weights, WeightBucket]:
+    """Buckets of the weights that this rank updates in part, or wide; the rest are updated as they are.
+
+    `ShardedStages` takes those of which it also holds a part only.
+
+    Args:
+        modules: stages of the rank, in the plan's order. Weights in buckets become views of them.
+        wide: what optimizers work in; None: the weights' own type.
+
+    Raises:
+        ValueError: a level of sharding that cannot be executed.
+    """
+    held = copies_of(modules)
+    found: dict[Weights, WeightBucket] = {}
+    for group in lowered.groups:
+        weights = group.weights[0]
+        sharding = lowered.plan.settings.of(weights.module).sharding
+        if sharding not in EXECUTED:
+            raise ValueError(
+                f"module {weights.module!r}: sharding {sharding.value!r} cannot be executed; want one of "
+                f"{', '.join(level.value for level in EXECUTED)} (simulate this plan instead)"
+            )
+        if sharding is Sharding.PARAMETERS or rank not in group.ranks or weights not in held:
+            continue
+        shards = optimizer_shards(lowered.plan, group)
+        if shards.num_shards == 1 and wide is None:
+            continue
+        share = Share(instance=shards.of(rank), peers=shards.peers(rank), rank=rank)
+        found[weights] = WeightBucket(held[weights], share, wide)
+    return found
+
+
+def copies_of(modules: Iterable[HoldsWeights]) -> dict[Weights, list[list[nn.Parameter]]]:
+    """Trainable weights of the stages by gradient group: of each weight all its copies, each once."""
+    found: dict[Weights, list[list[nn.Parameter]]] = {}
+    for module in modules:
+        for weights, held in module.weights().items():
+            trainable = [parameter for parameter in held if parameter.requires_grad]
+            copies = found.setdefault(weights, [[] for _ in trainable])
+            for place, parameter in zip(copies, trainable, strict=True):
+                if all(parameter is not held for held in place):
+                    place.append(parameter)
+    return {weights: held for weights, held in found.items() if held}

@@ -227,23 +227,13 @@ class SplitBackward:
 
     @contextmanager
     def leaving(self) -> Iterator[WeightWork]:
-        """Backwards inside leave their weight gradients with what this gives."""
+        """Backwards inside leave weight gradients with what this gives, whose `run` is the second pass."""
         assert self._work is None, "one backward after the other"
         self._work = work = WeightWork()
         try:
             yield work
         finally:
             self._work = None
-
-    def backward(self, output: Tensor, gradient: Tensor, *more: tuple[Tensor, Tensor]) -> WeightWork:
-        """The first pass: gradients of the leaves that are no weights; the second is `run` of the result.
-
-        `more` are further outputs with their gradients.
-        """
-        ends = ((output, gradient), *more)
-        with self.leaving() as work:
-            torch.autograd.backward([output for output, _ in ends], [gradient for _, gradient in ends])
-        return work
 
     def note(self, part: _Part) -> None:
         """From a backward: leave it, or do it at once."""

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -60,84 +60,18 @@ class Awaited:
         return RankError(f"{self.what}: {reason}", peers=self.peers)
 
 
-class Clock(Protocol):
-    """One rank's device, as far as time and waiting go."""
-
-    @property
-    def posts_before(self) -> bool:
-        """Whether a receive must be posted before the action that it overlaps with is issued.
-
-        So it is where issuing an action is doing it. Where actions are queued, a receive is posted after
-        all that this rank still has to send before the peer can answer: then nothing that is under way
-        ever needs what the host has yet to issue, and a wait for the whole device, which a driver may
-        make in any allocation or first launch of a kernel, cannot deadlock.
-        """
-        ...
-
-    def start_step(self) -> float:
-        """Nothing is under way: begin to count. Seconds on the machine's monotonic clock."""
-        ...
-
-    def stamp(self) -> Stamp:
-        """Now, in the order of what this rank computes."""
-        ...
-
-    def seconds(self, stamp: Stamp) -> float:
-        """A stamp on the machine's monotonic clock, once the step is settled."""
-        ...
-
-    def side_stream(self, channel: Channel, since: Stamp) -> AbstractContextManager[None]:
-        """What is started inside waits for nothing that was computed after `since`."""
-        ...
-
-    def follow(
-        self, work: dist.Work, channel: Channel, awaited: Awaited, note: Callable[[Stamp], None]
-    ) -> bool:
-        """Note when a work ends; False where nobody can tell but who waits for it."""
-        ...
-
-    def record_stream(self, tensor: Tensor, channel: Channel | None = None) -> None:
-        """A channel (None: the computation) uses a tensor of another stream: its memory stays until then."""
-        ...
-
-    def wait(self, work: dist.Work, awaited: Awaited) -> None:
-        """What is computed from now on comes after the work.
-
-        Raises:
-            RankError: it failed, or did not end in time.
-        """
-        ...
-
-    def stamp_of(self, event: object) -> Stamp:
-        """The stamp of what somebody queued in a stream of his own; `event` is there on GPUs."""
-        ...
-
-    def scalar(self, tensor: Tensor) -> Tensor | float:
-        """What a tensor of one element holds, where reading it makes nobody wait; else the tensor."""
-        ...
-
-    def check(self) -> None:
-        """Raises RankError when a wait was ended: what has failed since then follows from it."""
-        ...
-
-    def settle(self) -> None:
-        """At the end of a step: wait until all that was computed and followed has ended.
-
-        Raises:
-            RankError: something that was waited for failed, or did not come in time.
-        """
-        ...
-
-    def close(self) -> None:
-        """The rank's last step is over."""
-        ...
-
-
-class HostClock:
-    """Of a device that has done its work when the call returns.
+class Clock:
+    """One rank's device, as far as time and waiting go; this one has done its work when the call returns.
 
     Args:
         timeout_s: of a wait; None: the process group's own.
+
+    Attributes:
+        posts_before: whether a receive must be posted before the action that it overlaps with is issued. So
+            it is where issuing an action is doing it. Where actions are queued, a receive is posted after
+            all that this rank still has to send before the peer can answer: then nothing that is under way
+            ever needs what the host has yet to issue, and a wait for the whole device, which a driver may
+            make in any allocation or first launch of a kernel, cannot deadlock.
     """
 
     posts_before = True
@@ -146,22 +80,29 @@ class HostClock:
         self._timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
 
     def start_step(self) -> float:
-        return self.stamp()
+        """Nothing is under way: begin to count. Seconds on the machine's monotonic clock."""
+        return float(self.stamp())
 
-    def stamp(self) -> float:
+    def stamp(self) -> Stamp:
+        """Now, in the order of what this rank computes."""
         return time.perf_counter()
 
     def seconds(self, stamp: Stamp) -> float:
+        """A stamp on the machine's monotonic clock, once the step is settled."""
         return float(stamp)
 
     def side_stream(self, channel: Channel, since: Stamp) -> AbstractContextManager[None]:
+        """What is started inside waits for nothing that was computed after `since`."""
         del channel, since
         return nullcontext()
 
     def follow(
         self, work: dist.Work, channel: Channel, awaited: Awaited, note: Callable[[Stamp], None]
     ) -> bool:
-        """gloo tells the end of sums and gathers alone, in a callback on a thread of its own."""
+        """Note when a work ends; False where nobody can tell but who waits for it.
+
+        gloo tells the end of sums and gathers alone, in a callback on a thread of its own.
+        """
         del awaited
         if channel.traffic not in {Traffic.SUM, Traffic.GATHER}:
             return False
@@ -169,9 +110,17 @@ class HostClock:
         return True
 
     def record_stream(self, tensor: Tensor, channel: Channel | None = None) -> None:
-        """Nothing to do: there is one order of all work, and whoever waits for a send holds the tensor."""
+        """A channel (None: the computation) uses a tensor of another stream: its memory stays until then.
+
+        Nothing to do: there is one order of all work, and whoever waits for a send holds the tensor.
+        """
 
     def wait(self, work: dist.Work, awaited: Awaited) -> None:
+        """What is computed from now on comes after the work.
+
+        Raises:
+            RankError: it failed, or did not end in time.
+        """
         try:
             if self._timeout is None:
                 work.wait()
@@ -180,25 +129,30 @@ class HostClock:
         except RuntimeError as error:
             raise awaited.failed(first_line(error)) from error
 
-    def stamp_of(self, event: object) -> float:
-        """Now: it has been waited for."""
+    def stamp_of(self, event: object) -> Stamp:
+        """The stamp of what somebody queued in a stream of his own; `event` is there on GPUs."""
         del event
         return self.stamp()
 
-    def scalar(self, tensor: Tensor) -> float:
+    def scalar(self, tensor: Tensor) -> Tensor | float:
+        """What a tensor of one element holds, where reading it makes nobody wait; else the tensor."""
         return float(tensor)
 
     def check(self) -> None:
-        """Nothing to do: a wait that fails raises at once."""
+        """Raises RankError when a wait was ended: what has failed since then follows from it."""
 
     def settle(self) -> None:
-        """Nothing to do: whoever needed something has waited for it."""
+        """At the end of a step: wait until all that was computed and followed has ended.
+
+        Raises:
+            RankError: something that was waited for failed, or did not come in time.
+        """
 
     def close(self) -> None:
-        """Nothing to do."""
+        """The rank's last step is over."""
 
 
-class SynchronousClock(HostClock):
+class SynchronousClock(Clock):
     """Of a GPU that is waited for at every stamp: for actions timed alone, as an emulation's are."""
 
     def __init__(self, device: torch.device) -> None:
@@ -210,4 +164,4 @@ class SynchronousClock(HostClock):
         return time.perf_counter()
 
 
-HOST = HostClock()
+HOST = Clock()

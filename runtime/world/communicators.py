@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from runtime.world.clock import Awaited, Clock, HostClock
+from runtime.world.clock import Awaited, Clock
 from runtime.world.mesh import Mesh, PairKey
 from runtime.world.streams import CudaStreams, StreamClock, Watch
 from workbench.plan.lowered import Lowered, Route
@@ -23,7 +23,7 @@ Groups = dict[tuple[int, ...], dist.ProcessGroup]
 def clock_of(device: torch.device, timeout_s: float) -> Clock:
     """The clock of a rank that runs on a device in a process of its own."""
     if device.type == "cpu":
-        return HostClock(timeout_s)
+        return Clock(timeout_s)
     return StreamClock(CudaStreams(device), Watch(timeout_s, _abort_all))
 
 

@@ -92,14 +92,6 @@ class Mesh:
         """
         return GATHER(whole, part, group=self.reduction[ranks], async_op=True)
 
-    def start_unit_reduce_scatter(self, part: Tensor, whole: Tensor, ranks: tuple[int, ...]) -> dist.Work:
-        """As `start_reduce_scatter`, over the ranks of a unit of sharded parameters."""
-        return SCATTER(part, whole, group=self.units[ranks], async_op=True)
-
-    def start_unit_all_gather(self, whole: Tensor, part: Tensor, ranks: tuple[int, ...]) -> dist.Work:
-        """As `start_all_gather`, over the ranks of a unit of sharded parameters."""
-        return GATHER(whole, part, group=self.units[ranks], async_op=True)
-
     def sum_over_all(self, total: Tensor) -> None:
         """Sum in place over all ranks.
 

@@ -8,7 +8,6 @@ import pickle
 import signal
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -231,9 +230,7 @@ class Pool:
             name=f"rank{process}",
             daemon=True,
         )
-        with forking(), warnings.catch_warnings():
-            # Python 3.12 warns of any fork beside threads; torch's threads are idle here.
-            warnings.simplefilter("ignore", DeprecationWarning)
+        with forking():
             child.start()
         there.close()
         return _Worker(child, here)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from runtime.world.clock import Awaited, Channel, Stamp
+from runtime.world.clock import Awaited, Channel, Clock, Stamp
 from runtime.world.failure import RankError, first_line
 
 LOOK_EVERY_S = 0.02
@@ -224,7 +224,7 @@ def _end_process(error: RankError) -> None:
     os._exit(1)
 
 
-class StreamClock:
+class StreamClock(Clock):
     """Of a device that queues its work.
 
     Args:
@@ -235,6 +235,7 @@ class StreamClock:
     posts_before = False
 
     def __init__(self, streams: Streams, watch: Watch) -> None:
+        super().__init__()
         self._streams, self._watch = streams, watch
         self._anchor: Event | None = None
         self._anchor_s = 0.0

@@ -26,7 +26,7 @@ class Yardstick:
 
     def turns_s(self, budget_s: float) -> list[float]:
         """Seconds of turn after turn until the budget is spent, two at least; a tenth of a second at most."""
-        with _one_thread():
+        with one_thread():
             x = torch.ones(PRODUCT, PRODUCT, device=self._device)
             y, here = torch.empty_like(x), torch.ones(COPIED, device=self._device)
             there = torch.empty_like(here)
@@ -59,8 +59,8 @@ def yardstick_of(process: int, device: torch.device) -> Yardstick | None:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """However many the ranks have: readings are compared."""
+def one_thread() -> Iterator[None]:
+    """However many there were, until it ends."""
     before = torch.get_num_threads()
     if before == 1:
         yield

@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 
 from workbench.calibrate.device_sheet import DeviceSheet, shipped_sheet
-from workbench.units import GB
 
-_TFLOP = 1e12
 # Products at 70 % of the peak in the mean over training's shapes (MooreThreads/SimuMax, configs/system/
 # h100_nvlink.json @160921c), where the table's, short loops, have 781 TFLOP/s of 989 in the median.
 SUSTAINED_HOPPER = 0.886
@@ -28,37 +26,8 @@ class DataSheet:
     best_fp8_tflop_per_s: float | None = None
 
     @property
-    def name(self) -> str:
-        return self.sheet.device
-
-    @property
     def device(self) -> str:
         return self.sheet.device
-
-    @property
-    def memory_gb(self) -> float:
-        return self.sheet.memory_bytes / GB
-
-    @property
-    def bandwidth_gb_per_s(self) -> float:
-        return self.sheet.memory_bytes_per_s / GB
-
-    @property
-    def bfloat16_tflop_per_s(self) -> float:
-        return self.sheet.bfloat16_flop_per_s / _TFLOP
-
-    @property
-    def best_product_tflop_per_s(self) -> float | None:
-        reached = self.sheet.reached_bfloat16_flop_per_s
-        return None if reached is None else reached / _TFLOP
-
-    @property
-    def power_w(self) -> float:
-        return self.sheet.power_w
-
-    @property
-    def inter_gb_per_s(self) -> float:
-        return self.sheet.card_bytes_per_s / GB
 
 
 A40 = DataSheet(sheet=shipped_sheet("A40"), aiconfigurator=None, vidur="a40")

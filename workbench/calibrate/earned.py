@@ -10,6 +10,7 @@ import numpy as np
 from workbench.calibrate.data_sheet import DataSheet
 from workbench.calibrate.device_sheet import DeviceSheet, shipped_sheet
 from workbench.calibrate.public import attention_table, matmul_table
+from workbench.calibrate.tables import rounded
 from workbench.calibrate.transfer import rescaled
 from workbench.cost.collectives import by_ranks
 from workbench.cost.interpolate import Surface
@@ -20,7 +21,6 @@ L40S = "L40S"  # products and attention were measured, links and memory-bound ke
 LARGE = 1e9  # FLOP of a product of training
 LONG = 1024  # tokens of a sequence of training
 LARGE_BYTES = 2.0**20  # of a message or a tensor of training
-NUM_DIGITS = 4
 
 
 class Rule(StrEnum):
@@ -96,7 +96,7 @@ def fits_of(sheet: DeviceSheet, of_like: DeviceSheet, rules: Sequence[Rule]) -> 
         pairs = [each for each in pairs if each.alike is alike] or pairs
         median, p90 = (float(np.mean([getattr(each, name) for each in pairs])) for name in ("median", "p90"))
         num_points = sum(each.num_points for each in pairs)
-        fits.append(Fit(table=rule, num_points=num_points, median=_digits(median), p90=_digits(p90)))
+        fits.append(Fit(table=rule, num_points=num_points, median=rounded(median), p90=rounded(p90)))
     return tuple(fits)
 
 
@@ -177,7 +177,3 @@ def _summary(rule: Rule, sheet: DeviceSheet, of_like: DeviceSheet, errors: Seque
         p90=float(np.quantile(absolute, 0.9)),
         signed=float(np.median(errors)),
     )
-
-
-def _digits(value: float) -> float:
-    return float(f"{value:.{NUM_DIGITS}g}")

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import nnls
 
 from workbench.calibrate.data_sheet import A40, A100, H100, HOPPER, SHEETS, DataSheet
 from workbench.calibrate.public_limits import BEST, LAUNCH, attention_heads, narrow_rates, power_limit
-from workbench.calibrate.tables import collective_fits
+from workbench.calibrate.tables import collective_fits, quality, relative_fit, rounded, table_fits
 from workbench.cost.interpolate import Surface
 from workbench.cost.profile import (
     CollectiveTable,
@@ -40,7 +39,6 @@ _TFLOP = 1e12
 # FlashAttention-2 (Dao 2023), section 4.1: up to 73 % of the A100's peak forward, 63 % backward.
 ATTENTION_BACKWARD_RATE = 0.63 / 0.73
 ATTENTION_HEAD_DIM = 128
-NUM_DIGITS = 4
 SMALLEST_MOVE_BYTES = 2**18  # below, a kernel's time does not depend on its size
 SMALLEST_MESSAGE_BYTES = 2**18  # below, latency hides the bandwidth that training messages see
 LARGE_TOKENS = 256
@@ -72,26 +70,24 @@ def build_profile(sheet: DataSheet) -> Profile:
     pointwise = streamed_table(sheet)
     links, link_fits = machine_links(sheet)
     collectives = collective_tables(sheet)
-    link_fits += tuple(
-        replace(fit, median=_digits(fit.median), p90=_digits(fit.p90)) for fit in collective_fits(collectives)
-    )
-    fits = [_fit("matmul", matmul)] if matmul.measured else []
-    fits += decoder_layer_fit(sheet, matmul)
-    fits += [_fit("attention", attention)] if attention.measured else []
-    fits += [_fit("bytes moved by sums", pointwise)] if pointwise.measured else []
+    named = (("matmul", matmul), ("attention", attention), ("bytes moved by sums", pointwise))
+    own = table_fits([(name, table) for name, table in named if table.measured])
+    others = [fit for fit in own if fit.table != "matmul"]
+    fits = [*(fit for fit in own if fit not in others), *decoder_layer_fit(sheet, matmul), *others]
+    fits += [*link_fits, *collective_fits(collectives)]
     return Profile(
-        name=sheet.name,
+        name=sheet.device,
         device=sheet.device,
-        memory_bytes=int(sheet.memory_gb * GB),
+        memory_bytes=int(sheet.sheet.memory_bytes),
         peak_flop_per_s=sheet.sheet.peaks,
-        peak_bytes_per_s=float(sheet.bandwidth_gb_per_s * GB),
+        peak_bytes_per_s=float(sheet.sheet.memory_bytes_per_s),
         provenance=_provenance(sheet),
         matmul=matmul,
         attention=attention,
         pointwise=pointwise,
         sustained_attention=attention_heads(sheet, attention, ATTENTION_BACKWARD_RATE),
         flash_generation=3 if sheet in HOPPER else 2,
-        attention_backward_rate=_digits(ATTENTION_BACKWARD_RATE),
+        attention_backward_rate=rounded(ATTENTION_BACKWARD_RATE),
         attention_head_dim=ATTENTION_HEAD_DIM,
         power=power_limit(sheet),
         launch=LAUNCH,
@@ -100,7 +96,7 @@ def build_profile(sheet: DataSheet) -> Profile:
         links=links,
         collectives=collectives,
         unmeasured=_unmeasured(matmul, attention, pointwise, links),
-        fits=(*fits, *link_fits),
+        fits=tuple(replace(fit, median=rounded(fit.median), p90=rounded(fit.p90)) for fit in fits),
     )
 
 
@@ -108,8 +104,8 @@ def matmul_table(sheet: DataSheet) -> Table:
     """FLOP/s by (m, n, k), or from decoder layers, or the A40's, of like memory, scaled by the peaks."""
     axes = ("m", "n", "k")
     if sheet.aiconfigurator is None and sheet.vidur is None:
-        table, scale = matmul_table(A40), sheet.bfloat16_tflop_per_s / A40.bfloat16_tflop_per_s
-        points = tuple((*at, _digits(rate * scale)) for *at, rate in table.points)
+        table, scale = matmul_table(A40), sheet.sheet.bfloat16_flop_per_s / A40.sheet.bfloat16_flop_per_s
+        points = tuple((*at, rounded(rate * scale)) for *at, rate in table.points)
         return replace(table, points=points, measured=False, source=f"{_VIDUR}, A40 scaled by bfloat16 peaks")
     if sheet.aiconfigurator is None:
         return Table(axes=axes, points=_layer_matmuls(sheet), measured=True, source=_VIDUR)
@@ -117,9 +113,9 @@ def matmul_table(sheet: DataSheet) -> Table:
     frame = frame[frame.gpu == sheet.aiconfigurator]
     shapes = frame[["m", "n", "k"]].to_numpy(dtype=np.float64)
     rates = 2.0 * shapes.prod(axis=1) / (frame.ms.to_numpy(dtype=np.float64) / 1e3)
-    most = sheet.best_product_tflop_per_s or sheet.bfloat16_tflop_per_s
-    points = _points(shapes, np.minimum(rates, most * _TFLOP))
-    source = f"{_AICONFIGURATOR}; at most {most:g} TFLOP/s, the best of any shape in {BEST}"
+    most = sheet.sheet.reached_bfloat16_flop_per_s or sheet.sheet.bfloat16_flop_per_s
+    points = _points(shapes, np.minimum(rates, most))
+    source = f"{_AICONFIGURATOR}; at most {most / _TFLOP:g} TFLOP/s, the best of any shape in {BEST}"
     return Table(axes=axes, points=points, measured=True, source=source)
 
 
@@ -161,7 +157,7 @@ def decoder_layer_fit(sheet: DataSheet, matmul: Table) -> tuple[Fit, ...]:
         abs(2.0 * m * n * k / surface.read(float(m), float(n), float(k)).rate / seconds - 1)
         for m, n, k, seconds in kept.itertuples(index=False)
     ]
-    return (_quality("matmul, held against other decoder layers", errors),)
+    return (quality("matmul, held against other decoder layers", errors),)
 
 
 def attention_table(sheet: DataSheet) -> Table:
@@ -176,13 +172,13 @@ def attention_table(sheet: DataSheet) -> Table:
     heads = frame.batch * frame.heads
     pairs = frame.seq * (frame.seq + 1) / 2
     rate = 4.0 * frame.head_dim * pairs * heads / (frame.ms / 1e3)
-    rate *= sheet.bfloat16_tflop_per_s / owner.bfloat16_tflop_per_s
+    rate *= sheet.sheet.bfloat16_flop_per_s / owner.sheet.bfloat16_flop_per_s
     long = pd.DataFrame(
         {"length": frame.seq, "heads": heads, "group": frame.heads / frame.kv_heads, "rate": rate}
     )
     median = long.groupby(["length", "heads", "group"], sort=True).rate.median().reset_index()
     points = _points(median[["length", "heads", "group"]].to_numpy(), median.rate.to_numpy())
-    scaled = "" if owner is sheet else f", {owner.name} scaled by the bfloat16 peaks"
+    scaled = "" if owner is sheet else f", {owner.device} scaled by the bfloat16 peaks"
     return Table(
         axes=("length", "heads", "queries_per_key"),
         points=points,
@@ -198,13 +194,13 @@ def streamed_table(sheet: DataSheet) -> Table:
     others have passed through it meanwhile.
     """
     owner = sheet if sheet.vidur is not None else H100
-    scale = sheet.bandwidth_gb_per_s / owner.bandwidth_gb_per_s
-    most = SUSTAINED_BANDWIDTH * sheet.bandwidth_gb_per_s * GB
+    scale = sheet.sheet.memory_bytes_per_s / owner.sheet.memory_bytes_per_s
+    most = SUSTAINED_BANDWIDTH * sheet.sheet.memory_bytes_per_s
     points = tuple(
-        (num_bytes, _digits(min(most, rate * scale)))
+        (num_bytes, rounded(min(most, rate * scale)))
         for num_bytes, rate in _octaves(_memory_bound_rows(owner, (_STREAMED,)))
     )
-    scaled = "" if owner is sheet else f", {owner.name} scaled by memory bandwidth"
+    scaled = "" if owner is sheet else f", {owner.device} scaled by memory bandwidth"
     source = f"{_VIDUR}, sums of two tensors{scaled}; at most {SUSTAINED_BANDWIDTH:.0%} of the peak"
     return Table(axes=("bytes",), points=points, measured=owner is sheet, source=source)
 
@@ -232,7 +228,7 @@ def kernel_floor_s(sheet: DataSheet) -> float:
     """The median memory-bound operator too small to be bound by memory: what a kernel costs at least."""
     rows = _memory_bound_rows(sheet if sheet.vidur is not None else H100, _SMALL)
     small = rows[rows.num_bytes < SMALLEST_MOVE_BYTES]
-    return _digits(float(small.seconds.median()))
+    return rounded(float(small.seconds.median()))
 
 
 def machine_links(sheet: DataSheet) -> tuple[tuple[MachineLink, ...], tuple[Fit, ...]]:
@@ -241,7 +237,7 @@ def machine_links(sheet: DataSheet) -> tuple[tuple[MachineLink, ...], tuple[Fit,
     inter = MachineLink(
         scope="inter",
         name="infiniband",
-        bytes_per_s=float(sheet.inter_gb_per_s * GB),
+        bytes_per_s=float(sheet.sheet.card_bytes_per_s),
         latency_s=5e-6,
         measured=False,
         source="line rate, HDR 200 Gb/s or NDR 400 Gb/s; latency typical"
@@ -265,21 +261,21 @@ def machine_links(sheet: DataSheet) -> tuple[tuple[MachineLink, ...], tuple[Fit,
     steps = 2 * (n - 1)
     seconds = frame.ms.to_numpy(dtype=np.float64) / 1e3
     features = np.stack([steps, steps / n * frame.message_bytes.to_numpy(dtype=np.float64)], axis=1)
-    latency_s, s_per_byte = _relative_fit(features, seconds)
+    latency_s, s_per_byte = relative_fit(features, seconds)
     errors = []
     for index in range(len(seconds)):
         kept = np.arange(len(seconds)) != index
-        solution = _relative_fit(features[kept], seconds[kept])
+        solution = relative_fit(features[kept], seconds[kept])
         errors.append(abs(float(features[index] @ solution) / seconds[index] - 1))
     intra = MachineLink(
         scope="intra",
         name="nvlink",
-        bytes_per_s=_digits(1 / s_per_byte),
-        latency_s=_digits(latency_s),
+        bytes_per_s=rounded(1 / s_per_byte),
+        latency_s=rounded(latency_s),
         measured=True,
         source=f"{_AICONFIGURATOR}, ring formula fitted to all-reduces of 2, 4 and 8",
     )
-    return (intra, inter), (_quality("intra link", errors),)
+    return (intra, inter), (quality("intra link", errors),)
 
 
 def collective_tables(sheet: DataSheet) -> tuple[CollectiveTable, ...]:
@@ -299,12 +295,6 @@ def collective_tables(sheet: DataSheet) -> tuple[CollectiveTable, ...]:
     return tuple(tables)
 
 
-def _relative_fit(features: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    scale = features.max(axis=0)
-    solution, _ = nnls(features / scale / seconds[:, None], np.ones(len(seconds)))
-    return np.asarray(solution / scale)
-
-
 def _decoder_rows(sheet: DataSheet) -> pd.DataFrame:
     frame = pd.read_parquet(_DATA / "vidur_layer_ops_fwd_fp16.parquet")
     return frame[frame.gpu == sheet.vidur]
@@ -320,24 +310,10 @@ def _tp(rows: pd.DataFrame) -> pd.Series:
 
 def _points(coordinates: np.ndarray, rates: np.ndarray) -> tuple[tuple[float, ...], ...]:
     rows = [
-        (*(float(value) for value in at), _digits(float(rate)))
+        (*(float(value) for value in at), rounded(float(rate)))
         for at, rate in zip(coordinates, rates, strict=True)
     ]
     return tuple(sorted(rows))
-
-
-def _digits(value: float) -> float:
-    return float(f"{value:.{NUM_DIGITS}g}")
-
-
-def _fit(name: str, table: Table) -> Fit:
-    median, p90 = Surface(table.points).leave_one_out()
-    return Fit(table=name, num_points=len(table.points), median=_digits(median), p90=_digits(p90))
-
-
-def _quality(name: str, errors: Sequence[float]) -> Fit:
-    median, p90 = (float(np.quantile(errors, q)) for q in (0.5, 0.9))
-    return Fit(table=name, num_points=len(errors), median=_digits(median), p90=_digits(p90))
 
 
 def _unmeasured(
@@ -360,16 +336,16 @@ def _provenance(sheet: DataSheet) -> Provenance:
     return Provenance(
         date="not stated by the sources",
         clocks="not stated by the sources",
-        sources=(_AICONFIGURATOR, _VIDUR, f"NVIDIA {sheet.name} data sheet"),
+        sources=(_AICONFIGURATOR, _VIDUR, f"NVIDIA {sheet.device} data sheet"),
     )
 
 
-def quality(folder: Path = _PROFILES) -> dict[str, dict[str, dict[str, float]]]:
+def shipped_errors(folder: Path = _PROFILES) -> dict[str, dict[str, dict[str, float]]]:
     """Profile -> table -> points and leave-one-out error (median, 90th percentile), as shipped."""
     return {
-        sheet.name: {
+        sheet.device: {
             fit.table: {"points": fit.num_points, "median": fit.median, "p90": fit.p90}
-            for fit in load_profile(folder / f"{sheet.name}.json").fits
+            for fit in load_profile(folder / f"{sheet.device}.json").fits
         }
         for sheet in SHEETS
     }
@@ -382,8 +358,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print the errors as one JSON object")
     options = parser.parse_args(arguments)
     for sheet in SHEETS:
-        write_profile(build_profile(sheet), options.folder / f"{sheet.name}.json")
-    found = quality(options.folder)
+        write_profile(build_profile(sheet), options.folder / f"{sheet.device}.json")
+    found = shipped_errors(options.folder)
     if options.json:
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
         return

@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from workbench.calibrate.sustained_rows import SustainedAttentionRow, SustainedMatmulRow
-from workbench.calibrate.tables import FEWEST_ON_A_LINE, SOURCE, grouped, quality
-from workbench.cost.interpolate import Surface
+from workbench.calibrate.tables import FEWEST_ON_A_LINE, SOURCE, grouped, quality, table_fits
 from workbench.cost.kernel_times import KernelTimes
 from workbench.cost.profile import Direction, Fit, Profile, SustainedHeads, SustainedProducts, Table
 from workbench.cost.roofline import ATTENTION_BACKWARD_FLOP
@@ -80,10 +79,8 @@ def sustained_fits(profile: Profile) -> tuple[Fit, ...]:
     fits = []
     for found in profile.sustained_products:
         points = product_slowdowns(found, lambda gemm: short.matmul_s(gemm, profile.table_precision)[0])
-        if len(points) > 1:
-            middle, p90 = Surface(points).leave_one_out()
-            name = f"long loops of products, {found.direction}"
-            fits.append(Fit(table=name, num_points=len(points), median=middle, p90=p90))
+        slowdowns = Table(axes=("m", "n", "k"), points=tuple(points))
+        fits += table_fits([(f"long loops of products, {found.direction}", slowdowns)])
     lines: dict[str, Callable[[SustainedHeads], Line]] = {
         FORWARD: lambda heads: forward_slowdown(heads, short.attention_flop_per_s),
         f"{BACKWARD} over {FORWARD}": backward_rate,

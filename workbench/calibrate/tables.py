@@ -6,6 +6,8 @@ from statistics import median
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
 
 from workbench.calibrate.measurement import AttentionRow, CollectiveRow, CopyRow, MatmulRow
 from workbench.cost.collectives import by_ranks
@@ -19,6 +21,7 @@ K = TypeVar("K")
 SOURCE = "microbenchmark"
 NORMS = ("layer_norm", "rms_norm")
 POINTWISE = ("add", "gelu", "swiglu")
+NUM_DIGITS = 4
 FEWEST_ON_A_LINE = 3  # of which one can be left out between two others
 
 
@@ -114,6 +117,22 @@ def collective_fits(tables: Sequence[CollectiveTable]) -> list[Fit]:
         for num_ranks, line in by_ranks(found.table).items()
     ]
     return table_fits(lines)
+
+
+def relative_fit(features: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[features] non-negative seconds per unit of each, least squares of relative errors.
+
+    Args:
+        features: [N][features]; seconds: [N].
+    """
+    scale = features.max(axis=0)
+    solution, _ = nnls(features / scale / seconds[:, None], np.ones(len(seconds)))
+    return np.asarray(solution / scale)
+
+
+def rounded(value: float) -> float:
+    """As profiles that are made of others' figures have it."""
+    return float(f"{value:.{NUM_DIGITS}g}")
 
 
 def quality(name: str, errors: Sequence[float]) -> Fit:

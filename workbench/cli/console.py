@@ -142,3 +142,11 @@ def in_format(form: Format) -> Iterator[None]:
 def emit_json(result: Mapping[str, Any]) -> None:
     """Print for machines: one object on the last line."""
     sys.stdout.write(json.dumps(result, sort_keys=True) + "\n")
+
+
+def print_result(record: Mapping[str, Any], *parts: Table | str, as_json: bool) -> None:
+    """Print a result: its record for machines, or tables and texts for people."""
+    if as_json:
+        emit_json(record)
+    else:
+        show(*parts)

@@ -2,32 +2,35 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import typer
+from rich.table import Table
 
 from runtime.elastic.forecast import Forecast, StepPrediction
 from runtime.elastic.job import ElasticJob
-from runtime.elastic.outcome import Sizes, forecast_record, layout_times, ran_record
+from runtime.elastic.outcome import (
+    LayoutTimes,
+    Sizes,
+    detection_s,
+    forecast_record,
+    layout_times,
+    next_step_s,
+    ran_record,
+)
 from runtime.elastic.progress import Progress
 from runtime.elastic.run import Ran, Saving, run_elastic
 from runtime.elastic.training import ElasticTraining
 from workbench.cli.console import emit_json, show, warn
-from workbench.cli.elastic_tables import (
-    changes_table,
-    cores_text,
-    forecast_table,
-    sizes_text,
-    times_table,
-)
 from workbench.cli.resilience import template_table
 from workbench.elastic.step_events import StepEvents
 from workbench.report.elastic_plot import draw_elastic
 from workbench.report.progress import ticking
-from workbench.report.tables import unmeasured_text
+from workbench.report.tables import listed, mebibytes, milliseconds, percent, unmeasured_text
 from workbench.strategies.elastic_templates import ElasticTemplates
 from workbench.whole_file import write_text
 
@@ -127,3 +130,79 @@ def end(ran: Ran) -> None:
         raise typer.Exit(128 + ran.signal)
     if ran.saved is not None:
         sys.stderr.write(f"workbench: {saved.removeprefix('; ')}\n")
+
+
+def forecast_table(
+    name: str, forecast: Forecast, predictions: Mapping[Sizes, StepPrediction], samples: int
+) -> Table:
+    """One line per interval of steps."""
+    return listed(
+        f"{name}, predicted before it runs",
+        [(each, predictions[each.layout.sizes]) for each in forecast.intervals],
+        ("steps taken", lambda row: f"{row[0].first} to {row[0].end}"),
+        ("", lambda row: row[0].why),
+        ("nodes", lambda row: str(row[0].layout.num_nodes)),
+        ("pipelines of", lambda row: sizes_text(row[0].layout.sizes)),
+        ("to copy", lambda row: mebibytes(row[0].copied_bytes)),
+        ("simulated", lambda row: milliseconds(row[1].simulated_s)),
+        ("planning", lambda row: milliseconds(row[1].planning_s)),
+        ("feeding", lambda row: milliseconds(row[1].feeding_s)),
+        ("step", lambda row: milliseconds(row[1].step_s)),
+        ("samples/s", lambda row: f"{samples / row[1].step_s:.4g}"),
+    )
+
+
+def changes_table(ran: Ran) -> Table:
+    """One line per change of the layout, with the step that came after it."""
+    return listed(
+        "changes of the nodes",
+        zip((None, *ran.changes), ran.changes, strict=False),
+        ("taken", lambda row: str(row[1].step)),
+        ("cause", lambda row: f"{row[1].cause}" + (f", {n} attempts" if (n := row[1].attempts) > 1 else "")),
+        ("nodes", lambda row: " ".join((*(f"-{n}" for n in row[1].lost), *(f"+{n}" for n in row[1].joined)))),
+        ("pipelines of", lambda row: " > ".join(sizes_text(each.sizes) for each in row if each is not None)),
+        ("detection", lambda row: _milliseconds(detection_s(ran, row[1]))),
+        ("planning", lambda row: milliseconds(row[1].planning_s)),
+        ("groups", lambda row: milliseconds(row[1].groups_s)),
+        ("copying", lambda row: milliseconds(row[1].copying_s)),
+        ("in all", lambda row: milliseconds(row[1].recovery_s + (detection_s(ran, row[1]) or 0.0))),
+        ("next step", lambda row: _milliseconds(next_step_s(ran, row[1]))),
+        ("copied", lambda row: mebibytes(row[1].num_bytes)),
+    )
+
+
+def times_table(times: Sequence[LayoutTimes]) -> Table:
+    """One line per layout."""
+    return listed(
+        "seconds of a step, from vote to vote",
+        times,
+        ("pipelines of", lambda found: sizes_text(found.sizes)),
+        ("predicted", lambda found: _milliseconds(found.predicted_s)),
+        ("measured (median)", lambda found: _milliseconds(found.median_s)),
+        ("error", lambda found: percent(found.error, signed=True)),
+        ("quartiles apart", lambda found: percent(found.spread, signed=False)),
+        ("core time", lambda found: _milliseconds(found.predicted_core_s)),
+        ("measured", lambda found: _milliseconds(found.measured_core_s)),
+        ("error", lambda found: percent(found.core_error, signed=True)),
+        ("steps", lambda found: str(len(found.measured_s))),
+    )
+
+
+def cores_text(ran: Ran) -> tuple[str, ...]:
+    """How much of the machine was others': what no prediction knows."""
+    if ran.cores is None:
+        return ()
+    return (
+        f"of this machine's {ran.cores.num_cores} cores {ran.cores.own:.2f} were busy with this training, "
+        f"{ran.cores.others:.2f} with something else",
+    )
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else milliseconds(seconds)
+
+
+def sizes_text(sizes: Sizes) -> str:
+    """2 + 3, and 3x1 + 2 for three of 1 beside one of 2."""
+    runs = ((size, len(list(run))) for size, run in groupby(sizes))
+    return " + ".join(str(size) if count == 1 else f"{count}x{size}" for size, count in runs)

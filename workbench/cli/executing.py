@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from workbench.cli.console import emit_json, show
-from workbench.cli.options import ExecutionFile, Json, PlanFile, takes
+from workbench.cli.console import print_result
+from workbench.cli.options import ExecutionFile, Json, PlanFile, PlanProfile, takes
 from workbench.cost.profile import load_profile
 from workbench.drift import drift_warning
 from workbench.ending import Ended
@@ -21,10 +21,9 @@ from workbench.job.run_options import RunOptions
 from workbench.model.checkpoint import check_weights
 from workbench.plan.codec import is_hash_of, plan_hash, read_plan
 from workbench.plan.lowered import Lowered
-from workbench.report.compare import compare, timed
+from workbench.report.compare import compare, lost_text, lost_time, timed
 from workbench.report.devices import check_devices
 from workbench.report.folder import is_plan, repetition_paths
-from workbench.report.lost_time import lost_text, lost_time
 from workbench.report.progress import Ticker, ticking
 from workbench.report.records import executed_record, interval_record, simulated_record
 from workbench.report.tables import (
@@ -54,9 +53,7 @@ EMULATED_REPETITIONS = 3
 def simulate_command(
     plan: PlanFile,
     trace: Annotated[Path | None, typer.Option(help="trace file to write (Perfetto opens it)")] = None,
-    profile: Annotated[
-        str | None, typer.Option(help="profile name or file; default: that of the plan's job")
-    ] = None,
+    profile: PlanProfile = None,
     execution: ExecutionFile = None,
     as_json: Json = False,
 ) -> None:
@@ -71,13 +68,12 @@ def simulate_command(
     simulated = predict_within(lowered, memory, cost)
     if trace is not None:
         write_trace(simulated, trace)
-    if as_json:
-        emit_json(simulated_record(found, simulated))
-    else:
-        show(
-            metrics_table(found, [("simulated", simulated)]),
-            rests_on_text(unmeasured_costs(simulated), noise_of(simulated)),
-        )
+    print_result(
+        simulated_record(found, simulated),
+        metrics_table(found, [("simulated", simulated)]),
+        rests_on_text(unmeasured_costs(simulated), noise_of(simulated)),
+        as_json=as_json,
+    )
 
 
 @takes(RunOptions, warmup=1, repetitions=lambda said: EMULATED_REPETITIONS if said["emulate"] else 1)
@@ -115,16 +111,15 @@ def run_command(
     files = repetition_paths(options.trace, len(ran.traces)) if options.trace else ()
     for path, made in zip(files, ran.traces, strict=False):
         write_trace(made, path)
-    if as_json:
-        emit_json(executed_record(found, ran.traces, files) | {"losses": list(ran.losses)} | ran.peak_record)
-        return
     written = (*files, *((options.export,) if options.export is not None else ()))
-    show(
+    print_result(
+        executed_record(found, ran.traces, files) | {"losses": list(ran.losses)} | ran.peak_record,
         metrics_table(found, list(zip(ran.names, ran.traces, strict=True))),
         losses_text(ran.losses, options.warmup),
         *((unmeasured_text(unmeasured_costs(ran.traces[0])),) if emulate else ()),
         *ran.peak_texts,
         *(f"written to {path}" for path in written),
+        as_json=as_json,
     )
 
 
@@ -281,13 +276,15 @@ def compare_command(
             f"{given}: the traces are of plan {comparison.plan_hash:.16}, this is {plan_hash(named):.16}"
         )
     lost = lost_time(prediction, timed(runs))
-    if as_json:
-        more = {"interval_80": interval_record(prediction), "lost": [asdict(each) for each in lost]}
-        emit_json(comparison.as_json() | more)
-    else:
-        held = held_text(prediction, comparison.total.executed_median)
-        table = comparison_table(comparison, named)
-        show(*_lines(drift_warning(comparison.drift)), table, *_lines(held), lost_text(lost))
+    more = {"interval_80": interval_record(prediction), "lost": [asdict(each) for each in lost]}
+    print_result(
+        comparison.as_json() | more,
+        *_lines(drift_warning(comparison.drift)),
+        comparison_table(comparison, named),
+        *_lines(held_text(prediction, comparison.total.executed_median)),
+        lost_text(lost),
+        as_json=as_json,
+    )
 
 
 def _prediction(path: Path, profile: str | None) -> Trace:

@@ -6,9 +6,9 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from workbench.cli.console import emit_json, show, warn
+from workbench.cli.console import print_result, warn
 from workbench.cli.judging import Strategy, planners_by
-from workbench.cli.options import ExecutionFile, Json
+from workbench.cli.options import ExecutionFile, Json, PlanProfile
 from workbench.cli.planning import DEFAULT_STRATEGY
 from workbench.cost.model import CostModel
 from workbench.explain.changes import Changes, Judge, try_changes
@@ -58,9 +58,7 @@ def explain_command(
     job: Annotated[
         Path | None, typer.Option(help="job file that the plan was made of; default: told from the plan")
     ] = None,
-    profile: Annotated[
-        str | None, typer.Option(help="profile name or file; default: that of the plan's job")
-    ] = None,
+    profile: PlanProfile = None,
     execution: ExecutionFile = None,
     changes: Annotated[int, typer.Option(min=0, help="how many changes to show; 0: try none")] = 5,
     budget: Annotated[
@@ -92,15 +90,14 @@ def explain_command(
         refusal=note,
         sensitivities=tuple(sensitive),
     )
-    if as_json:
-        emit_json(explanation_record(found, changes))
-        return
-    show(
+    print_result(
+        explanation_record(found, changes),
         metrics_table(asked.plan, [("simulated", trace)]),
         *account_tables(account, trace.iteration_s),
         *(() if tried is None else changes_tables(tried, changes)),
         *((note,) if note else ()),
         sensitivity_table(found.sensitivities, trace.iteration_s),
+        as_json=as_json,
     )
 
 
@@ -165,12 +162,8 @@ def diff_command(
     """
     sides = [_side(file, profile, execution) for file in (first, second)]
     found = difference(*sides)
-    if as_json:
-        emit_json(difference_record(found))
-    else:
-        show(
-            *difference_tables(found, (first.name, second.name) if first.name != second.name else ("A", "B"))
-        )
+    names = (first.name, second.name) if first.name != second.name else ("A", "B")
+    print_result(difference_record(found), *difference_tables(found, names), as_json=as_json)
 
 
 def _side(file: Path, profile: str | None, execution: Path | None) -> Side:

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from workbench.cli.console import emit_json, show
-from workbench.cli.options import ExecutionFile, Json, PlanFile
+from workbench.cli.console import print_result
+from workbench.cli.options import ExecutionFile, Json, PlanFile, PlanProfile
 from workbench.cost.model import CostModel
 from workbench.export.export import export
-from workbench.export.export_folder import check_folder, write_folder
+from workbench.export.folder import check_folder, write_folder
 from workbench.export.registry import BY_NAME
 from workbench.job.machines import under
 from workbench.job.matching import cost_of_file
@@ -39,9 +39,7 @@ def export_command(
     plan: PlanFile,
     to: Annotated[To, typer.Option(help="the system")],
     output: Annotated[Path, typer.Option("-o", "--output", help="folder to write", metavar="DIR")],
-    profile: Annotated[
-        str | None, typer.Option(help="profile name or file; default: that of the plan's job")
-    ] = None,
+    profile: PlanProfile = None,
     execution: ExecutionFile = None,
     as_json: Json = False,
 ) -> None:
@@ -55,7 +53,9 @@ def export_command(
     prices = SimulatedPrices(under(cost_of_file(plan, found, profile), execution))
     files = export(found, BY_NAME[to], prices)
     write_folder(files, output)
-    if as_json:
-        emit_json({"folder": str(output), "target": to.value, "files": sorted(files)})
-        return
-    show(f"written to {output}: {', '.join(sorted(files))}", f"start it with: bash {output}/launch.sh")
+    print_result(
+        {"folder": str(output), "target": to.value, "files": sorted(files)},
+        f"written to {output}: {', '.join(sorted(files))}",
+        f"start it with: bash {output}/launch.sh",
+        as_json=as_json,
+    )

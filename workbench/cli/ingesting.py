@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from workbench.cli.console import emit_json, show
+from workbench.cli.console import print_result
 from workbench.cli.options import Json
 from workbench.cost.profile import load_profile, write_profile
 from workbench.metrics import peak_bytes
@@ -95,23 +95,18 @@ def trace_command(
     """Write a trace in the format of another tool; Perfetto opens trace files as they are."""
     write = {TraceFormat.HTA: write_hta, TraceFormat.CHAKRA: write_chakra}[to]
     paths = write(read_trace(trace), output)
-    if as_json:
-        emit_json({"files": [str(path) for path in paths]})
-    else:
-        show(*(f"written to {path}" for path in paths))
+    written = (f"written to {path}" for path in paths)
+    print_result({"files": [str(path) for path in paths]}, *written, as_json=as_json)
 
 
 def _tell_traces(traces: Sequence[Trace], output: Path | None, *, as_json: bool) -> None:
     files = repetition_paths(output, len(traces)) if output is not None else ()
     for path, trace in zip(files, traces, strict=False):
         write_trace(trace, path)
-    if as_json:
-        emit_json({"files": [str(path) for path in files], "traces": [_record(trace) for trace in traces]})
-        return
     headers = ("", "iteration", "ranks", "passes", "exchanges", "messages", "peak memory")
     table = titled("ingested", headers)
-    for number, trace in enumerate(traces, 1):
-        record = _record(trace)
+    records = [_record(trace) for trace in traces]
+    for number, record in enumerate(records, 1):
         peak = record["peak_bytes"]
         table.add_row(
             f"{number}",
@@ -120,7 +115,8 @@ def _tell_traces(traces: Sequence[Trace], output: Path | None, *, as_json: bool)
             "-" if peak is None else mebibytes(peak),
         )
     details = ", ".join(f"{name}: {value}" for name, value in traces[0].details if name != "step")
-    show(table, details, *(f"written to {path}" for path in files))
+    result = {"files": [str(path) for path in files], "traces": records}
+    print_result(result, table, details, *(f"written to {path}" for path in files), as_json=as_json)
 
 
 def _record(trace: Trace) -> dict[str, Any]:
@@ -145,17 +141,15 @@ def _ingest_links(files: Sequence[Path], base: str | None, output: Path | None, 
     if base is not None and output is not None:
         name = output.name.removesuffix(".json")
         write_profile(with_nccl_tests(load_profile(base), runs, name), output)
-    if as_json:
-        kept = [{key: value for key, value in asdict(row).items() if key != "spread"} for row in rows]
-        emit_json({"output": None if output is None else str(output), "rows": kept})
-        return
+    kept = [{key: value for key, value in asdict(row).items() if key != "spread"} for row in rows]
+    result = {"output": None if output is None else str(output), "rows": kept}
     table = titled("links", ("", "link", "ranks", "sizes", "largest", "time", "GB/s"))
     for run in runs:
         size, time_s = run.timed[-1]
         speed = f"{size / time_s / 1e9:.4g}"
         shown = (mebibytes(size), milliseconds(time_s), speed)
         table.add_row(run.program, run.link, str(run.num_ranks), str(len(run.timed)), *shown)
-    show(table, *((f"written to {output}",) if output is not None else ()))
+    print_result(result, table, *((f"written to {output}",) if output is not None else ()), as_json=as_json)
 
 
 def _ingest_kernels(files: Sequence[Path], output: Path | None, *, as_json: bool) -> None:
@@ -166,15 +160,13 @@ def _ingest_kernels(files: Sequence[Path], output: Path | None, *, as_json: bool
         lines = ["work,count,seconds,name"]
         lines += [f'{row.work},{row.count},{row.seconds!r},"{_quoted(row.name)}"' for row in rows]
         write_text("\n".join(lines) + "\n", output)
-    if as_json:
-        emit_json({"seconds_by_work": by_work, "rows": [asdict(row) for row in rows]})
-        return
     table = titled("time on the GPU", ("", "time", "share"))
     for work, time_s in by_work.items():
         table.add_row(
             work, milliseconds(time_s), percent(time_s / total_s if total_s else None, signed=False)
         )
-    show(table, *((f"written to {output}",) if output is not None else ()))
+    result = {"seconds_by_work": by_work, "rows": [asdict(row) for row in rows]}
+    print_result(result, table, *((f"written to {output}",) if output is not None else ()), as_json=as_json)
 
 
 def _quoted(name: str) -> str:

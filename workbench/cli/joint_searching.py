@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.bounded_file import MOST_BYTES, read_bounded
-from workbench.cli.console import emit_json, show, warn
+from workbench.cli.console import print_result, warn
 from workbench.cli.judging import Strategy
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
@@ -143,7 +143,7 @@ def search_jointly(
 
 
 def _printed(record: dict[str, Any], *, as_json: bool) -> Callable[[], None]:
-    return lambda: emit_json(record) if as_json else show(*joint_table(record))
+    return lambda: print_result(record, *joint_table(record), as_json=as_json)
 
 
 def stop_of(told: Told) -> Stop:
@@ -209,7 +209,7 @@ def _replay(
     planners = {name: spec.planner for name, spec in BY_NAME.items()}
     plan, value = replayed(job, cost, judge, planners, read_bounded(log, MOST_BYTES).splitlines())
     record: Mapping[str, Any] = {"job": job.name, "replayed": str(log), "iteration_s": value}
-    return plan, lambda: emit_json(dict(record)) if as_json else show(f"{log}: {value:.6g} s, as logged")
+    return plan, lambda: print_result(record, f"{log}: {value:.6g} s, as logged", as_json=as_json)
 
 
 def _ablate(
@@ -225,4 +225,4 @@ def _ablate(
             ticker.step(f"{', '.join(row.open)}: {row.factor:.3f} times as fast")
     record = ablation_record(job.name, strategy, rows)
     best: Found = rows[-1].found
-    return best.plan, lambda: emit_json(record) if as_json else show(ablation_table(record))
+    return best.plan, lambda: print_result(record, ablation_table(record), as_json=as_json)

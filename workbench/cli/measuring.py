@@ -11,7 +11,7 @@ import typer
 
 from workbench.calibrate.fit import fit
 from workbench.calibrate.measurement import Mixing, read_measurement
-from workbench.cli.console import emit_json, show
+from workbench.cli.console import print_result, show
 from workbench.cli.options import Json
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
@@ -82,23 +82,15 @@ def calibrate_command(
     mixing = Mixing.ALLOWED if mix_versions else Mixing.REFUSED
     profile = fit(name or output.name.removesuffix(".json"), [measurement, *others], mixing)
     write_profile(profile, output)
-    if as_json:
-        emit_json(
-            {
-                "profile": profile.name,
-                "rows": len(measurement.rows),
-                "unmeasured": profile.unmeasured,
-                "noise": profile.noise,
-                "fits": [asdict(found) for found in profile.fits],
-            }
-        )
-    else:
-        show(
-            *noise_warning(profile.noise),
-            fits_table(profile),
-            unmeasured_text(profile.unmeasured),
-            f"written to {output}",
-        )
+    record = {
+        "profile": profile.name,
+        "rows": len(measurement.rows),
+        "unmeasured": profile.unmeasured,
+        "noise": profile.noise,
+        "fits": [asdict(found) for found in profile.fits],
+    }
+    warning, unmeasured = noise_warning(profile.noise), unmeasured_text(profile.unmeasured)
+    print_result(record, *warning, fits_table(profile), unmeasured, f"written to {output}", as_json=as_json)
 
 
 def report_command(
@@ -156,10 +148,9 @@ def reproduce_command(
     as_json: Json = False,
 ) -> None:
     """Rerun experiments and hold them against what the papers printed."""
-    from experiments.harness.changes import changes, changes_text, records_at
     from experiments.harness.record import results_in, stored_records
     from experiments.harness.script import reproduce, scripts, stored
-    from experiments.harness.tally import counts_text
+    from experiments.harness.tally import changes, changes_text, counts_text, records_at
 
     wanted = () if "all" in names else names
     if since is not None and not kept:
@@ -182,10 +173,7 @@ def reproduce_command(
 
             summary = reproduce(wanted, show=tell)
         said += [counts_text("all", summary["all"]), f"result files and plots are in {out}"]
-    if as_json:
-        emit_json(summary)
-    else:
-        show(*said)
+    print_result(summary, *said, as_json=as_json)
     if summary["all"]["failing"]:
         raise typer.Exit(1)
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 from rich.table import Table
 
-from workbench.cli.console import emit_json, show
+from workbench.cli.console import print_result
 from workbench.cli.extras import has_extra, install_text
 from workbench.cli.options import Json
 from workbench.model.composites.registry import COMPOSITES
@@ -22,12 +22,11 @@ def models_command(*, json: Json = False) -> None:
     Composite models of transformers are listed with what `workbench init` makes of them.
     """
     known, whole = _of_runtime()
-    if json:
-        composites = {each.model_type: _composite_record(each) for each in whole}
-        emit_json({family.name: _record(family, known) for family in FAMILIES} | composites)
-        return
+    composites = {each.model_type: _composite_record(each) for each in whole}
+    records = {family.name: _record(family, known) for family in FAMILIES} | composites
     lacking = f"what can run, and other composite models, are known behind {install_text('run')}"
-    show(_table(known), _composites(whole, known), *((lacking,) if known is None else ()))
+    lack = (lacking,) if known is None else ()
+    print_result(records, _table(known), _composites(whole, known), *lack, as_json=json)
 
 
 def _of_runtime() -> tuple[Collection[str] | None, Sequence[Whole]]:
@@ -49,12 +48,18 @@ def _composite_record(whole: Whole) -> dict[str, object]:
     }
 
 
-def _composites(whole: Sequence[Whole], known: Collection[str] | None) -> Table:
-    """Those that are taken apart first."""
-    table = titled("composite models of transformers", ("model_type", "name", "workbench init"))
+def _words(title: str, headers: Sequence[str]) -> Table:
+    """An empty table of words: left-aligned, and what stands last may wrap."""
+    table = titled(title, headers)
     for column in table.columns:
         column.justify = "left"
     table.columns[-1].no_wrap = False
+    return table
+
+
+def _composites(whole: Sequence[Whole], known: Collection[str] | None) -> Table:
+    """Those that are taken apart first."""
+    table = _words("composite models of transformers", ("model_type", "name", "workbench init"))
     for each in sorted(whole, key=lambda one: (not one.is_taken_apart, one.model_type)):
         name = COMPOSITES[each.model_type].name if each.is_taken_apart else ""
         stuck = [] if known is None or not each.is_taken_apart else _stuck(each, known)
@@ -81,10 +86,7 @@ def _record(family: Family, known: Collection[str] | None) -> dict[str, str | bo
 
 
 def _table(known: Collection[str] | None) -> Table:
-    table = titled("models", HEADERS)
-    for column in table.columns:
-        column.justify = "left"
-    table.columns[-1].no_wrap = False
+    table = _words("models", HEADERS)
     for family in FAMILIES:
         table.add_row(
             family.name,

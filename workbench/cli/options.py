@@ -23,6 +23,9 @@ RanksPerNode = Annotated[
     int | None, typer.Option("--ranks-per-node", min=1, help="of nodes of a `local` cluster; default: 1")
 ]
 Faults = Annotated[int, typer.Option("--faults", help="nodes that may fail at the same moment")]
+PlanProfile = Annotated[
+    str | None, typer.Option("--profile", help="profile name or file; default: that of the plan's job")
+]
 Profile = Annotated[str | None, typer.Option(help="profile name or file instead of the job's")]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from workbench.cli.console import emit_json, show, warn
+from workbench.cli.console import print_result, show, warn
 from workbench.cli.joint_searching import Told, search_jointly
 from workbench.cli.judging import JudgeFlag, Strategy, planners_by
 from workbench.cli.options import Json, PlanFile, takes
@@ -23,7 +23,6 @@ from workbench.plan.codec import loads, plan_hash, read_plan, write_plan
 from workbench.plan.plan import Plan
 from workbench.plan.runnable import check_boundaries, check_runnable
 from workbench.planner.judged import JudgedBy
-from workbench.planner.layout_search import usable_ranks
 from workbench.planner.stable_batch import too_small
 from workbench.planner.strategy_spec import Planner
 from workbench.report.progress import ticking
@@ -129,10 +128,10 @@ def plan_command(
     for line in waste_of(made, planned):
         warn(line)
     wanted.write(made, planned, output)
-    if as_json:
-        emit_json({"plan": str(output), "plan_hash": plan_hash(made), "strategy": made.strategy})
-    else:
-        show(plan_table(made), f"written to {output}, hash {plan_hash(made)[:12]}")
+    record = {"plan": str(output), "plan_hash": plan_hash(made), "strategy": made.strategy}
+    print_result(
+        record, plan_table(made), f"written to {output}, hash {plan_hash(made)[:12]}", as_json=as_json
+    )
 
 
 @takes(Wanted)
@@ -198,10 +197,7 @@ def search_command(
     if draw is not None:
         draw(found.record)
         written.append(f"plans drawn in {pareto}")
-    if as_json:
-        emit_json(found.record)
-    else:
-        show(fits_text(found.record), search_table(found.record), *written)
+    print_result(found.record, fits_text(found.record), search_table(found.record), *written, as_json=as_json)
 
 
 def _drawing(path: Path) -> Callable[[Mapping[str, Any]], None]:
@@ -227,7 +223,7 @@ def _varied(
     found = dict(planners)
     if objective is Objective.TRAINING:
         found = for_seconds_too(found) if asked.deadline is not None else found
-        counts = counts or ([] if job.pools else _shares(usable_ranks(job)))
+        counts = counts or ([] if job.pools else _shares(job.usable_ranks))
     found = with_ranks(found, counts)
     if objective is Objective.GOODPUT:
         found[TEMPLATES] = TemplatePlanner(asked.recovery_costs.copies - 1)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from workbench.cli.console import emit_json, show
+from workbench.cli.console import print_result, show
 from workbench.cli.options import Json
 from workbench.cli.table_format import lists
 from workbench.job.job import load_job
@@ -84,8 +84,7 @@ def serve_command(
     from runtime.preprocess.doorway import refuse_open_address
     from runtime.preprocess.keys import SERVER_FILE, read_server_keys, write_keys
     from runtime.preprocess.order import OrderSettings, Reordering
-    from runtime.preprocess.server import Server
-    from runtime.preprocess.server_settings import ServerSettings
+    from runtime.preprocess.server import Server, ServerSettings
     from runtime.preprocess.stream import Malformed
     from runtime.world.scratch import ScratchFolder
 
@@ -152,8 +151,7 @@ def run_command(
 ) -> None:
     """Take batches as a trainer does, and say how long it stalls for each."""
     from runtime.preprocess.keys import read_client_keys
-    from runtime.preprocess.loader import ServedLoader, Subscription
-    from runtime.preprocess.stalls import stalls_of
+    from runtime.preprocess.loader import ServedLoader, Subscription, stalls_of
 
     client = None if keys is None else read_client_keys(keys)
     loader = ServedLoader(Subscription(address=address, keys=client, name=name, timeout_s=timeout))
@@ -172,9 +170,6 @@ def run_command(
         "stall_ms_p50": ms(found.quantile_s(0.5)),
         "stall_ms_p99": ms(found.quantile_s(0.99)),
     }
-    if as_json:
-        emit_json(record)
-        return
     table = titled(
         "batches", ("first", "batches", "examples", "left out", "stall, median", "99th percentile")
     )
@@ -183,7 +178,7 @@ def run_command(
         milliseconds(found.quantile_s(0.5)),
         milliseconds(found.quantile_s(0.99)),
     )
-    show(table, *(f"left out: {each.reason}" for each in found.skipped))
+    print_result(record, table, *(f"left out: {each.reason}" for each in found.skipped), as_json=as_json)
 
 
 @app.command("status")
@@ -200,10 +195,7 @@ def status_command(
         status: dict[str, Any] = {k: v for k, v in loader.status().items() if k != "kind"}
     finally:
         loader.close()
-    if as_json:
-        emit_json(status)
-    else:
-        show(*(f"{key}: {value}" for key, value in status.items()))
+    print_result(status, *(f"{key}: {value}" for key, value in status.items()), as_json=as_json)
 
 
 def _one_of(kind: type[_E], value: str, option: str) -> _E:

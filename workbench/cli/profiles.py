@@ -7,12 +7,11 @@ import typer
 
 from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
 from workbench.calibrate.device_sheet import check_sheet, read_sheet, shipped_sheet, shipped_sheets
-from workbench.cli.console import emit_json, show
+from workbench.cli.console import print_result
 from workbench.cli.options import Json
 from workbench.cli.table_format import lists
 from workbench.cost.profile import Profile, load_profile, parse_profile, write_profile
-from workbench.report.profile_tables import facts_table, profile_record
-from workbench.report.tables import fits_table, unmeasured_text
+from workbench.report.tables import facts_table, fits_table, profile_record, unmeasured_text
 from workbench.whole_file import check_writable
 
 app = typer.Typer(
@@ -69,14 +68,9 @@ def check_command(
         profile = parse_profile(read_bounded(file, MOST_SETTINGS_BYTES), where=str(file))
         found = {"device": profile.device, "presumed": list(profile.presumed)}
         told = f"{file}: sound; {len(profile.unmeasured)} costs that nobody measured"
-    if as_json:
-        emit_json({"file": str(file)} | found)
-    else:
-        show(told)
+    print_result({"file": str(file)} | found, told, as_json=as_json)
 
 
 def _tell(profile: Profile, more: dict[str, Any], *texts: str, as_json: bool) -> None:
-    if as_json:
-        emit_json(profile_record(profile) | more)
-    else:
-        show(facts_table(profile), fits_table(profile), unmeasured_text(profile.unmeasured), *texts)
+    tables, unmeasured = (facts_table(profile), fits_table(profile)), unmeasured_text(profile.unmeasured)
+    print_result(profile_record(profile) | more, *tables, unmeasured, *texts, as_json=as_json)

@@ -8,13 +8,13 @@ import typer
 from rich.table import Table
 
 from workbench.bounded_file import read_bounded
-from workbench.cli.console import emit_json, show, warn
+from workbench.cli.console import print_result, warn
 from workbench.cli.options import ExecutionFile, Faults, JobFile, Json, Profile, RanksPerNode
 from workbench.elastic.availability import Availability, Rates, parse_trace, random_trace, warned
 from workbench.job.job import Job, load_job
 from workbench.job.machines import cost_of
 from workbench.job.process_nodes import is_local, num_process_nodes, on_process_nodes
-from workbench.report.tables import milliseconds, percent, titled
+from workbench.report.tables import listed, milliseconds, percent
 from workbench.strategies.elastic_templates import ElasticTemplates, elastic_templates
 
 if TYPE_CHECKING:
@@ -39,15 +39,14 @@ def templates_command(
     """Show the pipelines that a job can be cut into, and its throughput on every number of nodes."""
     found = _templates(_on_nodes(job, nodes, ranks_per_node), nodes, faults, profile, execution)
     counts = range(found.planned.specification.threshold, found.planned.specification.num_nodes + 1)
-    if as_json:
-        emit_json(_templates_record(found, counts))
-        return
     specification = found.planned.specification
-    show(
+    print_result(
+        _templates_record(found, counts),
         template_table(found),
         _count_table(found, counts),
         f"below {specification.threshold} nodes training stops: {faults + 1} pipelines of "
         f"{specification.smallest} nodes are needed to survive {faults} at the same moment",
+        as_json=as_json,
     )
 
 
@@ -105,10 +104,8 @@ def failures_command(
         simulate_failures(system, warned(happens, notice_s) if notice_s else happens, until_s)
         for system in settings.systems(found)
     ]
-    if as_json:
-        emit_json({"trace": happens.name, "systems": {r.system: _run_record(r, dollars) for r in runs}})
-        return
-    show(_run_table(f"{found.job.name} on {happens.name}", runs, dollars))
+    record = {"trace": happens.name, "systems": {r.system: _run_record(r, dollars) for r in runs}}
+    print_result(record, _run_table(f"{found.job.name} on {happens.name}", runs, dollars), as_json=as_json)
 
 
 def _availability(
@@ -164,38 +161,28 @@ def _on_nodes(path: Path, nodes: int | None, ranks_per_node: int | None) -> Job:
 
 def template_table(found: ElasticTemplates) -> Table:
     """One line per size of a pipeline."""
-    table = titled(
+    return listed(
         f"{found.job.name}, templates",
-        ("nodes", "stages", "GPUs a stage", "layers of the stages", "microbatch", "samples of it, at most"),
+        found.planned.templates,
+        ("nodes", lambda template: str(template.num_nodes)),
+        ("stages", lambda template: str(len(template.stages))),
+        ("GPUs a stage", lambda template: str(template.stages[0].num_gpus)),
+        ("layers of the stages", lambda template: " ".join(str(s.end - s.first) for s in template.stages)),
+        ("microbatch", lambda template: milliseconds(template.microbatch_s)),
+        ("samples of it, at most", lambda template: str(min(found.microbatch_capacity(template)))),
     )
-    for template in found.planned.templates:
-        layers = " ".join(str(stage.end - stage.first) for stage in template.stages)
-        width = template.stages[0].num_gpus
-        table.add_row(
-            str(template.num_nodes),
-            str(len(template.stages)),
-            str(width),
-            layers,
-            milliseconds(template.microbatch_s),
-            str(min(found.microbatch_capacity(template))),
-        )
-    return table
 
 
 def _count_table(found: ElasticTemplates, counts: range) -> Table:
-    table = titled(
-        "on so many nodes", ("nodes", "pipelines of", "iteration", "samples/s", "a grid, samples/s")
+    return listed(
+        "on so many nodes",
+        reversed(counts),
+        ("nodes", str),
+        ("pipelines of", lambda count: " + ".join(map(str, found.at(count).sizes))),
+        ("iteration", lambda count: milliseconds(len(found.job.batch) / found.samples_per_s(count))),
+        ("samples/s", lambda count: f"{found.samples_per_s(count):.4g}"),
+        ("a grid, samples/s", lambda count: f"{found.grid_samples_per_s(count):.4g}"),
     )
-    for count in reversed(counts):
-        chosen = found.at(count)
-        table.add_row(
-            str(count),
-            " + ".join(map(str, chosen.sizes)),
-            milliseconds(len(found.job.batch) / found.samples_per_s(count)),
-            f"{found.samples_per_s(count):.4g}",
-            f"{found.grid_samples_per_s(count):.4g}",
-        )
-    return table
 
 
 def _templates_record(found: ElasticTemplates, counts: range) -> dict[str, Any]:
@@ -233,18 +220,14 @@ def _run_table(title: str, runs: "list[FailureRun]", dollars: float | None) -> T
     from sim.failures.run import Spent
 
     shown = (Spent.EFFECTIVE, Spent.RECOVERY, Spent.LOST, Spent.CHECKPOINT, Spent.WAITING)
-    cost = () if dollars is None else ("dollars/million",)
-    table = titled(
+    hourly = () if dollars is None else (dollars,)
+    return listed(
         f"{title}, {runs[0].window_s / HOUR_S:.4g} h",
-        ("", "samples", "samples/s", "recoveries", *(kind.value for kind in shown), *cost),
+        runs,
+        ("", lambda run: run.system),
+        ("samples", lambda run: f"{run.samples:,.0f}"),
+        ("samples/s", lambda run: f"{run.samples_per_s:.4g}"),
+        ("recoveries", lambda run: str(run.num_recoveries)),
+        *((kind.value, lambda run, kind=kind: percent(run.fraction(kind), signed=False)) for kind in shown),
+        *(("dollars/million", lambda run, d=d: f"{run.dollars_per_sample(d) * 1e6:,.2f}") for d in hourly),
     )
-    for run in runs:
-        table.add_row(
-            run.system,
-            f"{run.samples:,.0f}",
-            f"{run.samples_per_s:.4g}",
-            str(run.num_recoveries),
-            *(percent(run.fraction(kind), signed=False) for kind in shown),
-            *([] if dollars is None else [f"{run.dollars_per_sample(dollars) * 1e6:,.2f}"]),
-        )
-    return table

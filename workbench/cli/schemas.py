@@ -9,7 +9,7 @@ import typer
 
 from workbench.cli.console import show
 from workbench.cost.profile import profile_schema
-from workbench.job.editor_schema import job_schema
+from workbench.job.job_file import job_schema
 from workbench.plan.codec import plan_schema
 from workbench.whole_file import write_text
 

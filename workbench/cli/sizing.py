@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from workbench.cli.console import emit_json, show
+from workbench.cli.console import print_result
 from workbench.cli.judging import JudgeFlag, Strategy, planners_by
 from workbench.cli.options import ExecutionFile, JobFile, Json, Profile
 from workbench.cli.searching import Judging, NoCache, kept_results, searched
@@ -79,10 +79,9 @@ def size_command(
 
     tried = sized(goal, iter(sorted(gpus)) if gpus else gpu_counts(wanted), train)
     chosen = answer(goal, tried)
-    if as_json:
-        records = [training_record(each, goal) for each in tried]
-        emit_json({"job": wanted.name, "gpus": None if chosen is None else chosen.gpus, "tried": records})
-    else:
-        show(answer_text(chosen, goal, tried), size_table(wanted.name, goal, tried))
+    records = [training_record(each, goal) for each in tried]
+    record = {"job": wanted.name, "gpus": None if chosen is None else chosen.gpus, "tried": records}
+    text = answer_text(chosen, goal, tried)
+    print_result(record, text, size_table(wanted.name, goal, tried), as_json=as_json)
     if chosen is None:
         raise typer.Exit(1)

@@ -8,7 +8,8 @@ import typer
 from workbench.cli.console import emit_json, show
 from workbench.cli.options import Json
 from workbench.job.draft import LARGEST_IMAGE_PX, Draft, Train, draft, machines_of
-from workbench.report.tables import titled
+from workbench.model.model_graph import Module
+from workbench.report.tables import listed
 from workbench.whole_file import check_writable, write_text
 
 
@@ -39,22 +40,25 @@ def init_command(
     if as_json:
         emit_json({"job": str(output), **_record(made)})
         return
-    table = titled(f"{model} on {gpus}", ("module", "modality", "layers", "weights", "trainable"))
-    for module in made.model.modules:
-        trained = sum(
-            weight.num_elements for layer in module.layers if layer.trainable for weight in layer.parameters()
-        )
-        table.add_row(
-            module.name,
-            module.modality,
-            str(len(module.layers)),
-            f"{module.num_parameters:,}",
-            f"{trained:,}",
-        )
+    table = listed(
+        f"{model} on {gpus}",
+        made.model.modules,
+        ("module", lambda module: module.name),
+        ("modality", lambda module: module.modality),
+        ("layers", lambda module: str(len(module.layers))),
+        ("weights", lambda module: f"{module.num_parameters:,}"),
+        ("trainable", lambda module: f"{_num_trained(module):,}"),
+    )
     if made.missing:
         count, first = len(made.missing), made.missing[0]
         show(f"{count} files of weights are not there yet ({first}, ...): enough to plan with")
     show(table, f"written to {output}; next: workbench search {output}")
+
+
+def _num_trained(module: Module) -> int:
+    return sum(
+        weight.num_elements for layer in module.layers if layer.trainable for weight in layer.parameters()
+    )
 
 
 def _record(made: Draft) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 NUM_NEIGHBOURS = 6
 SLACK = 1e-6  # of distances, more than what is rounded
-HALVED = 16  # cells, until what no reading is above is taken as it is
-NARROW = 1 / 16  # octaves, of a cell that is not halved
+HALVED = 64  # cells, until what no reading is above is taken as it is
+NARROW = 1 / 64  # octaves, of a cell that is not halved
 
 
 class Reading(NamedTuple):
@@ -18,6 +18,26 @@ class Reading(NamedTuple):
 
     rate: float
     inside: bool
+
+
+class Cell(NamedTuple):
+    """A part of a surface's box, in logarithms.
+
+    Args:
+        low, high: corners.
+        most: what no reading in it is above.
+        near: places of the points that can be among the nearest there.
+    """
+
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    most: float
+    near: NDArray[np.intp]
+
+    @property
+    def most_rate(self) -> float:
+        """What no reading in it is above, as a rate."""
+        return float(np.exp2(self.most))
 
 
 class Surface:
@@ -92,24 +112,36 @@ class Surface:
             self._most[key] = float(np.exp2(self._most_between(first, last)))
         return self._most[key]
 
+    def cell(self, low: Sequence[float], high: Sequence[float], within: Cell | None = None) -> Cell:
+        """What lies between two corners, by one look: nothing is halved, as `most` does.
+
+        Args:
+            within: a cell around it, whose points alone are looked at.
+        """
+        first, last = (np.clip(np.log2(np.asarray(at, float)), self._low, self._high) for at in (low, high))
+        return self._cell(first, last, within)
+
     def _most_between(self, low: NDArray[np.float64], high: NDArray[np.float64]) -> float:
         """The same, all in logarithms."""
-        cells = [(-self._most_in(low, high), 0, low, high)]
+        cells = [(0.0, 0, self._cell(low, high, None))]
         for number in range(1, 2 * HALVED, 2):
-            most, _, low, high = cells[0]
-            axis = int(np.argmax(high - low))
-            if high[axis] - low[axis] < NARROW:
+            _, _, cell = cells[0]
+            axis = int(np.argmax(cell.high - cell.low))
+            if cell.high[axis] - cell.low[axis] < NARROW:
                 break
             heappop(cells)
-            middle = (low[axis] + high[axis]) / 2
-            for place, (first, last) in enumerate(((low, high.copy()), (low.copy(), high))):
+            middle = (cell.low[axis] + cell.high[axis]) / 2
+            for place, (first, last) in enumerate(
+                ((cell.low, cell.high.copy()), (cell.low.copy(), cell.high))
+            ):
                 (last if place == 0 else first)[axis] = middle
-                heappush(cells, (max(most, -self._most_in(first, last)), number + place, first, last))
-        return -cells[0][0]
+                half = self._cell(first, last, cell)
+                heappush(cells, (-half.most, number + place, half))
+        return cells[0][2].most
 
-    def _most_in(self, low: NDArray[np.float64], high: NDArray[np.float64]) -> float:
-        """Of one cell."""
-        points, rates = self._coordinates, self._log_rate
+    def _cell(self, low: NDArray[np.float64], high: NDArray[np.float64], within: Cell | None) -> Cell:
+        places = np.arange(len(self._log_rate)) if within is None else within.near
+        points, rates = self._coordinates[places], self._log_rate[places]
         nearest = np.maximum(np.maximum(low - points, points - high), 0.0).sum(axis=1)
         farthest = np.maximum(np.abs(points - low), np.abs(points - high)).sum(axis=1)
         last = min(NUM_NEIGHBOURS, len(rates)) - 1
@@ -123,7 +155,10 @@ class Surface:
         weights = np.cumsum(most) + least.sum() - np.cumsum(least)
         sums = np.cumsum(most * rates) + (least * rates).sum() - np.cumsum(least * rates)
         exact = rates[nearest[order] < SLACK]
-        return float(max((sums / weights).max(), exact.max(initial=-np.inf)))
+        found = float(max((sums / weights).max(), exact.max(initial=-np.inf)))
+        if within is not None:
+            found = min(found, within.most)
+        return Cell(low, high, found, places[can_be])
 
     def leave_one_out(self) -> tuple[float, float]:
         """Median and 90th percentile of |relative error| when each point is predicted by the others.

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from workbench.cost.execution import ALIGNED_BYTES, AttentionKernel, Execution
 from workbench.cost.flash import flash_share
-from workbench.cost.interpolate import Surface
+from workbench.cost.interpolate import Cell, Surface
 from workbench.cost.power import clock_share, slowest_share
 from workbench.cost.products import NARROW, WIDE_BYTES, ProductFormat, narrow_rate
 from workbench.cost.profile import Direction, Profile, Table
@@ -129,12 +129,18 @@ class KernelTimes:
         inside = reading.inside and padded == gemm
         return self._floor(padded.flop / rate), inside
 
-    def most_product_flop_per_s(
-        self, precision: str, low: Gemm | None = None, high: Gemm | None = None
-    ) -> float:
-        """What no product of a shape between two is above, casts to narrow formats for nothing.
+    def product_cell(self, low: Gemm, high: Gemm, within: Cell | None = None) -> Cell | None:
+        """Products of all shapes between two, in the table of short loops; None: the profile has none.
 
-        Without shapes, of any shape: the fastest measured one's, in its best direction.
+        Args:
+            within: what lies between shapes around these.
+        """
+        return self._matmul.cell(low, high, within) if self._matmul is not None else None
+
+    def most_product_flop_per_s(self, precision: str, cell: Cell | None = None) -> float:
+        """What no product of a cell's shapes is above, casts to narrow formats for nothing.
+
+        Without a cell, of any shape: the fastest measured one's, in its best direction.
         """
         run = self.execution
         peak = self.profile.peak(precision) * run.matmul_rate * self.product_share
@@ -142,7 +148,7 @@ class KernelTimes:
         if run.products is not ProductFormat.SAME:
             peak *= max(1.0, narrow_rate(self.profile, run.products))
         if self._matmul is not None:
-            most = self._matmul.extremes[1] if low is None or high is None else self._matmul.most(low, high)
+            most = self._matmul.extremes[1] if cell is None else cell.most_rate
             peak *= most / self.profile.peak(self.profile.table_precision)
         return peak / min([1.0, *(held.extremes[0] for held in self._slowdowns.values())])
 

@@ -1,10 +1,15 @@
 """Seconds that a layer takes at least, on however many ranks and in however many calls."""
 
 import math
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from heapq import heapify, heappop, heappush
+from itertools import count
 from typing import NamedTuple
 
 from workbench.cost.execution import AttentionKernel, Lookups
+from workbench.cost.interpolate import NARROW, Cell
 from workbench.cost.kernel_times import length_of
 from workbench.cost.measured import MeasuredLayer
 from workbench.cost.model import CostModel
@@ -17,34 +22,40 @@ from workbench.cost.roofline import (
     RowWork,
     Work,
     attention_flop,
-    forward_flop,
     gemm_of,
     operator_tokens,
 )
 from workbench.cost.sustained import in_direction
 from workbench.model.experts import num_experts
+from workbench.model.frozen import Needs
 from workbench.model.layer import Attention, Layer, Lookup, Matmul, Pointwise, Shard
 from workbench.schedule.action import Pass
 
 WHOLE = Grid()  # the layer uncut
 LONG = 16384  # tokens of the causal launch at whose rate attention is simulated tile by tile
+HALVED = 96  # cells, until what no call takes less than is taken as it is
+LOOKED = 4  # halvings between two looks at what a call in the middle of a cell takes
+NEAR = 0.98  # of that: near enough
 FEWEST = 1e-3  # tokens of a call: fewer than any has
 
 
 class LeastTime(NamedTuple):
-    """Seconds times ranks of a layer's passes.
+    """Seconds times ranks of passes.
 
     Args:
-        forward_s: F.
-        input_grad_s, weight_grad_s: gradients to its input and of its weights.
+        way_s: forward, and gradients through the layers, which others wait for.
+        weights_s: gradients of weights, for which nobody waits: what all take more than that at least.
     """
 
-    forward_s: float
-    input_grad_s: float
-    weight_grad_s: float
+    way_s: float
+    weights_s: float
+
+    @property
+    def all_s(self) -> float:
+        return self.way_s + self.weights_s
 
     def __add__(self, other: object) -> "LeastTime":
-        """Pass by pass."""
+        """Of both."""
         assert isinstance(other, LeastTime)
         return LeastTime(*(own + its for own, its in zip(self, other, strict=True)))
 
@@ -53,17 +64,43 @@ class LeastTime(NamedTuple):
         return LeastTime(*(factor * seconds for seconds in self))
 
 
-NOTHING = LeastTime(0.0, 0.0, 0.0)
+NOTHING = LeastTime(0.0, 0.0)
+
+
+def least_of(times: Iterable[LeastTime]) -> LeastTime:
+    """What no one of several is below: the least way, and the least of all passes."""
+    found = list(times)
+    way_s = min(each.way_s for each in found)
+    return LeastTime(way_s, min(each.all_s for each in found) - way_s)
+
+
+class _Cell(NamedTuple):
+    """Calls with some tensor-parallel degrees and tokens.
+
+    Args:
+        seconds: times ranks, that the stock takes at least in such calls.
+        number: that tells cells of equal seconds apart.
+        tp: least and most degree.
+        tokens: fewest and most.
+        tables: of every product and direction, the part of the table.
+    """
+
+    seconds: float
+    number: int
+    tp: tuple[int, int]
+    tokens: tuple[float, float]
+    tables: tuple[Cell | None, ...]
 
 
 class LeastTimes:
     """What layers take at least whose calls take rows out of a stock, in whatever parts.
 
-    Products and fused attention at the best rate that the profile gives to any shape which a call can
-    have: its features cut among as many tensor-parallel ranks as can be, its tokens any number up to the
-    stock's; memory-bound kernels at their best rate, without what does not grow with tokens; collectives,
-    launches and overheads for nothing; layers measured whole by their fit without what a call takes. What
-    cross-attention takes is left out; layers with experts have the best rate of any shape.
+    Products at the rates that the profile gives to the best number of tokens and tensor-parallel ranks of a
+    call, which are the same for all products of a layer and in all passes over one microbatch; tokens are
+    any number up to the stock's. Fused attention at the best rate that a call can have; memory-bound kernels
+    at their best rate, without what does not grow with tokens; collectives, launches and overheads for
+    nothing; layers measured whole by their fit without what a call takes. What cross-attention takes is left
+    out; layers with experts have the best rate of any shape.
 
     Why it holds: on tp x cp ranks a call does 1 / (tp cp) of each product, and no less of the rest, so ranks
     times seconds are FLOP over a rate (bytes over one) that this rate is no less than; FLOP and bytes add up
@@ -87,36 +124,48 @@ class LeastTimes:
         self._cost, self._precision, self._stock = cost, precision, stock
         self._num_ranks, self._cuts_tokens = num_ranks, cuts_tokens
         self._products: dict[tuple[object, ...], float] = {}
+        self._tables: dict[tuple[object, ...], Cell | None] = {}
+        self._numbers = count()
         self._attentions: dict[Attention, tuple[float, float]] = {}
 
-    def of(self, layer: Layer, work: Work) -> LeastTime:
+    def cutting_tokens(self) -> "LeastTimes":
+        """The same where context-parallel ranks share tokens; what products take is worked out once."""
+        other = copy(self)
+        other._cuts_tokens, other._attentions = True, {}
+        return other
+
+    def of(self, layer: Layer, work: Work, needs: Needs) -> LeastTime:
         """Of passes over some rows of the stock, on all of their ranks together.
 
         It adds up over calls: that of all rows is no more than the sum of those of its parts.
 
-        Complexity: O(operators + measured grids), and one bound of a table for every shape not yet seen.
+        Args:
+            needs: which gradients it computes.
+
+        Complexity: O(operators + measured grids), and 2 x `HALVED` cells of a table for every product of a
+        layer not yet seen.
         """
         if layer.reads_context:
             return NOTHING
         measured = self._cost.measured_on(layer, self._precision)
-        found = [_measured(each, work, grid.tp * grid.cp) for grid, each in measured]
+        found = [_measured(each, work, grid.tp * grid.cp, needs) for grid, each in measured]
         if all(grid != WHOLE for grid, _ in measured):  # else other grids are scaled from one rank
-            found.append(self._composed(layer, work))
+            found.append(self._composed(layer, work, needs))
         profile, kinds = self._cost.profile, (Pass.F, Pass.B, Pass.I, Pass.W)
         factor = min(min(profile.pipeline_factor(kind), profile.alone_factor(kind)) for kind in kinds)
-        return LeastTime(*(factor * min(seconds) for seconds in zip(*found, strict=True)))
+        return least_of(found).scaled(factor)
 
-    def _composed(self, layer: Layer, work: Work) -> LeastTime:
-        total = NOTHING
-        tps = tuple(self._degrees(layer))
+    def _composed(self, layer: Layer, work: Work, needs: Needs) -> LeastTime:
+        total, products = NOTHING, defaultdict(list)
         for operator in layer.operators:
             if isinstance(operator, Matmul):
-                total += self._product(operator, work, () if num_experts(layer) else tps)
+                products[operator.tokens, operator.tokens_scale].append(operator)
             elif isinstance(operator, Attention):
-                total += self._attention(operator, work)
+                total += self._attention(operator, work, needs)
             elif not num_experts(layer):
-                total += self._moved(operator, work)
-        return total
+                total += self._moved(operator, work, needs)
+        tps = () if num_experts(layer) else tuple(self._degrees(layer))
+        return sum((self._of_products(each, work, tps, needs) for each in products.values()), total)
 
     def _degrees(self, layer: Layer) -> Iterator[tuple[int, int]]:
         """Ranges of tensor-parallel degrees: divisors of the heads one by one, else octaves."""
@@ -131,32 +180,72 @@ class LeastTimes:
             yield low, min(2 * low, self._num_ranks)
             low *= 2
 
-    def _product(self, operator: Matmul, work: Work, tps: tuple[tuple[int, int], ...]) -> LeastTime:
-        flop = forward_flop(operator, work, WHOLE)
-        if not flop:
+    def _of_products(
+        self, products: Sequence[Matmul], work: Work, tps: tuple[tuple[int, int], ...], needs: Needs
+    ) -> LeastTime:
+        """Of those with the same tokens."""
+        tokens, stock = (operator_tokens(products[0], each, WHOLE) for each in (work, self._stock))
+        if not tokens:
             return NOTHING
-        return LeastTime(*(flop / self._product_rate(operator, tps, direction) for direction in Direction))
+        way = (Direction.FORWARD, *[Direction.INPUT_GRAD] * needs.input_grad)
+        every = (*way, *[Direction.WEIGHT_GRAD] * needs.weight_grad)
+        way_s, all_s = (self._products_s(products, tps, each) for each in (way, every))
+        return LeastTime(way_s, max(all_s - way_s, 0.0)).scaled(tokens / stock)
 
-    def _product_rate(
-        self, operator: Matmul, tps: tuple[tuple[int, int], ...], direction: Direction
+    def _products_s(
+        self, products: Sequence[Matmul], tps: tuple[tuple[int, int], ...], directions: tuple[Direction, ...]
     ) -> float:
-        """The best of all degrees; of any shape where none is given."""
-        whole = gemm_of(operator, self._stock, WHOLE)
-        key = whole, operator.shard, tps, direction
+        """Of the whole stock.
+
+        Of all calls those with the least seconds a token are looked for: cells of degrees and tokens whose
+        seconds are not known to be more than another's are halved, so many times.
+        """
+        kinds = Counter((gemm_of(each, self._stock, WHOLE), each.shard) for each in products)
+        if not tps:
+            flop = sum(gemm.flop * num for (gemm, _), num in kinds.items())
+            return len(directions) * flop / self._cost.most_product_flop_per_s(self._precision)
+        key = tuple(kinds.items()), tps, directions
         if key not in self._products:
-            boxes = [_box(whole, operator.shard, tp) for tp in tps]
-            self._products[key] = max(
-                (
-                    self._cost.most_product_flop_per_s(
-                        self._precision, *(in_direction(corner, direction) for corner in box)
+            most = max(gemm.m for gemm, _ in kinds)
+            cells = [self._cell(kinds, directions, tp, (min(FEWEST, most), most), None) for tp in tps]
+            heapify(cells)
+            taken_s = math.inf
+            for number in range(HALVED):
+                (few, many), cell = cells[0].tokens, cells[0]
+                if many < few * 2**NARROW or cell.seconds > NEAR * taken_s:
+                    break
+                heappop(cells)
+                middle = math.sqrt(few * many)
+                if number % LOOKED == 0:
+                    taken_s = min(
+                        taken_s, self._cell(kinds, directions, cell.tp, (middle, middle), cell).seconds
                     )
-                    for box in boxes
-                ),
-                default=self._cost.most_product_flop_per_s(self._precision),
-            )
+                for half in ((few, middle), (middle, many)):
+                    heappush(cells, self._cell(kinds, directions, cell.tp, half, cell))
+            self._products[key] = cells[0].seconds
         return self._products[key]
 
-    def _attention(self, operator: Attention, work: Work) -> LeastTime:
+    def _cell(
+        self,
+        kinds: Mapping[tuple[Gemm, Shard], int],
+        directions: tuple[Direction, ...],
+        tp: tuple[int, int],
+        tokens: tuple[float, float],
+        within: _Cell | None,
+    ) -> _Cell:
+        tables, seconds = [], 0.0
+        around = iter(within.tables if within else [None] * len(kinds) * len(directions))
+        for (whole, shard), num in kinds.items():
+            for direction in directions:
+                key, inside = (whole, shard, direction, tp, tokens), next(around)
+                if key not in self._tables:
+                    low, high = (in_direction(at, direction) for at in _box(whole, shard, tp, tokens))
+                    self._tables[key] = self._cost.product_cell(low, high, inside)
+                tables.append(self._tables[key])
+                seconds += num * whole.flop / self._cost.most_product_flop_per_s(self._precision, tables[-1])
+        return _Cell(seconds, next(self._numbers), tp, tokens, tuple(tables))
+
+    def _attention(self, operator: Attention, work: Work, needs: Needs) -> LeastTime:
         flop = attention_flop(operator, work, WHOLE)
         if self._cost.execution.attention is not AttentionKernel.FUSED or not flop:
             return NOTHING
@@ -164,7 +253,8 @@ class LeastTimes:
             self._attentions[operator] = self._attention_rates(operator)
         rate, backward = self._attentions[operator]
         forward_s = flop / rate
-        return LeastTime(forward_s, forward_s * ATTENTION_BACKWARD_FLOP / backward, 0.0)
+        backward_s = forward_s * ATTENTION_BACKWARD_FLOP / backward
+        return LeastTime(forward_s + needs.input_grad * backward_s, 0.0)
 
     def _attention_rates(self, operator: Attention) -> tuple[float, float]:
         """FLOP/s of a forward, and of a backward over these."""
@@ -192,7 +282,7 @@ class LeastTimes:
         tiled = attention_flop(causal, launch, WHOLE) / launch_s
         return max(rate, tiled), max(backward, self._cost.attention_backward_rate(causal, launch, WHOLE))
 
-    def _moved(self, operator: Pointwise | Lookup, work: Work) -> LeastTime:
+    def _moved(self, operator: Pointwise | Lookup, work: Work, needs: Needs) -> LeastTime:
         if isinstance(operator, Lookup) and self._cost.execution.lookups is Lookups.PRODUCTS:
             return NOTHING
         moved = OperatorPasses(self._cost, work, WHOLE, self._precision, set()).moved_bytes(operator)
@@ -200,24 +290,22 @@ class LeastTimes:
         weights = (
             min(moved.input_grad, moved.weight_grad) if isinstance(operator, Lookup) else moved.weight_grad
         )
-        return LeastTime(moved.forward / rate, moved.input_grad / rate, weights / rate)
+        way = moved.forward + needs.input_grad * moved.input_grad
+        return LeastTime(way / rate, needs.weight_grad * weights / rate)
 
 
-def _box(whole: Gemm, shard: Shard, tp: tuple[int, int]) -> tuple[Gemm, Gemm]:
-    """Least and most sizes of a product of the stock on so many ranks, with any number of its tokens."""
-    few, many = tp
-    fewest = min(FEWEST, whole.m)
-    if shard is Shard.COLUMN:
-        return Gemm(fewest, whole.n / many, whole.k), whole._replace(n=whole.n / few)
-    if shard is Shard.ROW:
-        return Gemm(fewest, whole.n, whole.k / many), whole._replace(k=whole.k / few)
-    return whole._replace(m=fewest), whole
+def _box(whole: Gemm, shard: Shard, tp: tuple[int, int], tokens: tuple[float, float]) -> tuple[Gemm, Gemm]:
+    """Least and most sizes of a product on so many ranks, with so many tokens."""
+    (few, many), (_, n, k) = tp, whole
+    columns = (n / many, n / few) if shard is Shard.COLUMN else (n, n)
+    rows = (k / many, k / few) if shard is Shard.ROW else (k, k)
+    least, most = (Gemm(*sizes) for sizes in zip(tokens, columns, rows, strict=True))
+    return least, most
 
 
-def _measured(measured: MeasuredLayer, work: Work, num_ranks: int) -> LeastTime:
+def _measured(measured: MeasuredLayer, work: Work, num_ranks: int, needs: Needs) -> LeastTime:
     time = measured.least_s(work)
-    return LeastTime(
-        num_ranks * min(time.forward_s, time.forward_only_s),
-        num_ranks * min(time.input_grad_s, time.split_input_s),
-        num_ranks * min(time.weight_grad_s, time.split_weight_s),
-    )
+    way_s = min(time.forward_s, time.forward_only_s)
+    way_s += needs.input_grad * min(time.input_grad_s, time.split_input_s)
+    weights_s = needs.weight_grad * min(time.weight_grad_s, time.split_weight_s)
+    return LeastTime(way_s, weights_s).scaled(num_ranks)

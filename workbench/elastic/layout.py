@@ -20,14 +20,19 @@ class NodeLayout:
     def __post_init__(self) -> None:
         if not self.pipelines or not all(self.pipelines):
             raise ValueError(f"want pipelines of one node or more, got {self.pipelines}")
-        counts = Counter(node for pipeline in self.pipelines for node in pipeline)
+        counts = Counter(self.nodes)
         for node, count in counts.items():
             if count > 1:
                 raise ValueError(f"node {node!r} stands in {count} places of the layout")
 
     @property
+    def nodes(self) -> tuple[str, ...]:
+        """Pipeline by pipeline."""
+        return tuple(node for pipeline in self.pipelines for node in pipeline)
+
+    @property
     def num_nodes(self) -> int:
-        return sum(map(len, self.pipelines))
+        return len(self.nodes)
 
     @property
     def sizes(self) -> tuple[int, ...]:

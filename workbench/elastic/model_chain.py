@@ -3,8 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import networkx as nx
-
 from workbench.elastic.chain import LayerChain
 from workbench.elastic.template import TemplateStage
 from workbench.model.model_graph import ModelGraph
@@ -34,9 +32,7 @@ def chain_order(model: ModelGraph) -> tuple[Owner, ...]:
     to the LLM travels past the stages between. Their order costs nothing in the objective, which is a
     sum over stages and the slowest one.
     """
-    listed = {module.name: place for place, module in enumerate(model.modules)}
-    order = nx.lexicographical_topological_sort(model.networkx(), key=listed.__getitem__)
-    return tuple((name, layer) for name in order for layer in range(len(model.module(name).layers)))
+    return tuple((module.name, layer) for module in model.in_order for layer in range(len(module.layers)))
 
 
 def model_chain(

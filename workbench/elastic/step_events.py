@@ -1,11 +1,11 @@
 """What happens to the nodes of a training, by step: who is killed, warned and joins, checked by name."""
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from workbench.elastic.availability import Availability, Change
+from workbench.job.notations.words import nearest_of
 
 
 class Happening(StrEnum):
@@ -53,7 +53,7 @@ def parse_event(text: str, before: StepEvent | None = None) -> StepEvent:
             f"event {text!r}: want STEP:kill|warn|join:NODE or recovery:kill:NODE, e.g. '3:kill:node1'"
         )
     if what not in list(Happening):
-        raise ValueError(f"event {text!r}: {_nearest(what, [each.value for each in Happening])}")
+        raise ValueError(f"event {text!r}: {nearest_of(what, Happening)}")
     if not in_recovery:
         return StepEvent(step=int(when), what=Happening(what), node=node)
     if what != Happening.KILL:
@@ -235,9 +235,4 @@ class _Presence:
     def _why_missing(self, node: str) -> str:
         if node in self._went:
             return f"node {node!r} is gone since {str(self._went[node])!r}; there are {', '.join(self._now)}"
-        return f"no node {node!r}; {_nearest(node, list(self._now))}"
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+        return f"no node {node!r}; {nearest_of(node, self._now)}"

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from workbench.explain.critical_path import path_of, step_of
 from workbench.explain.idle import idle_by_cause, idle_of
-from workbench.explain.pass_parts import CauseSeconds, PassParts, path_causes
+from workbench.explain.pass_parts import PassParts, path_causes
 from workbench.explain.timeline import Piece, Timeline, timeline
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Microbatch, Plan, Stage
@@ -102,30 +102,24 @@ def difference(first: Side, second: Side) -> Difference:
     )
 
 
-class _Named(NamedTuple):
-    cause: str
-    where: str
-    seconds: float
+_Seconds = tuple[str, str, float]  # a cause, where, and how long
 
 
-def mean_rank_s(times: Timeline, trace: Trace, parts: Mapping[Action, PassParts]) -> tuple[_Named, ...]:
+def mean_rank_s(times: Timeline, trace: Trace, parts: Mapping[Action, PassParts]) -> tuple[_Seconds, ...]:
     """Seconds of the mean rank by cause, which add up to the step: its compute lane, and its idle time."""
-    graph, plan = times.lowered.tasks, times.lowered.plan
+    plan = times.lowered.plan
     steps = [
-        step_of(times, Piece(span.start_s, span.end_s, node))
+        step_of(times, Piece(span.start_s, span.end_s, times.node_of(span)))
         for span in trace.spans
         if span.lane is Lane.COMPUTE
-        for node in [graph.passes[span.action] if span.action in graph.passes else graph.steps[span.rank]]
     ]
     ranks = plan.cluster.num_ranks
-    computed = (_Named(cause, where, total_s / ranks) for cause, where, total_s in path_causes(steps, parts))
+    computed = ((cause, where, total_s / ranks) for cause, where, total_s in path_causes(steps, parts))
     idle = idle_by_cause(plan, idle_of(times, trace))
-    return (*computed, *(_Named(each.cause, each.where, each.seconds) for each in idle))
+    return (*computed, *((each.cause, each.where, each.seconds) for each in idle))
 
 
-def _beside(
-    first: Iterable[CauseSeconds | _Named], second: Iterable[CauseSeconds | _Named]
-) -> tuple[SecondsOf, ...]:
+def _beside(first: Iterable[_Seconds], second: Iterable[_Seconds]) -> tuple[SecondsOf, ...]:
     """Both sides' seconds by cause, the largest change first."""
     found: dict[tuple[str, str], list[float]] = {}
     for side, seconds_of in enumerate((first, second)):

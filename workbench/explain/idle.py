@@ -133,15 +133,10 @@ def _gaps(times: Timeline, spans: Iterable[Span]) -> Iterator[_Gap]:
                 cause = IdleCause.DRAIN
             elif span.start_s <= first_s:
                 cause = IdleCause.FILL
-            yield _Gap(reached_s, span.start_s, _node(times, span), cause)
+            yield _Gap(reached_s, span.start_s, times.node_of(span), cause)
         reached_s = max(reached_s, span.end_s)
     if reached_s < times.iteration_s:
         yield _Gap(reached_s, times.iteration_s, times.last, IdleCause.DRAIN)
-
-
-def _node(times: Timeline, span: Span) -> int:
-    graph = times.lowered.tasks
-    return graph.passes[span.action] if span.action in graph.passes else graph.steps[span.rank]
 
 
 def _pieces(times: Timeline, gap: _Gap, means_s: dict[Action, float]) -> Iterator[IdlePiece]:

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
-from workbench.model.model_graph import TEXT
 from workbench.plan.codec import plan_hash
 from workbench.plan.plan import Plan
 from workbench.plan.plan_schedule import is_sharded, likely_schedules, schedule_of
@@ -78,7 +77,7 @@ def origin_of(plan: Plan, cost: CostModel, planner: Planner, job: Job | None = N
 
 
 def _as_job(plan: Plan, cost: CostModel, placing: Placing, job: Job | None) -> Job:
-    llm = next(module.name for module in plan.model.modules if module.modality == TEXT)
+    llm = plan.model.llm.name
     layouts = layouts_of(plan, len(plan.replicas(llm)), placing)
     if job is not None:
         return replace(job, layouts=layouts, replicas=len(plan.replicas(llm)))

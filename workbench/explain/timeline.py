@@ -10,7 +10,7 @@ from workbench.plan.lowered import Lowered
 from workbench.plan.task_graph import adjacency
 from workbench.schedule.action import Action
 from workbench.schedule.precedence import in_order
-from workbench.trace import Trace
+from workbench.trace import Span, Trace
 
 
 class Piece(NamedTuple):
@@ -52,6 +52,11 @@ class Timeline:
     def num_tasks(self) -> int:
         """Nodes from here on are rows."""
         return self.lowered.tasks.num_tasks
+
+    def node_of(self, span: Span) -> int:
+        """The task of a span of the compute lane."""
+        tasks = self.lowered.tasks
+        return tasks.passes[span.action] if span.action in tasks.passes else tasks.steps[span.rank]
 
     @property
     def last(self) -> int:

@@ -5,16 +5,14 @@ from collections.abc import Iterator
 from itertools import chain
 
 from workbench.job.job import Job
-from workbench.model.model_graph import TEXT
 from workbench.plan.plan import Plan
-from workbench.planner.layout_search import usable_ranks
 
 HEAVY = 2.0  # times the mean, from which a sample is one that others wait for
 
 
 def waste_of(plan: Plan, job: Job) -> tuple[str, ...]:
     """One line for each way in which a job's plan leaves ranks idle that it could use."""
-    return (*_unused(plan, usable_ranks(job)), *_too_few(plan, job))
+    return (*_unused(plan, job.usable_ranks), *_too_few(plan, job))
 
 
 def _unused(plan: Plan, usable: int) -> Iterator[str]:
@@ -28,7 +26,7 @@ def _unused(plan: Plan, usable: int) -> Iterator[str]:
 
 def _too_few(plan: Plan, job: Job) -> Iterator[str]:
     """Replicas with fewer microbatches than stages behind one another, or than were asked for."""
-    llm = next(module.name for module in plan.model.modules if module.modality == TEXT)
+    llm = plan.model.llm.name
     replicas = plan.replicas(llm)
     asked = len(job.batch) // (len(replicas) * job.microbatch_samples)
     short: Counter[tuple[int, int]] = Counter()

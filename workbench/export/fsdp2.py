@@ -11,7 +11,7 @@ from pathlib import Path
 
 from workbench.export import sayable
 from workbench.export.placed import llm_of, placed_modules
-from workbench.export.said import Change, Said, Way, all_sharded, with_settings
+from workbench.export.said import Change, Said, Way, all_sharded, in_settings
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import PLAN, nccl_environment
 from workbench.plan.codec import dumps
@@ -89,13 +89,7 @@ def _computed_again(plan: Plan) -> Sequence[Change]:
             return settings
         return replace(settings, computed_again=(), recompute=Recompute.FULL)
 
-    return (
-        Change(
-            has="parts of blocks computed again",
-            gets="whole blocks computed again",
-            make=lambda job: with_settings(job, whole),
-        ),
-    )
+    return in_settings("parts of blocks computed again", "whole blocks computed again", whole)
 
 
 def layout_words(plan: Plan) -> dict[str, object]:

@@ -20,8 +20,11 @@ from workbench.export.mimo_words import (
     Words,
     mimo_changes,
     mimo_tables,
+    position_words,
     program_files,
+    settings_words,
     tokens_of_item,
+    transformer_words,
 )
 from workbench.export.placed import Placed, Placing, llm_of, placed_modules
 from workbench.export.said import LLM_ALONE, Change, Said, longest_tokens, microbatch_samples
@@ -29,7 +32,7 @@ from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import nccl_environment
 from workbench.job.notations.job_layouts import MEGATRON_SIZES
 from workbench.job.notations.layout_string import layout_string
-from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Sharding
+from workbench.plan.plan import ModuleSettings, Plan, Sharding
 
 ARGUMENTS, DATA = "arguments.sh", "data.sh"
 Arguments = dict[str, str | None]  # flag -> its value; None: it stands alone
@@ -40,6 +43,14 @@ _GRID_SIZES = (
     "context_parallel_size",
     "expert_model_parallel_size",
 )
+_FLAGS = {
+    "add_bias_linear": "--disable-bias-linear",
+    "gated_linear_unit": "--swiglu",
+    "layernorm_epsilon": "--norm-epsilon",
+    "num_moe_experts": "--num-experts",
+    "rope_scaling": "--use-rope-scaling",
+}
+_NEGATED = ("add_bias_linear",)  # whose flag turns it off
 _FSDP = {Sharding.GRADIENTS: "optim_grads", Sharding.PARAMETERS: "optim_grads_params"}
 
 
@@ -64,52 +75,35 @@ def arguments_of(plan: Plan) -> Arguments:
 
 def decoder_arguments(decoder: Decoder) -> Arguments:
     """Those of the model's sizes."""
-    said: Arguments = {
-        "--num-layers": str(decoder.num_blocks),
-        "--hidden-size": str(decoder.width),
-        "--ffn-hidden-size": str(decoder.ffn),
-        "--num-attention-heads": str(decoder.num_heads),
-        "--kv-channels": str(decoder.head_dim),
-        "--normalization": "RMSNorm" if decoder.is_rms else "LayerNorm",
-        "--position-embedding-type": "rope" if decoder.is_rotary else "learned_absolute",
-        "--attention-dropout": "0.0",
-        "--hidden-dropout": "0.0",
-        "--make-vocab-size-divisible-by": "1",
-        "--max-position-embeddings": str(decoder.most_positions or 0),
+    words = transformer_words(decoder) | position_words(decoder)
+    if words["num_query_groups"] == words["num_attention_heads"]:
+        del words["num_query_groups"]
+    more = {
+        "group_query_attention": "num_query_groups" in words,
+        "add_qkv_bias": decoder.qkv_bias and not decoder.mlp_bias,
+        "untie_embeddings_and_output_weights": not decoder.is_tied,
+        "make_vocab_size_divisible_by": 1,
+        "max_position_embeddings": decoder.most_positions or 0,
     }
-    if decoder.num_kv_heads != decoder.num_heads:
-        said |= {"--group-query-attention": None, "--num-query-groups": str(decoder.num_kv_heads)}
-    if decoder.is_rotary:
-        said["--rotary-base"] = str(round(decoder.rope_base))
-    if decoder.rope_scaling:
-        said |= {"--use-rope-scaling": None, "--rope-scaling-factor": str(decoder.rope_scaling["factor"])}
-    if decoder.eps is not None:
-        said["--norm-epsilon"] = str(decoder.eps)
-    if decoder.window is not None:
-        said["--window-size"] = f"{decoder.window},0"
-    flags = {
-        "--swiglu": decoder.is_gated,
-        "--disable-bias-linear": not decoder.mlp_bias,
-        "--add-qkv-bias": decoder.qkv_bias and not decoder.mlp_bias,
-        "--qk-layernorm": decoder.qk_norm,
-        "--untie-embeddings-and-output-weights": not decoder.is_tied,
+    mixture = {
+        "moe_router_load_balancing_type": "aux_loss",
+        "moe_aux_loss_coeff": "1e-2",
+        "moe_token_dispatcher_type": "alltoall",
     }
-    said |= {flag: None for flag, is_on in flags.items() if is_on}
-    return said | _expert_arguments(decoder)
+    return as_flags(words | more | (mixture if decoder.num_experts else {}))
 
 
-def _expert_arguments(decoder: Decoder) -> Arguments:
-    if not decoder.num_experts:
-        return {}
-    return {
-        "--num-experts": str(decoder.num_experts),
-        "--moe-router-topk": str(decoder.experts_per_token),
-        "--moe-ffn-hidden-size": str(decoder.ffn),
-        "--moe-router-load-balancing-type": "aux_loss",
-        "--moe-aux-loss-coeff": "1e-2",
-        "--moe-token-dispatcher-type": "alltoall",
-        "--moe-grouped-gemm": None,
-    }
+def as_flags(words: Words) -> Arguments:
+    """Fields of megatron-core as the flags that set them."""
+    said: Arguments = {}
+    for name, value in words.items():
+        flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
+        if isinstance(value, bool):
+            said |= {flag: None} if value is not (name in _NEGATED) else {}
+        else:
+            parts = value if isinstance(value, list | tuple) else [value]
+            said[flag] = (" " if isinstance(value, list) else ",").join(map(str, parts))
+    return said
 
 
 def _layout_arguments(placed: Placed, plan: Plan) -> Arguments:
@@ -127,19 +121,8 @@ def _layout_arguments(placed: Placed, plan: Plan) -> Arguments:
 
 
 def _settings_arguments(plan: Plan, settings: ModuleSettings, placed: Placed) -> Arguments:
-    said: Arguments = {"--bf16": None} if plan.settings.precision is Precision.BFLOAT16 else {}
-    if settings.sequence_parallel and placed.layout.tp > 1:
-        said["--sequence-parallel"] = None
-    if settings.recompute is Recompute.FULL:
-        said |= {
-            "--recompute-granularity": "full",
-            "--recompute-method": "uniform",
-            "--recompute-num-layers": "1",
-        }
-    elif settings.computed_again:
-        parts = " ".join(RECOMPUTED[part] for part in settings.computed_again)
-        said |= {"--recompute-granularity": "selective", "--recompute-modules": parts}
-    return said | _sharding_arguments(settings)
+    is_cut = {"sequence_parallel": settings.sequence_parallel and placed.layout.tp > 1}
+    return as_flags(settings_words(plan, settings.module) | is_cut) | _sharding_arguments(settings)
 
 
 def _sharding_arguments(settings: ModuleSettings) -> Arguments:

@@ -13,7 +13,7 @@ from workbench.export import sayable
 from workbench.export.decoder import Decoder, config_of, decoder_of
 from workbench.export.mimo_limits import PROJECTORS, TOWERS, encoders_of
 from workbench.export.placed import llm_of, placed_modules
-from workbench.export.said import Change, Way, longest_tokens, microbatch_samples, with_layouts, with_settings
+from workbench.export.said import Change, Way, in_settings, longest_tokens, microbatch_samples, with_layouts
 from workbench.export.target import Files
 from workbench.job.job import Job, ModuleLayout
 from workbench.job.notations.bridge import PARALLELISMS, write_parallelisms
@@ -70,16 +70,9 @@ def _equal_cuts(plan: Plan) -> Sequence[Change]:
     def cut(layout: ModuleLayout) -> ModuleLayout:
         return replace(layout, stage_layers=equal) if layout.module == llm.name else layout
 
-    def make(job: Job) -> Job:
-        return with_layouts(job, cut)
-
-    return (
-        Change(
-            has=f"stages of {llm.name!r} of {', '.join(map(str, placed.layout.stage_layers))} layers",
-            gets="stages with equally many blocks",
-            make=make,
-        ),
-    )
+    has = f"stages of {llm.name!r} of {', '.join(map(str, placed.layout.stage_layers))} layers"
+    gets = "stages with equally many blocks"
+    return (Change(has=has, gets=gets, make=lambda job: with_layouts(job, cut)),)
 
 
 def equal_stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
@@ -99,13 +92,7 @@ def sequence_whole(plan: Plan, module: Module) -> Sequence[Change]:
     def whole(settings: ModuleSettings) -> ModuleSettings:
         return replace(settings, sequence_parallel=False) if settings.module == module.name else settings
 
-    return (
-        Change(
-            has=f"sequence parallelism of {module.name!r}",
-            gets="its sequence whole on every rank",
-            make=lambda job: with_settings(job, whole),
-        ),
-    )
+    return in_settings(f"sequence parallelism of {module.name!r}", "its sequence whole on every rank", whole)
 
 
 def transformer_words(decoder: Decoder) -> Words:

@@ -6,8 +6,7 @@ from typing import Protocol
 
 from workbench.cost.model import CostModel
 from workbench.data.sample import Sample, Segment
-from workbench.export.placed import Placed, Placing, llm_of, placed_modules, placing_of
-from workbench.export.schedule_kind import schedule_like
+from workbench.export.placed import Placed, Placing, llm_of, placed_modules, placing_of, schedule_like
 from workbench.job.job import Job, ModuleLayout
 from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.plan import ModuleSettings, Plan, Sharding
@@ -82,14 +81,9 @@ def job_of(plan: Plan) -> Job:
     """
     placed = placed_modules(plan)
     shared = placing_of(plan) is Placing.SHARED
-    llm = placed[llm_of(plan).name]
-    return Job(
-        name=plan.model.name,
-        model=plan.model,
-        cluster=plan.cluster,
-        batch=plan.batch,
-        microbatch_samples=microbatch_samples(plan),
-        replicas=llm.dp,
+    return replace(
+        open_job(plan),
+        replicas=placed[llm_of(plan).name].dp,
         layouts=tuple(
             replace(each.layout, rank_offset=0 if shared else None, stage_layers=_given_cuts(plan, each))
             for each in placed.values()
@@ -190,6 +184,11 @@ def with_settings(job: Job, change: Callable[[ModuleSettings], ModuleSettings]) 
     return replace(job, settings=replace(job.settings, modules=modules))
 
 
+def in_settings(has: str, gets: str, change: Callable[[ModuleSettings], ModuleSettings]) -> tuple[Change]:
+    """One change, of every module's settings."""
+    return (Change(has=has, gets=gets, make=lambda job: with_settings(job, change)),)
+
+
 def with_schedule(job: Job, schedule: Schedule) -> Job:
     """The job under another schedule; where it has other stages, they are balanced anew."""
     if schedule.virtual_stages == job.schedule.virtual_stages:
@@ -248,7 +247,7 @@ def open_job(plan: Plan) -> Job:
 
 def llm_alone(job: Job) -> Job:
     """The language model without its other modules; their tokens become text."""
-    llm = next(module for module in job.model.modules if module.modality == TEXT)
+    llm = job.model.llm
     return replace(
         job,
         model=ModelGraph(name=job.model.name, modules=(llm,)),

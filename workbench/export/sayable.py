@@ -3,10 +3,8 @@
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from workbench.export.placed import llm_of, placed_modules
-from workbench.export.said import Change, longest_tokens, padded, with_schedule, with_settings
-from workbench.export.schedule_kind import schedule_like
-from workbench.job.job import Job
+from workbench.export.placed import llm_of, placed_modules, schedule_like
+from workbench.export.said import Change, in_settings, longest_tokens, padded, with_schedule
 from workbench.model.block_modules import BlockModule
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Sharding
 from workbench.schedule.choice import Schedule, ScheduleKind
@@ -98,34 +96,20 @@ def computed_again(plan: Plan, sayable: Collection[BlockModule]) -> Sequence[Cha
         parts = tuple(part for part in settings.computed_again if part in sayable)
         return replace(settings, computed_again=parts)
 
-    return (
-        Change(
-            has=f"{', '.join(unsayable)} of blocks computed again",
-            gets="their results kept",
-            make=lambda job: with_settings(job, kept),
-        ),
-    )
+    return in_settings(f"{', '.join(unsayable)} of blocks computed again", "their results kept", kept)
 
 
 def sharded_as(plan: Plan, instead: Sharding, *unsayable: Sharding) -> Sequence[Change]:
     """Where something is sharded in a way that has no word: the sharding instead."""
-    found = sorted(
-        {
-            plan.settings.of(module.name).sharding
-            for module in plan.model.modules
-            if plan.settings.of(module.name).sharding in unsayable
-        }
-    )
+    every = {plan.settings.of(module.name).sharding for module in plan.model.modules}
+    found = sorted(every.intersection(unsayable))
     if not found:
         return ()
 
     def changed(settings: ModuleSettings) -> ModuleSettings:
         return replace(settings, sharding=instead) if settings.sharding in unsayable else settings
 
-    def make(job: Job) -> Job:
-        return with_settings(job, changed)
-
-    return (Change(has=f"sharding {', '.join(found)}", gets=f"sharding {instead}", make=make),)
+    return in_settings(f"sharding {', '.join(found)}", f"sharding {instead}", changed)
 
 
 def sharded_alike(plan: Plan) -> Sequence[Change]:
@@ -138,10 +122,4 @@ def sharded_alike(plan: Plan) -> Sequence[Change]:
     def alike(settings: ModuleSettings) -> ModuleSettings:
         return replace(settings, sharding=wanted.sharding, instances=wanted.instances)
 
-    return (
-        Change(
-            has="modules that are sharded differently",
-            gets=f"sharding {wanted.sharding} for all",
-            make=lambda job: with_settings(job, alike),
-        ),
-    )
+    return in_settings("modules that are sharded differently", f"sharding {wanted.sharding} for all", alike)

@@ -10,20 +10,18 @@ from typing import Any
 
 from workbench.export import sayable
 from workbench.export.decoder import Decoder, decoder_of
-from workbench.export.placed import Placed, llm_of, placed_modules
+from workbench.export.placed import Placed, llm_of, placed_modules, schedule_like
 from workbench.export.said import (
     LLM_ALONE,
     Change,
     Said,
+    in_settings,
     longest_tokens,
     microbatch_samples,
-    with_settings,
 )
-from workbench.export.schedule_kind import schedule_like
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import nccl_environment
 from workbench.export.torchtitan_program import PROGRAM
-from workbench.job.job import Job
 from workbench.job.notations.job_layouts import TORCHTITAN_SIZES
 from workbench.job.notations.torchtitan import OUTPUT, parts_of
 from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Precision, Sharding
@@ -88,10 +86,7 @@ def _key_exchange(plan: Plan) -> Sequence[Change]:
     def gathered(settings: ModuleSettings) -> ModuleSettings:
         return replace(settings, key_exchange=KeyExchange.ALL_GATHER)
 
-    def make(job: Job) -> Job:
-        return with_settings(job, gathered)
-
-    return (Change(has=f"keys exchanged by {exchange}", gets="keys gathered", make=make),)
+    return in_settings(f"keys exchanged by {exchange}", "keys gathered", gathered)
 
 
 def model_words(decoder: Decoder) -> dict[str, Any]:
@@ -102,18 +97,8 @@ def model_words(decoder: Decoder) -> dict[str, Any]:
         for key in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings"):
             if key in decoder.rope_scaling:
                 rope[key] = decoder.rope_scaling[key]
-    names = (
-        "num_blocks",
-        "width",
-        "ffn",
-        "vocab",
-        "num_heads",
-        "num_kv_heads",
-        "head_dim",
-        "qk_norm",
-        "is_tied",
-    )
-    return {name: getattr(decoder, name) for name in names} | {
+    sizes = ("num_blocks", "width", "ffn", "vocab", "num_heads", "num_kv_heads", "head_dim")
+    return {name: getattr(decoder, name) for name in (*sizes, "qk_norm", "is_tied")} | {
         "eps": USUAL_EPS if decoder.eps is None else decoder.eps,
         "rope": rope,
     }

@@ -1,6 +1,5 @@
 """The job: what a user wants to train, on what, with which batch; strategies turn it into plans."""
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -9,6 +8,7 @@ from workbench.cost.hardware import Cluster
 from workbench.data.sample import Sample
 from workbench.job.device_pools import Aim, Pool, check_pools, dollars_per_hour, pools_of
 from workbench.job.job_file import read_spec
+from workbench.job.notations.words import nearest_of
 from workbench.job.parts import batch_of, cluster_of, model_of
 from workbench.job.schema import JobSpec, LayoutSpec
 from workbench.masks.patterns import check_masks
@@ -112,6 +112,13 @@ class Job:
         if self.pools or self.dollars_per_rank_hour is None:
             return dollars_per_hour(self.pools, ranks)
         return len(ranks) * self.dollars_per_rank_hour
+
+    @property
+    def usable_ranks(self) -> int:
+        """Ranks of the cluster that may be used."""
+        return (
+            self.cluster.num_ranks if self.max_ranks is None else min(self.max_ranks, self.cluster.num_ranks)
+        )
 
     @property
     def cheapest_per_hour(self) -> float:
@@ -232,7 +239,7 @@ def _check_batch(job: Job) -> None:
             if segment.modality not in known:
                 raise ValueError(
                     f"job {job.name!r}: sample {sample.id} has a segment of modality "
-                    f"{segment.modality!r}, which no module works on; {_nearest(segment.modality, known)}"
+                    f"{segment.modality!r}, which no module works on; {nearest_of(segment.modality, known)}"
                 )
 
 
@@ -240,7 +247,7 @@ def _check_layouts(job: Job) -> None:
     names = [module.name for module in job.model.modules]
     for name in (*(x.module for x in job.layouts), *(x.module for x in job.settings.modules)):
         if name not in names:
-            raise ValueError(f"job {job.name!r}: no module {name!r}; {_nearest(name, names)}")
+            raise ValueError(f"job {job.name!r}: no module {name!r}; {nearest_of(name, names)}")
     for layout in job.layouts:
         if [other.module for other in job.layouts].count(layout.module) > 1:
             raise ValueError(f"job {job.name!r}: module {layout.module!r} has two layouts")
@@ -303,8 +310,3 @@ def _check_tensor_parallel(job: Job, layout: ModuleLayout) -> None:
                     f"job {job.name!r}: tp of module {layout.module!r} must divide its {heads} key/value "
                     f"heads, got {layout.tp}; nearest: {nearest}"
                 )
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(dict.fromkeys(known))}"

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
 from workbench.job.schema import JobSpec
+from workbench.json_schema import DIALECT, Schema, describe
 from workbench.plain_yaml import parse_yaml
 
 
@@ -69,3 +70,22 @@ def _model_in(annotation: Any) -> Any:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for part in get_args(annotation) if (found := _model_in(part))), None)
+
+
+def job_schema() -> Schema:
+    """JSON Schema of a job.yaml; which keys exclude each other is checked when the file is read."""
+    found = JobSpec.model_json_schema()
+    classes = {each.__name__: each for each in _models(JobSpec)}
+    for name, definition in found["$defs"].items():
+        if name in classes:
+            describe(definition, classes[name])
+    describe(found, JobSpec)
+    return {"$schema": DIALECT, **found}
+
+
+def _models(kind: Any) -> list[type[BaseModel]]:
+    """A model and those in its fields, however deep."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        inner = (each for field in kind.model_fields.values() for each in _models(field.annotation))
+        return [kind, *inner]
+    return [each for member in get_args(kind) for each in _models(member)]

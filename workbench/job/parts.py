@@ -1,6 +1,5 @@
 """From the words of a job.yaml to a model, a cluster and a batch."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
@@ -19,6 +18,7 @@ from workbench.data.corpus import (
 )
 from workbench.data.sample import Sample
 from workbench.job.links import link_of, num_cards
+from workbench.job.notations.words import nearest_of
 from workbench.job.sample_sizes import sized_batch
 from workbench.job.schema import (
     BatchSpec,
@@ -84,7 +84,7 @@ def model_of(name: str, spec: ModelSpec, *, folder: Path) -> ModelGraph:
 def _consumers_first(edges: Sequence[tuple[str, str]], names: Sequence[str]) -> list[str]:
     for end in (end for edge in edges for end in edge):
         if end not in names:
-            raise ValueError(f"model.edges: no module {end!r}; {_nearest(end, names)}")
+            raise ValueError(f"model.edges: no module {end!r}; {nearest_of(end, names, 0.4)}")
     graph = nx.DiGraph()
     graph.add_nodes_from(names)
     graph.add_edges_from((target, source) for source, target in edges)
@@ -115,7 +115,7 @@ def _modality(spec: ModuleSpec, config: Mapping[str, Any] | None) -> str:
         return modality_of(config)
     zoo = str(spec.zoo)
     if zoo not in zoo_names():
-        raise ValueError(f"model.modules: unknown zoo model {zoo!r}; {_nearest(zoo, zoo_names())}")
+        raise ValueError(f"model.modules: unknown zoo model {zoo!r}; {nearest_of(zoo, zoo_names(), 0.4)}")
     if zoo in SIZES:
         return SIZES[zoo].modality
     role = role_of(zoo)
@@ -225,7 +225,7 @@ def _drawn(spec: BatchSpec, model: ModelGraph, folder: Path) -> tuple[Sample, ..
     for modality in wanted.items:
         if modality not in encoders:
             raise ValueError(
-                f"batch.items: no encoder of modality {modality!r}; {_nearest(modality, list(encoders))}"
+                f"batch.items: no encoder of modality {modality!r}; {nearest_of(modality, encoders, 0.4)}"
             )
     sizes = {modality: _sizes(encoders[modality], item) for modality, item in wanted.items.items()}
     if isinstance(wanted, MixtureSpec):
@@ -255,8 +255,3 @@ def _sizes(module: Module, item: ItemSpec) -> tuple[ItemTokens, ...]:
             f"want 'images', 'seconds' or 'tokens' under batch items {module.modality!r}"
         )
     return (ItemTokens(*native),)
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}"

@@ -7,13 +7,17 @@ from enum import StrEnum
 from math import isfinite
 from typing import Any
 
-from workbench.llm_table.llm_row import YesNo
-from workbench.llm_table.row_modules import read_modules
+from workbench.llm_table.llm_row import Recomputed, YesNo
+from workbench.model.block_modules import BlockModule
 
 MOST = 10**7  # of any count; far above any model's
 LONGEST = 250  # characters of a cell, a path included
 TEXTS = ("framework", "release", "gpu")
 SPELLED = {"1": "yes", "0": "no", "true": "yes", "false": "no"}  # in cells that want yes or no
+
+JOIN = "+"
+SPELLED_MODULES = {"layernorm": "norm", "layer_norm": "norm"}
+WHOLE = {"none": Recomputed.NONE, "selective": Recomputed.SELECTIVE, "full": Recomputed.FULL}
 
 Values = Mapping[str, Any]
 
@@ -50,7 +54,7 @@ def read_cell(column: Column, text: str) -> Any:
     if column.name in TEXTS:
         return text
     if column.name == "recompute":
-        return read_modules(text)
+        return _read_modules(text)
     if column.choices is not None:
         return _read_word(column.name, column.choices, text)
     try:
@@ -58,6 +62,22 @@ def read_cell(column: Column, text: str) -> Any:
     except ValueError:
         raise ValueError(f"{column.name}: want a number, got {text!r}; nearest: 1") from None
     return _real_number(column, text, number) if column.real else _whole_number(column, text, number)
+
+
+def _read_modules(text: str) -> tuple[Recomputed, tuple[BlockModule, ...]]:
+    """What a cell says, and its modules in the order of `BlockModule`; ValueError for an unknown word."""
+    words = [SPELLED_MODULES.get(word.strip().lower(), word.strip().lower()) for word in text.split(JOIN)]
+    if len(words) == 1 and words[0] in WHOLE:
+        return WHOLE[words[0]], ()
+    known = [str(module) for module in BlockModule]
+    for word in words:
+        if word not in known:
+            near = get_close_matches(word, (*WHOLE, *known), n=1, cutoff=0.0)
+            raise ValueError(
+                f"recompute: want one of {', '.join((*WHOLE, *known))}, or modules with + between, "
+                f"got {text!r}; nearest: {near[0]}"
+            )
+    return Recomputed.MODULES, tuple(module for module in BlockModule if module in words)
 
 
 def _read_word(name: str, choices: type[StrEnum], text: str) -> StrEnum:

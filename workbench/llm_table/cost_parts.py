@@ -14,7 +14,7 @@ from workbench.plan.plan import Plan, Stage
 from workbench.plan.sequence import dividing
 from workbench.plan.work import work_of
 from workbench.schedule.action import COMPUTE, Pass
-from workbench.timing.grid_links import grid_links
+from workbench.timing.grid_links import GridCost, GridLinks, grid_links
 from workbench.timing.price import Price
 
 AT_ONCE = Link(name="at once", bytes_per_s=1e30, latency_s=0.0)
@@ -119,25 +119,16 @@ def _shares(whole: Lowered, cost: CostModel, stages: list[Stage]) -> dict[str, f
 
 def _by_kind(layer: Layer, stage: Stage, work: Work, plan: Plan, cost: CostModel) -> dict[str, float]:
     """Seconds of a layer's forward and backward: of its operators by kind, and of all it does."""
-    links = grid_links(plan.cluster, stage)
+    links, precision = grid_links(plan.cluster, stage), plan.settings.precision
     cost = dividing(cost, plan.settings, stage.module)
 
-    def seconds(layer: Layer, model: CostModel, tensor: Link | None, context: Link | None) -> float:
-        time = model.layer_time(
-            layer,
-            work,
-            tp=stage.tp,
-            cp=stage.cp,
-            precision=plan.settings.precision,
-            link=tensor,
-            context_link=context,
-        )
+    def seconds(layer: Layer, model: CostModel, links: GridLinks) -> float:
+        time = GridCost(model, stage.tp, stage.cp, precision, links).layer_time(layer, work)
         return time.forward_s + time.input_grad_s + time.weight_grad_s
 
     held = on_rank(layer, work, Grid(stage.tp, stage.cp, stage.ep))
-    found = {kind: seconds(_only(held, kind), cost, AT_ONCE, AT_ONCE) for kind in KINDS}
-    model = cost.with_expert_parallel(stage.ep, links.experts)
-    return found | {"all": seconds(layer, model, links.tensor, links.context)}
+    found = {kind: seconds(_only(held, kind), cost, GridLinks(AT_ONCE, AT_ONCE)) for kind in KINDS}
+    return found | {"all": seconds(layer, cost.with_expert_parallel(stage.ep, links.experts), links)}
 
 
 def _only(layer: Layer, kind: str) -> Layer:

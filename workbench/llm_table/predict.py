@@ -8,25 +8,22 @@ from workbench.collector import collector_paused
 from workbench.cost.execution import Execution
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, load_profile
-from workbench.llm_table.boundaries import scattered, with_boundary_gathers
 from workbench.llm_table.cost_parts import CostParts, parts_of
 from workbench.llm_table.fewer_microbatches import Orders, passes_of_all, with_few
-from workbench.llm_table.gathers import with_gathers_beside
-from workbench.llm_table.llm_row import DataOverlap, LlmRow
-from workbench.llm_table.replicas import Sums, in_one_buffer, standing_for
+from workbench.llm_table.llm_row import LlmRow
+from workbench.llm_table.replicas import with_replicas
 from workbench.llm_table.row_bytes import row_bytes
 from workbench.llm_table.row_doubts import told
 from workbench.llm_table.row_execution import doubts, execution_of
 from workbench.llm_table.row_interval import reasons_of
-from workbench.llm_table.row_model import MODULE
 from workbench.llm_table.row_plan import is_cut_further, plan_of
-from workbench.llm_table.sharded_replicas import sharding_for
+from workbench.llm_table.row_prices import prices_of
 from workbench.plan.flop import model_flop
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.timing.interval import Interval, interval
-from workbench.timing.price import Price, price
+from workbench.timing.price import Price
 
 Timer = Callable[[Lowered, Price, Orders | None], float]
 """Seconds of an iteration; with orders, of more microbatches than the plan's."""
@@ -175,33 +172,3 @@ def _plan(row: LlmRow, cost: CostModel) -> tuple[Plan, Orders | None]:
     if orders is None and few != row:
         plan = plan_of(row, cost.profile)
     return plan, orders
-
-
-def prices_of(whole: Lowered, row: LlmRow, cost: CostModel) -> Price:
-    """Prices of the lowered plan that stands for all replicas."""
-    prices = price(whole, cost)
-    if row.tp > 1 and row.pp > 1 and not whole.plan.settings.divides_tokens(MODULE):
-        prices = with_boundary_gathers(prices, whole, lambda ranks: cost)
-    if row.dp_overlap is DataOverlap.BOTH and row.zero_stage in (1, 2):
-        prices = with_gathers_beside(prices, whole, lambda ranks: cost)
-    return prices
-
-
-def with_replicas(alone: Lowered, row: LlmRow) -> Lowered:
-    """The row's one replica, standing for all: gathering sharded weights, or reducing in flat buffers."""
-    alone, stride = scattered(alone, row.tp), row.tp * row.cp
-    if row.zero_stage == 3 and row.data_ranks > 1:
-        return sharding_for(alone, num_ranks=row.data_ranks, stride=row.tp, group=row.sharing_ranks)
-    sums = Sums.BEHIND_ALL if row.dp_overlap is DataOverlap.NO else Sums.BEHIND_STAGE
-    whole = standing_for(_in_groups(alone, row), num_replicas=row.dp, stride=stride, sums=sums)
-    return in_one_buffer(whole)
-
-
-def _in_groups(alone: Lowered, row: LlmRow) -> Lowered:
-    """With as many copies of the sharded state as the row's groups hold."""
-    num_copies = row.data_ranks // row.sharing_ranks if row.zero_stage else 1
-    if num_copies == 1:
-        return alone
-    settings = alone.plan.settings
-    modules = tuple(replace(each, instances=num_copies) for each in settings.modules)
-    return replace(alone, plan=replace(alone.plan, settings=replace(settings, modules=modules)))

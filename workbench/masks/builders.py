@@ -1,6 +1,6 @@
 """Masks of training practice, each as a `Bitfield`: one sequence per call, packed by `concatenate`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -240,6 +240,14 @@ def multimodal_packed(
     patterns = (_prepended, _embedded)
     drawn = [patterns[rng.integers(2)](each, mixture, rng) for each in lengths]
     return concatenate([multimodal(runs, groups) for runs in drawn])
+
+
+DRAWN: Mapping[str, Callable[..., Bitfield]] = {
+    "EP": encoder_prepended,
+    "EE": encoder_embedded,
+    "MP": multimodal_packed,
+}
+"""The papers' masks by their names: of a length and a seed."""
 
 
 def gemma_style(runs: Sequence[Run]) -> Bitfield:

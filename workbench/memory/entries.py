@@ -11,12 +11,12 @@ from workbench.memory.accounts import BACKWARDS, Accounts
 from workbench.memory.stage import (
     GRADIENTS,
     StateKind,
-    early_gradient_bytes,
     updated_elements,
 )
+from workbench.model.layer import Pointwise
 from workbench.plan.kernels import Kernels
 from workbench.plan.lowered import Route, Slice, Transfer
-from workbench.plan.plan import Microbatch, Stage
+from workbench.plan.plan import Microbatch, Plan, Stage
 from workbench.schedule.action import COMPUTE, STEP, Action, Pass
 
 WEIGHTS = (Pass.B, Pass.W)  # these make gradients of matrices and tables
@@ -183,7 +183,7 @@ class _RankAccount:
             self._hold(position + 1, self._place(weights), left)
         stage, _ = self._of(action)
         if position == self._first_split[stage.id] and stage.id in self._first_weights:
-            self._hold(position, self._first_weights[stage.id], early_gradient_bytes(self._plan, stage))
+            self._hold(position, self._first_weights[stage.id], _early_gradient_bytes(self._plan, stage))
 
     def _add_bucket(self, position: int, action: Action) -> None:
         """A reduction's copy of the gradients, until STEP makes it the gradients themselves.
@@ -330,3 +330,15 @@ def _is_whole(rows: list[Transfer]) -> bool:
 def _side_by_side(starts: list[int], slices: tuple[Slice, ...]) -> bool:
     ends = [start + piece.num_tokens for start, piece in zip(starts, slices, strict=True)]
     return ends[:-1] == starts[1:]
+
+
+def _early_gradient_bytes(plan: Plan, stage: Stage) -> int:
+    """Gradients that I makes on one rank: of parameters that are no matrix and no table."""
+    return sum(
+        parameter.num_elements * plan.settings.gradient_bytes
+        for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]
+        if layer.trainable
+        for operator in layer.operators
+        if isinstance(operator, Pointwise)
+        for parameter in operator.parameters()
+    )

@@ -12,8 +12,9 @@ from workbench.memory.layer import LayerBytes, layer_bytes, layer_split_bytes, s
 from workbench.memory.setting import Setting
 from workbench.model.experts import is_of_expert
 from workbench.model.frozen import Needs
-from workbench.model.layer import Layer, Pointwise, TokenCount
+from workbench.model.layer import Layer, TokenCount
 from workbench.model.model_graph import TEXT
+from workbench.plan.contents import contents
 from workbench.plan.expert_groups import has_expert_parallelism, held_elements
 from workbench.plan.gradient_groups import num_replicas
 from workbench.plan.plan import Microbatch, Plan, Recompute, Sharding, Stage
@@ -115,18 +116,6 @@ def updated_elements(plan: Plan, stage: Stage, layer: Layer) -> tuple[float, ...
     )
 
 
-def early_gradient_bytes(plan: Plan, stage: Stage) -> int:
-    """Gradients that I makes on one rank: of parameters that are no matrix and no table."""
-    return sum(
-        parameter.num_elements * plan.settings.gradient_bytes
-        for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]
-        if layer.trainable
-        for operator in layer.operators
-        if isinstance(operator, Pointwise)
-        for parameter in operator.parameters()
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class StageBytes:
     """Bytes of one stage over one microbatch on one rank, as `memory_table` says.
@@ -182,9 +171,11 @@ class Sizes:
 
     def __init__(self, plan: Plan, routing: Routing) -> None:
         self._plan, self._routing = plan, routing
-        self._known: dict[tuple[object, ...], StageBytes] = {}
+        self._known: dict[tuple[int, int], StageBytes] = {}
         self._named: dict[tuple[int, int, bool], StageBytes] = {}  # every rank of a stage asks
-        self._known_split: dict[tuple[object, ...], StageSplitBytes] = {}
+        self._known_split: dict[tuple[int, int], StageSplitBytes] = {}
+        self._shapes: dict[tuple[object, ...], tuple[int, tuple[Needs, ...]]] = {}
+        self._shape_numbers: dict[tuple[object, ...], int] = {}
         self._settings: dict[tuple[object, ...], tuple[int, Setting]] = {}
         self._numbers: dict[Setting, int] = {}
         self._decisive = Same(plan.model), plan.settings
@@ -210,31 +201,38 @@ class Sizes:
 
     def _of(self, stage: Stage, microbatch: Microbatch, *, keeps: bool) -> StageBytes:
         number, setting = self._numbered_setting(stage, microbatch)
-        key = stage.module, stage.layers, number, self._routing.present(microbatch) if keeps else None
-        if key not in self._known:
-            needs = self._needs(stage, microbatch)
-            if not keeps:
-                needs = (Needs(input_grad=False, weight_grad=False),) * len(needs)
-            self._known[key] = _SUMS.answer(
-                (self._decisive, stage.module, stage.layers, needs, setting),
+        shape, needs = self._numbered_shape(stage, microbatch, keeps=keeps)
+        if (shape, number) not in self._known:
+            self._known[shape, number] = _SUMS.answer(
+                (self._decisive, stage.module, contents(self._plan, stage), needs, setting),
                 lambda: self._sum(stage, needs, setting),
             )
-        return self._known[key]
+        return self._known[shape, number]
 
     def split(self, stage: Stage, microbatch: Microbatch) -> StageSplitBytes:
         """Of that stage, whose backward of the microbatch is split."""
         number, setting = self._numbered_setting(stage, microbatch)
-        key = stage.module, stage.layers, number, self._routing.present(microbatch)
-        if key not in self._known_split:
-            needs = self._needs(stage, microbatch)
-            self._known_split[key] = _SPLIT_SUMS.answer(
-                (self._decisive, stage.module, stage.layers, needs, setting),
+        shape, needs = self._numbered_shape(stage, microbatch, keeps=True)
+        if (shape, number) not in self._known_split:
+            self._known_split[shape, number] = _SPLIT_SUMS.answer(
+                (self._decisive, stage.module, contents(self._plan, stage), needs, setting),
                 lambda: self._sum_split(stage, needs, setting),
             )
-        return self._known_split[key]
+        return self._known_split[shape, number]
 
-    def _needs(self, stage: Stage, microbatch: Microbatch) -> tuple[Needs, ...]:
-        return self._routing.flow(microbatch).needs[stage.module][slice(*stage.layers)]
+    def _numbered_shape(
+        self, stage: Stage, microbatch: Microbatch, *, keeps: bool
+    ) -> tuple[int, tuple[Needs, ...]]:
+        """The gradients of its layers; with their contents they have one number where they are equal."""
+        present = self._routing.present(microbatch) if keeps else None
+        name = stage.module, stage.layers, stage.tp, present
+        if name not in self._shapes:
+            needs = self._routing.flow(microbatch).needs[stage.module][slice(*stage.layers)]
+            if not keeps:
+                needs = (Needs(input_grad=False, weight_grad=False),) * len(needs)
+            shape = stage.module, contents(self._plan, stage), needs
+            self._shapes[name] = self._shape_numbers.setdefault(shape, len(self._shape_numbers)), needs
+        return self._shapes[name]
 
     def _numbered_setting(self, stage: Stage, microbatch: Microbatch) -> tuple[int, Setting]:
         """Equal settings have one number: hashing the whole for every pass is slow."""

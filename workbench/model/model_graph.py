@@ -8,7 +8,7 @@ from itertools import pairwise
 import networkx as nx
 
 from workbench.data.sample import WHERE_SET
-from workbench.model.layer import Layer, LayerKind, Matmul, TokenCount
+from workbench.model.layer import Attention, Layer, LayerKind, Matmul, TokenCount
 
 TEXT = "text"
 GENERATED = "generator"  # of what a generator makes, where nobody says another
@@ -76,6 +76,12 @@ class Module:
     def leaves_after(self) -> int:
         """The layer whose output other modules read: the last one that is no loss."""
         return len(self.layers) - 1 - (self.layers[-1].kind is LayerKind.HEAD)
+
+    @property
+    def kv_heads(self) -> frozenset[int]:
+        """Numbers of key/value heads of its attentions: what a tp must divide."""
+        operators = (operator for layer in self.layers for operator in layer.operators)
+        return frozenset(op.num_kv_heads for op in operators if isinstance(op, Attention))
 
     @property
     def context_layers(self) -> tuple[int, ...]:
@@ -172,6 +178,16 @@ class ModelGraph:
         if name not in self._by_name:
             raise ValueError(f"model {self.name!r} has no module {name!r}; it has {', '.join(self._by_name)}")
         return self._by_name[name]
+
+    @cached_property
+    def llm(self) -> Module:
+        """The first module of text."""
+        return next(module for module in self.modules if module.modality == TEXT)
+
+    @cached_property
+    def encoders(self) -> tuple[Module, ...]:
+        """All others, a generator among them."""
+        return tuple(module for module in self.modules if module.modality != TEXT)
 
     @cached_property
     def in_order(self) -> tuple[Module, ...]:

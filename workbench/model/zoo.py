@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from workbench.model.diffusion import STABLE_DIFFUSION_2_1, behind_projector, unet_layers
-from workbench.model.families.clip import shaped_siglip, siglip
 from workbench.model.families.registry import ARCHITECTURES
+from workbench.model.families.vit import shaped_siglip, siglip
 from workbench.model.hf_config import module_from_config
 from workbench.model.layer import Layer
 from workbench.model.mmdit import MMDITS, behind_text_projector, mmdit_layers

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from workbench.plan.kept import kept
-from workbench.plan.plan import Boundaries, Plan, Program, Sharding, Stage
+from workbench.plan.plan import Boundaries, Plan, Program, Stage
 from workbench.schedule.action import Action
 
 
@@ -38,16 +38,15 @@ def alike_replicas(plan: Plan) -> tuple[tuple[Replica, ...], ...]:
 
     Equal means: stages, ranks, samples and programs of one become those of the other when each is named by
     its place, and stages and ranks keep their order, by which ties are broken. No two replicas share
-    ranks, samples or weights in parts, so no row leaves a replica, and its rows, their order and its
-    memory follow from these alone. Empty where replicas are not by themselves in that way, or there
-    are no two of them. Links and devices are not compared.
+    ranks or samples, so no row leaves a replica, and its rows, their order and its memory follow from these
+    alone; of sharded weights every rank has a part of one size. Empty where replicas are not by themselves
+    in that way, or there are no two of them. Links and devices are not compared.
 
     Complexity: O(items + actions + ranks).
     """
     numbers = {plan.replicas(module.name) for module in plan.model.modules}
-    in_parts = any(settings.sharding is Sharding.PARAMETERS for settings in plan.settings.modules)
     is_brokered = plan.settings.boundaries is Boundaries.BROKERS  # a row passes another replica's rank
-    if len(numbers) > 1 or len(next(iter(numbers))) < 2 or plan.token_shards or in_parts or is_brokered:
+    if len(numbers) > 1 or len(next(iter(numbers))) < 2 or plan.token_shards or is_brokered:
         return ()
     replicas = _replicas(plan, next(iter(numbers)))
     if replicas is None:
@@ -56,6 +55,13 @@ def alike_replicas(plan: Plan) -> tuple[tuple[Replica, ...], ...]:
     for replica in replicas:
         found.setdefault(_shape(plan, replica), []).append(replica)
     return tuple(map(tuple, found.values()))
+
+
+@kept
+def first_of_all(plan: Plan) -> Plan:
+    """The plan with its first replica alone, where all others equal it; else the plan itself."""
+    sets = alike_replicas(plan)
+    return part_of(plan, [sets[0][0].number]) if len(sets) == 1 and len(sets[0]) > 1 else plan
 
 
 def part_of(plan: Plan, replicas: Collection[int]) -> Plan:

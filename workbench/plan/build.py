@@ -8,9 +8,11 @@ from workbench.collector import collector_paused
 from workbench.data.sample import Item, Sample
 from workbench.model.layer import LayerKind
 from workbench.model.model_graph import TEXT
+from workbench.plan.alike import alike_replicas, first_of_all
 from workbench.plan.check import check
 from workbench.plan.frame import frame_of
-from workbench.plan.gradient_groups import reduction_order
+from workbench.plan.gradient_groups import gradient_groups, reduction_order
+from workbench.plan.kept import give
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Microbatch, Plan, Program, Stage
 from workbench.plan.remembered import Remembered, Same
@@ -52,10 +54,43 @@ def with_programs(
         ValueError: what `check` refuses, stages whose ranks overlap without being equal, or a
             `run_ahead` where no encoder is frozen.
     """
-    schedule = schedule or Schedule()
-    plan = replace(draft, programs=_programs(draft, _passes(draft, schedule, duration)))
+    plan = replace(draft, programs=_programs(draft, schedule or Schedule(), duration))
+    give(plan, shard_units, shard_units(draft))  # programs are no matter of these
+    give(plan, gradient_groups, gradient_groups(draft))
+    give(plan, reduction_order, reduction_order(draft))
     check(plan)
     return plan
+
+
+def _programs(draft: Plan, schedule: Schedule, duration: Callable[[Action], float]) -> tuple[Program, ...]:
+    """Those of one replica, and the same under their own names of all others, where these equal it."""
+    part = first_of_all(draft)
+    if part is draft or duration is not one_unit or schedule.kind.spec.shares_ranks_in_part:
+        return _closed(draft, draft, _passes(draft, schedule, duration))
+    try:
+        passes = _passes(part, schedule, duration)
+    except ValueError:  # told by the stages of all replicas
+        passes = _passes(draft, schedule, duration)
+        part = draft
+    programs = _closed(draft, part, passes)
+    return programs if part is draft else _of_all(draft, programs)
+
+
+def _of_all(draft: Plan, programs: Sequence[Program]) -> tuple[Program, ...]:
+    """Programs of the first replica, copied for the others that equal it."""
+    ((first, *others),) = alike_replicas(draft)
+    found = {program.ranks: program for program in programs}
+    for other in others:
+        rank_of = dict(zip(first.ranks, other.ranks, strict=True))
+        stage_of = dict(zip(first.stages, other.stages, strict=True))
+        for program in programs:
+            ranks = tuple(sorted(rank_of[rank] for rank in program.ranks))
+            actions = tuple(
+                Action(None if a.stage is None else stage_of[a.stage], a.kind, a.microbatch)
+                for a in program.actions
+            )
+            found[ranks] = Program(ranks=ranks, actions=actions)
+    return tuple(found[ranks] for ranks in _rank_groups(draft).values())
 
 
 def _passes(draft: Plan, schedule: Schedule, duration: Callable[[Action], float]) -> Programs:
@@ -80,23 +115,27 @@ def _ordered(draft: Plan, schedule: Schedule, duration: Callable[[Action], float
     )
 
 
-def _programs(draft: Plan, passes: Programs) -> tuple[Program, ...]:
-    """With the rounds of sharded weights, sums of gradients and STEP."""
-    units, reduced = shard_units(draft), reduction_order(draft)
-    rounds = tuple((unit.stages, bool(unit.trained)) for unit in units)
+def _closed(draft: Plan, part: Plan, passes: Programs) -> tuple[Program, ...]:
+    """Programs of a part's ranks: with the rounds of weights that the draft shards, its sums, and STEP."""
+    held = part.stage
+    reduced = tuple(stage for stage in reduction_order(draft) if stage in held)
+    in_part = (
+        (tuple(s for s in unit.stages if s in held), bool(unit.trained)) for unit in shard_units(draft)
+    )
+    rounds = tuple((stages, is_trained) for stages, is_trained in in_part if stages)
 
     def derive() -> tuple[Program, ...]:
         orders = passes
-        if units:
+        if rounds:
             trained = [stage for stages, is_trained in rounds if is_trained for stage in stages]
             orders = with_rounds(orders, [stages for stages, _ in rounds], trained)
         orders = with_reductions(orders, reduced)
-        ranks_of = _rank_groups(draft)
+        ranks_of = _rank_groups(part)
         return tuple(
             Program(ranks=ranks, actions=(*orders[group], STEP)) for group, ranks in ranks_of.items()
         )
 
-    return _PROGRAMS.answer((frame_of(draft), Same(passes), rounds, reduced), derive)
+    return _PROGRAMS.answer((frame_of(part), Same(passes), rounds, reduced), derive)
 
 
 def schedule_nodes(plan: Plan) -> tuple[ScheduleNode, ...]:
@@ -265,7 +304,7 @@ def shared_microbatches(
     Raises:
         ValueError: a batch that does not divide by the LLM's round, or gives a replica no sample and no item.
     """
-    llm = next(module.name for module in draft.model.modules if module.modality == TEXT)
+    llm = draft.model.llm.name
     _check_divides(draft, samples_per_microbatch, dp[llm])
     routing, per_round = routing_of(draft), samples_per_microbatch * dp[llm]
     found: list[Microbatch] = []

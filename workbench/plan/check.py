@@ -1,13 +1,13 @@
 """Refuses plans that break a rule, before anything runs them."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from workbench.data.sample import Item
 from workbench.masks.patterns import check_masks
 from workbench.model.layer import Attention
-from workbench.plan.alike import alike_replicas
+from workbench.plan.alike import alike_replicas, first_of_all
 from workbench.plan.expert_groups import check_experts
 from workbench.plan.frame import frame_of
 from workbench.plan.gradient_groups import gradient_groups, reduction_order
@@ -40,12 +40,20 @@ def check(plan: Plan) -> None:
     _check_replicas(plan)
     _check_microbatches(plan)
     check_masks(plan.batch)
-    frame = frame_of(plan)
-    _SOUND_ITEMS.answer(frame, lambda: _check_items(routing_of(plan)))
-    _SOUND_ORDERS.answer((frame, reduction_order(plan)), lambda: _check_orders(routing_of(plan)))
+    replicas = tuple(plan.replicas(module.name) for module in plan.model.modules)
+    held = Same(plan.model), Same(plan.batch), plan.microbatches, replicas
+    _SOUND_ITEMS.answer(held, lambda: _check_items(routing_of(plan)))
+    order = frame_of(first_of_all(plan)), reduction_order(plan)
+    _SOUND_ORDERS.answer(order, lambda: _check_orders(routing_of(plan)))
     for group in gradient_groups(plan):
         optimizer_shards(plan, group)  # refuses numbers of instances
-    check_rounds(plan, shard_units(plan))
+    check_rounds(plan, shard_units(plan), _twins(plan))
+
+
+def _twins(plan: Plan) -> dict[int, int]:
+    """Stage of a replica that equals an earlier one -> the stage at its place there."""
+    pairs = [(first, other) for first, *others in alike_replicas(plan) for other in others]
+    return {b: a for first, other in pairs for a, b in zip(first.stages, other.stages, strict=True)}
 
 
 def _check_orders(routing: Routing) -> None:
@@ -84,7 +92,8 @@ def _check_layers(plan: Plan, stage: Stage) -> None:
         _check_heads(plan, stage)
         check_experts(stage, plan.model.module(stage.module).layers)
 
-    _FITTING_LAYERS.answer((Same(plan.model), stage), check_each)
+    shape = stage.module, stage.layers, stage.cp, stage.tp, stage.ep
+    _FITTING_LAYERS.answer((Same(plan.model), shape), check_each)
 
 
 def _check_heads(plan: Plan, stage: Stage) -> None:
@@ -169,7 +178,7 @@ def _check_programs(routing: Routing) -> None:
     idle = sorted(set(ranks) - set(plan.ranks))
     if idle:
         raise ValueError(f"rank {idle[0]} has a program but holds no stage")
-    again = {rank for _, *others in alike_replicas(plan) for other in others for rank in other.ranks}
+    again = _again(plan)
     wanted = _wanted_actions(routing, [stage for stage in plan.stages if stage.flat_ranks[0] not in again])
     held: dict[int, list[int]] = {}
     for stage in plan.stages:
@@ -179,7 +188,12 @@ def _check_programs(routing: Routing) -> None:
         alike = {tuple(held[rank]): rank for rank in reversed(program.ranks) if rank not in again}
         for stages, rank in alike.items():  # ranks with the same stages break the same rules
             _check_program(plan, rank, {stage_id: wanted[stage_id] for stage_id in stages})
-    _check_agreement(plan)
+    _check_agreement(plan, again)
+
+
+def _again(plan: Plan) -> set[int]:
+    """Ranks of replicas that equal an earlier one, and so break the same rules."""
+    return {rank for _, *others in alike_replicas(plan) for other in others for rank in other.ranks}
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,10 +295,12 @@ def _check_place(rank: int, action: Action, done: set[Action]) -> None:
         raise ValueError(f"rank {rank}: action {action} stands after {reduced}")
 
 
-def _check_agreement(plan: Plan) -> None:
+def _check_agreement(plan: Plan, again: Container[int]) -> None:
     """All ranks of a stage run its actions in one order; stages that share ranks likewise."""
     for stage in plan.stages:
         leader, *others = stage.flat_ranks
+        if leader in again:
+            continue
         for rank in others:
             if plan.program[rank] is plan.program[leader]:
                 continue

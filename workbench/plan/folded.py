@@ -6,11 +6,12 @@ from functools import cached_property
 
 from workbench.cost.hardware import Cluster
 from workbench.data.sample import Item, Sample
-from workbench.plan.alike import Replica, alike_replicas, part_of
+from workbench.plan.alike import Replica, alike_replicas, first_of_all, part_of
 from workbench.plan.gradient_groups import gradient_groups, num_replicas, reduction_order
 from workbench.plan.kept import give, kept
 from workbench.plan.lowered import GradientGroup
 from workbench.plan.optimizer_shards import optimizer_shards
+from workbench.plan.parameter_shards import ShardUnit, shard_units
 from workbench.plan.plan import Microbatch, Plan, Program, Settings, Sharding, Stage
 from workbench.plan.remembered import Remembered, Same
 from workbench.schedule.action import CLOSING, STEP, Action
@@ -27,16 +28,36 @@ def judged_part(plan: Plan) -> Plan:
     Its gradient groups hold the ranks of all, and each takes part in its collectives as often as in the
     whole. Replicas are equal as `alike_replicas` says, lie alike on equal nodes, and use no port that
     another one uses; so passes and messages of one begin and end when those of its equals do, and times
-    and bytes of what is left are those of the whole plan, to the last bit. The plan itself where no two
-    are equal.
+    and bytes of what is left are those of the whole plan, to the last bit. Replicas that share out weights
+    wait for each other at every gather, so there all of them have to be equal. The plan itself where no
+    two are.
 
     Complexity: O(items + actions + ranks).
     """
     sets = [list(alike) for alike in _alike_in_place(plan)]
-    if all(len(alike) == 1 for alike in sets):
+    units = shard_units(plan)
+    if all(len(alike) == 1 for alike in sets) or (units and not _gather_alike(plan, units, len(sets))):
         return plan
-    part = part_of(plan, [first.number for first, *_ in sets])
+    part = first_of_all(plan) if len(sets) == 1 else part_of(plan, [first.number for first, *_ in sets])
+    if units:
+        give(part, shard_units, _units_in(part, units))
     return _stands_for(part, gradient_groups(plan), num_replicas(plan))
+
+
+def _gather_alike(plan: Plan, units: Iterable[ShardUnit], num_sets: int) -> bool:
+    """Whether the sharded weights of equal replicas are gathered in equal times, by all of them at once."""
+    lie: dict[tuple[str, tuple[int, int]], set[tuple[int, ...]]] = {}
+    for unit in units:
+        stage = plan.stage[unit.stages[0]]
+        lie.setdefault((stage.module, stage.layers), set()).add(unit.ranks)
+    known = {ranks: _lies(plan.cluster, ranks) for of_layers in lie.values() for ranks in of_layers}
+    return num_sets == 1 and all(len({known[ranks] for ranks in held}) == 1 for held in lie.values())
+
+
+def _units_in(part: Plan, units: Iterable[ShardUnit]) -> tuple[ShardUnit, ...]:
+    """The units of a part's stages, over the ranks of the whole."""
+    held = ((unit, tuple(stage for stage in unit.stages if stage in part.stage)) for unit in units)
+    return tuple(replace(unit, stages=stages) for unit, stages in held if stages)
 
 
 def _stands_for(part: Plan, groups: tuple[GradientGroup, ...], replicas: dict[str, int]) -> Plan:

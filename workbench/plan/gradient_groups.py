@@ -85,6 +85,7 @@ def reductions(plan: Plan, groups: tuple[GradientGroup, ...]) -> dict[Action, tu
     return found
 
 
+@kept
 def reduction_order(plan: Plan) -> tuple[int, ...]:
     """Stages that hold weights which other ranks hold too, in the order in which they are reduced.
 
@@ -95,16 +96,34 @@ def reduction_order(plan: Plan) -> tuple[int, ...]:
     for group in gradient_groups(plan):
         if len(group.ranks) > 1:
             first_group.setdefault(group.weights[0], group.index)
-    found: dict[int, int] = {}
+    found: list[tuple[int, int]] = []
+    known: dict[tuple[str, tuple[int, int], int], int | None] = {}  # the same in all replicas
     for stage in plan.stages:
-        mine = [first_group[w] for w in _weights_of(plan, stage) if w in first_group]
-        if mine:
-            found[stage.id] = min(mine)
-    return tuple(sorted(found, key=lambda stage: (found[stage], stage)))
+        key = stage.module, stage.layers, stage.ep
+        if key not in known:
+            mine = (first_group[w] for w in _weights_of(plan, stage) if w in first_group)
+            known[key] = min(mine, default=None)
+        if (first := known[key]) is not None:
+            found.append((first, stage.id))
+    return tuple(stage for _, stage in sorted(found))
 
 
 def _weights_of(plan: Plan, stage: Stage) -> tuple[Weights, ...]:
     """Trainable weights of a stage, each once, last layer first."""
+    known = _weights_by_layers(plan)
+    key = stage.module, stage.layers, stage.ep > 1
+    if key not in known:
+        known[key] = _weights_in(plan, stage)
+    return known[key]
+
+
+@kept
+def _weights_by_layers(plan: Plan) -> dict[tuple[str, tuple[int, int], bool], tuple[Weights, ...]]:
+    """By module, layers and whether experts are distributed: replicas ask for the same; filled on use."""
+    return {}
+
+
+def _weights_in(plan: Plan, stage: Stage) -> tuple[Weights, ...]:
     layers = plan.model.module(stage.module).layers
     found: dict[Weights, None] = {}
     for index in reversed(range(*stage.layers)):

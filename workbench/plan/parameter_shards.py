@@ -7,6 +7,8 @@ from workbench.plan.kept import kept
 from workbench.plan.plan import Plan, Sharding, Stage
 from workbench.schedule.action import COMPUTE, FSDP, ROUND, Action, Pass
 
+_IN_ROUNDS = frozenset((*COMPUTE, *ROUND))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardUnit:
@@ -198,15 +200,21 @@ def _check_ties(plan: Plan, units: tuple[ShardUnit, ...]) -> None:
             others.append((stage.id, unit))
 
 
-def check_rounds(plan: Plan, units: tuple[ShardUnit, ...]) -> None:
+def check_rounds(plan: Plan, units: tuple[ShardUnit, ...], twins: Mapping[int, int]) -> None:
     """Raise ValueError where the programs of sharded stages do not gather, let go and reduce as they must.
 
     Of every stage the rounds are ALL_GATHER n, passes, FREE n, and REDUCE_SCATTER n behind a backward that
     trains; all stages of a unit have the same. `waits_of` says what waits for what.
+
+    Args:
+        twins: stage -> another one that has the same rounds; of a unit, one of them is looked at.
     """
     for unit in units:
         expected: list[Action] | None = None
+        distinct: dict[int, int] = {}
         for stage in unit.stages:
+            distinct.setdefault(twins.get(stage, stage), stage)
+        for stage in distinct.values():
             for rank in plan.stage[stage].flat_ranks:
                 told = [
                     action._replace(stage=unit.stages[0])
@@ -223,14 +231,23 @@ def check_rounds(plan: Plan, units: tuple[ShardUnit, ...]) -> None:
 def _rounds(plan: Plan, rank: int, stage: int, *, is_trained: bool) -> Iterator[Action]:
     """The collectives of a stage's rounds, in order."""
     state = _State()
-    for action in plan.program.get(rank, ()):
-        if action.stage == stage and action.kind in (*COMPUTE, *ROUND):
-            state.do(rank, action, is_trained=is_trained)
-            if action.kind in FSDP:
-                yield action
+    for action in _by_stage(plan, rank).get(stage, ()):
+        state.do(rank, action, is_trained=is_trained)
+        if action.kind in FSDP:
+            yield action
     if state.is_whole or state.owes:
         kind = Pass.FREE if state.is_whole else Pass.REDUCE_SCATTER
         raise ValueError(f"rank {rank}: {Action(stage, kind, state.number)} is missing from the program")
+
+
+@kept
+def _by_stage(plan: Plan, rank: int) -> Mapping[int | None, list[Action]]:
+    """A rank's passes, gathers, frees and reduce-scatters, of each stage in their order."""
+    found: dict[int | None, list[Action]] = {}
+    for action in plan.program.get(rank, ()):
+        if action.kind in _IN_ROUNDS:
+            found.setdefault(action.stage, []).append(action)
+    return found
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
+from itertools import chain
 from math import lcm
 from typing import Any
 
@@ -46,7 +47,7 @@ class Stage:
     @property
     def flat_ranks(self) -> tuple[int, ...]:
         """All ranks, context-parallel axis outermost; the first is the leader."""
-        return tuple(rank for row in self.ranks for rank in row)
+        return self.ranks[0] if len(self.ranks) == 1 else tuple(chain.from_iterable(self.ranks))
 
     @property
     def expert_ranks(self) -> tuple[tuple[int, ...], ...]:

@@ -56,7 +56,7 @@ def is_sharded(plan: Plan, module: str) -> bool:
 
 def _virtual_stages(plan: Plan) -> int:
     """Stages of the language model on each of its ranks; 1 where its weights are sharded, layer by layer."""
-    llm = next(module.name for module in plan.model.modules if module.modality == TEXT)
+    llm = plan.model.llm.name
     if is_sharded(plan, llm):
         return 1
     chain = plan.chain[llm, plan.replicas(llm)[0]]

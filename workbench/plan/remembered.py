@@ -83,7 +83,7 @@ class Same:
         self._of = of  # held, so that no other object has its number meanwhile
 
     def __hash__(self) -> int:
-        return id(self._of)
+        return object.__hash__(self._of)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Same) and self._of is other._of

@@ -5,7 +5,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.balance.tokens.policies import Policy, with_token_cost
+from workbench.balance.tokens.policies import Policy
 from workbench.masks.bitfield import Bitfield
 from workbench.masks.tiles import classify_runs, row_work
 from workbench.model.model_graph import Module
@@ -35,13 +35,12 @@ def token_shards(
     policy: Policy,
     *,
     block_tokens: int = 128,
-    per_token: float = 0.0,
     scope: Scope = Scope.MICROBATCH,
 ) -> tuple[TokenShard, ...]:
     """The owners of all blocks of a module, for `dataclasses.replace(plan, token_shards=...)`.
 
     The work of a block is the query-key pairs of its non-empty square tiles, classified exactly from
-    the row's mask, plus what its tokens cost outside attention. A row too short to give every rank a
+    the row's mask. A row too short to give every rank a
     block of that size is cut into blocks of the next smaller power of two that does.
 
     Args:
@@ -49,7 +48,6 @@ def token_shards(
         module: whose rows.
         policy: one of `workbench.balance.tokens.policies` or `tokens_exchange`.
         block_tokens: tokens of a block, a power of two; the last block of a row may be shorter.
-        per_token: pairs that the work of a token outside attention is worth.
         scope: what is evened out at once.
 
     Returns:
@@ -72,7 +70,7 @@ def token_shards(
         num_ranks = plan.chain[module, microbatch.replica][0].cp
         if num_ranks == 1:
             continue
-        rows = _row_costs(plan, of_module, microbatch, (block_tokens, num_ranks), per_token)
+        rows = _row_costs(plan, of_module, microbatch, (block_tokens, num_ranks))
         costs = [cost for _, cost in rows]
         key = tuple(map(Same, costs)), num_ranks, policy, scope  # equal rows have the same costs
         owners = _OWNED.answer(key, lambda costs=costs, n=num_ranks: _owners(costs, n, policy, scope))  # type: ignore[misc]
@@ -90,23 +88,21 @@ def token_shards(
     return tuple(found)
 
 
-def _row_costs(
-    plan: Plan, module: Module, microbatch: Microbatch, cut: tuple[int, int], per_token: float
-) -> list[BlockCosts]:
+def _row_costs(plan: Plan, module: Module, microbatch: Microbatch, cut: tuple[int, int]) -> list[BlockCosts]:
     """[row]; `cut` is the block asked for and the ranks."""
     return [
         _COSTS.answer(
-            (Same(plan.model), Same(plan.batch), module.name, row_kind(plan, items), cut, per_token),
-            lambda items=items: _costs(row_mask(plan, module, items), cut, per_token),  # type: ignore[misc]
+            (Same(plan.model), Same(plan.batch), module.name, row_kind(plan, items), cut),
+            lambda items=items: _costs(row_mask(plan, module, items), cut),  # type: ignore[misc]
         )
         for items in microbatch.rows
     ]
 
 
-def _costs(mask: Bitfield, cut: tuple[int, int], per_token: float) -> BlockCosts:
+def _costs(mask: Bitfield, cut: tuple[int, int]) -> BlockCosts:
     block = _block(len(mask), *cut)
     pairs = row_work(classify_runs(mask, mask, block, block)) * block**2
-    return block, with_token_cost(pairs, num_tokens=len(mask), block_tokens=block, per_token=per_token)
+    return block, pairs.astype(np.float64)
 
 
 def _block(num_tokens: int, largest: int, num_ranks: int) -> int:

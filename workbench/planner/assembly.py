@@ -1,6 +1,6 @@
 """From stage boundaries to a plan: numbers the stages, assigns ranks, batches the samples."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import accumulate, pairwise
@@ -13,6 +13,7 @@ from workbench.memory.account import check_memory, memory_table
 from workbench.model.model_graph import TEXT
 from workbench.plan.build import batched_microbatches, shared_microbatches, with_programs
 from workbench.plan.lower import lower
+from workbench.plan.lowered import Lowered
 from workbench.plan.parameter_shards import in_units
 from workbench.plan.plan import Plan, Stage
 from workbench.planner.block_cuts import Cuts, even_blocks
@@ -208,11 +209,10 @@ def disjoint_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
 
 def check_ranks(job: Job, num_ranks: int) -> None:
     """Refuse a layout that needs more ranks than the job may use."""
-    limit = job.cluster.num_ranks if job.max_ranks is None else min(job.max_ranks, job.cluster.num_ranks)
-    if num_ranks > limit:
+    if num_ranks > job.usable_ranks:
         raise ValueError(
-            f"the layout needs {num_ranks} ranks, job {job.name!r} may use {limit}; nearest: degrees whose "
-            f"product is smaller, or a cluster and max_ranks of {num_ranks}"
+            f"the layout needs {num_ranks} ranks, job {job.name!r} may use {job.usable_ranks}; nearest: "
+            f"degrees whose product is smaller, or a cluster and max_ranks of {num_ranks}"
         )
 
 
@@ -237,24 +237,37 @@ def scheduled(draft: Plan, schedule: Schedule, cost: CostModel) -> Plan:
 
 def _furthest_ahead(draft: Plan, schedule: Schedule) -> Plan:
     """With the most run-ahead that fits in memory, found by bisection; what is kept grows with it."""
+
+    def ahead(num: int) -> Plan:
+        return with_programs(draft, replace(schedule, run_ahead=num))
+
     found = with_programs(draft, schedule)
-    fitting, too_far = 0, schedule.run_ahead
-    if fits(found):
-        return found
-    while too_far - fitting > 1:
-        middle = (fitting + too_far) // 2
-        if fits(with_programs(draft, replace(schedule, run_ahead=middle))):
+    return found if fits(found) else ahead(most_that_fits(ahead, schedule.run_ahead))
+
+
+def most_that_fits(plan_of: Callable[[int], Plan], too_many: int) -> int:
+    """The largest number below one that is too many whose plan fits, by bisection; 0 is not tried."""
+    fitting = 0
+    while too_many - fitting > 1:
+        middle = (fitting + too_many) // 2
+        if fits(plan_of(middle)):
             fitting = middle
         else:
-            too_far = middle
-    return with_programs(draft, replace(schedule, run_ahead=fitting))
+            too_many = middle
+    return fitting
+
+
+def lowered_that_fits(plan: Plan) -> Lowered:
+    """The plan lowered; ValueError where a rank has not the memory for it."""
+    lowered = lower(plan)
+    check_memory(lowered, memory_table(lowered))
+    return lowered
 
 
 def fits(plan: Plan) -> bool:
     """Whether every rank of a plan has the memory for it."""
-    lowered = lower(plan)
     try:
-        check_memory(lowered, memory_table(lowered))
+        lowered_that_fits(plan)
     except ValueError:
         return False
     return True

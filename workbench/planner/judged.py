@@ -28,8 +28,8 @@ class JudgedBy(StrEnum):
 
 
 def judged(spec: StrategySpec, judge: Judge) -> Planner:
-    """The strategy's planner with a judge: `judged_plan`; as it was published where it has no shortlist."""
-    return spec.planner if spec.shortlist is None else partial(judged_plan, spec, judge)
+    """The strategy's planner with a judge: `judged_plan`."""
+    return partial(judged_plan, spec, judge)
 
 
 def judged_plan(spec: StrategySpec, judge: Judge, job: Job, cost: CostModel, progress: Progress) -> Plan:
@@ -42,7 +42,6 @@ def judged_plan(spec: StrategySpec, judge: Judge, job: Job, cost: CostModel, pro
 
     Complexity: `MOST_JUDGED` judgements, or twice as many, beside the search for so many plans.
     """
-    assert spec.shortlist is not None
     best: tuple[float, Plan] | None = None
     refusal: ValueError | None = None
     for plan in spec.shortlist(job, cost, progress, MOST_JUDGED):

@@ -6,11 +6,15 @@ from dataclasses import dataclass
 
 from workbench.cost.model import CostModel, Work
 from workbench.job.job import Job, ModuleLayout
-from workbench.model.frozen import FrozenRule, gradient_needs
+from workbench.model.frozen import FrozenRule, Needs, gradient_needs
+from workbench.model.layer import Layer
 from workbench.plan.plan import Plan, Recompute
 from workbench.plan.sequence import dividing
 from workbench.plan.work import work_of
 from workbench.planner.assembly import layout_of
+from workbench.timing.grid_links import GridCost, GridLinks
+
+Shapes = Sequence[tuple[Work, float]]  # what microbatches work on, and the share of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,38 +30,47 @@ class LayerCost:
         return self.forward_s + self.backward_s
 
 
+def mean_cost(
+    machine: GridCost, layer: Layer, need: Needs, shapes: Shapes, recompute: Recompute
+) -> LayerCost:
+    """Of one layer over microbatches; recompute adds one forward where any gradient of the layer runs.
+
+    Complexity: O(shapes).
+    """
+    again = recompute is Recompute.FULL and need.any
+    forward_s = backward_s = 0.0
+    for work, share in shapes:
+        time = machine.layer_time(layer, work)
+        forward_s += share * time.forward_s
+        backward_s += share * (time.backward_s(need) + (time.forward_s if again else 0.0))
+    return LayerCost(forward_s, backward_s)
+
+
+def machine_of(job: Job, layout: ModuleLayout, cost: CostModel) -> GridCost:
+    """What ranks of a layout are; in a pool, where it starts."""
+    cost = dividing(cost, job.settings, layout.module).with_expert_parallel(layout.ep)
+    links = GridLinks(None, None)
+    if job.pools and layout.rank_offset is not None:
+        first = (layout.rank_offset,)
+        cost, links = cost.on(job.cluster.device_of(first)), GridLinks(job.cluster.joining(first), None)
+    return GridCost(cost, layout.tp, layout.cp, job.settings.precision, links)
+
+
 def layer_costs(
     job: Job, draft: Plan, layout: ModuleLayout, cost: CostModel, rule: FrozenRule
 ) -> tuple[LayerCost, ...]:
     """Forward and backward of each layer of a module.
 
-    Source: Cornstarch (ICML) section 3.1, T_l = F_l + B_l with B_l by the frozen rule;
-    recompute adds one forward where any gradient of the layer runs.
+    Source: Cornstarch (ICML) section 3.1, T_l = F_l + B_l with B_l by the frozen rule.
     Differs: averaged over the microbatches that the batch really has, since sizes vary.
 
     Complexity: O(layers x distinct microbatch shapes).
     """
-    module = job.model.module(layout.module)
-    cost = dividing(cost, job.settings, module.name).with_expert_parallel(layout.ep)
-    link = None
-    if job.pools and layout.rank_offset is not None:
-        first = (layout.rank_offset,)
-        cost, link = cost.on(job.cluster.device_of(first)), job.cluster.joining(first)
-    needs = gradient_needs(job.model, rule=rule)[module.name]
-    recompute = job.settings.of(module.name).recompute is Recompute.FULL
-    shapes = _shapes(draft, module.name)
-    found = []
-    for layer, need in zip(module.layers, needs, strict=True):
-        forward_s = backward_s = 0.0
-        for work, share in shapes:
-            time = cost.layer_time(
-                layer, work, tp=layout.tp, cp=layout.cp, precision=job.settings.precision, link=link
-            )
-            forward_s += share * time.forward_s
-            backward_s += share * time.backward_s(need)
-            backward_s += share * (recompute and need.any) * time.forward_s
-        found.append(LayerCost(forward_s, backward_s))
-    return tuple(found)
+    machine, recompute = machine_of(job, layout, cost), job.settings.of(layout.module).recompute
+    needs = gradient_needs(job.model, rule=rule)[layout.module]
+    shapes = _shapes(draft, layout.module)
+    layers = zip(job.model.module(layout.module).layers, needs, strict=True)
+    return tuple(mean_cost(machine, layer, need, shapes, recompute) for layer, need in layers)
 
 
 def believed_layers_s(
@@ -73,7 +86,7 @@ def believed_layers_s(
     }
 
 
-def _shapes(draft: Plan, module: str) -> Sequence[tuple[Work, float]]:
+def _shapes(draft: Plan, module: str) -> Shapes:
     """Distinct microbatch shapes of a module and the share of each."""
     works = Counter(work_of(draft, m) for m in draft.microbatches if m.module == module)
     total = sum(works.values())

@@ -6,12 +6,10 @@ from dataclasses import replace
 from workbench.cost.model import CostModel
 from workbench.job.device_pools import check_taken
 from workbench.job.job import Job
-from workbench.memory.account import check_memory, memory_table
-from workbench.model.model_graph import TEXT
-from workbench.plan.lower import lower
 from workbench.plan.plan import Plan, Sharding
+from workbench.planner.assembly import lowered_that_fits
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode, ModuleChoice
-from workbench.planner.layout_search import fastest_layout, has_layouts, usable_ranks
+from workbench.planner.layout_search import fastest_layout, has_layouts
 from workbench.planner.stage_counts import Progress
 
 Build = Callable[[Job, LayoutChoice], Plan]  # the job has the choice's layouts and settings
@@ -28,9 +26,9 @@ def searched_plans(
         ValueError: none fits; the reason is that of the last one tried. Or the LLM, which takes all ranks
             unless modules lie apart, may not use one of their pools.
     """
-    usable = usable_ranks(job)
+    usable = job.usable_ranks
     if mode is not Mode.APART:
-        llm = next(module.name for module in job.model.modules if module.modality == TEXT)
+        llm = job.model.llm.name
         check_taken(job.pools, llm, range(usable))
     num_ranks = next((n for n in range(usable, 0, -1) if has_layouts(job, cost, mode, n)), usable)
     plans = _Plans(job, cost, build)
@@ -53,8 +51,7 @@ class _Plans:
         """Whether the layout's plan is sound and fits."""
         try:
             plan = self._build(job_with(self._job, choice, step), choice)
-            lowered = lower(plan)
-            check_memory(lowered, memory_table(lowered))
+            lowered_that_fits(plan)
         except ValueError as error:
             self.refusal = error
             return False

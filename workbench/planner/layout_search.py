@@ -116,7 +116,7 @@ def likely_layouts(job: Job, cost: CostModel, mode: Mode, most: int) -> tuple[Fo
 
 def usable_ranks(job: Job) -> int:
     """Ranks of the cluster that the job may use."""
-    return job.cluster.num_ranks if job.max_ranks is None else min(job.max_ranks, job.cluster.num_ranks)
+    return job.usable_ranks
 
 
 def has_layouts(job: Job, cost: CostModel, mode: Mode, num_ranks: int) -> bool:

@@ -8,8 +8,7 @@ from math import prod
 from typing import NamedTuple
 
 from workbench.job.job import ModuleLayout
-from workbench.model.layer import Attention
-from workbench.model.model_graph import TEXT, Module
+from workbench.model.model_graph import Module
 from workbench.plan.plan import Recompute
 from workbench.planner.expert_choices import expert_choices, expert_counts
 from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
@@ -67,13 +66,13 @@ class LayoutSpace:
     def __init__(self, steps: LayoutSteps, num_ranks: int, freedom: Freedom | None = None) -> None:
         self._steps, self._job, self._num_ranks = steps, steps.job, num_ranks
         self._freedom = freedom or Freedom()
-        modules = self._job.model.modules
-        self._llm = next(module for module in modules if module.modality == TEXT)
-        self._encoders = tuple(module for module in modules if module.modality != TEXT)
+        model = self._job.model
+        self._llm = model.llm
+        self._encoders = model.encoders
         self._least_s: dict[tuple[str, int, int], float] = {}
         self._fitting: dict[tuple[str, int], list[ModuleChoice]] = {}
-        self._heads = {module.name: _heads(module) for module in modules}
-        self._experts = {module.name: expert_counts(module) for module in modules}
+        self._heads = {module.name: module.kv_heads for module in model.modules}
+        self._experts = {module.name: expert_counts(module) for module in model.modules}
         self._check_encoders()
 
     def families(self, mode: Mode) -> Iterator[Family]:
@@ -156,12 +155,12 @@ class LayoutSpace:
             yield self._steps.joint_s(choice), choice
 
     def _colocated(self) -> Iterator[Family]:
-        spread = [
-            [(self._steps.phases_s(c), c) for c in self._choices(e, self._num_ranks) if c.pp == 1]
-            for e in self._encoders
-        ]
+        spread = [[c for c in self._choices(e, self._num_ranks) if c.pp == 1] for e in self._encoders]
         for llm in self._llm_choices(self._num_ranks):
-            parts = [[pair for pair in pairs if _nests(pair[1].dp, llm.dp)] for pairs in spread]
+            parts = [
+                [(self._steps.phases_s(c, llm), c) for c in choices if _nests(c.dp, llm.dp)]
+                for choices in spread
+            ]
             if all(parts):
                 phases_s = sum(min(seconds for seconds, _ in pairs) for pairs in parts)
                 yield Family(
@@ -342,11 +341,6 @@ def _agrees(given: ModuleLayout, grid: ModuleChoice) -> bool:
 
 def _nests(first: int, second: int) -> bool:
     return max(first, second) % min(first, second) == 0
-
-
-def _heads(module: Module) -> set[int]:
-    operators = [operator for layer in module.layers for operator in layer.operators]
-    return {operator.num_kv_heads for operator in operators if isinstance(operator, Attention)}
 
 
 def _divisors(number: int) -> list[int]:

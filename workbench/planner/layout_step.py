@@ -14,7 +14,6 @@ from workbench.balance.stages.partition import partition
 from workbench.cost.group_link import group_link
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
-from workbench.model.model_graph import TEXT
 from workbench.plan.remembered import Remembered, Same
 from workbench.planner.boundary_price import crossing_bytes, num_readers, regrouped, sent
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode, ModuleChoice
@@ -58,11 +57,11 @@ _STEPS: "Remembered[LayoutSteps]" = Remembered(32)
 def steps_of(job: Job, cost: CostModel) -> "LayoutSteps":
     """Those of all jobs that differ in layouts, replicas and schedule alone share what was priced.
 
-    Windows of a schedule are told apart, as they decide which samples an encoder takes together.
+    Windows of a schedule are told apart, as they decide which samples a colocated encoder takes together.
     """
     key = (
         (Same(cost), Same(job.model), Same(job.cluster), Same(job.batch)),
-        (job.microbatch_samples, job.settings, job.schedule.kind.spec.takes("window"), job.schedule.window),
+        (job.microbatch_samples, job.settings, job.schedule.window, job.schedule.run_ahead),
     )
     return _STEPS.answer(key, lambda: LayoutSteps(job, cost)).of(job)
 
@@ -73,7 +72,7 @@ class LayoutSteps:
     Collectives inside layers are part of the passes. Gradients are reduced behind the last
     microbatch's backward and weights gathered ahead of the first forward; of either, what outlasts
     all layers but one is exposed. Of encoders that stand apart, side by side, the slowest counts at each
-    depth.
+    depth. Colocated ones take a window's samples together, all of a replica's where there is no window.
 
     Differs: the plan's simulation prices the true microbatches, messages that share a link and each
     gradient group; here a microbatch is a mean one and a stage's exchanges are one.
@@ -89,7 +88,7 @@ class LayoutSteps:
         self._accounts: dict[tuple[ModuleChoice, Totals], Account] = {}
         self._llm_s: dict[ModuleChoice, float] = {}
         self._steps: dict[LayoutChoice, LayoutStep] = {}
-        self._llm = next(module.name for module in job.model.modules if module.modality == TEXT)
+        self._llm = job.model.llm.name
 
     def step(self, choice: LayoutChoice) -> LayoutStep:
         """The step under a layout, whether it fits or not.
@@ -128,9 +127,17 @@ class LayoutSteps:
         each_s = self.prices.passes_s(llm, self.job.microbatch_samples)
         return least_pipeline_s(each_s, llm.pp, self._rounds(llm))
 
-    def phases_s(self, encoder: ModuleChoice) -> float:
+    def phases_s(self, encoder: ModuleChoice, llm: ModuleChoice) -> float:
         """Seconds of an encoder's passes over all samples of a replica: what colocation adds to the LLM's."""
-        return self.prices.passes_s(encoder, self._local_samples(encoder))
+        samples, calls = self._phases(encoder, llm)
+        return calls * self.prices.passes_s(encoder, samples)
+
+    def _phases(self, encoder: ModuleChoice, llm: ModuleChoice) -> tuple[int, float]:
+        """Samples that a replica takes together between two changes of module, and how often."""
+        rounds, per_round = self._rounds(llm), llm.dp * self.job.microbatch_samples
+        window = self.job.schedule.window or rounds
+        span = min(rounds, max(window, -(-encoder.dp // per_round)))
+        return -(-span * per_round // encoder.dp), rounds / span
 
     def moves_s(self, encoders: Sequence[ModuleChoice]) -> float:
         """Seconds to bring colocated encoders to the host and back."""
@@ -186,16 +193,19 @@ class LayoutSteps:
     def _colocated(self, choice: LayoutChoice) -> LayoutStep:
         chain = self._chain(choice.llm)
         rounds = self._rounds(choice.llm)
+        phases = [self._phases(encoder, choice.llm) for encoder in choice.encoders]
+        schedule = self.job.schedule
+        ahead = 1 if schedule.window is None else 1 + schedule.run_ahead  # windows that are kept
         encoded = [
-            Held(encoder, self.prices.total(encoder, self._local_samples(encoder)), 1)
-            for encoder in choice.encoders
+            Held(encoder, self.prices.total(encoder, samples), ahead)
+            for encoder, (samples, _) in zip(choice.encoders, phases, strict=True)
         ]
         crossings = [
             regrouped(self.prices, encoder, choice.llm, _counts(chain)) for encoder in choice.encoders
         ]
         boundary_s = sum(crossing.before_s + crossing.after_s for crossing in crossings)
         num_bytes = sum(crossing.num_bytes for crossing in crossings)
-        phases_s = sum(part.layers.forward_s + part.layers.backward_s for part in encoded)
+        phases_s = sum(self.phases_s(encoder, choice.llm) for encoder in choice.encoders)
         ranks = [
             [Held(choice.llm, stage, min(len(chain.stages) - place, rounds)), *encoded]
             for place, stage in enumerate(chain.stages)
@@ -283,10 +293,6 @@ class LayoutSteps:
     def _rounds(self, llm: ModuleChoice) -> int:
         """Microbatches of each replica of the LLM."""
         return len(self.job.batch) // (llm.dp * self.job.microbatch_samples)
-
-    def _local_samples(self, encoder: ModuleChoice) -> int:
-        """Samples of the replica that has most."""
-        return -(-len(self.job.batch) // encoder.dp)
 
     def _chain(
         self, choice: ModuleChoice, leading: Sequence[Totals] = (), *, samples: int | None = None

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -21,33 +21,24 @@ from workbench.plan.plan import Recompute
 from workbench.plan.sequence import dividing
 from workbench.plan.work import work_of
 from workbench.planner.assembly import shared_draft
+from workbench.planner.layer_cost import Shapes, mean_cost
 from workbench.planner.layout_choice import ModuleChoice
+from workbench.schedule.choice import Schedule
+from workbench.timing.grid_links import GridCost, GridLinks
 from workbench.timing.price import step_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerPrice:
-    """One layer over one microbatch, on one rank.
+class Totals(NamedTuple):
+    """Layers on one rank over one microbatch: sums of theirs, and the most bytes that one works in.
 
     Args:
+        num_layers: how many.
         forward_s, backward_s: recomputation is part of the backward.
-        kept_bytes: from its forward to its backward.
+        kept_bytes: from forwards to backwards.
         working_bytes: on top of that inside a pass, what is computed again included.
         weights, trained: elements it holds, and of these the ones an optimizer updates.
         of_experts: of those updated, distributed experts' with fewer or more holders than other weights.
     """
-
-    forward_s: float
-    backward_s: float
-    kept_bytes: int
-    working_bytes: int
-    weights: float
-    trained: float
-    of_experts: float
-
-
-class Totals(NamedTuple):
-    """Several layers on one rank: sums of theirs, and the most bytes that one works in."""
 
     num_layers: int
     forward_s: float
@@ -66,26 +57,32 @@ def _num_cuts(parameter: Parameter, choice: ModuleChoice) -> int:
     return 1 if parameter.shard is Shard.REPLICATED else choice.tp
 
 
-def total_of(layers: Sequence[LayerPrice]) -> Totals:
+def total_of(layers: Sequence[Totals]) -> Totals:
     """Layers one after the other. Complexity: O(layers)."""
-    return Totals(
-        num_layers=len(layers),
-        forward_s=float(sum(layer.forward_s for layer in layers)),
-        backward_s=float(sum(layer.backward_s for layer in layers)),
-        kept_bytes=float(sum(layer.kept_bytes for layer in layers)),
-        working_bytes=float(max((layer.working_bytes for layer in layers), default=0)),
-        weights=float(sum(layer.weights for layer in layers)),
-        trained=float(sum(layer.trained for layer in layers)),
-        of_experts=float(sum(layer.of_experts for layer in layers)),
-    )
+    if not layers:
+        return Totals._make((0, *(0.0,) * 7))
+    num, forward, backward, kept, working, *elements = zip(*layers, strict=True)
+    sums = (float(sum(each)) for each in (forward, backward, kept))
+    return Totals._make((sum(num), *sums, float(max(working)), *(float(sum(each)) for each in elements)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """Between the ranks that hold the same weights: gradients reduced, updated weights gathered."""
+class Exchange(NamedTuple):
+    """Seconds between the ranks that hold the same weights.
 
-    reduce_s: float
+    Args:
+        gather_s: of updated weights.
+        scatter_s: of gradients, reduced inside an instance.
+        sum_s: of gradients' parts, added up over instances.
+    """
+
     gather_s: float
+    scatter_s: float
+    sum_s: float
+
+    @property
+    def reduce_s(self) -> float:
+        """Of gradients."""
+        return self.scatter_s + self.sum_s
 
 
 class ModulePrices:
@@ -100,9 +97,10 @@ class ModulePrices:
 
     def __init__(self, job: Job, cost: CostModel) -> None:
         self.job, self.cost = job, cost
+        self.size = state_bytes(job.settings.precision.num_bytes, job.settings.kernels)  # per parameter
         self._needs = gradient_needs(job.model)
         self._alone = self._samples()
-        self._known: dict[tuple[object, ...], tuple[LayerPrice, ...]] = {}
+        self._known: dict[tuple[object, ...], tuple[Totals, ...]] = {}
         self._exchanges: dict[tuple[ModuleChoice, float, float], Exchange] = {}
         self._totals: dict[tuple[object, ...], Totals] = {}
         self._shapes = cache(self._find_shapes)
@@ -112,7 +110,7 @@ class ModulePrices:
             for count in (TokenCount.IN, TokenCount.OUT)
         }
 
-    def layers(self, choice: ModuleChoice, num_samples: int) -> tuple[LayerPrice, ...]:
+    def layers(self, choice: ModuleChoice, num_samples: int) -> tuple[Totals, ...]:
         """Every layer of the module over a microbatch of so many samples.
 
         Complexity: O(layers x distinct microbatch shapes), once per (tp, cp, ep, recompute, samples).
@@ -120,7 +118,7 @@ class ModulePrices:
         key = (choice.module, choice.tp, choice.cp, choice.ep, choice.recompute, num_samples)
         if key not in self._known:
             module = self.job.model.module(choice.module)
-            same: dict[tuple[object, ...], LayerPrice] = {}
+            same: dict[tuple[object, ...], Totals] = {}
             found = []
             for layer, need in zip(module.layers, self._needs[choice.module], strict=True):
                 like = (layer.kind, layer.operators, layer.trainable, need)
@@ -151,26 +149,33 @@ class ModulePrices:
         """
         key = (choice, trained, of_experts)
         if key not in self._exchanges:
-            own = self._exchange(choice, trained - of_experts, choice.num_holders, choice.tp)
-            experts = self._exchange(choice, of_experts, choice.num_expert_holders, choice.ep)
-            self._exchanges[key] = Exchange(
-                reduce_s=own.reduce_s + experts.reduce_s, gather_s=own.gather_s + experts.gather_s
-            )
+            size, both = self.size, []
+            for elements, holders, stride in (
+                (trained - of_experts, choice.num_holders, choice.tp),
+                (of_experts, choice.num_expert_holders, choice.ep),
+            ):
+                gathered, reduced = elements * size.weight, elements * size.gradient
+                both.append(self._exchange(gathered, reduced, holders, choice.instances, stride))
+            self._exchanges[key] = Exchange(*map(sum, zip(*both, strict=True)))
         return self._exchanges[key]
 
-    def _exchange(self, choice: ModuleChoice, elements: float, num_holders: int, stride: int) -> Exchange:
-        """Of elements that ranks so far apart hold alike."""
-        if elements == 0:
-            return Exchange(reduce_s=0.0, gather_s=0.0)
-        size = self.job.settings.precision.num_bytes
-        inner = num_holders // choice.instances
-        gradient_bytes = elements * state_bytes(size, self.job.settings.kernels).gradient
-        near = group_link(self.job.cluster, num_ranks=inner, stride=stride)
-        far = group_link(self.job.cluster, num_ranks=choice.instances, stride=stride * inner)
-        reduce_s = self._collective_s(Collective.REDUCE_SCATTER, gradient_bytes, inner, near)
-        reduce_s += self._collective_s(Collective.ALL_REDUCE, gradient_bytes / inner, choice.instances, far)
-        gather_s = self._collective_s(Collective.ALL_GATHER, elements * size, inner, near)
-        return Exchange(reduce_s=reduce_s, gather_s=gather_s)
+    def sharded_exchange(self, choice: ModuleChoice, layer: Totals) -> Exchange:
+        """Of a layer whose parameters the holders of each instance shard."""
+        gathered, reduced = layer.weights * self.size.weight, layer.trained * self.size.gradient
+        return self._exchange(gathered, reduced, choice.num_holders, choice.instances, 1)
+
+    def _exchange(
+        self, gathered: float, reduced: float, num_holders: int, instances: int, stride: int
+    ) -> Exchange:
+        """Of bytes that ranks so far apart hold alike."""
+        inner, cluster = num_holders // instances, self.job.cluster
+        near = group_link(cluster, num_ranks=inner, stride=stride)
+        far = group_link(cluster, num_ranks=instances, stride=stride * inner)
+        return Exchange(
+            self._collective_s(Collective.ALL_GATHER, gathered, inner, near),
+            self._collective_s(Collective.REDUCE_SCATTER, reduced, inner, near),
+            self._collective_s(Collective.ALL_REDUCE, reduced / inner, instances, far),
+        )
 
     def update_s(self, choice: ModuleChoice, trained: float, of_experts: float = 0.0) -> float:
         """The update of a rank's part of the optimizer state."""
@@ -181,9 +186,8 @@ class ModulePrices:
         self, choice: ModuleChoice, weights: float, trained: float, of_experts: float = 0.0
     ) -> float:
         """Weights, gradients and the rank's part of the optimizer state."""
-        size = state_bytes(self.job.settings.precision.num_bytes, self.job.settings.kernels)
         mine = self._shard(choice, trained, of_experts)
-        return weights * size.weight + trained * size.gradient + mine * size.optimizer
+        return weights * self.size.weight + trained * self.size.gradient + mine * self.size.optimizer
 
     def _shard(self, choice: ModuleChoice, trained: float, of_experts: float) -> float:
         """Elements that one rank updates."""
@@ -192,12 +196,9 @@ class ModulePrices:
 
     def moved_bytes(self, choice: ModuleChoice) -> float:
         """What offloading takes off a rank that holds the whole module: its state but for gradients."""
-        size = state_bytes(self.job.settings.precision.num_bytes, self.job.settings.kernels)
         layers = self.total(choice, 1)
-        return (
-            self.state_bytes(choice, layers.weights, layers.trained, layers.of_experts)
-            - layers.trained * size.gradient
-        )
+        held = self.state_bytes(choice, layers.weights, layers.trained, layers.of_experts)
+        return held - layers.trained * self.size.gradient
 
     def sample_tokens(self, module: str, count: TokenCount) -> float:
         """Mean tokens of a sample inside the module (IN) or behind it (OUT)."""
@@ -208,18 +209,20 @@ class ModulePrices:
         return link.latency_s + num_bytes / link.bytes_per_s
 
     def _collective_s(self, kind: Collective, num_bytes: float, num_ranks: int, link: Link) -> float:
-        return 0.0 if num_ranks == 1 else self.cost.between_ranks_s(kind, num_bytes, num_ranks, link)
+        if num_ranks == 1 or not num_bytes:
+            return 0.0
+        return self.cost.between_ranks_s(kind, num_bytes, num_ranks, link)
 
     def _samples(self) -> dict[str, tuple[Work, ...]]:
         """Module -> the work of each sample that has items of it, in order."""
-        one_by_one = replace(self.job, layouts=(), replicas=1, microbatch_samples=1)
+        one_by_one = replace(self.job, layouts=(), replicas=1, microbatch_samples=1, schedule=Schedule())
         draft = shared_draft(one_by_one, "prices")
         alone: dict[str, list[Work]] = {module.name: [] for module in self.job.model.modules}
         for microbatch in draft.microbatches:
             alone[microbatch.module].append(work_of(draft, microbatch))
         return {name: tuple(works) for name, works in alone.items()}
 
-    def _find_shapes(self, module: str, num_samples: int) -> tuple[tuple[Work, float], ...]:
+    def _find_shapes(self, module: str, num_samples: int) -> Shapes:
         """Distinct works of consecutive samples, with their shares of all microbatches."""
         works = self._alone[module]
         joined = Counter(
@@ -229,30 +232,23 @@ class ModulePrices:
         total = sum(joined.values())
         return tuple((work, count / total) for work, count in joined.items())
 
-    def _layer(self, layer: Layer, need: Needs, choice: ModuleChoice, num_samples: int) -> LayerPrice:
+    def _layer(self, layer: Layer, need: Needs, choice: ModuleChoice, num_samples: int) -> Totals:
         settings, cluster = self.job.settings, self.job.cluster
-        link = group_link(cluster, num_ranks=choice.tp, stride=1)
-        context_link = group_link(cluster, num_ranks=choice.cp, stride=choice.tp)
-        again = choice.recompute is Recompute.FULL and need.any
-        cost = dividing(self.cost, settings, choice.module).with_expert_parallel(
-            choice.ep, group_link(cluster, num_ranks=choice.ep, stride=1)
+        links = GridLinks(
+            group_link(cluster, num_ranks=choice.tp, stride=1),
+            group_link(cluster, num_ranks=choice.cp, stride=choice.tp),
+            group_link(cluster, num_ranks=choice.ep, stride=1),
         )
+        cost = dividing(self.cost, settings, choice.module).with_expert_parallel(choice.ep, links.experts)
+        machine = GridCost(cost, choice.tp, choice.cp, settings.precision, links)
+        shapes = self._shapes(choice.module, num_samples)
+        passes = mean_cost(machine, layer, need, shapes, choice.recompute)
+        again = choice.recompute is Recompute.FULL and need.any
         grid = Grid(choice.tp, choice.cp, choice.ep)
         divides = choice.tp > 1 and settings.divides_tokens(choice.module)
         cut = choice.cp * (choice.tp if divides else 1)
-        forward_s = backward_s = kept = working = 0.0
-        for work, share in self._shapes(choice.module, num_samples):
-            time = cost.layer_time(
-                layer,
-                work,
-                tp=choice.tp,
-                cp=choice.cp,
-                precision=settings.precision,
-                link=link,
-                context_link=context_link,
-            )
-            forward_s += share * time.forward_s
-            backward_s += share * (time.backward_s(need) + (time.forward_s if again else 0.0))
+        kept = working = 0.0
+        for work, _ in shapes:
             setting = Setting(
                 work, grid, settings.precision.num_bytes, is_gathered=False, divides_tokens=divides
             )
@@ -267,9 +263,10 @@ class ModulePrices:
         of_experts = 0.0
         if layer.trainable and choice.num_expert_holders != choice.num_holders:
             of_experts = sum(p.num_elements / choice.ep for p in layer.parameters() if is_of_expert(p))
-        return LayerPrice(
-            forward_s=forward_s,
-            backward_s=backward_s,
+        return Totals(
+            num_layers=1,
+            forward_s=passes.forward_s,
+            backward_s=passes.backward_s,
             kept_bytes=round(kept),
             working_bytes=round(working),
             weights=weights,

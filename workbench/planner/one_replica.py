@@ -53,7 +53,7 @@ def one_replica(job: Job) -> OneReplica:
     batches = _BATCHES.answer((Same(job.batch), size, replicas), lambda: _batches(job))
     if not equal_batches(batches):
         raise ValueError(f"job {job.name!r}: samples of its {replicas} replicas differ")
-    limit = min(job.max_ranks or job.cluster.num_ranks, job.cluster.num_ranks) // replicas
+    limit = job.usable_ranks // replicas
     modules = tuple(replace(each, instances=1) for each in job.settings.modules)
     alone = replace(
         job,

@@ -10,9 +10,10 @@ from workbench.data.sample import Sample
 from workbench.job.job import Job
 from workbench.model.frozen import gradient_needs
 from workbench.model.model_graph import TEXT, Module
-from workbench.plan.sequence import dividing
+from workbench.plan.plan import Recompute
 from workbench.plan.work import work_of
 from workbench.planner.assembly import layout_of, shared_draft
+from workbench.planner.layer_cost import machine_of, mean_cost
 
 
 class SampleWork(NamedTuple):
@@ -33,8 +34,7 @@ def sample_work(job: Job, cost: CostModel) -> SampleWork:
     Complexity: O(layers) prices a module, then O(items), and a price for each distinct sample that is read.
     """
     quadratics = {module.name: module_quadratic(job, cost, module) for module in job.model.modules}
-    encoders = [module for module in job.model.modules if module.modality != TEXT]
-    llm = next(module for module in job.model.modules if module.modality == TEXT)
+    encoders, llm = job.model.encoders, job.model.llm
     return SampleWork(
         encoder_s=tuple(_encoder_s(sample, encoders, quadratics) for sample in job.batch),
         llm_s=tuple(
@@ -55,15 +55,14 @@ def _read_aside_s(job: Job, cost: CostModel, llm: Module) -> tuple[float, ...]:
 
 def _layers_s(job: Job, cost: CostModel, module: Module, work: Work, places: Sequence[int]) -> float:
     """Forward and backward of some layers of a module."""
-    layout = layout_of(job, module.name)
-    cost = dividing(cost, job.settings, module.name).with_expert_parallel(layout.ep)
-    needs = gradient_needs(job.model)[module.name]
-    found = 0.0
-    for place in places:
-        layer = module.layers[place]
-        time = cost.layer_time(layer, work, tp=layout.tp, cp=layout.cp, precision=job.settings.precision)
-        found += time.forward_s + time.backward_s(needs[place])
-    return found
+    machine, needs = (
+        machine_of(job, layout_of(job, module.name), cost),
+        gradient_needs(job.model)[module.name],
+    )
+    layers = ((module.layers[place], needs[place]) for place in places)
+    return sum(
+        mean_cost(machine, layer, need, [(work, 1.0)], Recompute.NONE).total_s for layer, need in layers
+    )
 
 
 def module_quadratic(job: Job, cost: CostModel, module: Module) -> Quadratic:
@@ -91,7 +90,7 @@ def _out_per_in(job: Job, module: Module) -> float:
     return sum(segment.tokens_out for segment in segments) / total_in if total_in else 1.0
 
 
-def _encoder_s(sample: Sample, encoders: list[Module], quadratics: dict[str, Quadratic]) -> float:
+def _encoder_s(sample: Sample, encoders: Sequence[Module], quadratics: dict[str, Quadratic]) -> float:
     return sum(
         quadratics[module.name].seconds(segment.tokens_in)
         for module in encoders

@@ -3,15 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple
 
 from workbench.cost.beside import loss_on
-from workbench.cost.collectives import Collective
 from workbench.cost.group_link import busy_share, group_link
 from workbench.cost.hardware import Link
-from workbench.memory.layer import state_bytes
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, ModuleChoice
-from workbench.planner.module_price import LayerPrice, ModulePrices
+from workbench.planner.module_price import Exchange, ModulePrices, Totals
 from workbench.timing.price import step_bytes
 
 PREFETCHED = 2  # layers whose parameters, and whose gradients, a rank holds whole at once
@@ -31,14 +28,6 @@ class _Round:
     sum_s: float
 
 
-class LayerExchange(NamedTuple):
-    """Seconds to gather a layer's parameters, to scatter its gradients, and to add them up over instances."""
-
-    gather_s: float
-    scatter_s: float
-    sum_s: float
-
-
 def sharded_step(prices: ModulePrices, choice: LayoutChoice) -> LayoutStep:
     """All modules on all ranks, parameters gathered layer by layer, each a layer ahead of its use.
 
@@ -52,10 +41,10 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice) -> LayoutStep:
     """
     job = prices.job
     num_rounds = len(job.batch) // (choice.llm.dp * job.microbatch_samples)
-    layers: list[tuple[ModuleChoice, LayerPrice]] = []
+    layers: list[tuple[ModuleChoice, Totals]] = []
     for part in (*choice.encoders, choice.llm):
         layers += [(part, layer) for layer in prices.layers(part, job.microbatch_samples)]
-    moved = [layer_exchange(prices, part, layer) for part, layer in layers]
+    moved = [prices.sharded_exchange(part, layer) for part, layer in layers]
     slowed_s = loss_on(job.cluster)
     busy = [busy_share(_near(prices, part)) for part, _ in layers]
     one = list(_rounds([layer for _, layer in layers], moved, busy, slowed_s))
@@ -63,7 +52,7 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice) -> LayoutStep:
     more_s = _lanes_s([*one, *one]) - once_s if num_rounds > 1 else 0.0
     last_s = max(once_s, _summed_s(one))
     update_s = held = 0.0
-    size = state_bytes(job.settings.precision.num_bytes, job.settings.kernels)
+    size = prices.size
     for part, layer in layers:
         shards = part.num_holders // part.instances
         per_weight = layer.weights * size.weight + layer.trained * (size.gradient + size.optimizer)
@@ -84,8 +73,8 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice) -> LayoutStep:
 
 
 def _rounds(
-    layers: Sequence[LayerPrice],
-    moved: Sequence[LayerExchange],
+    layers: Sequence[Totals],
+    moved: Sequence[Exchange],
     busy: Sequence[float],
     lost_s: Callable[[float, float], float],
 ) -> Iterator[_Round]:
@@ -144,21 +133,3 @@ def _lanes_s(rounds: Sequence[_Round]) -> float:
 def _near(prices: ModulePrices, part: ModuleChoice) -> Link:
     """What joins the ranks of an instance."""
     return group_link(prices.job.cluster, num_ranks=part.num_holders // part.instances, stride=1)
-
-
-def layer_exchange(prices: ModulePrices, part: ModuleChoice, layer: LayerPrice) -> LayerExchange:
-    """Of a layer whose parameters the holders of each instance shard."""
-    job, num_ranks = prices.job, part.num_holders // part.instances
-    size = state_bytes(job.settings.precision.num_bytes, job.settings.kernels)
-    near = _near(prices, part)
-    far = group_link(job.cluster, num_ranks=part.instances, stride=num_ranks)
-    gradient_bytes = layer.trained * size.gradient
-
-    def seconds(kind: Collective, num_bytes: float, count: int, link: Link) -> float:
-        return prices.cost.between_ranks_s(kind, num_bytes, count, link) if num_bytes and count > 1 else 0.0
-
-    return LayerExchange(
-        seconds(Collective.ALL_GATHER, layer.weights * size.weight, num_ranks, near),
-        seconds(Collective.REDUCE_SCATTER, gradient_bytes, num_ranks, near),
-        seconds(Collective.ALL_REDUCE, gradient_bytes / num_ranks, part.instances, far),
-    )

@@ -261,7 +261,7 @@ class _Ways:
 
     def __init__(self, plan: Plan, seconds: StageSeconds, chains: dict[_Key, _Chain]) -> None:
         self._model, self._seconds, self._chains = plan.model, seconds, chains
-        order = self._order()
+        order = [module.name for module in plan.model.in_order]
         for module in order:
             for chain in self._of(module):
                 self._add_ahead(module, chain)
@@ -269,16 +269,6 @@ class _Ways:
         for module in reversed(order):
             for chain in self._of(module):
                 self._add_after(module, chain)
-
-    def _order(self) -> list[str]:
-        """Modules, each behind those that it reads."""
-        left = [module.name for module in self._model.modules]
-        found: list[str] = []
-        while left:
-            name = next(n for n in left if all(e.source in found for e in self._model.edges_into(n)))
-            left.remove(name)
-            found.append(name)
-        return found
 
     def _of(self, module: str) -> list[_Chain]:
         return [chain for (name, _), chain in self._chains.items() if name == module]

@@ -5,16 +5,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import product
 from operator import itemgetter, mul
-from typing import Protocol
 
 from workbench.job.device_pools import Aim
 from workbench.job.job import Job
 from workbench.memory.account import check_memory, memory_table
-from workbench.model.model_graph import TEXT
 from workbench.plan.lower import lower
-from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.planner.assembly import dp_of, layout_of, virtual_stages
+from workbench.planner.cut_candidates import CutCandidates
 
 Progress = Callable[[int, int, float], None]  # (candidates done, candidates in all, best seconds so far)
 
@@ -23,32 +21,11 @@ ROUNDING = 1 - 1e-9  # a bound is a sum in another order than the path it bounds
 REACH = 1.25  # of the best estimate: what is believed to be worse is not handed on to a judge
 
 
-class Candidates(Protocol):
-    """How a planner turns stage counts into plans, and what it believes of them."""
-
-    def bound_s(self, counts: Mapping[str, int]) -> float:
-        """Seconds that no plan of these counts is believed to beat."""
-
-    def closer_s(self, counts: Mapping[str, int]) -> tuple[float, Plan]:
-        """The same, closer and dearer, with the stages; ValueError where no plan of these counts is sound."""
-
-    def check_memory(self, counts: Mapping[str, int]) -> None:
-        """ValueError where no plan of these counts fits, as far as that is told without one."""
-
-    def plan(self, counts: Mapping[str, int]) -> Plan:
-        """The plan of these counts; ValueError when there is none."""
-
-    def believed_s(self, lowered: Lowered) -> float:
-        """The planner's own estimate of a plan."""
-
-
 def silent(done: int, total: int, best_s: float) -> None:
     """The progress callback that tells nobody."""
 
 
-def best_counts(
-    job: Job, ranks_per_stage: Mapping[str, int], candidates: Candidates, progress: Progress, most: int
-) -> tuple[Plan, ...]:
+def best_counts(candidates: CutCandidates, progress: Progress, most: int) -> tuple[Plan, ...]:
     """The plans that the planner believes best among all stage counts that fit, the best first.
 
     Branch and bound, exact: combinations of the open counts within the rank budget are tried from the
@@ -58,7 +35,6 @@ def best_counts(
     Differs: Cornstarch v1 Algorithm 1 tries one count per encoder and LLM depth; this tries all.
 
     Args:
-        ranks_per_stage: entries whose counts are to be found -> ranks that one replica's stage takes.
         candidates: how a planner bounds, builds and judges.
         most: plans.
 
@@ -67,6 +43,7 @@ def best_counts(
 
     Complexity: at worst O(product of the open ranges) plans.
     """
+    job, ranks_per_stage = candidates.job, candidates.ranks_per_stage
     options = {name: _options(job, name) for name in ranks_per_stage}
     if all(len(counts) == 1 for counts in options.values()):
         return (candidates.plan({name: counts[0] for name, counts in options.items()}),)
@@ -94,7 +71,7 @@ def best_counts(
         progress(waiting.num_settled, waiting.num_all, best.seconds)
     if not best.plans:
         nearest = f"nearest: max_ranks {least}, or smaller tp, cp and dp"
-        none = f"no stage counts fit {_budget(job)} ranks; {nearest}"
+        none = f"no stage counts fit {job.usable_ranks} ranks; {nearest}"
         raise ValueError(f"job {job.name!r}: {refusal or waiting.refusal or none}")
     return best.plans
 
@@ -172,7 +149,9 @@ class _Waiting:
     `num_settled` of `num_all` were handed out or refused.
     """
 
-    def __init__(self, candidates: Candidates, worth: _Worth, all_counts: Iterator[dict[str, int]]) -> None:
+    def __init__(
+        self, candidates: CutCandidates, worth: _Worth, all_counts: Iterator[dict[str, int]]
+    ) -> None:
         self._candidates, self._worth = candidates, worth
         self._counts = {tuple(counts.values()): counts for counts in all_counts}
         self.num_all, self.num_settled = len(self._counts), 0
@@ -201,26 +180,19 @@ class _Waiting:
 
 def _options(job: Job, name: str) -> tuple[int, ...]:
     """Stage counts to try: the one given, or all that the layers and the budget allow."""
-    modules = [m for m in job.model.modules if m.name == name] or [
-        m for m in job.model.modules if m.modality != TEXT
-    ]
+    modules = [m for m in job.model.modules if m.name == name] or job.model.encoders
     layout = layout_of(job, modules[0].name)
     given = layout.pp or len(layout.stage_layers) // virtual_stages(job, modules[0].name)
     if given:
         return (given,)
     layers = min(len(module.layers) // virtual_stages(job, module.name) for module in modules)
-    return tuple(range(1, min(layers, _budget(job)) + 1))
+    return tuple(range(1, min(layers, job.usable_ranks) + 1))
 
 
 def _within_budget(
     job: Job, ranks_per_stage: Mapping[str, int], options: Mapping[str, tuple[int, ...]]
 ) -> Iterator[dict[str, int]]:
     ranks_each = [dp_of(job, name) * ranks_per_stage[name] for name in options]
-    budget = _budget(job)
     for counts in product(*options.values()):
-        if sum(map(mul, ranks_each, counts)) <= budget:
+        if sum(map(mul, ranks_each, counts)) <= job.usable_ranks:
             yield dict(zip(options, counts, strict=True))
-
-
-def _budget(job: Job) -> int:
-    return job.cluster.num_ranks if job.max_ranks is None else min(job.max_ranks, job.cluster.num_ranks)

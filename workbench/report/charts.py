@@ -1,6 +1,6 @@
 """Charts of the report, in the page's own elements and colours: iteration times, predicted over executed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import chain
@@ -134,19 +134,16 @@ def accuracy_svg(plans: Sequence[PlanTimes]) -> str:
         )
         for (_, plan), (_, y) in zip(pairs, points, strict=True)
     ]
-    parts = [_band(), _scatter_axes(most_s)]
+    up = f"predicted, ms; band: within {TOLERANCE:.0%}"
+    parts = [_band(), *axes_svg((ms(most_s), "executed, ms"), (ms(most_s), up))]
     parts += [
         f'<rect class="range" x="{box.left:.1f}" y="{box.top + 0.3:.1f}" width="{box.width:.1f}" '
         'height="1.4"/>'
         for box in ranges
     ]
     parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{POINT}"/>' for x, y in points]
-    parts += _labels([str(number) for number, _ in pairs], points, ranges)
-    size = f"{LEFT + SIDE + EDGE} {EDGE + SIDE + BOTTOM}"
-    return (
-        f'<svg class="scatter" viewBox="0 0 {size}" role="img" aria-label="predicted over executed iteration '
-        f'time, a point for each plan">{"".join(parts)}</svg>'
-    )
+    parts += labels_svg([str(number) for number, _ in pairs], points, ranges)
+    return scatter_svg("predicted over executed iteration time, a point for each plan", parts)
 
 
 def _band() -> str:
@@ -160,32 +157,40 @@ def _band() -> str:
     return f'<polygon class="band" points="{places}"/>{even}'
 
 
-def _scatter_axes(most_s: float) -> str:
-    step = nice_step(ms(most_s), 5)
-    bottom = EDGE + SIDE
-    parts = []
-    for index in range(int(ms(most_s) / step * (1 + 1e-12)) + 1):
-        at = index * step / ms(most_s) * SIDE
-        x, y = LEFT + at, bottom - at
-        label = f"{index * step:,g}"
-        parts.append(
-            f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{EDGE}" y2="{bottom}"/>'
-            f'<line class="grid" x1="{LEFT}" x2="{LEFT + SIDE}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            f'<text class="tick" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{label}</text>'
-            f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
-        )
-    middle = EDGE + SIDE / 2
-    return (
-        "".join(parts)
-        + f'<text x="{LEFT + SIDE / 2}" y="{bottom + 34}" text-anchor="middle">executed, ms</text>'
-        + f'<text x="12" y="{middle}" text-anchor="middle" transform="rotate(-90 12 {middle})">'
-        + f"predicted, ms; band: within {TOLERANCE:.0%}</text>"
-    )
+def axes_svg(across: tuple[float, str], up: tuple[float, str]) -> Iterator[str]:
+    """Grid, numbers and titles of a square chart's axes: (the largest value, the title) of each."""
+    bottom, middle = EDGE + SIDE, EDGE + SIDE / 2
+    for at, label in _ticks(across[0]):
+        x = LEFT + SIDE * at
+        yield f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{EDGE}" y2="{bottom}"/>'
+        yield f'<text class="tick" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{label}</text>'
+    for at, label in _ticks(up[0]):
+        y = bottom - SIDE * at
+        yield f'<line class="grid" x1="{LEFT}" x2="{LEFT + SIDE}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
+    yield f'<text x="{LEFT + SIDE / 2}" y="{bottom + 34}" text-anchor="middle">{across[1]}</text>'
+    turned = f'transform="rotate(-90 12 {middle})"'
+    yield f'<text x="12" y="{middle}" text-anchor="middle" {turned}>{up[1]}</text>'
 
 
-def _labels(
-    texts: Sequence[str], points: Sequence[tuple[float, float]], ranges: Sequence[Box]
+def _ticks(most: float) -> Iterator[tuple[float, str]]:
+    """(part of the axis, what is written there)."""
+    step = nice_step(most, 5)
+    for index in range(int(most / step * (1 + 1e-12)) + 1):
+        yield index * step / most, f"{index * step:,g}"
+
+
+def scatter_svg(about: str, parts: Iterable[str]) -> str:
+    """A square chart of these elements; `about` is read to whoever does not see it."""
+    size = f"{LEFT + SIDE + EDGE} {EDGE + SIDE + BOTTOM}"
+    head = f'<svg class="scatter" viewBox="0 0 {size}" role="img" aria-label="{about}">'
+    return f"{head}{''.join(parts)}</svg>"
+
+
+def labels_svg(
+    texts: Sequence[str], points: Sequence[tuple[float, float]], ranges: Sequence[Box] = ()
 ) -> Iterator[str]:
+    """The points' texts beside them, over nothing that is drawn; a line to its point where one stands far."""
     area = Box(LEFT, EDGE, SIDE, SIDE)
     for text, (x, y), box in zip(texts, points, label_boxes(texts, points, area, ranges), strict=True):
         if box is None:

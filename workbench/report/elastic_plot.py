@@ -9,10 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from workbench.report.palette import EXECUTED, HUES, INK, NEUTRAL, SIMULATED
+from workbench.report.palette import EXECUTED, HUES, INK, LIGHT, NEUTRAL, PLOT_STYLE, SIMULATED
 
 CAUSE_COLOURS = {"start": NEUTRAL, "loss": EXECUTED, "warning": HUES[1], "join": HUES[2]}
-STYLE = {"font.size": 9.0, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
 
 Record = Mapping[str, Any]
 
@@ -23,7 +22,7 @@ def draw_elastic(record: Record, path: Path) -> None:
     Args:
         record: as `elastic` writes it, with one step at least.
     """
-    with rc_context(STYLE):
+    with rc_context(PLOT_STYLE):
         figure = Figure(figsize=(9.0, 6.4), layout="constrained")
         nodes, rate, loss = figure.subplots(3, 1, sharex=True, height_ratios=(1, 1.2, 1.2))
         _draw_nodes(nodes, record)
@@ -33,7 +32,7 @@ def draw_elastic(record: Record, path: Path) -> None:
             for change in record["changes"]:
                 colour = CAUSE_COLOURS[change["cause"]]
                 axes.axvspan(change["noticed_s"], change["ready_s"], color=colour, alpha=0.3, linewidth=0)
-            axes.grid(visible=True, axis="y", linewidth=0.5, color="#E4E7EB")
+            axes.grid(visible=True, axis="y", linewidth=0.5, color=LIGHT["line"])
             axes.set_axisbelow(True)
         loss.set_xlabel("seconds since the start")
         causes = dict.fromkeys(change["cause"] for change in record["changes"])

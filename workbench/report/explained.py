@@ -1,6 +1,6 @@
 """What `explain` and `diff` print: tables for people, one object for machines."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -11,7 +11,7 @@ from workbench.explain.explanation import Account, Explanation
 from workbench.explain.sensitivity import Sensitivity
 from workbench.report.figure import Figure
 from workbench.report.records import simulated_record
-from workbench.report.tables import mebibytes, milliseconds, percent, titled
+from workbench.report.tables import listed, mebibytes, milliseconds, percent, titled
 
 LEAST = 5e-5  # of a step: what is less is not shown
 MOST_SHOWN = 12  # rows of a table of causes
@@ -54,21 +54,20 @@ def _judged(tried: Sequence[Tried]) -> list[tuple[Tried, Judged]]:
 
 
 def _changes_table(title: str, tried: Sequence[Tried], base: Judged) -> Table:
-    table = titled(title, ("", "step", "change", "memory", "more memory"))
-    for each, of in _judged(tried):
-        more = of.peak_bytes - base.peak_bytes
-        table.add_row(
-            each.change.about,
-            milliseconds(of.step_s),
-            percent(of.step_s / base.step_s - 1, signed=True),
-            mebibytes(of.peak_bytes),
-            Figure(f"{_sign(more)}{mebibytes(abs(more))}", {"bytes": more}),
-        )
-    return table
+    return listed(
+        title,
+        _judged(tried),
+        ("", lambda row: row[0].change.about),
+        ("step", lambda row: milliseconds(row[1].step_s)),
+        ("change", lambda row: percent(row[1].step_s / base.step_s - 1, signed=True)),
+        ("memory", lambda row: mebibytes(row[1].peak_bytes)),
+        ("more memory", lambda row: _signed(mebibytes, row[1].peak_bytes - base.peak_bytes)),
+    )
 
 
-def _sign(change: float) -> str:
-    return "-" if change < 0 else "+"
+def _signed(shown: Callable[[float], Figure], change: float) -> Figure:
+    figure = shown(abs(change))
+    return Figure(f"{'-' if change < 0 else '+'}{figure}", dict.fromkeys(figure.values, change))
 
 
 def _tried_text(changes: Changes) -> str:
@@ -167,7 +166,7 @@ def _seconds_table(title: str, rows: Sequence[SecondsOf], found: Difference, nam
         ends = (sum(row.first_s for row in rest), sum(row.second_s for row in rest))
         shown.append(SecondsOf("all other causes", "", *ends))
     for row in (*shown, SecondsOf("step", "", found.first_s, found.second_s)):
-        change = Figure(f"{_sign(row.change_s)}{milliseconds(abs(row.change_s))}", {"s": row.change_s})
+        change = _signed(milliseconds, row.change_s)
         table.add_row(row.cause, row.where, milliseconds(row.first_s), milliseconds(row.second_s), change)
     return table
 

@@ -29,8 +29,7 @@ from workbench.report.tables import (
     stage_cells,
 )
 from workbench.report.viewer import viewer_html
-from workbench.report.what_if import WhatIf
-from workbench.report.what_if_html import what_if_html, what_if_record
+from workbench.report.what_if import WhatIf, what_if_html, what_if_record
 from workbench.timing.provenance import interval_of, unmeasured_costs
 
 

@@ -48,6 +48,14 @@ DARK = {
     "emulated": "#2DBE94",
 }
 
+# Of plots by matplotlib.
+PLOT_STYLE = {
+    "font.size": 9.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+}
+
 # Share of the hue that is left after mixing with white (below 1) or black (above 1).
 TONES = {Pass.F: 0.45, Pass.B: 1.0, Pass.I: 0.75, Pass.W: 1.35}
 

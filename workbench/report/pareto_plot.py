@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from workbench.report.palette import EXECUTED, INK, NEUTRAL
+from workbench.report.palette import EXECUTED, INK, LIGHT, NEUTRAL, PLOT_STYLE
 from workbench.report.search_points import Record, Tied, points_of, tied_front
 from workbench.search.objectives.pareto import Point
 from workbench.units import GIB, MIB
@@ -21,7 +21,6 @@ MOST_NAMED = 16  # of the front, in the legend
 LABEL_PIXELS = 16.0  # apart at least
 NAMES_WIDTH = 100  # letters of a line of the legend
 WIDE = 10.0  # a range of times from which on the axis is logarithmic
-STYLE = {"font.size": 9.0, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
 
 
 Place = tuple[float, float]
@@ -61,7 +60,7 @@ def draw_pareto(points: Sequence[Point], path: Path, *, title: str) -> None:
     panels.append(Panel("GPUs", lambda point: point.gpus))
     if points[0].dollars is not None:
         panels.append(Panel("dollars a step", lambda point: point.dollars or 0.0))
-    with rc_context(STYLE):
+    with rc_context(PLOT_STYLE):
         figure = Figure(
             figsize=(3.6 * len(panels) + 0.4, 3.6 + 0.17 * _num_lines(tied)), layout="constrained"
         )
@@ -118,7 +117,7 @@ def _draw_panel(axes: Axes, panel: Panel, points: Sequence[Point], tied: Sequenc
     axes.set_ylim(bottom=0, top=1.1 * max(panel.cost(point) for point in points) or 1.0)
     if panel.title == "GPUs":
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(visible=True, linewidth=0.5, color="#E4E7EB")
+    axes.grid(visible=True, linewidth=0.5, color=LIGHT["line"])
     axes.set_axisbelow(True)
     for text, place in _labels(axes, list(zip(times_s, costs, strict=True))[:MOST_NAMED]):
         axes.annotate(text, place, xytext=(4, 3), textcoords="offset points", color=INK, fontsize=8)

@@ -7,43 +7,27 @@ from rich.table import Table
 
 from workbench.report.figure import Figure
 from workbench.report.search_tables import PER_MODULE, per_module
-from workbench.report.tables import milliseconds, titled
+from workbench.report.tables import listed, milliseconds
 from workbench.search.sizing import Goal, Training
 from workbench.units import S_PER_DAY, S_PER_HOUR
 
 
 def size_table(job: str, goal: Goal, found: Sequence[Training]) -> Table:
     """A line for each number of GPUs."""
-    headers = (
-        "GPUs",
-        "strategy",
-        "used",
-        *PER_MODULE,
-        "iteration",
-        "training",
-        "80 % within",
-        "dollars",
-        "meets",
+    table = listed(
+        f"job {job}, {goal.tokens:.4g} tokens",
+        [(each, each.record) for each in found if each.record is not None],
+        ("GPUs", lambda row: str(row[0].gpus)),
+        ("strategy", lambda row: row[1]["strategy"]),
+        ("used", lambda row: str(row[1]["ranks"])),
+        *((name, lambda row, name=name: per_module(row[1]["layout"], name)) for name in PER_MODULE),
+        ("iteration", lambda row: milliseconds(row[1]["iteration_s"])),
+        ("training", lambda row: duration_text(row[0].seconds)),
+        ("80 % within", lambda row: "-" if row[0].interval_s is None else _span(*row[0].interval_s)),
+        ("dollars", lambda row: dollars_text(row[0].dollars)),
+        ("meets", lambda row: "yes" if row[0].meets(goal) else "no"),
     )
-    table = titled(f"job {job}, {goal.tokens:.4g} tokens", headers)
-    refusals = []
-    for training in found:
-        record = training.record
-        if record is None:
-            refusals.append(f"{training.gpus} GPUs: {training.refusal}")
-            continue
-        interval = training.interval_s
-        table.add_row(
-            str(training.gpus),
-            record["strategy"],
-            str(record["ranks"]),
-            *(per_module(record["layout"], name) for name in PER_MODULE),
-            milliseconds(record["iteration_s"]),
-            duration_text(training.seconds),
-            "-" if interval is None else _span(*interval),
-            dollars_text(training.dollars),
-            "yes" if training.meets(goal) else "no",
-        )
+    refusals = (f"{each.gpus} GPUs: {each.refusal}" for each in found if each.record is None)
     table.caption = "\n".join(refusals) or None
     table.caption_justify = "left"
     return table

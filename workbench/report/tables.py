@@ -1,7 +1,8 @@
 """Tables for the terminal: a plan's stages, the comparison, what was not measured."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, TypeVar
 
 from rich import box
 from rich.table import Table
@@ -15,7 +16,7 @@ from workbench.report.compare import Comparison, Group, Row
 from workbench.report.figure import Figure
 from workbench.timing.provenance import interval_of, utilisation
 from workbench.trace import Trace
-from workbench.units import gib, ms
+from workbench.units import GB, gib, ms
 
 TITLES = {
     Group.KIND: "per action kind",
@@ -168,15 +169,31 @@ def titled(title: str, headers: Sequence[str]) -> Table:
     return table
 
 
+_Row = TypeVar("_Row")
+
+
+def listed(title: str, rows: Iterable[_Row], *columns: tuple[str, Callable[[_Row], str]]) -> Table:
+    """A table with a line for each row; a column is its header and what it shows of a row."""
+    table = titled(title, [header for header, _ in columns])
+    for row in rows:
+        table.add_row(*(cell(row) for _, cell in columns))
+    return table
+
+
 def demo_table(record: Mapping[str, Any]) -> Table:
     """The demo's `as_json()`: every plan predicted and executed, and the errors over all of them."""
-    headers = ("", "ranks", "predicted", "executed", "error", "drift", "corrected", "spread of the runs")
-    table = titled(f"{len(record['plans'])} plans, {record['machine']}", headers)
-    for row in record["plans"]:
-        times = (milliseconds(row["predicted_s"]), milliseconds(row["executed_s"]))
-        errors = [percent(row[name], signed=True) for name in ("error", "drift", "error_corrected")]
-        spread = percent(row["spread"], signed=False)
-        table.add_row(row["plan"], str(row["num_ranks"]), *times, *errors, spread)
+    table = listed(
+        f"{len(record['plans'])} plans, {record['machine']}",
+        record["plans"],
+        ("", lambda row: row["plan"]),
+        ("ranks", lambda row: str(row["num_ranks"])),
+        ("predicted", lambda row: milliseconds(row["predicted_s"])),
+        ("executed", lambda row: milliseconds(row["executed_s"])),
+        ("error", lambda row: percent(row["error"], signed=True)),
+        ("drift", lambda row: percent(row["drift"], signed=True)),
+        ("corrected", lambda row: percent(row["error_corrected"], signed=True)),
+        ("spread of the runs", lambda row: percent(row["spread"], signed=False)),
+    )
     table.caption = (
         f"median |error| {record['median_abs_error']:.1%}, "
         f"corrected {percent(record['median_abs_error_corrected'], signed=False)}, "
@@ -201,13 +218,14 @@ def _equal_plans(record: Mapping[str, Any]) -> list[list[str]]:
 
 def fits_table(profile: Profile) -> Table:
     """How well each table of a profile predicts the points left out of it, one at a time."""
-    table = titled(
-        f"profile {profile.name}, leave-one-out error", ("", "points", "median", "90th percentile")
+    return listed(
+        f"profile {profile.name}, leave-one-out error",
+        profile.fits,
+        ("", lambda found: found.table),
+        ("points", lambda found: str(found.num_points)),
+        ("median", lambda found: percent(found.median, signed=False)),
+        ("90th percentile", lambda found: percent(found.p90, signed=False)),
     )
-    for found in profile.fits:
-        errors = (percent(value, signed=False) for value in (found.median, found.p90))
-        table.add_row(found.table, str(found.num_points), *errors)
-    return table
 
 
 def noise_warning(noise: Sequence[str]) -> tuple[str, ...]:
@@ -292,3 +310,44 @@ def rank_runs(ranks: Sequence[int]) -> str:
         else:
             runs.append([rank])
     return ", ".join("-".join(map(str, run)) for run in runs)
+
+
+_TERA = 1e12
+
+
+def facts_table(profile: Profile) -> Table:
+    """Peaks, memory, links and tables of a device, each with whether it was measured."""
+    table = titled(f"profile {profile.name}", ("fact", "value"))
+    table.add_row("device", profile.device + (f", after {profile.like}" if profile.like else ""))
+    table.add_row("memory", f"{profile.memory_bytes / GB:.4g} GB")
+    if profile.peak_bytes_per_s is not None:
+        table.add_row("memory bandwidth", f"{profile.peak_bytes_per_s / GB:.4g} GB/s")
+    for precision, rate in profile.peak_flop_per_s:
+        table.add_row(f"peak {precision}", f"{rate / _TERA:.4g} TFLOP/s")
+    for link in profile.links:
+        known = "measured" if link.measured else "not measured"
+        table.add_row(f"{link.scope} link", f"{link.name}, {link.bytes_per_s / GB:.4g} GB/s, {known}")
+    if profile.node_ranks is not None:
+        table.add_row("devices joined", str(profile.node_ranks))
+    tables = (("matmul", profile.matmul), ("attention", profile.attention), ("pointwise", profile.pointwise))
+    for name, found in tables:
+        known = "measured" if found.measured else "scaled"
+        table.add_row(name, f"{len(found.points)} points, {known}" if found.points else "peak assumed")
+    return table
+
+
+def profile_record(profile: Profile) -> dict[str, Any]:
+    """The same as data, SI units."""
+    return {
+        "profile": profile.name,
+        "device": profile.device,
+        "like": profile.like,
+        "memory_bytes": profile.memory_bytes,
+        "memory_bytes_per_s": profile.peak_bytes_per_s,
+        "peak_flop_per_s": dict(profile.peak_flop_per_s),
+        "links": {link.scope: link.bytes_per_s for link in profile.links},
+        "node_ranks": profile.node_ranks,
+        "presumed": list(profile.presumed),
+        "unmeasured": list(profile.unmeasured),
+        "fits": [asdict(fit) for fit in profile.fits],
+    }

@@ -5,32 +5,27 @@ Differs: an encoder's layer that alone takes longer than the LLM's stages is a s
 counts that the job gives are kept; depths whose plans do not fit are passed over.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from operator import itemgetter
 
 from workbench.balance.stages.partition import bottleneck_s, partition_min_stages
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
-from workbench.memory.account import check_memory, memory_table
-from workbench.model.model_graph import TEXT
-from workbench.plan.lower import lower
 from workbench.plan.plan import Plan
-from workbench.planner.assembly import disjoint_stages, draft_plan, layout_of, virtual_stages
+from workbench.planner.assembly import (
+    disjoint_stages,
+    draft_plan,
+    layout_of,
+    lowered_that_fits,
+    virtual_stages,
+)
 from workbench.planner.cut_candidates import CutCandidates
-from workbench.planner.layer_cost import believed_layers_s
-from workbench.planner.layout_search import usable_ranks
-from workbench.planner.own_space import Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE
-from workbench.planner.stage_counts import Progress, silent
-from workbench.planner.strategy_spec import StrategySpec
+from workbench.planner.stage_counts import Progress
+from workbench.planner.strategy_spec import Chooser, First, OwnSpace, StrategySpec
 from workbench.strategies.cornstarch import with_balanced_tokens
 
 NAME = "cornstarch-loosely-coupled"
-
-
-def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
-    """The fastest of one plan per number of LLM stages; the errors of `shortlist`."""
-    return shortlist(job, cost, progress, 1)[0]
 
 
 def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
@@ -44,18 +39,14 @@ def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple
 
     Complexity: O(LLM layers) plans, one cut of each encoder per plan.
     """
-    draft = draft_plan(job, NAME)
-    layers_s = believed_layers_s(job, draft, cost, FROZEN_AWARE.layer_s)
-    entry_of = {module: module for module in layers_s}
-    candidates = CutCandidates(job, draft, cost, FROZEN_AWARE, layers_s, entry_of, disjoint_stages)
-    depths = tuple(_depths(job, layers_s))
+    candidates = CutCandidates(job, draft_plan(job, NAME), cost, FROZEN_AWARE, disjoint_stages)
+    depths = tuple(_depths(candidates))
     fitting: list[tuple[float, Plan]] = []
-    refusal = f"no depth of the LLM fits {usable_ranks(job)} ranks"
+    refusal = f"no depth of the LLM fits {job.usable_ranks} ranks"
     for done, counts in enumerate(depths):
         try:
             found = candidates.plan(counts)
-            lowered = lower(found)
-            check_memory(lowered, memory_table(lowered))
+            lowered = lowered_that_fits(found)
         except ValueError as error:
             refusal = str(error)
             continue
@@ -67,9 +58,13 @@ def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple
     return tuple(with_balanced_tokens(found) for _, found in fitting[:most])
 
 
-def _depths(job: Job, layers_s: Mapping[str, tuple[float, ...]]) -> Iterator[dict[str, int]]:
+plan = First(shortlist)
+
+
+def _depths(candidates: CutCandidates) -> Iterator[dict[str, int]]:
     """Stage counts of all modules for each depth of the LLM that the ranks allow."""
-    llm = next(module.name for module in job.model.modules if module.modality == TEXT)
+    job, layers_s, ranks_per_stage = candidates.job, candidates.layers_s, candidates.ranks_per_stage
+    llm = job.model.llm.name
     virtual = virtual_stages(job, llm)
     given = _given(job, llm)
     for depth in range(1, len(layers_s[llm]) // virtual + 1):
@@ -79,9 +74,8 @@ def _depths(job: Job, layers_s: Mapping[str, tuple[float, ...]]) -> Iterator[dic
                 module: depth if module == llm else _given(job, module) or _fewest(each_s, target_s)
                 for module, each_s in layers_s.items()
             }
-            if job.replicas * sum(_ranks(job, module, n) for module, n in counts.items()) <= usable_ranks(
-                job
-            ):
+            ranks = sum(ranks_per_stage[module] * count for module, count in counts.items())
+            if job.replicas * ranks <= job.usable_ranks:
                 yield counts
 
 
@@ -93,11 +87,6 @@ def _fewest(each_s: tuple[float, ...], target_s: float) -> int:
 def _given(job: Job, module: str) -> int | None:
     layout = layout_of(job, module)
     return layout.pp or len(layout.stage_layers) // virtual_stages(job, module) or None
-
-
-def _ranks(job: Job, module: str, num_stages: int) -> int:
-    layout = layout_of(job, module)
-    return layout.tp * layout.cp * num_stages
 
 
 SPEC = StrategySpec(

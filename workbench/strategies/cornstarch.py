@@ -12,13 +12,11 @@ from workbench.job.job import Job
 from workbench.plan.check import check
 from workbench.plan.plan import Plan
 from workbench.plan.token_shards import token_shards
-from workbench.planner.assembly import disjoint_stages, draft_plan, layout_of
+from workbench.planner.assembly import disjoint_stages, draft_plan
 from workbench.planner.cut_candidates import CutCandidates
-from workbench.planner.layer_cost import believed_layers_s
-from workbench.planner.own_space import Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE, FROZEN_UNAWARE, Belief
 from workbench.planner.stage_counts import Progress, best_counts, silent
-from workbench.planner.strategy_spec import StrategySpec
+from workbench.planner.strategy_spec import Chooser, First, OwnSpace, StrategySpec
 
 NAME, UNAWARE_NAME = "cornstarch", "cornstarch-frozen-unaware"
 
@@ -56,29 +54,22 @@ def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple
     return tuple(found)
 
 
-def plan_frozen_unaware(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
+def shortlist_frozen_unaware(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
     """The same with stages balanced, and counted, as if every backward took twice its forward.
 
     Source: Cornstarch v1 section 6.1 (baseline) and 6.4.
     """
-    return shortlist_frozen_unaware(job, cost, progress, 1)[0]
-
-
-def shortlist_frozen_unaware(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """The best by the estimate of `plan_frozen_unaware`."""
     return _best(job, cost, UNAWARE_NAME, FROZEN_UNAWARE, progress, most)
+
+
+plan_frozen_unaware = First(shortlist_frozen_unaware)
 
 
 def _best(
     job: Job, cost: CostModel, name: str, belief: Belief, progress: Progress, most: int
 ) -> tuple[Plan, ...]:
-    draft = draft_plan(job, name)
-    layers_s = believed_layers_s(job, draft, cost, belief.layer_s)
-    entry_of = {module: module for module in layers_s}
-    ranks_per_stage = {module: layout_of(job, module).tp * layout_of(job, module).cp for module in layers_s}
-    candidates = CutCandidates(job, draft, cost, belief, layers_s, entry_of, disjoint_stages)
-    best = best_counts(job, ranks_per_stage, candidates, progress, most)
-    return tuple(with_balanced_tokens(plan) for plan in best)
+    candidates = CutCandidates(job, draft_plan(job, name), cost, belief, disjoint_stages)
+    return tuple(with_balanced_tokens(plan) for plan in best_counts(candidates, progress, most))
 
 
 def with_balanced_tokens(plan: Plan) -> Plan:

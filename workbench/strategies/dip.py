@@ -20,17 +20,15 @@ from workbench.plan.lower import lower
 from workbench.plan.plan import Microbatch, Plan
 from workbench.planner.assembly import dp_of, empty_draft, in_phases, layout_of, scheduled
 from workbench.planner.cut_candidates import CutCandidates
-from workbench.planner.layer_cost import believed_layers_s
-from workbench.planner.own_space import Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.planner.sample_work import module_quadratic
-from workbench.planner.stage_counts import Progress, silent
-from workbench.planner.strategy_spec import StrategySpec
+from workbench.planner.stage_counts import Progress
+from workbench.planner.strategy_spec import Chooser, First, OwnSpace, StrategySpec
 from workbench.schedule.choice import usual_in_phases
 from workbench.strategies.megatron_heterogeneous import grid_stages
 
 
-def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
     """Every module on all ranks, in three phases; sub-microbatches as many as are estimated fastest.
 
     The LLM's pp, where its layout has one, says how many ranks that is; every other module takes one
@@ -42,17 +40,15 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
         ValueError: ranks that do not divide, more stages than layers, a batch that does not divide, or
             a schedule that is neither 1F1B nor one in phases.
     """
-    return shortlist(job, cost, progress, 1)[0]
-
-
-def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """Plans of as many sub-microbatches as there may be, the best by the estimate first; errors as `plan`."""
     shared = _on_all_ranks(job)
     candidates = [_plan(shared, cost, parts) for parts in _powers(job.microbatch_samples)]
     seconds = _seconds(candidates, cost)
     progress(len(candidates), len(candidates), min(seconds))
     by_estimate = sorted(range(len(candidates)), key=seconds.__getitem__)
     return tuple(candidates[number] for number in by_estimate[:most])
+
+
+plan = First(shortlist)
 
 
 def regroup(plan: Plan, job: Job, cost: CostModel) -> Plan:
@@ -81,8 +77,8 @@ def _powers(most: int) -> Iterator[int]:
 
 def _on_all_ranks(job: Job) -> Job:
     """The job with layouts that start at the first rank and a schedule of three phases."""
-    most = job.cluster.num_ranks if job.max_ranks is None else job.max_ranks
-    llm = layout_of(job, next(module.name for module in job.model.modules if module.modality == TEXT))
+    most = job.usable_ranks
+    llm = layout_of(job, job.model.llm.name)
     if llm.pp is not None:
         most = llm.pp * llm.tp * llm.cp * job.replicas
     layouts = []
@@ -103,11 +99,8 @@ def _on_all_ranks(job: Job) -> Job:
 def _plan(job: Job, cost: CostModel, parts: int) -> Plan:
     draft = empty_draft(job, "dip")
     draft = replace(draft, microbatches=_microbatches(job, draft, cost, parts))
-    layers_s = believed_layers_s(job, draft, cost, FROZEN_AWARE.layer_s)
-    entry_of = {module: module for module in layers_s}
-    cuts = CutCandidates(job, draft, cost, FROZEN_AWARE, layers_s, entry_of, grid_stages)
-    counts = {module: layout_of(job, module).pp or 1 for module in layers_s}
-    return cuts.plan(counts)
+    counts = {module.name: layout_of(job, module.name).pp or 1 for module in job.model.modules}
+    return CutCandidates(job, draft, cost, FROZEN_AWARE, grid_stages).plan(counts)
 
 
 def _microbatches(job: Job, draft: Plan, cost: CostModel, parts: int) -> tuple[Microbatch, ...]:

@@ -15,19 +15,14 @@ from workbench.balance.orchestration.task import Pool as GpuPool
 from workbench.cost.model import CostModel
 from workbench.job.device_pools import Pool, alone, placements
 from workbench.job.job import Job, ModuleLayout
-from workbench.memory.account import check_memory, memory_table
-from workbench.memory.layer import state_bytes
-from workbench.model.layer import Attention
-from workbench.model.model_graph import TEXT, Module
-from workbench.plan.lower import lower
+from workbench.model.model_graph import Module
 from workbench.plan.plan import Plan, Sharding
+from workbench.planner.assembly import lowered_that_fits
 from workbench.planner.expert_choices import fastest_degree, with_fastest_degrees
 from workbench.planner.layout_choice import ModuleChoice
-from workbench.planner.layout_search import usable_ranks
 from workbench.planner.module_price import ModulePrices
-from workbench.planner.own_space import PLAIN_OR_INTERLEAVED, Chooser, OwnSpace
-from workbench.planner.stage_counts import Progress, silent
-from workbench.planner.strategy_spec import StrategySpec
+from workbench.planner.stage_counts import Progress
+from workbench.planner.strategy_spec import PLAIN_OR_INTERLEAVED, Chooser, First, OwnSpace, StrategySpec
 from workbench.strategies import megatron_heterogeneous
 
 NAME = "disttrain"
@@ -39,7 +34,7 @@ ROOM = (1.0, 0.9, 0.8, 0.7, 0.6)  # of a GPU's memory, for what the formula coun
 Score = tuple[float, float]  # of an orchestration; less is better
 
 
-def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
     """The fastest degrees by the formula, on the fewest ranks that are as fast, then balanced stages.
 
     Where the job has pools, every way to give modules pools that take them is tried.
@@ -51,26 +46,19 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     Raises:
         ValueError: nothing fits, or a batch that the degrees found cannot split.
     """
-    return shortlist(job, cost, progress, 1)[0]
-
-
-def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """The formula's plans with less and less memory for what it counts; errors as `plan`."""
     built = _that_fit(job, cost, progress, orchestrate, lambda _, o: (o.iteration_s, o.num_gpus), most)
     return tuple(replace(plan, strategy=NAME) for plan in built)
 
 
-def plan_cheapest(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
+plan = First(shortlist)
+
+
+def shortlist_cheapest(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
     """The same for dollars a sample, on pools whose ranks have a price.
 
     Raises:
         ValueError: as `plan`, or a pool without dollars_per_hour.
     """
-    return shortlist_cheapest(job, cost, progress, 1)[0]
-
-
-def shortlist_cheapest(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """The same of `plan_cheapest`; errors as there."""
     if not job.pools or any(pool.dollars_per_hour is None for pool in job.pools):
         raise ValueError(f"{CHEAPEST}: job {job.name!r} wants cluster.pools, each with dollars_per_hour")
     built = _that_fit(
@@ -82,6 +70,9 @@ def shortlist_cheapest(job: Job, cost: CostModel, progress: Progress, most: int)
         most,
     )
     return tuple(replace(plan, strategy=CHEAPEST) for plan in built)
+
+
+plan_cheapest = First(shortlist_cheapest)
 
 
 def _that_fit(
@@ -106,9 +97,8 @@ def _that_fit(
             if found:
                 break
             raise
-        lowered = lower(built)
         try:
-            check_memory(lowered, memory_table(lowered))
+            lowered_that_fits(built)
         except ValueError as error:
             refusal = str(error)
             continue
@@ -211,13 +201,13 @@ def _gpus(job: Job, pool: Pool) -> GpuPool:
 
 
 def _task(job: Job, units: tuple[Unit, ...], pools: tuple[GpuPool, ...] = ()) -> Task:
-    llm = next(module for module in job.model.modules if module.modality == TEXT)
+    llm = job.model.llm
     return Task(
         units=units,
         pacing=llm.name,
         batch_samples=len(job.batch),
         microbatch_samples=job.microbatch_samples,
-        num_gpus=sum(pool.num_gpus for pool in pools) if pools else usable_ranks(job),
+        num_gpus=sum(pool.num_gpus for pool in pools) if pools else job.usable_ranks,
         gpu_bytes=float(job.cluster.nodes[0].memory_bytes),
         virtual_stages=job.schedule.virtual_stages,
         gpu_bytes_per_s=job.cluster.rank_bytes_per_s,
@@ -229,28 +219,23 @@ def _task(job: Job, units: tuple[Unit, ...], pools: tuple[GpuPool, ...] = ()) ->
 def _unit(job: Job, prices: ModulePrices, module: Module) -> Unit:
     settings = job.settings.of(module.name)
     widest = min(node.num_ranks for node in job.cluster.nodes)
-    heads = {
-        op.num_kv_heads for layer in module.layers for op in layer.operators if isinstance(op, Attention)
-    }
     sample_s: list[tuple[int, float]] = []
     for tp in TP_SIZES:
-        if tp > widest or any(count % tp for count in heads):
+        if tp > widest or any(count % tp for count in module.kv_heads):
             break
         choice = ModuleChoice(module=module.name, tp=tp, recompute=settings.recompute)
         layers = prices.layers(replace(choice, ep=fastest_degree(prices, choice)), 1)
         sample_s.append((tp, sum(layer.forward_s + layer.backward_s for layer in layers)))
-    whole = prices.layers(ModuleChoice(module=module.name, recompute=settings.recompute), 1)
-    weights, trained = sum(layer.weights for layer in whole), sum(layer.trained for layer in whole)
-    size = state_bytes(job.settings.precision.num_bytes, job.settings.kernels)
+    whole, size = prices.total(ModuleChoice(module=module.name, recompute=settings.recompute), 1), prices.size
     shared = size.optimizer if settings.sharding is Sharding.OPTIMIZER else 0
     return Unit(
         name=module.name,
         sample_s=tuple(sample_s),
         num_layers=len(module.layers),
-        weight_bytes=weights * size.weight + trained * (size.gradient + size.optimizer - shared),
-        optimizer_bytes=trained * shared,
-        activation_bytes=float(sum(layer.kept_bytes for layer in whole)),
-        reduction_bytes=trained * (size.gradient + size.weight),
+        weight_bytes=whole.weights * size.weight + whole.trained * (size.gradient + size.optimizer - shared),
+        optimizer_bytes=whole.trained * shared,
+        activation_bytes=whole.kept_bytes,
+        reduction_bytes=whole.trained * (size.gradient + size.weight),
     )
 
 

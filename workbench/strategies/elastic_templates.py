@@ -11,11 +11,11 @@ from workbench.elastic.model_chain import ModelChain, chain_order, model_chain
 from workbench.elastic.node_specification import TemplateSet, plan_templates
 from workbench.elastic.template import Template, TemplateStage
 from workbench.job.job import Job
-from workbench.memory.layer import state_bytes
+from workbench.memory.layer import StateBytes
 from workbench.plan.plan import Sharding
 from workbench.planner.layout_choice import ModuleChoice
-from workbench.planner.module_price import LayerPrice, ModulePrices
-from workbench.planner.sharded_step import PREFETCHED, layer_exchange
+from workbench.planner.module_price import ModulePrices, Totals
+from workbench.planner.sharded_step import PREFETCHED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class ElasticTemplates:
     chain: ModelChain
     planned: TemplateSet
     prices: ModulePrices
-    layers: tuple[LayerPrice, ...]
+    layers: tuple[Totals, ...]
     sharing: int = 1
     sharding: Sharding = Sharding.NONE
 
@@ -47,7 +47,7 @@ class ElasticTemplates:
     @cached_property
     def layer_bytes(self) -> tuple[float, ...]:
         """[L] weights and optimizer state of a layer on each GPU of its stage: what a copy moves."""
-        size = state_bytes(self.job.settings.precision.num_bytes, self.job.settings.kernels)
+        size = self.prices.size
         return tuple(
             (layer.weights * size.weight + layer.trained * (size.optimizer if layer.trained else 0))
             / self._parts
@@ -92,7 +92,7 @@ class ElasticTemplates:
         for place, stage in enumerate(template.stages):
             layers = self.layers[stage.first : stage.end]
             held = self.chain.chain.stage_bytes(stage.first, stage.end, stage.num_gpus)
-            room = capacity_bytes - held - (_whole_bytes(self.job, layers) if self._parts > 1 else 0)
+            room = capacity_bytes - held - (_whole_bytes(self.prices.size, layers) if self._parts > 1 else 0)
             in_flight = len(template.stages) - place
             kept = in_flight * sum(layer.kept_bytes for layer in layers)
             each = kept + max(layer.working_bytes for layer in layers)
@@ -200,8 +200,7 @@ def elastic_templates(
         )
         for module in job.model.modules
     }
-    size = state_bytes(job.settings.precision.num_bytes, job.settings.kernels)
-
+    size = prices.size
     parts = sharing if sharding is Sharding.PARAMETERS else 1
 
     def held_bytes(module: str, layer: int, _: int) -> int:
@@ -211,16 +210,16 @@ def elastic_templates(
 
     def layer_s(module: str, layer: int, _: int) -> float:
         price = found[module][layer]
-        moved = layer_exchange(prices, ModuleChoice(module=module, dp=parts), price)
+        moved = prices.sharded_exchange(ModuleChoice(module=module, dp=parts), price)
         behind_s = moved.gather_s + moved.scatter_s if price.backward_s else 0.0
         return max(price.forward_s, moved.gather_s) + max(price.backward_s, behind_s)
 
     layers = tuple(found[module][layer] for module, layer in chain_order(job.model))
     aside = sum(layer.kept_bytes for layer in layers) + max(layer.working_bytes for layer in layers)
     if parts > 1:
-        aside += _whole_bytes(job, layers)
+        aside += _whole_bytes(size, layers)
     chain = model_chain(
-        job.model, (widest * sharing,), layer_s, held_bytes, max(0, _rank_bytes(node) - aside)
+        job.model, (widest * sharing,), layer_s, held_bytes, max(0, _rank_bytes(node) - round(aside))
     )
     planned = plan_templates(chain.chain, node.num_ranks, num_nodes, num_faults)
     return ElasticTemplates(
@@ -250,9 +249,8 @@ def _check_sharing(job: Job, sharing: int, tp: int) -> None:
         )
 
 
-def _whole_bytes(job: Job, layers: Sequence[LayerPrice]) -> int:
+def _whole_bytes(size: StateBytes, layers: Sequence[Totals]) -> int:
     """Of the layers that are whole at a time where GPUs shard parameters."""
-    size = state_bytes(job.settings.precision.num_bytes, job.settings.kernels)
     return PREFETCHED * round(
         max(layer.weights * size.weight + layer.trained * size.gradient for layer in layers)
     )

@@ -14,48 +14,37 @@ from workbench.plan.plan import Plan, Stage
 from workbench.planner.assembly import check_ranks, draft_plan, layout_of, module_stages, num_ranks
 from workbench.planner.block_cuts import Cuts
 from workbench.planner.cut_candidates import CutCandidates
-from workbench.planner.layer_cost import believed_layers_s
-from workbench.planner.own_space import Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE, FROZEN_UNAWARE, Belief
-from workbench.planner.stage_counts import Progress, best_counts, silent
-from workbench.planner.strategy_spec import StrategySpec
+from workbench.planner.stage_counts import Progress, best_counts
+from workbench.planner.strategy_spec import Chooser, First, OwnSpace, StrategySpec
 
 NAME, AWARE_NAME = "encoders-colocated", "encoders-colocated-frozen-aware"
 ENCODERS = "encoders"  # the stage count that all encoders share
 
 
-def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
-    """The papers' baseline: stages balanced by forward time, as if everything were trainable."""
-    return shortlist(job, cost, progress, 1)[0]
-
-
 def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """The best by the estimate of `plan`."""
+    """The papers' baseline: stages balanced by forward time, as if everything were trainable."""
     return _best(job, cost, NAME, FROZEN_UNAWARE, progress, most)
 
 
-def plan_frozen_aware(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
-    """Colocated encoders, stages balanced by forward plus backward (ICML section 5.3)."""
-    return shortlist_frozen_aware(job, cost, progress, 1)[0]
+plan = First(shortlist)
 
 
 def shortlist_frozen_aware(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """The best by the estimate of `plan_frozen_aware`."""
+    """Colocated encoders, stages balanced by forward plus backward (ICML section 5.3)."""
     return _best(job, cost, AWARE_NAME, FROZEN_AWARE, progress, most)
+
+
+plan_frozen_aware = First(shortlist_frozen_aware)
 
 
 def _best(
     job: Job, cost: CostModel, name: str, belief: Belief, progress: Progress, most: int
 ) -> tuple[Plan, ...]:
     _check_layouts(job)
-    draft = draft_plan(job, name)
-    layers_s = believed_layers_s(job, draft, cost, belief.layer_s)
     entry_of = {m.name: ENCODERS if m.modality != TEXT else m.name for m in job.model.modules}
-    ranks_per_stage = {
-        entry: layout_of(job, module).tp * layout_of(job, module).cp for module, entry in entry_of.items()
-    }
-    candidates = CutCandidates(job, draft, cost, belief, layers_s, entry_of, colocated_stages)
-    return best_counts(job, ranks_per_stage, candidates, progress, most)
+    candidates = CutCandidates(job, draft_plan(job, name), cost, belief, colocated_stages, entry_of)
+    return best_counts(candidates, progress, most)
 
 
 def colocated_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
@@ -77,7 +66,7 @@ def colocated_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
 
 def _check_layouts(job: Job) -> None:
     """Colocated encoders share ranks, so they share pp, tp and cp."""
-    layouts = [layout_of(job, m.name) for m in job.model.modules if m.modality != TEXT]
+    layouts = [layout_of(job, module.name) for module in job.model.encoders]
     shapes = {(layout.pp, layout.tp, layout.cp) for layout in layouts}
     if len(shapes) > 1:
         raise ValueError(

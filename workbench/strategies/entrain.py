@@ -4,7 +4,8 @@ Source: Entrain (dissertation chapter 4), sections 4.3 and 4.5.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import count, takewhile
 
 from workbench.balance.microbatches.assignment import MicrobatchAssignment, hierarchical_assignment
@@ -14,18 +15,15 @@ from workbench.job.job import Job
 from workbench.model.model_graph import TEXT, Module
 from workbench.plan.check import check
 from workbench.plan.lower import lower
-from workbench.plan.lowered import Lowered
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.routing import Routing, routing_of
-from workbench.planner.assembly import disjoint_stages, draft_plan, fits, layout_of, scheduled
+from workbench.planner.assembly import disjoint_stages, draft_plan, most_that_fits, scheduled
 from workbench.planner.cut_candidates import CutCandidates
-from workbench.planner.layer_cost import believed_layers_s
-from workbench.planner.own_space import PLAIN_OR_SPLIT, Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.planner.sample_work import sample_work
 from workbench.planner.stage_counts import Progress, best_counts, silent
-from workbench.planner.strategy_spec import StrategySpec
+from workbench.planner.strategy_spec import PLAIN_OR_SPLIT, Chooser, First, OwnSpace, StrategySpec
 from workbench.schedule.action import Action
 from workbench.schedule.adjacent import with_followers
 from workbench.schedule.eager import with_eager_forwards
@@ -36,7 +34,7 @@ Followers = Mapping[
 Actions = tuple[Action, ...]
 
 
-def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
     """Modules on ranks of their own; who goes together is decided by work, sample by sample.
 
     Deferral is no machinery: an encoder microbatch is cut by consumer into one whose samples the LLM
@@ -51,13 +49,11 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     Raises:
         ValueError: more stages than layers, fewer samples than replicas, too few ranks.
     """
-    return shortlist(job, cost, progress, 1)[0]
-
-
-def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """The best by the planner's estimate; errors as `plan`."""
     found, followers = _in_turn(job, cost, progress, most)
     return tuple(_furthest_ahead(each, followers, cost) for each in found)
+
+
+plan = First(shortlist)
 
 
 def plan_in_turn(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
@@ -74,11 +70,9 @@ def _in_turn(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[
     assignments = assign(job, cost)
     microbatches, followers = deferring_microbatches(draft, assignments)
     draft = replace(draft, microbatches=microbatches)
-    layers_s = believed_layers_s(job, draft, cost, FROZEN_AWARE.layer_s)
-    entry_of = {module: module for module in layers_s}
-    ranks_per_stage = {module: layout_of(job, module).tp * layout_of(job, module).cp for module in layers_s}
-    cuts = CutCandidates(job, draft, cost, FROZEN_AWARE, layers_s, entry_of, disjoint_stages)
-    return best_counts(job, ranks_per_stage, _Deferring(cuts, followers), progress, most), followers
+    finished = partial(with_adjacent_forwards, followers=followers)
+    candidates = CutCandidates(job, draft, cost, FROZEN_AWARE, disjoint_stages, finished=finished)
+    return best_counts(candidates, progress, most), followers
 
 
 def _furthest_ahead(plan: Plan, followers: Followers, cost: CostModel) -> Plan:
@@ -90,7 +84,8 @@ def _furthest_ahead(plan: Plan, followers: Followers, cost: CostModel) -> Plan:
     """
     if shard_units(plan):
         return plan
-    most = _most_ahead(plan, followers)
+    too_many = max((len(held) for held in plan.microbatches_of.values()), default=0)
+    most = most_that_fits(partial(with_leads, plan, followers), too_many)
     leads = sorted({0, most, *takewhile(most.__gt__, powers_of_two())})
     tried = [with_leads(plan, followers, lead) for lead in leads]
     seconds = [FROZEN_AWARE.plan_s(lower(each), cost) for each in tried]
@@ -100,18 +95,6 @@ def _furthest_ahead(plan: Plan, followers: Followers, cost: CostModel) -> Plan:
 def powers_of_two() -> Iterator[int]:
     """1, 2, 4, ..."""
     return (1 << exponent for exponent in count())
-
-
-def _most_ahead(plan: Plan, followers: Followers) -> int:
-    """Found by bisection: what is kept grows with the lead."""
-    fitting, too_far = 0, max((len(held) for held in plan.microbatches_of.values()), default=0)
-    while too_far - fitting > 1:
-        middle = (fitting + too_far) // 2
-        if fits(with_leads(plan, followers, middle)):
-            fitting = middle
-        else:
-            too_far = middle
-    return fitting
 
 
 def regroup(plan: Plan, job: Job, cost: CostModel) -> Plan:
@@ -143,29 +126,6 @@ def assign(job: Job, cost: CostModel) -> tuple[MicrobatchAssignment, ...]:
         num_microbatches=len(job.batch) // (job.replicas * job.microbatch_samples),
         match=even_match,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Deferring:
-    """Candidates whose deferred encoder forwards follow those they were cut from."""
-
-    cuts: CutCandidates
-    followers: Followers
-
-    def bound_s(self, counts: Mapping[str, int]) -> float:
-        return self.cuts.bound_s(counts)
-
-    def closer_s(self, counts: Mapping[str, int]) -> tuple[float, Plan]:
-        return self.cuts.closer_s(counts)
-
-    def check_memory(self, counts: Mapping[str, int]) -> None:
-        self.cuts.check_memory(counts)
-
-    def plan(self, counts: Mapping[str, int]) -> Plan:
-        return with_adjacent_forwards(self.cuts.plan(counts), self.followers)
-
-    def believed_s(self, lowered: Lowered) -> float:
-        return self.cuts.believed_s(lowered)
 
 
 def with_adjacent_forwards(plan: Plan, followers: Followers) -> Plan:

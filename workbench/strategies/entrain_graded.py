@@ -16,18 +16,16 @@ from workbench.balance.microbatches.unit_order import UnitOrder, order_units, un
 from workbench.balance.stages.chain_cuts import chain_cuts
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
-from workbench.memory.account import check_memory, memory_table
 from workbench.model.model_graph import TEXT
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan, Stage
-from workbench.planner.assembly import draft_plan, grid, layout_of, num_microbatches, scheduled
+from workbench.planner.assembly import draft_plan, fits, grid, layout_of, num_microbatches, scheduled
 from workbench.planner.layer_cost import believed_layers_s
-from workbench.planner.own_space import PLAIN_OR_SPLIT, Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.planner.sample_work import sample_work
-from workbench.planner.stage_counts import Progress, silent
-from workbench.planner.strategy_spec import StrategySpec
+from workbench.planner.stage_counts import Progress
+from workbench.planner.strategy_spec import PLAIN_OR_SPLIT, Chooser, First, OwnSpace, StrategySpec
 from workbench.strategies import entrain
 from workbench.timing.critical_path import critical_path_s
 from workbench.timing.price import price
@@ -38,7 +36,7 @@ IMPROVED = 6  # candidates whose order is improved, best by the recurrence first
 BUILT = 3  # of those, candidates that become plans
 
 
-def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
     """Of two ways to cut, five gradings and several leads: the fastest that fits in memory.
 
     Cuts: Entrain's, and where the job leaves stage counts open and one encoder feeds the LLM on ranks
@@ -54,13 +52,11 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
 
     Complexity: that of `entrain.plan`, 10 pricings and O(log K) orders for K microbatches a replica.
     """
-    return shortlist(job, cost, progress, 1)[0]
-
-
-def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """The plans that `plan` chooses from, the best by the planner's estimate first; errors as there."""
     first = entrain.plan(job, cost, progress)
     return _fastest(job, cost, first, [first, *_shared(job, cost, first)], most)
+
+
+plan = First(shortlist)
 
 
 def regroup(plan: Plan, job: Job, cost: CostModel) -> Plan:
@@ -77,8 +73,7 @@ def _fastest(job: Job, cost: CostModel, first: Plan, cuts: Sequence[Plan], most:
     ordered = [(each, *each.ordered(order_units)) for each in candidates[:IMPROVED]]
     ordered.sort(key=lambda found: found[2])
     plans = (_rebuilt(job, cost, each.cut, held, each.lead) for each, held, _ in ordered)
-    fitting = (lowered for made in plans if (lowered := _fitting(made)) is not None)
-    drafts = [lower(first), *islice(fitting, BUILT)]
+    drafts = [lower(each) for each in (first, *islice(filter(fits, plans), BUILT))]
     seconds = [_estimate_s(lowered, cost) for lowered in drafts]
     by_estimate = sorted(range(len(drafts)), key=seconds.__getitem__)
     return tuple(replace(drafts[number].plan, strategy="entrain-graded") for number in by_estimate[:most])
@@ -217,7 +212,7 @@ def _times(plan: Plan, cost: CostModel, replica: int, assignment: MicrobatchAssi
 def _one_column_a_block(times: StageTimes, plan: Plan, replica: int) -> StageTimes:
     """A block that holds the end of the encoder and the beginning of the LLM counts as one LLM stage."""
     depth = times.num_encoder_stages
-    llm = next(module.name for module in plan.model.modules if module.modality == TEXT)
+    llm = plan.model.llm.name
     head = plan.chain[llm, replica][0].ranks
     if not any(stage.ranks == head and stage.module != llm for stage in plan.stages):
         return times
@@ -229,15 +224,6 @@ def _merged(table: Seconds, column: int) -> Seconds:
     found = table.copy()
     found[:, column] += found[:, column - 1]
     return np.delete(found, column - 1, axis=1)
-
-
-def _fitting(plan: Plan) -> Lowered | None:
-    lowered = lower(plan)
-    try:
-        check_memory(lowered, memory_table(lowered))
-    except ValueError:
-        return None
-    return lowered
 
 
 def _rebuilt(

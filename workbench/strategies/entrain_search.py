@@ -11,18 +11,14 @@ from workbench.balance.orchestration.allocation import proportional_allocation
 from workbench.balance.stages.partition import partition
 from workbench.cost.model import CostModel
 from workbench.job.job import Job, ModuleLayout
-from workbench.memory.account import check_memory, memory_table
 from workbench.model.frozen import FrozenRule
-from workbench.model.layer import Attention
 from workbench.model.model_graph import Module
-from workbench.plan.lower import lower
 from workbench.plan.plan import Plan
-from workbench.planner.assembly import draft_plan, layout_of
+from workbench.planner.assembly import draft_plan, layout_of, lowered_that_fits
 from workbench.planner.boundary_price import crossing_bytes, num_readers
 from workbench.planner.layer_cost import layer_costs
-from workbench.planner.own_space import PLAIN_OR_SPLIT, Chooser, OwnSpace
-from workbench.planner.stage_counts import Progress, silent
-from workbench.planner.strategy_spec import StrategySpec
+from workbench.planner.stage_counts import Progress
+from workbench.planner.strategy_spec import PLAIN_OR_SPLIT, Chooser, First, OwnSpace, StrategySpec
 from workbench.strategies import entrain
 
 MOST_CP = 1  # the microbatches of this strategy have no shards of tokens
@@ -49,17 +45,12 @@ class Configuration:
         return replace(job, replicas=self.replicas, layouts=self.layouts)
 
 
-def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
     """Entrain's plan under the first configuration, best by the formula, that fits in memory.
 
     Raises:
         ValueError: no configuration fits; the best one's reason is named.
     """
-    return shortlist(job, cost, progress, 1)[0]
-
-
-def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """Entrain's plans under the first configurations that fit; errors as `plan`."""
     every = configurations(job, cost)
     refusal: ValueError | None = None
     fitting: list[Plan] = []
@@ -67,8 +58,7 @@ def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple
         progress(tried, len(every), configuration.formula_s)
         try:
             found = entrain.plan(configuration.job(job), cost)
-            lowered = lower(found)
-            check_memory(lowered, memory_table(lowered))
+            lowered_that_fits(found)
         except ValueError as error:
             refusal = refusal or error
             continue
@@ -78,6 +68,9 @@ def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple
     if not fitting:
         raise ValueError(f"job {job.name!r}: no configuration of {len(every)} fits: {refusal}")
     return tuple(fitting)
+
+
+plan = First(shortlist)
 
 
 def configurations(job: Job, cost: CostModel) -> tuple[Configuration, ...]:
@@ -111,7 +104,7 @@ class _Search:
 
     def __init__(self, job: Job, cost: CostModel) -> None:
         self._job, self._cost = job, cost
-        self.num_ranks = min(job.max_ranks or job.cluster.num_ranks, job.cluster.num_ranks)
+        self.num_ranks = job.usable_ranks
         self._draft = draft_plan(replace(job, replicas=1, layouts=()), "entrain-search")
         self._layers_s: dict[tuple[str, int], tuple[float, ...]] = {}
         self._work = [sum(self._layers(module, 1)) for module in job.model.modules]
@@ -214,11 +207,12 @@ class _Search:
 
     def _layout(self, module: Module, tp: int, pp: int) -> ModuleLayout | None:
         given = next((each for each in self._job.layouts if each.module == module.name), None)
-        heads = [
-            o.num_kv_heads for layer in module.layers for o in layer.operators if isinstance(o, Attention)
-        ]
         node_ranks = min(node.num_ranks for node in self._job.cluster.nodes)
-        fits = tp <= node_ranks and all(count % tp == 0 for count in heads) and pp <= len(module.layers)
+        fits = (
+            tp <= node_ranks
+            and all(count % tp == 0 for count in module.kv_heads)
+            and pp <= len(module.layers)
+        )
         kept = given is None or ((given.tp in (1, tp)) and given.pp in (None, pp))
         return ModuleLayout(module=module.name, tp=tp, pp=pp) if fits and kept else None
 

@@ -15,34 +15,28 @@ from workbench.plan.plan import Plan, Sharding, Stage
 from workbench.planner.assembly import check_ranks, module_stages, scheduled, shared_draft
 from workbench.planner.layout_choice import LayoutChoice, Mode
 from workbench.planner.layout_plan import searched_plans
-from workbench.planner.layout_search import usable_ranks
 from workbench.planner.layout_step import steps_of
-from workbench.planner.own_space import Chooser, OwnSpace
 from workbench.planner.stage_counts import Progress, silent
-from workbench.planner.strategy_spec import StrategySpec
+from workbench.planner.strategy_spec import Chooser, First, OwnSpace, StrategySpec
 from workbench.schedule.choice import ScheduleKind
 
 NAME, HYBRID_NAME = "fsdp", "hsdp"
 
 
-def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
-    """The fastest plan that fits with weights sharded among all ranks; see `_fastest`."""
-    return shortlist(job, cost, progress, 1)[0]
-
-
 def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """The fastest of each microbatch size, the fastest of all first."""
+    """The fastest plan that fits with weights sharded among all ranks; see `_fastest`."""
     return _fastest(job, cost, Mode.SHARDED, progress, most)
 
 
-def plan_hybrid(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
-    """The fastest with several instances of all weights, of two ranks or more each; see `_fastest`."""
-    return shortlist_hybrid(job, cost, progress, 1)[0]
+plan = First(shortlist)
 
 
 def shortlist_hybrid(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """Likewise of `plan_hybrid`."""
+    """The fastest with several instances of all weights, of two ranks or more each; see `_fastest`."""
     return _fastest(job, cost, Mode.HYBRID, progress, most)
+
+
+plan_hybrid = First(shortlist_hybrid)
 
 
 def _fastest(job: Job, cost: CostModel, mode: Mode, progress: Progress, most: int) -> tuple[Plan, ...]:
@@ -92,7 +86,7 @@ def _check_layouts(job: Job, strategy: str) -> None:
 
 def _microbatch_sizes(job: Job) -> list[int]:
     """Divisors of a rank's samples of a step, largest first."""
-    share = max(1, len(job.batch) // usable_ranks(job))
+    share = max(1, len(job.batch) // job.usable_ranks)
     return [size for size in range(share, 0, -1) if share % size == 0]
 
 

@@ -1,12 +1,16 @@
 """Megatron with a layout per module: on islands of ranks (NC), or all on the same ranks (C).
 
 Source: Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
-section 3: disjoint rank sets under graph-aware 1F1B, or the same ranks in three phases.
-Differs: the paper sets all degrees by hand; on islands, stage counts that the job leaves open are searched
-here, and stages that it leaves open are balanced by the gradients that really run.
+section 3: disjoint rank sets under graph-aware 1F1B, or the same ranks in three phases; section 4.
+Differs: the paper sets all degrees by hand and gives encoders 8 GPUs. Here, on islands, stage counts that
+the job leaves open are searched, and stages that it leaves open are balanced by the gradients that really
+run. Or all degrees, and the islands' sizes, are searched exactly over the step model's layouts, where
+colocated encoders have one stage.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
@@ -14,6 +18,7 @@ from workbench.plan.plan import Plan, Stage
 from workbench.planner.assembly import (
     check_ranks,
     dp_of,
+    in_phases,
     layout_of,
     module_stages,
     num_ranks,
@@ -21,17 +26,17 @@ from workbench.planner.assembly import (
 )
 from workbench.planner.block_cuts import Cuts
 from workbench.planner.cut_candidates import CutCandidates
-from workbench.planner.layer_cost import believed_layers_s
-from workbench.planner.own_space import KARNATI, Chooser, OwnSpace
+from workbench.planner.layout_choice import LayoutChoice, Mode
+from workbench.planner.layout_plan import searched_plans
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.planner.rank_spans import Span, placement_of
-from workbench.planner.stage_counts import Progress, best_counts, silent
-from workbench.planner.strategy_spec import StrategySpec
+from workbench.planner.stage_counts import Progress, best_counts
+from workbench.planner.strategy_spec import KARNATI, Chooser, First, OwnSpace, StrategySpec
 
-NAME = "megatron-heterogeneous"
+NAME, COLOCATED_NAME, ISLANDS_NAME = "megatron-heterogeneous", "megatron-colocated", "megatron-islands"
 
 
-def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
     """Every module with its own tp, cp, pp and dp, one after the other or from its rank_offset on.
 
     Modules whose rank_offsets are equal share their ranks, each under its own grid; grids whose stages
@@ -41,19 +46,44 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
         ValueError: more stages than layers, a batch that cannot be split, too few ranks, rank sets
             that overlap without being equal or leave a gap, modules on the same ranks without pp.
     """
-    return shortlist(job, cost, progress, 1)[0]
-
-
-def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """The best by the planner's estimate; errors as `plan`."""
     if _shares_ranks(job):
         _check_all_given(job)
-    draft = shared_draft(job, NAME)
-    layers_s = believed_layers_s(job, draft, cost, FROZEN_AWARE.layer_s)
-    entry_of = {module: module for module in layers_s}
-    ranks_per_stage = {module: layout_of(job, module).tp * layout_of(job, module).cp for module in layers_s}
-    candidates = CutCandidates(job, draft, cost, FROZEN_AWARE, layers_s, entry_of, grid_stages)
-    return best_counts(job, ranks_per_stage, candidates, progress, most)
+    candidates = CutCandidates(job, shared_draft(job, NAME), cost, FROZEN_AWARE, grid_stages)
+    return best_counts(candidates, progress, most)
+
+
+plan = First(shortlist)
+
+
+def shortlist_colocated(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
+    """Every module over all ranks: the fastest layout that fits, then those held best before in its search.
+
+    Layouts that the job gives are kept.
+
+    Raises:
+        ValueError: no layout fits, or a schedule that is neither 1F1B nor one in phases.
+    """
+    job, build = in_phases(job, COLOCATED_NAME), partial(_built, COLOCATED_NAME, cost)
+    return searched_plans(job, cost, Mode.COLOCATED, build, progress, most)
+
+
+plan_colocated = First(shortlist_colocated)
+
+
+def shortlist_islands(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
+    """The same of layouts on islands: how many ranks each module gets, and every degree on them.
+
+    Raises:
+        ValueError: no layout fits.
+    """
+    return searched_plans(job, cost, Mode.APART, partial(_built, ISLANDS_NAME, cost), progress, most)
+
+
+plan_islands = First(shortlist_islands)
+
+
+def _built(name: str, cost: CostModel, job: Job, _: LayoutChoice) -> Plan:
+    return replace(plan(job, cost), strategy=name)
 
 
 def grid_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
@@ -127,4 +157,23 @@ SPEC = StrategySpec(
     shortlist=shortlist,
     summary="the job's own layout per module, on ranks of their own or all on the same",
     own_space=OwnSpace(degrees=Chooser.EACH, where=KARNATI),
+)
+
+SPEC_COLOCATED = StrategySpec(
+    name=COLOCATED_NAME,
+    planner=plan_colocated,
+    shortlist=shortlist_colocated,
+    searches_layouts=True,
+    summary="a searched layout: every module over all ranks",
+    own_space=OwnSpace(degrees=Chooser.ITSELF, where=KARNATI, says_memory=True, effort=8.0),
+    placing=None,
+)
+
+SPEC_ISLANDS = StrategySpec(
+    name=ISLANDS_NAME,
+    planner=plan_islands,
+    shortlist=shortlist_islands,
+    searches_layouts=True,
+    summary="searched layouts: every module on an island of its own",
+    own_space=OwnSpace(degrees=Chooser.ITSELF, where=KARNATI, says_memory=True, effort=15.0),
 )

@@ -15,15 +15,21 @@ from workbench.planner.block_cuts import Cuts
 from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.layout_choice import LayoutChoice, Mode
 from workbench.planner.layout_plan import searched_plans
-from workbench.planner.own_space import KARNATI, PLAIN_OR_INTERLEAVED, Chooser, OwnSpace
 from workbench.planner.planner_cost import FROZEN_AWARE
-from workbench.planner.stage_counts import Progress, silent
-from workbench.planner.strategy_spec import StrategySpec
+from workbench.planner.stage_counts import Progress
+from workbench.planner.strategy_spec import (
+    KARNATI,
+    PLAIN_OR_INTERLEAVED,
+    Chooser,
+    First,
+    OwnSpace,
+    StrategySpec,
+)
 
 NAME = "megatron-homogeneous"
 
 
-def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
+def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
     """The fastest homogeneous layout under the job's memory; the layout that the job gives the LLM is kept.
 
     The LLM's stages make up for the encoders' time on the first of them.
@@ -31,16 +37,14 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
     Raises:
         ValueError: no layout fits.
     """
-    return shortlist(job, cost, progress, 1)[0]
-
-
-def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """The layout of `plan`, then those that its search held best before; errors as there."""
 
     def build(found: Job, choice: LayoutChoice) -> Plan:
         return of_layout(found, choice, cost)
 
     return searched_plans(job, cost, Mode.HOMOGENEOUS, build, progress, most)
+
+
+plan = First(shortlist)
 
 
 def of_layout(job: Job, choice: LayoutChoice, cost: CostModel) -> Plan:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from workbench.cost.model import CostModel
 from workbench.data.sample import Sample
 from workbench.job.job import Job
-from workbench.model.model_graph import TEXT
 from workbench.plan.following import next_plan
 from workbench.plan.plan import Plan
 from workbench.planner.plan_layouts import Placing, layouts_of
@@ -57,7 +56,7 @@ def _regrouped(
     cost: CostModel,
     schedule: Schedule | None,
 ) -> Plan:
-    llm = next(module.name for module in plan.model.modules if module.modality == TEXT)
+    llm = plan.model.llm.name
     replicas = len(plan.replicas(llm))
     pinned = replace(
         job,

@@ -3,8 +3,6 @@
 from workbench.planner.strategy_spec import Planner, StrategySpec
 from workbench.strategies import (
     auto_cornstarch,
-    auto_islands,
-    colocated,
     cornstarch,
     dip,
     disttrain,
@@ -36,8 +34,8 @@ STRATEGIES: tuple[StrategySpec, ...] = (
     reordered.SPEC_BY_EXCHANGES,
     megatron_heterogeneous.SPEC,
     megatron_homogeneous.SPEC,
-    colocated.SPEC,
-    auto_islands.SPEC,
+    megatron_heterogeneous.SPEC_COLOCATED,
+    megatron_heterogeneous.SPEC_ISLANDS,
     fsdp.SPEC,
     fsdp.SPEC_HYBRID,
 )

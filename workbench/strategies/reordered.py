@@ -5,7 +5,7 @@ Source: DistTrain, section 5. Its orchestration of the modules is not part of th
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from workbench.balance.microbatches.reorder import reorder_by_exchanges, reorder_microbatches, reorder_samples
@@ -17,10 +17,9 @@ from workbench.job.job import Job
 from workbench.plan.build import chunked_microbatches
 from workbench.plan.plan import Plan
 from workbench.planner.assembly import scheduled
-from workbench.planner.own_space import PLAIN_OR_INTERLEAVED, Chooser, OwnSpace
 from workbench.planner.sample_work import sample_work
 from workbench.planner.stage_counts import Progress, silent
-from workbench.planner.strategy_spec import StrategySpec
+from workbench.planner.strategy_spec import PLAIN_OR_INTERLEAVED, Chooser, OwnSpace, StrategySpec
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.choice import Schedule, ScheduleKind, rank_block
 from workbench.schedule.graph_aware import Consumer, ScheduleNode
@@ -33,42 +32,42 @@ NAME, EXCHANGES_NAME = "disttrain-reordered", "reordered-by-exchanges"
 Reorder = Callable[[StageTimes], tuple[int, ...]]
 
 
-def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
-    """Samples by encoder work over replicas (Algorithm 1), then each replica's microbatches (Algorithm 2).
+@dataclass(frozen=True, slots=True)
+class Reordered:
+    """Samples by encoder work over replicas (Algorithm 1), then each replica's microbatches.
 
-    Under the interleaved schedule Algorithm 2 fills as many intervals as its rank has stages, in the
-    programs of that schedule; the rank is the first one that has backwards, since no gap opens ahead of it.
     Differs: replicas get equal numbers of samples, which a fixed microbatch size needs; several
     encoders side by side count as one that takes as long as the slowest.
 
-    Raises:
-        ValueError: as `cornstarch.plan`.
+    Args:
+        name: of the strategy.
+        reorder_of: of a job, what orders the microbatches of a replica.
     """
-    return _in_order(job, cost, NAME, _reorder_of(job), cornstarch.plan(job, cost, progress))
 
+    name: str
+    reorder_of: Callable[[Job], Reorder]
 
-def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """Every plan of `cornstarch.shortlist`, reordered; errors as `plan`."""
-    first = cornstarch.shortlist(job, cost, progress, most)
-    return tuple(_in_order(job, cost, NAME, _reorder_of(job), each) for each in first)
+    def plan(self, job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
+        """On Cornstarch's stages; ValueError as `cornstarch.plan`."""
+        return self.regroup(cornstarch.plan(job, cost, progress), job, cost)
 
+    def shortlist(self, job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
+        """Every plan of `cornstarch.shortlist`, reordered; errors as there."""
+        return tuple(
+            self.regroup(first, job, cost) for first in cornstarch.shortlist(job, cost, progress, most)
+        )
 
-def plan_by_exchanges(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
-    """The same with microbatches ordered by exchanges judged by the whole pipeline.
-
-    Differs: that is plain 1F1B's pipeline, whatever the job's schedule.
-    """
-    first = cornstarch.plan(job, cost, progress)
-    return _in_order(job, cost, EXCHANGES_NAME, _reorder_by_exchanges, first)
-
-
-def shortlist_by_exchanges(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """Every plan of `cornstarch.shortlist`, reordered; errors as `plan`."""
-    first = cornstarch.shortlist(job, cost, progress, most)
-    return tuple(_in_order(job, cost, EXCHANGES_NAME, _reorder_by_exchanges, each) for each in first)
+    def regroup(self, plan: Plan, job: Job, cost: CostModel) -> Plan:
+        """The job's batch on the stages of a plan."""
+        return _in_order(job, cost, self.name, self.reorder_of(job), plan)
 
 
 def _reorder_of(job: Job) -> Reorder:
+    """Algorithm 2. Under the interleaved schedule it fills as many intervals as its rank has stages.
+
+    In the programs of that schedule; the rank is the first one that has backwards, since no gap opens ahead
+    of it.
+    """
     interleaves = job.schedule.kind is ScheduleKind.INTERLEAVED
     return partial(_reorder_interleaved, job.schedule) if interleaves else _reorder_plain
 
@@ -77,8 +76,9 @@ def _reorder_plain(times: StageTimes) -> tuple[int, ...]:
     return reorder_microbatches(times.forward_s, times.backward_s)
 
 
-def _reorder_by_exchanges(times: StageTimes) -> tuple[int, ...]:
-    return reorder_by_exchanges(times.forward_s, times.backward_s)
+def _exchanging(_: Job) -> Reorder:
+    """Exchanges judged by the whole pipeline. Differs: that is plain 1F1B's, whatever the job's schedule."""
+    return lambda times: reorder_by_exchanges(times.forward_s, times.backward_s)
 
 
 def _reorder_interleaved(schedule: Schedule, times: StageTimes) -> tuple[int, ...]:
@@ -128,16 +128,6 @@ def chain_programs(
     return tuple(found[group] for group in groups)
 
 
-def regroup(plan: Plan, job: Job, cost: CostModel) -> Plan:
-    """Both algorithms on the job's batch, for the plan's stages."""
-    return _in_order(job, cost, NAME, _reorder_of(job), plan)
-
-
-def regroup_by_exchanges(plan: Plan, job: Job, cost: CostModel) -> Plan:
-    """The same by exchanges."""
-    return _in_order(job, cost, EXCHANGES_NAME, _reorder_by_exchanges, plan)
-
-
 def _in_order(job: Job, cost: CostModel, name: str, reorder: Reorder, first: Plan) -> Plan:
     """The job's batch on the stages of a plan."""
     first = replace(first, batch=job.batch, microbatches=(), programs=(), token_shards=())
@@ -176,20 +166,24 @@ def _stage_times(plan: Plan, cost: CostModel, replica: int, chunks: Sequence[Seq
     return stage_times(plan, cost, replica, produced=places, consumed=places)
 
 
+AS_PRINTED = Reordered(NAME, _reorder_of)
+BY_EXCHANGES = Reordered(EXCHANGES_NAME, _exchanging)
+plan, plan_by_exchanges = AS_PRINTED.plan, BY_EXCHANGES.plan
+
 SPEC = StrategySpec(
     name=NAME,
-    planner=plan,
-    shortlist=shortlist,
+    planner=AS_PRINTED.plan,
+    shortlist=AS_PRINTED.shortlist,
     summary="samples between replicas and microbatches reordered as DistTrain prints it",
-    regroup=regroup,
+    regroup=AS_PRINTED.regroup,
     own_space=OwnSpace(degrees=Chooser.EACH, where="DistTrain, section 5", schedules=PLAIN_OR_INTERLEAVED),
 )
 
 SPEC_BY_EXCHANGES = StrategySpec(
     name=EXCHANGES_NAME,
-    planner=plan_by_exchanges,
-    shortlist=shortlist_by_exchanges,
+    planner=BY_EXCHANGES.plan,
+    shortlist=BY_EXCHANGES.shortlist,
     summary="ours: microbatches exchanged as long as the whole pipeline gets faster",
-    regroup=regroup_by_exchanges,
+    regroup=BY_EXCHANGES.regroup,
     own_space=OwnSpace(degrees=Chooser.EACH, where="ours, after DistTrain", schedules=PLAIN_OR_INTERLEAVED),
 )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from workbench.cost.model import LayerTime
 from workbench.model.layer import Attention, Layer
 from workbench.plan.plan import Microbatch, Plan, Stage
+from workbench.plan.remembered import Remembered, Same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,8 @@ def identity_of(model: AttentionModel | None) -> Hashable | None:
 Times = Mapping[str, AttentionTime]
 """Given times by name of the operator in its layer."""
 
+_REST: Remembered[Layer] = Remembered(4096)  # one object for each, by which the cost model knows it again
+
 
 def times_of(model: AttentionModel, plan: Plan, stage: Stage, microbatch: Microbatch, layer: Layer) -> Times:
     """What the model says of the attentions of one layer."""
@@ -78,7 +81,10 @@ def without_attention(layer: Layer, times: Times) -> Layer:
     """
     if not times:
         return layer
-    return replace(layer, operators=tuple(one for one in layer.operators if one.name not in times))
+    return _REST.answer(
+        (Same(layer), frozenset(times)),
+        lambda: replace(layer, operators=tuple(one for one in layer.operators if one.name not in times)),
+    )
 
 
 def with_attention(rest: LayerTime, layer: Layer, times: Times) -> LayerTime:

@@ -1,9 +1,11 @@
-"""What joins the ranks of a stage along each axis of its grid."""
+"""What joins the ranks of a stage along each axis of its grid, and what a layer takes on it."""
 
 from typing import NamedTuple
 
 from workbench.cost.group_link import slowest_ring
 from workbench.cost.hardware import Cluster, Link
+from workbench.cost.model import CostModel, LayerTime, Work
+from workbench.model.layer import Layer
 from workbench.plan.plan import Stage
 from workbench.plan.remembered import Remembered, Same
 
@@ -14,6 +16,35 @@ class GridLinks(NamedTuple):
     tensor: Link | None
     context: Link | None
     experts: Link | None = None
+
+
+class GridCost(NamedTuple):
+    """A machine whose ranks share the layers of a module in a grid.
+
+    Args:
+        cost: the machine, with the module's experts and tokens divided as they are.
+        tp, cp: degrees.
+        precision: of weights and activations.
+        links: that join the ranks.
+    """
+
+    cost: CostModel
+    tp: int
+    cp: int
+    precision: str
+    links: GridLinks
+
+    def layer_time(self, layer: Layer, work: Work) -> LayerTime:
+        """Of one call, as `CostModel.layer_time`."""
+        return self.cost.layer_time(
+            layer,
+            work,
+            tp=self.tp,
+            cp=self.cp,
+            precision=self.precision,
+            link=self.links.tensor,
+            context_link=self.links.context,
+        )
 
 
 _KNOWN: Remembered[GridLinks] = Remembered(16_384)

@@ -11,6 +11,7 @@ from workbench.cost.model import CostModel, LayerTime, Work
 from workbench.memory.stage import GRADIENTS, state_of
 from workbench.model.block_modules import BlockModule, part_of
 from workbench.model.layer import Layer, TokenCount
+from workbench.plan.contents import contents
 from workbench.plan.lowered import Lowered
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.parameter_shards import sharded_stages, unit_of
@@ -31,8 +32,7 @@ from workbench.timing.attention import (
 )
 from workbench.timing.grid_links import GridLinks, grid_links
 from workbench.timing.key_exchange import with_key_exchange
-from workbench.timing.pace import pace
-from workbench.timing.pass_times import PassTimes, pass_times, with_gathers
+from workbench.timing.pass_times import PassTimes, pace, pass_times, with_gathers
 from workbench.timing.weights import WeightPrices
 from workbench.units import GB
 
@@ -190,8 +190,10 @@ class _Pricing:
         if self._attention_identity is None:
             return self._stage_times(stage, microbatch)
         plan, settings = self._plan, self._plan.settings
+        needs = self._routing.flow(microbatch).needs[stage.module][slice(*stage.layers)]
+        grid = stage.module, contents(plan, stage), needs, stage.tp, stage.cp, stage.ep, self._links[stage.id]
         key = (
-            (Same(self._cost_on[stage.id]), Same(plan.model), self._grid_of(stage, (stage.tp, stage.cp))),
+            (Same(self._cost_on[stage.id]), Same(plan.model), grid),
             (settings.precision, settings.of(stage.module), settings.kernels.cuts_sequence),
             (work_of(plan, microbatch), self._routing.present(microbatch)),
             () if self._attention is None else self._tokens(stage, microbatch),
@@ -245,16 +247,20 @@ class _Pricing:
         layers = self._plan.model.module(stage.module).layers
         cost, borders = self._cost_on[stage.id], token_borders(self._plan, stage)
         divided = dividing(cost, self._plan.settings, stage.module)
-        found = []
+        found: list[LayerTime] = []
+        known: dict[tuple[object, ...], LayerTime] = {}  # equal blocks of a model share their operators
         for index in range(*stage.layers):
-            layer = layers[index]
-            if index not in borders.divided:
-                found.append(self._layer_time(layer, stage, microbatch, links, cost))
-                continue
-            time = self._layer_time(layer, stage, microbatch, links, divided)
-            gather_s = self._gather_s(layer, stage, microbatch, links) if index in borders.divides else 0.0
-            join_s = self._gather_s(layer, stage, microbatch, links) if index in borders.joins else 0.0
-            found.append(with_gathers(time, join_s, gather_s, self._unmeasured_gathers(stage, links)))
+            layer, is_divided = layers[index], index in borders.divided
+            starts, ends = is_divided and index in borders.divides, is_divided and index in borders.joins
+            key = id(layer.operators), layer.kind, layer.out_width, layer.emits, is_divided, starts, ends
+            if key not in known:
+                time = self._layer_time(layer, stage, microbatch, links, divided if is_divided else cost)
+                if is_divided:
+                    gather_s = self._gather_s(layer, stage, microbatch, links) if starts else 0.0
+                    join_s = self._gather_s(layer, stage, microbatch, links) if ends else 0.0
+                    time = with_gathers(time, join_s, gather_s, self._unmeasured_gathers(stage, links))
+                known[key] = time
+            found.append(known[key])
         return found
 
     def _gather_s(self, layer: Layer, stage: Stage, microbatch: Microbatch, links: GridLinks) -> float:

@@ -1,24 +1,21 @@
 """Seconds of a stage's passes over every kind of microbatch, from sums over layers, without programs."""
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.cost.model import CostModel, LayerTime, Work
+from workbench.cost.model import CostModel, Work
 from workbench.data.sample import Item
 from workbench.model.frozen import Needs
-from workbench.model.layer import Layer
 from workbench.model.model_graph import Module
 from workbench.plan.plan import Microbatch, Plan, Stage
 from workbench.plan.routing import routing_of
 from workbench.plan.sequence import dividing
 from workbench.plan.work import work_of
 from workbench.schedule.action import Pass
-from workbench.timing.grid_links import GridLinks, grid_links
-from workbench.timing.pace import pace
-from workbench.timing.pass_times import pass_times
+from workbench.timing.grid_links import GridCost, GridLinks, grid_links
+from workbench.timing.pass_times import pace, pass_times
 
 Seconds = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -114,15 +111,17 @@ class StageSeconds:
         key = (module.name, stage.tp, stage.cp, stage.ep, links, cost.profile.device)
         if key not in self._sums:
             settings = self._draft.settings.of(module.name)
-            machines = [cost]
+            costs = [cost]
             if stage.tp > 1 and self._draft.settings.divides_tokens(module.name):
-                machines.append(dividing(cost, self._draft.settings, module.name))
-            machines = [each.with_expert_parallel(stage.ep, links.experts) for each in machines]
+                costs.append(dividing(cost, self._draft.settings, module.name))
+            costs = [each.with_expert_parallel(stage.ep, links.experts) for each in costs]
+            precision = self._draft.settings.precision
+            machines = [GridCost(each, stage.tp, stage.cp, precision, links) for each in costs]
             kinds = self._kinds[module.name]
             each = np.zeros((6, len(module.layers) + 1, len(kinds)))
             for column, kind in enumerate(kinds):
                 for row, (layer, need) in enumerate(zip(module.layers, kind.needs, strict=True), 1):
-                    times = list(self._times(machines, layer, kind.work, stage, links))
+                    times = [machine.layer_time(layer, kind.work) for machine in machines]
                     passes = [pass_times([time], [need], settings.recompute) for time in times]
                     for place, wanted in enumerate(KINDS):
                         each[place, row, column] = min(found.of(wanted) for found in passes)
@@ -130,17 +129,3 @@ class StageSeconds:
                     each[5, row, column] = layer.trainable and not need.weight_grad
             self._sums[key] = each.cumsum(axis=1)
         return self._sums[key]
-
-    def _times(
-        self, machines: list[CostModel], layer: Layer, work: Work, stage: Stage, links: GridLinks
-    ) -> Iterator[LayerTime]:
-        for cost in machines:
-            yield cost.layer_time(
-                layer,
-                work,
-                tp=stage.tp,
-                cp=stage.cp,
-                precision=self._draft.settings.precision,
-                link=links.tensor,
-                context_link=links.context,
-            )

@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.cost.model import CostModel
-from workbench.model.model_graph import TEXT
 from workbench.plan.lower import lower
 from workbench.plan.plan import Plan
 from workbench.schedule.action import COMPUTE, Pass
@@ -41,7 +40,7 @@ def stage_times(
         consumed: sample id -> place at which the LLM takes it; there all of its backwards count.
     """
     prices = price(lower(plan), cost)
-    llm = next(module.name for module in plan.model.modules if module.modality == TEXT)
+    llm = plan.model.llm.name
     encoders = [module.name for module in plan.model.modules if module.name != llm]
     depth = max((len(plan.chain.get((name, replica), ())) for name in encoders), default=0)
     shape = 1 + max(consumed.values()), depth + len(plan.chain[llm, replica])

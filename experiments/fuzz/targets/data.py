@@ -2,6 +2,7 @@
 
 import json
 import wave
+from collections.abc import Callable, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -10,16 +11,9 @@ import torch
 from PIL import Image
 
 from experiments.fuzz.target import Ready, Target, naming
-from experiments.fuzz.targets.writing import (
-    CORPUS,
-    folder_in,
-    json_bytes,
-    json_lines,
-    parse_json_lines,
-    written,
-)
+from experiments.fuzz.targets.writing import CORPUS, JSON, JSON_LINES, Form, folder_in, reading
 from runtime.data.dataset import FolderSource, read_image, read_wave, with_data
-from runtime.data.records import INDEX, read_records
+from runtime.data.records import INDEX, Record, read_records
 from runtime.data.scenes import make
 from runtime.preprocess.images import QwenRule, SquareRule, preprocess_image
 from runtime.preprocess.keys import PRIVATE, read_client_keys, read_server_keys, write_keys
@@ -36,23 +30,21 @@ def _index(folder: Path) -> Ready:
     make(held, num_samples=NUM_SAMPLES, seed=0)
     job = load_job(CORPUS / "job.yaml")
 
-    def read(path: Path) -> None:
-        with naming(held.name):
-            records = read_records(path.parent)
-            with_data(job, held)
-            source = FolderSource(held)
+    def read(path: Path) -> tuple[Sequence[Record], FolderSource]:
+        records = read_records(path.parent)
+        with_data(job, held)
+        return records, FolderSource(held)
+
+    def use(found: tuple[Sequence[Record], FolderSource]) -> None:
+        records, source = found
         for record in records[:NUM_SAMPLES]:
             with naming(held.name):
                 source.token_ids(record.id, Segment("text", 0, 1, 1), 259)
                 if record.of("image"):
                     source.raw(record.id, Segment("vision", 0, 1, 1), (3, 32, 32))
 
-    return Ready(
-        seeds=[parse_json_lines((held / INDEX).read_bytes())],
-        render=json_lines,
-        parse=parse_json_lines,
-        take=written(held / INDEX, read),
-    )
+    seeds = [JSON_LINES.parse((held / INDEX).read_bytes())]
+    return reading(JSON_LINES, held / INDEX, seeds, read, use, called=held.name)
 
 
 def _image_bytes(form: str, size: tuple[int, int], mode: str = "RGB") -> bytes:
@@ -67,33 +59,21 @@ def _image(form: str, folder: Path) -> Ready:
 
     def read(path: Path) -> None:
         for rule in (SQUARE, NATIVE):
-            with naming(path.name):
-                preprocess_image(path, rule)
-        with naming(path.name):
-            read_image(path, (3, 16, 16))
+            preprocess_image(path, rule)
+        read_image(path, (3, 16, 16))
 
-    return Ready(
-        seeds=[_image_bytes(form, size, mode) for size in sizes for mode in modes],
-        parse=lambda content: Image.open(BytesIO(content)),
-        take=written(folder / "image.bin", read),
+    seeds = [_image_bytes(form, size, mode) for size in sizes for mode in modes]
+    return reading(
+        Form(None, lambda content: Image.open(BytesIO(content))), folder / "image.bin", seeds, read
     )
 
 
 def _clip(folder: Path) -> Ready:
     held = folder / "data"
     make(held, num_samples=NUM_SAMPLES, seed=0, kinds=("audio",))
-    clips = sorted(held.rglob("*.wav"))
-
-    def read(path: Path) -> None:
-        with naming(path.name):
-            read_wave(path)
-        torch.set_num_threads(1)
-
-    return Ready(
-        seeds=[clip.read_bytes()[:2000] for clip in clips],
-        parse=lambda content: wave.open(BytesIO(content)),
-        take=written(folder / "clip.wav", read),
-    )
+    seeds = [clip.read_bytes()[:2000] for clip in sorted(held.rglob("*.wav"))]
+    form = Form(None, lambda content: wave.open(BytesIO(content)))  # noqa: SIM115  (in memory)
+    return reading(form, folder / "clip.wav", seeds, read_wave, lambda found: torch.set_num_threads(1))
 
 
 def _keys(name: str, folder: Path) -> Ready:
@@ -102,16 +82,8 @@ def _keys(name: str, folder: Path) -> Ready:
     path = folder / name
     path.touch(mode=PRIVATE)
 
-    def read(path: Path) -> None:
-        with naming(path.name):
-            (read_server_keys if name == "server.json" else read_client_keys)(path)
-
-    return Ready(
-        seeds=[json.loads((good / name).read_bytes())],
-        render=json_bytes,
-        parse=json.loads,
-        take=written(path, read),
-    )
+    read: Callable[[Path], object] = read_server_keys if name == "server.json" else read_client_keys
+    return reading(JSON, path, [json.loads((good / name).read_bytes())], read)
 
 
 TARGETS = (

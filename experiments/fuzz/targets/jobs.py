@@ -5,15 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.fuzz.target import Ready, Target, naming
-from experiments.fuzz.targets.writing import (
-    CORPUS,
-    folder_in,
-    json_bytes,
-    parse_yaml_document,
-    written,
-    yaml_bytes,
-)
+from experiments.fuzz.target import Ready, Target
+from experiments.fuzz.targets.writing import CORPUS, YAML, Form, folder_in, json_bytes, reading
 from workbench.cli.layouts import layout_command
 from workbench.cli.planning import plan_command
 from workbench.job.job import load_job
@@ -23,43 +16,32 @@ from workbench.strategies.placings import with_layout_file
 
 def job_trees() -> list[Any]:
     """Of the small jobs of the corpus."""
-    return [parse_yaml_document(path.read_bytes()) for path in sorted(CORPUS.glob("job*.yaml"))]
+    return [YAML.parse(path.read_bytes()) for path in sorted(CORPUS.glob("job*.yaml"))]
 
 
 def _job(folder: Path) -> Ready:
-    out = folder_in(folder)
+    out, path = folder_in(folder), folder / "job.yaml"
 
-    def read(path: Path) -> None:
-        with naming(path.name):
-            load_job(path)
+    def use(job: object) -> None:
+        del job
         layout_command(path, None, Notation.JOB, as_json=True)
         plan_command(job=path, output=out / "plan.json", as_json=True)
 
-    return Ready(
-        seeds=job_trees(),
-        render=yaml_bytes,
-        parse=parse_yaml_document,
-        take=written(folder / "job.yaml", read),
-        out=out,
-    )
+    return reading(YAML, path, job_trees(), load_job, use, out=out)
 
 
 def _layout(notation: Notation, folder: Path) -> Ready:
     job_file = folder / "job.yaml"
     job_file.write_bytes((CORPUS / "job.yaml").read_bytes())
-    job = load_job(job_file)
+    job, path = load_job(job_file), folder / "layout.yaml"
 
-    def read(path: Path) -> None:
-        with naming(path.name):
-            with_layout_file(job, path)
+    def use(changed: object) -> None:
+        del changed
         layout_command(job_file, path, Notation.JOB, as_json=True)
 
-    return Ready(
-        seeds=_MORE.get(notation) or [write_layouts(job, notation)],
-        render=yaml_bytes if notation is not Notation.TORCHTITAN else json_bytes,
-        parse=parse_yaml_document,
-        take=written(folder / "layout.yaml", read),
-    )
+    seeds = _MORE.get(notation) or [write_layouts(job, notation)]
+    form = YAML if notation is not Notation.TORCHTITAN else Form(json_bytes, YAML.parse)
+    return reading(form, path, seeds, lambda path: with_layout_file(job, path), use)
 
 
 _MORE: Mapping[Notation, tuple[Any, ...]] = {

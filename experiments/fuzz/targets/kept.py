@@ -5,10 +5,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from experiments.fuzz.target import Ready, Target, naming
-from experiments.fuzz.targets.writing import folder_in, json_bytes, written
-from workbench.export.export_folder import check_folder
-from workbench.export.folder import FORMAT, MARK
+from experiments.fuzz.target import Ready, Target
+from experiments.fuzz.targets.writing import JSON, Form, folder_in, json_bytes, reading
+from workbench.export.folder import FORMAT, MARK, check_folder
 from workbench.model.checkpoint import missing_weights
 from workbench.search.kept_results import Kept, KeptResults
 
@@ -32,49 +31,37 @@ def _result(folder: Path) -> Ready:
     path = next(results.folder.iterdir())
 
     def read(path: Path) -> None:
+        del path
         said.clear()
         found = results.get(KEY)
         if found is None:
-            with naming(path.name):
-                raise ValueError(said[0])
+            raise ValueError(said[0])
         assert isinstance(found.record, dict), "as it was kept"
         assert isinstance(found.best_plan, str), "as it was kept"
 
-    return Ready(
-        seeds=[json.loads(path.read_text(encoding="utf-8").partition("\n")[2])],
-        render=_checked,
-        parse=_below_checksum,
-        take=written(path, read),
-    )
+    seeds = [json.loads(path.read_text(encoding="utf-8").partition("\n")[2])]
+    return reading(Form(_checked, _below_checksum), path, seeds, read)
 
 
 def _mark(folder: Path) -> Ready:
-    held = folder_in(folder, "exported")
-    return Ready(
-        seeds=[{"format": FORMAT, "to": "fsdp2"}],
-        render=json_bytes,
-        parse=json.loads,
-        take=written(held / MARK, lambda path: check_folder(path.parent)),
+    mark = folder_in(folder, "exported") / MARK
+    return reading(
+        JSON,
+        mark,
+        [{"format": FORMAT, "to": "fsdp2"}],
+        lambda path: path,
+        lambda path: check_folder(path.parent),
     )
 
 
 def _weights_there(folder: Path) -> Ready:
-    held = folder_in(folder, "llm")
-
-    def read(path: Path) -> None:
-        with naming(path.name):
-            missing_weights(path.parent)
-
-    return Ready(
-        seeds=[{"metadata": {"total_size": 1}, "weight_map": {"a": "x.safetensors", "b": "y.safetensors"}}],
-        render=json_bytes,
-        parse=json.loads,
-        take=written(held / "model.safetensors.index.json", read),
-    )
+    index = folder_in(folder, "llm") / "model.safetensors.index.json"
+    seed = {"metadata": {"total_size": 1}, "weight_map": {"a": "x.safetensors", "b": "y.safetensors"}}
+    return reading(JSON, index, [seed], lambda path: missing_weights(path.parent))
 
 
 TARGETS = (
     Target(name="kept-result", make=_result, readers=("workbench.search.kept_results:get",)),
-    Target(name="export-mark", make=_mark, readers=("workbench.export.export_folder:_is_ours",)),
+    Target(name="export-mark", make=_mark, readers=("workbench.export.folder:_is_ours",)),
     Target(name="weights-there", make=_weights_there, readers=("workbench.model.checkpoint:weight_map",)),
 )

@@ -1,35 +1,30 @@
 """What is said of machines, measured or on paper, and when they come and go."""
 
-import csv
-import io
 import json
 from pathlib import Path
 from typing import Any
 
-from experiments.fuzz.target import Ready, Target, naming
+from experiments.fuzz.target import Ready, Target
 from experiments.fuzz.targets.plans import planned
-from experiments.fuzz.targets.writing import (
-    CORPUS,
-    cells_of,
-    csv_bytes,
-    folder_in,
-    json_bytes,
-    json_lines,
-    parse_json_lines,
-    written,
-)
+from experiments.fuzz.targets.writing import CORPUS, CSV, JSON, JSON_LINES, cells_of, folder_in, reading
 from sim.failures.recovery import Recovery
 from sim.failures.simulate import simulate_failures
 from sim.predict import predict_within
 from workbench.bounded_file import read_bounded
 from workbench.calibrate.derived import profile_of
-from workbench.calibrate.device_sheet import check_sheet, read_sheet, shipped_sheet, shipped_sheets
+from workbench.calibrate.device_sheet import (
+    DeviceSheet,
+    check_sheet,
+    read_sheet,
+    shipped_sheet,
+    shipped_sheets,
+)
 from workbench.calibrate.fit import fit
 from workbench.calibrate.measurement import read_measurement
 from workbench.cli.predicting import predict_command
 from workbench.cost.execution import Execution, load_execution, write_execution
-from workbench.cost.profile import PROFILES, dump_profile, load_profile, write_profile
-from workbench.elastic.availability import parse_trace
+from workbench.cost.profile import PROFILES, Profile, dump_profile, load_profile, write_profile
+from workbench.elastic.availability import Availability, parse_trace
 from workbench.job.job import load_job
 from workbench.job.machines import cost_of, under
 from workbench.job.matching import cost_for
@@ -44,55 +39,36 @@ def _profile(folder: Path) -> Ready:
     plan = planned("cornstarch")
     lowered, memory = accept(plan)
 
-    def read(path: Path) -> None:
-        with naming(path.name):
-            profile = load_profile(path)
+    def use(profile: Profile) -> None:
         predict_within(lowered, memory, cost_for(plan, profile))
 
-    return Ready(
-        seeds=[json.loads(dump_profile(load_profile(name))) for name in DEVICES],
-        render=json_bytes,
-        parse=json.loads,
-        take=written(folder / "profile.json", read),
-    )
+    seeds = [json.loads(dump_profile(load_profile(name))) for name in DEVICES]
+    return reading(JSON, folder / "profile.json", seeds, load_profile, use)
 
 
 def _sheet(folder: Path) -> Ready:
     shipped = [shipped_sheet(name) for name in shipped_sheets()]
     out = folder_in(folder)
 
-    def read(path: Path) -> None:
-        with naming(path.name):
-            sheet = read_sheet(path)
+    def use(sheet: DeviceSheet) -> None:
         check_sheet(sheet, shipped)
         write_profile(profile_of(sheet, "H100", name="new"), out / "new.json")
 
-    return Ready(
-        seeds=[cells_of(PROFILES / "sheets" / f"{name}.csv") for name in shipped_sheets()],
-        render=csv_bytes,
-        parse=_parse_csv,
-        take=written(folder / "sheet.csv", read),
-        out=out,
-    )
+    seeds = [cells_of(PROFILES / "sheets" / f"{name}.csv") for name in shipped_sheets()]
+    return reading(CSV, folder / "sheet.csv", seeds, read_sheet, use, out=out)
 
 
 def _execution(folder: Path) -> Ready:
-    good = folder / "good.json"
+    good, path = folder / "good.json", folder / "execution.json"
     write_execution(Execution(), good)
     plan = planned("cornstarch")
     lowered, memory = accept(plan)
 
-    def read(path: Path) -> None:
-        with naming(path.name):
-            load_execution(path)
+    def use(execution: Execution) -> None:
+        del execution
         predict_within(lowered, memory, under(cost_for(plan, load_profile("H100")), path))
 
-    return Ready(
-        seeds=[_fields(Execution()), json.loads(good.read_bytes())],
-        render=json_bytes,
-        parse=json.loads,
-        take=written(folder / "execution.json", read),
-    )
+    return reading(JSON, path, [_fields(Execution()), json.loads(good.read_bytes())], load_execution, use)
 
 
 def _fields(value: Any) -> dict[str, Any]:
@@ -105,23 +81,16 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def _measured(folder: Path) -> Ready:
-    def read(path: Path) -> None:
-        with naming(path.name):
-            measurement = read_measurement(path)
-        fit("new", [measurement])
-
-    return Ready(
-        seeds=[parse_json_lines((CORPUS / "measured.jsonl").read_bytes())],
-        render=json_lines,
-        parse=parse_json_lines,
-        take=written(folder / "measured.jsonl", read),
+    seeds = [JSON_LINES.parse((CORPUS / "measured.jsonl").read_bytes())]
+    return reading(
+        JSON_LINES, folder / "measured.jsonl", seeds, read_measurement, lambda found: fit("new", [found])
     )
 
 
 def _table(folder: Path) -> Ready:
     out = folder_in(folder)
 
-    def read(path: Path) -> None:
+    def use(path: Path) -> None:
         written_to = out / "out.csv"
         try:
             predict_command(path, written_to, as_json=True)
@@ -132,13 +101,8 @@ def _table(folder: Path) -> Ready:
                 raise
             assert written_to.is_file()
 
-    return Ready(
-        seeds=[cells_of(CORPUS / "table.csv")],
-        render=csv_bytes,
-        parse=_parse_csv,
-        take=written(folder / "table.csv", read),
-        out=out,
-    )
+    seeds = [cells_of(CORPUS / "table.csv")]
+    return reading(CSV, folder / "table.csv", seeds, lambda path: path, use, out=out)
 
 
 def _nodes(folder: Path) -> Ready:
@@ -147,22 +111,14 @@ def _nodes(folder: Path) -> Ready:
     recovery = Recovery(recover_s=1.0, restart_s=60.0, checkpoint_every=100, storage_bytes_per_s=1e9)
     systems = recovery.systems(found)
 
-    def read(path: Path) -> None:
-        with naming(path.name):
-            trace = parse_trace(path.name, read_bounded(path))
+    def use(trace: Availability) -> None:
         for system in systems:
             simulate_failures(system, trace)
 
-    return Ready(
-        seeds=[cells_of(EXAMPLES / "elastic-spot.csv")],
-        render=csv_bytes,
-        parse=_parse_csv,
-        take=written(folder / "nodes.csv", read),
+    seeds = [cells_of(EXAMPLES / "elastic-spot.csv")]
+    return reading(
+        CSV, folder / "nodes.csv", seeds, lambda path: parse_trace(path.name, read_bounded(path)), use
     )
-
-
-def _parse_csv(content: bytes) -> object:
-    return list(csv.reader(io.StringIO(content.decode()), strict=True))
 
 
 TARGETS = (

@@ -22,8 +22,7 @@ from runtime.preprocess.keys import ClientKeys, make_keys
 from runtime.preprocess.loader import batch_of_message, records_of
 from runtime.preprocess.messages import FIELDS, KINDS_OF, Role
 from runtime.preprocess.producer import answer_to
-from runtime.preprocess.server import MOST_BAD, Server
-from runtime.preprocess.server_settings import ServerSettings
+from runtime.preprocess.server import MOST_BAD, Server, ServerSettings
 from runtime.preprocess.stream import Malformed
 
 NUM_SAMPLES = 8

@@ -3,7 +3,6 @@
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from experiments.fuzz.target import Ready, Target, naming
-from experiments.fuzz.targets.writing import CORPUS, folder_in, json_bytes, written
+from experiments.fuzz.target import Ready, Target
+from experiments.fuzz.targets.writing import CORPUS, JSON, Form, folder_in, json_bytes, reading
 from runtime.models.choose import adapter_of
 from runtime.models.weights import weights_of
 from workbench.cli.starting import init_command
@@ -34,37 +33,25 @@ HEADER_LENGTH = struct.Struct("<Q")
 
 
 def _family(family: Architecture, folder: Path) -> Ready:
-    def read(path: Path) -> None:
-        with naming(path.name):
-            config = read_config(path)
+    def use(config: Mapping[str, Any]) -> None:
         modality = modality_of(config)
         module_from_config(
             config, name="m", modality=modality, llm_width=None if modality == TEXT else LLM_WIDTH
         )
 
-    return Ready(
-        seeds=[{"model_type": family.model_type, **example.config} for example in family.examples.values()],
-        render=json_bytes,
-        parse=json.loads,
-        take=written(folder / "config.json", read),
-    )
+    seeds = [{"model_type": family.model_type, **example.config} for example in family.examples.values()]
+    return reading(JSON, folder / "config.json", seeds, read_config, use)
 
 
 def _composite(name: str, folder: Path) -> Ready:
-    out = folder_in(folder)
+    out, path = folder_in(folder), folder / "config.json"
 
-    def read(path: Path) -> None:
-        with naming(path.name):
-            read_config(path)
+    def use(config: object) -> None:
+        del config
         init_command(str(path), GPUS, out / "job.yaml", as_json=True)
 
-    return Ready(
-        seeds=[config for config in COMPOSITE_CONFIGS.values() if config["model_type"] == name],
-        render=json_bytes,
-        parse=json.loads,
-        take=written(folder / "config.json", read),
-        out=out,
-    )
+    seeds = [config for config in COMPOSITE_CONFIGS.values() if config["model_type"] == name]
+    return reading(JSON, path, seeds, read_config, use, out=out)
 
 
 def safetensors_bytes(tree: Any) -> bytes:
@@ -84,43 +71,43 @@ def safetensors_tree(content: bytes) -> Any:
     return {"header": json.loads(header), "num_bytes": len(content) - HEADER_LENGTH.size - length}
 
 
+SAFETENSORS = Form(safetensors_bytes, safetensors_tree)
+
+
 def _llm() -> Any:
     job = load_job(CORPUS / "job.yaml")
     return adapter_of(next(module for module in job.model.modules if module.name == "llm"))
 
 
+def _read_all(folder: Path, adapter: Any) -> None:
+    """Every tensor of the language model."""
+    reader = weights_of(folder, adapter)
+    for name, shape in adapter.shapes().items():
+        reader.read(name, tuple(shape))
+
+
+def _good_weights(adapter: Any) -> list[Any]:
+    return [safetensors_tree(save({name: torch.zeros(shape) for name, shape in adapter.shapes().items()}))]
+
+
 def _weights(folder: Path) -> Ready:
-    adapter = _llm()
-    held = folder_in(folder, "llm")
-    shapes = adapter.shapes()
-    good = save({name: torch.zeros(shape) for name, shape in shapes.items()})
-
-    def read(path: Path) -> None:
-        del path
-        with naming(held.name):
-            reader = weights_of(folder, adapter)
-            for name, shape in shapes.items():
-                reader.read(name, tuple(shape))
-
-    return Ready(
-        seeds=[safetensors_tree(good)],
-        render=safetensors_bytes,
-        parse=safetensors_tree,
-        take=written(held / "model.safetensors", read),
+    adapter, held = _llm(), folder_in(folder, "llm")
+    return reading(
+        SAFETENSORS,
+        held / "model.safetensors",
+        _good_weights(adapter),
+        lambda path: _read_all(folder, adapter),
+        called=held.name,
     )
 
 
 def _length(folder: Path) -> Ready:
-    def read(path: Path) -> None:
-        with naming(path.name):
-            check_weights(folder, ["llm"])
-
-    return replace(_weights(folder), take=written(folder / "llm" / "model.safetensors", read))
+    path = folder_in(folder, "llm") / "model.safetensors"
+    return reading(SAFETENSORS, path, _good_weights(_llm()), lambda path: check_weights(folder, ["llm"]))
 
 
 def _index(folder: Path) -> Ready:
-    adapter = _llm()
-    held = folder_in(folder, "llm")
+    adapter, held = _llm(), folder_in(folder, "llm")
     shapes = adapter.shapes()
     names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
     placed: dict[str, str] = {}
@@ -129,18 +116,12 @@ def _index(folder: Path) -> Ready:
         (held / shard).write_bytes(save(part))
         placed |= dict.fromkeys(part, shard)
 
-    def read(path: Path) -> None:
-        del path
-        with naming(held.name):
-            reader = weights_of(folder, adapter)
-            for name, shape in shapes.items():
-                reader.read(name, tuple(shape))
-
-    return Ready(
-        seeds=[{"metadata": {"total_size": 1}, "weight_map": placed}],
-        render=json_bytes,
-        parse=json.loads,
-        take=written(held / "model.safetensors.index.json", read),
+    return reading(
+        JSON,
+        held / "model.safetensors.index.json",
+        [{"metadata": {"total_size": 1}, "weight_map": placed}],
+        lambda path: _read_all(folder, adapter),
+        called=held.name,
     )
 
 

@@ -1,15 +1,13 @@
 """Plan files and traces of every version, torch's schedule files, and folders for a report."""
 
-import csv
-import io
 import json
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.fuzz.target import Ready, Target, naming
-from experiments.fuzz.targets.writing import CORPUS, csv_bytes, folder_in, json_bytes, written
+from experiments.fuzz.target import Ready, Target
+from experiments.fuzz.targets.writing import CORPUS, CSV, JSON, Form, folder_in, json_bytes, reading
 from workbench.cli.executing import compare_command, simulate_command
 from workbench.cli.planning import plan_command
 from workbench.job.job import load_job
@@ -52,22 +50,21 @@ def _hash_of(tree: dict[str, Any]) -> str:
     return codec.hash_of_version(codec._plan_of(tree), tree["schema_version"])
 
 
+SEALED = Form(_sealed, json.loads)
+
+
 def _plan(version: int, folder: Path) -> Ready:
     out = folder_in(folder)
 
-    def read(path: Path) -> None:
-        with naming(path.name):
-            read_plan(path)
-            codec.planned_with(path)
+    def read(path: Path) -> Path:
+        read_plan(path)
+        codec.planned_with(path)
+        return path
+
+    def use(path: Path) -> None:
         simulate_command(path, out / "trace.json", "H100", as_json=True)
 
-    return Ready(
-        seeds=_plans(version),
-        render=_sealed,
-        parse=json.loads,
-        take=written(folder / "plan.json", read),
-        out=out,
-    )
+    return reading(SEALED, folder / "plan.json", _plans(version), read, use, out=out)
 
 
 def _traces(folder: Path) -> tuple[Path, Path]:
@@ -91,19 +88,13 @@ def _in_spelling(document: Any, version: int) -> Any:
 
 
 def _trace(version: int, folder: Path) -> Ready:
-    _, trace = _traces(folder)
+    (_, trace), path = _traces(folder), folder / "trace.json"
 
-    def read(path: Path) -> None:
-        with naming(path.name):
-            read_trace(path)
+    def use(found: object) -> None:
+        del found
         compare_command(trace, [path], as_json=True)
 
-    return Ready(
-        seeds=[_in_spelling(json.loads(trace.read_bytes()), version)],
-        render=json_bytes,
-        parse=json.loads,
-        take=written(folder / "trace.json", read),
-    )
+    return reading(JSON, path, [_in_spelling(json.loads(trace.read_bytes()), version)], read_trace, use)
 
 
 def _report(folder: Path) -> Ready:
@@ -112,16 +103,8 @@ def _report(folder: Path) -> Ready:
     for path in (plan, trace):
         (held / path.name).write_bytes(path.read_bytes())
 
-    def read(path: Path) -> None:
-        with naming(path.name):
-            read_folder(path.parent)
-
-    return Ready(
-        seeds=[json.loads(plan.read_bytes()), json.loads(trace.read_bytes())],
-        render=_sealed,
-        parse=json.loads,
-        take=written(held / "other.json", read),
-    )
+    seeds = [json.loads(plan.read_bytes()), json.loads(trace.read_bytes())]
+    return reading(SEALED, held / "other.json", seeds, lambda path: read_folder(path.parent))
 
 
 def _schedule(folder: Path) -> Ready:
@@ -132,11 +115,7 @@ def _schedule(folder: Path) -> Ready:
         for letters in Letters:
             from_torch_csv(content.decode(), letters)
 
-    return Ready(seeds=[cells], render=csv_bytes, parse=_parse_csv, take=read)
-
-
-def _parse_csv(content: bytes) -> object:
-    return list(csv.reader(io.StringIO(content.decode()), strict=True))
+    return Ready(seeds=[cells], render=CSV.render, parse=CSV.parse, take=read)
 
 
 TARGETS = (

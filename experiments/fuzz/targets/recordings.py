@@ -3,13 +3,12 @@
 import gzip
 import json
 import pickle
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.fuzz.target import Ready, Target, naming
-from experiments.fuzz.targets.writing import CORPUS, csv_bytes, folder_in, json_bytes, written
+from experiments.fuzz.target import Ready, Target
+from experiments.fuzz.targets.writing import CORPUS, JSON, Form, csv_bytes, folder_in, json_bytes, reading
 from workbench.cli.ingesting import ingest_command
 from workbench.trace_files.kinds import kind_of
 
@@ -50,47 +49,40 @@ def _unpickled(content: bytes) -> object:
     return content
 
 
-def _ready(
-    tree: Any,
-    render: Callable[[Any], bytes],
-    parse: Callable[[bytes], object],
-    name: str,
-    folder: Path,
-) -> Ready:
+def _ready(tree: Any, form: Form, name: str, folder: Path) -> Ready:
     """`ingest` of one file."""
-    out = folder_in(folder)
+    out, path = folder_in(folder), folder / name
 
-    def read(path: Path) -> None:
-        with naming(path.name):
-            kind_of(path)
+    def ingest(kind: object) -> None:
+        del kind
         ingest_command([path], output=out / "trace.json", as_json=True)
 
-    return Ready(seeds=[tree], render=render, parse=parse, take=written(folder / name, read), out=out)
+    return reading(form, path, [tree], kind_of, ingest, out=out)
 
 
 TARGETS = (
     Target(
         name="recording",
-        make=partial(_ready, RECORDING, json_bytes, json.loads, "rank0.json"),
+        make=partial(_ready, RECORDING, JSON, "rank0.json"),
         readers=("workbench.trace_files.kinds:kind_of", "workbench.trace_files.kineto:document_of"),
     ),
     Target(
         name="recording-packed",
-        make=partial(_ready, RECORDING, _packed, gzip.decompress, "rank0.json.gz"),
+        make=partial(_ready, RECORDING, Form(_packed, gzip.decompress), "rank0.json.gz"),
         readers=("workbench.trace_files.packed_file:read_packed",),
     ),
     Target(
         name="nsys",
-        make=partial(_ready, KERNELS, csv_bytes, lambda content: content.decode(), "kernels.csv"),
+        make=partial(_ready, KERNELS, Form(csv_bytes, lambda content: content.decode()), "kernels.csv"),
         readers=("workbench.trace_files.nsys:parse_nsys",),
     ),
     Target(
         name="snapshot",
-        make=partial(_ready, SNAPSHOT, json_bytes, json.loads, "snapshot.json"),
+        make=partial(_ready, SNAPSHOT, JSON, "snapshot.json"),
         readers=("workbench.trace_files.memory_snapshot:_json",),
     ),
     Target(
         name="snapshot-pickle",
-        make=partial(_ready, SNAPSHOT, _pickled, _unpickled, "snapshot.pickle"),
+        make=partial(_ready, SNAPSHOT, Form(_pickled, _unpickled), "snapshot.pickle"),
     ),
 )

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from experiments.fuzz.target import Ready, Target, naming
-from experiments.fuzz.targets.writing import CORPUS, json_lines, parse_json_lines, written
+from experiments.fuzz.targets.writing import CORPUS, JSON_LINES, reading
 from sim.predict import IterationJudge
 from workbench.bounded_file import read_bounded
 from workbench.cost.model import CostModel
@@ -21,18 +21,12 @@ def _log(folder: Path) -> Ready:
     job, cost = load_job(CORPUS / "job.yaml"), CostModel(load_profile("H100"))
     planners = {"cornstarch": cornstarch.plan}
 
-    def read(path: Path) -> None:
-        with naming(path.name):
-            lines = read_bounded(path).splitlines()
+    def replay(content: str) -> None:
         with naming("replay"):
-            replayed(job, cost, IterationJudge(cost), planners, lines)
+            replayed(job, cost, IterationJudge(cost), planners, content.splitlines())
 
-    return Ready(
-        seeds=[[json.loads(line) for line in LOG.read_text(encoding="utf-8").splitlines()]],
-        render=json_lines,
-        parse=parse_json_lines,
-        take=written(folder / "log.jsonl", read),
-    )
+    seeds = [[json.loads(line) for line in LOG.read_text(encoding="utf-8").splitlines()]]
+    return reading(JSON_LINES, folder / "log.jsonl", seeds, read_bounded, replay)
 
 
 TARGETS = (

@@ -1,7 +1,6 @@
 """Sizes of samples as JSON lines, parquet, and a saved data set."""
 
-import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from experiments.fuzz.target import Ready, Target, naming
-from experiments.fuzz.targets.writing import CORPUS, json_bytes, json_lines, parse_json_lines, written
+from experiments.fuzz.target import Ready, Target
+from experiments.fuzz.targets.writing import CORPUS, JSON, JSON_LINES, Form, json_bytes, reading
 from workbench.data.size_files import read_sizes
 from workbench.job.job import load_job
 from workbench.job.sample_sizes import with_sizes
@@ -29,26 +28,21 @@ ROWS = [
 ]
 
 
-def _reader(path_of: Callable[[Path], Path] = lambda path: path) -> Callable[[Path], None]:
-    """Sizes, then the corpus' job with them."""
-    job = load_job(CORPUS / "job.yaml")
-
-    def read(path: Path) -> None:
-        whole = path_of(path)
-        with naming(whole.name):
-            read_sizes(whole)
-        with_sizes(job, str(whole), seed=0)
-
-    return read
+def _sizes(form: Form, path: Path, seeds: Sequence[Any], whole: Path | None = None) -> Ready:
+    """Sizes, then the corpus' job with them; `whole`: the folder that is read."""
+    job, whole = load_job(CORPUS / "job.yaml"), path if whole is None else whole
+    return reading(
+        form,
+        path,
+        seeds,
+        lambda path: read_sizes(whole),
+        lambda sizes: with_sizes(job, str(whole), seed=0),
+        called=whole.name,
+    )
 
 
 def _lines(folder: Path) -> Ready:
-    return Ready(
-        seeds=[ROWS],
-        render=json_lines,
-        parse=parse_json_lines,
-        take=written(folder / "sizes.jsonl", _reader()),
-    )
+    return _sizes(JSON_LINES, folder / "sizes.jsonl", [ROWS])
 
 
 def _table(tree: Any) -> pa.Table:
@@ -85,12 +79,8 @@ def _arrow_bytes(tree: Any) -> bytes:
 
 
 def _parquet(folder: Path) -> Ready:
-    return Ready(
-        seeds=[ROWS, ROWS * 20],
-        render=_parquet_bytes,
-        parse=lambda content: pq.ParquetFile(BytesIO(content)),
-        take=written(folder / "sizes.parquet", _reader()),
-    )
+    form = Form(_parquet_bytes, lambda content: pq.ParquetFile(BytesIO(content)))
+    return _sizes(form, folder / "sizes.parquet", [ROWS, ROWS * 20])
 
 
 def _data_set(folder: Path, state: Any) -> Path:
@@ -110,22 +100,13 @@ STATE = {
 
 def _arrow(folder: Path) -> Ready:
     held = _data_set(folder, STATE)
-    return Ready(
-        seeds=[ROWS, ROWS * 20],
-        render=_arrow_bytes,
-        parse=lambda content: pa.ipc.open_stream(BytesIO(content)),
-        take=written(held / "data.arrow", _reader(lambda path: path.parent)),
-    )
+    form = Form(_arrow_bytes, lambda content: pa.ipc.open_stream(BytesIO(content)))
+    return _sizes(form, held / "data.arrow", [ROWS, ROWS * 20], held)
 
 
 def _state(folder: Path) -> Ready:
     held = _data_set(folder, STATE)
-    return Ready(
-        seeds=[STATE],
-        render=json_bytes,
-        parse=json.loads,
-        take=written(held / "state.json", _reader(lambda path: path.parent)),
-    )
+    return _sizes(JSON, held / "state.json", [STATE], held)
 
 
 TARGETS = (

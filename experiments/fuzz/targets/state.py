@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from experiments.fuzz.target import Ready, Target, naming
-from experiments.fuzz.targets.models import safetensors_bytes, safetensors_tree
-from experiments.fuzz.targets.writing import folder_in, json_bytes, written
+from experiments.fuzz.targets.models import SAFETENSORS, safetensors_tree
+from experiments.fuzz.targets.writing import JSON, folder_in, json_bytes, reading
 from runtime.state.checkpoint_files import Identity, finish, latest_whole, part_folder, rank_folder
 from runtime.state.rank_notes import RankNotes, notes_from
 from runtime.state.save_folder import LOCK, refuse_writer
@@ -48,11 +48,10 @@ def _checkpoint(folder: Path) -> Path:
 
 def _resume(folder: Path) -> None:
     """What a run does that goes on from there."""
-    with naming(WHOLE):
-        whole = latest_whole(folder, IDENTITY)
-        assert whole is not None
-        rank = rank_folder(whole.folder, 0)
-        notes_from(read_tensors(rank, _tensors()).about, where=rank)
+    whole = latest_whole(folder, IDENTITY)
+    assert whole is not None
+    rank = rank_folder(whole.folder, 0)
+    notes_from(read_tensors(rank, _tensors()).about, where=rank)
 
 
 def _stamped(rank: Path) -> None:
@@ -65,30 +64,22 @@ def _stamped(rank: Path) -> None:
 def _stamp(folder: Path) -> Ready:
     root = folder_in(folder, "saves")
     stamp = _checkpoint(root).parent / STAMP
-    return Ready(
-        seeds=[json.loads(stamp.read_bytes())],
-        render=json_bytes,
-        parse=json.loads,
-        take=written(stamp, lambda path: _resume(root)),
-    )
+    seeds = [json.loads(stamp.read_bytes())]
+    return reading(JSON, stamp, seeds, lambda path: _resume(root), called=WHOLE)
 
 
 def _manifest(folder: Path) -> Ready:
     root = folder_in(folder, "saves")
     rank = _checkpoint(root)
 
-    def read(path: Path) -> None:
-        with naming(path.name):
-            read_manifest(path.parent)
+    def use(manifest: object) -> None:
+        del manifest
         _stamped(rank)
-        _resume(root)
+        with naming(WHOLE):
+            _resume(root)
 
-    return Ready(
-        seeds=[json.loads((rank / MANIFEST).read_bytes())],
-        render=json_bytes,
-        parse=json.loads,
-        take=written(rank / MANIFEST, read),
-    )
+    seeds = [json.loads((rank / MANIFEST).read_bytes())]
+    return reading(JSON, rank / MANIFEST, seeds, lambda path: read_manifest(path.parent), use)
 
 
 def _tensor_file(folder: Path) -> Ready:
@@ -103,12 +94,8 @@ def _tensor_file(folder: Path) -> Ready:
         _stamped(rank)
         _resume(root)
 
-    return Ready(
-        seeds=[safetensors_tree((rank / TENSORS).read_bytes())],
-        render=safetensors_bytes,
-        parse=safetensors_tree,
-        take=written(rank / TENSORS, read),
-    )
+    seeds = [safetensors_tree((rank / TENSORS).read_bytes())]
+    return reading(SAFETENSORS, rank / TENSORS, seeds, read, called=WHOLE)
 
 
 def _rank_notes(folder: Path) -> Ready:
@@ -125,17 +112,12 @@ def _rank_notes(folder: Path) -> Ready:
 def _writer(folder: Path) -> Ready:
     held = folder_in(folder, "saves")
 
-    def read(path: Path) -> None:
+    def use(path: Path) -> None:
         owner_from(path.read_bytes()[: 2**20]).life()
         with naming(held.name):
             refuse_writer(held, wait_s=0.0)
 
-    return Ready(
-        seeds=[json.loads(this_process().as_json())],
-        render=json_bytes,
-        parse=json.loads,
-        take=written(held / LOCK, read),
-    )
+    return reading(JSON, held / LOCK, [json.loads(this_process().as_json())], lambda path: path, use)
 
 
 TARGETS = (

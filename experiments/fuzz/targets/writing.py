@@ -1,11 +1,17 @@
-"""How good inputs are written: JSON and YAML of any tree, and the corpus of small files."""
+"""How good inputs are written and first read, as JSON, YAML or CSV of any tree; and who reads the file."""
 
+import csv
+import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
+
+from experiments.fuzz.target import Ready, naming
+
+T = TypeVar("T")
 
 CORPUS = Path(__file__).parents[1] / "corpus"
 
@@ -52,14 +58,50 @@ def parse_yaml_document(content: bytes) -> object:
     return yaml.load(content, Loader=yaml.CSafeLoader)
 
 
-def written(path: Path, reader: Callable[[Path], object]) -> Callable[[bytes], object]:
-    """A reader of bytes: they are written to the path, which the reader gets."""
+def parse_csv(content: bytes) -> object:
+    """All rows."""
+    return list(csv.reader(io.StringIO(content.decode()), strict=True))
 
-    def take(content: bytes) -> object:
+
+class Form(NamedTuple):
+    """How a kind of file is written of a tree, if it is of trees, and first parsed."""
+
+    render: Callable[[Any], bytes] | None
+    parse: Callable[[bytes], object]
+
+
+JSON = Form(json_bytes, json.loads)
+JSON_LINES = Form(json_lines, parse_json_lines)
+YAML = Form(yaml_bytes, parse_yaml_document)
+CSV = Form(csv_bytes, parse_csv)
+
+
+def reading(
+    form: Form,
+    path: Path,
+    seeds: Sequence[Any],
+    read: Callable[[Path], T],
+    then: Callable[[T], object] = lambda found: None,
+    *,
+    called: str | None = None,
+    out: Path | None = None,
+) -> Ready:
+    """A file that is read.
+
+    Args:
+        path: where it is written.
+        read: gets the path; what it refuses, it refuses by the file's name, or as `called`.
+        then: gets what was read.
+        out: folder that both may write to.
+    """
+
+    def take(content: bytes) -> None:
         path.write_bytes(content)
-        return reader(path)
+        with naming(path.name if called is None else called):
+            found = read(path)
+        then(found)
 
-    return take
+    return Ready(seeds=seeds, render=form.render, parse=form.parse, take=take, out=out)
 
 
 def folder_in(folder: Path, name: str = "out") -> Path:

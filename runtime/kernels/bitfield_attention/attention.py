@@ -13,10 +13,10 @@ from torch import Tensor
 from runtime.kernels.bitfield_attention.backward_keys import keys_gradient
 from runtime.kernels.bitfield_attention.backward_queries import queries_gradient, row_sums
 from runtime.kernels.bitfield_attention.forward import forward, forward_kernel
-from runtime.kernels.bitfield_attention.launch import Launch, LaunchShape, make_launch, resident_tasks
+from runtime.kernels.bitfield_attention.launch import LaunchShape, resident_tasks
 from runtime.kernels.bitfield_attention.mask import KernelMask
 from runtime.kernels.bitfield_attention.plan import KernelPlan
-from runtime.kernels.bitfield_attention.tasks import FixedSplit, Split
+from runtime.kernels.bitfield_attention.tasks import FixedSplit, Split, Tasks, make_tasks
 from runtime.kernels.bitfield_attention.tilings import Pass, Tiling, tiling
 
 # Shape suffixes: B = batch, H = query heads, G = key/value heads, Q = queries, K = keys, D = head width.
@@ -134,7 +134,7 @@ def attention_forward(
     """Output and log-sums outside autograd, for callers that order the passes themselves."""
     tile = _tile(Pass.FORWARD, q_BHQD, plan, options)
     with _launching_on(q_BHQD.device):
-        launch = _row_launch(q_BHQD, plan, tile, options)
+        launch = _launch(q_BHQD, k_BGKD, plan, tile, options, by_column=False)
         return forward(q_BHQD, k_BGKD, v_BGKD, mask, plan, launch, tile, scale)
 
 
@@ -158,14 +158,15 @@ def attention_backward(
         if options.backward is Backward.FUSED:
             tile = _tile(Pass.FUSED, q_BHQD, plan, options)
             sums = torch.zeros(*lse2.shape, q_BHQD.shape[-1], dtype=torch.float32, device=q_BHQD.device)
-            columns = _column_launch(q_BHQD, k_BGKD, plan, tile, options)
+            columns = _launch(q_BHQD, k_BGKD, plan, tile, options, by_column=True)
             dk, dv = keys_gradient(*inputs, columns, tile, scale, sums)
             dq = torch.empty(q_BHQD.shape, dtype=q_BHQD.dtype, device=q_BHQD.device)
             return torch.mul(sums[:, :, : q_BHQD.shape[2]], scale, out=dq), dk, dv
         tile = _tile(Pass.QUERIES, q_BHQD, plan, options)
-        dq = queries_gradient(*inputs, _row_launch(q_BHQD, plan, tile, options), tile, scale)
+        rows = _launch(q_BHQD, k_BGKD, plan, tile, options, by_column=False)
+        dq = queries_gradient(*inputs, rows, tile, scale)
         tile = _tile(Pass.KEYS, q_BHQD, plan, options)
-        columns = _column_launch(q_BHQD, k_BGKD, plan, tile, options)
+        columns = _launch(q_BHQD, k_BGKD, plan, tile, options, by_column=True)
         dk, dv = keys_gradient(*inputs, columns, tile, scale, None)
         return dq, dk, dv
 
@@ -230,32 +231,26 @@ def _tile(which: Pass, q: Tensor, plan: KernelPlan, options: Options) -> Tiling:
     return tiling(which, q.shape[-1], q.dtype, q.device, plan.block_q, plan.block_k)
 
 
-def _row_launch(q: Tensor, plan: KernelPlan, tile: Tiling, options: Options) -> Launch:
-    num_heads = q.shape[0] * q.shape[1] * (plan.block_q // tile.block_m)
+def _launch(
+    q: Tensor, k: Tensor, plan: KernelPlan, tile: Tiling, options: Options, *, by_column: bool
+) -> Tasks:
+    """Tasks by key blocks, each for every query head of a group, or by query blocks; made once."""
+    own, parts = (k, plan.block_k // tile.block_n) if by_column else (q, plan.block_q // tile.block_m)
     shape = LaunchShape(
-        by_column=False,
-        repeat=1,
-        num_heads=num_heads,
+        by_column=by_column,
+        repeat=q.shape[1] // k.shape[1] if by_column else 1,
+        num_heads=own.shape[0] * own.shape[1] * parts,
         slots=resident_tasks(q.device, tile.num_warps),
         split=options.split,
     )
-    return _launch(plan, shape)
-
-
-def _column_launch(q: Tensor, k: Tensor, plan: KernelPlan, tile: Tiling, options: Options) -> Launch:
-    num_heads = k.shape[0] * k.shape[1] * (plan.block_k // tile.block_n)
-    shape = LaunchShape(
-        by_column=True,
-        repeat=q.shape[1] // k.shape[1],
-        num_heads=num_heads,
-        slots=resident_tasks(q.device, tile.num_warps),
-        split=options.split,
-    )
-    return _launch(plan, shape)
-
-
-def _launch(plan: KernelPlan, shape: LaunchShape) -> Launch:
     if shape not in plan.launches:
-        lists = plan.columns if shape.by_column else plan.rows
-        plan.launches[shape] = make_launch(lists.num_full, lists.num_partial, shape)
+        lists = plan.columns if by_column else plan.rows
+        plan.launches[shape] = make_tasks(
+            lists.num_full,
+            lists.num_partial,
+            num_heads=shape.num_heads,
+            num_slots=shape.slots,
+            split=shape.split,
+            repeat=shape.repeat,
+        )
     return plan.launches[shape]

@@ -14,14 +14,15 @@ import triton.language as tl
 from torch import Tensor
 
 from runtime.kernels.bitfield_attention.combine import combine_sum
-from runtime.kernels.bitfield_attention.head_tiles import padded_width
-from runtime.kernels.bitfield_attention.launch import Launch, section_heads
+from runtime.kernels.bitfield_attention.launch import section_heads
 from runtime.kernels.bitfield_attention.mask import KernelMask
 from runtime.kernels.bitfield_attention.plan import KernelPlan
+from runtime.kernels.bitfield_attention.tasks import Tasks
 from runtime.kernels.bitfield_attention.tilings import Tiling
 from runtime.kernels.bitfield_attention.tokens import (
     COUNTS,
     attends,
+    entries_of,
     key_fields,
     other_block,
     query_fields,
@@ -39,19 +40,9 @@ def _walk(
     k,
     v,
     own,
-    place,
-    q_group,
-    do_group,
-    dq_group,
-    lse_group,
-    delta_group,
-    stride_qh,
-    stride_qm,
-    stride_doh,
-    stride_dom,
-    query_words,
-    query_limits,
-    query_lowest,
+    groups,
+    strides,
+    queries,
     others,
     count,
     begin,
@@ -70,7 +61,16 @@ def _walk(
     HAS_SEGMENTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Entries [begin, end) of the FULL or of the PARTIAL part, `count` tiles for each head."""
+    """Entries [begin, end) of the FULL or of the PARTIAL part, `count` tiles for each head.
+
+    Args:
+        own: words and places of the keys.
+        groups: first rows of q, do, dq, lse and delta of the group's first head.
+        strides: of q and do, by head and by row.
+        queries: words, limits and lowest of all queries.
+    """
+    q_group, do_group, dq_group, lse_group, delta_group = groups
+    stride_qh, stride_qm, stride_doh, stride_dom = strides
     STEPS: tl.constexpr = LIST_Q // BLOCK_M
     local = tl.arange(0, BLOCK_M)
     width = tl.arange(0, W)
@@ -105,20 +105,8 @@ def _walk(
         delta = tl.load(delta_group + row)
         score = tl.dot(k, tl.trans(q), input_precision=PRECISION)
         if MASKED:
-            allow, always, last, lowest, first = query_fields(
-                query_words, query_limits, query_lowest, rows, num_queries, EVEN, HAS_WINDOW, HAS_SEGMENTS
-            )
-            seen = attends(
-                allow[None, :],
-                always[None, :],
-                last[None, :],
-                lowest[None, :],
-                first[None, :],
-                own[:, None],
-                place[:, None],
-                HAS_WINDOW,
-                HAS_SEGMENTS,
-            )
+            fields = query_fields(queries, rows, num_queries, EVEN, HAS_WINDOW, HAS_SEGMENTS)
+            seen = attends(fields, own, 1, HAS_WINDOW, HAS_SEGMENTS)
             score = tl.where(seen, score, float("-inf"))
         p = tl.exp2(score * qk_scale - lse[None, :])
         dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
@@ -202,10 +190,7 @@ def keys_kernel(
     SUB: tl.constexpr = LIST_K // BLOCK_N
     item, batch_head = task_and_head(num_tasks * SUB, batch_heads, section)
     task, sub = item // SUB, item % SUB
-    block = tl.load(tasks + task)
-    begin = tl.load(tasks + num_tasks + task)
-    end = tl.load(tasks + 2 * num_tasks + task)
-    slot = tl.load(tasks + 3 * num_tasks + task)
+    block, begin, end, slot = entries_of(tasks, num_tasks, task)
     offset = tl.load(offsets + block)
     middle = tl.load(partial_start + block)
     full_each = middle - offset
@@ -224,7 +209,7 @@ def keys_kernel(
     v_tile = v_ptr + batch * stride_vb + head * stride_vg + far * stride_vn + width[None, :]
     k = tl.load(k_tile, mask=inside, other=0.0)
     v = tl.load(v_tile, mask=inside, other=0.0)
-    own, place = key_fields(key_words, key_places, columns, num_keys, EVEN=False)
+    own = key_fields(key_words, key_places, columns, num_keys, EVEN=False)
     first_row = batch_head.to(tl.int64) * group * stride_row
 
     dk = tl.zeros([BLOCK_N, W], tl.float32)
@@ -236,19 +221,15 @@ def keys_kernel(
             k,
             v,
             own,
-            place,
-            q_ptr + batch * stride_qb + head * group * stride_qh,
-            do_ptr + batch * stride_dob + head * group * stride_doh,
-            dq_ptr + first_row * D,
-            lse_ptr + first_row,
-            delta_ptr + first_row,
-            stride_qh,
-            stride_qm,
-            stride_doh,
-            stride_dom,
-            query_words,
-            query_limits,
-            query_lowest,
+            (
+                q_ptr + batch * stride_qb + head * group * stride_qh,
+                do_ptr + batch * stride_dob + head * group * stride_doh,
+                dq_ptr + first_row * D,
+                lse_ptr + first_row,
+                delta_ptr + first_row,
+            ),
+            (stride_qh, stride_qm, stride_doh, stride_dom),
+            (query_words, query_limits, query_lowest),
             others + (middle if masked else offset),
             partial_each if masked else full_each,
             (tl.maximum(begin, num_full) - num_full) if masked else begin,
@@ -289,7 +270,7 @@ def keys_gradient(
     delta_BHR: Tensor,
     mask: KernelMask,
     plan: KernelPlan,
-    launch: Launch,
+    launch: Tasks,
     tile: Tiling,
     scale: float,
     dq_BHRD: Tensor | None,
@@ -323,15 +304,9 @@ def keys_gradient(
         dv,
         part_dk,
         part_dv,
-        mask.query_words,
-        mask.query_limits,
-        mask.query_lowest,
-        mask.key_words,
-        mask.key_places,
-        launch.tasks,
-        plan.columns.offsets,
-        plan.columns.partial_start,
-        plan.columns.others,
+        *mask.tensors,
+        launch.table,
+        *plan.columns.tensors,
         *q_BHQD.stride()[:3],
         *k_BGKD.stride()[:3],
         *v_BGKD.stride()[:3],
@@ -349,20 +324,9 @@ def keys_gradient(
         section_heads(k_BGKD.device, head_bytes, 1, batch * kv_heads),
         scale,
         scale * 1.4426950408889634,
-        D=width,
-        W=padded_width(width),
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        LIST_Q=plan.block_q,
-        LIST_K=plan.block_k,
         WITH_DQ=dq_BHRD is not None,
         EVEN=plan.num_queries % plan.block_q == 0,
-        HAS_WINDOW=mask.has_window,
-        HAS_SEGMENTS=mask.has_segments,
-        PRECISION="ieee",
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        enable_fp_fusion=True,
+        **plan.launched(mask, tile, width),
     )
     combine_sum(part_dk, launch, dk)
     combine_sum(part_dv, launch, dv)

@@ -7,13 +7,15 @@ from torch import Tensor
 
 from runtime.kernels.bitfield_attention.combine import combine_sum
 from runtime.kernels.bitfield_attention.head_tiles import has_engine, head_tiles, padded_width
-from runtime.kernels.bitfield_attention.launch import Launch, section_heads
+from runtime.kernels.bitfield_attention.launch import section_heads
 from runtime.kernels.bitfield_attention.mask import KernelMask
 from runtime.kernels.bitfield_attention.plan import KernelPlan
+from runtime.kernels.bitfield_attention.tasks import Tasks
 from runtime.kernels.bitfield_attention.tilings import Tiling
 from runtime.kernels.bitfield_attention.tokens import (
     COUNTS,
     LOG2E,
+    entries_of,
     other_block,
     query_fields,
     scored_keys,
@@ -104,72 +106,30 @@ def _walk(
     do,
     lse,
     delta,
-    allow,
-    always,
-    last,
-    lowest,
-    first,
-    k_tiles,
-    v_tiles,
-    kv_batch,
-    kv_head,
-    stride_kn,
-    stride_vn,
-    key_words,
-    key_places,
+    fields,
+    tiles,
+    keys,
     others,
     begin,
     end,
-    num_keys,
     qk_scale,
-    D: tl.constexpr,
-    W: tl.constexpr,
-    BLOCK_N: tl.constexpr,
     LIST_K: tl.constexpr,
+    SHAPE: tl.constexpr,
     MASKED: tl.constexpr,
-    EVEN: tl.constexpr,
-    ENGINE: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_SEGMENTS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    RULES: tl.constexpr,
 ):
-    """Entries [begin, end) of a list, all FULL (not MASKED) or all PARTIAL."""
+    """Entries [begin, end) of a list, all FULL (not MASKED) or all PARTIAL; the rest as of `scored_keys`."""
+    BLOCK_N: tl.constexpr = SHAPE[2]
     STEPS: tl.constexpr = LIST_K // BLOCK_N
     other = other_block(others, begin, end)
     for step in range(begin * STEPS, end * STEPS):
         start = other * LIST_K + (step % STEPS) * BLOCK_N
         other = other_block(others, (step + 1) // STEPS, end)
-        k, v, score = scored_keys(
-            q,
-            allow,
-            always,
-            last,
-            lowest,
-            first,
-            k_tiles,
-            v_tiles,
-            kv_batch,
-            kv_head,
-            stride_kn,
-            stride_vn,
-            key_words,
-            key_places,
-            start,
-            num_keys,
-            D,
-            W,
-            BLOCK_N,
-            MASKED,
-            EVEN,
-            ENGINE,
-            HAS_WINDOW,
-            HAS_SEGMENTS,
-            PRECISION,
-        )
+        k, v, score = scored_keys(q, fields, tiles, keys, start, SHAPE, MASKED, RULES)
         p = tl.exp2(score * qk_scale - lse[:, None])
-        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+        dp = tl.dot(do, tl.trans(v), input_precision=RULES[3])
         ds = (p * (dp - delta[:, None])).to(k.dtype)
-        dq = tl.dot(ds, k, dq, input_precision=PRECISION)
+        dq = tl.dot(ds, k, dq, input_precision=RULES[3])
     return dq
 
 
@@ -234,10 +194,7 @@ def queries_kernel(
     SUB: tl.constexpr = LIST_Q // BLOCK_M
     item, batch_head = task_and_head(num_tasks * SUB, batch_heads, section)
     task, sub = item // SUB, item % SUB
-    block = tl.load(tasks + task)
-    begin = tl.load(tasks + num_tasks + task)
-    end = tl.load(tasks + 2 * num_tasks + task)
-    slot = tl.load(tasks + 3 * num_tasks + task)
+    block, begin, end, slot = entries_of(tasks, num_tasks, task)
     offset = tl.load(offsets + block)
     num_full = tl.load(partial_start + block) - offset
 
@@ -256,10 +213,8 @@ def queries_kernel(
     row = batch_head.to(tl.int64) * stride_row + rows
     lse = tl.load(lse_ptr + row, mask=real, other=float("inf"))
     delta = tl.load(delta_ptr + row, mask=real, other=0.0)
-    allow, always, last, lowest, first = query_fields(
-        query_words,
-        query_limits,
-        query_lowest,
+    fields = query_fields(
+        (query_words, query_limits, query_lowest),
         rows,
         num_queries,
         EVEN=False,
@@ -278,34 +233,17 @@ def queries_kernel(
             do,
             lse,
             delta,
-            allow,
-            always,
-            last,
-            lowest,
-            first,
-            k_tiles,
-            v_tiles,
-            batch_head // heads,
-            (batch_head % heads) // group,
-            stride_kn,
-            stride_vn,
-            key_words,
-            key_places,
+            fields,
+            (k_tiles, v_tiles, batch_head // heads, (batch_head % heads) // group, stride_kn, stride_vn),
+            (key_words, key_places, num_keys),
             others,
             offset + (tl.maximum(begin, num_full) if masked else begin),
             offset + (end if masked else tl.minimum(end, num_full)),
-            num_keys,
             qk_scale,
-            D,
-            W,
-            BLOCK_N,
             LIST_K,
+            (D, W, BLOCK_N, EVEN),
             masked == 1,
-            EVEN,
-            ENGINE,
-            HAS_WINDOW,
-            HAS_SEGMENTS,
-            PRECISION,
+            (ENGINE, HAS_WINDOW, HAS_SEGMENTS, PRECISION),
         )
 
     dq *= scale
@@ -326,7 +264,7 @@ def queries_gradient(
     delta_BHR: Tensor,
     mask: KernelMask,
     plan: KernelPlan,
-    launch: Launch,
+    launch: Tasks,
     tile: Tiling,
     scale: float,
 ) -> Tensor:
@@ -352,15 +290,9 @@ def queries_gradient(
         delta_BHR,
         dq,
         part_dq,
-        mask.query_words,
-        mask.query_limits,
-        mask.query_lowest,
-        mask.key_words,
-        mask.key_places,
-        launch.tasks,
-        plan.rows.offsets,
-        plan.rows.partial_start,
-        plan.rows.others,
+        *mask.tensors,
+        launch.table,
+        *plan.rows.tensors,
         *q_BHQD.stride()[:3],
         *k_BGKD.stride()[:3],
         *v_BGKD.stride()[:3],
@@ -377,20 +309,9 @@ def queries_gradient(
         section_heads(q_BHQD.device, head_bytes, group, batch * heads),
         scale,
         scale * 1.4426950408889634,
-        D=width,
-        W=padded_width(width),
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        LIST_Q=plan.block_q,
-        LIST_K=plan.block_k,
         EVEN=plan.num_keys % plan.block_k == 0,
         ENGINE=engine,
-        HAS_WINDOW=mask.has_window,
-        HAS_SEGMENTS=mask.has_segments,
-        PRECISION="ieee",
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        enable_fp_fusion=True,
+        **plan.launched(mask, tile, width),
     )
     combine_sum(part_dq, launch, dq)
     return dq

@@ -3,12 +3,15 @@
 Two passes and no atomics: the result does not depend on which piece finished first.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from runtime.kernels.bitfield_attention.head_tiles import padded_width
-from runtime.kernels.bitfield_attention.launch import Launch
+from runtime.kernels.bitfield_attention.tasks import Tasks
 from runtime.kernels.bitfield_attention.tokens import COUNTS
 
 # Shape suffixes: B = batch, H = heads, T = tokens of the split side, L = tokens of a block, D = head
@@ -100,44 +103,28 @@ def sum_kernel(
 
 
 def combine_softmax(
-    part_out: Tensor, part_lse: Tensor, launch: Launch, out_BHTD: Tensor, lse_BHT: Tensor
+    part_out: Tensor, part_lse: Tensor, launch: Tasks, out_BHTD: Tensor, lse_BHT: Tensor
 ) -> None:
     """Fill the rows of split blocks from part_out [B*H, S, L, D] and part_lse [B*H, S, L], both float32."""
-    batch_heads, num_slots, length, width = part_out.shape
-    if num_slots == 0 or batch_heads == 0:
-        return
-    softmax_kernel[(len(launch.split_block) * (length // ROWS), batch_heads)](
-        part_out,
-        part_lse,
-        launch.split_block,
-        launch.split_start,
-        out_BHTD,
-        lse_BHT,
-        *out_BHTD.stride()[:3],
-        out_BHTD.shape[1],
-        out_BHTD.shape[2],
-        num_slots,
-        D=width,
-        W=padded_width(width),
-        LIST=length,
-        ROWS=ROWS,
-        enable_fp_fusion=True,
-    )
+    _combine(softmax_kernel, (part_out, part_lse), launch, (out_BHTD, lse_BHT))
 
 
-def combine_sum(part: Tensor, launch: Launch, out_BHTD: Tensor) -> None:
+def combine_sum(part: Tensor, launch: Tasks, out_BHTD: Tensor) -> None:
     """Fill the rows of split blocks with the sums over part [B*H, S, L, D] float32."""
-    batch_heads, num_slots, length, width = part.shape
+    _combine(sum_kernel, (part,), launch, (out_BHTD,))
+
+
+def _combine(kernel: Any, parts: Sequence[Tensor], launch: Tasks, results: Sequence[Tensor]) -> None:
+    batch_heads, num_slots, length, width = parts[0].shape
     if num_slots == 0 or batch_heads == 0:
         return
-    sum_kernel[(len(launch.split_block) * (length // ROWS), batch_heads)](
-        part,
+    kernel[(len(launch.split_block) * (length // ROWS), batch_heads)](
+        *parts,
         launch.split_block,
         launch.split_start,
-        out_BHTD,
-        *out_BHTD.stride()[:3],
-        out_BHTD.shape[1],
-        out_BHTD.shape[2],
+        *results,
+        *results[0].stride()[:3],
+        *results[0].shape[1:3],
         num_slots,
         D=width,
         W=padded_width(width),

@@ -11,14 +11,16 @@ import triton.language as tl
 from torch import Tensor
 
 from runtime.kernels.bitfield_attention.combine import combine_softmax
-from runtime.kernels.bitfield_attention.head_tiles import has_engine, head_tiles, padded_width
-from runtime.kernels.bitfield_attention.launch import Launch, section_heads
+from runtime.kernels.bitfield_attention.head_tiles import has_engine, head_tiles
+from runtime.kernels.bitfield_attention.launch import section_heads
 from runtime.kernels.bitfield_attention.mask import KernelMask
 from runtime.kernels.bitfield_attention.plan import KernelPlan
+from runtime.kernels.bitfield_attention.tasks import Tasks
 from runtime.kernels.bitfield_attention.tilings import Tiling
 from runtime.kernels.bitfield_attention.tokens import (
     COUNTS,
     LN2,
+    entries_of,
     other_block,
     query_fields,
     scored_keys,
@@ -37,73 +39,31 @@ def _walk(
     total,
     peak,
     acc,
-    allow,
-    always,
-    last,
-    lowest,
-    first,
-    k_tiles,
-    v_tiles,
-    kv_batch,
-    kv_head,
-    stride_kn,
-    stride_vn,
-    key_words,
-    key_places,
+    fields,
+    tiles,
+    keys,
     others,
     begin,
     end,
-    num_keys,
     qk_scale,
-    D: tl.constexpr,
-    W: tl.constexpr,
-    BLOCK_N: tl.constexpr,
     LIST_K: tl.constexpr,
+    SHAPE: tl.constexpr,
     MASKED: tl.constexpr,
-    EVEN: tl.constexpr,
-    ENGINE: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_SEGMENTS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    RULES: tl.constexpr,
 ):
-    """Entries [begin, end) of a list, all FULL (not MASKED) or all PARTIAL."""
+    """Entries [begin, end) of a list, all FULL (not MASKED) or all PARTIAL; the rest as of `scored_keys`."""
+    BLOCK_N: tl.constexpr = SHAPE[2]
     STEPS: tl.constexpr = LIST_K // BLOCK_N
     other = other_block(others, begin, end)
     for step in range(begin * STEPS, end * STEPS):
         start = other * LIST_K + (step % STEPS) * BLOCK_N
         other = other_block(others, (step + 1) // STEPS, end)
-        _, v, score = scored_keys(
-            q,
-            allow,
-            always,
-            last,
-            lowest,
-            first,
-            k_tiles,
-            v_tiles,
-            kv_batch,
-            kv_head,
-            stride_kn,
-            stride_vn,
-            key_words,
-            key_places,
-            start,
-            num_keys,
-            D,
-            W,
-            BLOCK_N,
-            MASKED,
-            EVEN,
-            ENGINE,
-            HAS_WINDOW,
-            HAS_SEGMENTS,
-            PRECISION,
-        )
+        _, v, score = scored_keys(q, fields, tiles, keys, start, SHAPE, MASKED, RULES)
         higher = tl.maximum(peak, tl.max(score, 1) * qk_scale)
         p = tl.exp2(score * qk_scale - higher[:, None])
         shrink = tl.exp2(peak - higher)
         total = total * shrink + tl.sum(p, 1)
-        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=RULES[3])
         peak = higher
     return total, peak, acc
 
@@ -163,10 +123,7 @@ def forward_kernel(
     SUB: tl.constexpr = LIST_Q // BLOCK_M
     item, batch_head = task_and_head(num_tasks * SUB, batch_heads, section)
     task, sub = item // SUB, item % SUB
-    block = tl.load(tasks + task)
-    begin = tl.load(tasks + num_tasks + task)
-    end = tl.load(tasks + 2 * num_tasks + task)
-    slot = tl.load(tasks + 3 * num_tasks + task)
+    block, begin, end, slot = entries_of(tasks, num_tasks, task)
     offset = tl.load(offsets + block)
     num_full = tl.load(partial_start + block) - offset
 
@@ -179,17 +136,14 @@ def forward_kernel(
     q_tile = q_ptr + batch * stride_qb + head * stride_qh
     q_tile += rows.to(tl.int64)[:, None] * stride_qm + width[None, :]
     q = tl.load(q_tile, mask=inside, other=0.0)
-    allow, always, last, lowest, first = query_fields(
-        query_words,
-        query_limits,
-        query_lowest,
+    fields = query_fields(
+        (query_words, query_limits, query_lowest),
         rows,
         num_queries,
         EVEN=False,
         HAS_WINDOW=HAS_WINDOW,
         HAS_SEGMENTS=HAS_SEGMENTS,
     )
-    kv_batch, kv_head = batch_head // heads, (batch_head % heads) // group
     if not ENGINE:
         k_tiles += batch * stride_kb + (head // group) * stride_kg
         v_tiles += batch * stride_vb + (head // group) * stride_vg
@@ -203,34 +157,17 @@ def forward_kernel(
             total,
             peak,
             acc,
-            allow,
-            always,
-            last,
-            lowest,
-            first,
-            k_tiles,
-            v_tiles,
-            kv_batch,
-            kv_head,
-            stride_kn,
-            stride_vn,
-            key_words,
-            key_places,
+            fields,
+            (k_tiles, v_tiles, batch_head // heads, (batch_head % heads) // group, stride_kn, stride_vn),
+            (key_words, key_places, num_keys),
             others,
             offset + (tl.maximum(begin, num_full) if masked else begin),
             offset + (end if masked else tl.minimum(end, num_full)),
-            num_keys,
             qk_scale,
-            D,
-            W,
-            BLOCK_N,
             LIST_K,
+            (D, W, BLOCK_N, EVEN),
             masked == 1,
-            EVEN,
-            ENGINE,
-            HAS_WINDOW,
-            HAS_SEGMENTS,
-            PRECISION,
+            (ENGINE, HAS_WINDOW, HAS_SEGMENTS, PRECISION),
         )
 
     empty = total == 0.0
@@ -254,7 +191,7 @@ def forward(
     v_BGKD: Tensor,
     mask: KernelMask,
     plan: KernelPlan,
-    launch: Launch,
+    launch: Tasks,
     tile: Tiling,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
@@ -283,15 +220,9 @@ def forward(
         lse,
         part_out,
         part_lse,
-        mask.query_words,
-        mask.query_limits,
-        mask.query_lowest,
-        mask.key_words,
-        mask.key_places,
-        launch.tasks,
-        plan.rows.offsets,
-        plan.rows.partial_start,
-        plan.rows.others,
+        *mask.tensors,
+        launch.table,
+        *plan.rows.tensors,
         *q_BHQD.stride()[:3],
         *k_BGKD.stride()[:3],
         *v_BGKD.stride()[:3],
@@ -305,20 +236,9 @@ def forward(
         launch.num_slots,
         section_heads(q_BHQD.device, head_bytes, group, batch * heads),
         scale * 1.4426950408889634,
-        D=width,
-        W=padded_width(width),
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        LIST_Q=plan.block_q,
-        LIST_K=plan.block_k,
         EVEN=plan.num_keys % plan.block_k == 0,
         ENGINE=engine,
-        HAS_WINDOW=mask.has_window,
-        HAS_SEGMENTS=mask.has_segments,
-        PRECISION="ieee",
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        enable_fp_fusion=True,
+        **plan.launched(mask, tile, width),
     )
     combine_softmax(part_out, part_lse, launch, out, lse)
     return out, lse

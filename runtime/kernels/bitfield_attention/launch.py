@@ -1,11 +1,10 @@
-"""The task table of one launch on its device, and what the launch must know of the machine."""
+"""What decides how a plan's lists become the tasks of one launch, and what that must know of the machine."""
 
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from runtime.kernels.bitfield_attention.tasks import FixedSplit, Split, make_tasks
+from runtime.kernels.bitfield_attention.tasks import FixedSplit, Split
 
 L2_SHARE = 0.8  # of the cache, for the keys and values of the heads that run together
 
@@ -26,40 +25,6 @@ class LaunchShape:
     num_heads: int
     slots: int
     split: Split | FixedSplit
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Launch:
-    """A task table on its device; see `Tasks` for entries that are only room.
-
-    Args:
-        tasks: [4, num tasks] int32: block, begin, end, slot.
-        split_block: [num split] int32.
-        split_start: [num split + 1] int32.
-        num_slots: partial results that there is room for.
-    """
-
-    tasks: Tensor
-    split_block: Tensor
-    split_start: Tensor
-    num_slots: int
-
-    @property
-    def num_tasks(self) -> int:
-        return self.tasks.shape[1]
-
-
-def make_launch(num_full: Tensor, num_partial: Tensor, shape: LaunchShape) -> Launch:
-    """Schedule the lists for that shape, on their device."""
-    tasks = make_tasks(
-        num_full,
-        num_partial,
-        num_heads=shape.num_heads,
-        num_slots=shape.slots,
-        split=shape.split,
-        repeat=shape.repeat,
-    )
-    return Launch(tasks.table, tasks.split_block, tasks.split_start, tasks.num_slots)
 
 
 def resident_tasks(device: torch.device, num_warps: int) -> int:

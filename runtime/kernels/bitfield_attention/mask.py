@@ -100,17 +100,15 @@ class KernelMask:
     def device(self) -> torch.device:
         return self.key_words.device
 
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """As kernels take them."""
+        return self.query_words, self.query_limits, self.query_lowest, self.key_words, self.key_places
+
     def to(self, device: torch.device | str) -> "KernelMask":
         """The same mask on another device."""
-        return KernelMask(
-            self.query_words.to(device),
-            self.query_limits.to(device),
-            self.query_lowest.to(device),
-            self.key_words.to(device),
-            self.key_places.to(device),
-            self.has_window,
-            self.has_segments,
-        )
+        moved = (tensor.to(device) for tensor in self.tensors)
+        return KernelMask(*moved, self.has_window, self.has_segments)
 
 
 def kernel_mask(queries: TokenFields, keys: TokenFields) -> KernelMask:

@@ -1,12 +1,16 @@
 """The tile lists of a mask, by query block and by key block: made once, used by every layer."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
-from runtime.kernels.bitfield_attention.launch import Launch, LaunchShape
+from runtime.kernels.bitfield_attention.head_tiles import padded_width
+from runtime.kernels.bitfield_attention.launch import LaunchShape
 from runtime.kernels.bitfield_attention.mask import KernelMask
+from runtime.kernels.bitfield_attention.tasks import Tasks
 from runtime.kernels.bitfield_attention.tiles import classify, listed
+from runtime.kernels.bitfield_attention.tilings import Tiling
 
 # Shape suffixes: R = query blocks, C = key blocks, L = blocks of one side.
 
@@ -34,6 +38,11 @@ class Lists:
     def __len__(self) -> int:
         return len(self.num_full)
 
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """As kernels take them."""
+        return self.offsets, self.partial_start, self.others
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelPlan:
@@ -49,7 +58,24 @@ class KernelPlan:
     block_k: int
     rows: Lists
     columns: Lists
-    launches: dict[LaunchShape, Launch] = field(default_factory=dict, repr=False)
+    launches: dict[LaunchShape, Tasks] = field(default_factory=dict, repr=False)
+
+    def launched(self, mask: KernelMask, tile: Tiling, width: int) -> dict[str, Any]:
+        """What every matrix kernel is compiled for, and how it is launched."""
+        return {
+            "D": width,
+            "W": padded_width(width),
+            "BLOCK_M": tile.block_m,
+            "BLOCK_N": tile.block_n,
+            "LIST_Q": self.block_q,
+            "LIST_K": self.block_k,
+            "HAS_WINDOW": mask.has_window,
+            "HAS_SEGMENTS": mask.has_segments,
+            "PRECISION": "ieee",
+            "num_warps": tile.num_warps,
+            "num_stages": tile.num_stages,
+            "enable_fp_fusion": True,
+        }
 
 
 def make_plan(mask: KernelMask, *, block_q: int = BLOCK, block_k: int = BLOCK) -> KernelPlan:

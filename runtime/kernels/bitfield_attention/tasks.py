@@ -77,6 +77,10 @@ class Tasks:
     split_start: Tensor
     num_slots: int
 
+    @property
+    def num_tasks(self) -> int:
+        return self.table.shape[1]
+
 
 @dataclass(frozen=True, slots=True)
 class _Room:

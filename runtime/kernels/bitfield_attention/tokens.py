@@ -37,17 +37,30 @@ def task_and_head(num_tasks, num_heads, section):
 
 
 @triton.jit
+def entries_of(tasks, num_tasks, task):
+    """block, begin, end and slot of a task."""
+    return (
+        tl.load(tasks + task),
+        tl.load(tasks + num_tasks + task),
+        tl.load(tasks + 2 * num_tasks + task),
+        tl.load(tasks + 3 * num_tasks + task),
+    )
+
+
+@triton.jit
 def query_fields(
-    words,
-    limits,
-    lowest_ptr,
+    queries,
     rows,
     num_queries,
     EVEN: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SEGMENTS: tl.constexpr,
 ):
-    """allow, always, last, lowest and first of some queries; a row that does not exist allows nothing."""
+    """allow, always, last, lowest and first of some queries; a row that does not exist allows nothing.
+
+    `queries`: words, limits and lowest of all.
+    """
+    words, limits, lowest_ptr = queries
     last = _field(limits, rows, num_queries, EVEN)
     allow = _field(words, rows, num_queries, EVEN)
     always, first, lowest = allow, last, last
@@ -74,18 +87,12 @@ def key_fields(words, places, columns, num_keys, EVEN: tl.constexpr):
 
 
 @triton.jit
-def attends(
-    allow,
-    always,
-    last,
-    lowest,
-    first,
-    own,
-    place,
-    HAS_WINDOW: tl.constexpr,
-    HAS_SEGMENTS: tl.constexpr,
-):
-    """The predicate on fields that are broadcast against each other."""
+def attends(queries, keys, QUERY_DIM: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SEGMENTS: tl.constexpr):
+    """The predicate on the fields of queries, which lie along that dim, and keys, along the other."""
+    allow, always = tl.expand_dims(queries[0], 1 - QUERY_DIM), tl.expand_dims(queries[1], 1 - QUERY_DIM)
+    last, lowest = tl.expand_dims(queries[2], 1 - QUERY_DIM), tl.expand_dims(queries[3], 1 - QUERY_DIM)
+    first = tl.expand_dims(queries[4], 1 - QUERY_DIM)
+    own, place = tl.expand_dims(keys[0], QUERY_DIM), tl.expand_dims(keys[1], QUERY_DIM)
     seen = ((allow & own) != 0) & (place <= last)
     if HAS_SEGMENTS:
         seen = seen & (place >= lowest)
@@ -129,56 +136,35 @@ def _rows(
 
 @triton.jit
 def scored_keys(
-    q,
-    allow,
-    always,
-    last,
-    lowest,
-    first,
-    k_tiles,
-    v_tiles,
-    kv_batch,
-    kv_head,
-    stride_kn,
-    stride_vn,
-    key_words,
-    key_places,
-    start,
-    num_keys,
-    D: tl.constexpr,
-    W: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    MASKED: tl.constexpr,
-    EVEN: tl.constexpr,
-    ENGINE: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_SEGMENTS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    q, fields, tiles, keys, start, SHAPE: tl.constexpr, MASKED: tl.constexpr, RULES: tl.constexpr
 ):
     """Keys and values from `start` on, and the queries' scores of them; -inf where one is not seen.
 
     Rows beyond the last key, and columns beyond the head width, are zeros. A copy ENGINE fills them by
     itself; without one `k_tiles` and `v_tiles` point to the first row of the head.
+
+    Args:
+        fields: of the queries, from `query_fields`.
+        tiles: keys and values of all heads or of this one, their batch, head and strides.
+        keys: words and places of the keys, and their number.
+        SHAPE: D, W, BLOCK_N and whether lengths are EVEN.
+        RULES: ENGINE, HAS_WINDOW, HAS_SEGMENTS and PRECISION.
     """
-    if ENGINE:
+    k_tiles, v_tiles, kv_batch, kv_head, stride_kn, stride_vn = tiles
+    key_words, key_places, num_keys = keys
+    D: tl.constexpr = SHAPE[0]
+    W: tl.constexpr = SHAPE[1]
+    BLOCK_N: tl.constexpr = SHAPE[2]
+    EVEN: tl.constexpr = SHAPE[3]
+    if RULES[0]:
         k = k_tiles.load([kv_batch, kv_head, start, 0]).reshape(BLOCK_N, W)
         v = v_tiles.load([kv_batch, kv_head, start, 0]).reshape(BLOCK_N, W)
     else:
         k = _rows(k_tiles, stride_kn, start, num_keys, D, W, BLOCK_N, MASKED and not EVEN)
         v = _rows(v_tiles, stride_vn, start, num_keys, D, W, BLOCK_N, MASKED and not EVEN)
-    score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    score = tl.dot(q, tl.trans(k), input_precision=RULES[3])
     if MASKED:
-        own, place = key_fields(key_words, key_places, start + tl.arange(0, BLOCK_N), num_keys, EVEN)
-        seen = attends(
-            allow[:, None],
-            always[:, None],
-            last[:, None],
-            lowest[:, None],
-            first[:, None],
-            own[None, :],
-            place[None, :],
-            HAS_WINDOW,
-            HAS_SEGMENTS,
-        )
+        own = key_fields(key_words, key_places, start + tl.arange(0, BLOCK_N), num_keys, EVEN)
+        seen = attends(fields, own, 0, RULES[1], RULES[2])
         score = tl.where(seen, score, float("-inf"))
     return k, v, score

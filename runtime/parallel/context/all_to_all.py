@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from runtime.models.attention_mask import AttentionMask
-from runtime.models.masked_attention import MaskedAttention
 from runtime.parallel.context.gathered import check_members
 from runtime.parallel.context.group import ContextGroup
 from runtime.parallel.context.token_shares import TokenShares
@@ -50,7 +49,7 @@ class AllToAllAttention:
                 f"got {self.group.size} ranks"
             )
         q, k, v = (mapped(x, self._to_heads, self._to_tokens) for x in (q_HTD, k_GTD, v_GTD))
-        y = MaskedAttention(self.mask).attend(q, k, v, scale=scale, window=window)
+        y = self.mask.attend(q, k, v, scale=scale, window=window)
         return mapped(y, self._to_tokens, self._to_heads)
 
     def _to_heads(self, x_HTD: Tensor) -> Tensor:

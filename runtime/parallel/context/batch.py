@@ -1,21 +1,24 @@
 """What a context-parallel rank reads of a microbatch: its tokens, and an attention over everybody's."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import accumulate
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from runtime.models.adapter import NO_TARGET, PLACEHOLDER, MicrobatchData
 from runtime.models.attention import Attends, positions
 from runtime.models.choose import adapter_of
 from runtime.parallel.context.all_to_all import all_to_all_attention
+from runtime.parallel.context.block import wide
 from runtime.parallel.context.gathered import gathered_attention
 from runtime.parallel.context.group import ContextGroup
-from runtime.parallel.context.pooling import SharedPooling
 from runtime.parallel.context.ring import ring_attention
-from runtime.parallel.context.token_shares import Places, TokenShares
+from runtime.parallel.context.token_shares import Places, TokenShares, rows_of
+from runtime.parallel.linear_map import mapped
 from workbench.data.sample import Item
 from workbench.masks.bitfield import concatenate
 from workbench.model.layer import TokenCount
@@ -24,6 +27,9 @@ from workbench.plan.plan import KeyExchange, Microbatch, Plan, Stage
 from workbench.plan.routing import Routing, routing_of
 from workbench.plan.token_owners import held_runs
 from workbench.plan.work import row_mask
+
+# Shape suffixes: T = own tokens, S = tokens of all members, N = tokens of the longest list,
+# M = members, D = width.
 
 
 def shared_data(
@@ -158,3 +164,62 @@ def _inputs(data: MicrobatchData, outputs: tuple[Places, ...], *, first: int) ->
 def _places_tensor(places: Places) -> torch.Tensor:
     """The places, or -1 for the padding of a rank that has none."""
     return torch.from_numpy(places if len(places) else np.array([-1]))
+
+
+@dataclass(frozen=True)
+class SharedPooling:
+    """Tokens of an encoder brought together where its last layer shrinks runs of them that ranks share.
+
+    Shares and group as in `GatheredAttention`. Where no run that is averaged crosses a border between
+    members, nothing travels.
+
+    Args:
+        inputs: by member, places of the tokens that its outputs are made of.
+        outputs: places of the own outputs, -1 for padding.
+    """
+
+    shares: TokenShares
+    group: ContextGroup
+    inputs: tuple[Places, ...]
+    outputs: Tensor
+
+    @cached_property
+    def is_local(self) -> bool:
+        """Whether every member has all it needs: the same answer on each of them."""
+        return all(np.isin(*pair).all() for pair in zip(self.inputs, self.shares.owned, strict=True))
+
+    def whole(self, x_TD: Tensor) -> Tensor:
+        """[S, D] out of [T, D]; zeros for tokens of others that nobody here needs."""
+        if not self.is_local:
+            return mapped(x_TD, self._gathered, partial(self._summed, num_own=len(x_TD)))
+        places = torch.from_numpy(self.shares.own).to(x_TD.device)
+        num_tokens = len(self.shares.mask)
+        return x_TD.new_zeros(num_tokens + 1, x_TD.shape[1]).index_copy(0, places, x_TD)[:num_tokens]
+
+    def own(self, y_TD: Tensor) -> Tensor:
+        """The own outputs out of those of all members."""
+        return rows_of(y_TD, self.outputs.to(y_TD.device))
+
+    @cached_property
+    def padded(self) -> Tensor:
+        """[M x N] places of what is gathered; S for padding."""
+        return torch.from_numpy(self.shares.padded())
+
+    def _gathered(self, x_TD: Tensor) -> Tensor:
+        """Everybody's tokens."""
+        shares, width = self.shares, x_TD.shape[1]
+        own_ND = x_TD.new_zeros(shares.most_held, width)
+        own_ND[: len(x_TD)] = x_TD
+        gathered = own_ND.new_empty(shares.num_members * shares.most_held, width)
+        self.group.gather(gathered, own_ND).wait()
+        places = self.padded.to(x_TD.device)
+        return x_TD.new_zeros(len(shares.mask) + 1, width).index_copy(0, places, gathered)[:-1]
+
+    def _summed(self, gradient_SD: Tensor, num_own: int) -> Tensor:
+        """Gradients of the own tokens, summed over the members in float32 or wider."""
+        filler = gradient_SD.new_zeros(1, gradient_SD.shape[1])
+        places = self.padded.to(gradient_SD.device)
+        parts = torch.cat([gradient_SD, filler]).index_select(0, places).to(wide(gradient_SD.dtype))
+        own_ND = parts.new_empty(self.shares.most_held, parts.shape[1])
+        self.group.scatter(own_ND, parts).wait()
+        return own_ND[:num_own].to(gradient_SD.dtype)

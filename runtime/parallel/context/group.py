@@ -1,14 +1,13 @@
 """The ranks that share the tokens of a stage, and collectives among them that name who failed."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch.distributed as dist
 from torch import Tensor
 
 from runtime.world.clock import HOST, Awaited, Clock
-from runtime.world.mesh import Mesh
 from runtime.world.tensor_collectives import GATHER, SCATTER
-from workbench.plan.plan import Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +25,9 @@ class ContextGroup:
     rank: int
     process_group: dist.ProcessGroup | None
     clock: Clock = field(default=HOST, kw_only=True)
+    gathering: ClassVar[str] = "gathering keys and values"
+    summing: ClassVar[str] = "summing gradients of keys and values"
+    exchanging: ClassVar[str] = "exchanging heads for tokens"
 
     @property
     def member(self) -> int:
@@ -36,21 +38,21 @@ class ContextGroup:
         return len(self.ranks)
 
     def gather(self, gathered: Tensor, own: Tensor) -> "Pending":
-        """Start `gathered` [members x n, ...] <- everybody's `own` [n, ...], in member order."""
+        """Start `gathered` [members x n, ...] <- everybody's `own` [n, ...], in the process group's order."""
         work = GATHER(gathered, own, group=self.process_group, async_op=True)
-        return Pending(self, work, "gathering keys and values")
+        return Pending(self, work, self.gathering)
 
     def scatter(self, own: Tensor, parts: Tensor) -> "Pending":
         """Start `own` [n, ...] <- sum over members of their `parts` [members x n, ...] for this one."""
         work = SCATTER(own, parts, group=self.process_group, async_op=True)
-        return Pending(self, work, "summing gradients of keys and values")
+        return Pending(self, work, self.summing)
 
     def exchange(self, received: Tensor, sent: Tensor, counts: tuple[list[int], list[int]]) -> "Pending":
-        """Start an all-to-all along the first dim; `counts` are (received, sent) by member."""
+        """Start an all-to-all along the first dim; `counts` are (received, sent), in that order."""
         work = dist.all_to_all_single(
             received, sent, counts[0], counts[1], group=self.process_group, async_op=True
         )
-        return Pending(self, work, "exchanging heads for tokens")
+        return Pending(self, work, self.exchanging)
 
     def pass_on(self, received: Tensor, sent: Tensor) -> "tuple[Pending, Pending]":
         """Start sending to the next member and receiving from the one before."""
@@ -62,15 +64,6 @@ class ContextGroup:
         works = dist.batch_isend_irecv(operations)
         first, last = works[0], works[-1]
         return Pending(self, first, "passing blocks on"), Pending(self, last, "passing blocks on")
-
-
-def context_group(mesh: Mesh, stage: Stage) -> ContextGroup | None:
-    """The ranks that share the stage's tokens, as this one sees them; None where it is alone."""
-    if stage.cp == 1:
-        return None
-    place = next(row.index(mesh.rank) for row in stage.ranks if mesh.rank in row)
-    ranks = tuple(sorted(row[place] for row in stage.ranks))
-    return ContextGroup(ranks, mesh.rank, mesh.context[ranks], clock=mesh.clock)
 
 
 @dataclass(frozen=True, slots=True)

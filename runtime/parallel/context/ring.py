@@ -17,10 +17,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from runtime.models.attention_mask import AttentionMask
-from runtime.parallel.context.block import merge, wide
+from runtime.parallel.context.block import View, is_empty, merge, view_backward, view_forward, wide
 from runtime.parallel.context.gathered import check_members
 from runtime.parallel.context.group import ContextGroup, Pending
-from runtime.parallel.context.masked_block import View, is_empty, view_backward, view_forward
 from runtime.parallel.context.token_shares import TokenShares
 
 # Shape suffixes: T = own tokens, N = tokens of the longest list, H = query heads,

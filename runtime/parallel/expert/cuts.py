@@ -1,15 +1,19 @@
 """Which weights of a layer expert-parallel ranks distribute, beside those that tensor parallelism cuts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from torch import Tensor
 
 from runtime.models.adapter import StageLayer
+from runtime.models.choose import adapter_of
 from runtime.models.mixture import EXPERTS
 from runtime.parallel.tensor.cuts import Cut, Cuts, cuts_of
 from runtime.parallel.tensor.group import TensorGroup
-from workbench.plan.plan import Stage
+from workbench.plan.plan import Plan, Stage
+
+Part = Callable[[Tensor], Tensor]  # of a whole weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +91,27 @@ def _expert_cuts(layer: StageLayer, mixture: str) -> Sequence[tuple[str, Cut]]:
         (f"{mixture}.{EXPERTS}.{own}", Cut(0, (weight.shape[0],)))
         for own, weight in experts.named_parameters(recurse=False)
     ]
+
+
+def held_parts(plan: Plan, rank: int) -> dict[tuple[str, str], Part]:
+    """(module, Hugging Face name) -> what makes the rank's part of a whole weight; whole ones are absent.
+
+    Raises:
+        ValueError: a stage that its tensor-parallel ranks cannot share.
+
+    Complexity: O(weights of the rank), with layers built on the meta device.
+    """
+    found: dict[tuple[str, str], Part] = {}
+    for stage in plan.stages_on.get(rank, ()):
+        if stage.tp == stage.ep == 1:
+            continue
+        place = place_of(stage, rank)
+        adapter = adapter_of(plan.model.module(stage.module))
+        for index in range(*stage.layers):
+            layer = adapter.build(index)
+            parts = parts_of(layer, tp=stage.tp, ep=stage.ep)
+            for local in (*parts.tensor.cut, *parts.experts):
+                name = layer.hugging_face_name(local)
+                name = adapter.aliases.get(name, name)
+                found[stage.module, name] = partial(place.own, local, parts)
+    return found

@@ -1,17 +1,13 @@
 """The ranks that distribute a stage's experts, and the exchange of tokens among them that autograd knows."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from runtime.parallel.context.group import Pending
 from runtime.parallel.linear_map import mapped
 from runtime.parallel.tensor.group import TensorGroup
-from runtime.world.mesh import Mesh
-from workbench.plan.plan import Stage
 
 # Shape suffixes: N = rows that are sent, R = rows that arrive, D = hidden width.
 
@@ -25,31 +21,12 @@ class ExpertGroup(TensorGroup):
             rank's experts, not the rank in the process group.
     """
 
+    exchanging: ClassVar[str] = "exchanging tokens among experts"
+
     @property
     def senders(self) -> tuple[int, ...]:
         """Places in the order of the process group: that of what is sent and of what arrives."""
         return tuple(self.ranks.index(rank) for rank in sorted(self.ranks))
-
-    def exchange(self, received: Tensor, sent: Tensor, counts: tuple[list[int], list[int]]) -> Pending:
-        """Start an all-to-all along the first dim; `counts` are (received, sent) in the group's order."""
-        work = dist.all_to_all_single(
-            received, sent, counts[0], counts[1], group=self.process_group, async_op=True
-        )
-        return Pending(self, work, "exchanging tokens among experts")
-
-
-def expert_group(mesh: Mesh, stage: Stage) -> ExpertGroup | None:
-    """The ranks with which this one distributes the stage's experts; None where it holds all of them.
-
-    Raises:
-        ValueError: this mesh has no such group (an emulation).
-    """
-    if stage.ep == 1:
-        return None
-    ranks = next(group for group in stage.expert_ranks if mesh.rank in group)
-    if ranks not in mesh.experts:
-        raise ValueError(f"stage {stage.id}: only ranks in processes of their own run ep > 1, got {stage.ep}")
-    return ExpertGroup(ranks, mesh.rank, mesh.experts[ranks], clock=mesh.clock)
 
 
 class RowCounts(NamedTuple):

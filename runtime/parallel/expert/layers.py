@@ -19,8 +19,8 @@ from torch import Tensor
 from runtime.models.adapter import StageLayer
 from runtime.models.mixture import Choice, Mixture
 from runtime.parallel.expert.group import ExpertGroup, RowCounts, exchange_counts, exchange_rows
-from runtime.parallel.tensor.group import Talk, TensorGroup
-from runtime.parallel.tensor.sequence import TokenParts
+from runtime.parallel.tensor.group import TensorGroup
+from runtime.parallel.tensor.sequence import Talk, TokenParts
 
 # Shape suffixes: T = tokens, S = tokens of one tensor-parallel member, K = experts of a token, P = S x K
 # rows that leave, R = rows that arrive, M = members, E = experts of one member, D = hidden width.

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from runtime.models.adapter import StageLayer
-from runtime.models.cut_kind import CutKind
+from runtime.models.adapter import CutKind, StageLayer
 from runtime.models.norm import WideRMSNorm
 
 SUMMED_BIAS = "summed_bias"  # a row product's bias: added once, after the sum

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -11,10 +11,6 @@ from torch import Tensor, nn
 
 from runtime.parallel.context.group import ContextGroup, Pending
 from runtime.parallel.linear_map import mapped
-from runtime.parallel.tensor.pieces import PieceTalk
-from runtime.world.mesh import Mesh
-from runtime.world.tensor_collectives import GATHER, SCATTER
-from workbench.plan.plan import Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +21,9 @@ class TensorGroup(ContextGroup):
         ranks: of the plan, in the order of the grid: `member` is the place that a cut weight's part
             goes by, not the rank in the process group.
     """
+
+    gathering: ClassVar[str] = "gathering tokens"
+    summing: ClassVar[str] = "adding up tokens"
 
     def sum(self, x: Tensor) -> None:
         """Add up everybody's, in place; RankError when it does not end in time or a peer is gone."""
@@ -47,16 +46,6 @@ class TensorGroup(ContextGroup):
             for rank, size, shape in zip(self.ranks, sizes, shapes, strict=True)
         ]
 
-    def gather(self, gathered: Tensor, own: Tensor) -> Pending:
-        """Start `gathered` [members x n, ...] <- everybody's `own` [n, ...], in the process group's order."""
-        work = GATHER(gathered, own, group=self.process_group, async_op=True)
-        return Pending(self, work, "gathering tokens")
-
-    def scatter(self, own: Tensor, parts: Tensor) -> Pending:
-        """Start `own` [n, ...] <- sum over members of their `parts` [members x n, ...] for this one."""
-        work = SCATTER(own, parts, group=self.process_group, async_op=True)
-        return Pending(self, work, "adding up tokens")
-
     def enter(self, x: Tensor) -> Tensor:
         """x, where members begin to compute different things from it: its gradient is the sum of theirs.
 
@@ -74,16 +63,16 @@ class TensorGroup(ContextGroup):
         return total
 
     def cut(self, x_TD: Tensor, num_pieces: int) -> list[Tensor]:
-        """Pieces of all tokens; see `pieces.PieceTalk`."""
+        """Of a product's input, as many at most, to add up results piece by piece."""
         return list(x_TD.chunk(num_pieces))
 
     def start_sum(self, y_TD: Tensor) -> tuple[Tensor, Pending | None]:
-        """Begin to add up a piece."""
+        """Begin to add up everybody's piece: what this member goes on with of it, and the end of that."""
         total = y_TD.detach().clone(memory_format=torch.contiguous_format)
         return total, self._begin(total, dist.ReduceOp.SUM, "adding up partial results")
 
     def start_spread(self, gradient_ND: Tensor) -> tuple[Tensor, Pending | None]:
-        """Everybody has a sum's gradient already."""
+        """The reverse, which brings a piece's gradient to everybody; of a sum all have it already."""
         return gradient_ND, None
 
     def _reduce(self, x: Tensor, operation: dist.ReduceOp.RedOpType, what: str) -> None:
@@ -93,18 +82,6 @@ class TensorGroup(ContextGroup):
     def _begin(self, x: Tensor, operation: dist.ReduceOp.RedOpType, what: str) -> Pending:
         work = dist.all_reduce(x, operation, group=self.process_group, async_op=True)
         return Pending(self, work, what)
-
-
-class Talk(PieceTalk, Protocol):
-    """How members come to compute apart, and together again."""
-
-    def enter(self, x: Tensor) -> Tensor:
-        """What members compute different things from: all of it; its gradient is the sum of theirs."""
-        ...
-
-    def leave(self, x: Tensor) -> Tensor:
-        """What each goes on with of the sum of everybody's x."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +97,3 @@ class SharedWeights:
     group: TensorGroup
     elsewhere: tuple[nn.Parameter, ...]
     partial: tuple[nn.Parameter, ...]
-
-
-def tensor_group(mesh: Mesh, stage: Stage) -> TensorGroup | None:
-    """The ranks that share the stage's weights, as this one sees them; None where it is alone.
-
-    Raises:
-        ValueError: this mesh has no such group (an emulation).
-    """
-    if stage.tp == 1:
-        return None
-    ranks = next(row for row in stage.ranks if mesh.rank in row)
-    if ranks not in mesh.tensor:
-        raise ValueError(f"stage {stage.id}: only ranks in processes of their own run tp > 1, got {stage.tp}")
-    return TensorGroup(ranks, mesh.rank, mesh.tensor[ranks], clock=mesh.clock)

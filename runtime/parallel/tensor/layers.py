@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from runtime.models.adapter import NO_TARGET, Context, StageLayer
-from runtime.models.cut_kind import CutKind
+from runtime.models.adapter import NO_TARGET, Context, CutKind, StageLayer
 from runtime.models.decoder import EmbedTokens, NextTokenHead
 from runtime.models.mixture import SHARED_EXPERT
 from runtime.parallel.tensor.cuts import SUMMED_BIAS, Cuts, in_region, kind_of
-from runtime.parallel.tensor.group import Talk, TensorGroup
+from runtime.parallel.tensor.group import TensorGroup
 from runtime.parallel.tensor.pieces import summed_in_pieces
+from runtime.parallel.tensor.sequence import Talk
 
 # Shape suffixes: T = packed tokens, D = hidden width, V = vocabulary of one member.
 
@@ -62,7 +62,7 @@ def parallelize(layer: StageLayer, cuts: Cuts, group: TensorGroup, talk: Talk, n
             _sum_output(summed, talk, num_pieces)
     if isinstance(layer, NextTokenHead):
         first = cuts.cut["lm_head.weight"].start(group.member, group.size)
-        layer.forward = partial(_vocabulary_loss, layer, first, group)  # type: ignore[method-assign]
+        layer.run = partial(_vocabulary_loss, layer, first, group)  # type: ignore[method-assign]
 
 
 def _summed(layer: StageLayer, name: str, module: nn.Module, kind: CutKind) -> nn.Module | None:
@@ -172,19 +172,12 @@ class _OwnTokens:
 
 
 def _vocabulary_loss(
-    head: NextTokenHead,
-    first: int,
-    group: TensorGroup,
-    hidden_TD: Tensor | None,
-    features: Mapping[str, Tensor],
-    context: Context,
+    head: NextTokenHead, first: int, group: TensorGroup, x_TD: Tensor, context: Context
 ) -> Tensor:
-    """`NextTokenHead.forward` over logits that are spread over the members; `first` is its first row."""
-    del features
+    """`NextTokenHead.run` over logits that are spread over the members; `first` is its first row."""
     labels_T = context.data.labels
-    assert hidden_TD is not None, "the head is given its input"
     assert labels_T is not None, "the head is given its targets"
-    logits_TV = head.logits(hidden_TD)
+    logits_TV = head.logits(x_TD)
     wide_TV = logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32))
     largest_T = wide_TV.detach().amax(-1)
     group.largest(largest_T)

@@ -8,38 +8,21 @@ Differs: collectives in front of products, whose tensor other operators of a reg
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from runtime.parallel.context.group import Pending
+from runtime.parallel.tensor.sequence import Talk
 
 # Shape suffixes: T = tokens that go into the product, N = tokens that a member goes on with, D = width.
 
 Flight = tuple[Tensor, Pending | None]  # what a collective fills, and its end; None: there already
 
 
-class PieceTalk(Protocol):
-    """How members add up a product's results piece by piece."""
-
-    def cut(self, x_TD: Tensor, num_pieces: int) -> list[Tensor]:
-        """Pieces of the product's input, as many at most; each has tokens of every member."""
-        ...
-
-    def start_sum(self, y_TD: Tensor) -> Flight:
-        """Begin to add up everybody's piece: what this member goes on with of it."""
-        ...
-
-    def start_spread(self, gradient_ND: Tensor) -> Flight:
-        """The reverse: begin to bring a piece's gradient to everybody."""
-        ...
-
-
-def summed_in_pieces(
-    product: Callable[[Tensor], Tensor], x: Tensor, talk: PieceTalk, num_pieces: int
-) -> Tensor:
+def summed_in_pieces(product: Callable[[Tensor], Tensor], x: Tensor, talk: Talk, num_pieces: int) -> Tensor:
     """Everybody's `product(x)` added up, as far as this member goes on with it."""
     pieces = talk.cut(x.reshape(-1, x.shape[-1]), num_pieces)
     flights = [_Flights() for _ in pieces]
@@ -60,7 +43,7 @@ class _Flights:
 
 class _Start(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, y_TD: Tensor, flights: _Flights, talk: PieceTalk) -> Tensor:
+    def forward(ctx: Any, y_TD: Tensor, flights: _Flights, talk: Talk) -> Tensor:
         ctx.flights = flights
         flights.forward = talk.start_sum(y_TD)
         return flights.forward[0]
@@ -77,7 +60,7 @@ class _Start(torch.autograd.Function):
 
 class _Finish(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, flights: Sequence[_Flights], talk: PieceTalk, *pieces_ND: Tensor) -> Tensor:
+    def forward(ctx: Any, flights: Sequence[_Flights], talk: Talk, *pieces_ND: Tensor) -> Tensor:
         ctx.flights, ctx.talk, ctx.sizes = flights, talk, [len(piece) for piece in pieces_ND]
         for flight in flights:
             assert flight.forward is not None

@@ -85,7 +85,7 @@ class TokenParts:
         return whole[: self.num_tokens]
 
     def cut(self, x_TD: Tensor, num_pieces: int) -> list[Tensor]:
-        """Of every member's tokens the same places, member by member; see `pieces.PieceTalk`."""
+        """Of every member's tokens the same places, member by member."""
         whole_MND = _padded(x_TD, self.num_own * self.group.size).unflatten(0, (self.group.size, -1))
         return [piece_MND.flatten(0, 1) for piece_MND in whole_MND.chunk(num_pieces, dim=1)]
 
@@ -105,6 +105,9 @@ class TokenParts:
         own = parts.new_empty(self.num_own, parts.shape[1])
         self.group.scatter(own, parts.contiguous()).wait()
         return own
+
+
+Talk = TensorGroup | TokenParts  # how members come to compute apart, and together again
 
 
 def share_tokens(layers: Iterable[nn.Module], first: int, borders: TokenBorders, parts: TokenParts) -> None:

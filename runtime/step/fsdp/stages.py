@@ -108,7 +108,9 @@ class ShardedStages:
     def _shared_out(
         self, held: Sequence[nn.Parameter], ranks: tuple[int, ...], like: ShardedWeights | None
     ) -> ShardedWeights:
-        return ShardedWeights(held, ranks, self._mesh, wide=self._wide, like=like, resized=self._resize)
+        mesh, resized = self._mesh, self._resize
+        group = mesh.units.get(ranks)  # none where weights are only kept, not used
+        return ShardedWeights(held, ranks, mesh.rank, group, wide=self._wide, like=like, resized=resized)
 
     def _resize(self, num_bytes: int) -> None:
         if self.memory is not None:

@@ -2,24 +2,15 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from runtime.step.weight_bucket import places
+from runtime.world.tensor_collectives import GATHER, SCATTER
+
 # Shape suffixes: N = elements of all weights and padding, S = elements of one part.
-
-
-class Peers(Protocol):
-    """The ranks that share weights, as one of them sees them: a mesh, or less."""
-
-    @property
-    def rank(self) -> int: ...
-
-    def start_unit_all_gather(self, whole: Tensor, part: Tensor, ranks: tuple[int, ...]) -> dist.Work: ...
-
-    def start_unit_reduce_scatter(self, part: Tensor, whole: Tensor, ranks: tuple[int, ...]) -> dist.Work: ...
 
 
 @dataclass(slots=True)
@@ -52,7 +43,8 @@ class ShardedWeights:
     Args:
         held: the weights, all trainable or all frozen.
         ranks: among which they are sharded, this one included.
-        peers: of this rank.
+        rank: this one.
+        group: the process group of the ranks; None: the world.
         wide: what the optimizer works in; None: the weights' own type.
         like: the same weights, tied, in another stage of this rank: part and gradient are theirs.
         resized: told how many bytes come (or go, below 0).
@@ -62,22 +54,23 @@ class ShardedWeights:
         self,
         held: Sequence[nn.Parameter],
         ranks: tuple[int, ...],
-        peers: Peers,
+        rank: int,
+        group: dist.ProcessGroup | None,
         *,
         wide: torch.dtype | None = None,
         like: "ShardedWeights | None" = None,
         resized: Callable[[int], None] = lambda num_bytes: None,
     ) -> None:
-        self._held, self._ranks, self._peers = held, ranks, peers
+        self._held, self._num_parts, self._group = held, len(ranks), group
         self._resized = resized
         first = held[0]
         self._size = -(-sum(weight.numel() for weight in held) // len(ranks))
         self._whole_N = first.new_zeros(self._size * len(ranks), requires_grad=False)
-        for place_N, weight in zip(self._places(self._whole_N), held, strict=True):
+        for place_N, weight in zip(places(self._whole_N, held), held, strict=True):
             place_N.copy_(weight.detach().reshape(-1))
             weight.data = place_N.view_as(weight)
         if like is None:
-            start = ranks.index(peers.rank) * self._size
+            start = ranks.index(rank) * self._size
             self.part = self._whole_N.narrow(0, start, self._size).clone()
             self.own = nn.Parameter(self.part.to(wide or first.dtype), requires_grad=first.requires_grad)
         else:
@@ -99,7 +92,7 @@ class ShardedWeights:
         self._whole_N.untyped_storage().resize_(self._num_bytes)
         self._resized(self._num_bytes)
         given_S = self.part.clone()
-        work = self._peers.start_unit_all_gather(self._whole_N, given_S, self._ranks)
+        work = GATHER(self._whole_N, given_S, group=self._group, async_op=True)
         return Travelling(work, given=given_S)
 
     def let_go(self) -> None:
@@ -109,13 +102,14 @@ class ShardedWeights:
 
     def reduce_scatter(self) -> Travelling:
         """Start summing gradients over the ranks, each for its part; zeros where a backward made none."""
-        flat_N = self.part.new_zeros(self._size * len(self._ranks), dtype=self.own.dtype)
-        for place_N, weight in zip(self._places(flat_N), self._held, strict=True):
+        flat_N = self.part.new_zeros(self._size * self._num_parts, dtype=self.own.dtype)
+        for place_N, weight in zip(places(flat_N, self._held), self._held, strict=True):
             if weight.grad is not None:
                 place_N.view_as(weight).copy_(weight.grad)
                 weight.grad = None
         part_S = torch.empty_like(self.own, requires_grad=False)
-        return Travelling(self._peers.start_unit_reduce_scatter(part_S, flat_N, self._ranks), flat_N, part_S)
+        work = SCATTER(part_S, flat_N, group=self._group, async_op=True)
+        return Travelling(work, flat_N, part_S)
 
     def add(self, part_S: Tensor) -> None:
         """Add a part of a gradient to those of earlier rounds."""
@@ -135,18 +129,12 @@ class ShardedWeights:
     def start_whole_gradient(self) -> Travelling:
         """Start collecting the gradient of all parts."""
         assert self.own.grad is not None, "gradients are reduce-scattered first"
-        flat_N = self.own.new_empty(self._size * len(self._ranks), requires_grad=False)
+        flat_N = self.own.new_empty(self._size * self._num_parts, requires_grad=False)
         given_S = self.own.grad
-        work = self._peers.start_unit_all_gather(flat_N, given_S, self._ranks)
+        work = GATHER(flat_N, given_S, group=self._group, async_op=True)
         return Travelling(work, flat_N, given=given_S)
 
     def pieces(self, flat_N: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
         """(Weight, what stands at its place)."""
-        for place_N, weight in zip(self._places(flat_N), self._held, strict=True):
+        for place_N, weight in zip(places(flat_N, self._held), self._held, strict=True):
             yield weight, place_N.view_as(weight)
-
-    def _places(self, flat_N: Tensor) -> Iterator[Tensor]:
-        start = 0
-        for weight in self._held:
-            yield flat_N.narrow(0, start, weight.numel())
-            start += weight.numel()

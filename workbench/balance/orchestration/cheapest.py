@@ -32,7 +32,7 @@ def dollars_per_sample(task: Task, found: Orchestration) -> float:
     return sum(rates) / S_PER_HOUR * found.iteration_s / task.batch_samples
 
 
-def orchestrate_cheapest(task: Task, *, most_s: float = inf) -> Orchestration:
+def orchestrate_cheapest(task: Task) -> Orchestration:
     """The integers that cost the fewest dollars a sample, exactly.
 
     Ours, for DistTrain, section 8, which names reduced cost as a goal of heterogeneous hardware and
@@ -44,10 +44,9 @@ def orchestrate_cheapest(task: Task, *, most_s: float = inf) -> Orchestration:
 
     Args:
         task: with dollars per hour in its pools.
-        most_s: an iteration may take.
 
     Raises:
-        ValueError: GPUs without a price, nothing fits, or nothing fits in that time.
+        ValueError: GPUs without a price, or nothing fits.
 
     Complexity: O(D T U) for D degrees of the pacing unit, T thresholds and the product U of what units
     offer under one.
@@ -59,13 +58,11 @@ def orchestrate_cheapest(task: Task, *, most_s: float = inf) -> Orchestration:
     for at_least, pace in sorted((_at_least_dollars(task, pace), pace) for pace in paces(task)):
         if at_least > least:
             break
-        for found in _of_pace(task, pace, most_s, least):
+        for found in _of_pace(task, pace, least):
             dollars = dollars_per_sample(task, found)
             if dollars < least * (1 - CHEAPEST):
                 best, least = found, dollars
     if best is None:
-        if most_s < inf and any(True for pace in paces(task) for _ in _of_pace(task, pace, inf, inf)):
-            raise ValueError(f"no orchestration takes at most {most_s:.4g} s")
         raise ValueError(why_nothing_fits(task))
     return best
 
@@ -85,7 +82,7 @@ def _at_least_dollars(task: Task, pace: int) -> float:
     return sum(map(of_unit, task.units)) / S_PER_HOUR / task.batch_samples
 
 
-def _of_pace(task: Task, pace: int, most_s: float, limit: float) -> Iterator[Orchestration]:
+def _of_pace(task: Task, pace: int, limit: float) -> Iterator[Orchestration]:
     """Candidates for one degree of the pacing unit: of each threshold the cheapest, below a limit."""
     num_rounds = task.batch_samples // (pace * task.microbatch_samples)
     limit *= S_PER_HOUR * task.batch_samples
@@ -99,23 +96,23 @@ def _of_pace(task: Task, pace: int, most_s: float, limit: float) -> Iterator[Orc
         steady_s = threshold_s * (num_rounds - 1)
         least_s = steady_s + sum(of_unit[-1].once_s for of_unit in fronts)
         rate = sum(price * of_unit[0].num_gpus for price, of_unit in zip(prices, fronts, strict=True))
-        if least_s > most_s or rate * least_s > limit:
+        if rate * least_s > limit:
             continue
-        cheapest = _cheapest(task, prices, fronts, steady_s, most_s)
+        cheapest = _cheapest(task, prices, fronts, steady_s)
         if cheapest is not None:
             limit = min(limit, cheapest[0])
             yield judged(task, pace, cheapest[1])
 
 
 def _cheapest(
-    task: Task, prices: Sequence[float], fronts: Sequence[Sequence[Option]], steady_s: float, most_s: float
+    task: Task, prices: Sequence[float], fronts: Sequence[Sequence[Option]], steady_s: float
 ) -> tuple[float, tuple[Option, ...]] | None:
     """One option of each unit with the least seconds x dollars an hour, stages as slow as the threshold."""
     best: tuple[float, tuple[Option, ...]] | None = None
     for chosen in product(*fronts):
         iteration_s = sum(option.once_s for option in chosen) + steady_s
         rate = sum(price * option.num_gpus for price, option in zip(prices, chosen, strict=True))
-        if iteration_s > most_s or (best is not None and rate * iteration_s >= best[0]):
+        if best is not None and rate * iteration_s >= best[0]:
             continue
         if suffices(task, [option.num_gpus for option in chosen]):
             best = rate * iteration_s, chosen

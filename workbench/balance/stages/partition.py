@@ -2,7 +2,6 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from math import floor
@@ -12,15 +11,7 @@ import numpy as np
 Cuts = tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryLimit:
-    """No stage may hold more than `limit_bytes`; `layer_bytes` [N] is what each layer adds."""
-
-    layer_bytes: tuple[int, ...]
-    limit_bytes: int
-
-
-def partition(cost_s: Sequence[float], num_stages: int, memory: MemoryLimit | None = None) -> Cuts:
+def partition(cost_s: Sequence[float], num_stages: int) -> Cuts:
     """Cut N layers into K non-empty stages with the smallest bottleneck, as even as that allows.
 
     The objective is that of Cornstarch (ICML) Eq. 5-6: minimise the cost of the slowest stage.
@@ -34,33 +25,32 @@ def partition(cost_s: Sequence[float], num_stages: int, memory: MemoryLimit | No
     Args:
         cost_s: [N] seconds of one forward and one backward of each layer, each >= 0.
         num_stages: K.
-        memory: stages that hold more are forbidden.
 
     Returns:
         [K] half-open runs (first, end) of layers, in order.
 
     Raises:
-        ValueError: K < 1, K > N, a negative or non-finite cost, or a limit that K stages cannot keep.
+        ValueError: K < 1, K > N, or a negative or non-finite cost.
 
     Complexity: O((K log N)^2) for the bottleneck; evening out is O(N^2 K) in the worst case,
         vectorised, and touches only the cuts that the bottleneck leaves open.
     """
-    chain = _Chain(cost_s, memory)
+    chain = _Chain(cost_s)
     chain.require(num_stages)
     return _evened(chain, num_stages, chain.bottleneck(num_stages))
 
 
-def bottleneck_s(cost_s: Sequence[float], num_stages: int, memory: MemoryLimit | None = None) -> float:
+def bottleneck_s(cost_s: Sequence[float], num_stages: int) -> float:
     """The cost of the slowest stage of `partition`, without the partition.
 
     Same arguments and errors. Complexity: O((K log N)^2) after O(N).
     """
-    chain = _Chain(cost_s, memory)
+    chain = _Chain(cost_s)
     chain.require(num_stages)
     return float(Fraction(chain.bottleneck(num_stages), chain.units_per_s))
 
 
-def partition_min_stages(cost_s: Sequence[float], target_s: float, memory: MemoryLimit | None = None) -> Cuts:
+def partition_min_stages(cost_s: Sequence[float], target_s: float) -> Cuts:
     """Cut N layers into the fewest stages that cost at most `target_s` each.
 
     What Cornstarch (arXiv v1) Algorithm 1 asks of an encoder, `get_parallel_model(e,
@@ -68,11 +58,11 @@ def partition_min_stages(cost_s: Sequence[float], target_s: float, memory: Memor
     `partition` for that count.
 
     Raises:
-        ValueError: a layer that costs more than `target_s`, or does not fit, on its own.
+        ValueError: a layer that costs more than `target_s` on its own.
 
     Complexity: O(N) for the count, then that of `partition`.
     """
-    chain = _Chain(cost_s, memory)
+    chain = _Chain(cost_s)
     slowest = max(range(len(cost_s)), key=cost_s.__getitem__)
     if not cost_s[slowest] <= target_s:
         raise ValueError(
@@ -81,7 +71,7 @@ def partition_min_stages(cost_s: Sequence[float], target_s: float, memory: Memor
         )
     within_s = min(target_s, 2 * len(cost_s) * cost_s[slowest])  # finite, and no limit on the whole chain
     num_stages = chain.fewest(floor(Fraction(within_s) * chain.units_per_s))
-    assert num_stages is not None, "every single layer keeps both limits"
+    assert num_stages is not None, "every single layer keeps the limit"
     return _evened(chain, num_stages, chain.bottleneck(num_stages))
 
 
@@ -93,11 +83,11 @@ def partition_as_printed(cost_s: Sequence[float], num_stages: int) -> Cuts:
     The argmin is recorded and followed back from (N, K-1). The paper leaves ties open: the lowest j
     is taken, which never leaves a stage empty although j = i is among the choices.
 
-    Arguments, result and errors are those of `partition` without a memory limit.
+    Arguments, result and errors are those of `partition`.
 
     Complexity: O(N^2 K) time, O(N K) space.
     """
-    chain = _Chain(cost_s, None)
+    chain = _Chain(cost_s)
     chain.require(num_stages)
     num_layers, prefix = chain.num_layers, chain.prefix
     best = [[prefix[i]] for i in range(num_layers + 1)]
@@ -126,7 +116,7 @@ class _Chain:
     cost of a run of layers does not depend on where the chain begins.
     """
 
-    def __init__(self, cost_s: Sequence[float], memory: MemoryLimit | None) -> None:
+    def __init__(self, cost_s: Sequence[float]) -> None:
         self.num_layers = len(cost_s)
         if not self.num_layers:
             raise ValueError("a partition needs at least one layer, got none")
@@ -137,23 +127,6 @@ class _Chain:
         self.units_per_s = max(denominator for _, denominator in ratios)
         units = (numerator * (self.units_per_s // denominator) for numerator, denominator in ratios)
         self.prefix = [0, *accumulate(units)]
-        self.memory = memory
-        self.memory_prefix = [0, *accumulate(memory.layer_bytes)] if memory else []
-        if memory:
-            self._check_memory(memory)
-
-    def _check_memory(self, memory: MemoryLimit) -> None:
-        if len(memory.layer_bytes) != self.num_layers:
-            raise ValueError(
-                f"memory must be given per layer: {self.num_layers} layers, "
-                f"got {len(memory.layer_bytes)} byte counts"
-            )
-        for layer, size in enumerate(memory.layer_bytes):
-            if not 0 <= size <= memory.limit_bytes:
-                raise ValueError(
-                    f"layer {layer} needs {size} bytes, a stage may hold 0..{memory.limit_bytes}: "
-                    f"the limit must be at least {max(memory.layer_bytes)} bytes"
-                )
 
     def require(self, num_stages: int) -> None:
         """Raise unless that many stages are possible."""
@@ -163,27 +136,13 @@ class _Chain:
             raise ValueError(
                 f"{num_stages} stages out of {self.num_layers} layers: want at most {self.num_layers} stages"
             )
-        fewest = self.fewest(self.prefix[-1])
-        if self.memory and fewest is not None and fewest > num_stages:
-            raise ValueError(
-                f"{num_stages} stages of at most {self.memory.limit_bytes} bytes cannot hold "
-                f"{self.memory_prefix[-1]} bytes of layers: want at least {fewest} stages"
-            )
 
     def cost(self, first: int, end: int) -> int:
         return self.prefix[end] - self.prefix[first]
 
-    def fits_until(self, first: int) -> int:
-        """Furthest end of a stage from `first` that keeps the memory limit."""
-        if self.memory is None:
-            return self.num_layers
-        room = self.memory_prefix[first] + self.memory.limit_bytes
-        return bisect_right(self.memory_prefix, room) - 1
-
     def reach(self, first: int, limit: int) -> int:
-        """Furthest end of a stage from `first` that keeps both limits."""
-        end = bisect_right(self.prefix, self.prefix[first] + limit) - 1
-        return min(end, self.fits_until(first))
+        """Furthest end of a stage from `first` that keeps the limit."""
+        return bisect_right(self.prefix, self.prefix[first] + limit) - 1
 
     def fewest(self, limit: int, first: int = 0, most: int | None = None) -> int | None:
         """Stages that the greedy walk needs from `first` on; None when stuck or more than `most`."""
@@ -204,26 +163,20 @@ class _Chain:
         best, first = self.prefix[-1], 0
         for left in range(num_stages, 0, -1):
             end = self._shortest_sufficient(first, left)
-            if end is None:
-                break  # the memory limit leaves no way on from here
             best = min(best, self.cost(first, end))
-            first = max(first, min(end - 1, self.fits_until(first)))
+            first = max(first, end - 1)
         return best
 
-    def _shortest_sufficient(self, first: int, left: int) -> int | None:
+    def _shortest_sufficient(self, first: int, left: int) -> int:
         def suffices(end: int) -> bool:
             return self.fewest(self.cost(first, end), first, left) is not None
 
         ends = range(first, self.num_layers + 1)
-        place = bisect_left(ends, 1, key=suffices)
-        return None if place == len(ends) else ends[place]
+        return ends[bisect_left(ends, 1, key=suffices)]
 
     def start_for(self, end: int, limit: int) -> int:
-        """Earliest start of a stage that ends at `end` and keeps both limits."""
-        start = bisect_left(self.prefix, self.prefix[end] - limit)
-        if self.memory is None:
-            return start
-        return max(start, bisect_left(self.memory_prefix, self.memory_prefix[end] - self.memory.limit_bytes))
+        """Earliest start of a stage that ends at `end` and keeps the limit."""
+        return bisect_left(self.prefix, self.prefix[end] - limit)
 
 
 def _evened(chain: _Chain, num_stages: int, limit: int) -> Cuts:

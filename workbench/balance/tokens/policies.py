@@ -126,36 +126,6 @@ def random_blocks(work: ArrayLike, num_ranks: int, *, seed: int) -> Owners:
     return drawn
 
 
-def with_token_cost(
-    work: ArrayLike, *, num_tokens: int, block_tokens: int, per_token: float, per_work: float = 1.0
-) -> NDArray[np.float64]:
-    """Work of each block including what costs the same for every token (projections, the MLP).
-
-    Args:
-        work: [B] attention work of each block.
-        num_tokens: length of the sequence; its last block may be short.
-        block_tokens: tokens of every other block.
-        per_token: cost of a token outside attention, in units of the result.
-        per_work: cost of one unit of attention work.
-
-    Returns:
-        float64 [B] cost of each block.
-
-    Raises:
-        ValueError: B blocks are not what the sequence is cut into, or a cost is negative.
-    """
-    loads = checked_work(work, num_ranks=1)
-    for name, cost in (("per_token", per_token), ("per_work", per_work)):
-        if not 0 <= cost < float("inf"):
-            raise ValueError(f"{name} must be finite and >= 0, got {cost}")
-    tokens = block_sizes(num_tokens, block_tokens)
-    if tokens.size != loads.size:
-        raise ValueError(
-            f"{num_tokens} tokens are {tokens.size} blocks of {block_tokens}, got work of {loads.size} blocks"
-        )
-    return per_work * loads + per_token * tokens
-
-
 def block_sizes(num_tokens: int, block_tokens: int) -> NDArray[np.int64]:
     """[B] tokens of each block; ValueError for less than one token per sequence or block."""
     if num_tokens < 1 or block_tokens < 1:

@@ -11,7 +11,6 @@ from workbench.job.notations import cornstarch, layout_string, torchtitan
 from workbench.job.notations.bridge import PARALLELISMS, read_parallelisms, write_parallelisms
 from workbench.job.notations.words import check_keys, count_of, mapping_of, nearest_of
 from workbench.job.schema import LayoutSpec
-from workbench.model.model_graph import TEXT
 
 
 class Notation(StrEnum):
@@ -72,7 +71,7 @@ def read_layouts(content: Mapping[str, Any], job: Job) -> tuple[ModuleLayout, ..
     """
     notation = notation_of(content)
     names = [module.name for module in job.model.modules]
-    llm = llm_of(job)
+    llm = job.model.llm.name
     if notation is Notation.BRIDGE:
         return read_parallelisms(content, modules=names, llm=llm)
     if notation is Notation.CORNSTARCH:
@@ -97,7 +96,7 @@ def write_layouts(job: Job, notation: Notation) -> dict[str, Any]:
     """
     given = {layout.module: layout for layout in job.layouts}
     layouts = [given.get(m.name, ModuleLayout(module=m.name)) for m in job.model.modules]
-    llm = next(layout for layout in layouts if layout.module == llm_of(job))
+    llm = next(layout for layout in layouts if layout.module == job.model.llm.name)
     if notation is Notation.BRIDGE:
         return write_parallelisms(layouts, dp=job.replicas)
     if notation is Notation.CORNSTARCH:
@@ -113,11 +112,6 @@ def write_layouts(job: Job, notation: Notation) -> dict[str, Any]:
     return {_PARTS: torchtitan.parts_of(llm.stage_layers)} | _sizes(llm, TORCHTITAN_SIZES)
 
 
-def llm_of(job: Job) -> str:
-    """Name of the language model."""
-    return next(module.name for module in job.model.modules if module.modality == TEXT)
-
-
 def _sizes(layout: ModuleLayout, words: Mapping[str, str]) -> dict[str, int]:
     """Degrees that the layout says."""
     sizes = {key: getattr(layout, name) for key, name in words.items()}
@@ -126,7 +120,7 @@ def _sizes(layout: ModuleLayout, words: Mapping[str, str]) -> dict[str, int]:
 
 def _num_blocks(job: Job) -> int:
     """Transformer layers of the language model, which stand between its embedding and its head."""
-    return len(job.model.module(llm_of(job)).layers) - 2
+    return len(job.model.llm.layers) - 2
 
 
 def _read_megatron(content: Mapping[str, Any], job: Job) -> ModuleLayout:
@@ -151,7 +145,7 @@ def _cut_layout(
     blocks = sizes.pop("pp", None) or max(1, len(stages) // job.schedule.virtual_stages)
     if len(stages) % blocks:
         raise ValueError(f"{len(stages)} stages do not lie evenly on pp = {blocks} blocks of ranks")
-    return ModuleLayout(module=llm_of(job), pp=blocks, stage_layers=stages, **sizes)
+    return ModuleLayout(module=job.model.llm.name, pp=blocks, stage_layers=stages, **sizes)
 
 
 def _read_job(content: Mapping[str, Any], names: list[str]) -> tuple[ModuleLayout, ...]:

@@ -1,16 +1,17 @@
 """Keys and values of a notation, checked; every mistake names its place and the nearest valid choice."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 LARGEST = 10_000_000
 
 
-def nearest_of(given: str, known: Sequence[str]) -> str:
+def nearest_of(given: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """`did you mean 'vision'?`, or what there is."""
-    near = difflib.get_close_matches(given, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}"
+    names = list(dict.fromkeys(map(str, known)))
+    near = difflib.get_close_matches(given, names, n=1, cutoff=cutoff)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names) or 'none'}"
 
 
 def check_keys(content: Mapping[str, Any], known: Sequence[str], *, where: str = "") -> None:

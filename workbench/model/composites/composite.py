@@ -4,11 +4,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.model.config_fields import Config
+from workbench.model.config_fields import Config, count, whole
 from workbench.model.projector import ProjectorKind
 
 VISION, AUDIO, LLM = "vision", "audio", "llm"
 TILES = "an image becomes several tiles, each an item: say how many by `each`, or `most` in a mixture"
+VISION_TOWER = {"": "model.vision_tower."}  # names of weights of most encoders of images
+AUDIO_TOWER = {"": "model.audio_tower."}
+PROJECTOR = {"projector.": "model.multi_modal_projector."}
+CLIP_S = 30  # Whisper's window
 DECODER = {"model.": "model.language_model.", "lm_head.": "lm_head."}  # names of most language models
 
 
@@ -138,14 +142,37 @@ def two_linears(first: int, second: int) -> dict[str, str]:
     return {f"projector.{first}.": f"{theirs}_1.", f"projector.{second}.": f"{theirs}_2."}
 
 
-def token_id(config: Config, *names: str) -> int | None:
-    """The first of these keys that holds a number."""
-    return next((config[name] for name in names if isinstance(config.get(name), int)), None)
+_TOKEN_KEYS = {
+    VISION: ("image_token_index", "image_token_id"),
+    AUDIO: ("audio_token_index", "audio_token_id"),
+}
 
 
-def token_ids(**ids: int | None) -> dict[str, int]:
-    """Those that are known."""
-    return {module: number for module, number in ids.items() if number is not None}
+def joined(
+    config: Config,
+    encoders: Mapping[str, Part],
+    llm: Config,
+    *,
+    weights: Mapping[str, str] = DECODER,
+    dropped: tuple[Dropped, ...] = (),
+    notes: tuple[str, ...] = (),
+) -> Parts:
+    """Encoders in front of a language model, at the tokens that the composite's keys name.
+
+    Args:
+        llm: its configuration; weights: their names.
+        encoders, dropped, notes: as in `Parts`.
+    """
+    ids = {
+        name: next((config[key] for key in _TOKEN_KEYS[name] if isinstance(config.get(key), int)), None)
+        for name in encoders
+    }
+    return Parts(
+        modules={**encoders, LLM: Part(config=llm, weights=weights)},
+        token_ids={name: number for name, number in ids.items() if number is not None},
+        dropped=dropped,
+        notes=notes,
+    )
 
 
 def whole_or(config: Config, key: str, default: int) -> int:
@@ -159,3 +186,25 @@ def whole_or(config: Config, key: str, default: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{config['model_type']}: {key} must be a whole number, got {value!r}")
     return value
+
+
+def unread_blocks(vision: Config, feature_layer: int, names: str) -> tuple[Dropped, ...]:
+    """Blocks behind the hidden state that the projector reads."""
+    num = count(vision, "num_hidden_layers", 12)
+    if not -num - 1 <= feature_layer <= num:
+        raise ValueError(f"vision_feature_layer must be from {-num - 1} to {num}, got {feature_layer!r:.60}")
+    kept = feature_layer if feature_layer >= 0 else num + 1 + feature_layer
+    what = f"block behind hidden state {feature_layer}, which nothing reads"
+    return tuple(Dropped(weights=f"{names}.{index}.", what=what) for index in range(kept, num))
+
+
+def check_width(
+    config: Config, tower: Config, key: str, llm: Config, usual: int, *, where: str = "vision_config"
+) -> None:
+    """ValueError unless a tower emits the width of the LLM, which is `usual` where it does not say."""
+    width, given = whole(llm, "hidden_size", usual), whole(tower, key, 3584)
+    if width != given:
+        raise ValueError(
+            f"{config['model_type']}: {where}.{key} must be the LLM's hidden_size {width}, got {given}; "
+            f"nearest: {width}"
+        )

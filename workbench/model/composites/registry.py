@@ -3,37 +3,16 @@
 import difflib
 from collections.abc import Mapping
 
-from workbench.model.composites.audio import QWEN2_AUDIO, VOXTRAL
+from workbench.model.composites import sound, vision
 from workbench.model.composites.composite import Composite, Parts
-from workbench.model.composites.gemma import GEMMA3, PALIGEMMA
-from workbench.model.composites.llava import LLAVA, LLAVA_NEXT, LLAVA_ONEVISION
-from workbench.model.composites.native import MISTRAL3, QWEN2_5_VL, QWEN2_VL
-from workbench.model.composites.phi4 import PHI4_MULTIMODAL
-from workbench.model.composites.qwen3 import OMNI, QWEN3_VL, THINKER
-from workbench.model.composites.tiled import IDEFICS3, INTERNVL, SMOLVLM
 from workbench.model.config_fields import Config
 from workbench.model.families.registry import ARCHITECTURES
 
 COMPOSITES: Mapping[str, Composite] = {
     each.model_type: each
     for each in (
-        LLAVA,
-        LLAVA_NEXT,
-        LLAVA_ONEVISION,
-        QWEN2_VL,
-        QWEN2_5_VL,
-        QWEN3_VL,
-        INTERNVL,
-        GEMMA3,
-        PALIGEMMA,
-        IDEFICS3,
-        SMOLVLM,
-        MISTRAL3,
-        QWEN2_AUDIO,
-        VOXTRAL,
-        PHI4_MULTIMODAL,
-        THINKER,
-        OMNI,
+        *vision.COMPOSITES,
+        *sound.COMPOSITES,
         *(composite for family in ARCHITECTURES.values() for composite in family.composites),
     )
 }

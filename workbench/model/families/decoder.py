@@ -1,15 +1,19 @@
-"""The outline that most language models share with Llama, and what absent keys of a configuration mean."""
+"""The outline that language models share: embed, blocks, head; and windows and caps of their scores."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from workbench.model.config_fields import Config, count, heads_of, text, whole
 from workbench.model.families.family import Layers
-from workbench.model.layer import Pointwise
+from workbench.model.layer import Attention, Layer, LayerKind, Pointwise
 from workbench.model.module_layers import block_layers, lm_head, token_embedding
 from workbench.model.shape import Shape
-from workbench.model.transformer import Block, Mlp, Norm, Placement
+from workbench.model.transformer import Block, Mlp, Norm
+
+WINDOW = 4096  # how far a query sees back where a configuration says nothing
+SLIDING = "sliding_attention"
 
 
 def llama_like(
@@ -18,15 +22,16 @@ def llama_like(
     defaults: Mapping[str, Any],
     heads: Mapping[str, Any],
     mlp: Mapping[str, Any],
-    placement: Placement = Placement.PRE,
+    block: Mapping[str, Any] = MappingProxyType({}),
+    head_bias: bool = False,
     scales_embedding: bool = False,
 ) -> Layers:
-    """RMS norms, rotary grouped-query attention, gated MLP: embed, blocks, head.
+    """Rotary grouped-query attention, as a rule under RMS norms with a gated MLP: embed, blocks, head.
 
     Args:
         defaults: by key, what an absent one means to transformers.
-        heads, mlp: fields of `Heads` and `Mlp` that the family sets.
-        placement: of the norms.
+        heads, mlp, block: fields of `Heads`, `Mlp` and `Block` that the family sets.
+        head_bias: of the head's matmul.
         scales_embedding: whether token embeddings are multiplied by a number.
     """
     width = whole(config, "hidden_size", defaults["hidden_size"])
@@ -39,19 +44,18 @@ def llama_like(
     attention = heads_of(full, width=width, num=num, num_kv=num_kv)
     ffn = whole(config, "intermediate_size", defaults["intermediate_size"])
     activation = text(config, "hidden_activation", text(config, "hidden_act", defaults["hidden_act"]))
-    block = Block(
+    outline = Block(
         width=width,
         heads=replace(attention, rotary=True, **heads),
-        mlp=Mlp(width=ffn, gated=True, activation=activation, **mlp),
-        norm=Norm.RMS,
-        placement=placement,
+        mlp=Mlp(width=ffn, **{"gated": True, "activation": activation, **mlp}),
+        **{"norm": Norm.RMS, **block},
     )
     is_tied = bool(config.get("tie_word_embeddings", defaults["tie_word_embeddings"]))
     scale = (Pointwise(name="scale", width=width, num_passes=2),) if scales_embedding else ()
     return (
         token_embedding(vocab, width, more=scale, tied=is_tied),
-        *block_layers(block, count(config, "num_hidden_layers", defaults["num_hidden_layers"])),
-        lm_head(vocab, width, Norm.RMS, tied=is_tied),
+        *block_layers(outline, count(config, "num_hidden_layers", defaults["num_hidden_layers"])),
+        lm_head(vocab, width, outline.norm, tied=is_tied, bias=head_bias),
     )
 
 
@@ -79,3 +83,58 @@ def shaped(shape: Shape) -> dict[str, Any]:
         "max_position_embeddings": shape.max_seq,
         "tie_word_embeddings": False,
     }
+
+
+def windowed(
+    config: Config,
+    layers: Layers,
+    *,
+    slides: Callable[[int], bool] = lambda _: True,
+    default: int | None = WINDOW,
+) -> Layers:
+    """The layers with the window of each attention that has one.
+
+    Args:
+        slides: whether a query of that block sees no further than the window, where the configuration
+            lists no kinds of layers.
+        default: the window where the configuration says nothing; None: there is none.
+
+    Raises:
+        ValueError: a window below 1.
+    """
+    if config.get("sliding_window", default) is None:
+        return layers
+    window = whole(config, "sliding_window", WINDOW)
+    listed = config.get("layer_types")
+    blocks = [index for index, layer in enumerate(layers) if layer.kind is LayerKind.BLOCK]
+    if listed is None:
+        within = {index for place, index in enumerate(blocks) if slides(place)}
+    else:
+        within = {index for index, kind in zip(blocks, listed, strict=False) if kind == SLIDING}
+    return tuple(_attending(layer, window=window) if i in within else layer for i, layer in enumerate(layers))
+
+
+def capped(
+    config: Config, layers: Layers, *, scores: float | None = None, logits: float | None = None
+) -> Layers:
+    """The layers with scores and logits bent to a greatest value, where the configuration says so.
+
+    Args:
+        scores, logits: the value where the configuration says nothing; None: they are not bent.
+    """
+    if scores is not None and config.get("attn_logit_softcapping", scores) is not None:
+        layers = tuple(_attending(layer, is_capped=True) for layer in layers)
+    if config.get("final_logit_softcapping", logits) is None:
+        return layers
+    *others, head = layers
+    *operators, loss = head.operators
+    assert isinstance(loss, Pointwise), "a head ends with its loss"
+    return (*others, replace(head, operators=(*operators, replace(loss, is_capped=True))))
+
+
+def _attending(layer: Layer, **changes: object) -> Layer:
+    operators = (
+        replace(each, **changes) if isinstance(each, Attention) else each  # type: ignore[arg-type]
+        for each in layer.operators
+    )
+    return replace(layer, operators=tuple(operators))

@@ -3,16 +3,14 @@
 from dataclasses import replace
 
 from workbench.model.composites.composite import (
-    LLM,
     TILES,
     VISION,
     Composite,
     Part,
     Parts,
+    joined,
     part_config,
     text_config,
-    token_id,
-    token_ids,
 )
 from workbench.model.config_fields import Config, count, number, text, whole
 from workbench.model.experts import Experts, with_experts
@@ -105,31 +103,24 @@ def _parts(config: Config) -> Parts:
             )
     bent = (ProjectorStep(linear=inner, bias=False), ProjectorStep(act="gelu"))
     bias = bool(vision.get("multi_modal_projector_bias", False))
-    return Parts(
-        modules={
-            VISION: Part(
-                config=vision,
-                projector=(
-                    ProjectorStep(merge=side**2),
-                    *bent,
-                    *bent,
-                    ProjectorStep(linear_out=True, bias=bias),
-                ),
-                weights={
-                    "": _TOWER,
-                    "projector.1.": f"{_TOWER}vision_adapter.mlp.fc1.",
-                    "projector.3.": f"{_TOWER}vision_adapter.mlp.fc2.",
-                    "projector.5.": "multi_modal_projector.linear_1.",
-                },
-            ),
-            LLM: Part(
-                config=text_config(config, "llama4_text", ties=False),
-                weights={"model.": "language_model.model.", "lm_head.": "language_model.lm_head."},
-            ),
+    seen = Part(
+        config=vision,
+        projector=(
+            ProjectorStep(merge=side**2),
+            *bent,
+            *bent,
+            ProjectorStep(linear_out=True, bias=bias),
+        ),
+        weights={
+            "": _TOWER,
+            "projector.1.": f"{_TOWER}vision_adapter.mlp.fc1.",
+            "projector.3.": f"{_TOWER}vision_adapter.mlp.fc2.",
+            "projector.5.": "multi_modal_projector.linear_1.",
         },
-        token_ids=token_ids(vision=token_id(config, "image_token_index", "image_token_id")),
-        notes=(TILES,),
     )
+    llm = text_config(config, "llama4_text", ties=False)
+    weights = {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}
+    return joined(config, {VISION: seen}, llm, weights=weights, notes=(TILES,))
 
 
 LLAMA4 = LanguageModel(

@@ -4,16 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from workbench.model.composites.composite import (
-    DECODER,
-    LLM,
+    PROJECTOR,
     VISION,
     Composite,
     Part,
     Parts,
+    joined,
     part_config,
     text_config,
-    token_id,
-    token_ids,
 )
 from workbench.model.config_fields import Config, count, heads_of, text, whole
 from workbench.model.families.family import (
@@ -296,17 +294,12 @@ def _cross(operator: Operator) -> Operator:
 
 
 def _parts(config: Config) -> Parts:
-    return Parts(
-        modules={
-            VISION: Part(
-                config=part_config(config, "vision_config", VISION_MODEL),
-                projector=Projector.LINEAR,
-                weights={"": "model.vision_model.", "projector.linear.": "model.multi_modal_projector."},
-            ),
-            LLM: Part(config=text_config(config, TEXT_MODEL), weights=DECODER),
-        },
-        token_ids=token_ids(vision=token_id(config, "image_token_index", "image_token_id")),
+    seen = Part(
+        config=part_config(config, "vision_config", VISION_MODEL),
+        projector=Projector.LINEAR,
+        weights={"": "model.vision_model.", "projector.linear.": PROJECTOR["projector."]},
     )
+    return joined(config, {VISION: seen}, text_config(config, TEXT_MODEL))
 
 
 MLLAMA_TEXT = LanguageModel(

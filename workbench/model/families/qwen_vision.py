@@ -1,4 +1,4 @@
-"""Qwen2-VL's and Qwen2.5-VL's vision towers: images of any size, and a merger of their own."""
+"""Vision towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: images of any size, and a merger of their own."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,10 +7,19 @@ from typing import Any
 from workbench.data.corpus import ItemTokens, qwen2_vl_tokens
 from workbench.model.config_fields import Config, count, heads_of, places, text, whole
 from workbench.model.families.family import EXAMPLE_WIDTH, Encoder, Example, Tower
-from workbench.model.module_layers import patch_embedding, unequal_block_layers
+from workbench.model.layer import Layer, Matmul, Operator, Pointwise
+from workbench.model.module_layers import (
+    block_layers,
+    learned_positions,
+    patch_embedding,
+    unequal_block_layers,
+)
 from workbench.model.projector import Projector
 from workbench.model.shape import Shape
-from workbench.model.transformer import Block, Heads, Mlp, Norm
+from workbench.model.transformer import Block, Heads, Mlp, Norm, norm
+
+_DEEPSTACK = (8, 16, 24)
+_QWEN3_PATCH_PX = 16
 
 
 def _qwen2_vl(config: Config) -> Tower:
@@ -22,7 +31,7 @@ def _qwen2_vl(config: Config) -> Tower:
         mlp=Mlp(width=width * whole(config, "mlp_ratio", 4), gated=False, activation=activation, bias=True),
         norm=Norm.LAYER,
     )
-    return _qwen_vision(config, (block,) * count(config, "depth", 32))
+    return _qwen_vision(config, block_layers(block, count(config, "depth", 32)), Norm.LAYER)
 
 
 def _qwen2_5_vl(config: Config) -> Tower:
@@ -42,7 +51,51 @@ def _qwen2_5_vl(config: Config) -> Tower:
     windowed = replace(whole_image, heads=replace(whole_image.heads, num_keys=side**2))
     listed = places(config, "fullatt_block_indexes", (7, 15, 23, 31))
     blocks = [whole_image if i in listed else windowed for i in range(count(config, "depth", 32))]
-    return _qwen_vision(config, blocks)
+    return _qwen_vision(config, unequal_block_layers(blocks), Norm.RMS)
+
+
+def _qwen3_vl(config: Config) -> Tower:
+    """Learned positions beside rotary ones, and mergers inside it (DeepStack).
+
+    States of some blocks are merged too, for the first blocks of the language model.
+
+    Differs: what these mergers give is counted as work and weights, not as messages to the LLM.
+    """
+    width = whole(config, "hidden_size", 1152)
+    block = Block(
+        width=width,
+        heads=_qwen_heads(config, width),
+        mlp=Mlp(
+            width=whole(config, "intermediate_size", 4304),
+            gated=False,
+            activation=text(config, "hidden_act", "gelu_pytorch_tanh"),
+            bias=True,
+        ),
+        norm=Norm.LAYER,
+    )
+    merge, out = whole(config, "spatial_merge_size", 2) ** 2, whole(config, "out_hidden_size", 3584)
+    merged = places(config, "deepstack_visual_indexes", _DEEPSTACK)
+    blocks = enumerate(block_layers(block, whole(config, "depth", 27)))
+    return _qwen_vision(
+        config,
+        [_merged(each, merge, out) if index in merged else each for index, each in blocks],
+        Norm.LAYER,
+        patch_px=_QWEN3_PATCH_PX,
+        patch_bias=True,
+        positions=learned_positions(whole(config, "num_position_embeddings", 2304), width),
+    )
+
+
+def _merged(block: Layer, merge: int, out_width: int) -> Layer:
+    """The block and behind it a merger: a norm over a square of patches, then an MLP of them."""
+    width, rows = merge * block.out_width, 1 / merge
+    entering = Matmul(name="deepstack.0", in_features=width, out_features=width, bias=True, tokens_scale=rows)
+    leaving = Matmul(
+        name="deepstack.1", in_features=width, out_features=out_width, bias=True, tokens_scale=rows
+    )
+    normed = replace(norm("deepstack.norm", width, Norm.LAYER), tokens_scale=rows)
+    bent = Pointwise(name="deepstack.gelu", width=width, num_passes=2, tokens_scale=rows)
+    return replace(block, operators=(*block.operators, normed, entering, bent, leaving))
 
 
 def _qwen_heads(config: Config, width: int) -> Heads:
@@ -50,14 +103,23 @@ def _qwen_heads(config: Config, width: int) -> Heads:
     return replace(heads, bias="qkvo", fused=True, rotary=True)
 
 
-def _qwen_vision(config: Config, blocks: Sequence[Block]) -> Tower:
+def _qwen_vision(
+    config: Config,
+    layers: Sequence[Layer],
+    kind: Norm,
+    *,
+    patch_px: int = 14,
+    patch_bias: bool = False,
+    positions: tuple[Operator, ...] = (),
+) -> Tower:
+    """Patches of some frames, positions where they are a table, the blocks; squares of patches are merged."""
     elements = whole(config, "in_channels", whole(config, "in_chans", 3))
-    elements *= whole(config, "patch_size", 14) ** 2 * whole(config, "temporal_patch_size", 2)
-    embed = patch_embedding(patch_elements=elements, width=blocks[0].width, bias=False)
+    elements *= whole(config, "patch_size", patch_px) ** 2 * whole(config, "temporal_patch_size", 2)
+    embed = patch_embedding(patch_elements=elements, width=layers[0].out_width, bias=patch_bias)
     return Tower(
-        layers=(embed, *unequal_block_layers(blocks)),
-        width=blocks[0].width,
-        norm=blocks[0].norm,
+        layers=(replace(embed, operators=(*embed.operators, *positions)), *layers),
+        width=layers[0].out_width,
+        norm=kind,
         merge=whole(config, "spatial_merge_size", 2) ** 2,
         projectors=(Projector.MERGER,),
     )
@@ -73,26 +135,18 @@ def image_tokens(config: Config, height_px: int, width_px: int) -> ItemTokens:
     )
 
 
+def _shaped(shape: Shape) -> dict[str, Any]:
+    return {"depth": shape.layers, "num_heads": shape.heads, "patch_size": shape.patch_px}
+
+
 def _shaped_2(shape: Shape) -> dict[str, Any]:
-    return {
-        "model_type": "qwen2_vl_vision",
-        "depth": shape.layers,
-        "embed_dim": shape.hidden,
-        "num_heads": shape.heads,
-        "mlp_ratio": shape.ffn // shape.hidden,
-        "patch_size": shape.patch_px,
-    }
+    own = {"model_type": "qwen2_vl_vision", "embed_dim": shape.hidden}
+    return _shaped(shape) | own | {"mlp_ratio": shape.ffn // shape.hidden}
 
 
 def _shaped_2_5(shape: Shape) -> dict[str, Any]:
-    return {
-        "model_type": "qwen2_5_vl_vision",
-        "depth": shape.layers,
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.ffn,
-        "num_heads": shape.heads,
-        "patch_size": shape.patch_px,
-    }
+    own = {"model_type": "qwen2_5_vl_vision", "hidden_size": shape.hidden}
+    return _shaped(shape) | own | {"intermediate_size": shape.ffn}
 
 
 _EXAMPLE = {
@@ -136,4 +190,30 @@ QWEN2_5_VL = Encoder(
     image_tokens=image_tokens,
     shapes={"qwen2.5-vl": _shaped_2_5},
     shares_tokens=False,
+)
+QWEN3_VL = Encoder(
+    name="Qwen3-VL vision",
+    role="vision",
+    model_type="qwen3_vl_vision",
+    examples={
+        "qwen3-vl": Example(
+            config={
+                "depth": 4,
+                "hidden_size": EXAMPLE_WIDTH,
+                "intermediate_size": 352,
+                "num_heads": 4,
+                "patch_size": 4,
+                "num_position_embeddings": 64,
+                "out_hidden_size": EXAMPLE_WIDTH,
+                "deepstack_visual_indexes": [1],
+            },
+            tokens=(128, 32),
+        )
+    },
+    aliases=("qwen3_vl", "qwen3_vl_vision_model"),
+    reason="DeepStack adds states of its blocks to the LLM's first blocks; the runtime has one edge",
+    make=_qwen3_vl,
+    image_tokens=lambda config, height_px, width_px: image_tokens(
+        {"patch_size": _QWEN3_PATCH_PX, **config}, height_px, width_px
+    ),
 )

@@ -4,25 +4,38 @@ import difflib
 from collections.abc import Mapping
 
 from workbench.model.config_fields import Config
-from workbench.model.families.aimv2 import AIMV2
-from workbench.model.families.clip import CLIP, IDEFICS3_VISION, SIGLIP
+from workbench.model.families.decoders import (
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    GPT2,
+    LLAMA,
+    MISTRAL,
+    MIXTRAL,
+    OPT,
+    PHI,
+    PHI3,
+    QWEN2,
+    QWEN2_VL_TEXT,
+    QWEN3,
+    QWEN3_VL_TEXT,
+)
 from workbench.model.families.dit import DIT
 from workbench.model.families.family import Architecture, Family
-from workbench.model.families.gemma import GEMMA, GEMMA2, GEMMA3
-from workbench.model.families.gpt2 import GPT2
-from workbench.model.families.llama import LLAMA
 from workbench.model.families.llama4 import LLAMA4
-from workbench.model.families.llama4_vision import LLAMA4_VISION
-from workbench.model.families.mistral import MISTRAL, MIXTRAL
 from workbench.model.families.mllama import MLLAMA_TEXT, MLLAMA_VISION
-from workbench.model.families.opt import OPT
-from workbench.model.families.phi import PHI, PHI3
 from workbench.model.families.phi4_audio import PHI4_AUDIO
-from workbench.model.families.pixtral import PIXTRAL
-from workbench.model.families.qwen import QWEN2, QWEN2_VL_TEXT, QWEN3, QWEN3_VL_TEXT
-from workbench.model.families.qwen3_vision import QWEN3_VL
-from workbench.model.families.qwen_vision import QWEN2_5_VL, QWEN2_VL
-from workbench.model.families.scaled_vit import DINOV2, INTERNVIT
+from workbench.model.families.qwen_vision import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
+from workbench.model.families.vit import (
+    AIMV2,
+    CLIP,
+    DINOV2,
+    IDEFICS3_VISION,
+    INTERNVIT,
+    LLAMA4_VISION,
+    PIXTRAL,
+    SIGLIP,
+)
 from workbench.model.families.whisper import OMNI_AUDIO, QWEN2_AUDIO, VOXTRAL_ENCODER, WHISPER
 from workbench.model.model_graph import GENERATED
 from workbench.model.shape import UNET

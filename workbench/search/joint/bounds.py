@@ -1,12 +1,11 @@
 """What no plan of a job beats: work over ranks, and the way of one sample."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from itertools import repeat
 
-from workbench.cost.least_time import LeastTime, LeastTimes
+from workbench.cost.least_time import NOTHING, LeastTime, LeastTimes, least_of
 from workbench.cost.model import CostModel, Work
 from workbench.job.job import Job
-from workbench.model.frozen import Needs
 from workbench.plan.build import chunked_microbatches
 from workbench.plan.routing import routing_of
 from workbench.plan.work import work_of
@@ -27,22 +26,6 @@ LowerBound = Callable[[Job, CostModel, Choice | None], float]
 def no_bound(job: Job, cost: CostModel, layout: Choice | None) -> float:
     """Of a judge whose values are known to be positive, and no more."""
     return 0.0
-
-
-class ModuleWork(NamedTuple):
-    """Seconds times ranks of one sample in one module.
-
-    Args:
-        way_s: forward, and gradients through the layers, which others wait for.
-        weights_s: gradients of weights, for which nobody waits.
-    """
-
-    way_s: float
-    weights_s: float
-
-    def scaled(self, factor: float) -> "ModuleWork":
-        """Both."""
-        return ModuleWork(factor * self.way_s, factor * self.weights_s)
 
 
 def lower_bound_s(job: Job, cost: CostModel, layout: Choice | None) -> float:
@@ -66,7 +49,7 @@ def lower_bound_s(job: Job, cost: CostModel, layout: Choice | None) -> float:
     """
     work, updates_s = _works(job, cost, layout, even), _updates_s(job, cost, even)
     totals = {
-        name: update_s + sum(sum(each[name]) for each in work if name in each)
+        name: update_s + sum(each[name].all_s for each in work if name in each)
         for name, update_s in updates_s.items()
     }
     found = [sum(totals.values()) / usable_ranks(job)]
@@ -86,7 +69,7 @@ def least_rank_s(job: Job, cost: CostModel, layout: Choice | None, weight: "Weig
     As `lower_bound_s`, of which it is the sum over ranks: it holds for plans on any number of them.
     """
     work = _works(job, cost, layout, weight)
-    passes_s = sum(sum(each) for sample in work for each in sample.values())
+    passes_s = sum(each.all_s for sample in work for each in sample.values())
     return ROUNDING * (passes_s + sum(_updates_s(job, cost, weight).values()))
 
 
@@ -99,7 +82,7 @@ def even(device: str) -> float:
     return 1.0
 
 
-def _works(job: Job, cost: CostModel, layout: Choice | None, weight: Weight) -> list[dict[str, ModuleWork]]:
+def _works(job: Job, cost: CostModel, layout: Choice | None, weight: Weight) -> list[dict[str, LeastTime]]:
     """By sample and module."""
     draft = empty_draft(job, "bound")
     routing = routing_of(draft)
@@ -108,24 +91,24 @@ def _works(job: Job, cost: CostModel, layout: Choice | None, weight: Weight) -> 
         (each.replica, each.module, routing.flow(each).needs[each.module], work_of(draft, each))
         for each in alone
     ]
-    found: list[dict[str, ModuleWork]] = [{} for _ in job.batch]
+    found: list[dict[str, LeastTime]] = [{} for _ in job.batch]
     for module in job.model.modules:
         mine = [(sample, needs, work) for sample, name, needs, work in works if name == module.name]
         if not mine:
             continue
         stock = Work(tuple(row for _, _, work in mine for row in work.rows))
         families = list(_families(job, cost, layout, module.name, stock))
-        known: dict[tuple[object, ...], ModuleWork] = {}
+        known: dict[tuple[object, ...], LeastTime] = {}
         for sample, needs, work in mine:
             key = needs, work
             if key not in known:
                 tried = (
-                    _total([least.of(layer, work) for layer in module.layers], needs).scaled(
+                    sum(map(least.of, module.layers, repeat(work), needs), NOTHING).scaled(
                         share * weight(device)
                     )
                     for device, share, least in families
                 )
-                known[key] = ModuleWork(*map(min, zip(*tried, strict=True)))
+                known[key] = least_of(tried)
             found[sample][module.name] = known[key]
     return found
 
@@ -139,13 +122,12 @@ def _families(
     may_divide = any(stage.cp > 1 for stage in stages) if layout else usable_ranks(job) > 1
     must_divide = bool(stages) and all(stage.cp > 1 for stage in stages)
     for device in _devices(job):
-        for divides in (False, True):
-            if (divides and not may_divide) or (must_divide and not divides):
-                continue
-            least = LeastTimes(
-                cost.on(device), job.settings.precision, stock, num_ranks=most_tp, cuts_tokens=divides
-            )
-            yield device, LEAST_SHARE if divides else 1.0, least
+        precision = job.settings.precision
+        least = LeastTimes(cost.on(device), precision, stock, num_ranks=most_tp, cuts_tokens=False)
+        if not must_divide:
+            yield device, 1.0, least
+        if may_divide:
+            yield device, LEAST_SHARE, least.cutting_tokens()
 
 
 def _updates_s(job: Job, cost: CostModel, weight: Weight) -> dict[str, float]:
@@ -171,15 +153,7 @@ def _devices(job: Job) -> tuple[str, ...]:
     return tuple(dict.fromkeys(node.device for node in job.cluster.nodes))
 
 
-def _total(times: list[LeastTime], needs: tuple[Needs, ...]) -> ModuleWork:
-    way_s = sum(
-        time.forward_s + need.input_grad * time.input_grad_s for time, need in zip(times, needs, strict=True)
-    )
-    weights_s = sum(need.weight_grad * time.weight_grad_s for time, need in zip(times, needs, strict=True))
-    return ModuleWork(way_s, weights_s)
-
-
-def _way_s(job: Job, layout: Choice, work: Mapping[str, ModuleWork]) -> float:
+def _way_s(job: Job, layout: Choice, work: Mapping[str, LeastTime]) -> float:
     """The longest chain of modules that read one another, there and back."""
     longest: dict[str, float] = {}
     for module in job.model.modules:  # a module stands behind those that it reads

@@ -15,11 +15,12 @@ from workbench.search.joint.crew import Crew, opened
 from workbench.search.joint.evaluate import UNCHANGED, Judge, Outcome, changed, plan_of
 from workbench.search.joint.found import Entry, Found, State, path_of, value_of
 from workbench.search.joint.hints import hints_of
-from workbench.search.joint.move import Move, Space
+from workbench.search.joint.move import Space
 from workbench.search.joint.own_spaces import OWN_SPACES
 from workbench.search.joint.proposals import Moves, Proposals, steers
 from workbench.search.joint.question import Question
 from workbench.search.joint.replan import Replan, Replans
+from workbench.search.joint.seats import HELD, SEATS, Seat, seated, shares
 from workbench.search.joint.seeds import seeds
 from workbench.search.joint.starting import planned_starts
 from workbench.search.joint.starts import Start
@@ -29,29 +30,12 @@ from workbench.search.joint.workers import Asked, Workers
 from workbench.search.joint.yields import Yield
 from workbench.strategies.registry import PLANNERS, PRICED
 
-SEATS = 5  # choices that candidates are made from
 ROUND = 24  # candidates between two looks at what they gave
-MOST_ALIKE = 2  # of these, with modules on the same ranks
-NEAR = 1e-5  # of a value: as good as equal
 REPLANNED = 0.4  # of a round's effort besides, at first, plans of strategies for neighbouring jobs
 LEAST_REPLANNED, MOST_REPLANNED = 0.25, 0.6  # later, by what has gained how much for its effort
 SEEDED = 9  # of a round besides, plain and likely layouts
 FIRST_SEEDED = 24  # of the first round
-SHARES = (0.4, 0.2, 0.15, 0.15, 0.1)  # of a round, by seat
-STALE = 96  # candidates without a better best, after which the best alone keeps its seat
 ANYWHERE = Scope()
-
-
-@dataclass(slots=True, eq=False)
-class _Seat:
-    """A choice that candidates are made from."""
-
-    value: float
-    choice: Choice
-    index: int | str
-    start: str
-    proposals: Proposals | None = None
-    first: tuple[Move, ...] = ()
 
 
 @dataclass(slots=True)
@@ -62,28 +46,26 @@ class _Search:
     judge: Judge
     questions: frozenset[Question]
     rng: random.Random
-    seats: list[_Seat]
-    origin: _Seat
+    seats: list[Seat]
+    origin: Seat
     replans: Replans | None
     log: list[Entry] = field(default_factory=list)
     candidates: int = 0
-    since_best: int = 0
+    seen: set[Choice] = field(default_factory=set)
     replanned: Yield = field(default_factory=lambda: Yield(REPLANNED))
     moved: Yield = field(default_factory=lambda: Yield(1 - REPLANNED))
     seeded: Iterator[Moves] = field(default_factory=lambda: iter(()))
 
-    def round(self) -> list[tuple[_Seat, Moves]]:
-        """The next candidates: seeds first, then plans of strategies, then of every seat its share."""
-        if self.since_best >= STALE:
-            self.seats, self.since_best = self.seats[:1], 0
+    def round(self) -> list[tuple[Seat, Moves]]:
+        """The next candidates: seeds first, then plans of strategies, then of some seats their share."""
         seeded = islice(self.seeded, SEEDED if self.log else FIRST_SEEDED)
-        asked: list[tuple[_Seat, Moves]] = [(self.seats[0], moves) for moves in seeded]
+        asked: list[tuple[Seat, Moves]] = [(self.seats[0], moves) for moves in seeded]
         if self.replans is not None:
             asked += [(self.origin, (move,)) for move in self.replans.next(self._replans_effort())]
-        for seat, share in zip(self.seats, SHARES, strict=False):
+        for seat, count in shares(self.seats, ROUND):
             if seat.proposals is None:
                 seat.proposals = self._proposals(seat)
-            asked += [(seat, moves) for moves in seat.proposals.next(max(1, round(share * ROUND)))]
+            asked += [(seat, moves) for moves in seat.proposals.next(count, self.seen)]
         return asked
 
     def _replans_effort(self) -> float:
@@ -96,12 +78,12 @@ class _Search:
 
     def limit(self, moves: Moves) -> float:
         """A candidate of these moves with a value above it becomes nothing."""
-        held = self.seats[-1].value if len(self.seats) == SEATS else inf
+        held = self.seats[HELD - 1].value if len(self.seats) >= HELD else inf
         if self.replans is not None and isinstance(moves[0], Replan):
             return max(held, self.replans.limit(moves[0]))
         return held
 
-    def _proposals(self, seat: _Seat) -> Proposals:
+    def _proposals(self, seat: Seat) -> Proposals:
         space, choice = self.space, seat.choice
         draft = draft_of(space.job, choice)
         arrangement = arrangement_of(space.job, choice.stages, choice.schedule, draft, space.cost)
@@ -115,20 +97,19 @@ class _Search:
             first=seat.first,
         )
 
-    def took(self, asked: Sequence[tuple[_Seat, Moves]], outcomes: Sequence[Outcome]) -> None:
+    def took(self, asked: Sequence[tuple[Seat, Moves]], outcomes: Sequence[Outcome]) -> None:
         """Log what candidates gave; the best become seats."""
         for (seat, moves), outcome in zip(asked, outcomes, strict=False):
             index = len(self.log) + 1
             before = self.seats[0].value
             accepted = outcome.value is not None and self._seated(seat, moves, outcome.value, index)
             self.candidates += outcome.value is not None
-            self.since_best = (
-                0 if self.seats[0].value < before else self.since_best + (outcome.value is not None)
-            )
             if self.replans is not None and isinstance(moves[0], Replan):
                 self.replans.learn(moves[0], outcome.value, self.space.job)
-            elif outcome.value is not None and seat.proposals is not None:
-                seat.proposals.learn(moves, loss=outcome.value / seat.value - 1)
+            elif seat.proposals is not None:
+                seat.tried += 1
+                if outcome.value is not None:
+                    seat.proposals.learn(moves, loss=outcome.value / seat.value - 1)
             replan = moves[0] if isinstance(moves[0], Replan) else None
             of_kind = self.moved if replan is None else self.replanned
             effort = 1.0 if replan is None else OWN_SPACES[replan.strategy].effort
@@ -143,26 +124,16 @@ class _Search:
             )
             self.log.append(entry)
 
-    def _seated(self, base: _Seat, moves: Moves, value: float, index: int) -> bool:
+    def _seated(self, base: Seat, moves: Moves, value: float, index: int) -> bool:
         if len(self.seats) == SEATS and value >= self.seats[-1].value:
             return False
         start = moves[0].strategy if isinstance(moves[0], Replan) else base.start
-        taken = _Seat(value, changed(self.space, base.choice, moves), index, start)
+        taken = Seat(value, changed(self.space, base.choice, moves), index, start)
         if start == base.start and base.proposals is not None:
             taken.first = tuple(move for move in base.proposals.best if move not in moves)
-        near = [seat for seat in self.seats if abs(seat.value - value) <= NEAR * value]
-        alike = [seat for seat in self.seats if _places(seat.choice) == _places(taken.choice)]
-        rivals = [held[-1] for held, most in ((near, 1), (alike, MOST_ALIKE)) if len(held) >= most]
-        if any(value >= rival.value for rival in rivals):
-            return False
-        kept = [seat for seat in self.seats if seat not in rivals]
-        self.seats = sorted((*kept, taken), key=lambda seat: seat.value)[:SEATS]
-        return True
-
-
-def _places(choice: Choice) -> frozenset[tuple[str, tuple[tuple[int, ...], ...]]]:
-    """Which grids of ranks each module lies on."""
-    return frozenset((stage.module, stage.ranks) for stage in choice.stages)
+        seats = seated(self.seats, taken)
+        self.seats = self.seats if seats is None else seats
+        return seats is not None
 
 
 def joint_search(
@@ -232,40 +203,39 @@ def _planners(job: Job, scope: Scope) -> Mapping[str, Planner]:
 
 def _first_seats(
     space: Space, starts: Sequence[Start], fixed: Mapping[Question, str], crew: Workers
-) -> list[_Seat]:
+) -> list[Seat]:
     """The starts, best first; with fixed questions, each with those answers."""
     valued = [start for start in starts if start.value is not None and start.choice is not None]
-    seats = [_Seat(value_of(start), start.choice, start.name, start.name) for start in valued if start.choice]
+    seats = [Seat(value_of(start), start.choice, start.name, start.name) for start in valued if start.choice]
     if fixed:
         seats = _with_fixed(space, seats, fixed, crew)
-    distinct: dict[float, _Seat] = {}
+    distinct: dict[float, Seat] = {}
     for seat in sorted(seats, key=lambda seat: seat.value):
         distinct.setdefault(seat.value, seat)
     return list(distinct.values())
 
 
-def _unlike(seats: Sequence[_Seat]) -> list[_Seat]:
-    """The first of them, of which no more than `MOST_ALIKE` have modules on the same ranks."""
-    found: list[_Seat] = []
+def _unlike(seats: Sequence[Seat]) -> list[Seat]:
+    """The best of them in all places."""
+    found: list[Seat] = []
     for seat in seats:
-        if sum(_places(other.choice) == _places(seat.choice) for other in found) < MOST_ALIKE:
-            found.append(seat)
-    return found[:SEATS]
+        found = seated(found, seat) or found
+    return found
 
 
 def _with_fixed(
     space: Space,
-    seats: Sequence[_Seat],
+    seats: Sequence[Seat],
     fixed: Mapping[Question, str],
     crew: Workers,
-) -> list[_Seat]:
+) -> list[Seat]:
     moves = taken(space, fixed)
     found, refusal = [], ""
     outcomes = crew.outcomes(space, [Asked(seat.choice, moves) for seat in seats])
     for seat, outcome in zip(seats, outcomes, strict=True):
         if outcome.value is not None:
             choice = changed(space, seat.choice, moves)
-            found.append(_Seat(outcome.value, choice, seat.index, seat.start))
+            found.append(Seat(outcome.value, choice, seat.index, seat.start))
         elif outcome.refusal == UNCHANGED:
             found.append(seat)
         refusal = refusal or outcome.refusal

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from workbench.data.sample import Item
 from workbench.job.job import Job
-from workbench.model.model_graph import TEXT
 from workbench.plan.build import chunked_microbatches, shared_microbatches
 from workbench.plan.plan import Microbatch
 from workbench.plan.routing import Routing, routing_of
@@ -17,7 +16,7 @@ Group = tuple[int, ...]  # ids of samples
 
 def llm_of(job: Job) -> str:
     """The module of modality text."""
-    return next(module.name for module in job.model.modules if module.modality == TEXT)
+    return job.model.llm.name
 
 
 def groups_of(job: Job, microbatches: Sequence[Microbatch]) -> tuple[Group, ...]:

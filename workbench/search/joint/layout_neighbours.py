@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
+from operator import le
 
 from workbench.explain.neighbours import Kind, neighbours
 from workbench.job.job import Job
@@ -55,6 +56,7 @@ def arrangements_near(job: Job, choice: Choice, arrangement: Arrangement) -> Ite
     degrees |= dict.fromkeys(
         (*_replicas_of_one(arrangement), *_other_depths(arrangement), *_swapped(arrangement))
     )
+    degrees |= dict.fromkeys(_other_replicas(job, arrangement))
     degrees |= dict.fromkeys([more for each in degrees for more in _filled(each, usable_ranks(job))])
     found: dict[Arrangement, None] = {}
     for placement in Placement:
@@ -98,6 +100,40 @@ def _replicas_of_one(arrangement: Arrangement) -> Iterator[tuple[Degrees, ...]]:
                     continue
                 other = replace(each, **{name: degree, "dp": dp})
                 yield tuple(other if d is each else d for d in arrangement.degrees)
+
+
+def _other_replicas(job: Job, arrangement: Arrangement) -> Iterator[tuple[Degrees, ...]]:
+    """Other replicas of all modules; each has a degree less or more, so that they fit and none could grow."""
+    now = {each.dp for each in arrangement.degrees}
+    if len(now) > 1:
+        return
+    (dp,) = now
+    for replicas in sorted({2 * dp, dp + 1, dp - 1, dp // 2} - {0, dp}):
+        if len(job.batch) % replicas:
+            continue
+        most = usable_ranks(job) // replicas
+        options = [list(_sizes_near(replace(each, dp=replicas))) for each in arrangement.degrees]
+        fitting = [
+            some for some in product(*options) if sum(each.num_ranks for each in some) <= most * replicas
+        ]
+        sizes = {tuple(each.num_ranks for each in some) for some in fitting}
+        for some in fitting:
+            own = tuple(each.num_ranks for each in some)
+            if not any(own != other and all(map(le, own, other)) for other in sizes):
+                yield some
+
+
+def _sizes_near(degrees: Degrees) -> Iterator[Degrees]:
+    """These, and with one of them halved, doubled, or a stage less or more."""
+    yield degrees
+    for name in ("tp", "cp", "pp"):
+        value = getattr(degrees, name)
+        others = {2 * value, value // 2 if value % 2 == 0 else 0}
+        others |= {value + 1, value - 1} if name == "pp" else set()
+        for other in sorted(others - {0}):
+            changed = replace(degrees, **{name: other})
+            if changed.tp * changed.cp % changed.ep == 0:
+                yield changed
 
 
 def _other_depths(arrangement: Arrangement) -> Iterator[tuple[Degrees, ...]]:

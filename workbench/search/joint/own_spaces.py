@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from workbench.job.job import Job, ModuleLayout
-from workbench.model.layer import Attention
 from workbench.model.model_graph import TEXT, Module
 from workbench.plan.plan import ModuleSettings, Recompute, Sharding
 from workbench.planner.layout_search import usable_ranks
-from workbench.planner.own_space import Chooser, OwnSpace
+from workbench.planner.strategy_spec import Chooser, OwnSpace
 from workbench.strategies.registry import STRATEGIES
 
 TP_SIZES, CP_SIZES, MICROBATCHES = (1, 2, 4, 8), (1, 2, 4), (1, 2, 4, 8)
@@ -21,8 +20,7 @@ OWN_SPACES: Mapping[str, OwnSpace] = {spec.name: spec.own_space for spec in STRA
 def tensor_sizes(job: Job, module: Module) -> list[int]:
     """Tensor-parallel degrees within a node that divide the module's heads of keys."""
     node = min(node.num_ranks for node in job.cluster.nodes)
-    heads = [o.num_kv_heads for each in module.layers for o in each.operators if isinstance(o, Attention)]
-    return [tp for tp in TP_SIZES if tp <= node and all(count % tp == 0 for count in heads)]
+    return [tp for tp in TP_SIZES if tp <= node and all(count % tp == 0 for count in module.kv_heads)]
 
 
 @dataclass(frozen=True, slots=True)

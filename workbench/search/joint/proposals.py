@@ -12,6 +12,7 @@ from workbench.plan.plan import KeyExchange, Plan
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 from workbench.search.joint.arrangement import Arrangement
 from workbench.search.joint.choice import Choice, TokenRule, draft_of
+from workbench.search.joint.evaluate import changed
 from workbench.search.joint.grouping import groups_of, llm_of
 from workbench.search.joint.grouping_moves import Exchange, Grouping, MoveSample, Regroup, Reorder, Resize
 from workbench.search.joint.hints import Hints
@@ -37,6 +38,8 @@ EXCHANGED, REORDERED, DEFERRED = 0.5, 0.25, 0.4  # of regroupings; the last of s
 LEADS = (1, 2, 4)
 PIECES = (1, 2, 4, 8)
 WINDOWS = (1, 2, 4, 8)
+QUICK = (Exchange, MoveSample, Reorder, Resize, ShiftLayer, Distribute, ExchangeKeys, Keep)  # to apply
+REPEATED = 200  # candidates one after the other that were tried before: there may be no other
 
 
 class Proposals:
@@ -72,13 +75,41 @@ class Proposals:
         self._singles = _in_turn([move for _, move in sorted(weighted, key=lambda pair: -pair[0])])
         regroups = Question.GROUPING in questions
         self._regroupings = _regroupings(space, draft, hints, rng) if regroups else iter(())
-        self._rng = rng
+        self._rng, self._space, self._choice = rng, space, choice
         self._good: list[tuple[float, Move]] = []
+        self._asked: set[Moves] = set()
         self._moves = self._all([move for move in first if move.question in questions])
 
-    def next(self, count: int) -> list[Moves]:
-        """So many more, or as many as there are."""
-        return list(islice(self._moves, count))
+    def next(self, count: int, seen: set[Choice]) -> list[Moves]:
+        """So many more, or as many as there are.
+
+        Args:
+            seen: choices that were tried, from this one or others: what gives one of them is left out, as
+                far as it is quick to say; those that are new are added.
+        """
+        found: list[Moves] = []
+        repeated = 0
+        for moves in self._moves:
+            repeated = 0 if self._is_new(moves, seen) else repeated + 1
+            found += [moves] * (repeated == 0)
+            if len(found) == count or repeated == REPEATED:
+                break
+        return found
+
+    def _is_new(self, moves: Moves, seen: set[Choice]) -> bool:
+        if moves in self._asked:
+            return False
+        self._asked.add(moves)
+        if not all(isinstance(move, QUICK) for move in moves):
+            return True
+        try:
+            choice = changed(self._space, self._choice, moves)
+        except ValueError:  # samples that do not go there
+            return False
+        if choice == self._choice or choice in seen:
+            return False
+        seen.add(choice)
+        return True
 
     def learn(self, moves: Moves, *, loss: float) -> None:
         """What a candidate gave: a single move that costs next to nothing is worth a try among others."""

@@ -9,8 +9,7 @@ from typing import ClassVar
 from workbench.job.job import Job, ModuleLayout
 from workbench.plan.plan import ModuleSettings, Plan
 from workbench.planner.layout_choice import degrees_of
-from workbench.planner.own_space import Chooser
-from workbench.planner.strategy_spec import Planner
+from workbench.planner.strategy_spec import Chooser, Planner
 from workbench.schedule.choice import Schedule
 from workbench.search.joint.choice import NAME, Choice, choice_of, draft_of
 from workbench.search.joint.grouping import groups_of, llm_of

@@ -1,0 +1,92 @@
+"""Which choices a joint search makes candidates from, and that none of these comes twice."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from experiments.search.spaces import spaces
+from workbench.search.joint.choice import Choice, draft_of
+from workbench.search.joint.evaluate import changed
+from workbench.search.joint.move import Space
+from workbench.search.joint.proposals import QUICK, Proposals
+from workbench.search.joint.question import Question
+from workbench.search.joint.seats import BEST_SHARE, OTHERS, Seat, places_of, seated, shares
+
+SPACE = next(space for space in spaces() if space.name == "audio frozen")
+BY_PLACES: dict[object, Choice] = {}
+for _choice in SPACE.choices():
+    BY_PLACES.setdefault(places_of(_choice), _choice)
+AMONG = Space(SPACE.job, SPACE.cost, {})
+CHOICES = list(BY_PLACES.values())
+
+
+def seat(place: int, value: float, tried: int = 0) -> Seat:
+    return Seat(value, CHOICES[place], place, "drawn", tried)
+
+
+def test_of_every_place_the_best_has_a_seat():
+    seats = seated([], seat(0, 3.0))
+    seats = seated(seats, seat(1, 2.0))
+    assert [each.value for each in seats] == [2.0, 3.0]
+    assert seated(seats, seat(1, 2.5)) is None
+    assert [each.value for each in seated(seats, seat(0, 1.0))] == [1.0, 2.0]
+
+
+def test_what_is_as_good_as_equal_has_one_seat():
+    seats = [seat(0, 2.0)]
+    assert seated(seats, seat(1, 2.0)) is None
+    assert [each.index for each in seated(seats, seat(1, 2.0 - 1e-9))] == [1]
+
+
+def test_a_better_choice_in_the_same_places_has_half_of_what_was_tried_there():
+    (held,) = seated([seat(0, 2.0, tried=9)], seat(0, 1.9))
+    assert held.tried == 4
+
+
+def test_there_are_no_more_seats_than_said(monkeypatch):
+    monkeypatch.setattr("workbench.search.joint.seats.SEATS", 5)
+    assert len(CHOICES) > 5
+    seats = []
+    for place in range(len(CHOICES)):
+        seats = seated(seats, seat(place, 100.0 - place)) or seats
+    assert [each.value for each in seats] == sorted(100.0 - place for place in range(len(CHOICES)))[:5]
+    assert seated(seats, seat(0, 101.0)) is None
+
+
+def test_the_best_and_those_that_promise_most_share_a_round():
+    many, few = seat(1, 2.0, tried=500), seat(2, 2.1)
+    found = {each.index: count for each, count in shares([seat(0, 1.9), many, few], 24)}
+    assert found[0] == round(BEST_SHARE * 24)
+    assert sum(found.values()) >= 24
+    rest = [seat(place, 2 + place / 100, tried=500 if place == 1 else 0) for place in range(1, OTHERS + 2)]
+    assert {each.index for each, _ in shares([seat(0, 1.9), *rest], 24)} == {0, *range(2, OTHERS + 2)}
+    assert list(shares([many], 24)) == [(many, 24)]
+
+
+def proposals(choice: Choice, seed: int) -> Proposals:
+    return Proposals(
+        AMONG,
+        choice,
+        arrangement=None,
+        hints=None,
+        questions=set(Question),
+        rng=random.Random(seed),
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_choice_that_is_quick_to_come_by_is_proposed_twice(seed):
+    seen: set[Choice] = set()
+    one, other = CHOICES[0], replace(CHOICES[0], microbatches=CHOICES[0].microbatches[::-1])
+    found = []
+    for choice in (one, other):
+        assert draft_of(SPACE.job, choice).microbatches
+        asked = proposals(choice, seed).next(300, seen)
+        assert len(asked) == len(set(asked)) == 300
+        for moves in asked:
+            is_quick = all(isinstance(move, QUICK) for move in moves)
+            found += [changed(AMONG, choice, moves)] if is_quick else []
+    assert len(found) > 20
+    assert len(found) == len(set(found))
+    assert one not in found

@@ -1,0 +1,195 @@
+"""Encoders of sound, alone or beside one of images: Qwen2-Audio, Voxtral, Phi-4 multimodal, Qwen2.5-Omni."""
+
+from dataclasses import replace
+
+from workbench.model.composites.composite import (
+    AUDIO,
+    AUDIO_TOWER,
+    CLIP_S,
+    LLM,
+    PROJECTOR,
+    TILES,
+    VISION,
+    Composite,
+    Dropped,
+    Part,
+    Parts,
+    check_width,
+    joined,
+    part_config,
+    text_config,
+    two_linears,
+    unread_blocks,
+    whole_or,
+)
+from workbench.model.composites.vision import PAGE_PX
+from workbench.model.config_fields import Config, text, whole
+from workbench.model.projector import Merge, Projector, ProjectorStep
+
+
+def _qwen2_audio(config: Config) -> Parts:
+    heard = part_config(config, "audio_config", "qwen2_audio_encoder")
+    clips = Part(
+        config=heard,
+        projector=Projector.LINEAR,
+        items={"seconds": CLIP_S},
+        weights=AUDIO_TOWER | PROJECTOR,
+    )
+    return joined(config, {AUDIO: clips}, text_config(config, "qwen2"))
+
+
+def _voxtral(config: Config) -> Parts:
+    """Frames side by side, as many as fill the width of the encoder's MLP, then an MLP without biases.
+
+    What the language model's configuration leaves out is Ministral's.
+    """
+    heard = part_config(config, "audio_config", "voxtral_encoder")
+    width, ffn = whole(heard, "hidden_size", 1280), whole(heard, "intermediate_size", 5120)
+    if ffn % width:
+        raise ValueError(f"voxtral: intermediate_size must be a multiple of hidden_size {width}, got {ffn}")
+    out = ProjectorStep(linear_out=True, bias=False)
+    act = ProjectorStep(act=text(config, "projector_hidden_act", "gelu"))
+    clips = Part(
+        config=heard,
+        projector=(ProjectorStep(merge=ffn // width), out, act, out),
+        items={"seconds": CLIP_S},
+        weights=AUDIO_TOWER | two_linears(1, 3),
+    )
+    return joined(config, {AUDIO: clips}, {**_MINISTRAL, **text_config(config, "llama")})
+
+
+_MINISTRAL = {
+    "vocab_size": 131072,
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e8,
+}
+_VISION = {
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "image_size": 448,
+    "patch_size": 14,
+}
+_TEXT = {
+    "vocab_size": 200064,
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "pad_token_id": 199999,
+}
+_EMBED = "model.embed_tokens_extend."
+_IMAGE, _SOUND = f"{_EMBED}image_embed.", f"{_EMBED}audio_embed."
+_OUT = ProjectorStep(linear_out=True)
+_MLP = (_OUT, ProjectorStep(act="gelu"), _OUT)
+
+
+def _phi4(config: Config) -> Parts:
+    """Means over squares of patches and an MLP; an MLP for clips. The LLM's keys stand at the top."""
+    vision = {**_VISION, **part_config(config, "vision_config", ""), "model_type": "siglip_vision_model"}
+    heard = part_config(config, "audio_config", "phi4_multimodal_audio")
+    rate = whole(heard, "downsample_rate", 1)
+    if rate != 1:
+        raise ValueError(f"phi4_multimodal: audio_config.downsample_rate must be 1, got {rate}; nearest: 1")
+    layer = whole_or(vision, "feature_layer", -2)
+    inner = ("vision_config", "audio_config", "architectures")
+    llm = {**_TEXT, **{key: value for key, value in config.items() if key not in inner}, "model_type": "phi3"}
+    tower = f"{_IMAGE}img_processor."
+    return Parts(
+        modules={
+            VISION: Part(
+                config=vision,
+                projector=(ProjectorStep(merge=4, how=Merge.MEAN), *_MLP),
+                feature_layer=layer,
+                weights={
+                    "": tower,
+                    "projector.1.": f"{_IMAGE}img_projection_up.",
+                    "projector.3.": f"{_IMAGE}img_projection_down.",
+                },
+            ),
+            AUDIO: Part(
+                config=heard,
+                projector=_MLP,
+                items={"seconds": CLIP_S},
+                weights={
+                    "": f"{_SOUND}encoder.",
+                    "projector.0.": f"{_SOUND}up_proj_for_speech.",
+                    "projector.2.": f"{_SOUND}down_proj_for_speech.",
+                },
+            ),
+            LLM: Part(config=llm, weights={"model.": "model.", "lm_head.": "lm_head."}),
+        },
+        token_ids={
+            VISION: whole_or(vision, "image_token_id", 200010),
+            AUDIO: whole_or(heard, "audio_token_id", 200011),
+        },
+        dropped=(
+            Dropped(weights=f"{tower}post_layernorm.", what="final norm: an earlier state is read"),
+            Dropped(weights=f"{tower}head.", what="SigLIP's pooling head"),
+            *unread_blocks(vision, layer, f"{tower}encoder.layers"),
+            Dropped(weights=f"{_IMAGE}global_img_feature_extensor", what="learned token between tiles"),
+            Dropped(weights=f"{_IMAGE}sub_img_feature_extensor", what="learned token at the end of a row"),
+            Dropped(weights=f"{_SOUND}up_proj_for_vision_speech.", what="projector of clips beside images"),
+            Dropped(weights=f"{_SOUND}down_proj_for_vision_speech.", what="projector of clips beside images"),
+        ),
+        notes=(TILES,),
+    )
+
+
+_OMNI_TEXT = {
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+}
+
+
+def _thinker(config: Config) -> Parts:
+    """Images as Qwen2.5-VL reads them; clips in windows of their own, two tokens of which become one."""
+    llm = {**_OMNI_TEXT, **text_config(config, "qwen2_vl_text", ties=False), "model_type": "qwen2_vl_text"}
+    seen = {**part_config(config, "vision_config", ""), "model_type": "qwen2_5_vl_vision"}
+    heard = {**part_config(config, "audio_config", ""), "model_type": "qwen2_5_omni_audio_encoder"}
+    check_width(config, seen, "out_hidden_size", llm, 3584)
+    check_width(config, heard, "output_dim", llm, 3584, where="audio_config")
+    pages = Part(config=seen, weights={"": "model.visual."}, items={"images": [PAGE_PX]})
+    clips = Part(
+        config=heard,
+        projector=Projector.LINEAR,
+        items={"seconds": CLIP_S},
+        weights={**AUDIO_TOWER, "projector.": "model.audio_tower.proj."},
+    )
+    unread = Dropped(weights="model.audio_tower.audio_bos_eos_token.", what="tokens that no forward reads")
+    return joined(config, {VISION: pages, AUDIO: clips}, llm, dropped=(unread,))
+
+
+def _omni(config: Config) -> Parts:
+    thinker = part_config(config, "thinker_config", "qwen2_5_omni_thinker")
+    parts = _thinker({**thinker, "model_type": "qwen2_5_omni_thinker"})
+    return replace(
+        parts,
+        dropped=(
+            *parts.dropped,
+            Dropped(weights="talker.", what="the talker: it speaks what the thinker thought, after training"),
+            Dropped(weights="token2wav.", what="the talker's vocoder"),
+        ),
+        notes=("the thinker alone; its names in a checkpoint begin with thinker.",),
+    )
+
+
+COMPOSITES = (
+    Composite(name="Qwen2-Audio", model_type="qwen2_audio", take_apart=_qwen2_audio),
+    Composite(name="Voxtral", model_type="voxtral", take_apart=_voxtral),
+    Composite(name="Phi-4 multimodal", model_type="phi4_multimodal", take_apart=_phi4),
+    Composite(name="Qwen2.5-Omni's thinker", model_type="qwen2_5_omni_thinker", take_apart=_thinker),
+    Composite(name="Qwen2.5-Omni", model_type="qwen2_5_omni", take_apart=_omni),
+)

@@ -1,0 +1,315 @@
+"""Encoders of images in front of a language model: LLaVA, InternVL, Idefics3, Gemma 3, Mistral 3, Qwen-VL"""
+
+from math import isqrt
+from typing import Any
+
+from workbench.model.composites.composite import (
+    PROJECTOR,
+    TILES,
+    VISION,
+    VISION_TOWER,
+    Composite,
+    Dropped,
+    Part,
+    Parts,
+    check_width,
+    joined,
+    part_config,
+    text_config,
+    two_linears,
+    unread_blocks,
+    whole_or,
+)
+from workbench.model.config_fields import Config, number, text, whole
+from workbench.model.projector import Merge, Projector, ProjectorKind, ProjectorStep
+from workbench.model.transformer import Norm
+
+PAGE_PX = [448, 448]  # an item where a job says nothing; these models have no size of their own
+_CLIP, _SIGLIP = "clip_vision_model", "siglip_vision_model"
+_HEAD = Dropped(weights="model.vision_tower.head.", what="SigLIP's pooling head")
+_CLIP_336 = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "image_size": 336,
+    "patch_size": 14,
+}
+_SIGLIP_384 = {
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 16,
+    "image_size": 384,
+    "patch_size": 14,
+    "vision_use_head": False,
+}
+_HEADS = {  # of encoders, that no projector reads
+    _CLIP: (Dropped(weights="model.vision_tower.post_layernorm.", what="norm of CLIP's pooled output"),),
+    _SIGLIP: (
+        Dropped(weights="model.vision_tower.post_layernorm.", what="final norm: an earlier state is read"),
+        _HEAD,
+    ),
+}
+_NEWLINE = Dropped(weights="model.image_newline", what="learned token at the end of a row of tiles")
+
+
+def _llava(config: Config) -> Parts:
+    return _llava_parts(
+        config, part_config(config, "vision_config", _CLIP, _CLIP_336), "llama", feature_layer=-2
+    )
+
+
+def _llava_next(config: Config) -> Parts:
+    vision = part_config(config, "vision_config", _CLIP, _CLIP_336)
+    return _llava_parts(config, vision, "llama", feature_layer=-2, dropped=(_NEWLINE,), notes=(TILES,))
+
+
+def _llava_onevision(config: Config) -> Parts:
+    vision = part_config(config, "vision_config", _SIGLIP, _SIGLIP_384)
+    return _llava_parts(config, vision, "qwen2", feature_layer=-1, dropped=(_NEWLINE,), notes=(TILES,))
+
+
+def _llava_parts(
+    config: Config,
+    vision: Config,
+    llm: str,
+    *,
+    feature_layer: int,
+    dropped: tuple[Dropped, ...] = (),
+    notes: tuple[str, ...] = (),
+) -> Parts:
+    kind = str(vision["model_type"])
+    layer = whole_or(config, "vision_feature_layer", feature_layer)
+    heads, projector = _HEADS.get(kind, ()), _projector(config)
+    part = Part(config=vision, weights=_names(projector), projector=projector, feature_layer=layer)
+    unread = unread_blocks(vision, layer, "model.vision_tower.encoder.layers")
+    inner = text_config(config, llm, ties=False)
+    return joined(config, {VISION: part}, inner, dropped=(*heads, *unread, *dropped), notes=notes)
+
+
+def _names(projector: ProjectorKind) -> dict[str, str]:
+    found = VISION_TOWER | PROJECTOR
+    return found if isinstance(projector, Projector) else found | two_linears(0, 2)
+
+
+def _projector(config: Config) -> ProjectorKind:
+    act = text(config, "projector_hidden_act", "gelu")
+    bias = bool(config.get("multimodal_projector_bias", True))
+    if act == "gelu" and bias:
+        return Projector.MLP
+    out = ProjectorStep(linear_out=True, bias=bias)
+    return out, ProjectorStep(act=act), out
+
+
+_TEXT_MODEL = {"model.": "model.text_model.", "lm_head.": "lm_head."}
+
+
+def _idefics3(config: Config) -> Parts:
+    return _shuffled(config, "idefics3_vision")
+
+
+def _smolvlm(config: Config) -> Parts:
+    return _shuffled(config, "smolvlm_vision")
+
+
+def _shuffled(config: Config, vision: str) -> Parts:
+    """One matmul without bias over a square of patches."""
+    projector = (
+        ProjectorStep(merge=whole(config, "scale_factor", 2) ** 2),
+        ProjectorStep(linear_out=True, bias=False),
+    )
+    weights = {"": "model.vision_model.", "projector.1.": "model.connector.modality_projection.proj."}
+    seen = Part(config=part_config(config, "vision_config", vision), projector=projector, weights=weights)
+    llm = text_config(config, "llama", ties=False)
+    return joined(config, {VISION: seen}, llm, weights=_TEXT_MODEL, notes=(TILES,))
+
+
+def _internvl(config: Config) -> Parts:
+    """A layer norm over a square of patches, then an MLP."""
+    vision = part_config(config, "vision_config", "internvl_vision")
+    ratio = config.get("downsample_ratio", 0.5)
+    if not isinstance(ratio, int | float) or ratio <= 0 or int(1 / ratio) < 1:
+        raise ValueError(f"internvl: downsample_ratio must be from 0 to 1, got {ratio!r}; nearest: 0.5")
+    out = ProjectorStep(linear_out=True)
+    projector = (
+        ProjectorStep(merge=int(1 / ratio) ** 2),
+        ProjectorStep(norm=Norm.LAYER),
+        out,
+        ProjectorStep(act=text(config, "projector_hidden_act", "gelu")),
+        out,
+    )
+    layer = whole_or(config, "vision_feature_layer", -1)
+    dropped: tuple[Dropped, ...] = ()
+    if layer != -1:
+        dropped = unread_blocks(
+            {"num_hidden_layers": 24, **vision}, layer, "model.vision_tower.encoder.layer"
+        )
+    seen = Part(
+        config=vision,
+        projector=projector,
+        feature_layer=None if layer == -1 else layer,
+        weights={
+            **VISION_TOWER,
+            "projector.1.": "model.multi_modal_projector.layer_norm.",
+            **two_linears(2, 4),
+        },
+    )
+    llm = text_config(config, "qwen2", ties=True)
+    return joined(config, {VISION: seen}, llm, dropped=dropped, notes=(TILES,))
+
+
+def _gemma3(config: Config) -> Parts:
+    """Means over squares of patches, an RMS norm, a matmul without bias."""
+    vision = part_config(config, "vision_config", _SIGLIP)
+    side = whole(vision, "image_size", 224) // whole(vision, "patch_size", 16)
+    tokens = whole(config, "mm_tokens_per_image", 256)
+    if isqrt(tokens) ** 2 != tokens or side % isqrt(tokens):
+        raise ValueError(
+            f"gemma3: mm_tokens_per_image must be a square whose side divides the {side} patches of a row, "
+            f"got {tokens}; nearest: {side**2}"
+        )
+    projector = (
+        ProjectorStep(merge=(side // isqrt(tokens)) ** 2, how=Merge.MEAN),
+        ProjectorStep(norm=Norm.RMS, eps=number(vision, "layer_norm_eps", 1e-6), offset=1.0),
+        ProjectorStep(linear_out=True, bias=False),
+    )
+    seen = Part(
+        config=vision,
+        projector=projector,
+        weights={
+            **VISION_TOWER,
+            "projector.1.": "model.multi_modal_projector.mm_soft_emb_norm.",
+            "projector.2.weight": "model.multi_modal_projector.mm_input_projection_weight",
+        },
+        transposed=("projector.2.weight",),
+    )
+    return joined(config, {VISION: seen}, text_config(config, "gemma3_text", ties=True), dropped=(_HEAD,))
+
+
+def _paligemma(config: Config) -> Parts:
+    vision = part_config(config, "vision_config", _SIGLIP, _PALIGEMMA_VISION)
+    seen = Part(config=vision, projector=Projector.LINEAR, weights=VISION_TOWER | PROJECTOR)
+    llm = text_config(config, "gemma", absent=_PALIGEMMA_TEXT, ties=True)
+    note = "the prompt is read in both directions: give a mask for it"
+    return joined(config, {VISION: seen}, llm, dropped=(_HEAD,), notes=(note,))
+
+
+_PALIGEMMA_VISION = {
+    "hidden_size": 1152,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "image_size": 224,
+    "patch_size": 14,
+    "vision_use_head": False,
+}
+_PALIGEMMA_TEXT = {
+    "hidden_size": 2048,
+    "intermediate_size": 16384,
+    "num_hidden_layers": 18,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
+    "vocab_size": 257152,
+}
+
+
+_NOT_TEXT = ("vision_config", "text_config", "audio_config", "model_type", "architectures")
+
+
+def _qwen2_vl(config: Config) -> Parts:
+    return _qwen(config, "qwen2_vl_vision", "qwen2_vl_text", emitted="hidden_size")
+
+
+def _qwen2_5_vl(config: Config) -> Parts:
+    return _qwen(config, "qwen2_5_vl_vision", "qwen2_5_vl_text", emitted="out_hidden_size")
+
+
+def _qwen(config: Config, vision: str, llm: str, *, emitted: str) -> Parts:
+    """Older files have the language model's keys at the top.
+
+    Args:
+        emitted: key of the vision tower's configuration that holds the width its merger gives.
+    """
+    inner = text_config(config, llm, ties=False)
+    if config.get("text_config") is None:
+        top = {key: value for key, value in config.items() if key not in _NOT_TEXT}
+        inner = {**top, **inner}
+    seen: dict[str, Any] = {**part_config(config, "vision_config", vision), "model_type": vision}
+    check_width(config, seen, emitted, inner, 8192)
+    tower = Part(config=seen, weights={"": "model.visual."}, items={"images": [PAGE_PX]})
+    return joined(config, {VISION: tower}, {**inner, "model_type": llm})
+
+
+def _qwen3_vl(config: Config) -> Parts:
+    llm = {**text_config(config, "qwen3_vl_text", ties=False), "model_type": "qwen3_vl_text"}
+    seen = {**part_config(config, "vision_config", "qwen3_vl_vision"), "model_type": "qwen3_vl_vision"}
+    check_width(config, seen, "out_hidden_size", llm, 4096)
+    tower = Part(config=seen, weights={"": "model.visual."}, items={"images": [PAGE_PX]})
+    note = "what DeepStack hands to the LLM's first blocks is no message of the plan"
+    return joined(config, {VISION: tower}, llm, notes=(note,))
+
+
+def _mistral3(config: Config) -> Parts:
+    """A norm, squares of patches merged back to the encoder's width, an MLP."""
+    vision = part_config(config, "vision_config", "pixtral", _PIXTRAL)
+    if whole_or(config, "vision_feature_layer", -1) != -1:
+        raise ValueError(
+            f"mistral3: vision_feature_layer must be -1, got {config['vision_feature_layer']}; nearest: -1"
+        )
+    llm = text_config(config, "mistral", absent=_MISTRAL_SMALL, ties=True)
+    bias = bool(config.get("multimodal_projector_bias", False))
+    out = ProjectorStep(linear_out=True, bias=bias)
+    projector = (
+        ProjectorStep(norm=Norm.RMS, eps=number(llm, "rms_norm_eps", 1e-6)),
+        ProjectorStep(merge=whole(config, "spatial_merge_size", 2) ** 2, how=Merge.INTERLEAVE),
+        ProjectorStep(linear=whole(vision, "hidden_size", 1024), bias=False),
+        out,
+        ProjectorStep(act=text(config, "projector_hidden_act", "gelu")),
+        out,
+    )
+    seen = Part(
+        config=vision,
+        projector=projector,
+        items={"images": [PAGE_PX]},
+        weights={
+            **VISION_TOWER,
+            "projector.0.": "model.multi_modal_projector.norm.",
+            "projector.2.": "model.multi_modal_projector.patch_merger.merging_layer.",
+            **two_linears(3, 5),
+        },
+    )
+    return joined(config, {VISION: seen}, llm)
+
+
+_PIXTRAL = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "image_size": 1540,
+    "patch_size": 14,
+}
+_MISTRAL_SMALL = {
+    "hidden_size": 5120,
+    "intermediate_size": 32768,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 131072,
+}
+COMPOSITES = (
+    Composite(name="LLaVA", model_type="llava", take_apart=_llava),
+    Composite(name="LLaVA-NeXT", model_type="llava_next", take_apart=_llava_next),
+    Composite(name="LLaVA-OneVision", model_type="llava_onevision", take_apart=_llava_onevision),
+    Composite(name="Qwen2-VL", model_type="qwen2_vl", take_apart=_qwen2_vl),
+    Composite(name="Qwen2.5-VL", model_type="qwen2_5_vl", take_apart=_qwen2_5_vl),
+    Composite(name="Qwen3-VL", model_type="qwen3_vl", take_apart=_qwen3_vl),
+    Composite(name="InternVL", model_type="internvl", take_apart=_internvl),
+    Composite(name="Gemma 3 with images", model_type="gemma3", take_apart=_gemma3),
+    Composite(name="PaliGemma", model_type="paligemma", take_apart=_paligemma),
+    Composite(name="Idefics3", model_type="idefics3", take_apart=_idefics3),
+    Composite(name="SmolVLM", model_type="smolvlm", take_apart=_smolvlm),
+    Composite(name="Mistral 3 with images", model_type="mistral3", take_apart=_mistral3),
+)

@@ -1,0 +1,383 @@
+"""Language models of decoder blocks alone: what tells each family from the shared outline."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from workbench.model.config_fields import Config, count, heads_of, text, whole
+from workbench.model.experts import Experts, with_experts
+from workbench.model.families.decoder import absent, capped, llama_like, shaped, windowed
+from workbench.model.families.family import EXAMPLE_LLM, EXAMPLE_WIDTH, Example, LanguageModel, Layers
+from workbench.model.module_layers import block_layers, learned_positions, lm_head, token_embedding
+from workbench.model.shape import Shape
+from workbench.model.transformer import Block, Mlp, Norm, Placement
+
+_TIED = ("llama-3.2-1b", "llama-3.2-3b", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b")
+
+
+def _llama(config: Config) -> Layers:
+    return llama_like(
+        config,
+        defaults=absent(32000, 4096, 11008, 32, 32),
+        heads={"bias": "qkvo" if config.get("attention_bias") else ""},
+        mlp={"bias": bool(config.get("mlp_bias"))},
+    )
+
+
+def _shaped_llama(shape: Shape) -> dict[str, Any]:
+    return shaped(shape) | {
+        "model_type": "llama",
+        "head_dim": shape.head_dim,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0 if "llama-3" in shape.name else 10000.0,
+        "tie_word_embeddings": shape.name in _TIED,
+    }
+
+
+LLAMA = LanguageModel(
+    name="Llama 2, Llama 3",
+    model_type="llama",
+    examples={"llama": Example(config=EXAMPLE_LLM)},
+    make=_llama,
+    shapes={"llama": _shaped_llama},
+    width_holds_heads=True,
+)
+
+
+def _mistral(config: Config) -> Layers:
+    """Work beyond a sliding window is counted; rows are rarely longer than one."""
+    defaults = absent(32000, 4096, 14336, 32, 32, num_key_value_heads=8)
+    return windowed(config, llama_like(config, defaults=defaults, heads={}, mlp={}))
+
+
+def _mixtral(config: Config) -> Layers:
+    """Every block's MLP becomes a router and experts, of which a token runs a few."""
+    defaults = absent(32000, 4096, 14336, 32, 32, num_key_value_heads=8)
+    plain = llama_like(config, defaults=defaults, heads={}, mlp={})
+    embed, *blocks, head = windowed(config, plain, default=None)
+    experts = Experts(
+        num=count(config, "num_local_experts", 8),
+        num_chosen=whole(config, "num_experts_per_tok", 2),
+        mlp=Mlp(
+            width=whole(config, "intermediate_size", 14336),
+            gated=True,
+            activation=text(config, "hidden_act", "silu"),
+            fused=True,
+        ),
+    )
+    return (embed, *(with_experts(block, experts) for block in blocks), head)
+
+
+def _shaped_mistral(shape: Shape) -> dict[str, Any]:
+    return shaped(shape) | {"model_type": "mistral", "rms_norm_eps": 1e-5, "sliding_window": 4096}
+
+
+MISTRAL = LanguageModel(
+    name="Mistral",
+    model_type="mistral",
+    examples={"mistral": Example(config=EXAMPLE_LLM | {"sliding_window": 64})},
+    make=_mistral,
+    shapes={"mistral": _shaped_mistral},
+)
+MIXTRAL = LanguageModel(
+    name="Mixtral",
+    model_type="mixtral",
+    examples={"mixtral": Example(config=EXAMPLE_LLM | {"num_local_experts": 4, "num_experts_per_tok": 2})},
+    make=_mixtral,
+)
+
+
+def _gemma(config: Config) -> Layers:
+    defaults = absent(256000, 3072, 24576, 28, 16, num_key_value_heads=16, head_dim=256)
+    return _outline(config, defaults)
+
+
+def _gemma2(config: Config) -> Layers:
+    """Norms around attention and MLP. Work beyond the sliding window of every other layer is counted."""
+    defaults = absent(256000, 2304, 9216, 26, 8, num_key_value_heads=4, head_dim=256)
+    layers = _outline(config, defaults, placement=Placement.SANDWICH)
+    layers = windowed(config, layers, slides=lambda block: block % 2 == 0)
+    return capped(config, layers, scores=50.0, logits=30.0)
+
+
+def _gemma3(config: Config) -> Layers:
+    """Gemma 2's outline, with norms of heads in place of soft caps."""
+    defaults = absent(262208, 2304, 9216, 26, 8, num_key_value_heads=4, head_dim=256)
+    layers = _outline(config, defaults, placement=Placement.SANDWICH, qk_norm=Norm.RMS)
+    pattern = whole(config, "sliding_window_pattern", 6)
+    return capped(config, windowed(config, layers, slides=lambda block: (block + 1) % pattern != 0))
+
+
+def _outline(
+    config: Config,
+    defaults: Mapping[str, Any],
+    *,
+    placement: Placement = Placement.PRE,
+    qk_norm: Norm | None = None,
+) -> Layers:
+    return llama_like(
+        config,
+        defaults={**defaults, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True},
+        heads={"bias": "qkvo" if config.get("attention_bias") else "", "qk_norm": qk_norm},
+        mlp={},
+        block={"placement": placement},
+        scales_embedding=True,
+    )
+
+
+def _shaped_gemma(shape: Shape) -> dict[str, Any]:
+    return shaped(shape) | {
+        "model_type": "gemma2",
+        "head_dim": shape.head_dim,
+        "sliding_window": 4096,
+        "tie_word_embeddings": True,
+    }
+
+
+_SLIDING = EXAMPLE_LLM | {
+    "head_dim": 32,
+    "sliding_window": 64,
+    "pad_token_id": 0,
+    "query_pre_attn_scalar": 32,
+}
+GEMMA = LanguageModel(
+    name="Gemma 1",
+    model_type="gemma",
+    examples={"gemma": Example(config=EXAMPLE_LLM | {"head_dim": 32, "pad_token_id": 0})},
+    make=_gemma,
+)
+GEMMA2 = LanguageModel(
+    name="Gemma 2",
+    model_type="gemma2",
+    examples={"gemma2": Example(config=_SLIDING | {"attn_logit_softcapping": 50.0})},
+    make=_gemma2,
+    shapes={"gemma": _shaped_gemma},
+    width_holds_heads=True,
+)
+GEMMA3 = LanguageModel(
+    name="Gemma 3",
+    model_type="gemma3_text",
+    examples={"gemma3": Example(config=_SLIDING | {"sliding_window_pattern": 2})},
+    make=_gemma3,
+    width_holds_heads=True,
+)
+
+
+_QWEN = absent(151936, 4096, 22016, 32, 32, num_key_value_heads=32)
+# Differs: positions of three axes are counted as one rotation, as work they are.
+_QWEN_VL = absent(152064, 8192, 29568, 80, 64, num_key_value_heads=8)
+
+
+def _qwen2(config: Config, defaults: Mapping[str, Any] = _QWEN) -> Layers:
+    return _windowed(config, llama_like(config, defaults=defaults, heads={"bias": "qkv"}, mlp={}))
+
+
+def _qwen3(config: Config) -> Layers:
+    heads = {"bias": "qkvo" if config.get("attention_bias") else "", "qk_norm": Norm.RMS}
+    layers = llama_like(config, defaults={**_QWEN, "head_dim": 128}, heads=heads, mlp={})
+    return _windowed(config, layers)
+
+
+def _windowed(config: Config, layers: Layers) -> Layers:
+    """Where windows are used, blocks slide from `max_window_layers` on."""
+    if not config.get("use_sliding_window"):
+        return windowed(config, layers, slides=lambda _: False)
+    first = int(config.get("max_window_layers", 28))
+    return windowed(config, layers, slides=lambda block: block >= first)
+
+
+def _shaped_qwen(shape: Shape) -> dict[str, Any]:
+    is_tied = shape.name in _TIED
+    return shaped(shape) | {"model_type": "qwen2", "rope_theta": 1000000.0, "tie_word_embeddings": is_tied}
+
+
+QWEN2 = LanguageModel(
+    name="Qwen2, Qwen2.5",
+    model_type="qwen2",
+    examples={"qwen2": Example(config=EXAMPLE_LLM | {"tie_word_embeddings": True})},
+    make=_qwen2,
+    shapes={"qwen2.5": _shaped_qwen},
+)
+QWEN3 = LanguageModel(
+    name="Qwen3",
+    model_type="qwen3",
+    examples={"qwen3": Example(config=EXAMPLE_LLM | {"head_dim": 32})},
+    make=_qwen3,
+)
+QWEN2_VL_TEXT = LanguageModel(
+    name="Qwen2-VL text, Qwen2.5-VL text",
+    model_type="qwen2_vl_text",
+    aliases=("qwen2_5_vl_text",),
+    examples={
+        "qwen2-vl text": Example(
+            config=EXAMPLE_LLM | {"rope_parameters": {"rope_type": "default", "mrope_section": [4, 6, 6]}}
+        )
+    },
+    make=lambda config: _qwen2(config, _QWEN_VL),
+)
+QWEN3_VL_TEXT = LanguageModel(
+    name="Qwen3-VL text",
+    model_type="qwen3_vl_text",
+    examples={"qwen3-vl text": Example(config=EXAMPLE_LLM | {"head_dim": 32})},
+    reason="its first blocks add states of the vision tower (DeepStack); the runtime has one edge",
+    make=_qwen3,
+)
+
+
+def _phi(config: Config) -> Layers:
+    return llama_like(
+        config,
+        defaults=absent(51200, 2048, 8192, 24, 32, hidden_act="gelu_new"),
+        heads={"bias": "qkvo", "qk_norm": Norm.LAYER if config.get("qk_layernorm") else None},
+        mlp={"bias": True, "gated": False},
+        block={"norm": Norm.LAYER, "placement": Placement.PARALLEL},
+        head_bias=True,
+    )
+
+
+def _phi3(config: Config) -> Layers:
+    defaults = absent(32064, 3072, 8192, 32, 32)
+    layers = llama_like(config, defaults=defaults, heads={"fused": True}, mlp={"fused": True})
+    return windowed(config, layers, default=None)
+
+
+def _shaped_phi(shape: Shape) -> dict[str, Any]:
+    """Phi-4 and Phi-4-mini."""
+    config = shaped(shape) | {"model_type": "phi3", "pad_token_id": None, "rms_norm_eps": 1e-5}
+    if shape.name == "phi-4-mini":
+        return config | {"partial_rotary_factor": 0.75, "tie_word_embeddings": True}
+    return config | {"rope_theta": 250000.0}
+
+
+PHI = LanguageModel(
+    name="Phi",
+    model_type="phi",
+    examples={"phi": Example(config=EXAMPLE_LLM | {"num_key_value_heads": 4})},
+    make=_phi,
+)
+PHI3 = LanguageModel(
+    name="Phi-3, Phi-4",
+    model_type="phi3",
+    examples={"phi3": Example(config=EXAMPLE_LLM | {"pad_token_id": 0})},
+    make=_phi3,
+    shapes={"phi-4": _shaped_phi},
+)
+
+
+def _with_table(
+    config: Config, block: Block, vocab: int, num: int, rows: int, name: str = "embed_tokens"
+) -> Layers:
+    """Embed with `rows` positions, `num` blocks, head; as a rule the table of tokens is the head's too."""
+    tied = bool(config.get("tie_word_embeddings", True))
+    return (
+        token_embedding(vocab, block.width, name=name, more=learned_positions(rows, block.width), tied=tied),
+        *block_layers(block, num),
+        lm_head(vocab, block.width, Norm.LAYER, tied=tied),
+    )
+
+
+def _gpt2(config: Config) -> Layers:
+    width, vocab = whole(config, "n_embd", 768), whole(config, "vocab_size", 50257)
+    if config.get("add_cross_attention"):
+        raise ValueError("gpt2: add_cross_attention must be false")
+    heads = heads_of(config, width=width, num=whole(config, "n_head", 12))
+    activation = text(config, "activation_function", "gelu_new")
+    block = Block(
+        width=width,
+        heads=replace(heads, bias="qkvo", fused=True),
+        mlp=Mlp(width=whole(config, "n_inner", 4 * width), gated=False, activation=activation, bias=True),
+        norm=Norm.LAYER,
+    )
+    rows, num = whole(config, "n_positions", 1024), count(config, "n_layer", 12)
+    return _with_table(config, block, vocab, num, rows, name="wte")
+
+
+def _shaped_gpt(shape: Shape) -> dict[str, Any]:
+    """GPT-2 and GPT-3 (dense attention everywhere; GPT-3 alternates it with sparse).
+
+    Differs: GPT-3 XL's printed 24 heads of 128 are not its width; it gets 16 of 128.
+    """
+    num_heads = (
+        shape.heads if shape.heads * shape.head_dim == shape.hidden else shape.hidden // shape.head_dim
+    )
+    return {
+        "model_type": "gpt2",
+        "vocab_size": shape.vocab,
+        "n_positions": shape.max_seq,
+        "n_embd": shape.hidden,
+        "n_layer": shape.layers,
+        "n_head": num_heads,
+        "n_inner": shape.ffn,
+    }
+
+
+GPT2 = LanguageModel(
+    name="GPT-2",
+    model_type="gpt2",
+    examples={
+        "gpt2": Example(
+            config={
+                "n_embd": EXAMPLE_WIDTH,
+                "n_inner": 352,
+                "n_layer": 4,
+                "n_head": 4,
+                "vocab_size": 512,
+                "n_positions": 256,
+            }
+        )
+    },
+    make=_gpt2,
+    shapes={"gpt": _shaped_gpt},
+    longest_item=lambda config: whole(config, "n_positions", 1024),
+)
+
+
+def _opt(config: Config) -> Layers:
+    """With norms before attention and MLP: the 350M model, which has them behind, is not known."""
+    width, vocab = whole(config, "hidden_size", 768), whole(config, "vocab_size", 50272)
+    _refuse_other_opt(config, width)
+    bias = bool(config.get("enable_bias", True))
+    heads = heads_of(config, width=width, num=whole(config, "num_attention_heads", 12))
+    activation = text(config, "activation_function", "relu")
+    block = Block(
+        width=width,
+        heads=replace(heads, bias="qkvo" if bias else ""),
+        mlp=Mlp(width=whole(config, "ffn_dim", 3072), gated=False, activation=activation, bias=bias),
+        norm=Norm.LAYER,
+    )
+    rows = whole(config, "max_position_embeddings", 2048) + 2  # the first position is row 2
+    return _with_table(config, block, vocab, count(config, "num_hidden_layers", 12), rows)
+
+
+def _refuse_other_opt(config: Config, width: int) -> None:
+    wanted = {
+        "do_layer_norm_before": True,
+        "_remove_final_layer_norm": False,
+        "layer_norm_elementwise_affine": True,
+        "word_embed_proj_dim": width,
+    }
+    for key, value in wanted.items():
+        given = config.get(key)
+        if given is not None and given != value:
+            raise ValueError(f"opt: {key} must be {value}, got {given!r}")
+
+
+OPT = LanguageModel(
+    name="OPT",
+    model_type="opt",
+    examples={
+        "opt": Example(
+            config={
+                "hidden_size": EXAMPLE_WIDTH,
+                "word_embed_proj_dim": EXAMPLE_WIDTH,
+                "ffn_dim": 352,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 4,
+                "vocab_size": 512,
+                "max_position_embeddings": 256,
+            }
+        )
+    },
+    make=_opt,
+    longest_item=lambda config: whole(config, "max_position_embeddings", 2048),
+)

@@ -1,0 +1,318 @@
+"""Vision towers that are plain transformers over patches: one builder, and what tells them apart."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
+
+from workbench.data.corpus import ItemTokens
+from workbench.model.config_fields import Config, count, heads_of, text, whole
+from workbench.model.families.family import EXAMPLE_VIT, Encoder, Example, Tower
+from workbench.model.layer import Layer, LayerKind, Operator, Pointwise
+from workbench.model.module_layers import block_layers, patch_embedding
+from workbench.model.projector import Projector
+from workbench.model.shape import Shape
+from workbench.model.transformer import Block, Mlp, Norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vit:
+    """One kind of tower.
+
+    Args:
+        width, heads, ffn, layers, patch, image_px, activation: what absent keys of a configuration mean.
+        bias: which projections of attention have one; mlp_bias, patch_bias: whether MLP and patches have.
+        gated: the MLP's.
+        norm: of its blocks; pre_norm, final_norm: in front of them and behind.
+        qk_norm: of every head's queries and keys.
+        rotary: queries and keys are turned.
+        has_class_token: one stands in front of the patches.
+        has_table: positions are one, of images of one size.
+    """
+
+    width: int = 768
+    heads: int = 12
+    ffn: int = 3072
+    layers: int = 12
+    patch: int
+    image_px: int = 224
+    activation: str
+    bias: str = "qkvo"
+    mlp_bias: bool = True
+    patch_bias: bool = True
+    gated: bool = False
+    norm: Norm = Norm.LAYER
+    pre_norm: Norm | None = None
+    final_norm: Norm | None = Norm.LAYER
+    qk_norm: Norm | None = None
+    rotary: bool = False
+    has_class_token: bool = False
+    has_table: bool = True
+
+
+def tower_of(config: Config, vit: Vit) -> Tower:
+    """Embed and blocks, without a pooling head: every patch goes on to the projector."""
+    width, num = whole(config, "hidden_size", vit.width), whole(config, "num_attention_heads", vit.heads)
+    heads = heads_of({"model_type": config["model_type"]}, width=width, num=num, causal=False)
+    block = Block(
+        width=width,
+        heads=replace(heads, bias=vit.bias, rotary=vit.rotary, qk_norm=vit.qk_norm),
+        mlp=Mlp(
+            width=whole(config, "intermediate_size", vit.ffn),
+            gated=vit.gated,
+            activation=text(config, "hidden_act", vit.activation),
+            bias=vit.mlp_bias,
+        ),
+        norm=vit.norm,
+    )
+    patch = whole(config, "patch_size", vit.patch)
+    side = whole(config, "image_size", vit.image_px) // patch
+    embed = patch_embedding(
+        patch_elements=whole(config, "num_channels", 3) * patch**2,
+        width=width,
+        bias=vit.patch_bias,
+        num_patches=side**2 if vit.has_table else None,
+        has_class_token=vit.has_class_token,
+        pre_norm=vit.pre_norm,
+    )
+    layers = (embed, *block_layers(block, count(config, "num_hidden_layers", vit.layers)))
+    return Tower(layers=layers, width=width, norm=vit.final_norm)
+
+
+def siglip(config: Config) -> Tower:
+    return tower_of(config, _SIGLIP)
+
+
+_SIGLIP = Vit(patch=16, activation="gelu_pytorch_tanh")
+_IDEFICS3 = replace(_SIGLIP, width=1152, heads=16, patch=32)
+# The last block's patches go to the projector; the final norm is the class token's alone.
+_CLIP = Vit(
+    patch=32,
+    activation="quick_gelu",
+    patch_bias=False,
+    pre_norm=Norm.LAYER,
+    final_norm=None,
+    has_class_token=True,
+)
+# Its final norm is over the class token too, which is dropped behind it.
+_LLAMA4 = Vit(
+    heads=16,
+    ffn=5632,
+    layers=34,
+    patch=14,
+    image_px=448,
+    activation="gelu",
+    patch_bias=False,
+    pre_norm=Norm.LAYER,
+    rotary=True,
+    has_class_token=True,
+)
+# Images of any size under rotary positions; a norm behind the patches and none at the end.
+_PIXTRAL = Vit(
+    width=1024,
+    heads=16,
+    ffn=4096,
+    layers=24,
+    patch=16,
+    activation="gelu",
+    bias="",
+    mlp_bias=False,
+    patch_bias=False,
+    gated=True,
+    norm=Norm.RMS,
+    pre_norm=Norm.RMS,
+    final_norm=None,
+    rotary=True,
+    has_table=False,
+)
+_AIMV2 = Vit(
+    width=1024,
+    heads=8,
+    ffn=2816,
+    layers=24,
+    patch=14,
+    activation="silu",
+    gated=True,
+    norm=Norm.RMS,
+    pre_norm=Norm.RMS,
+    final_norm=Norm.RMS,
+)
+_DINOV2 = Vit(patch=14, activation="gelu", has_class_token=True)
+_INTERNVIT = replace(_DINOV2, width=1024, heads=16, ffn=4096, layers=24, image_px=448)
+
+
+def _aimv2(config: Config) -> Tower:
+    """Images of one size under learned positions, or of any size under waves."""
+    bias, has_table = "qkvo" if config.get("qkv_bias") else "", not config.get("is_native")
+    return tower_of(
+        config, replace(_AIMV2, bias=bias, mlp_bias=bool(config.get("mlp_bias")), has_table=has_table)
+    )
+
+
+def _dinov2(config: Config) -> Tower:
+    """Class token, learned positions, blocks. The mask token of its pre-training is left out."""
+    ffn = whole(config, "hidden_size", _DINOV2.width) * whole(config, "mlp_ratio", 4)
+    bias, gated = "qkvo" if config.get("qkv_bias", True) else "o", bool(config.get("use_swiglu_ffn"))
+    sizes: dict[str, Any] = {"intermediate_size": ffn}
+    if gated:
+        sizes = {"intermediate_size": (ffn * 2 // 3 + 7) // 8 * 8, "hidden_act": "silu"}
+    return _each_block(tower_of({**config, **sizes}, replace(_DINOV2, bias=bias, gated=gated)), _with_scales)
+
+
+def _internvit(config: Config) -> Tower:
+    """Its norms of queries and keys go over all heads at once.
+
+    Without a final norm where the configuration pools by the mean, which it does by default.
+
+    Raises:
+        ValueError: positions that are no table, or an unknown `norm_type`.
+    """
+    if not config.get("use_absolute_position_embeddings", True):
+        raise ValueError(f"{config['model_type']}: use_absolute_position_embeddings must be true")
+    norms = {"layer_norm": Norm.LAYER, "rms_norm": Norm.RMS}
+    kind = text(config, "norm_type", "layer_norm")
+    if kind not in norms:
+        raise ValueError(f"{config['model_type']}: norm_type must be one of {', '.join(norms)}, got {kind!r}")
+    vit = replace(
+        _INTERNVIT,
+        bias="qkvo" if config.get("attention_bias") else "o",
+        norm=norms[kind],
+        qk_norm=Norm.RMS if config.get("use_qk_norm") else None,
+        final_norm=None if config.get("use_mean_pooling", True) else Norm.LAYER,
+    )
+    return _each_block(tower_of(config, vit), lambda block: _with_wide_qk_norm(_with_scales(block)))
+
+
+def _each_block(tower: Tower, change: Callable[[Layer], Layer]) -> Tower:
+    layers = (change(each) if each.kind is LayerKind.BLOCK else each for each in tower.layers)
+    return replace(tower, layers=tuple(layers))
+
+
+def _with_scales(layer: Layer) -> Layer:
+    """One learned factor per channel before each residual sum."""
+    operators: list[Operator] = []
+    for operator in layer.operators:
+        if operator.name.endswith("_residual"):
+            name = operator.name.replace("_residual", "_scale")
+            weights = (("weight", layer.out_width),)
+            operators.append(Pointwise(name=name, width=layer.out_width, num_passes=2, weights=weights))
+        operators.append(operator)
+    return replace(layer, operators=tuple(operators))
+
+
+def _with_wide_qk_norm(layer: Layer) -> Layer:
+    def widened(operator: Operator) -> Operator:
+        if isinstance(operator, Pointwise) and operator.name in ("q_norm", "k_norm"):
+            return replace(operator, weights=(("weight", operator.width),))
+        return operator
+
+    return replace(layer, operators=tuple(widened(operator) for operator in layer.operators))
+
+
+def _pixtral_tokens(config: Config, height_px: int, width_px: int) -> ItemTokens:
+    """Patches of the image; one larger than `image_size` is scaled down to it first."""
+    patch, longest = whole(config, "patch_size", 16), whole(config, "image_size", 1024)
+    shrunk = max(1.0, height_px / longest, width_px / longest)
+    rows, columns = (max(1, ceil(side / shrunk / patch)) for side in (height_px, width_px))
+    return ItemTokens(rows * columns, rows * columns)
+
+
+def _shaped_clip(shape: Shape) -> dict[str, Any]:
+    activation = "quick_gelu" if shape.name.startswith("clip-vit-l") else "gelu"
+    return _shaped(shape) | {"model_type": "clip_vision_model", "hidden_act": activation}
+
+
+def shaped_siglip(shape: Shape) -> dict[str, Any]:
+    """A row of the zoo as SigLIP's configuration."""
+    return _shaped(shape) | {"model_type": "siglip_vision_model", "vision_use_head": False}
+
+
+def _shaped(shape: Shape) -> dict[str, Any]:
+    return {
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.ffn,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "image_size": shape.image_px,
+        "patch_size": shape.patch_px,
+    }
+
+
+CLIP = Encoder(
+    name="CLIP",
+    role="vision",
+    model_type="clip_vision_model",
+    examples={"clip": Example(config=EXAMPLE_VIT, tokens=(65, 64))},
+    make=lambda config: tower_of(config, _CLIP),
+    shapes={"clip": _shaped_clip, "vit": _shaped_clip},
+)
+SIGLIP = Encoder(
+    name="SigLIP",
+    role="vision",
+    model_type="siglip_vision_model",
+    examples={"siglip": Example(config=EXAMPLE_VIT, tokens=(64, 64))},
+    make=siglip,
+    shapes={"siglip": shaped_siglip},
+)
+IDEFICS3_VISION = Encoder(
+    name="Idefics3 vision, SmolVLM vision",
+    role="vision",
+    model_type="idefics3_vision",
+    aliases=("smolvlm_vision",),
+    examples={"idefics3": Example(config=EXAMPLE_VIT, tokens=(64, 64))},
+    make=lambda config: tower_of(config, _IDEFICS3),
+)
+LLAMA4_VISION = Encoder(
+    name="Llama 4's tower",
+    role="vision",
+    model_type="llama4_vision_model",
+    examples={"llama4 vision": Example(config=EXAMPLE_VIT, tokens=(65, 64))},
+    aliases=("llama4",),
+    reason="the runtime has no blocks with rotary positions behind learned ones",
+    make=lambda config: replace(tower_of(config, _LLAMA4), projectors=(Projector.LINEAR, Projector.MLP)),
+)
+PIXTRAL = Encoder(
+    name="Pixtral",
+    role="vision",
+    model_type="pixtral",
+    examples={"pixtral": Example(config=EXAMPLE_VIT | {"hidden_act": "silu"}, tokens=(64, 64))},
+    make=lambda config: tower_of(config, _PIXTRAL),
+    image_tokens=_pixtral_tokens,
+    shares_tokens=False,
+)
+AIMV2 = Encoder(
+    name="AIMv2",
+    role="vision",
+    model_type="aimv2_vision_model",
+    make=_aimv2,
+    takes_native_only=lambda config: not config.get("is_native"),
+    examples={
+        "aimv2": Example(config=EXAMPLE_VIT, tokens=(64, 64)),
+        "aimv2, native": Example(config=EXAMPLE_VIT | {"is_native": True, "qkv_bias": True}, tokens=(48, 48)),
+    },
+)
+_RATIO = EXAMPLE_VIT | {"mlp_ratio": 3}
+DINOV2 = Encoder(
+    name="DINOv2",
+    role="vision",
+    model_type="dinov2",
+    examples={
+        "dinov2": Example(config=_RATIO, tokens=(65, 64)),
+        "dinov2, gated": Example(config=_RATIO | {"use_swiglu_ffn": True}, tokens=(65, 64)),
+    },
+    make=_dinov2,
+)
+INTERNVIT = Encoder(
+    name="InternViT",
+    role="vision",
+    model_type="internvl_vision",
+    examples={
+        "internvit": Example(config=EXAMPLE_VIT, tokens=(65, 64)),
+        "internvit, rms": Example(
+            config=EXAMPLE_VIT | {"norm_type": "rms_norm", "use_qk_norm": True, "use_mean_pooling": False},
+            tokens=(65, 64),
+            is_cut=False,
+        ),
+    },
+    make=_internvit,
+)
