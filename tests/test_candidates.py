@@ -1,13 +1,15 @@
 """Candidates of a search: what they share, and one replica that stands for all, change no judgement."""
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import fields, replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from experiments.bench import candidates as bench
 from experiments.bench.speed_cases import CASES, Case
@@ -17,16 +19,19 @@ from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample
 from workbench.job.job import Job, ModuleLayout
+from workbench.memory import stage as stage_bytes
 from workbench.memory.account import memory_table
 from workbench.plan.folded import Folded, judged_part
 from workbench.plan.lower import lower
-from workbench.plan.plan import ModuleSettings, Plan, Precision, Sharding
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Sharding
 from workbench.plan.remembered import Remembered, Same, forget_all
 from workbench.planner.one_replica import one_replica
 from workbench.planner.stage_counts import silent
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.strategies.registry import BY_NAME
+from workbench.timing import price as pricing
 from workbench.timing.accept import accept, judged
+from workbench.timing.price import price
 
 COST = CostModel(load_profile("H100"))
 SMALL = replace(
@@ -92,6 +97,55 @@ def test_a_walk_gives_what_each_candidate_gives_alone() -> None:
     assert len(set(fast)) > 2
     forget_all()
     assert fast == [bench.judged_before(each, COST) for each in walk]
+
+
+def training_alone(job: Job, trained: Set[int]) -> Job:
+    """Some layers of the LLM train and nothing else, though its blocks have the same operators."""
+    modules = tuple(
+        replace(
+            module,
+            layers=tuple(
+                replace(each, trainable=module.name == "llm" and place in trained)
+                for place, each in enumerate(module.layers)
+            ),
+        )
+        for module in job.model.modules
+    )
+    return replace(job, model=replace(job.model, modules=modules))
+
+
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_stages_of_equal_layers_take_and_hold_what_they_do_alone(data: st.DataObject) -> None:
+    """Two stages in the middle of the LLM have as many blocks each, of which some train."""
+    job = job_of()
+    count = len(job.model.module("llm").layers)
+    width, first = data.draw(st.integers(2, 3)), data.draw(st.integers(2, count - 7))
+    alike = {first, first + width}  # both begin with a block that trains, and nothing does in front of one
+    trained = alike if data.draw(st.booleans()) else data.draw(st.sets(st.integers(first, first + 5)))
+    own = ModuleSettings(
+        module="llm",
+        recompute=data.draw(st.sampled_from(Recompute)),
+        sequence_parallel=data.draw(st.booleans()),
+    )
+    job = replace(
+        training_alone(job, trained),
+        replicas=1,
+        layouts=(ModuleLayout(module="llm", tp=data.draw(st.sampled_from((1, 2)))),),
+        schedule=usual(data.draw(st.sampled_from((ScheduleKind.ONE_F_ONE_B, ScheduleKind.ZB_H1)))),
+        settings=replace(job.settings, modules=(own,)),
+    )
+    candidate = candidate_of(job)
+    cuts = tuple(pairwise((0, first, first + width, first + 2 * width, count)))
+    plan = bench.built(replace(candidate, cuts={**candidate.cuts, "llm": cuts}), COST)
+    forget_all()
+    lowered = lower(plan)
+    found = price(lowered, COST).durations_s, memory_table(lowered)
+    forget_all()
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (pricing, stage_bytes):
+            patch.setattr(module, "contents", lambda plan, stage: (stage.layers, stage.tp))
+        assert (price(lowered, COST).durations_s, memory_table(lowered)) == found
 
 
 @pytest.mark.parametrize("sharding", [Sharding.NONE, Sharding.OPTIMIZER])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.doors import families
+from experiments.doors import families, whole_models
 from experiments.doors.whole_models import CONFIGS, LOSSES, original
 from workbench.model.composites.registry import COMPOSITES
 
@@ -20,7 +20,7 @@ def test_counts_are_of_kinds_all_of_whose_configurations_hold(monkeypatch: pytes
 def test_a_split_that_loses_a_weight_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert families.is_split_equal(CONFIGS["llava"])
     wider = {**CONFIGS["llava"]["text_config"], "intermediate_size": 81}
-    monkeypatch.setattr(families, "original", lambda config: original({**config, "text_config": wider}))
+    monkeypatch.setattr(whole_models, "original", lambda config: original({**config, "text_config": wider}))
     assert not families.is_split_equal(CONFIGS["llava"])
 
 

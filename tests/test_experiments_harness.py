@@ -1,6 +1,8 @@
 """Declarations of experiments: printed tables by their cells, scripts by their modules, drawings as data."""
 
 import ast
+import subprocess
+import sys
 
 import pytest
 from matplotlib import pyplot as plt
@@ -107,6 +109,12 @@ def test_a_declaration_ends_its_module(name):
         case ast.FunctionDef(name="run") | ast.Assign(targets=[ast.Name(id="run")]):
             return
     pytest.fail(f"{name} ends otherwise")
+
+
+def test_a_script_is_run_where_it_is_the_program():
+    command = [sys.executable, "-m", "experiments.cornstarch_v1.table1", "--help"]
+    done = subprocess.run(command, cwd=record.FOLDER.parent, capture_output=True, text=True, check=True)
+    assert "layers, width and parameters of the nine models" in done.stdout
 
 
 def test_every_script_on_disk_is_declared_once_and_scripts_that_draw_are_known():

@@ -8,6 +8,7 @@ import pytest
 from experiments.search.spaces import spaces
 from workbench.search.joint.choice import Choice, draft_of
 from workbench.search.joint.evaluate import changed
+from workbench.search.joint.grouping import dealt, exchanged, groups_of, resized
 from workbench.search.joint.move import Space
 from workbench.search.joint.proposals import QUICK, Proposals
 from workbench.search.joint.question import Question
@@ -90,3 +91,11 @@ def test_no_choice_that_is_quick_to_come_by_is_proposed_twice(seed):
     assert len(found) > 20
     assert len(found) == len(set(found))
     assert one not in found
+
+
+def test_samples_stand_in_a_microbatch_in_one_order_however_they_came_there():
+    ids = [sample.id for sample in SPACE.job.batch]
+    assert resized([(each,) for each in reversed(ids)], 2) == (tuple(ids[2:]), tuple(ids[:2]))
+    pairs = dealt(SPACE.job, ((ids[0], ids[2]), (ids[1], ids[3])), {"audio": 1, "llm": 1})
+    swapped = exchanged(SPACE.job, pairs, ids[0], ids[3])
+    assert groups_of(SPACE.job, swapped) == ((ids[2], ids[3]), (ids[0], ids[1]))

@@ -20,11 +20,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
-from simpy.core import Environment
-from simpy.events import ProcessGenerator
-
 from experiments.bench.plan_speed import plan_rates
-from experiments.bench.rivals.textbook import simulate_textbook
+from experiments.bench.rivals.textbook import simulate_textbook, timeouts_per_s
 from experiments.bench.row_speed import row_rates
 from experiments.bench.speed_cases import CASES, PROFILE, Case, plan_of
 from experiments.harness.command import command_line, ended, taken
@@ -116,22 +113,6 @@ def measure(case: Case) -> tuple[Row, Lowered, Callable[[Action], float], Memory
         simulated_s=trace.iteration_s,
     )
     return row, lowered, duration_s, memory
-
-
-def timeouts_per_s(num_processes: int, num_timeouts: int) -> float:
-    """Timeouts a second of CPU time, waited for by processes that each have a length of their own."""
-    env = Environment()
-    each = -(-num_timeouts // num_processes)
-    for process in range(num_processes):
-        env.process(_wait(env, 1.0 + process / num_processes, each))
-    started = time.process_time()
-    env.run()
-    return num_processes * each / (time.process_time() - started)
-
-
-def _wait(env: Environment, length_s: float, times: int) -> ProcessGenerator:
-    for _ in range(times):
-        yield env.timeout(length_s)
 
 
 def _num_actions(plan: Plan) -> int:

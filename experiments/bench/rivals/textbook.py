@@ -5,6 +5,7 @@ grants requests in the order in which processes were created, so with contention
 on that order, and every wait costs a process switch.
 """
 
+import time
 from collections.abc import Callable, Sequence
 
 from simpy.core import Environment
@@ -110,3 +111,19 @@ def _nothing(lowered: Lowered) -> MemoryTable:
         rank: [0] * len(program) for rank, program in lowered.plan.program.items()
     }
     return MemoryTable(dict.fromkeys(moved, 0), moved, moved)
+
+
+def timeouts_per_s(num_processes: int, num_timeouts: int) -> float:
+    """Timeouts a second of CPU time, waited for by processes that each have a length of their own."""
+    env = Environment()
+    each = -(-num_timeouts // num_processes)
+    for process in range(num_processes):
+        env.process(_wait(env, 1.0 + process / num_processes, each))
+    started = time.process_time()
+    env.run()
+    return num_processes * each / (time.process_time() - started)
+
+
+def _wait(env: Environment, length_s: float, times: int) -> ProcessGenerator:
+    for _ in range(times):
+        yield env.timeout(length_s)

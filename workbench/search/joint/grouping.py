@@ -52,11 +52,15 @@ def dealt(job: Job, groups: Sequence[Group], replicas: Mapping[str, int]) -> tup
 
 
 def resized(groups: Sequence[Group], size: int) -> tuple[Group, ...]:
-    """The same order of samples in groups of another size; ValueError where it does not divide them."""
+    """The same order of samples in groups of another size, each in the order of ids, which says no more.
+
+    ValueError where it does not divide them.
+    """
     members = [member for group in groups for member in group]
     if size < 1 or len(members) % size:
         raise ValueError(f"{len(members)} samples are no multiple of microbatches of {size}")
-    return tuple(tuple(members[start : start + size]) for start in range(0, len(members), size))
+    starts = range(0, len(members), size)
+    return tuple(tuple(sorted(members[start : start + size])) for start in starts)
 
 
 def exchanged(
@@ -71,7 +75,10 @@ def exchanged(
     if _is_dealt(job, microbatches):
         groups, replicas = groups_of(job, microbatches), replicas_of(job, microbatches)
         other = {first: second, second: first}
-        swapped = tuple(tuple(other.get(member, member) for member in group) for group in groups)
+        swapped = tuple(
+            tuple(sorted(other.get(member, member) for member in group)) if other.keys() & {*group} else group
+            for group in groups
+        )
         return dealt(job, swapped, replicas)
     routing = routing_of(empty_draft(job, "joint"))
     found = list(microbatches)
