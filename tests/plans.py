@@ -1,7 +1,8 @@
 """Small plans for tests: layers that only have a width, modules that only have a trainable flag."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import accumulate, pairwise
 from typing import Any
 
 from workbench.cost.hardware import Cluster, Link, Node
@@ -55,24 +56,30 @@ def cluster(num_ranks: int) -> Cluster:
 
 
 def disjoint_plan(
-    model: ModelGraph, batch: Sequence[Sample], cuts: dict[str, Sequence[int]], *, replicas: int = 1
+    model: ModelGraph,
+    batch: Sequence[Sample],
+    cuts: Mapping[str, Sequence[int]] | None = None,
+    *,
+    grids: Mapping[str, tuple[int, int]] | None = None,
+    replicas: int = 1,
 ) -> Plan:
-    """Every stage on one rank of its own; `cuts` gives the number of layers of each stage."""
+    """Every stage on ranks of its own.
+
+    Args:
+        cuts: module -> number of layers of each stage; without them a module is one stage.
+        grids: module -> (cp, tp) of its stages; (1, 1) where it is left out.
+    """
     stages: list[Stage] = []
+    rank = 0
     for replica in range(replicas):
         for module in model.modules:
-            first = 0
-            for num_layers in cuts[module.name]:
-                stages.append(
-                    Stage(
-                        id=len(stages),
-                        module=module.name,
-                        replica=replica,
-                        layers=(first, first + num_layers),
-                        ranks=((len(stages),),),
-                    )
-                )
-                first += num_layers
+            counts = (len(module.layers),) if cuts is None else cuts[module.name]
+            cp, tp = (grids or {}).get(module.name, (1, 1))
+            for layers in pairwise(accumulate(counts, initial=0)):
+                ranks = tuple(tuple(range(rank + row * tp, rank + (row + 1) * tp)) for row in range(cp))
+                stage = Stage(id=len(stages), module=module.name, replica=replica, layers=layers, ranks=ranks)
+                stages.append(stage)
+                rank += cp * tp
     return finish(model, batch, stages, replicas=replicas)
 
 

@@ -15,7 +15,7 @@ from sim.attention.price import (
     row_tiles,
     weights,
 )
-from tests.plans import finish
+from tests.plans import disjoint_plan, finish
 from workbench.balance.tokens.policies import contiguous, longest_first, zigzag
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
@@ -27,7 +27,7 @@ from workbench.masks.tiles import classify, row_work
 from workbench.model.layer import Attention, Layer, LayerKind, Matmul, TokenCount
 from workbench.model.model_graph import ModelGraph, Module
 from workbench.plan.lower import lower
-from workbench.plan.plan import Microbatch, Plan, Stage, TokenShard
+from workbench.plan.plan import Microbatch, Plan, TokenShard
 from workbench.plan.routing import Routing
 from workbench.plan.token_owners import owned_tokens
 from workbench.timing.attention import AttentionCall, AttentionTime
@@ -58,8 +58,7 @@ def llm(trainable: bool = True) -> ModelGraph:
 
 def plan_of(cp: int = 1, owners=None, *, mask: str = "causal") -> Plan:
     segments = (Segment("text", 0, LENGTH - 256, LENGTH - 256), Segment("image", 0, 256, 256))
-    stage = Stage(id=0, module="llm", replica=0, layers=(0, 2), ranks=tuple((rank,) for rank in range(cp)))
-    plan = finish(llm(), [Sample(0, segments, mask)], [stage])
+    plan = disjoint_plan(llm(), [Sample(0, segments, mask)], grids={"llm": (cp, 1)})
     if owners is None:
         return plan
     shard = TokenShard(

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
 
 import pytest
 
 from runtime.world.pool import Pool
-from tests.plans import cluster, finish
+from tests.plans import cluster, disjoint_plan
 from tests.test_context_parallel_step import DISTRIBUTIONS
 from tests.test_parity import MIXES, assert_parity, assert_same, execute, mixed
 from tests.tiny_models import CLIP, SIGLIP, encoder, llm
@@ -18,7 +17,7 @@ from workbench.data.sample import Sample, Segment
 from workbench.job.job import Job, ModuleLayout
 from workbench.model.model_graph import ModelGraph, Module, connect
 from workbench.plan.build import with_programs
-from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Stage
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings
 from workbench.plan.token_shards import Scope, token_shards
 from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
 from workbench.timing.accept import accept
@@ -28,16 +27,8 @@ Cut = tuple[int, Sequence[int]]  # ranks of every stage, and its stages' numbers
 
 def shared(model: ModelGraph, batch: Sequence[Sample], cuts: dict[str, Cut]) -> Plan:
     """Every stage on ranks of its own; an LLM microbatch per sample, a row per item."""
-    stages: list[Stage] = []
-    rank = 0
-    for module in model.modules:
-        cp, counts = cuts[module.name]
-        for stop, count in zip(accumulate(counts), counts, strict=True):
-            ranks = tuple((rank + place,) for place in range(cp))
-            layers = (stop - count, stop)
-            stages.append(Stage(id=len(stages), module=module.name, replica=0, layers=layers, ranks=ranks))
-            rank += cp
-    return finish(model, batch, stages)
+    grids = {name: (cp, 1) for name, (cp, _) in cuts.items()}
+    return disjoint_plan(model, batch, {name: counts for name, (_, counts) in cuts.items()}, grids=grids)
 
 
 BOTH: dict[str, Cut] = {"vision": (2, (2, 3)), "audio": (2, (4,)), "llm": (1, (6,))}

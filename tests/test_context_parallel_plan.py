@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.plans import WIDTH, cluster, finish, sample, two_encoders
+from tests.plans import WIDTH, cluster, disjoint_plan, sample, two_encoders
 from workbench.model.layer import TokenCount
 from workbench.plan.check import check
 from workbench.plan.deadlock import check_deadlock
 from workbench.plan.gradient_groups import gradient_groups
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Direction, Route, Slice, Transfer
-from workbench.plan.plan import Plan, Stage, TokenShard
+from workbench.plan.plan import Plan, TokenShard
 from workbench.plan.routing import Routing
 from workbench.plan.token_owners import held_runs, owned_parts, row_shards, row_tokens
 
@@ -24,18 +24,9 @@ BATCH = [sample(0), sample(1, images=0), sample(2, images=2, sounds=0), sample(3
 def cp_plan(cp: int = 2, encoder_cp: int = 1, batch=None, trainable: bool = True) -> Plan:
     """Vision and audio on ranks of their own, then two LLM stages of cp ranks each."""
     model = two_encoders(vision=(True,) * 2, audio=(True,) * 2, llm=(trainable,) * 4)
-    stages: list[Stage] = []
-    rank = 0
-    for module, layers, width in (
-        ("vision", (0, 2), encoder_cp),
-        ("audio", (0, 2), encoder_cp),
-        ("llm", (0, 2), cp),
-        ("llm", (2, 4), cp),
-    ):
-        ranks = tuple((rank + place,) for place in range(width))
-        stages.append(Stage(id=len(stages), module=module, replica=0, layers=layers, ranks=ranks))
-        rank += width
-    return finish(model, BATCH if batch is None else batch, stages)
+    cuts = {"vision": (2,), "audio": (2,), "llm": (2, 2)}
+    grids = {"vision": (encoder_cp, 1), "audio": (encoder_cp, 1), "llm": (cp, 1)}
+    return disjoint_plan(model, BATCH if batch is None else batch, cuts, grids=grids)
 
 
 def shards_of(plan: Plan, draw: st.DrawFn, cp: int) -> tuple[TokenShard, ...]:

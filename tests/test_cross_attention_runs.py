@@ -18,7 +18,7 @@ from runtime.step.optimizer import OptimizerSettings
 from runtime.world.pool import Pool
 from sim.step.engine import simulate
 from tests import cross_models, tiny_models
-from tests.plans import cluster, disjoint_plan, finish
+from tests.plans import cluster, disjoint_plan
 from tests.test_parity import SEED, assert_order, assert_parity
 from workbench.cost.execution import Execution, Launch
 from workbench.cost.model import CostModel
@@ -33,7 +33,7 @@ from workbench.model.trainable import Trainable, with_trainable
 from workbench.plan.codec import dumps, loads
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Direction
-from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Stage
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings
 from workbench.plan.routing import Routing
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.choice import Schedule, ScheduleKind
@@ -149,30 +149,19 @@ def test_frozen_text_below_a_stage_of_cross_attention(weights: Path) -> None:
 
 def test_language_models_that_share_tokens(weights: Path) -> None:
     """Every rank reads whole images with its own queries; their gradients are parts of a sum."""
-    stages = [
-        Stage(id=0, module="vision", replica=0, layers=(0, 7), ranks=((0,),)),
-        Stage(id=1, module="llm", replica=0, layers=(0, 4), ranks=((1,), (2,))),
-        Stage(id=2, module="llm", replica=0, layers=(4, 8), ranks=((3,), (4,))),
-    ]
-    emulated(finish(model(), cross_models.batch(), stages), weights)
+    cuts = {"vision": (7,), "llm": (4, 4)}
+    emulated(disjoint_plan(model(), cross_models.batch(), cuts, grids={"llm": (2, 1)}), weights)
 
 
 def test_weights_cut_over_ranks(weights: Path, pool: Pool) -> None:
     """Tensor parallelism in the tower and, beside shared tokens, in the LLM."""
-    stages = [
-        Stage(id=0, module="vision", replica=0, layers=(0, 7), ranks=((0, 1),)),
-        Stage(id=1, module="llm", replica=0, layers=(0, 8), ranks=((2, 3), (4, 5))),
-    ]
-    executed(finish(model(), cross_models.batch(), stages), weights, pool)
+    grids = {"vision": (1, 2), "llm": (2, 2)}
+    executed(disjoint_plan(model(), cross_models.batch(), grids=grids), weights, pool)
 
 
 def test_towers_do_not_share_tokens(weights: Path) -> None:
-    stages = [
-        Stage(id=0, module="vision", replica=0, layers=(0, 7), ranks=((0,), (1,))),
-        Stage(id=1, module="llm", replica=0, layers=(0, 8), ranks=((2,),)),
-    ]
     with pytest.raises(ValueError, match="does not share tokens over ranks; want cp 1, got 2"):
-        emulated(finish(model(), cross_models.batch(), stages), weights)
+        emulated(disjoint_plan(model(), cross_models.batch(), grids={"vision": (2, 1)}), weights)
 
 
 STRATEGIES = {

@@ -6,7 +6,8 @@ import pytest
 
 from sim.step.engine import simulate
 from tests.plans import LINK
-from tests.test_fsdp_plan import A40, assert_equal_times, fsdp_job, of_layers
+from tests.test_fsdp_plan import A40, fsdp_job, of_layers
+from tests.test_sim_sweep import assert_equal_times
 from workbench.cost.collectives import all_reduce_s, reduce_scatter_s
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.cost.model import CostModel

@@ -1,6 +1,6 @@
 """Shared-out weights in a plan: rounds that all replicas agree on, what they cost, what is refused."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.step.engine import simulate
-from sim.step.sweep import Sweep
 from tests.layout_jobs import vision_language
 from tests.plans import LINK, chain_module, cluster, sample, two_encoders
 from tests.test_fsdp import ALL_ON_ONE, IN_TWO, shared_out
 from tests.test_parity import mixed
+from tests.test_sim_sweep import assert_equal_times
 from tests.tiny_valm import tiny_batch
 from workbench.cost.collectives import all_gather_s, reduce_scatter_s
 from workbench.cost.model import CostModel
@@ -22,7 +22,6 @@ from workbench.job.job import Job, ModuleLayout
 from workbench.memory.account import peak_bytes
 from workbench.model.model_graph import ModelGraph, connect
 from workbench.plan.lower import lower
-from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan, Precision, Settings, Sharding
 from workbench.planner.layout_choice import Mode
 from workbench.planner.layout_search import fastest_layout
@@ -34,7 +33,6 @@ from workbench.strategies import fsdp
 from workbench.strategies.registry import PLANNERS
 from workbench.timing.accept import accept
 from workbench.timing.price import price
-from workbench.trace import Lane
 
 A40 = CostModel(load_profile("A40"))
 CUTS = {"vision": ((0, 3),), "audio": ((0, 2),), "llm": ((0, 4),)}
@@ -130,18 +128,6 @@ def test_at_most_two_gradients_are_whole() -> None:
     assert waits[STEP] == tuple(action for action in program if action.kind in FSDP)
     three = waits_of((*program[:-1], *actions("0ALL_GATHER2 0F2 STEP")))
     assert three[Action(0, Pass.F, 2)] == actions("0ALL_GATHER2 0REDUCE_SCATTER0")
-
-
-def assert_equal_times(
-    lowered: Lowered, duration_s: Callable[[Action], float], step_s: Callable[[int], float] | None = None
-) -> float:
-    """The iteration: engine and sweep agree on all to the last bit."""
-    trace, times = simulate(lowered, duration_s, step_s=step_s), Sweep(lowered).times(duration_s, step_s)
-    turns = [span for span in trace.spans if span.lane is Lane.COMPUTE and span.action != STEP]
-    assert times.passes == {span.action: (span.start_s, span.end_s) for span in turns}
-    assert times.messages == {m.row: (m.ready_s, m.start_s, m.end_s) for m in trace.messages}
-    assert times.iteration_s == trace.iteration_s
-    return trace.iteration_s
 
 
 def timed(plan: Plan, gather_s: float, pass_s: float, scatter_s: float) -> float:

@@ -67,6 +67,11 @@ from workbench.job.schema import JobSpec
         (("model", "edges"), [], "module 'vision' feeds nothing; want an edge [vision, llm]"),
         (("layouts", "lm"), {"pp": 1}, "no module 'lm'; did you mean 'llm'?"),
         (("layouts", "llm", "sequence_parallel"), "yes", "layouts.llm.sequence_parallel: "),
+        (
+            ("layouts", "llm", "ep"),
+            3,
+            "module 'llm': ep must divide its tp x cp = 1 ranks, got 3; nearest: 1",
+        ),
         (("layouts", "llm", "pp"), 5, "module 'llm' has 4 layers, which cannot make 5 stages"),
         (("max_ranks",), 4, "max_ranks must be 1 to 3, the ranks of cluster 'small', got 4"),
         (("batch", "fixed", "items", "audio"), {}, "no encoder of modality 'audio'; there are vision"),

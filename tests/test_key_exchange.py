@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from runtime.world.pool import Pool
-from tests.plans import LINK, finish
+from tests.plans import LINK, disjoint_plan, finish
 from tests.test_context_parallel_step import BATCHES, modality_alone, plan_of, with_owners
 from tests.test_parity import assert_same, mixed
 from tests.tiny_models import LLAMA, SIGLIP, encoder, llm
@@ -59,12 +59,7 @@ def test_frozen_parts_and_recompute(kind: KeyExchange, pool: Pool) -> None:
 def four_heads(cp: int, batch: Sequence[Sample]) -> Plan:
     """A language model with as many key/value heads as four ranks, on its own or behind images."""
     model = connect("mha", (encoder(SIGLIP, "vision"), llm(LLAMA | {"num_key_value_heads": 4})))
-    ranks = tuple((1 + place,) for place in range(cp))
-    stages = [
-        Stage(id=0, module="vision", replica=0, layers=(0, 4), ranks=((0,),)),
-        Stage(id=1, module="llm", replica=0, layers=(0, 4), ranks=ranks),
-    ]
-    return finish(model, batch, stages)
+    return disjoint_plan(model, batch, grids={"llm": (cp, 1)})
 
 
 def texts_and_images(*lengths: int) -> list[Sample]:

@@ -25,14 +25,14 @@ from runtime.step.timing import (
 )
 from runtime.world.cores import cores_of
 from runtime.world.pool import Pool
-from tests.plans import disjoint_plan, finish
+from tests.plans import disjoint_plan
 from tests.tiny_valm import tiny_batch, tiny_valm
 from workbench.model.model_graph import ModelGraph
 from workbench.model.trainable import Trainable
 from workbench.plan.codec import plan_hash, write_plan
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Route
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
 from workbench.schedule.action import COMPUTE, STEP, Pass, parse_action
 from workbench.trace import Executor, Lane, Span, Trace
 from workbench.trace_json import read_trace
@@ -270,12 +270,8 @@ def test_hosts_that_are_done_are_not_missed_while_the_first_one_writes_its_expor
 
 
 def llm_on(num_ranks: int) -> Plan:
-    llm, num_layers = tiny_valm().module("llm"), 6 // num_ranks
-    stages = [
-        Stage(id=rank, module="llm", replica=0, layers=(at, at + num_layers), ranks=((rank,),))
-        for rank, at in enumerate(range(0, 6, num_layers))
-    ]
-    return finish(ModelGraph(name="llm-alone", modules=(llm,)), tiny_batch((0, 0), (0, 0)), stages)
+    alone = ModelGraph(name="llm-alone", modules=(tiny_valm().module("llm"),))
+    return disjoint_plan(alone, tiny_batch((0, 0), (0, 0)), {"llm": (6 // num_ranks,) * num_ranks})
 
 
 def test_watched_memory_grows_with_forwards_and_falls_with_backwards(pool: Pool) -> None:

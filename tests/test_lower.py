@@ -123,12 +123,8 @@ def test_tensor_parallel_boundary_between_modules_goes_leader_to_leader_then_bro
     model = connect(
         "one-encoder", (chain_module("vision", "image", [True]), chain_module("llm", "text", [True] * 2))
     )
-    stages = [
-        Stage(id=0, module="vision", replica=0, layers=(0, 1), ranks=((0, 1),)),
-        Stage(id=1, module="llm", replica=0, layers=(0, 1), ranks=((2, 3),)),
-        Stage(id=2, module="llm", replica=0, layers=(1, 2), ranks=((4, 5),)),
-    ]
-    rows = lower(finish(model, [sample(0, sounds=0)], stages)).transfers
+    cuts, grids = {"vision": (1,), "llm": (1, 1)}, {"vision": (1, 2), "llm": (1, 2)}
+    rows = lower(disjoint_plan(model, [sample(0, sounds=0)], cuts, grids=grids)).transfers
     edge = [(t.route, t.source_rank, t.destination_ranks, t.after) for t in rows if t.edge == "vision>llm"]
     assert edge == [
         (Route.P2P, 0, (2,), None),
@@ -145,11 +141,8 @@ def test_all_ranks_of_unequal_grids_send_and_every_token_still_crosses_once():
     model = connect(
         "one-encoder", (chain_module("vision", "image", [True]), chain_module("llm", "text", [True]))
     )
-    stages = [
-        Stage(id=0, module="vision", replica=0, layers=(0, 1), ranks=((0, 1),)),
-        Stage(id=1, module="llm", replica=0, layers=(0, 1), ranks=((2, 3, 4, 5),)),
-    ]
-    rows = lower(finish(model, [sample(0, images=1, sounds=0)], stages)).transfers
+    grids = {"vision": (1, 2), "llm": (1, 4)}
+    rows = lower(disjoint_plan(model, [sample(0, images=1, sounds=0)], grids=grids)).transfers
     sent = [(t.direction, t.source_rank, t.destination_rank, t.num_tokens) for t in rows if t.after is None]
     assert sent == [
         (Direction.FORWARD, 0, 2, 2),

@@ -244,13 +244,8 @@ def test_ranks_that_share_cores_share_memory():
 
 def test_stages_of_several_ranks_have_an_account_on_each():
     """Two ranks share every stage of the LLM by tensor parallelism: broadcasts, no rank left out."""
-    stages = [
-        Stage(id=0, module="vision", replica=0, layers=(0, 3), ranks=((0,),)),
-        Stage(id=1, module="audio", replica=0, layers=(0, 2), ranks=((1,),)),
-        Stage(id=2, module="llm", replica=0, layers=(0, 2), ranks=((2, 3),)),
-        Stage(id=3, module="llm", replica=0, layers=(2, 4), ranks=((4, 5),)),
-    ]
-    plan = finish(two_encoders(llm=(True,) * 4), [sample(i) for i in range(3)], stages)
+    cuts, batch = {"vision": (3,), "audio": (2,), "llm": (2, 2)}, [sample(i) for i in range(3)]
+    plan = disjoint_plan(two_encoders(llm=(True,) * 4), batch, cuts, grids={"llm": (1, 2)})
     lowered = lower(plan)
     assert any(transfer.route is Route.BROADCAST for transfer in lowered.transfers)
     peaks = peak_bytes(lowered, memory_table(lowered))

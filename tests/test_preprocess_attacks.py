@@ -77,22 +77,34 @@ ATTACKS = {
     "unknown": message(kind="\x1b[31mexec"),
     "extra": message(kind="status", more=1),
     "no-object": b"[1]",
+    "nothing": b"",
+    "cut-off": b"[",
+    "a-kind-alone": b'{"kind": "want"}',
+    "a-task-of-no-batch": b'{"kind": "done", "task": 3}',
 }
 
 
-@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS.keys())
-def test_one_message_never_ends_the_server(folder, attack):
-    """Of no attack anything of the peer's stands unescaped in an answer."""
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One server for all attacks, one after the other."""
+    folder = tmp_path_factory.mktemp("attacked") / "data"
+    make(folder, num_samples=8, seed=3, kinds=("image",))
     with serving(folder, num_producers=1, malformed=Malformed.FATAL) as server:
-        with peer(server) as socket:
-            socket.send_multipart([attack])
-            found = answer(socket, message(kind="status"))
-            text = json.dumps(found, ensure_ascii=False)
-            assert "\x1b" not in text
-            assert len(text) < 2000
-        with loading(server) as loader:
-            assert len(loader.next().examples) == 4
-        assert server.failure is None
+        yield server
+
+
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS.keys())
+def test_one_message_never_ends_the_server(attacked, attack):
+    """Of no attack anything of the peer's stands unescaped in an answer."""
+    with peer(attacked) as socket:
+        socket.send_multipart([attack])
+        found = answer(socket, message(kind="status"))
+        text = json.dumps(found, ensure_ascii=False)
+        assert "\x1b" not in text
+        assert len(text) < 2000
+    with loading(attacked) as loader:
+        assert len(loader.next().examples) == 4
+    assert attacked.failure is None
 
 
 def test_a_peer_that_goes_on_is_dropped_and_named(folder, capfd):

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zmq
 
 from runtime.data.records import read_records
 from runtime.data.scenes import make
@@ -179,19 +178,6 @@ def test_texts_alone_come_without_images(folder: Path) -> None:
             ValueError, match=r"refuses a message.*example 99: in none of the 6 whole batches"
         ):
             loader.find(99)
-
-
-def test_nonsense_is_refused_and_harms_nobody(folder: Path) -> None:
-    with serving(folder) as server:
-        with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-            socket.linger = 0
-            socket.connect(server.address)
-            for frame in (b"", b"[", b"[" * 100_000, b'{"kind": "want"}', b'{"kind": "done", "task": 3}'):
-                socket.send_multipart([frame, b"x"])
-                assert socket.poll(1000 * WAIT_S)
-                assert b'"refused"' in socket.recv_multipart()[0]
-        with loading(server) as loader:
-            assert sorted(ids(loader.next())) == [0, 1, 2, 3]
 
 
 def test_waits_end_by_name(folder: Path) -> None:

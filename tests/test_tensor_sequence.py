@@ -11,7 +11,7 @@ from runtime.parallel.context.group import Pending
 from runtime.parallel.tensor.group import TensorGroup
 from runtime.step.stage_module import StageInput, build_stage_module
 from runtime.world.pool import Pool
-from tests.plans import LINK, finish
+from tests.plans import LINK, disjoint_plan, finish
 from tests.test_parity import assert_parity, assert_same, execute
 from tests.test_tensor_parallel import (
     CONFIGS,
@@ -31,7 +31,7 @@ from workbench.memory.account import memory_table, moved_bytes
 from workbench.model.model_graph import TEXT
 from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
-from workbench.plan.plan import Plan, Precision, Settings, Sharding, Stage
+from workbench.plan.plan import Plan, Precision, Settings, Sharding
 from workbench.plan.sequence import TokenBorders, token_borders
 from workbench.plan.work import work_of
 from workbench.schedule.action import parse_action
@@ -136,13 +136,7 @@ def test_what_travels_is_a_gather_and_a_sum_where_whole_tensors_were_added_up(na
 def in_two_stages(plan: Plan) -> Plan:
     """The language model cut in its middle, each half on two ranks."""
     layers = len(plan.model.module("llm").layers)
-    stages = [
-        Stage(
-            id=i, module="llm", replica=0, layers=(2 * i, 2 + (layers - 2) * i), ranks=((2 * i, 2 * i + 1),)
-        )
-        for i in range(2)
-    ]
-    return finish(plan.model, plan.batch, stages)
+    return disjoint_plan(plan.model, plan.batch, {"llm": (2, layers - 2)}, grids={"llm": (1, 2)})
 
 
 def test_gathers_at_the_ends_of_a_stage_and_sums_of_norms_are_priced() -> None:

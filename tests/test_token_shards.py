@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from tests.plans import finish, two_encoders
+from tests.plans import disjoint_plan, two_encoders
 from workbench.balance.tokens import policies as tokens
 from workbench.balance.tokens.exchange import longest_first_exchanged
 from workbench.data.sample import Sample, Segment
 from workbench.masks.bitfield import dense
 from workbench.plan.check import check
-from workbench.plan.plan import Microbatch, Plan, Stage
+from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.token_shards import Scope, token_shards
 from workbench.plan.work import row_mask, work_of
 
@@ -21,13 +21,7 @@ def sample(index: int, text: int, images: int = 1, mask: str = "multimodal") -> 
 
 
 def cp_plan(batch, cp: int, encoder_cp: int = 1) -> Plan:
-    stages = []
-    rank = 0
-    for module, layers, width in (("vision", 3, encoder_cp), ("audio", 2, 1), ("llm", 4, cp)):
-        ranks = tuple((rank + place,) for place in range(width))
-        stages.append(Stage(id=len(stages), module=module, replica=0, layers=(0, layers), ranks=ranks))
-        rank += width
-    return finish(two_encoders(), batch, stages)
+    return disjoint_plan(two_encoders(), batch, grids={"vision": (encoder_cp, 1), "llm": (cp, 1)})
 
 
 def packed(plan: Plan) -> Plan:
