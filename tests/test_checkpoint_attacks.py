@@ -221,7 +221,7 @@ PICKLES = {
     "experiments/fuzz/targets/recordings.py": "writes hostile ones, for the unpickler that finds no class",
     "runtime/elastic/member.py": "orders of the supervisor, over a pipe of its own",
     "runtime/elastic/nodes.py": "the other end",
-    "runtime/elastic/rehearsal.py": "what it makes itself, to time it",
+    "runtime/elastic/forecast.py": "what it makes itself, to time it",
     "runtime/elastic/prepared.py": "changes prepared for the supervisor, in a folder of its own",
     "runtime/elastic/replan.py": "a plan for the own processes, in a folder of their own",
     "runtime/elastic/world.py": "the other end",

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.fidelity import plan_runs
 from experiments.fidelity.cases import Part
 from experiments.search import executed
 from tests.test_next_step import job_of
@@ -27,7 +28,7 @@ def test_what_was_searched_is_not_searched_again(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("rounds", "blocks"), [(30, [5] * 6), (7, [5, 2])])
 def test_emulated_plans_take_turns(tmp_path, monkeypatch, rounds, blocks):
-    monkeypatch.setattr(executed, "Runs", lambda folder, **said: (folder, said["rounds"], said["steps"]))
+    monkeypatch.setattr(plan_runs, "Runs", lambda folder, **said: (folder, said["rounds"], said["steps"]))
     turns = list(executed._turns(Part.EMULATED, tmp_path, None, rounds))
     assert [steps for _, _, steps in turns] == blocks
     assert all(num == 1 for _, num, _ in turns)

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.futures import Future
 
 import runtime.parallel.context.group
-import runtime.parallel.tensor.group
 import runtime.world.mesh
 from runtime.world.clock import Channel
 from runtime.world.streams import Event
@@ -297,7 +296,7 @@ def well_mannered(device: QueuingDevice) -> Iterator[None]:
     with ExitStack() as stack:
         for name, function in instead.items():
             stack.enter_context(mock.patch.object(dist, name, function))
-        for module in (runtime.world.mesh, runtime.parallel.context.group, runtime.parallel.tensor.group):
+        for module in (runtime.world.mesh, runtime.parallel.context.group):
             stack.enter_context(mock.patch.object(module, "GATHER", ours.gather))
             stack.enter_context(mock.patch.object(module, "SCATTER", ours.scatter))
         yield
