@@ -366,3 +366,19 @@ def test_a_reduction_of_several_groups_is_one_span_that_takes_time(pool: Pool) -
         spans = [span for span in trace.spans if span.action.kind is Pass.REDUCE_GRAD]
         assert [span.rank for span in spans] == [0, 1]
         assert all(span.end_s > span.start_s for span in spans)
+
+
+def test_emulated_replicas_add_up_gradients_at_the_profiles_prices(pool: Pool) -> None:
+    work = Work(
+        name="t", model=text_only(decoder("llama", width=128, blocks=1)), batch=text_samples([16] * 2)
+    )
+    whole = [{LLM: [(3, (rank,))]} for rank in range(2)]
+    plan = plan_of(work, this_machine(UNMEASURED, 2), whole, samples=(1, 1))
+    settings = RunSettings(steps=1, warmup=1)
+    with pytest.raises(ValueError, match="no shipped profile is of device 'cpu'"):
+        emulate_on(pool, plan, settings, num_processes=2)
+    profile = load_profile(Path(__file__).parents[1] / "examples" / "elastic-cpu.json")
+    for trace in emulate_on(pool, plan, settings, num_processes=2, profile=profile):
+        spans = [span for span in trace.spans if span.action.kind is Pass.REDUCE_GRAD]
+        assert [span.rank for span in spans] == [0, 1]
+        assert all(span.end_s > span.start_s for span in spans)

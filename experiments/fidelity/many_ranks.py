@@ -16,6 +16,7 @@ from runtime.rank_job import RunSettings
 from runtime.world.pool import Place, Pool
 from sim.step.engine import simulate
 from workbench.cost.hardware import Cluster
+from workbench.cost.profile import Profile
 from workbench.plan.plan import Plan
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.timing.accept import accept
@@ -71,17 +72,22 @@ def _bars(layers: tuple[int, ...]) -> str:
     return " | ".join(map(str, layers))
 
 
-def emulate_on(pool: Pool, plan: Plan, settings: RunSettings, *, num_processes: int) -> tuple[Trace, ...]:
+def emulate_on(
+    pool: Pool, plan: Plan, settings: RunSettings, *, num_processes: int, profile: Profile | None = None
+) -> tuple[Trace, ...]:
     """A plan's emulated traces, one a process; all processes emulate the whole plan at the same time.
 
+    Args:
+        profile: of what one device cannot show, see `compose`.
+
     Raises:
-        ValueError: the plan is refused.
+        ValueError: the plan is refused, or has collectives that no profile prices.
         WorldFailed: an emulation did not end in time, or an action of it failed.
     """
     lowered, _ = accept(plan)
     limit_s = PATIENCE * settings.timeout_s
     found: list[Emulation] = pool.run(_emulated, num_processes, plan, settings, timeout_s=limit_s)
-    return tuple(compose(lowered, emulation, simulate) for emulation in found)
+    return tuple(compose(lowered, emulation, simulate, profile) for emulation in found)
 
 
 def _emulated(place: Place, plan: Plan, settings: RunSettings) -> Emulation:

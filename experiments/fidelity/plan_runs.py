@@ -276,7 +276,9 @@ class Runs:
                 return execute_emulated(one.plan, self._device, steps=steps, profile=one.profile).steps
             if one.case.part is Part.EMULATED:
                 settings = RunSettings(steps=steps, warmup=WARMUP, timeout_s=WAIT_S)
-                return emulate_on(self._pool, one.case.plan, settings, num_processes=PAIR)
+                return emulate_on(
+                    self._pool, one.case.plan, settings, num_processes=PAIR, profile=one.profile
+                )
             return run_local(
                 one.case.plan,
                 RunSettings(steps=steps, warmup=WARMUP, timeout_s=WAIT_S, collect=collect),
