@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from docs.generate.markdown import code, one_line, table
-from docs.generate.results import percent, result
+from docs.generate.results import made, percent, result
 
 Record = Mapping[str, Any]
 
@@ -46,6 +46,7 @@ def joint_search_section() -> Iterator[str]:
     else:
         yield _missing("ablation")
     yield _speed(record) if "speed_searches" in record else _missing("speed")
+    yield from _executed(result("search_executed"))
 
 
 def _missing(part: str) -> str:
@@ -123,6 +124,38 @@ def _aware(record: Record) -> str:
         f"""With the simulator as judge, as `workbench search` has it, `cornstarch` is never slower than
         `cornstarch-frozen-unaware`: {_yes(record["cornstarch_never_slower_than_unaware"])}; faster on
         {faster} of {len(planned)} jobs that it can plan."""
+    )
+
+
+def _executed(record: Record) -> Iterator[str]:
+    parts: Record = record["parts"]
+    yield one_line(
+        f"""Executed on this machine, all predictions written before ({code(record["command"])},
+        {made(record)}, {record["device"]}): steps of the best single strategy's plan over those of the joint
+        search's, medians over {record["rounds"]} rounds, with the 95 % interval of the bootstrap."""
+    )
+    yield table(
+        (
+            "ranks",
+            "best single strategy",
+            "plans executed",
+            "predicted gain",
+            "executed gain",
+            "95 % interval",
+        ),
+        (_executed_row(name, part) for name, part in parts.items()),
+    )
+
+
+def _executed_row(name: str, part: Record) -> tuple[object, ...]:
+    interval = part["interval_95"]
+    return (
+        f"{part['ranks']}, {name}",
+        code(part["best_single"]),
+        len(part["plans"]),
+        f"{part['predicted_gain']:.3f}",
+        f"{part['executed_gain']:.3f}",
+        "one plan" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}",
     )
 
 

@@ -45,6 +45,7 @@ def _summary() -> Iterator[tuple[str, str, str]]:
     yield from _published(result("public_vtrain")["ours"], result("public_korthikanti"))
     yield _papers_in_short()
     yield _joint_search(result("search_joint"))
+    yield _joint_executed(result("search_executed"))
     chaos = result("oobleck_chaos")["ours"]
     yield (
         "training goes on after nodes are killed",
@@ -66,6 +67,16 @@ def _joint_search(record: Mapping[str, Any]) -> tuple[str, str, str]:
         f"{longer['geomean_gain']:.3f} with six times as much; never worse: "
         f"{'yes' if longer['never_worse'] else 'no, worse on ' + _worse(record)}",
     )
+
+
+def _joint_executed(record: Mapping[str, Any]) -> tuple[str, str, str]:
+    parts = (
+        f"{part['ranks']} ranks, {name}: predicted {part['predicted_gain']:.3f} times the best strategy, "
+        f"executed {part['executed_gain']:.3f} ({part['interval_95'][0]:.3f} to {part['interval_95'][1]:.3f})"
+        for name, part in record["parts"].items()
+        if part["interval_95"] is not None
+    )
+    return "the same, executed, predicted before", code(record["command"]), "; ".join(parts)
 
 
 def _worse(record: Mapping[str, Any]) -> str:
