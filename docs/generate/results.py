@@ -1,6 +1,7 @@
 """Result files of experiments, and figures in words."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def percent(share: float, digits: int = 1) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
-def made(record: dict[str, Any]) -> str:
+def made(record: Mapping[str, Any]) -> str:
     """Date and commit of a result, as far as it says."""
     date = str(record["date"])[:10] if "date" in record else "date not kept"
     commit = record.get("commit")
