@@ -7,6 +7,7 @@ from itertools import islice
 
 import pytest
 
+from experiments.bench.speed_cases import CASES
 from experiments.search import compared, joint
 from experiments.search.best_single import best_of, own_searches
 from experiments.search.compared import planners_of, prepared
@@ -15,11 +16,16 @@ from experiments.search.jobs import JOBS, opened
 from experiments.search.listed_space import key_of
 from experiments.search.regret import ListedJudge, listed, searched
 from experiments.search.spaces import spaces
+from experiments.search.speeds import job_of
 from sim.predict import IterationJudge
+from workbench.cost.model import CostModel
+from workbench.cost.profile import ideal_profile
 from workbench.plan.plan import KeyExchange
+from workbench.planner.layout_choice import Mode
 from workbench.planner.stage_counts import silent
 from workbench.planner.strategy_spec import Chooser
 from workbench.schedule.choice import Schedule
+from workbench.search.joint import seeds as seeds_of_layouts
 from workbench.search.joint.choice import TokenRule, choice_of
 from workbench.search.joint.evaluate import evaluated
 from workbench.search.joint.move import Space
@@ -195,6 +201,15 @@ def test_parts_of_a_record_are_kept_and_another_budget_is_refused(monkeypatch):
     assert (record["never_worse"], record["geomean_gain"]) == (False, 1.0)
     with pytest.raises(ValueError, match="holds budget 3 s and seed 1, asked for are 2 s and 1"):
         joint.gathered((), asked, {"budget_s": 3.0, "seed": 1}, print)
+
+
+@pytest.mark.parametrize(("case", "apart"), [(CASES[1], {Mode.APART}), (CASES[2], set())])
+def test_layouts_of_islands_are_asked_for_where_these_have_few_sizes(monkeypatch, case, apart):
+    """On 24 and on 1,296 ranks; there the listing of all sizes of two islands took minutes."""
+    asked: set[Mode] = set()
+    monkeypatch.setattr(seeds_of_layouts, "likely_layouts", lambda *given: (asked.add(given[2]), ())[1])
+    list(seeds(job_of(case), CostModel(ideal_profile()), set(Question)))
+    assert asked == {Mode.HOMOGENEOUS, Mode.COLOCATED} | apart
 
 
 def test_rows_of_this_commit_are_not_made_anew(monkeypatch):

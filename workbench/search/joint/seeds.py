@@ -20,6 +20,7 @@ from workbench.search.joint.setting_moves import Keep
 
 PRICED = 24  # layouts of a mode and microbatch size whose step is worked out
 KEPT = 3  # of those, that become candidates
+MOST_DIVISIONS = 25_000  # of ranks into islands of encoders: to bound the layouts of so many takes seconds
 _PLACEMENTS = {
     Mode.HOMOGENEOUS: Placement.FIRST_STAGE,
     Mode.COLOCATED: Placement.EVERYWHERE,
@@ -36,7 +37,8 @@ def seeds(job: Job, cost: CostModel, questions: Collection[Question]) -> Iterato
     With their memory settings where these are open, and of the job's own microbatch size where that is not.
     The step model does not know single samples, so that several are worth a candidate.
 
-    Complexity: `PRICED` steps for each mode and microbatch size, when the first of these is asked for.
+    Complexity: `PRICED` steps for each mode and microbatch size, when the first of these is asked for, behind
+    one bound for each division of the ranks into islands, of which there are at most `MOST_DIVISIONS`.
     """
     if Question.LAYOUT not in questions:
         return
@@ -44,16 +46,23 @@ def seeds(job: Job, cost: CostModel, questions: Collection[Question]) -> Iterato
     sizes = _sizes(job) if Question.GROUPING in questions else [job.microbatch_samples]
     regroups = Question.GROUPING in questions
     ways = _ways(job) if regroups else ((),)
-    if not any(likely_layouts(replace(job, layouts=()), cost, mode, PRICED) for mode in _PLACEMENTS):
+    modes = _modes(job)
+    if not any(likely_layouts(replace(job, layouts=()), cost, mode, PRICED) for mode in modes):
         yield from _on_one_grid(job, questions)
         return
     for size in sizes:
         free = replace(job, layouts=(), microbatch_samples=size)
-        for mode in _PLACEMENTS:
+        for mode in modes:
             for each in likely_layouts(free, cost, mode, PRICED)[:KEPT]:
                 samples = size if regroups else None
                 moves = _moves(job, each.choice, samples, settings=Question.MEMORY in questions)
                 yield from ((*moves, *way) for way in ways)
+
+
+def _modes(job: Job) -> list[Mode]:
+    """Of layouts to ask for; of modules apart only where their islands have few enough sizes."""
+    num_divisions = usable_ranks(job) ** len(job.model.encoders)
+    return [mode for mode in _PLACEMENTS if mode is not Mode.APART or num_divisions <= MOST_DIVISIONS]
 
 
 def _on_one_grid(job: Job, questions: Collection[Question]) -> Iterator[Moves]:
