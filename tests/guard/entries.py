@@ -24,6 +24,7 @@ NOT_MADE_AGAIN = {
     "entrain_executed.json": MEASURED,
     "entrain_executed_4.json": MEASURED,
     "entrain_executed_4_emulated.json": MEASURED,
+    "search_executed.json": SEARCHED,
     "search_joint.json": SEARCHED,
 }
 KEPT_BY_HASH = {
