@@ -156,6 +156,6 @@ def test_a_part_is_judged_as_the_whole(choice: tuple[Job, Choice]) -> None:
     else:
         holds(*choice)
         return
-    with pytest.raises(ValueError) as whole:  # noqa: PT011  (its whole text is compared)
+    with pytest.raises(ValueError) as whole:
         in_no_part(*choice)
     assert str(whole.value) == refusal
