@@ -72,7 +72,7 @@ def test_the_busiest_share_has_its_limits() -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_work_is_shared_out_whole(grid: Grid, name: str) -> None:
+def test_work_is_divided_whole(grid: Grid, name: str) -> None:
     """Experts' products: the busiest rank's over its share, times the ranks, is the whole layer's."""
     layer = block(CONFIGS[name])
     split = on_rank(layer, WORK, grid)

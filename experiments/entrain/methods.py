@@ -201,7 +201,7 @@ def bubble_filling(replica: Replica) -> Taken:
 
 
 def replicas_of(method: str, batch: Replica, num_replicas: int) -> tuple[Replica, ...]:
-    """A global batch shared out as each method does it: in turn, by encoder work, or by both works."""
+    """A global batch divided as each method does it: in turn, by encoder work, or by both works."""
     encoder_s, llm_s = _sample_seconds(batch)
     if method.startswith("entrain"):
         members = assign_to_replicas(encoder_s, llm_s, num_replicas)

@@ -19,7 +19,7 @@ class Kind(StrEnum):
 
 
 class What(NamedTuple):
-    """What ranks do together: a unit of shared-out weights, by its layers, or a gradient group."""
+    """What ranks do together: a unit of sharded weights, by its layers, or a gradient group."""
 
     kind: Kind
     of: tuple[str, int, int] | int

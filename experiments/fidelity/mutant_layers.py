@@ -129,7 +129,7 @@ class Layers:
     def _note(self, rank: int, stage: Stage, index: int, kept: Kept, terms: Tokens) -> None:
         """Own weights see all tokens of the rank; an expert's see those that some rank sends to it.
 
-        Ranks that deal out experts send each token once: tensor-parallel ones take turns.
+        Ranks of expert parallelism send each token once: tensor-parallel ones take turns.
         """
         module, at = self._plan.model.module(stage.module), index - stage.layers[0]
         found = layer_terms(module, index, kept.chosen[at], terms)

@@ -1,4 +1,4 @@
-"""Where weights and gradients are on every rank of a step: whole, in parts or away; dealt out, summed."""
+"""Where weights and gradients are on every rank of a step: whole, sharded or away; gradients summed."""
 
 import math
 from collections import Counter
@@ -91,7 +91,7 @@ class HeldWeights:
 
         Raises:
             Stalled: a collective that somebody never came to.
-            Wrong: weights away, gradients that nobody dealt out, or ranks that disagree.
+            Wrong: weights away, gradients that nobody reduce-scattered, or ranks that disagree.
         """
         if stuck := self._lanes.stuck():
             raise Stalled(stuck)
@@ -167,7 +167,7 @@ class HeldWeights:
 
     def _value(self, rank: int, key: Key, stage: Stage) -> float:
         if stage.id in self._unit and (rank, stage.id, key) in self._added:
-            raise Wrong(f"rank {rank} steps without having dealt out its gradient of {key}")
+            raise Wrong(f"rank {rank} steps without having reduce-scattered its gradient of {key}")
         return self._sums.get((rank, key), self._own(rank, key))
 
 
@@ -189,7 +189,7 @@ def units_of(plan: Plan) -> dict[int, tuple[int, ...]]:
 
 
 def held_keys(plan: Plan, stage: Stage, rank: int) -> list[Key]:
-    """Trained weights of a stage that one of its ranks holds: of dealt-out experts its own alone."""
+    """Trained weights of a stage that one of its ranks holds: of divided experts its own alone."""
     found = []
     layers = plan.model.module(stage.module).layers
     for layer in range(*stage.layers):
@@ -202,6 +202,6 @@ def held_keys(plan: Plan, stage: Stage, rank: int) -> list[Key]:
 def own_experts(stage: Stage, rank: int, count: int) -> frozenset[int | None]:
     """Experts of a layer that a rank of the stage holds, and None for its other weights."""
     if stage.ep < 1 or len(stage.flat_ranks) % stage.ep or count % stage.ep:
-        raise Wrong(f"stage {stage.id} cannot deal out {count} experts among {stage.ep} ranks")
+        raise Wrong(f"stage {stage.id} cannot divide {count} experts among {stage.ep} ranks")
     place, each = stage.flat_ranks.index(rank) % stage.ep, count // stage.ep
     return frozenset((None, *range(place * each, (place + 1) * each)))

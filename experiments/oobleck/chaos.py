@@ -53,7 +53,7 @@ class Target(Enum):
     REDUCTION = (Moment.REDUCING,)
     VOTED = (Moment.VOTED,)
     RECOVERY = RECOVERY
-    GATHERING = (Moment.GATHERING,)  # where weights are shared out
+    GATHERING = (Moment.GATHERING,)  # where weights are sharded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from runtime.models.decoder import DecoderAdapter
 from runtime.models.decoder_families import DECODERS
 from runtime.models.initialise import generator_of
 from runtime.models.vision_rotary import GridAdapter
-from runtime.parallel.context.batch import shared_data
+from runtime.parallel.context.batch import rank_data
 from runtime.parallel.context.group import ContextGroup
 from workbench.data.sample import Item, Sample, Segment
 from workbench.masks.patterns import CAUSAL, sample_bitfield
@@ -90,7 +90,7 @@ def microbatch_data(
     else:
         data = _encoder_data(plan, stage, microbatch, source)
     if context is not None:
-        data = shared_data(plan, stage, microbatch, data, context, device=device)
+        data = rank_data(plan, stage, microbatch, data, context, device=device)
     elif module.modality == TEXT:
         samples = [plan.sample[item.sample] for item in microbatch.items]
         data = _masked(data, samples, windows_of(module), device)

@@ -28,7 +28,7 @@ class Iteration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class EqualIterations:
     """Equal iterations: rounds that start `round_s` apart, in each `per_round` of them one after the other.
 
     `samples` is what each adds: 0 where it was cut off or undone.
@@ -74,7 +74,7 @@ class FailureRun:
     system: str
     window_s: float
     spent_s: tuple[tuple[Spent, float], ...]
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[EqualIterations, ...]
     num_recoveries: int
     node_s: float
 

@@ -28,7 +28,7 @@ def judged_part(plan: Plan) -> Plan:
     Its gradient groups hold the ranks of all, and each takes part in its collectives as often as in the
     whole. Replicas are equal as `alike_replicas` says, lie alike on equal nodes, and use no port that
     another one uses; so passes and messages of one begin and end when those of its equals do, and times
-    and bytes of what is left are those of the whole plan, to the last bit. Replicas that share out weights
+    and bytes of what is left are those of the whole plan, to the last bit. Replicas that shard weights
     wait for each other at every gather, so there all of them have to be equal. The plan itself where no
     two are.
 

@@ -12,7 +12,7 @@ from workbench.memory.stage import GRADIENTS, Sizes, state_of
 from workbench.model.model_graph import Edge
 from workbench.plan.plan import KeyExchange, Plan, Stage
 from workbench.plan.routing import Routing, routing_of
-from workbench.planner.planner_cost import Belief
+from workbench.planner.planner_cost import PlannerCost
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.timing.stage_seconds import Flags, PassSeconds, Seconds, StageSeconds
 from workbench.units import gib
@@ -56,13 +56,13 @@ class StageBounds:
     Args:
         draft: with microbatches.
         cost: the machine, and others beside it.
-        belief: of the planner whose plans are bounded.
+        planner_cost: of the planner whose plans are bounded.
         schedule: of the plans.
     """
 
-    def __init__(self, draft: Plan, cost: CostModel, belief: Belief, schedule: Schedule) -> None:
+    def __init__(self, draft: Plan, cost: CostModel, planner_cost: PlannerCost, schedule: Schedule) -> None:
         self._seconds = StageSeconds(draft, cost)
-        self._belief, self._schedule = belief, schedule
+        self._planner_cost, self._schedule = planner_cost, schedule
         self._is_aligned = _is_aligned(draft)
         self._held: dict[tuple[object, ...], int] = {}
 
@@ -190,10 +190,10 @@ class StageBounds:
 
     def _believed(self, found: PassSeconds, has: Flags) -> _Stage:
         if not self._schedule.kind.splits_backward:
-            forward_s, backward_s = self._belief.passes_s(found.forward_s, found.whole_s, has)
+            forward_s, backward_s = self._planner_cost.passes_s(found.forward_s, found.whole_s, has)
             return _Stage(forward_s, backward_s, backward_s, has)
         shorter_s = np.minimum(found.whole_s, found.through_s + found.weights_s)
-        forward_s, backward_s = self._belief.passes_s(found.forward_s, shorter_s, has)
+        forward_s, backward_s = self._planner_cost.passes_s(found.forward_s, shorter_s, has)
         return _Stage(forward_s, backward_s, np.zeros_like(backward_s), has)
 
     def _has_gaps(self, plan: Plan) -> bool:

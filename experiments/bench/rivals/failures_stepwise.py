@@ -11,7 +11,7 @@ from simpy.core import Environment
 from simpy.events import URGENT, Event, Process
 from simpy.exceptions import Interrupt
 
-from sim.failures.run import FailureRun, Spent, Stretch
+from sim.failures.run import EqualIterations, FailureRun, Spent
 from sim.failures.simulate import Instant, instants, node_seconds, window_of
 from sim.failures.training_system import Checkpoints, Joins, Restart, System
 from workbench.elastic.availability import Availability
@@ -58,7 +58,7 @@ class _Job:
         self._usable, self._doomed = set(usable), set[str]()
         self._members = set(usable)
         self._spent = dict.fromkeys(Spent, 0.0)
-        self._iterations: list[Stretch] = []
+        self._iterations: list[EqualIterations] = []
         self._at_risk: list[int] = []  # iterations since the last checkpoint
         self._must_save, self._grown, self._failed = False, False, False
         self._must_recover = not system.rate(len(usable))
@@ -174,10 +174,10 @@ class _Job:
         first = checkpoints.every if checkpoints.first is None else checkpoints.first
         return len(self._at_risk) - self._num_copied >= (first if self._failed else checkpoints.every)
 
-    def _stretch(self, start_s: float, lasted_s: float) -> Stretch:
+    def _stretch(self, start_s: float, lasted_s: float) -> EqualIterations:
         nodes = len(self._members)
         samples = lasted_s * self._system.rate(nodes)
-        return Stretch(start_s=start_s, iteration_s=lasted_s, samples=samples, num_nodes=nodes)
+        return EqualIterations(start_s=start_s, iteration_s=lasted_s, samples=samples, num_nodes=nodes)
 
     def _end_iteration(self, start_s: float, end_s: float) -> None:
         self._iterations.append(self._stretch(start_s, end_s - start_s))

@@ -32,7 +32,7 @@ from workbench.plan.work import row_mask
 # M = members, D = width.
 
 
-def shared_data(
+def rank_data(
     plan: Plan,
     stage: Stage,
     microbatch: Microbatch,
