@@ -198,7 +198,7 @@ def _candidate(
         rate = job.dollars_per_hour(plan.ranks)
         return Candidate(strategy=name, plan=plan, trace=predict(plan), dollars_per_hour=rate)
     except ValueError as error:
-        return Candidate(strategy=name, refusal=str(error))
+        return Candidate(strategy=name, refusal=str(error).removeprefix(f"{name}: "))  # said once
 
 
 def _judged(candidate: Candidate, planner: Planner, judge: PlanJudge | None) -> Candidate:
