@@ -21,7 +21,7 @@ from tests.test_adapters_llama4 import LLAMA4
 from tests.test_expert_plan import MIXTRAL, moe_plan
 from tests.tiny_models import whole_batch
 from workbench.cost.collectives import Collective, all_to_all_s
-from workbench.cost.expert_parallel import Exchanges, busiest_share, copies_share, exchanges_of, on_rank
+from workbench.cost.expert_parallel import ExpertExchanges, busiest_share, copies_share, exchanges_of, on_rank
 from workbench.cost.hardware import Link
 from workbench.cost.layer_table import LayerPoint, LayerTable
 from workbench.cost.model import CostModel
@@ -225,7 +225,7 @@ def test_a_layer_measured_with_all_experts_is_scaled_by_its_products() -> None:
     assert found.weight_grad_s == pytest.approx(1.0 * share)
 
 
-def exchanges(split: Layer, grid: Grid) -> Exchanges:
+def exchanges(split: Layer, grid: Grid) -> ExpertExchanges:
     return exchanges_of(split, WORK, grid, 4, divided=False)
 
 

@@ -58,7 +58,7 @@ class Joined(NamedTuple):
     awaited: tuple[int, ...] = ()
 
 
-class Row(Protocol):
+class OrderedRow(Protocol):
     """A row of communication, as far as order goes."""
 
     @property
@@ -69,7 +69,7 @@ class Row(Protocol):
     def after(self) -> int | None: ...
 
 
-class Group(Protocol):
+class OrderedGroup(Protocol):
     """A gradient group, as far as order goes."""
 
     @property
@@ -136,8 +136,8 @@ def adjacency(before: Ints, after: Ints, num_nodes: int) -> tuple[Ints, Ints]:
 
 def task_graph(
     plan: Plan,
-    rows: Sequence[Row],
-    groups: Iterable[Group],
+    rows: Sequence[OrderedRow],
+    groups: Iterable[OrderedGroup],
     reductions: Mapping[Action, tuple[int, ...]],
 ) -> TaskGraph:
     """The graph of programs whose actions stand once in each, STEP last.

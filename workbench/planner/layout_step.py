@@ -24,7 +24,7 @@ from workbench.timing.price import HOST_BYTES_PER_S
 _partition = cache(partition)
 
 
-class Chain(NamedTuple):
+class ModuleChain(NamedTuple):
     """The stages of a pipeline, first to last: what the module's layers on each add up to.
 
     Seconds are those of a pass, messages and layers of other modules on the first stage included.
@@ -84,7 +84,7 @@ class LayoutSteps:
 
     def __init__(self, job: Job, cost: CostModel) -> None:
         self.job, self.prices = job, ModulePrices(job, cost)
-        self._chains: dict[tuple[ModuleChoice, int | None], Chain] = {}
+        self._chains: dict[tuple[ModuleChoice, int | None], ModuleChain] = {}
         self._accounts: dict[tuple[ModuleChoice, Totals], Account] = {}
         self._llm_s: dict[ModuleChoice, float] = {}
         self._steps: dict[LayoutChoice, LayoutStep] = {}
@@ -296,7 +296,7 @@ class LayoutSteps:
 
     def _chain(
         self, choice: ModuleChoice, leading: Sequence[Totals] = (), *, samples: int | None = None
-    ) -> Chain:
+    ) -> ModuleChain:
         """A module's stages, the slowest as fast as can be, with layers of others on the first."""
         key = (replace(choice, instances=1), samples)
         if not leading and key in self._chains:
@@ -308,7 +308,7 @@ class LayoutSteps:
         stages = [total_of(layers[first:last]) for first, last in _partition(tuple(each), choice.pp)]
         hop_s = self._hop_s(choice)
         enters_s = [ahead_s, *[(hop_s, hop_s)] * (len(stages) - 1)]
-        chain = Chain(
+        chain = ModuleChain(
             tuple(stages),
             tuple(stage.forward_s + before_s for stage, (before_s, _) in zip(stages, enters_s, strict=True)),
             tuple(stage.backward_s + after_s for stage, (_, after_s) in zip(stages, enters_s, strict=True)),
@@ -375,5 +375,5 @@ def pipeline_s(forward_s: tuple[float, ...], backward_s: tuple[float, ...], roun
     return iteration_s(forward, backward, np.arange(rounds, dtype=np.int64))
 
 
-def _counts(chain: Chain) -> tuple[int, ...]:
+def _counts(chain: ModuleChain) -> tuple[int, ...]:
     return tuple(stage.num_layers for stage in chain.stages)

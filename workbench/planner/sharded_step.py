@@ -8,7 +8,7 @@ from workbench.cost.beside import loss_on
 from workbench.cost.group_link import busy_share, group_link
 from workbench.cost.hardware import Link
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, ModuleChoice
-from workbench.planner.module_price import Exchange, ModulePrices, Totals
+from workbench.planner.module_price import BoundaryExchange, ModulePrices, Totals
 from workbench.timing.price import step_bytes
 
 PREFETCHED = 2  # layers whose parameters, and whose gradients, a rank holds whole at once
@@ -74,7 +74,7 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice) -> LayoutStep:
 
 def _rounds(
     layers: Sequence[Totals],
-    moved: Sequence[Exchange],
+    moved: Sequence[BoundaryExchange],
     busy: Sequence[float],
     lost_s: Callable[[float, float], float],
 ) -> Iterator[_Round]:

@@ -12,7 +12,7 @@ _ROUNDING = 1e-9  # shares of a microbatch are fractions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chain:
+class PassChain:
     """Stages of one replica of a module, and how they are to be scheduled.
 
     Args:
@@ -47,7 +47,7 @@ class Policy:
 
 
 def list_schedule(
-    graph: PassGraph, chains: Sequence[Chain], policy: Policy
+    graph: PassGraph, chains: Sequence[PassChain], policy: Policy
 ) -> dict[Group, tuple[Action, ...]]:
     """Programs of all groups: the order in which passes start when time runs.
 
@@ -84,7 +84,7 @@ class _Place:
 
 
 class _Run:
-    def __init__(self, graph: PassGraph, chains: Sequence[Chain], policy: Policy) -> None:
+    def __init__(self, graph: PassGraph, chains: Sequence[PassChain], policy: Policy) -> None:
         self.started: list[list[Action]] = [[] for _ in graph.groups]
         self._graph, self._chains, self._policy = graph, chains, policy
         self._missing = [len(needed) for needed in graph.inputs]

@@ -22,7 +22,7 @@ Flags = NDArray[np.bool_]
 KINDS = (Pass.F, Pass.B, Pass.I, Pass.W)
 
 
-class Kind(NamedTuple):
+class StageKind(NamedTuple):
     """What microbatches have in common that take equally long in every stage of their module.
 
     Args:
@@ -67,21 +67,21 @@ class StageSeconds:
 
     def __init__(self, draft: Plan, cost: CostModel) -> None:
         self._draft, self._cost = draft, cost
-        self._kinds: dict[str, tuple[Kind, ...]] = {}
+        self._kinds: dict[str, tuple[StageKind, ...]] = {}
         self._place: dict[tuple[str, tuple[tuple[Item, ...], ...]], int] = {}
         self._sums: dict[tuple[object, ...], Seconds] = {}
         routing = routing_of(draft)
         for module in draft.model.modules:
-            found: dict[Kind, int] = {}
+            found: dict[StageKind, int] = {}
             for microbatch in draft.microbatches:
                 if microbatch.module == module.name:
                     flow = routing.flow(microbatch)
                     present = routing.present(microbatch)
-                    kind = Kind(work_of(draft, microbatch), flow.needs[module.name], present)
+                    kind = StageKind(work_of(draft, microbatch), flow.needs[module.name], present)
                     self._place[module.name, microbatch.rows] = found.setdefault(kind, len(found))
             self._kinds[module.name] = tuple(found)
 
-    def kinds(self, module: str) -> tuple[Kind, ...]:
+    def kinds(self, module: str) -> tuple[StageKind, ...]:
         """Of the module's microbatches, in order of appearance."""
         return self._kinds[module]
 

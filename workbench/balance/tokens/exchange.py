@@ -18,7 +18,7 @@ from workbench.compiled import compiled
 EVEN_ENOUGH = 1e-4
 
 
-class Exchange(Enum):
+class Swap(Enum):
     """What two ranks may do: hand a block over as well as swap two, or swap only (counts stay)."""
 
     MOVE_OR_SWAP = "move or swap"
@@ -30,7 +30,7 @@ def longest_first_exchanged(work: ArrayLike, num_ranks: int) -> Owners:
 
     Arguments and errors: `longest_first`.
     """
-    return exchanged(work, longest_first(work, num_ranks), num_ranks, Exchange.MOVE_OR_SWAP)
+    return exchanged(work, longest_first(work, num_ranks), num_ranks, Swap.MOVE_OR_SWAP)
 
 
 def equal_counts_exchanged(work: ArrayLike, num_ranks: int) -> Owners:
@@ -38,14 +38,14 @@ def equal_counts_exchanged(work: ArrayLike, num_ranks: int) -> Owners:
 
     Arguments and errors: `longest_first`.
     """
-    return exchanged(work, longest_first_equal_counts(work, num_ranks), num_ranks, Exchange.SWAP)
+    return exchanged(work, longest_first_equal_counts(work, num_ranks), num_ranks, Swap.SWAP)
 
 
 def exchanged(
     work: ArrayLike,
     owners: ArrayLike,
     num_ranks: int,
-    exchange: Exchange,
+    exchange: Swap,
     *,
     tolerance: float = EVEN_ENOUGH,
     most_steps: int = 1000,
@@ -88,7 +88,7 @@ def exchanged(
     total = int(units.sum())
     even = max(-(-total // num_ranks), int(total / num_ranks * (1 + min(tolerance, num_ranks))))
     if loads.max() > even:
-        num_blanks = 1 if exchange is Exchange.MOVE_OR_SWAP else 0
+        num_blanks = 1 if exchange is Swap.MOVE_OR_SWAP else 0
         _exchange(units, found, loads, descending_order(units), even, (num_blanks, most_steps))
     return found
 
