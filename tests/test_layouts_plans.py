@@ -65,8 +65,8 @@ def test_three_phases_keep_encoders_out_of_the_pipeline():
 
 def held_before(plan, table, rank, action):
     """Bytes between the action before and this one."""
-    place = plan.program[rank].index(action)
-    taken, given = (sum(moved[rank][:place]) for moved in (table.acquired_bytes, table.released_bytes))
+    index = plan.program[rank].index(action)
+    taken, given = (sum(moved[rank][:index]) for moved in (table.acquired_bytes, table.released_bytes))
     return table.static_bytes[rank] + taken - given
 
 

@@ -84,9 +84,9 @@ def played(chain: ReplicaChain, lead: int = 0) -> Played:
     }
     graph = pass_graph(nodes, groups, lambda action: ticks_of(chain, action), backward=Pass.B)
     slots: dict[int, list[Slot]] = {stage: [] for stage in STAGES}
-    for place, start in start_times(graph, programs).items():
-        action = graph.actions[place]
-        slots[action.stage or 0].append(Slot(action, int(start), int(start + graph.duration[place])))
+    for index, start in start_times(graph, programs).items():
+        action = graph.actions[index]
+        slots[action.stage or 0].append(Slot(action, int(start), int(start + graph.duration[index])))
     return Played(
         {stage: tuple(sorted(of, key=lambda s: s.start_tick)) for stage, of in slots.items()}, chain
     )

@@ -166,7 +166,7 @@ def dip_windows(replica: Replica) -> int:
 
 
 def _even(chunk: Order, work_s: Seconds, parts: int) -> list[Order]:
-    owners = longest_first([float(work_s[place]) for place in chunk], min(parts, len(chunk)))
+    owners = longest_first([float(work_s[index]) for index in chunk], min(parts, len(chunk)))
     groups = (
         tuple(p for p, owner in zip(chunk, owners, strict=True) if owner == part) for part in range(parts)
     )
@@ -178,7 +178,7 @@ def _three_phases(parts: tuple[int, ...], num_blocks: int, window: int) -> Laid:
     """The programs of so many sub-microbatches of each microbatch; durations do not matter to them."""
     places = iter(range(sum(parts)))
     cut = [tuple(next(places) for _ in range(count)) for count in parts]
-    chain = ReplicaChain(tuple((place,) for of_chunk in cut for place in of_chunk), {}, tuple(cut))
+    chain = ReplicaChain(tuple((index,) for of_chunk in cut for index in of_chunk), {}, tuple(cut))
     nodes = nodes_of(chain, num_blocks, num_blocks)
     groups = [(stage, stage + num_blocks) for stage in range(num_blocks)]
     programs = three_phase(nodes, groups, range(num_blocks, 2 * num_blocks), window=window)
@@ -211,7 +211,7 @@ def replicas_of(method: str, batch: Replica, num_replicas: int) -> tuple[Replica
     else:
         share = len(batch.samples) // num_replicas
         members = tuple(tuple(range(number * share, (number + 1) * share)) for number in range(num_replicas))
-    return tuple(replace(batch, samples=tuple(batch.samples[place] for place in held)) for held in members)
+    return tuple(replace(batch, samples=tuple(batch.samples[index] for index in held)) for held in members)
 
 
 def assigned(replica: Replica) -> MicrobatchAssignment:
@@ -261,7 +261,7 @@ def _unit_ordered(
     leads = [lead] * depth + [0] * (forward.shape[1] - depth)
     units = units_of(assignment)
     found = order(forward, backward, units, leads)
-    places = [place for unit in found.units for place in units[unit]]
+    places = [index for unit in found.units for index in units[unit]]
     return permuted(assignment, places), found.iteration_s
 
 

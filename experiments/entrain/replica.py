@@ -232,7 +232,7 @@ def chain_of(assignment: MicrobatchAssignment) -> ReplicaChain:
     parts: list[Places] = []
     followers: dict[int, int] = {}
     for places, deferred in zip(assignment.encoder, assignment.deferred, strict=True):
-        kept = tuple(place for place in places if place not in deferred)
+        kept = tuple(index for index in places if index not in deferred)
         if kept and deferred:
             followers[len(parts) + 1] = len(parts)
         parts += [each for each in (kept, deferred) if each]
@@ -241,8 +241,8 @@ def chain_of(assignment: MicrobatchAssignment) -> ReplicaChain:
 
 def nodes_of(chain: ReplicaChain, num_encoder: int, num_llm: int) -> tuple[ScheduleNode, ...]:
     """Encoder stages from 0 on, then the LLM's."""
-    produced = {place: number for number, places in enumerate(chain.encoder) for place in places}
-    reads = tuple(tuple(sorted({produced[place] for place in places})) for places in chain.llm)
+    produced = {position: number for number, places in enumerate(chain.encoder) for position in places}
+    reads = tuple(tuple(sorted({produced[position] for position in places})) for places in chain.llm)
     last = num_encoder + num_llm - 1
     found = []
     for stage in range(last + 1):

@@ -97,11 +97,11 @@ def sharded_parameters(
         first = replica * stages * cp
         for module in job.model.modules:
             num = stages if module.modality == TEXT else 1
-            bounds = [len(module.layers) * place // num for place in range(num + 1)]
-            for place in range(num):
-                start = first + place * cp
+            bounds = [len(module.layers) * index // num for index in range(num + 1)]
+            for index in range(num):
+                start = first + index * cp
                 ranks = tuple((start + shard,) for shard in range(cp))
-                layers = (bounds[place], bounds[place + 1])
+                layers = (bounds[index], bounds[index + 1])
                 found.append(
                     Stage(id=len(found), module=module.name, replica=replica, layers=layers, ranks=ranks)
                 )

@@ -207,5 +207,5 @@ def own_experts(stage: Stage, rank: int, count: int) -> frozenset[int | None]:
     """Experts of a layer that a rank of the stage holds, and None for its other weights."""
     if stage.ep < 1 or len(stage.flat_ranks) % stage.ep or count % stage.ep:
         raise Wrong(f"stage {stage.id} cannot divide {count} experts among {stage.ep} ranks")
-    place, each = stage.flat_ranks.index(rank) % stage.ep, count // stage.ep
-    return frozenset((None, *range(place * each, (place + 1) * each)))
+    index, each = stage.flat_ranks.index(rank) % stage.ep, count // stage.ep
+    return frozenset((None, *range(index * each, (index + 1) * each)))

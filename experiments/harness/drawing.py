@@ -134,7 +134,7 @@ def _bars(axes: Axes, panel: Bars) -> None:
     for index, series in enumerate(panel.series):
         shift = 0.0 if panel.stacked else width * (index + 0.5) - BAR_SHARE / 2
         axes.bar(
-            [place + shift for place in range(len(panel.names))],
+            [position + shift for position in range(len(panel.names))],
             series.values,
             width,
             bottom=bottom,

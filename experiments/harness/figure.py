@@ -146,7 +146,7 @@ def cumulative(values: Sequence[float], colour: str, label: str = "") -> Line:
     """Over each value the share of all that are at most as large."""
     return Line(
         x=sorted(values),
-        y=[(place + 1) / len(values) for place in range(len(values))],
+        y=[(index + 1) / len(values) for index in range(len(values))],
         colour=colour,
         label=label,
     )

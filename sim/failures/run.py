@@ -53,8 +53,8 @@ class EqualIterations:
 
     def iterations(self) -> Iterator[Iteration]:
         """One by one."""
-        for place in range(self.num_iterations):
-            round_, within = divmod(place, self.per_round)
+        for index in range(self.num_iterations):
+            round_, within = divmod(index, self.per_round)
             start_s = self.start_s + round_ * self.round_s + within * self.iteration_s
             yield Iteration(start_s=start_s, end_s=start_s + self.iteration_s, samples=self.samples)
 

@@ -130,7 +130,7 @@ def exchanges_of(
         element_bytes: of activations.
         divided: whether tensor-parallel ranks divide tokens around the mixture anyway.
     """
-    places = {each.name: place for place, each in enumerate(split.operators)}
+    places = {each.name: index for index, each in enumerate(split.operators)}
     first = next((each for each in split.operators if each.name.startswith(EXPERT)), None)
     if grid.ep == 1 or not isinstance(first, Matmul):
         return ExpertExchanges()

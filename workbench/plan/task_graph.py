@@ -171,11 +171,11 @@ def task_graph(
 def _places(passes: Mapping[Action, int], actions: Iterable[Action]) -> list[int]:
     """Their tasks; what names the same object again and again, as rows do, is looked up once."""
     found: list[int] = []
-    last, place = None, -1
+    last, index = None, -1
     for action in actions:
         if action is not last:
-            last, place = action, passes[action]
-        found.append(place)
+            last, index = action, passes[action]
+        found.append(index)
     return found
 
 

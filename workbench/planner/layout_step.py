@@ -172,10 +172,10 @@ class LayoutSteps:
         chain = self._chain(choice.llm, [part.layers for part in encoded])
         rounds = self._rounds(choice.llm)
         ranks = []
-        for place, stage in enumerate(chain.stages):
-            held = min(len(chain.stages) - place, rounds)
+        for index, stage in enumerate(chain.stages):
+            held = min(len(chain.stages) - index, rounds)
             parts = [Held(choice.llm, stage, held)]
-            parts += [part._replace(in_flight=held) for part in encoded if place == 0]
+            parts += [part._replace(in_flight=held) for part in encoded if index == 0]
             ranks.append(parts)
         passes_s = pipeline_s(chain.forward_s, chain.backward_s, rounds)
         num_bytes = self._read_behind_bytes(choice, _counts(chain))
@@ -207,8 +207,8 @@ class LayoutSteps:
         num_bytes = sum(crossing.num_bytes for crossing in crossings)
         phases_s = sum(self.phases_s(encoder, choice.llm) for encoder in choice.encoders)
         ranks = [
-            [Held(choice.llm, stage, min(len(chain.stages) - place, rounds)), *encoded]
-            for place, stage in enumerate(chain.stages)
+            [Held(choice.llm, stage, min(len(chain.stages) - index, rounds)), *encoded]
+            for index, stage in enumerate(chain.stages)
         ]
         passes_s = phases_s + boundary_s + self.llm_s(choice.llm)
         more = [2 * num_bytes, *[0.0] * (len(ranks) - 1)]  # features and their gradients
@@ -233,21 +233,21 @@ class LayoutSteps:
             chain = self._chain(encoder, samples=samples)
             calls = per_round / (encoder.dp * samples)  # a replica may sit out rounds
             crossing = sent(self.prices, encoder, choice.llm, per_round, _counts(llm))
-            for place, stage in enumerate(chain.stages):
-                at = depth - encoder.pp + place
-                is_last = place == encoder.pp - 1
+            for index, stage in enumerate(chain.stages):
+                at = depth - encoder.pp + index
+                is_last = index == encoder.pp - 1
                 ahead_s, behind_s = (crossing.before_s, crossing.after_s) if is_last else (0.0, 0.0)
-                forward_s[at] = max(forward_s[at], calls * chain.forward_s[place] + ahead_s)
-                backward_s[at] = max(backward_s[at], calls * chain.backward_s[place] + behind_s)
-                call_s = chain.forward_s[place] + chain.backward_s[place]
+                forward_s[at] = max(forward_s[at], calls * chain.forward_s[index] + ahead_s)
+                backward_s[at] = max(backward_s[at], calls * chain.backward_s[index] + behind_s)
+                call_s = chain.forward_s[index] + chain.backward_s[index]
                 round_s[at] = max(round_s[at], math.ceil(calls) * call_s + ahead_s + behind_s)
                 in_flight = min(depth - at + choice.llm.pp, rounds)
                 ranks.append([Held(encoder, stage, max(1.0, calls * in_flight))])
             boundary_s += (crossing.before_s + crossing.after_s) * rounds
             num_bytes += crossing.num_bytes * rounds
         ranks += [
-            [Held(choice.llm, stage, min(choice.llm.pp - place, rounds))]
-            for place, stage in enumerate(llm.stages)
+            [Held(choice.llm, stage, min(choice.llm.pp - index, rounds))]
+            for index, stage in enumerate(llm.stages)
         ]
         # Replicas that take turns are as fast as their mean, but the LLM waits for the first whole
         # forward, and behind its last backward is a whole one.

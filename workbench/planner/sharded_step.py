@@ -82,15 +82,15 @@ def _rounds(
 
     Each loses some seconds to what travels beside it.
     """
-    for place, layer in enumerate(layers):
-        gather_s = moved[place].gather_s
+    for index, layer in enumerate(layers):
+        gather_s = moved[index].gather_s
         yield _Round(
-            place, layer.forward_s + lost_s(busy[place] * gather_s, layer.forward_s), gather_s, 0.0, 0.0
+            index, layer.forward_s + lost_s(busy[index] * gather_s, layer.forward_s), gather_s, 0.0, 0.0
         )
-    for place in reversed(range(len(layers))):
-        if (backward_s := layers[place].backward_s) > 0:
-            beside_s = busy[place] * (moved[place].gather_s + moved[place].scatter_s)
-            yield _Round(place, backward_s + lost_s(beside_s, backward_s), *moved[place])
+    for index in reversed(range(len(layers))):
+        if (backward_s := layers[index].backward_s) > 0:
+            beside_s = busy[index] * (moved[index].gather_s + moved[index].scatter_s)
+            yield _Round(index, backward_s + lost_s(beside_s, backward_s), *moved[index])
 
 
 def _joined(rounds: Sequence[_Round]) -> list[_Round]:
@@ -110,11 +110,11 @@ def _summed_s(rounds: Sequence[_Round]) -> float:
     total_s = joined[0].gather_s
     waiting = _Round(-1, 0.0, 0.0, 0.0, 0.0)
     summed_s = 0.0
-    for place, found in enumerate(joined):
+    for index, found in enumerate(joined):
         ready_s = total_s + max(found.busy_s, waiting.scatter_s)
         if waiting.sum_s:
             summed_s = max(summed_s, ready_s) + waiting.sum_s
-        gather_s = joined[place + 1].gather_s if place + 1 < len(joined) else 0.0
+        gather_s = joined[index + 1].gather_s if index + 1 < len(joined) else 0.0
         total_s += max(found.busy_s, waiting.scatter_s + gather_s)
         waiting = found
     return max(summed_s, total_s + waiting.scatter_s) + waiting.sum_s

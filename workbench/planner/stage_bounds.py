@@ -204,14 +204,14 @@ class StageBounds:
 
     def _lines(self, chain: _StageChain, *, has_gaps: bool) -> Iterator[tuple[float, float, float]]:
         """Of every stage: what is ahead of its first pass, all of its passes, what is behind its last."""
-        for place, passes in enumerate(chain.passes):
-            last_s = np.where(passes.has_backward, chain.behind_s[place], chain.after_s[place])
+        for index, passes in enumerate(chain.passes):
+            last_s = np.where(passes.has_backward, chain.behind_s[index], chain.after_s[index])
             if self._schedule.kind.splits_backward:  # the last may be a W, for which nobody waits
                 last_s = np.where(passes.has_backward, 0.0, last_s)
             own_s = float((passes.forward_s + passes.backward_s) @ chain.counts)
             if has_gaps and passes.has_backward[chain.used].all():
-                own_s += _gaps_s(chain, place)
-            ahead_s, behind_s = chain.ahead_s[place][chain.used], last_s[chain.used]
+                own_s += _gaps_s(chain, index)
+            ahead_s, behind_s = chain.ahead_s[index][chain.used], last_s[chain.used]
             yield float(ahead_s.min()), own_s, float(behind_s.min())
 
     def _path_s(self, chain: _StageChain) -> float:
@@ -293,8 +293,8 @@ class _Ways:
         """Until the first of the source's microbatches is there."""
         found = []
         for chain in self._of(edge.source):
-            place = _place(chain, edge.after_layer)
-            done_s = chain.ahead_s[place] + chain.passes[place].forward_s
+            index = _place(chain, edge.after_layer)
+            done_s = chain.ahead_s[index] + chain.passes[index].forward_s
             found += list(done_s[chain.used])
         return float(min(found, default=0.0))
 
@@ -312,9 +312,9 @@ class _Ways:
         """From a gradient of the source's output to the end of its backwards."""
         found = []
         for chain in self._of(edge.source):
-            place = _place(chain, edge.after_layer)
-            passes = chain.passes[place]
-            way_s = np.where(passes.has_backward, passes.leaving_s + chain.behind_s[place], 0.0)
+            index = _place(chain, edge.after_layer)
+            passes = chain.passes[index]
+            way_s = np.where(passes.has_backward, passes.leaving_s + chain.behind_s[index], 0.0)
             found += list(way_s[chain.used])
         return float(min(found, default=0.0))
 
@@ -322,12 +322,12 @@ class _Ways:
         leaving = [(_place(chain, e.after_layer), e) for e in self._model.edges_out_of(module)]
         after_s = turn_s = np.zeros(len(chain.counts))
         depth = 0
-        for place in reversed(range(len(chain.stages))):
-            passes = chain.passes[place]
-            own_s = np.where(passes.has_backward, passes.leaving_s + chain.behind_s[place], 0.0)
+        for index in reversed(range(len(chain.stages))):
+            passes = chain.passes[index]
+            own_s = np.where(passes.has_backward, passes.leaving_s + chain.behind_s[index], 0.0)
             after_s = np.maximum(after_s, own_s)
             for at, edge in leaving:
-                if at == place:
+                if at == index:
                     way_s, round_s, edge_depth = self._least_beyond(edge)
                     after_s, turn_s = np.maximum(after_s, way_s), np.maximum(turn_s, round_s)
                     depth = max(depth, edge_depth)
@@ -347,11 +347,11 @@ class _Ways:
         """
         ways_s, rounds_s, depth = [], [], 0
         for chain in self._of(edge.target):
-            place, reading = _place(chain, edge.before_layer), chain.used & self._reading(edge)
-            passes = chain.passes[place]
-            ways_s += list((passes.forward_s + chain.after_s[place])[reading])
-            rounds_s += list((passes.forward_s + chain.turn_s[place] + passes.leaving_s)[reading])
-            depth = max(depth, chain.depth[place] + 1)
+            index, reading = _place(chain, edge.before_layer), chain.used & self._reading(edge)
+            passes = chain.passes[index]
+            ways_s += list((passes.forward_s + chain.after_s[index])[reading])
+            rounds_s += list((passes.forward_s + chain.turn_s[index] + passes.leaving_s)[reading])
+            depth = max(depth, chain.depth[index] + 1)
         return float(min(ways_s, default=0.0)), float(min(rounds_s, default=0.0)), depth
 
 

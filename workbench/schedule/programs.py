@@ -97,17 +97,17 @@ def _is_laid_out(part: Part, stages: tuple[int, ...], schedule: Schedule) -> boo
     first = places[:num_ranks]
     if len(places) != num_ranks * schedule.virtual_stages or len(set(first)) < num_ranks:
         return False
-    wanted = [first[rank_block(schedule, place, len(places))] for place in range(len(places))]
+    wanted = [first[rank_block(schedule, index, len(places))] for index in range(len(places))]
     return places == wanted and _is_line(part, stages)
 
 
 def _is_line(part: Part, stages: tuple[int, ...]) -> bool:
     """Whether each stage reads, microbatch by microbatch, the one before it and no other of the chain."""
-    for place, stage in enumerate(stages):
+    for index, stage in enumerate(stages):
         node = part.nodes[stage]
         inside = [consumer for consumer in node.consumers if consumer.stage in stages]
         needs = tuple((own,) for own in range(node.num_microbatches))
-        if inside != [Consumer(later, needs) for later in stages[place + 1 : place + 2]]:
+        if inside != [Consumer(later, needs) for later in stages[index + 1 : index + 2]]:
             return False
     return True
 

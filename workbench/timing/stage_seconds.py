@@ -100,8 +100,8 @@ class StageSeconds:
         mine = sums[:, last] - sums[:, first]
         profile = cost.profile
         times = [
-            profile.overhead_s(kind) + pace(plan, stage, profile, kind) * mine[place]
-            for place, kind in enumerate(KINDS)
+            profile.overhead_s(kind) + pace(plan, stage, profile, kind) * mine[index]
+            for index, kind in enumerate(KINDS)
         ]
         forward_s, whole_s, through_s, weights_s = times
         return PassSeconds(forward_s, whole_s, through_s, weights_s, mine[4] > 0, mine[5] == 0)
@@ -123,8 +123,8 @@ class StageSeconds:
                 for row, (layer, need) in enumerate(zip(module.layers, kind.needs, strict=True), 1):
                     times = [machine.layer_time(layer, kind.work) for machine in machines]
                     passes = [pass_times([time], [need], settings.recompute) for time in times]
-                    for place, wanted in enumerate(KINDS):
-                        each[place, row, column] = min(found.of(wanted) for found in passes)
+                    for index, wanted in enumerate(KINDS):
+                        each[index, row, column] = min(found.of(wanted) for found in passes)
                     each[4, row, column] = need.any
                     each[5, row, column] = layer.trainable and not need.weight_grad
             self._sums[key] = each.cumsum(axis=1)

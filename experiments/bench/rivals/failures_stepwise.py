@@ -185,8 +185,8 @@ class _Job:
 
     def _keep(self, count: int | None = None) -> None:
         """The first of what is at risk, by default all, count from now on."""
-        for place in self._at_risk[:count]:
-            kept = self._iterations[place]
+        for index in self._at_risk[:count]:
+            kept = self._iterations[index]
             idle_s = kept.iteration_s * self._system.idle_share(kept.num_nodes)
             redundant_s = (kept.iteration_s - idle_s) * self._system.redundant_share
             self._spent[Spent.IDLE_NODES] += idle_s
@@ -197,10 +197,10 @@ class _Job:
 
     def _undo(self) -> None:
         """A member is gone: back to the last checkpoint."""
-        for place in self._at_risk:
-            lost = self._iterations[place]
+        for index in self._at_risk:
+            lost = self._iterations[index]
             self._spent[Spent.LOST] += lost.iteration_s
-            self._iterations[place] = replace(lost, samples=0.0)
+            self._iterations[index] = replace(lost, samples=0.0)
         self._at_risk.clear()
         self._failed, self._num_copied, self._num_undone = True, 0, self._num_undone + 1
 

@@ -169,12 +169,12 @@ def _best_pair(
     closest to it moves in one direction only.
     """
     best, give, take = our_load, -1, -1
-    place = 0
+    index = 0
     last = theirs.size - 1 + num_blanks  # the place after the last block is a blank: nothing in return
     for our_block in ours:
-        while place < last and _after(work, our_block, theirs, place, our_load, their_load) > 0:
-            place += 1
-        for candidate in range(max(place - 1, 0), min(place, last) + 1):
+        while index < last and _after(work, our_block, theirs, index, our_load, their_load) > 0:
+            index += 1
+        for candidate in range(max(index - 1, 0), min(index, last) + 1):
             taken = work[theirs[candidate]] if candidate < theirs.size else 0
             heavier = max(our_load - work[our_block] + taken, their_load + work[our_block] - taken)
             if heavier < best:
