@@ -35,7 +35,7 @@ def judged_part(plan: Plan) -> Plan:
     Its gradient groups hold the ranks of all, and each takes part in its collectives as often as in the
     whole. Components are equal as `alike_replicas` says, those that send by one port taken together; they
     lie alike on equal nodes. So passes and messages of one begin and end when those of its equals do, and
-    times and bytes of what is left are those of the whole plan, to the last bit. Replicas that share out
+    times and bytes of what is left are those of the whole plan, to the last bit. Replicas that shard
     weights wait for each other at every gather, so there each is one of every module, and all have to be
     equal. The plan itself where no two are.
 
