@@ -85,7 +85,7 @@ def test_unknown_name_lists_the_known_ones():
     with pytest.raises(ValueError, match=r"no profile 'A41': want a file or one of 33 such as A40, "):
         load_profile("A41")
     with pytest.raises(
-        ValueError, match="no profile 'gone.json': want a file, which `workbench calibrate` writes, or"
+        ValueError, match=r"no profile 'gone\.json': want a file, which `workbench calibrate` writes, or"
     ):
         load_profile("gone.json")
 
