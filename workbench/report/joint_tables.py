@@ -171,6 +171,8 @@ def _line(moves: Sequence[Record]) -> tuple[str, str]:
 def _arrange(move: Record) -> str:
     arrangement = move["arrangement"]
     words = f"{arrangement['placement']}: {_degrees(arrangement['degrees'])}"
+    pooled = zip(arrangement["degrees"], arrangement.get("first_ranks", ()), strict=False)
+    words += "".join(f"; {each['module']} from rank {first}" for each, first in pooled if first is not None)
     return words if move["samples"] is None else f"{words}; {_samples(move['samples'])}"
 
 
