@@ -40,10 +40,19 @@ def test_help_of_every_command_loads_no_framework():
     assert not {*imported(every, of=NEVER_YET)} & {"torch", "triton", "transformers", "simpy", "matplotlib"}
 
 
-@pytest.mark.parametrize(("judge", "loaded"), [("planner", []), ("simulator", ["simpy"])])
-def test_a_plan_is_made_without_compiler_or_framework(tmp_path: Path, judge: str, loaded: list[str]):
+@pytest.mark.parametrize(
+    ("profile", "judge", "loaded"),
+    [
+        ("A40", "planner", []),
+        ("A40", "simulator", ["simpy"]),
+        ("examples/elastic-cpu.json", "simulator", ["simpy"]),
+    ],
+)
+def test_a_plan_is_made_without_compiler_or_framework(
+    tmp_path: Path, profile: str, judge: str, loaded: list[str]
+):
     out = tmp_path / "plan.json"
-    plan = ("plan", "examples/tiny.yaml", "--profile", "A40", "--judge", judge, "-o", str(out), "--json")
+    plan = ("plan", "examples/tiny.yaml", "--profile", profile, "--judge", judge, "-o", str(out), "--json")
     assert imported(MAIN, *plan, of=NEVER_YET) == loaded
     assert out.is_file()
 
