@@ -51,6 +51,7 @@ class _RankAccount:
         self._rank, self._sizes = rank, accounts.sizes
         self._program = self._plan.program.get(rank, ())
         self._last = len(self._program) - 1
+        self._inputs_of: dict[Action, list[Transfer]] = {}  # that come to this rank; filled on use
         nothing = [0] * len(self._program)
         self.lines = Lines(nothing, nothing.copy(), {})
 
@@ -165,7 +166,7 @@ class _RankAccount:
         else:
             is_first = position == self._first_weights[stage.id] or stage.id in self._accounts.units
             self._hold(position, position, size.first if is_first else size.accumulating)
-        rows = list(self._inputs(action))
+        rows = self._inputs(action)
         received = sum(row.num_bytes for row in rows if row.route is not Route.LOCAL)
         whole = len(rows) == 1 and _is_whole(rows)
         self._hold(position, position, received + (0 if whole or not rows else size.output))
@@ -297,17 +298,15 @@ class _RankAccount:
                     self._hold(posting, self._place(row.consumer) - 1, row.num_bytes)
             posting = position
 
-    def _inputs(self, action: Action) -> Iterator[Transfer]:
-        for number in self._lowered.inputs.get(action, ()):
-            row = self._lowered.transfers[number]
-            if self._rank in row.destination_ranks:
-                yield row
+    def _inputs(self, action: Action) -> list[Transfer]:
+        if action not in self._inputs_of:
+            rows = map(self._lowered.transfers.__getitem__, self._lowered.inputs.get(action, ()))
+            self._inputs_of[action] = [row for row in rows if self._rank in row.destination_ranks]
+        return self._inputs_of[action]
 
-    def _outputs(self, action: Action) -> Iterator[Transfer]:
-        for number in self._lowered.outputs.get(action, ()):
-            row = self._lowered.transfers[number]
-            if row.source_rank == self._rank:
-                yield row
+    def _outputs(self, action: Action) -> list[Transfer]:
+        rows = map(self._lowered.transfers.__getitem__, self._lowered.outputs.get(action, ()))
+        return [row for row in rows if row.source_rank == self._rank]
 
     def _of(self, action: Action) -> tuple[Stage, Microbatch]:
         assert action.stage is not None
