@@ -52,6 +52,7 @@ class _RankAccount:
         self._program = self._plan.program.get(rank, ())
         self._last = len(self._program) - 1
         self._inputs_of: dict[Action, list[Transfer]] = {}  # that come to this rank; filled on use
+        self._places = accounts.place.get(rank, {})
         nothing = [0] * len(self._program)
         self.lines = Lines(nothing, nothing.copy(), {})
 
@@ -83,7 +84,7 @@ class _RankAccount:
             self.lines.released[last] += num_bytes
 
     def _place(self, action: Action) -> int:
-        return self._accounts.place[self._rank][action]
+        return self._places[action]
 
     def _add_forward(self, position: int, action: Action) -> None:
         stage, microbatch = self._of(action)
@@ -179,7 +180,7 @@ class _RankAccount:
     def _add_left(self, position: int, action: Action) -> None:
         """What an I leaves for its W, and, from a stage's first I on, gradients that only I makes."""
         weights = action._replace(kind=Pass.W)
-        if weights in self._accounts.place[self._rank]:
+        if weights in self._places:
             left = self._sizes.split(*self._of(action)).left
             self._hold(position + 1, self._place(weights), left)
         stage, _ = self._of(action)
@@ -285,14 +286,16 @@ class _RankAccount:
         self._hold(0, self._last, self._accounts.handed_on_bytes.get(self._rank, 0))
         posting = 0
         for position, action in enumerate(self._program):
+            if action.kind not in COMPUTE:
+                continue
             rows = [row for row in self._inputs(action) if row.route is not Route.LOCAL]
-            if action.kind not in COMPUTE or not rows:
+            if not rows:
                 continue
             for wanted in rows:
                 if wanted.route is Route.BROADCAST:
-                    self._hold(posting, self._place(action) - 1, wanted.num_bytes)
+                    self._hold(posting, position - 1, wanted.num_bytes)
                     continue
-                waiting = unposted.get(wanted.source_rank, deque())
+                waiting = unposted.get(wanted.source_rank)
                 while waiting and waiting[0].row <= wanted.row:
                     row = waiting.popleft()
                     self._hold(posting, self._place(row.consumer) - 1, row.num_bytes)
