@@ -1,18 +1,17 @@
 """The command that searches among plans: search."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from workbench.cli.console import print_result, warn
-from workbench.cli.joint_searching import Told, search_jointly
+from workbench.cli.joint_searching import Sought, Told, search_jointly
 from workbench.cli.judging import JudgeFlag, planners_by
 from workbench.cli.options import Json, takes
 from workbench.cli.planning import Wanted
-from workbench.cli.searching import Drawn, NoCache, judging, kept_results, searched
-from workbench.job.job import Job
+from workbench.cli.searching import Drawn, NoCache, check_drawable, draw, judging, kept_results, searched
 from workbench.plan.codec import loads
 from workbench.planner.judged import JudgedBy
 from workbench.planner.strategy_spec import Planner
@@ -25,7 +24,6 @@ from workbench.search.objectives.objective import Objective
 from workbench.search.objectives.template_plans import NAME as TEMPLATES
 from workbench.search.objectives.template_plans import TemplatePlanner
 from workbench.strategies.registry import PLANNERS, PRICED
-from workbench.whole_file import check_writable
 
 
 @takes(Wanted)
@@ -59,9 +57,10 @@ def search_command(
     as_json: Json = False,
 ) -> None:
     """Plan a job with every strategy, and with every schedule asked for; simulate all plans and rank them."""
-    draw = None if pareto is None else _drawing(pareto)
+    if pareto is not None:
+        check_drawable(pareto)
     if told.joint:
-        _check_joint({"--schedule": schedule, "--ranks": ranks, "--pareto": pareto})
+        _check_joint({"--schedule": schedule, "--ranks": ranks})
     else:
         told.check_absent()
     planned = wanted.job(job)
@@ -70,16 +69,19 @@ def search_command(
     judged = judging(objective, asked, job, planned, cost, drawn)
     results = None if no_cache else kept_results()
     if told.joint:
-        best, emit = search_jointly(
-            planned, cost, told, judged.judge, seed=wanted.seed, results=results, as_json=as_json
-        )
+        names = (*PLANNERS, *(PRICED if planned.has_prices else ()))
+        planners = _varied(planners_by(judge, names), objective, (), asked)
+        sought = Sought(planned, cost, judged, planners, judge, wanted.seed)
+        best, emit = search_jointly(sought, told, results, pareto, as_json=as_json)
         if output is not None:
             wanted.write(best, planned, output)
         emit()
         return
     names = (*PLANNERS, *(PRICED if objective.is_money else ()))
     planners = with_schedules(planners_by(judge, names), [usual(kind) for kind in schedule or ()])
-    planners = _varied(planners, planned, objective, ranks or [], asked)
+    if objective is Objective.TRAINING and not ranks and not planned.pools:
+        ranks = _shares(planned.usable_ranks)
+    planners = _varied(planners, objective, ranks or (), asked)
     with ticking("searching", len(planners), quiet=as_json) as ticker:
         found = searched(planned, cost, planners, judged, ticker.at, results, judge)
     for line in found.record["warnings"]:
@@ -88,19 +90,9 @@ def search_command(
     if output is not None:
         wanted.write(loads(found.best_plan), planned, output)
         written.append(f"best plan written to {output}")
-    if draw is not None:
-        draw(found.record)
-        written.append(f"plans drawn in {pareto}")
+    if pareto is not None:
+        written.append(draw(found.record, pareto))
     print_result(found.record, fits_text(found.record), search_table(found.record), *written, as_json=as_json)
-
-
-def _drawing(path: Path) -> Callable[[Mapping[str, Any]], None]:
-    """What draws a search there; ValueError where it cannot be."""
-    from workbench.report.pareto_plot import check_picture, draw_search
-
-    check_picture(path)
-    check_writable(path)
-    return lambda record: draw_search(record, path)
 
 
 def _check_joint(said: Mapping[str, object]) -> None:
@@ -111,13 +103,12 @@ def _check_joint(said: Mapping[str, object]) -> None:
 
 
 def _varied(
-    planners: Mapping[str, Planner], job: Job, objective: Objective, counts: Sequence[int], asked: Asked
+    planners: Mapping[str, Planner], objective: Objective, counts: Sequence[int], asked: Asked
 ) -> dict[str, Planner]:
     """The planners as an objective tries them: on other ranks, for seconds too, and templates."""
     found = dict(planners)
-    if objective is Objective.TRAINING:
-        found = for_seconds_too(found) if asked.deadline is not None else found
-        counts = counts or ([] if job.pools else _shares(job.usable_ranks))
+    if objective is Objective.TRAINING and asked.deadline is not None:
+        found = for_seconds_too(found)
     found = with_ranks(found, counts)
     if objective is Objective.GOODPUT:
         found[TEMPLATES] = TemplatePlanner(asked.recovery_costs.copies - 1)

@@ -142,12 +142,12 @@ class Surface:
                 break
             heappop(cells)
             middle = (cell.low[axis] + cell.high[axis]) / 2
-            for place, (first, last) in enumerate(
+            for index, (first, last) in enumerate(
                 ((cell.low, cell.high.copy()), (cell.low.copy(), cell.high))
             ):
-                (last if place == 0 else first)[axis] = middle
+                (last if index == 0 else first)[axis] = middle
                 half = self._cell(first, last, cell)
-                heappush(cells, (-half.most, number + place, half))
+                heappush(cells, (-half.most, number + index, half))
         return cells[0][2].most
 
     def _cell(self, low: NDArray[np.float64], high: NDArray[np.float64], within: Cell | None) -> Cell:
@@ -187,11 +187,11 @@ class Surface:
             raise ValueError(f"leave-one-out wants at least two points, or three in a line, got {len(order)}")
         kept = np.ones(len(order), dtype=bool)
         errors = np.empty(len(folds))
-        for place, index in enumerate(folds):
+        for position, index in enumerate(folds):
             kept[index] = False
             at = self._coordinates[index]
             predicted = _between(self._coordinates[kept], self._log_rate[kept], at)
-            errors[place] = abs(np.exp2(predicted - self._log_rate[index]) - 1)
+            errors[position] = abs(np.exp2(predicted - self._log_rate[index]) - 1)
             kept[index] = True
         return float(np.median(errors)), float(np.quantile(errors, 0.9))
 

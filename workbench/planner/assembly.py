@@ -12,6 +12,7 @@ from workbench.job.job import Job, ModuleLayout
 from workbench.memory.account import check_memory, memory_table
 from workbench.model.model_graph import TEXT
 from workbench.plan.build import batched_microbatches, shared_microbatches, with_programs
+from workbench.plan.key_exchange import check_key_exchange
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.plan.parameter_shards import in_units
@@ -128,14 +129,14 @@ def blocks_cut(job: Job, cost_s: tuple[float, ...], num_blocks: int, module: str
     cuts = cut(cost_s, num_blocks * virtual, module)
     if virtual == 1:
         return cuts
-    return even_blocks(cost_s, cuts, lambda place: rank_block(job.schedule, place, len(cuts)))
+    return even_blocks(cost_s, cuts, lambda index: rank_block(job.schedule, index, len(cuts)))
 
 
 def bottleneck_s(cost_s: Sequence[float], cuts: Cuts, schedule: Schedule, virtual: int) -> float:
     """Seconds of the slowest block of ranks; each holds `virtual` of the stages."""
     blocks: dict[int, float] = {}
-    for place, (first, last) in enumerate(cuts):
-        block = rank_block(schedule, place, len(cuts)) if virtual > 1 else place
+    for index, (first, last) in enumerate(cuts):
+        block = rank_block(schedule, index, len(cuts)) if virtual > 1 else index
         blocks[block] = blocks.get(block, 0.0) + sum(cost_s[first:last])
     return max(blocks.values())
 
@@ -172,11 +173,11 @@ def module_stages(
     size = layout.tp * layout.cp * blocks_apart
     is_virtual = virtual_stages(job, module) > 1
     stages = []
-    for place, layers in enumerate(cuts):
-        block = rank_block(job.schedule, place, len(cuts)) if is_virtual else place
+    for index, layers in enumerate(cuts):
+        block = rank_block(job.schedule, index, len(cuts)) if is_virtual else index
         ranks = grid(first_rank + block * size, layout)
         check_taken(job.pools, module, [rank for row in ranks for rank in row])
-        place_id = first_id + place
+        place_id = first_id + index
         stage = Stage(id=place_id, module=module, replica=replica, layers=layers, ranks=ranks, ep=layout.ep)
         stages.append(stage)
     return tuple(stages)
@@ -224,7 +225,7 @@ def scheduled(draft: Plan, schedule: Schedule, cost: CostModel) -> Plan:
     Stages whose weights are sharded become stages of one layer each.
 
     Raises:
-        ValueError: as `with_programs`.
+        ValueError: as `with_programs`, and where orders are chosen by durations, as `check_key_exchange`.
     """
     draft = in_units(draft)
     if schedule.run_ahead and schedule.kind is ScheduleKind.ONE_F_ONE_B:
@@ -232,6 +233,7 @@ def scheduled(draft: Plan, schedule: Schedule, cost: CostModel) -> Plan:
     plan = with_programs(draft, schedule)
     if not schedule.kind.splits_backward:
         return plan
+    check_key_exchange(plan)  # a price is of what can be
     return with_programs(draft, schedule, price(lower(plan), cost).duration_s)
 
 

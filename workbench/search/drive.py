@@ -84,8 +84,9 @@ def search(
 
     Plans that miss a judge's limit stand before those, the nearest first.
 
-    Each strategy searches the stage counts that the job leaves open by its own belief, for dollars where
-    these are the objective; the plans are then judged by one simulator. Ties keep the order of `planners`.
+    Each strategy searches the stage counts that the job leaves open by its own costs of layers, for dollars
+    where these are the objective; the plans are then judged by one simulator. Ties keep the order of
+    `planners`.
 
     Args:
         predict: simulates a plan after every check; ValueError where it is refused.
@@ -98,13 +99,7 @@ def search(
     """
     if judge is None and objective in (Objective.TRAINING, Objective.GOODPUT):
         raise ValueError(f"objective {objective}: want a judge that knows the training or the failures")
-    if objective.is_money and job.dollars_per_hour(range(job.cluster.num_ranks)) is None:
-        raise ValueError(
-            f"job {job.name!r}: {objective} wants cluster.dollars_per_gpu_hour, or cluster.pools, each with "
-            "dollars_per_hour"
-        )
-    if objective.is_money:
-        job = replace(job, aim=Aim.DOLLARS)
+    job = aimed(job, objective)
     found: list[Candidate] = []
     for name, planner in planners.items():
         best = min((c for c in found if c.trace is not None), key=_key(objective), default=None)
@@ -113,6 +108,22 @@ def search(
         inside = partial(_inside, progress, len(found), len(planners), ", ".join(filter(None, (note, name))))
         found.append(_judged(_candidate(name, job, cost, planner, predict, inside), planner, judge))
     return tuple(sorted(found, key=_key(objective)))
+
+
+def aimed(job: Job, objective: Objective) -> Job:
+    """The job whose stage counts strategies search for dollars where these are the objective.
+
+    Raises:
+        ValueError: money is the objective and the job does not say what every rank costs.
+    """
+    if not objective.is_money:
+        return job
+    if not job.has_prices:
+        raise ValueError(
+            f"job {job.name!r}: {objective} wants cluster.dollars_per_gpu_hour, or cluster.pools, each with "
+            "dollars_per_hour"
+        )
+    return replace(job, aim=Aim.DOLLARS)
 
 
 def _best_so_far(best: Candidate, objective: Objective) -> str:
@@ -197,7 +208,7 @@ def _candidate(
         rate = job.dollars_per_hour(plan.ranks)
         return Candidate(strategy=name, plan=plan, trace=predict(plan), dollars_per_hour=rate)
     except ValueError as error:
-        return Candidate(strategy=name, refusal=str(error))
+        return Candidate(strategy=name, refusal=str(error).removeprefix(f"{name}: "))  # said once
 
 
 def _judged(candidate: Candidate, planner: Planner, judge: PlanJudge | None) -> Candidate:

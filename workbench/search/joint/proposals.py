@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import islice, zip_longest
 
 from workbench.data.sample import Sample
-from workbench.explain.neighbours import Kind, neighbours
+from workbench.explain.neighbours import ChangeKind, neighbours
 from workbench.job.job import Job, ModuleLayout
 from workbench.plan.plan import KeyExchange, Plan
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
@@ -236,8 +236,7 @@ def _sizes(job: Job, choice: Choice) -> Iterator[Move]:
 def _memory(job: Job, choice: Choice, draft: Plan) -> Iterator[Move]:
     """Of one module and, where there are several, the same of all."""
     own = list(dict.fromkeys(_memory_of_one(job, choice, draft)))
-    yield from own
-    yield from shardings(choice, draft)
+    yield from dict.fromkeys((*own, *shardings(choice, draft)))
     if len(job.model.modules) > 1:
         yield from dict.fromkeys(replace(move, module=None) for move in own)
 
@@ -245,7 +244,7 @@ def _memory(job: Job, choice: Choice, draft: Plan) -> Iterator[Move]:
 def _memory_of_one(job: Job, choice: Choice, draft: Plan) -> Iterator[Keep]:
     held = replace(job, layouts=_plain_layouts(draft), settings=choice.settings, replicas=1)
     for change in neighbours(held):
-        if change.kind not in (Kind.ACTIVATIONS, Kind.SHARDING):
+        if change.kind not in (ChangeKind.ACTIVATIONS, ChangeKind.SHARDING):
             continue
         try:
             settings = change.edit(held).settings
