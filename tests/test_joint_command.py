@@ -1,9 +1,13 @@
 """`search --joint`: what is typed wrong is refused in one line, and what is typed right is understood."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.test_joint_search import small
-from workbench.cli.joint_searching import Told, fixed_of, search_jointly, stop_of
+from workbench.cli.joint_searching import Sought, Told, fixed_of, search_jointly, stop_of
+from workbench.cli.searching import Judging
+from workbench.planner.judged import JudgedBy
 from workbench.search.joint.question import Question
 from workbench.search.joint.terms import Stop
 
@@ -30,11 +34,15 @@ def test_fixed_questions_are_read():
         ({"fix": ["layout=nobody"]}, "want --fix QUESTION=STRATEGY"),
         ({"fix": ["layout=dip", "layout=fsdp"]}, "--fix layout is said of dip and of fsdp"),
         ({"fix": [f"{question}=dip" for question in Question]}, "leaves none to search"),
+        ({"replay": Path("a.jsonl"), "ablate": "dip"}, "got --replay and --ablate; want one of the two"),
+        ({"replay": Path("a.jsonl"), "log": Path("b.jsonl")}, "--replay takes no --log"),
+        ({"ablate": "dip", "fix": ["layout=dip"]}, "--ablate takes no --fix"),
     ],
 )
 def test_what_is_typed_wrong_is_refused_before_any_search(said, reason):
+    sought = Sought(small(), None, Judging(), {}, JudgedBy.SIMULATOR, 0)
     with pytest.raises(ValueError, match=reason):
-        search_jointly(small(), None, Told(**said), None, seed=0, results=None, as_json=True)
+        search_jointly(sought, Told(**said), None, None, as_json=True)
 
 
 def test_flags_of_a_joint_search_want_it():

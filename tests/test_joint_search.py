@@ -17,10 +17,12 @@ from workbench.search.joint.ablation import ablated
 from workbench.search.joint.arrangement import Arrangement, Placement
 from workbench.search.joint.choice import TokenRule, build
 from workbench.search.joint.drive import joint_search
+from workbench.search.joint.evaluate import evaluated
 from workbench.search.joint.found import Found
 from workbench.search.joint.grouping_moves import Exchange, Grouping, MoveSample, Regroup, Reorder, Resize
 from workbench.search.joint.layout_moves import Arrange, CutStages, Reschedule, RunEncodersAhead, ShiftLayer
 from workbench.search.joint.log import log_lines, replayed
+from workbench.search.joint.move import Space
 from workbench.search.joint.question import Question
 from workbench.search.joint.replan import Replan, replan_of
 from workbench.search.joint.setting_moves import Distribute, ExchangeKeys, Keep
@@ -104,7 +106,9 @@ def test_a_better_plan_of_a_strategys_own_space_is_found_where_no_placement_says
 
 def test_an_ablation_is_never_worse_than_what_it_is_held_against_nor_together_than_alone():
     starts, judge = found().starts, IterationJudge(cost())
-    rows = list(ablated(small(), cost(), judge, "entrain", starts=starts, stop=Stop(candidates=5)))
+    rows = list(
+        ablated(small(), cost(), judge, "entrain", scope=Scope(starts=starts), stop=Stop(candidates=5))
+    )
     before = next(start.value for start in starts if start.name == "entrain")
     *alone, together = rows
     assert [row.open for row in alone] == [(question,) for question in Question]
@@ -116,8 +120,10 @@ def test_an_ablation_is_never_worse_than_what_it_is_held_against_nor_together_th
 
 def test_an_ablation_of_a_strategy_without_a_plan_is_refused():
     judge = IterationJudge(cost())
+    scope = Scope(starts=found().starts)
+    gains = ablated(small(), cost(), judge, "fsdp", scope=scope, stop=Stop(candidates=1))
     with pytest.raises(ValueError, match="strategy 'fsdp' has no plan of job 'tiny': there is no such"):
-        next(ablated(small(), cost(), judge, "fsdp", starts=found().starts, stop=Stop(candidates=1)))
+        next(gains)
 
 
 def test_a_log_is_replayed_to_the_same_answer():
@@ -289,3 +295,17 @@ def test_a_budget_of_time_holds_whatever_the_starts_take():
     assert found.seconds == ticks.now_s <= 20.0 + 0.5
     assert found.search_s >= 9.0
     assert refusals.keys() == {"endless", "too long"}
+
+
+@pytest.mark.parametrize("kind", [ScheduleKind.ZB_H1, ScheduleKind.ZB_H2])
+def test_keys_that_cannot_be_divided_are_refused_before_an_order_is_made_by_durations(kind):
+    degrees = (Degrees(module="vision"), Degrees(module="audio"), Degrees(module="llm", cp=4))
+    moves = (
+        Arrange(Arrangement(placement=Placement.ISLANDS, degrees=degrees)),
+        ExchangeKeys("llm", KeyExchange.ALL_TO_ALL),
+        Reschedule(usual(kind)),
+    )
+    choice = next(each.choice for each in found().starts if each.name == "cornstarch")
+    outcome = evaluated(Space(small(), cost(), {}), IterationJudge(cost()), choice, moves)
+    assert outcome.value is None
+    assert "cp must divide the 2 key/value heads" in outcome.refusal

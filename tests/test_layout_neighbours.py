@@ -2,12 +2,21 @@
 
 from dataclasses import replace
 
+from experiments.search.jobs import EXAMPLES
 from experiments.search.spaces import spaces
+from sim.predict import IterationJudge
+from workbench.job.job import load_job
+from workbench.job.machines import cost_of
 from workbench.planner.layout_choice import Degrees
-from workbench.search.joint.arrangement import Arrangement, Placement
-from workbench.search.joint.choice import Choice
+from workbench.search.joint.arrangement import Arrangement, Placement, arrangement_of
+from workbench.search.joint.choice import Choice, choice_of, draft_of
+from workbench.search.joint.evaluate import evaluated
 from workbench.search.joint.grouping import llm_of
+from workbench.search.joint.layout_moves import Arrange
 from workbench.search.joint.layout_neighbours import arrangements_near
+from workbench.search.joint.move import Space
+from workbench.search.joint.written import read_move, written
+from workbench.strategies.registry import BY_NAME
 
 SPACE = next(space for space in spaces() if space.name == "audio frozen")  # four ranks
 CHOICE: Choice = next(iter(SPACE.choices()))
@@ -51,3 +60,28 @@ def test_none_takes_more_ranks_than_there_are_or_comes_twice():
         assert start not in found
         assert len(found) == len(set(found))
         assert all(each.num_ranks(llm_of(SPACE.job)) <= 4 for each in found)
+
+
+def test_modules_change_pools_and_stay_in_those_that_take_them():
+    job = load_job(EXAMPLES / "pools.yaml")  # 16 ranks for vision alone, 16 for all
+    cost = cost_of(job, None, None)
+    plan = BY_NAME["disttrain-cheapest"].planner(job, cost, lambda *_: None)
+    choice = choice_of(job, plan, cost)
+    now = arrangement_of(job, choice.stages, choice.schedule, draft_of(job, choice), cost)
+    assert now is not None
+    assert now.first_ranks == (None, 16)
+    assert "llm from rank 16" in str(now)
+    found = list(arrangements_near(job, choice, now))
+    assert replace(now, first_ranks=(16, None)) in found, "both on the pool for all"
+    assert replace(now, first_ranks=(16, 16)) not in found
+    assert not any(each.first_ranks == (16, 0) for each in found), "the first pool takes no LLM"
+    space, judge = Space(job, cost, {}), IterationJudge(cost)
+    deeper = next(
+        each for each in found if each.first_ranks and each.of("llm") == replace(now.of("llm"), pp=4)
+    )
+    for other in (deeper, replace(now, first_ranks=(16, None))):
+        move = Arrange(other)
+        assert read_move(written(move)) == move
+        stages = move.apply(space, choice).stages
+        assert arrangement_of(job, stages, choice.schedule, draft_of(job, choice), cost) == other
+        assert evaluated(space, judge, choice, (move,)).value is not None

@@ -9,6 +9,7 @@ from sim.predict import IterationJudge
 from tests.test_strategies import cost, job
 from tests.tiny_valm import tiny_batch
 from workbench.plan.check import check
+from workbench.plan.lower import lower
 from workbench.plan.plan import Recompute, Sharding
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.search.joint.choice import choice_of
@@ -107,4 +108,8 @@ def test_shardings_offer_other_instances_and_the_way_back():
     now = choice.settings.of("llm")
     assert Keep("llm", now.recompute, Sharding.OPTIMIZER, 1, now.sequence_parallel) in offered
     assert {each.instances for each in offered if each.sharding is Sharding.PARAMETERS} - {now.instances}
+    instances = [each.instances for each in offered if each.sharding is Sharding.OPTIMIZER]
+    assert len(set(instances)) > 1, "state of the optimizer in several instances"
+    for each in (each for each in offered if each.sharding is Sharding.OPTIMIZER):
+        lower(plan_of(space, each.apply(space, choice)))
     assert all(each.recompute is Recompute(now.recompute) for each in offered if each.module == "llm")

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import Result
 
 from tests.command_line import workbench
+from workbench.search.joint.question import Question
 
 
 @pytest.fixture(autouse=True)
@@ -51,11 +52,8 @@ def test_batches_are_in_the_record_the_table_and_the_picture(job: Path, tmp_path
             "want a duration such as 60s, 90m, 12h, 3d or 2w, got 'often'",
         ),
         (("--objective", "goodput", "--failures", "nowhere.csv"), "nowhere.csv"),
-        (
-            ("--joint", "--batches", 1, "--gap", "2%"),
-            "--gap is about one step's seconds",
-        ),
-        (("--joint", "--pareto", "plans.png"), "--joint searches everything itself, got --pareto"),
+        (("--joint", "--ranks", 4), "--joint searches everything itself, got --ranks"),
+        (("--joint", "--pareto", "plans.svg"), "want a picture named .png or .pdf, got '.svg'"),
         (("--pareto", "plans.svg"), "want a picture named .png or .pdf, got '.svg'"),
     ],
 )
@@ -66,10 +64,66 @@ def test_contradictions_are_one_line(job: Path, flags: tuple[object, ...], messa
     assert message in line
 
 
-def test_a_deadline_that_no_plan_meets_names_the_nearest(job: Path) -> None:
+@pytest.fixture
+def priced(job: Path) -> Path:
     text = job.read_text()
     job.write_text(text.replace("cluster:\n", "cluster:\n  dollars_per_gpu_hour: 2.0\n", 1))
-    done = search(job, "--objective", "dollars", "--steps", 10**9, "--deadline", "1s", "--ranks", 4)
+    return job
+
+
+def test_a_joint_search_for_money_begins_with_the_plans_of_a_search_for_money(
+    priced: Path, tmp_path: Path
+) -> None:
+    flags = ("--objective", "dollars-per-sample", "--json", "--no-cache")
+    single = json.loads(search(priced, *flags).stdout.splitlines()[-1])
+    values = {each["strategy"]: each["value"] for each in single["candidates"] if "value" in each}
+    log, picture = tmp_path / "log.jsonl", tmp_path / "plans.png"
+    done = search(priced, *flags, "--joint", "--candidates", 5, "--log", log, "--pareto", picture)
+    assert done.exit_code == 0, done.output
+    record = json.loads(done.stdout.splitlines()[-1])
+    starts = {each["strategy"]: each["value"] for each in record["starts"] if "value" in each}
+    assert len(values) > 10
+    assert {name: starts[name] for name in values} == values
+    assert 0 < record["lower_bound_value"] <= record["joint_value"] <= min(values.values())
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    named = {each["strategy"]: each for each in record["plans"]}
+    assert named["joint"]["value"] == record["joint_value"]
+    assert "joint" in record["front"], "no plan has fewer dollars"
+    assert set(values) <= set(named)
+    again = search(priced, *flags, "--joint", "--replay", log)
+    assert json.loads(again.stdout.splitlines()[-1])["value"] == record["joint_value"]
+    other = search(priced, "--joint", "--replay", log)
+    assert other.exit_code == 2
+    assert "the objective" in other.stderr
+
+
+def test_a_joint_search_by_other_objectives_ends_at_a_gap_and_is_kept(priced: Path) -> None:
+    flags = ("--objective", "dollars-per-sample", "--joint", "--json")
+    done = search(priced, *flags, "--gap", "99.99%")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout.splitlines()[-1])["gap"] <= 0.9999
+    again = search(priced, *flags, "--gap", "99.99%")
+    assert "found before" in again.stderr
+    assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
+
+
+def test_an_ablation_by_another_objective(priced: Path) -> None:
+    flags = ("--objective", "dollars-per-sample", "--joint", "--candidates", 1, "--ablate", "cornstarch")
+    done = search(priced, *flags, "--json")
+    assert done.exit_code == 0, done.output
+    record = json.loads(done.stdout.splitlines()[-1])
+    assert [row["open"][0] for row in record["rows"][:-1]] == [question.value for question in Question]
+    assert all(0 < row["value"] <= record["before_value"] for row in record["rows"])
+
+
+def test_a_joint_search_where_nodes_fail_begins_with_templates_too(job: Path) -> None:
+    flags = ("--objective", "goodput", "--mtbf", "6h", "--joint", "--candidates", 1, "--json")
+    record = json.loads(search(job, *flags).stdout.splitlines()[-1])
+    assert "templates" in {each["strategy"] for each in record["starts"]}
+
+
+def test_a_deadline_that_no_plan_meets_names_the_nearest(priced: Path) -> None:
+    done = search(priced, "--objective", "dollars", "--steps", 10**9, "--deadline", "1s", "--ranks", 4)
     assert done.exit_code == 2
     assert "no plan of job" in done.stderr.splitlines()[-1]
     assert "meets the limit; nearest: " in done.stderr.splitlines()[-1]

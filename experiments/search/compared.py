@@ -94,7 +94,7 @@ def prepared(suite_job: SuiteJob) -> tuple[Job, CostModel, Judge]:
 
 def planners_of(job: Job) -> Mapping[str, Planner]:
     """All registered; those that want prices where every rank has one."""
-    return PLANNERS | (PRICED if job.dollars_per_hour(range(job.cluster.num_ranks)) is not None else {})
+    return PLANNERS | (PRICED if job.has_prices else {})
 
 
 def compared(
@@ -242,7 +242,7 @@ def ablation_of(suite_job: SuiteJob, *, budget_s: float, progress: Callable[[str
     value, name = min((start.value, start.name) for start in starts if start.value is not None)
     progress(f"{suite_job.name}: from {name}, {value:.6g}")
     gains: dict[str, float] = {}
-    for gain in ablated(job, cost, judge, name, starts=starts, stop=stop):
+    for gain in ablated(job, cost, judge, name, scope=Scope(starts=starts), stop=stop):
         what = gain.open[0].value if len(gain.open) == 1 else ALL
         gains[what] = gain.factor
         progress(f"{suite_job.name}: {what} {gain.factor:.4f}")

@@ -4,20 +4,34 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from workbench.bounded_file import MOST_BYTES, read_bounded
 from workbench.cli.console import print_result, warn
 from workbench.cli.judging import Strategy
+from workbench.cli.searching import Judging, draw
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.job.run_options import asked
 from workbench.plan.codec import dumps, loads
 from workbench.plan.plan import Plan
-from workbench.report.joint_tables import ablation_record, ablation_table, joint_record, joint_table
+from workbench.planner.judged import JudgedBy
+from workbench.planner.stage_counts import Progress
+from workbench.planner.strategy_spec import Planner
+from workbench.report.joint_tables import (
+    ablation_record,
+    ablation_table,
+    joint_record,
+    joint_table,
+    unit_of,
+)
 from workbench.report.progress import ticking
+from workbench.report.search_tables import search_record
+from workbench.search.drive import aimed, search
 from workbench.search.joint.ablation import Gain, ablated
+from workbench.search.joint.bounds import LowerBound, lower_bound_s
 from workbench.search.joint.crew import Crew, RayWorkers
 from workbench.search.joint.drive import joint_search, searched_starts
 from workbench.search.joint.evaluate import Judge
@@ -28,7 +42,6 @@ from workbench.search.joint.question import Question
 from workbench.search.joint.terms import Scope, Stop
 from workbench.search.kept_results import Kept, KeptResults, result_key
 from workbench.search.objectives.objective import Objective
-from workbench.search.objectives.plan_judge import PlanJudge
 from workbench.strategies.registry import BY_NAME
 from workbench.timing.accept import accept
 from workbench.units import duration_s
@@ -79,71 +92,128 @@ class Told:
             if getattr(self, each.name) not in (each.default, []):
                 raise ValueError(f"search: --{each.name} wants --joint")
 
-    def check_unbounded(self, said: Mapping[str, Any]) -> None:
-        """ValueError where something is said that wants a lower bound, or the step's seconds."""
-        for name, value in (("--gap", self.gap), ("--replay", self.replay), ("--ablate", self.ablate)):
-            if value is not None:
-                what = f"over {said['batches']} batches" if "batches" in said else said["objective"]
-                raise ValueError(
-                    f"search: {name} is about one step's seconds, got --objective {what}; "
-                    "want --budget or --candidates"
-                )
+
+class Sought(NamedTuple):
+    """What a joint search is of.
+
+    Args:
+        job, cost: what is planned, for which machines.
+        judging: what is best.
+        planners: whose plans it starts from, and who plans anew.
+        judge: whom these were held against.
+        seed: of all draws.
+    """
+
+    job: Job
+    cost: CostModel
+    judging: Judging
+    planners: Mapping[str, Planner]
+    judge: JudgedBy
+    seed: int
+
+    @property
+    def value_of(self) -> Judge:
+        """The judge of candidates."""
+        from sim.predict import IterationJudge
+
+        return self.judging.judge or IterationJudge(self.cost)
+
+    @property
+    def lower(self) -> LowerBound:
+        """Of the judge's values."""
+        return lower_bound_s if self.judging.judge is None else bound_for(self.judging.judge)
+
+    @property
+    def asked(self) -> Mapping[str, Any]:
+        """The objective and what decides it."""
+        judge = self.judging.judge
+        return {"objective": Objective.ITERATION.value} if judge is None else judge.asked
 
 
 def search_jointly(
-    job: Job,
-    cost: CostModel,
-    told: Told,
-    objective: PlanJudge | None,
-    *,
-    seed: int,
-    results: KeptResults | None,
-    as_json: bool,
+    sought: Sought, told: Told, results: KeptResults | None, pareto: Path | None, *, as_json: bool
 ) -> tuple[Plan, Callable[[], None]]:
     """The best plan, and what prints the search; ValueError for what the search refuses.
 
-    A search of the step on the job's own batch without a budget of time finds the same again, so its result
-    is kept in `results`.
+    A search without a budget of time finds the same again, so its result is kept in `results`.
 
     Args:
-        objective: None: the step on the job's own batch.
-        seed: of all draws.
+        pareto: picture of the plans that it began with and held at its end; None: none is drawn.
     """
-    from sim.predict import IterationJudge, predict_within
+    from sim.predict import predict_within
 
-    stop, scope = stop_of(told), Scope(seed=seed, fixed=fixed_of(told.fix or ()))
-    judge: Judge = objective or IterationJudge(cost)
-    if objective is not None:
-        told.check_unbounded(objective.asked)
-        scope = replace(scope, lower=bound_for(objective))
+    stop, fixed = stop_of(told), fixed_of(told.fix or ())
+    _check_together(told, pareto)
+    sought = sought._replace(job=aimed(sought.job, sought.judging.objective))
     if told.log is not None:
         check_writable(told.log)
     if told.replay is not None:
-        return _replay(job, cost, judge, told.replay, as_json=as_json)
+        return _replay(sought, told.replay, as_json=as_json)
     if told.ablate is not None:
-        return _ablate(job, cost, judge, told, as_json=as_json)
-    decided = ("joint", repr(stop), str(seed), repr(scope.fixed))
-    key = result_key(job, cost, decided, Objective.ITERATION)
-    is_kept = results is not None and objective is None and stop.seconds is None and told.log is None
-    known = results.get(key) if results is not None and is_kept else None
+        return _ablate(sought, told, as_json=as_json)
+    job, cost, judge = sought.job, sought.cost, sought.value_of
+    scope = Scope(seed=sought.seed, fixed=fixed, planners=sought.planners, lower=sought.lower)
+    decided = ("joint", repr(stop), str(scope.seed), repr(fixed), *sought.planners, sought.judge)
+    key = result_key(job, cost, decided, f"{sought.judging.objective} {sought.judging.decided}")
+    results = None if stop.seconds is not None or told.log is not None or pareto is not None else results
+    known = None if results is None else results.get(key)
     if known is not None:
         warn("found before, for the same job, machines and code; --no-cache searches again")
         return loads(known.best_plan), _printed(known.record, as_json=as_json)
-    with _told_on("joint search", stop, quiet=as_json) as progress:
+    with _told_on("joint search", stop, unit_of(sought.asked), quiet=as_json) as progress:
         found = joint_search(job, cost, judge, stop=stop, scope=scope, workers=told.crew, progress=progress)
     if told.log is not None:
         write_text("".join(f"{line}\n" for line in log_lines(job, scope, found)), told.log)
     trace = predict_within(*accept(found.plan), cost)
     replays = [(value, judge.replay(plan).iteration_s) for value, plan in found.runners_up]
-    said = {"objective": Objective.ITERATION.value} if objective is None else objective.asked
-    record = joint_record(job.name, found, trace, replays, said)
-    if results is not None and is_kept:
+    record = joint_record(job.name, found, trace, replays, sought.asked)
+    drawn = []
+    if pareto is not None:
+        plans = _plans_record(sought, found)
+        record |= {"plans": plans["candidates"], "front": plans["front"]}
+        drawn.append(draw(plans, pareto))
+    if results is not None:
         results.put(key, Kept(record=record, best_plan=dumps(found.plan)))
-    return found.plan, _printed(record, as_json=as_json)
+    return found.plan, _printed(record, *drawn, as_json=as_json)
 
 
-def _printed(record: dict[str, Any], *, as_json: bool) -> Callable[[], None]:
-    return lambda: print_result(record, *joint_table(record), as_json=as_json)
+def _check_together(told: Told, pareto: Path | None) -> None:
+    """ValueError for flags that are of another kind of search than the one that is asked for."""
+    both = {"--replay": told.replay, "--ablate": told.ablate}
+    said = [name for name, value in both.items() if value is not None]
+    if len(said) > 1:
+        raise ValueError(f"search: got {' and '.join(said)}; want one of the two")
+    unused = {"--log": told.log, "--pareto": pareto, "--fix": told.fix or None}
+    lost = next((name for name, value in unused.items() if value is not None), None)
+    if said and lost is not None:
+        raise ValueError(f"search: {said[0]} takes no {lost}; want one of the two")
+
+
+def _plans_record(sought: Sought, found: Found) -> dict[str, Any]:
+    """The record of a search whose strategies' plans are what this one began with and what it held."""
+    from sim.predict import predict_within
+
+    plans = {"joint": found.plan}
+    plans |= {f"joint, held {number}": plan for number, (_, plan) in enumerate(found.runners_up, 2)}
+    plans |= {start.name: start.plan for start in found.starts if start.plan is not None}
+    candidates = search(
+        sought.job,
+        sought.cost,
+        {name: partial(_made, plan) for name, plan in plans.items()},
+        lambda plan: predict_within(*accept(plan), sought.cost),
+        objective=sought.judging.objective,
+        judge=sought.judging.judge,
+    )
+    return search_record(sought.job.name, candidates, sought.asked)
+
+
+def _made(plan: Plan, job: Job, cost: CostModel, progress: Progress) -> Plan:
+    """A planner of a plan that is there."""
+    return plan
+
+
+def _printed(record: dict[str, Any], *lines: str, as_json: bool) -> Callable[[], None]:
+    return lambda: print_result(record, *joint_table(record), *lines, as_json=as_json)
 
 
 def stop_of(told: Told) -> Stop:
@@ -184,9 +254,10 @@ def fixed_of(said: Sequence[str]) -> dict[Question, str]:
 
 
 @contextmanager
-def _told_on(title: str, stop: Stop, *, quiet: bool) -> Iterator[Callable[[State], None]]:
+def _told_on(title: str, stop: Stop, unit: str, *, quiet: bool) -> Iterator[Callable[[State], None]]:
     """A bar by candidates or seconds, with the best, the bound and the pace beside it."""
     total = stop.candidates or (None if stop.seconds is None else round(stop.seconds))
+    behind = " s" if unit == "s" else ""
     counted = title if stop.candidates or total is None else f"{title}, seconds"
     with ticking(counted, total, quiet=quiet) as ticker:
 
@@ -195,34 +266,47 @@ def _told_on(title: str, stop: Stop, *, quiet: bool) -> Iterator[Callable[[State
             done = state.candidates if stop.candidates else spent if total is None else min(spent, total)
             pace = state.candidates / state.seconds if state.seconds else 0.0
             note = (
-                f"best {state.best:.4g} s from {state.best_from}, bound {state.lower_bound:.4g} s, gap "
-                f"{state.gap:.1%}, {state.candidates} candidates, {pace:.3g} a second"
+                f"best {state.best:.4g}{behind} from {state.best_from}, "
+                f"bound {state.lower_bound:.4g}{behind}, gap {state.gap:.1%}, {state.candidates} candidates, "
+                f"{pace:.3g} a second"
             )
-            ticker.at(done, total or done, note)
+            ticker.at(done, total, note)
 
         yield progress
 
 
-def _replay(
-    job: Job, cost: CostModel, judge: Judge, log: Path, *, as_json: bool
-) -> tuple[Plan, Callable[[], None]]:
-    planners = {name: spec.planner for name, spec in BY_NAME.items()}
-    plan, value = replayed(job, cost, judge, planners, read_bounded(log, MOST_BYTES).splitlines())
-    record: Mapping[str, Any] = {"job": job.name, "replayed": str(log), "iteration_s": value}
-    return plan, lambda: print_result(record, f"{log}: {value:.6g} s, as logged", as_json=as_json)
+def _replay(sought: Sought, log: Path, *, as_json: bool) -> tuple[Plan, Callable[[], None]]:
+    """Over several batches a value has the time to plan them, which is measured."""
+    is_timed, unit = "planning" in sought.asked, unit_of(sought.asked)
+    plan, value = replayed(
+        sought.job,
+        sought.cost,
+        sought.value_of,
+        sought.planners,
+        read_bounded(log, MOST_BYTES).splitlines(),
+        is_timed=is_timed,
+    )
+    record: Mapping[str, Any] = {
+        "job": sought.job.name,
+        "replayed": str(log),
+        "iteration_s" if unit == "s" else unit: value,
+    }
+    shown = f"{value:.6g} s" if unit == "s" else f"{value:.6g} by {sought.asked['objective']}"
+    behind = "" if is_timed else ", as logged"
+    return plan, lambda: print_result(record, f"{log}: {shown}{behind}", as_json=as_json)
 
 
-def _ablate(
-    job: Job, cost: CostModel, judge: Judge, told: Told, *, as_json: bool
-) -> tuple[Plan, Callable[[], None]]:
-    strategy = str(told.ablate)
-    stop = stop_of(told)
+def _ablate(sought: Sought, told: Told, *, as_json: bool) -> tuple[Plan, Callable[[], None]]:
+    job, cost, judge = sought.job, sought.cost, sought.value_of
+    strategy, stop, workers = str(told.ablate), stop_of(told), told.crew
+    scope = Scope(seed=sought.seed, planners=sought.planners, lower=sought.lower)
     rows: list[Gain] = []
     with ticking("ablation", len(Question) + 1, quiet=as_json) as ticker:
-        starts = searched_starts(job, cost, judge, stop=stop, workers=told.crew)
-        for row in ablated(job, cost, judge, strategy, starts=starts, stop=stop, workers=told.crew):
+        starts = searched_starts(job, cost, judge, stop=stop, scope=scope, workers=workers)
+        scope = replace(scope, starts=starts)
+        for row in ablated(job, cost, judge, strategy, scope=scope, stop=stop, workers=workers):
             rows.append(row)
-            ticker.step(f"{', '.join(row.open)}: {row.factor:.3f} times as fast")
-    record = ablation_record(job.name, strategy, rows)
+            ticker.step(f"{', '.join(row.open)}: {row.factor:.3f} times as good")
+    record = ablation_record(job.name, strategy, rows, sought.asked)
     best: Found = rows[-1].found
     return best.plan, lambda: print_result(record, ablation_table(record), as_json=as_json)

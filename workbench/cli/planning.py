@@ -1,17 +1,14 @@
-"""Commands that make and judge plans: plan, search, check."""
+"""Commands that make and judge plans: plan, check."""
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from workbench.cli.console import print_result, show, warn
-from workbench.cli.joint_searching import Told, search_jointly
 from workbench.cli.judging import JudgeFlag, Strategy, planners_by
 from workbench.cli.options import Json, PlanFile, takes
-from workbench.cli.searching import Drawn, NoCache, judging, kept_results, searched
 from workbench.cost.model import CostModel
 from workbench.explain.warnings import waste_of
 from workbench.job.job import Job, load_job
@@ -19,14 +16,12 @@ from workbench.job.machines import cost_of
 from workbench.job.matching import check_job, named_profile
 from workbench.job.run_options import asked
 from workbench.job.sample_sizes import Tiling, with_sizes
-from workbench.plan.codec import loads, plan_hash, read_plan, write_plan
+from workbench.plan.codec import plan_hash, read_plan, write_plan
 from workbench.plan.plan import Plan
 from workbench.plan.runnable import check_boundaries, check_runnable
 from workbench.planner.judged import JudgedBy
 from workbench.planner.stable_batch import too_small
-from workbench.planner.strategy_spec import Planner
 from workbench.report.progress import ticking
-from workbench.report.search_tables import fits_text, search_table
 from workbench.report.tables import (
     milliseconds,
     plan_table,
@@ -34,13 +29,8 @@ from workbench.report.tables import (
     titled,
 )
 from workbench.schedule.choice import ScheduleKind, usual
-from workbench.search.drive import for_seconds_too, with_ranks, with_schedules
-from workbench.search.objectives.asked import Asked
-from workbench.search.objectives.objective import Objective
-from workbench.search.objectives.template_plans import NAME as TEMPLATES
-from workbench.search.objectives.template_plans import TemplatePlanner
 from workbench.strategies.placings import with_layout_file
-from workbench.strategies.registry import BY_NAME, PLANNERS, PRICED
+from workbench.strategies.registry import BY_NAME
 from workbench.timing.accept import accept
 from workbench.whole_file import check_writable
 
@@ -132,107 +122,6 @@ def plan_command(
     print_result(
         record, plan_table(made), f"written to {output}, hash {plan_hash(made)[:12]}", as_json=as_json
     )
-
-
-@takes(Wanted)
-@takes(Asked)
-@takes(Told)
-def search_command(
-    job: Annotated[Path, typer.Argument(help="job file", metavar="JOB")],
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="plan file of the best")] = None,
-    objective: Annotated[Objective, typer.Option(help="what is best")] = Objective.ITERATION,
-    schedule: Annotated[
-        list[ScheduleKind] | None,
-        typer.Option(help="orders of passes to try instead of the job's; repeatable"),
-    ] = None,
-    wanted: Wanted = Wanted(),
-    asked: Asked = Asked(),  # noqa: B008  (it is frozen)
-    ranks: Annotated[
-        list[int] | None,
-        typer.Option(
-            min=1,
-            help="numbers of GPUs to try instead of the job's; repeatable; with --objective dollars all, a "
-            "half and a quarter, where there are no pools",
-        ),
-    ] = None,
-    pareto: Annotated[
-        Path | None,
-        typer.Option(help="picture of all plans by time, memory, GPUs and dollars, .png or .pdf"),
-    ] = None,
-    judge: JudgeFlag = JudgedBy.SIMULATOR,
-    no_cache: NoCache = False,
-    told: Told = Told(),  # noqa: B008  (it is frozen)
-    as_json: Json = False,
-) -> None:
-    """Plan a job with every strategy, and with every schedule asked for; simulate all plans and rank them."""
-    draw = None if pareto is None else _drawing(pareto)
-    if told.joint:
-        _check_joint({"--schedule": schedule, "--ranks": ranks, "--pareto": pareto})
-    else:
-        told.check_absent()
-    planned = wanted.job(job)
-    cost = wanted.cost(planned)
-    drawn = Drawn(wanted.seed, wanted.sizes, wanted.tiling)
-    judged = judging(objective, asked, job, planned, cost, drawn)
-    results = None if no_cache else kept_results()
-    if told.joint:
-        best, emit = search_jointly(
-            planned, cost, told, judged.judge, seed=wanted.seed, results=results, as_json=as_json
-        )
-        if output is not None:
-            wanted.write(best, planned, output)
-        emit()
-        return
-    names = (*PLANNERS, *(PRICED if objective.is_money else ()))
-    planners = with_schedules(planners_by(judge, names), [usual(kind) for kind in schedule or ()])
-    planners = _varied(planners, planned, objective, ranks or [], asked)
-    with ticking("searching", len(planners), quiet=as_json) as ticker:
-        found = searched(planned, cost, planners, judged, ticker.at, results, judge)
-    for line in found.record["warnings"]:
-        warn(line)
-    written = []
-    if output is not None:
-        wanted.write(loads(found.best_plan), planned, output)
-        written.append(f"best plan written to {output}")
-    if draw is not None:
-        draw(found.record)
-        written.append(f"plans drawn in {pareto}")
-    print_result(found.record, fits_text(found.record), search_table(found.record), *written, as_json=as_json)
-
-
-def _drawing(path: Path) -> Callable[[Mapping[str, Any]], None]:
-    """What draws a search there; ValueError where it cannot be."""
-    from workbench.report.pareto_plot import check_picture, draw_search
-
-    check_picture(path)
-    check_writable(path)
-    return lambda record: draw_search(record, path)
-
-
-def _check_joint(said: Mapping[str, object]) -> None:
-    """Raise ValueError for what only a search without --joint takes."""
-    flag = next((name for name, value in said.items() if value), None)
-    if flag is not None:
-        raise ValueError(f"search: --joint searches everything itself, got {flag}; want one of the two")
-
-
-def _varied(
-    planners: Mapping[str, Planner], job: Job, objective: Objective, counts: Sequence[int], asked: Asked
-) -> dict[str, Planner]:
-    """The planners as an objective tries them: on other ranks, for seconds too, and templates."""
-    found = dict(planners)
-    if objective is Objective.TRAINING:
-        found = for_seconds_too(found) if asked.deadline is not None else found
-        counts = counts or ([] if job.pools else _shares(job.usable_ranks))
-    found = with_ranks(found, counts)
-    if objective is Objective.GOODPUT:
-        found[TEMPLATES] = TemplatePlanner(asked.recovery_costs.copies - 1)
-    return found
-
-
-def _shares(num_ranks: int) -> list[int]:
-    """All, a half and a quarter of them."""
-    return sorted({num_ranks, max(1, num_ranks // 2), max(1, num_ranks // 4)}, reverse=True)
 
 
 def check_command(

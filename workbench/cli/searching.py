@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -25,6 +25,7 @@ from workbench.search.objectives.asked import Asked, judge_for
 from workbench.search.objectives.objective import Objective
 from workbench.search.objectives.plan_judge import PlanJudge
 from workbench.timing.accept import accept
+from workbench.whole_file import check_writable
 
 
 class Drawn(NamedTuple):
@@ -76,6 +77,22 @@ def kept_results() -> KeptResults:
     home = os.environ.get("XDG_CACHE_HOME")
     folder = Path(home) if home else Path.home() / ".cache"
     return KeptResults(folder / "multimodal-workbench" / "search", warn)
+
+
+def check_drawable(path: Path) -> None:
+    """Raise ValueError unless a picture can be drawn there."""
+    from workbench.report.pareto_plot import check_picture
+
+    check_picture(path)
+    check_writable(path)
+
+
+def draw(record: Mapping[str, Any], path: Path) -> str:
+    """The plans of a search's record as a picture; says so."""
+    from workbench.report.pareto_plot import draw_search
+
+    draw_search(record, path)
+    return f"plans drawn in {path}"
 
 
 def searched(

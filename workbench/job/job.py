@@ -114,6 +114,11 @@ class Job:
         return len(ranks) * self.dollars_per_rank_hour
 
     @property
+    def has_prices(self) -> bool:
+        """Whether the price of every rank is said."""
+        return self.dollars_per_hour(range(self.cluster.num_ranks)) is not None
+
+    @property
     def usable_ranks(self) -> int:
         """Ranks of the cluster that may be used."""
         return (

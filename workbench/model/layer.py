@@ -226,10 +226,12 @@ class Layer:
     @cached_property
     def _parameters(self) -> tuple[Parameter, ...]:
         shared = dict(self.tied)
-        own = (parameter for operator in self.operators for parameter in operator.parameters())
         return tuple(
-            Parameter(shared.get(each.name) or f"{self.name}.{each.name}", each.shape, each.shard)
-            for each in own
+            [
+                Parameter(shared.get(each.name) or f"{self.name}.{each.name}", each.shape, each.shard)
+                for operator in self.operators
+                for each in operator.parameters()
+            ]
         )
 
     @property

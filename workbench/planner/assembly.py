@@ -12,6 +12,7 @@ from workbench.job.job import Job, ModuleLayout
 from workbench.memory.account import check_memory, memory_table
 from workbench.model.model_graph import TEXT
 from workbench.plan.build import batched_microbatches, shared_microbatches, with_programs
+from workbench.plan.key_exchange import check_key_exchange
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.plan.parameter_shards import in_units
@@ -224,7 +225,7 @@ def scheduled(draft: Plan, schedule: Schedule, cost: CostModel) -> Plan:
     Stages whose weights are sharded become stages of one layer each.
 
     Raises:
-        ValueError: as `with_programs`.
+        ValueError: as `with_programs`, and where orders are chosen by durations, as `check_key_exchange`.
     """
     draft = in_units(draft)
     if schedule.run_ahead and schedule.kind is ScheduleKind.ONE_F_ONE_B:
@@ -232,6 +233,7 @@ def scheduled(draft: Plan, schedule: Schedule, cost: CostModel) -> Plan:
     plan = with_programs(draft, schedule)
     if not schedule.kind.splits_backward:
         return plan
+    check_key_exchange(plan)  # a price is of what can be
     return with_programs(draft, schedule, price(lower(plan), cost).duration_s)
 
 

@@ -32,7 +32,7 @@ def joint_record(
         replays: of the other plans that the search held at its end: value and the engine's seconds.
         asked: the objective and what decides it. Values are its own; of a step they are seconds.
     """
-    best, unit = found.best_start, "s" if asked["objective"] == Objective.ITERATION else "value"
+    best, unit = found.best_start, unit_of(asked)
     return {
         "job": job,
         "plan": simulated_record(found.plan, trace) | {"layout": layout_record(found.plan)},
@@ -98,33 +98,45 @@ def joint_table(record: Record) -> tuple[str, Table, str]:
 
 def ablation_table(record: Record) -> Table:
     """A line for every question searched alone, and one for all of them."""
-    title = f"{record['job']}: each question alone from {record['strategy']}, "
-    table = titled(
-        f"{title}{milliseconds(record['before_s'])}", ("searched", "step", "times as fast", "candidates")
-    )
+    is_time = "before_s" in record
+    shown, unit = (milliseconds, "s") if is_time else ("{:.6g}".format, "value")
+    before = shown(record[f"before_{unit}"])
+    title = f"{record['job']}{asked_text(record)}: each question alone from {record['strategy']}, {before}"
+    better = "fast" if is_time else "good"
+    table = titled(title, ("searched", "step" if is_time else "value", f"times as {better}", "candidates"))
     for row in record["rows"]:
         name = row["open"][0] if len(row["open"]) == 1 else "all together"
-        table.add_row(name, milliseconds(row["iteration_s"]), f"{row['gain']:.3f}", str(row["candidates"]))
+        value = row["iteration_s" if is_time else "value"]
+        table.add_row(name, shown(value), f"{row['gain']:.3f}", str(row["candidates"]))
     return table
 
 
-def ablation_record(job: str, strategy: str, rows: Sequence[Gain]) -> dict[str, Any]:
-    """A row for every question searched alone, and one for all together."""
+def ablation_record(
+    job: str, strategy: str, rows: Sequence[Gain], asked: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A row for every question searched alone, and one for all together; `asked` as of `joint_record`."""
+    unit = unit_of(asked)
     return {
         "job": job,
+        **asked,
         "strategy": strategy,
-        "before_s": rows[0].before,
+        f"before_{unit}": rows[0].before,
         "rows": [
             {
                 "open": [question.value for question in row.open],
-                "iteration_s": row.found.value,
+                "iteration_s" if unit == "s" else unit: row.found.value,
                 "gain": row.factor,
                 "candidates": row.found.candidates,
-                "lower_bound_s": row.found.lower_bound,
+                f"lower_bound_{unit}": row.found.lower_bound,
             }
             for row in rows
         ],
     }
+
+
+def unit_of(asked: Mapping[str, Any]) -> str:
+    """Behind the names of a record's values."""
+    return "s" if asked["objective"] == Objective.ITERATION else "value"
 
 
 DEGREES = ("dp", "pp", "tp", "cp", "ep")
@@ -159,6 +171,8 @@ def _line(moves: Sequence[Record]) -> tuple[str, str]:
 def _arrange(move: Record) -> str:
     arrangement = move["arrangement"]
     words = f"{arrangement['placement']}: {_degrees(arrangement['degrees'])}"
+    pooled = zip(arrangement["degrees"], arrangement.get("first_ranks", ()), strict=False)
+    words += "".join(f"; {each['module']} from rank {first}" for each, first in pooled if first is not None)
     return words if move["samples"] is None else f"{words}; {_samples(move['samples'])}"
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
 from workbench.report.palette import EXECUTED, INK, LIGHT, NEUTRAL, PLOT_STYLE
 from workbench.report.search_points import Record, Tied, points_of, tied_front
@@ -113,6 +113,9 @@ def _draw_panel(axes: Axes, panel: Panel, points: Sequence[Point], tied: Sequenc
     all_s = [point.time_s for point in points]
     if max(all_s) > WIDE * min(all_s) > 0:
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set(xlabel="seconds of a step", ylabel=panel.title)
     axes.set_ylim(bottom=0, top=1.1 * max(panel.cost(point) for point in points) or 1.0)
     if panel.title == "GPUs":

@@ -14,8 +14,8 @@ LINE_EVERY_S = 10.0  # where nothing can be drawn
 class Ticker:
     """Progress of one long task: how far it is, and the best result so far."""
 
-    def at(self, done: int, total: int, note: str = "") -> None:
-        """Show that `done` of `total` steps are over."""
+    def at(self, done: int, total: int | None, note: str = "") -> None:
+        """Show that `done` of `total` steps are over; None: nobody knows of how many."""
 
     def step(self, note: str = "") -> None:
         """One step done; `note` is shown until the next one."""
@@ -28,7 +28,7 @@ class _Bar(Ticker):
         self._progress = progress
         self._task = task
 
-    def at(self, done: int, total: int, note: str = "") -> None:
+    def at(self, done: int, total: int | None, note: str = "") -> None:
         self._progress.update(self._task, completed=done, total=total, note=note)
 
     def step(self, note: str = "") -> None:
@@ -42,7 +42,7 @@ class _Lines(Ticker):
         self._title, self._total, self._done = title, total, 0
         self._began_s = self._told_s = monotonic()
 
-    def at(self, done: int, total: int, note: str = "") -> None:
+    def at(self, done: int, total: int | None, note: str = "") -> None:
         self._total = total
         self._tell(done, note)
 

@@ -99,13 +99,7 @@ def search(
     """
     if judge is None and objective in (Objective.TRAINING, Objective.GOODPUT):
         raise ValueError(f"objective {objective}: want a judge that knows the training or the failures")
-    if objective.is_money and job.dollars_per_hour(range(job.cluster.num_ranks)) is None:
-        raise ValueError(
-            f"job {job.name!r}: {objective} wants cluster.dollars_per_gpu_hour, or cluster.pools, each with "
-            "dollars_per_hour"
-        )
-    if objective.is_money:
-        job = replace(job, aim=Aim.DOLLARS)
+    job = aimed(job, objective)
     found: list[Candidate] = []
     for name, planner in planners.items():
         best = min((c for c in found if c.trace is not None), key=_key(objective), default=None)
@@ -114,6 +108,22 @@ def search(
         inside = partial(_inside, progress, len(found), len(planners), ", ".join(filter(None, (note, name))))
         found.append(_judged(_candidate(name, job, cost, planner, predict, inside), planner, judge))
     return tuple(sorted(found, key=_key(objective)))
+
+
+def aimed(job: Job, objective: Objective) -> Job:
+    """The job whose stage counts strategies search for dollars where these are the objective.
+
+    Raises:
+        ValueError: money is the objective and the job does not say what every rank costs.
+    """
+    if not objective.is_money:
+        return job
+    if not job.has_prices:
+        raise ValueError(
+            f"job {job.name!r}: {objective} wants cluster.dollars_per_gpu_hour, or cluster.pools, each with "
+            "dollars_per_hour"
+        )
+    return replace(job, aim=Aim.DOLLARS)
 
 
 def _best_so_far(best: Candidate, objective: Objective) -> str:

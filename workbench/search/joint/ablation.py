@@ -1,7 +1,7 @@
 """What each question is worth: searched alone from one strategy's plan, and all of them together."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
@@ -41,7 +41,7 @@ def ablated(
     judge: Judge,
     strategy: str,
     *,
-    starts: tuple[Start, ...],
+    scope: Scope,
     stop: Stop,
     workers: Crew = 1,
 ) -> Iterator[Gain]:
@@ -51,7 +51,7 @@ def ablated(
 
     Args:
         strategy: whose plan the others are held against.
-        starts: of all strategies, see `searched_starts`.
+        scope: of all searches, with the starts of all strategies, see `searched_starts`, and nothing fixed.
         stop: of each search.
 
     Raises:
@@ -59,18 +59,18 @@ def ablated(
 
     Complexity: six searches.
     """
-    first = next((start for start in starts if start.name == strategy), None)
+    first = next((start for start in scope.starts or () if start.name == strategy), None)
     if first is None or first.value is None:
         refusal = "there is no such strategy" if first is None else first.refusal
         raise ValueError(f"ablation: strategy {strategy!r} has no plan of job {job.name!r}: {refusal}")
     alone: list[Start] = []
     for question in Question:
         fixed = {other: strategy for other in Question if other is not question}
-        scope = Scope(fixed=fixed, starts=starts)
-        found = joint_search(job, cost, judge, stop=stop, scope=scope, workers=workers)
+        own = replace(scope, fixed=fixed)
+        found = joint_search(job, cost, judge, stop=stop, scope=own, workers=workers)
         choice = choice_of(job, found.plan, cost)
         alone.append(Start(name=f"{question} alone", plan=found.plan, choice=choice, value=found.value))
         yield Gain(open=(question,), before=first.value, found=found)
-    scope = Scope(starts=(*starts, *alone))
+    scope = replace(scope, starts=(*(scope.starts or ()), *alone))
     found = joint_search(job, cost, judge, stop=stop, scope=scope, workers=workers)
     yield Gain(open=tuple(Question), before=first.value, found=found)

@@ -1,6 +1,6 @@
 """Where modules lie and with which degrees: from an arrangement to stages, and back."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -38,10 +38,18 @@ class Placement(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
-    """A placement and degrees of every module, in the model's order."""
+    """A placement and degrees of every module, in the model's order.
+
+    Args:
+        placement: how modules lie to each other.
+        degrees: of every module.
+        first_ranks: of islands, by module, the rank with which its pool of devices begins; None: it lies
+            behind the one before it. Empty: all do.
+    """
 
     placement: Placement
     degrees: tuple[Degrees, ...]
+    first_ranks: tuple[int | None, ...] = ()
 
     def of(self, module: str) -> Degrees:
         """Of one module."""
@@ -58,7 +66,9 @@ class Arrangement:
 
     def __str__(self) -> str:
         words = (f"{d.module} tp {d.tp} cp {d.cp} pp {d.pp} dp {d.dp} ep {d.ep}" for d in self.degrees)
-        return f"{self.placement}: {', '.join(words)}"
+        pooled = zip(self.degrees, self.first_ranks, strict=False)
+        begins = "".join(f"; {d.module} from rank {first}" for d, first in pooled if first is not None)
+        return f"{self.placement}: {', '.join(words)}{begins}"
 
 
 def stages_of(
@@ -96,8 +106,13 @@ def arrangement_of(
     """
     plan = replace(draft, stages=stages)
     degrees = tuple(degrees_of(plan, module.name) for module in job.model.modules)
-    for placement in Placement:
-        arrangement = Arrangement(placement=placement, degrees=degrees)
+    arrangements = [Arrangement(placement=placement, degrees=degrees) for placement in Placement]
+    if job.pools:
+        first_ranks = _first_ranks(plan, degrees)
+        arrangements.append(
+            Arrangement(placement=Placement.ISLANDS, degrees=degrees, first_ranks=first_ranks)
+        )
+    for arrangement in arrangements:
         try:
             found = stages_of(job, arrangement, schedule, draft, cost)
         except ValueError:  # a placement that is not for these degrees
@@ -107,6 +122,17 @@ def arrangement_of(
     return None
 
 
+def _first_ranks(plan: Plan, degrees: Sequence[Degrees]) -> tuple[int | None, ...]:
+    """Where modules begin that do not lie behind the one before them."""
+    found: list[int | None] = []
+    end = 0
+    for each in degrees:
+        ranks = [r for stage in plan.stages if stage.module == each.module for r in stage.flat_ranks]
+        found.append(None if min(ranks) == end else min(ranks))
+        end = max(ranks) + 1
+    return tuple(found)
+
+
 def _places(stages: tuple[Stage, ...]) -> list[tuple[str, int, tuple[tuple[int, ...], ...]]]:
     """In no order but their own; pieces of a stage on the same ranks are at one place."""
     return sorted({(stage.module, stage.replica, stage.ranks) for stage in stages})
@@ -114,7 +140,11 @@ def _places(stages: tuple[Stage, ...]) -> list[tuple[str, int, tuple[tuple[int, 
 
 def _job_with(job: Job, arrangement: Arrangement, schedule: Schedule) -> Job:
     offset = 0 if arrangement.placement is Placement.EVERYWHERE else None
-    layouts = tuple(replace(each.layout, rank_offset=offset) for each in arrangement.degrees)
+    offsets = arrangement.first_ranks or (offset,) * len(arrangement.degrees)
+    layouts = tuple(
+        replace(each.layout, rank_offset=first)
+        for each, first in zip(arrangement.degrees, offsets, strict=True)
+    )
     replicas = arrangement.of(llm_of(job)).dp
     return replace(job, layouts=layouts, replicas=replicas, schedule=schedule)
 
@@ -124,13 +154,15 @@ def check_placement(job: Job, arrangement: Arrangement) -> None:
 
     Raises:
         ValueError: replicas side by side that are not equally many, encoders together with unequal grids,
-            encoders on the LLM's first stage with another grid than its own, or modules on all ranks that
-            take unequally many.
+            encoders on the LLM's first stage with another grid than its own, modules on all ranks that
+            take unequally many, or two that begin with the same pool.
     """
     placement, llm = arrangement.placement, arrangement.of(llm_of(job))
     encoders = [each for each in arrangement.degrees if each.module != llm.module]
     together = {(each.tp, each.cp, each.pp, each.dp) for each in encoders}
-    wrong = ""
+    wrong, begins = "", [first for first in arrangement.first_ranks if first is not None]
+    if begins and (placement is not Placement.ISLANDS or len(set(begins)) < len(begins)):
+        wrong = "pools of their own for islands alone"
     if placement is Placement.REPLICAS and len({each.dp for each in arrangement.degrees}) > 1:
         wrong = "as many replicas of every module"
     if placement is Placement.TOGETHER and (len(together) > 1 or {e.dp for e in encoders} - {llm.dp}):

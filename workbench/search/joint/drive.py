@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from itertools import islice
 from math import inf
 
@@ -159,7 +160,7 @@ def joint_search(
         stop: when it ends.
         scope: its seed, what is fixed, whose plans it starts from.
         workers: processes of this machine, >= 1, or workers of a Ray cluster.
-        progress: told how far the search is, after the starts and after every round.
+        progress: told how far the search is, after each start and after every round.
 
     Raises:
         ValueError: no strategy has a plan, a fixed answer of a strategy without one, or fixed answers that
@@ -168,7 +169,12 @@ def joint_search(
     began_s = stop.clock()
     space = Space(job, cost, {}, _planners(job, scope))
     with opened(space, judge, workers) as crew:
-        starts = scope.starts or planned_starts(space, crew, stop, began_s)
+        least = cache(partial(scope.lower, job, cost))
+
+        def told(best: Start) -> None:
+            progress(_begun(best, least(None), stop.clock() - began_s))
+
+        starts = scope.starts or planned_starts(space, crew, stop, began_s, told)
         started_s = stop.clock()
         space.starts.update({each.name: each.choice for each in starts if each.choice is not None})
         seats = _first_seats(space, starts, scope.fixed, crew)
@@ -178,11 +184,19 @@ def joint_search(
         replans = None if scope.fixed else Replans(job, space.planners, valued, random.Random(rng.random()))
         held = _Search(space, judge, questions, rng, _unlike(seats), seats[0], replans)
         held.seeded = seeds(job, cost, questions)
-        bound = scope.lower(job, cost, held.seats[0].choice if Question.LAYOUT in scope.fixed else None)
+        bound = least(held.seats[0].choice if Question.LAYOUT in scope.fixed else None)
         bound = min(bound, held.seats[0].value)
         _run(held, crew, stop, began_s, bound, progress)
     ended_s = stop.clock()
     return _found(held, starts, bound, (ended_s - began_s, ended_s - started_s))
+
+
+def _begun(best: Start, bound: float, seconds: float) -> State:
+    """How far a search is that still plans what it starts from."""
+    value = value_of(best)
+    return State(
+        best=value, best_from=best.name, lower_bound=min(bound, value), candidates=0, seconds=seconds
+    )
 
 
 def searched_starts(
@@ -197,8 +211,7 @@ def searched_starts(
 def _planners(job: Job, scope: Scope) -> Mapping[str, Planner]:
     if scope.planners is not None:
         return scope.planners
-    priced = PRICED if job.dollars_per_hour(range(job.cluster.num_ranks)) is not None else {}
-    return PLANNERS | priced
+    return PLANNERS | (PRICED if job.has_prices else {})
 
 
 def _first_seats(

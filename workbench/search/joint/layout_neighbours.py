@@ -6,8 +6,9 @@ from itertools import combinations, product
 from operator import le
 
 from workbench.explain.neighbours import ChangeKind, neighbours
+from workbench.job.device_pools import check_taken
 from workbench.job.job import Job
-from workbench.planner.assembly import dp_of, layout_of
+from workbench.planner.assembly import check_ranks, dp_of, layout_of
 from workbench.planner.layout_choice import Degrees
 from workbench.planner.layout_search import usable_ranks
 from workbench.search.joint.arrangement import Arrangement, Placement, check_placement
@@ -62,21 +63,50 @@ def arrangements_near(job: Job, choice: Choice, arrangement: Arrangement) -> Ite
     for placement in Placement:
         for each in degrees:
             try:
-                other = Arrangement(placement=placement, degrees=_fitted(job, placement, each))
+                other = Arrangement(
+                    placement=placement,
+                    degrees=_fitted(job, placement, each),
+                    first_ranks=arrangement.first_ranks if placement is Placement.ISLANDS else (),
+                )
             except ValueError:  # experts that the new degrees cannot hold, or no replica
                 continue
             if other != arrangement and _takes_place(job, other):
                 found[other] = None
     yield from found
+    yield from _other_pools(job, arrangement)
+
+
+def _other_pools(job: Job, arrangement: Arrangement) -> Iterator[Arrangement]:
+    """Islands of the same degrees that begin with other pools of devices."""
+    if not job.pools:
+        return
+    firsts = (None, *(pool.first_rank for pool in job.pools))
+    now = arrangement.first_ranks or (None,) * len(arrangement.degrees)
+    for first_ranks in product(firsts, repeat=len(arrangement.degrees)):
+        other = Arrangement(placement=Placement.ISLANDS, degrees=arrangement.degrees, first_ranks=first_ranks)
+        if first_ranks != now and _takes_place(job, other):
+            yield other
 
 
 def _takes_place(job: Job, arrangement: Arrangement) -> bool:
-    """Whether degrees go with the placement, on no more ranks than there are."""
+    """Whether degrees go with the placement, on no more ranks than there are, of pools that take them."""
     try:
         check_placement(job, arrangement)
+        if arrangement.placement is Placement.ISLANDS:
+            _check_pools(job, arrangement)
     except ValueError:
         return False
     return arrangement.num_ranks(llm_of(job)) <= usable_ranks(job)
+
+
+def _check_pools(job: Job, arrangement: Arrangement) -> None:
+    """ValueError for islands beyond the ranks that there are, or in a pool that does not take them."""
+    begins, end = arrangement.first_ranks or (None,) * len(arrangement.degrees), 0
+    for each, begin in zip(arrangement.degrees, begins, strict=True):
+        first = end if begin is None else begin
+        end = first + each.num_ranks
+        check_taken(job.pools, each.module, range(first, end))
+        check_ranks(job, end)
 
 
 def _degrees(job: Job) -> tuple[Degrees, ...]:

@@ -236,8 +236,7 @@ def _sizes(job: Job, choice: Choice) -> Iterator[Move]:
 def _memory(job: Job, choice: Choice, draft: Plan) -> Iterator[Move]:
     """Of one module and, where there are several, the same of all."""
     own = list(dict.fromkeys(_memory_of_one(job, choice, draft)))
-    yield from own
-    yield from shardings(choice, draft)
+    yield from dict.fromkeys((*own, *shardings(choice, draft)))
     if len(job.model.modules) > 1:
         yield from dict.fromkeys(replace(move, module=None) for move in own)
 

@@ -59,18 +59,18 @@ class Keep:
 
 
 def shardings(choice: Choice, draft: Plan) -> Iterator[Keep]:
-    """Weights of one module sharded among other ranks than now, or no longer sharded.
+    """Weights or optimizer state of one module sharded among other ranks than now, weights also no longer.
 
-    Of modules without tensor parallelism. Between pairs and all ranks there are the powers of two: a
+    Weights of modules without tensor parallelism. Between pairs and all ranks there are the powers of two: a
     module is sharded among no more than its memory asks for, since the more there are, the more each gathers.
     """
     for module in draft.model.modules:
         stages = [stage for stage in draft.stages if stage.module == module.name]
         now = choice.settings.of(module.name)
         num, cp = len(draft.replicas(module.name)), stages[0].cp
-        ways = [(Sharding.PARAMETERS, each) for each in instance_counts(num, cp)] if stages[0].tp == 1 else []
-        if now.sharding is Sharding.PARAMETERS:
-            ways.append((Sharding.OPTIMIZER, 1))
+        counts = instance_counts(num, cp)
+        ways = [(Sharding.PARAMETERS, each) for each in counts] if stages[0].tp == 1 else []
+        ways += [(Sharding.OPTIMIZER, each) for each in counts]
         for sharding, instances in ways:
             if (sharding, instances) != (now.sharding, now.instances):
                 yield Keep(module.name, now.recompute, sharding, instances, now.sequence_parallel)

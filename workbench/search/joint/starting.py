@@ -1,9 +1,10 @@
 """Plans to start from, as far as their share of a search's time goes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
 
 from workbench.job.job import Job
+from workbench.search.joint.found import value_of
 from workbench.search.joint.move import Space
 from workbench.search.joint.nearest_fit import nearest_fit
 from workbench.search.joint.starts import OUT_OF_TIME, Start, Task, start_tasks
@@ -15,14 +16,34 @@ OTHER_SHARE = 0.1  # behind that, for all others: strategies plan anew in the se
 TOO_LARGE = "does not fit"  # in refusals of plans for their memory
 
 
-def planned_starts(space: Space, crew: Workers, stop: Stop, began_s: float) -> tuple[Start, ...]:
-    """All strategies, those with layouts also without the job's; as far as their share of the time goes."""
+def planned_starts(
+    space: Space,
+    crew: Workers,
+    stop: Stop,
+    began_s: float,
+    told: Callable[[Start], None] = lambda best: None,
+) -> tuple[Start, ...]:
+    """All strategies, those with layouts also without the job's; as far as their share of the time goes.
+
+    Args:
+        told: the best so far, after each start, as soon as one has a value.
+    """
     job = space.job
     tasks = list(start_tasks(job, space.planners))
+    best: list[Start] = []
+
+    def starts(some: Sequence[Task]) -> Iterator[Start]:
+        for start in crew.starts(some):
+            if start.value is not None:
+                best[:] = [min((*best, start), key=value_of)]
+            if best:
+                told(best[0])
+            yield start
+
     if stop.seconds is None:
-        found = tuple(crew.starts(tasks))
+        found = tuple(starts(tasks))
     else:
-        found = _in_slices(tasks, crew, stop, began_s, stop.seconds)
+        found = _in_slices(tasks, starts, crew.num, stop, began_s)
     if all(start.value is None for start in found):
         nearest = nearest_fit(job, space.cost, _refused(tasks, found, stop))
         raise ValueError(_none_text(job, found) + (nearest and f"; {nearest}"))
@@ -30,7 +51,11 @@ def planned_starts(space: Space, crew: Workers, stop: Stop, began_s: float) -> t
 
 
 def _in_slices(
-    tasks: list[Task], crew: Workers, stop: Stop, began_s: float, seconds: float
+    tasks: list[Task],
+    starts: Callable[[Sequence[Task]], Iterator[Start]],
+    num_workers: int,
+    stop: Stop,
+    began_s: float,
 ) -> tuple[Start, ...]:
     """Each with a slice of time; those that want more begin anew with twice as much, while there is time.
 
@@ -38,10 +63,11 @@ def _in_slices(
     time is the starts' as long as none has a plan.
     """
     found = {task.name: Start(name=task.name, refusal=OUT_OF_TIME) for task in tasks}
+    seconds = stop.seconds or inf
 
     def left_s(share: float) -> float:
         has_plan = any(start.value is not None for start in found.values())
-        return (began_s + (share if has_plan else 1.0) * seconds - stop.clock()) * crew.num
+        return (began_s + (share if has_plan else 1.0) * seconds - stop.clock()) * num_workers
 
     for more, group in ((LIKELY_SHARE, [task for task in tasks if task.is_likely]), (OTHER_SHARE, tasks)):
         slice_s, share = 0.0, more + (stop.clock() - began_s) / seconds
@@ -50,7 +76,7 @@ def _in_slices(
             slice_s = max(2 * slice_s, left_s(share) / (2 * len(waiting)))
             num = max(1, int(left_s(share) / slice_s))
             slices = [task._replace(seconds=slice_s, clock=stop.clock) for task in waiting[:num]]
-            for start in crew.starts(slices):
+            for start in starts(slices):
                 found[start.name] = start
                 if left_s(share) < 0:
                     break
