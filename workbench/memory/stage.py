@@ -63,21 +63,16 @@ def state_of(plan: Plan, rank: int) -> Iterator[tuple[Stage, StateKind, int]]:
 def stage_state(plan: Plan, stage: Stage, seen: Collection[str] = ()) -> Iterator[tuple[StateKind, int]]:
     """(part, bytes) of every parameter of a stage on one of its ranks, but for those that were seen."""
     seen = set(seen)
-    kinds = {of_experts: _state_kinds(plan, stage, of_experts=of_experts) for of_experts in (False, True)}
     known: dict[tuple[object, ...], list[tuple[StateKind, int]]] = {}  # of weights of the same shape
+    kinds = {of_experts: _state_kinds(plan, stage, of_experts=of_experts) for of_experts in (False, True)}
     for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
-        for parameter in layer.parameters():
-            if parameter.name in seen:
-                continue
+        for parameter in (each for each in layer.parameters() if each.name not in seen):
             seen.add(parameter.name)
             of_experts = stage.ep > 1 and is_of_expert(parameter)
-            shape = parameter.shape, parameter.shard, of_experts, layer.trainable
-            if shape not in known:
+            if (shape := (parameter.shape, parameter.shard, of_experts, layer.trainable)) not in known:
+                held = kinds[of_experts][: 3 if layer.trainable else 1]
                 elements = held_elements(parameter, stage)
-                known[shape] = [
-                    (kind, ceil(elements * num_bytes / parts))
-                    for kind, num_bytes, parts in kinds[of_experts][: 3 if layer.trainable else 1]
-                ]
+                known[shape] = [(kind, ceil(elements * size / parts)) for kind, size, parts in held]
             yield from known[shape]
 
 
