@@ -70,7 +70,9 @@ def comparison(record: Mapping[str, Any]) -> Grid | None:
         panels.append(_ratios(compared))
         widths.append(max(1.0, BAR_INCHES * len(compared) / height))
     counts = ", ".join(
-        f"{sum(row['verdict'] == verdict for row in record['rows'])} {verdict}" for verdict in COLOURS
+        f"{count} {verdict}"
+        for verdict in COLOURS
+        if (count := sum(row["verdict"] == verdict for row in record["rows"]))
     )
     return Grid(
         rows=[panels], title=f"{record['script']}: {counts}", panel_inches=(height, height), widths=widths
@@ -88,6 +90,7 @@ def _against(unit: str, rows: Sequence[ResultRow]) -> Lines:
     ranges = [row["unstated"][end] for row in rows if row["unstated"] for end in ("low", "high")]
     values = [row[side] for row in rows for side in ("paper", "ours")] + [end for end in ranges if end]
     limits = (min(values) / 1.5, max(values) * 1.5)
+    unit = unit or "no unit"
     return Lines(
         x=f"paper, {unit}",
         y=f"ours, {unit}",
@@ -123,6 +126,7 @@ def _ratios(rows: Sequence[ResultRow]) -> Bars:
     ours = Series(
         values=[row["ours"] for row in rows],
         colour=[COLOURS[row["verdict"]] for row in rows],
+        label=[f"our ratio: {row['verdict']}" for row in rows],
         errors=_errors(rows),
     )
     title = "ratios, paper's left, ours right (p: printed stage times, m: own model)"

@@ -141,10 +141,10 @@ class Trainer:
         num_targets = check_targets(self.plan)
         optimizer.zero_grad()
         total = torch.zeros((), device=self.device, dtype=torch.float64)
-        for place, samples in enumerate(microbatches, start=1):
+        for index, samples in enumerate(microbatches, start=1):
             for module in self.modules.values():
                 assert isinstance(module, FSDPModule)
-                module.set_requires_gradient_sync(place == len(microbatches))
+                module.set_requires_gradient_sync(index == len(microbatches))
             loss = self.loss_sum(samples)
             total += loss.detach().double()
             # Gradients become the mean of all ranks'; the loss is the sum of what they have.

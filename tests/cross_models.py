@@ -77,9 +77,9 @@ def save_weights(folder: Path, modules: Sequence[Module], *, seed: int = 3) -> P
         plan = tiny_models.plan_of(ModelGraph(name="alone", modules=(module,)), ())
         built = build_stage_module(plan, whole_stage(module), seed=seed, dtype=torch.float64)
         held = {name: weight.detach().clone() for name, weight in built.named_weights()}
-        for place, name in enumerate(sorted(held)):
+        for index, name in enumerate(sorted(held)):
             if "gate" in name.rpartition(".")[2]:
-                held[name].fill_(0.3 + 0.05 * (place % 7))
+                held[name].fill_(0.3 + 0.05 * (index % 7))
         (folder / module.name).mkdir(parents=True)
         save_file(held, folder / module.name / SINGLE, metadata={"format": "pt"})
     return folder

@@ -83,7 +83,7 @@ Printed: 8 microbatches take 1.57x longer, which is (8 + 3) / (4 + 3) = 11/7.
 Assumed: a box is a stage's LLM part behind its copies of both encoders, run in one go after the
 stage's input has come, forward and backward; all stages are equal; backward is twice forward.
 """,
-        [Box(f"vision+audio+llm.{place}", 1, 2) for place in range(4)],
+        [Box(f"vision+audio+llm.{index}", 1, 2) for index in range(4)],
         num_microbatches,
     )
 
@@ -91,14 +91,14 @@ stage's input has come, forward and backward; all stages are equal; backward is 
 def v1_figure2a_copies(num_microbatches: int = 4) -> Figure:
     """The same work with every copy as a stage of its own, as a plan of this repository holds it."""
     boxes: list[Box] = []
-    for place in range(4):
-        llm = 3 * place + 2
-        backward = 2 if place == 0 else 0
-        readers = (llm,) if place == 0 else ()
-        boxes.append(Box(f"vision.{place}", 1, backward, readers))
-        boxes.append(Box(f"audio.{place}", 1, backward, readers))
-        boxes.append(Box(f"llm.{place}", 1, 2, (llm + 3,) if place < 3 else ()))
-    rows = tuple((3 * place, 3 * place + 1, 3 * place + 2) for place in range(4))
+    for index in range(4):
+        llm = 3 * index + 2
+        backward = 2 if index == 0 else 0
+        readers = (llm,) if index == 0 else ()
+        boxes.append(Box(f"vision.{index}", 1, backward, readers))
+        boxes.append(Box(f"audio.{index}", 1, backward, readers))
+        boxes.append(Box(f"llm.{index}", 1, 2, (llm + 3,) if index < 3 else ()))
+    rows = tuple((3 * index, 3 * index + 1, 3 * index + 2) for index in range(4))
     about = """
 Encoders replicated as in Cornstarch (arXiv v1) Figure 2a, with every copy a stage of its own.
 Differs from the figure: a copy that nobody reads has no backward, and its forward does not wait for
@@ -220,7 +220,7 @@ Printed: the times of Figure 1b, 4 A40, activation checkpointing; 64 microbatche
 A tick is {TICK_MS} ms, times rounded to whole ticks{short}.
 Assumed: the encoder is one stage, the LLM three equal ones: 165 and 3 x 172 ms of forward + backward.
 """,
-        [Box("encoder", *in_ticks[:2]), *(Box(f"llm.{place}", *in_ticks[2:]) for place in range(3))],
+        [Box("encoder", *in_ticks[:2]), *(Box(f"llm.{index}", *in_ticks[2:]) for index in range(3))],
         num_microbatches,
     )
 

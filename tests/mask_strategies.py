@@ -56,10 +56,10 @@ def random_bitfield(rng: Rng, length: int, *, num_groups: int = 3, num_segments:
     def words() -> np.ndarray:
         return runs(rng.integers(0, 1 << num_groups, length))
 
-    place = rng.integers(0, max(1, length), length) if rng.random() < 0.5 else np.arange(length)
+    index = rng.integers(0, max(1, length), length) if rng.random() < 0.5 else np.arange(length)
     windows = {
         "none": np.zeros(length, np.int64),
-        "sliding": np.maximum(0, place - rng.integers(0, max(1, length))),
+        "sliding": np.maximum(0, index - rng.integers(0, max(1, length))),
         "any": rng.integers(0, max(1, length), length),
     }
     segment = runs(rng.integers(-1, num_segments, length))
@@ -68,7 +68,7 @@ def random_bitfield(rng: Rng, length: int, *, num_groups: int = 3, num_segments:
         own=words(),
         causal=runs(rng.random(length) < 0.7),
         segment=np.sort(segment) if rng.random() < 0.7 else segment,
-        position=place,
+        position=index,
         first=windows[rng.choice(list(windows))],
         always=words() if rng.random() < 0.5 else np.zeros(length, np.int64),
     )

@@ -86,9 +86,11 @@ def shortest(
 
 def _follows(order: Sequence[Action], needs: Mapping[Action, Sequence[Action]]) -> bool:
     """Own inputs first, and forwards by index, which is no loss where microbatches are alike."""
-    place = {action: index for index, action in enumerate(order)}
+    position = {action: index for index, action in enumerate(order)}
     forwards = [action.microbatch for action in order if action.kind is Pass.F]
-    inputs = all(place[need] < place[action] for action in order for need in needs[action] if need in place)
+    inputs = all(
+        position[need] < position[action] for action in order for need in needs[action] if need in position
+    )
     return inputs and forwards == sorted(forwards)
 
 
@@ -110,26 +112,26 @@ def timed(
         for action in actions:
             rows_of.setdefault(action, []).append(row)
     times: dict[Action, tuple[int, int]] = {}
-    place = dict.fromkeys(programs, 0)
+    index = dict.fromkeys(programs, 0)
     free = dict.fromkeys(programs, 0)
     moved = True
     while moved:
         moved = False
         for row, actions in programs.items():
-            if place[row] == len(actions):
+            if index[row] == len(actions):
                 continue
-            action = actions[place[row]]
+            action = actions[index[row]]
             rows = rows_of[action]
-            if any(programs[other][place[other] : place[other] + 1] != (action,) for other in rows):
+            if any(programs[other][index[other] : index[other] + 1] != (action,) for other in rows):
                 continue
             if all(need in times for need in needs[action]):
                 start = max([*(free[other] for other in rows), *(times[need][1] for need in needs[action])])
                 times[action] = (start, start + duration(action))
                 for other in rows:
                     free[other] = times[action][1]
-                    place[other] += 1
+                    index[other] += 1
                 moved = True
-    stuck = {row: str(programs[row][at]) for row, at in place.items() if at < len(programs[row])}
+    stuck = {row: str(programs[row][at]) for row, at in index.items() if at < len(programs[row])}
     if stuck:
         raise AssertionError(f"never ran: {stuck}")
     return times
@@ -179,8 +181,8 @@ class Execution:
         return finished and nothing_out
 
     def at(self, rank: int) -> Action | None:
-        program, place = self.programs[rank], self.place[rank]
-        return program[place] if place < len(program) else None
+        program, index = self.programs[rank], self.place[rank]
+        return program[index] if index < len(program) else None
 
     def next_actions(self) -> list[Action]:
         found = dict.fromkeys(self.at(rank) for rank in self.programs)

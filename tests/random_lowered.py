@@ -203,12 +203,12 @@ def _programs(
     """Each rank's part of the order; a family's reductions stand after all passes of earlier families."""
     rng = draft.rng
     order = list(order)
-    place = 0
+    position = 0
     for family in draft.families:
         last = [max(i for i, action in enumerate(order) if action.stage == stage) for stage in family]
-        place = rng.randint(max(place, *(index + 1 for index in last)), len(order))
-        order[place:place] = [Action(stage, Pass.REDUCE_GRAD) for stage in family]
-        place += len(family)
+        position = rng.randint(max(position, *(index + 1 for index in last)), len(order))
+        order[position:position] = [Action(stage, Pass.REDUCE_GRAD) for stage in family]
+        position += len(family)
     if scrambled:
         for _ in range(2):
             a, b = rng.randrange(len(order)), rng.randrange(len(order))

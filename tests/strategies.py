@@ -81,9 +81,9 @@ def plans(draw, *, max_tp: int = 2, max_replicas: int = 2) -> Plan:
 def _colocated(stages: list[Stage], encoders: list[str]) -> list[Stage]:
     """The k-th stages of all encoders of a replica on the ranks of the first encoder's k-th stage."""
     homes = {
-        (stage.replica, place): stage.ranks
+        (stage.replica, position): stage.ranks
         for replica in {stage.replica for stage in stages}
-        for place, stage in enumerate(s for s in stages if (s.replica, s.module) == (replica, encoders[0]))
+        for position, stage in enumerate(s for s in stages if (s.replica, s.module) == (replica, encoders[0]))
     }
     seen: dict[tuple[int, str], int] = {}
     moved = []
@@ -91,9 +91,9 @@ def _colocated(stages: list[Stage], encoders: list[str]) -> list[Stage]:
         if stage.module not in encoders:
             moved.append(stage)
             continue
-        place = seen.get((stage.replica, stage.module), 0)
-        seen[stage.replica, stage.module] = place + 1
-        moved.append(replace(stage, ranks=homes[stage.replica, place]))
+        position = seen.get((stage.replica, stage.module), 0)
+        seen[stage.replica, stage.module] = position + 1
+        moved.append(replace(stage, ranks=homes[stage.replica, position]))
     used = sorted({rank for stage in moved for rank in stage.flat_ranks})
     number = {rank: index for index, rank in enumerate(used)}  # no holes among the ranks
     return [replace(s, ranks=tuple(tuple(number[r] for r in row) for row in s.ranks)) for s in moved]

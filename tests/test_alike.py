@@ -94,7 +94,9 @@ def test_rows_and_memory_are_those_of_the_plan_derived_whole(name, monkeypatch):
 )
 def test_which_replicas_are_equal(name, sets):
     alike = alike_replicas(PLANS[name]())
-    assert [[replica.number for replica in replicas] for replicas in alike] == sets
+    assert [[{replica for _, replica in one.replicas} for one in found] for found in alike] == [
+        [{number} for number in numbers] for numbers in sets
+    ]
 
 
 def without_last_pass(program: Program) -> Program:
@@ -128,8 +130,19 @@ def shared(plan: Plan) -> Plan:
 
 
 @pytest.mark.parametrize("change", [moved, shared])
-def test_replicas_that_are_not_by_themselves_are_derived_whole(change):
-    assert alike_replicas(change(plan_of(SMALL))) == ()
+def test_replicas_with_ranks_or_samples_in_common_are_one_component(change):
+    alike = alike_replicas(change(plan_of(replace(SMALL, replicas=4))))
+    found = [[sorted({replica for _, replica in one.replicas}) for one in each] for each in alike]
+    assert found == [[[0, 1]], [[2], [3]]]
+
+
+def test_a_program_of_ranks_of_two_replicas_tells_none_apart():
+    plan = plan_of(SMALL)
+    one, *_, two = plan.programs
+    assert plan.stages_on[one.ranks[0]][0].replica != plan.stages_on[two.ranks[0]][0].replica
+    both = Program(ranks=(*one.ranks, *two.ranks), actions=(*one.actions, *two.actions))
+    others = tuple(program for program in plan.programs if program not in (one, two))
+    assert alike_replicas(replace(plan, programs=(both, *others))) == ()
 
 
 def test_one_replica_has_no_equal():
@@ -138,7 +151,7 @@ def test_one_replica_has_no_equal():
 
 def test_part_of_a_plan_holds_its_replicas_alone():
     plan = plan_of(SMALL)
-    part = part_of(plan, [1])
+    part = part_of(plan, {(module.name, 1) for module in plan.model.modules})
     assert {stage.replica for stage in part.stages} == {1}
     assert part.ranks == alike_replicas(plan)[0][1].ranks
     assert {rank for program in part.programs for rank in program.ranks} == set(part.ranks)

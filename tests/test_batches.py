@@ -26,10 +26,10 @@ def plan() -> Plan:
 def test_data_of_an_item_do_not_depend_on_its_company(plan: Plan) -> None:
     vision = plan.chain["vision", 0][0]
     together = microbatch_data(plan, vision, plan.microbatches[0], SOURCE, dtype=torch.float32)
-    for place, item in enumerate(together.items):
+    for index, item in enumerate(together.items):
         single = Microbatch(module="vision", replica=0, index=5, rows=((item,),))
         alone = microbatch_data(plan, vision, single, SOURCE, dtype=torch.float32)
-        assert torch.equal(alone.raw[0], together.raw[place])
+        assert torch.equal(alone.raw[0], together.raw[index])
     assert len({image.sum().item() for image in together.raw}) == len(together.raw)
 
 
@@ -91,12 +91,12 @@ def test_targets_are_the_next_tokens_of_the_same_sample_that_are_text(plan: Plan
     start = 0
     for sample in plan.batch:
         kinds = [s.modality for s in sample.segments for _ in range(s.tokens_out)]
-        for place, kind in enumerate(kinds):
-            token, label = int(ids[start + place]), int(labels[start + place])
+        for index, kind in enumerate(kinds):
+            token, label = int(ids[start + index]), int(labels[start + index])
             assert (token == PLACEHOLDER) == (kind != TEXT)
-            is_last = place == len(kinds) - 1
-            wanted = NO_TARGET if is_last or kinds[place + 1] != TEXT else int(ids[start + place + 1])
-            assert label == wanted, (sample.id, place)
+            is_last = index == len(kinds) - 1
+            wanted = NO_TARGET if is_last or kinds[index + 1] != TEXT else int(ids[start + index + 1])
+            assert label == wanted, (sample.id, index)
         assert (labels[start : start + len(kinds)] != NO_TARGET).sum() == count_targets(sample)
         start += len(kinds)
 

@@ -9,7 +9,7 @@ from workbench.schedule.choice import ScheduleKind, rank_block, usual
 
 
 def slowest(cost_s, cuts, block_of):
-    blocks = [block_of(place) for place in range(len(cuts))]
+    blocks = [block_of(index) for index in range(len(cuts))]
     return max(
         sum(sum(cost_s[first:last]) for (first, last), b in zip(cuts, blocks, strict=True) if b == block)
         for block in blocks
@@ -37,7 +37,7 @@ def test_a_heavy_head_is_made_up_for_on_its_block():
     """A V on two blocks: the head weighs five layers, so the first stage, beside it, gives one away."""
     costs = [1.0] * 9 + [5.0]
     vee = (0, 1, 1, 0)
-    cuts = even_blocks(costs, ((0, 3), (3, 6), (6, 9), (9, 10)), lambda place: vee[place])
-    assert slowest(costs, cuts, lambda place: vee[place]) == 7.0
+    cuts = even_blocks(costs, ((0, 3), (3, 6), (6, 9), (9, 10)), lambda index: vee[index])
+    assert slowest(costs, cuts, lambda index: vee[index]) == 7.0
     assert cuts[0] == (0, 2)
     assert cuts[-1] == (9, 10)

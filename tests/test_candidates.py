@@ -105,8 +105,8 @@ def training_alone(job: Job, trained: Set[int]) -> Job:
         replace(
             module,
             layers=tuple(
-                replace(each, trainable=module.name == "llm" and place in trained)
-                for place, each in enumerate(module.layers)
+                replace(each, trainable=module.name == "llm" and index in trained)
+                for index, each in enumerate(module.layers)
             ),
         )
         for module in job.model.modules

@@ -39,12 +39,12 @@ def test_a_watched_run_says_what_ranks_held(plan: Path):
 def test_places_that_cannot_be_written_are_refused_before_the_work(plan: Path, job: Path):
     folder = plan.parent
     (folder / "file").touch()
-    for place, words in ((folder, "this is a folder"), (folder / "file" / "x.json", "no folder")):
-        refuse("run", plan, "--local", "--trace", place, words=words, folder=folder)
-        refuse("simulate", plan, "--trace", place, words=words, folder=folder)
-        refuse("plan", job, "-o", place, words=words, folder=folder)
-        refuse("calibrate", job, "-o", place, words=words, folder=folder)
-        refuse("calibrate", job, "-o", folder / "p.json", "--rows", place, words=words, folder=folder)
+    for index, words in ((folder, "this is a folder"), (folder / "file" / "x.json", "no folder")):
+        refuse("run", plan, "--local", "--trace", index, words=words, folder=folder)
+        refuse("simulate", plan, "--trace", index, words=words, folder=folder)
+        refuse("plan", job, "-o", index, words=words, folder=folder)
+        refuse("calibrate", job, "-o", index, words=words, folder=folder)
+        refuse("calibrate", job, "-o", folder / "p.json", "--rows", index, words=words, folder=folder)
 
 
 def folder_of_masks(folder: Path) -> Path:

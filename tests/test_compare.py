@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.plans import disjoint_plan, sample, two_encoders
 from workbench.plan.plan import Plan
-from workbench.report.compare import Group, Row, compare
+from workbench.report.compare import ComparedRow, Group, compare
 from workbench.report.tables import comparison_headers, comparison_table, milliseconds, percent, rank_runs
 from workbench.schedule.action import STEP, Action, Pass
 from workbench.trace import Executor, Lane, MemorySample, Span, Trace
@@ -42,7 +42,7 @@ def executed(*seconds: tuple[float, float]) -> list[Trace]:
     return [trace(Executor.EXECUTED, forward_s=forward, backward_s=backward) for forward, backward in seconds]
 
 
-def row(rows: tuple[Row, ...], name: str) -> Row:
+def row(rows: tuple[ComparedRow, ...], name: str) -> ComparedRow:
     return next(row for row in rows if row.name == name)
 
 

@@ -77,18 +77,18 @@ def test_a_rank_sends_the_next_stage_exactly_its_tokens(plan: Plan) -> None:
     for microbatch in plan.microbatches_of["llm", 0]:
         tokens = plan.sample[microbatch.items[0].sample].num_tokens
         owners = [owner_of(plan, microbatch.index, token) for token in range(tokens)]
-        for place in range(first.cp):
+        for index in range(first.cp):
             forward = [
                 t
                 for (a, r), t in rows.items()
-                if r == first.ranks[place][0] and a.microbatch == microbatch.index
+                if r == first.ranks[index][0] and a.microbatch == microbatch.index
             ]
-            count = owners.count(place)
+            count = owners.count(index)
             assert len(forward) == (count > 0)
             for row in forward:
                 assert row.slices == (Slice(microbatch.items[0], 0, 0, count),)
                 assert (row.num_tokens, row.num_bytes) == (count, count * WIDTH * 4)
-                assert row.destination_ranks == second.ranks[place]
+                assert row.destination_ranks == second.ranks[index]
 
 
 @given(sharded())
@@ -104,7 +104,7 @@ def test_features_go_to_the_owner_of_every_token_and_their_gradients_come_back_f
                 if segment.modality == modality:
                     places += range(start, start + segment.tokens_out)
                 start += segment.tokens_out
-            owners = [stage.ranks[owner_of(plan, target.index, place)][0] for place in places]
+            owners = [stage.ranks[owner_of(plan, target.index, index)][0] for index in places]
             rows = [t for t in lowered.transfers if t.edge == edge]
             assert all(t.route is Route.P2P for t in rows)
             there = [
@@ -114,17 +114,17 @@ def test_features_go_to_the_owner_of_every_token_and_their_gradients_come_back_f
                 t for t in rows if t.direction is Direction.BACKWARD and t.producer.microbatch == target.index
             ]
             received = [
-                (t.destination_rank, place) for t in there for place in tokens(t, "destination_start")
+                (t.destination_rank, index) for t in there for index in tokens(t, "destination_start")
             ]
-            returned = [(t.source_rank, place) for t in back for place in tokens(t, "source_start")]
-            own = [(rank, place) for rank in stage.flat_ranks for place in range(owners.count(rank))]
+            returned = [(t.source_rank, index) for t in back for index in tokens(t, "source_start")]
+            own = [(rank, index) for rank in stage.flat_ranks for index in range(owners.count(rank))]
             assert sorted(received) == sorted(returned) == own
 
 
 def tokens(row: Transfer, end: str) -> list[int]:
     """Places of a row's tokens in the tensor at one end."""
     starts = ((getattr(piece, end), piece.num_tokens) for piece in row.slices)
-    return [place for start, count in starts for place in range(start, start + count)]
+    return [index for start, count in starts for index in range(start, start + count)]
 
 
 def test_fewer_tokens_travel_than_through_leaders() -> None:

@@ -84,7 +84,7 @@ def stages_of(model: ModelGraph, cp: int, llm: Sequence[int]) -> list[Stage]:
     ]
     first, rank = 0, 2
     for count in llm:
-        ranks = [(rank + place,) for place in range(cp)]
+        ranks = [(rank + index,) for index in range(cp)]
         layers = (first, first + count)
         stages.append(
             Stage(

@@ -12,7 +12,7 @@ from sim.step.durations import task_durations_s
 from sim.step.engine import simulate
 from tests.lowered_by_hand import FAST, group, lowered, one_node, row
 from tests.random_lowered import random_durations, random_lowered
-from tests.test_fsdp import shared_out
+from tests.test_fsdp import sharded_parameters
 from tests.test_parity import mixed
 from tests.tiny_valm import tiny_batch
 from workbench.cost.model import CostModel
@@ -197,7 +197,7 @@ def test_a_sum_of_gradients_waits_for_the_slower_replica() -> None:
 
 def test_a_plan_with_sharded_weights_adds_up_too() -> None:
     cost = CostModel(load_profile("A40"))
-    plan = lower(shared_out(mixed("llm"), tiny_batch(), replicas=2))
+    plan = lower(sharded_parameters(mixed("llm"), tiny_batch(), replicas=2))
     prices = price(plan, cost)
     trace = simulate(plan, prices.duration_s, step_s=prices.step_s)
     assert_adds_up(plan, trace)

@@ -60,9 +60,9 @@ def loss_of(theirs: nn.Module, sample: Sample) -> Tensor:
     given = {"input_ids": torch.tensor([ids])}
     if pixels:
         mask = torch.zeros(1, len(ids), len(pixels), cross_models.TILES)
-        for place, (start, end) in enumerate(get_cross_attention_token_mask(ids, IMAGE)):
+        for index, (start, end) in enumerate(get_cross_attention_token_mask(ids, IMAGE)):
             stop = len(ids) if end == -1 else end
-            mask[0, start:stop, place] = torch.tensor(filled[place], dtype=torch.float32)
+            mask[0, start:stop, index] = torch.tensor(filled[index], dtype=torch.float32)
         given |= {
             "pixel_values": torch.stack(pixels)[None],
             "aspect_ratio_ids": torch.tensor([ratios]),
@@ -109,6 +109,6 @@ def test_the_model_equals_transformers(batch: tuple[Sample, ...], tmp_path: Path
 
 @pytest.mark.parametrize("places", [[0], [2], [0, 1, 5], [1, 3, 4], [0, 1, 2]])
 def test_images_are_seen_as_far_as_the_processor_says(places: list[int]) -> None:
-    ids = [IMAGE if place in places else 1 for place in range(8)]
+    ids = [IMAGE if index in places else 1 for index in range(8)]
     theirs = [8 if end == -1 else end for _, end in get_cross_attention_token_mask(ids, IMAGE)]
     assert visible_until(places, 8) == theirs

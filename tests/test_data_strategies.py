@@ -61,7 +61,7 @@ def skewed_job(
 
 def llm_loads(job: Job, microbatches: tuple[tuple[int, ...], ...]) -> list[float]:
     work = sample_work(job, COST)
-    return [sum(work.llm_s[place] for place in places) for places in microbatches]
+    return [sum(work.llm_s[index] for index in places) for places in microbatches]
 
 
 def test_deferral_lightens_the_heaviest_llm_microbatch():
@@ -174,8 +174,8 @@ def test_an_interleaved_schedule_is_reordered_in_its_own_programs():
         order[0] == shortest[0] == 0
     )  # the plan has the order already: its first microbatch is the smallest
     ending = range(num - len(programs) + 1, num)
-    assert {times.forward_s[place, 0] for place in ending} == {
-        times.forward_s[place, 0] for place in shortest[1 : len(programs)]
+    assert {times.forward_s[position, 0] for position in ending} == {
+        times.forward_s[position, 0] for position in shortest[1 : len(programs)]
     }
 
 

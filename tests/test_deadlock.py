@@ -301,14 +301,14 @@ def test_gradient_groups_need_all_members_in_one_order():
     model = connect("llm", (chain_module("llm", "text", [True, True]),))
     stages = [
         Stage(
-            id=2 * replica + place,
+            id=2 * replica + index,
             module="llm",
             replica=replica,
-            layers=(place, place + 1),
+            layers=(index, index + 1),
             ranks=((replica,),),
         )
         for replica in range(2)
-        for place in range(2)
+        for index in range(2)
     ]
     plan = finish(model, [sample(i, images=0, sounds=0) for i in range(2)], stages, replicas=2)
     check_deadlock(lower(plan))
@@ -346,18 +346,24 @@ def test_encoder_copies_on_every_llm_stage_run_and_pass(num_stages, images, trai
         ),
     )
     stages = [
-        Stage(id=2 * place, module="vision", replica=place, layers=(0, 2), ranks=((place,),))
-        for place in range(num_stages)
+        Stage(id=2 * position, module="vision", replica=position, layers=(0, 2), ranks=((position,),))
+        for position in range(num_stages)
     ] + [
-        Stage(id=2 * place + 1, module="llm", replica=0, layers=(place, place + 1), ranks=((place,),))
-        for place in range(num_stages)
+        Stage(
+            id=2 * position + 1,
+            module="llm",
+            replica=0,
+            layers=(position, position + 1),
+            ranks=((position,),),
+        )
+        for position in range(num_stages)
     ]
     batch = [sample(index, images=count, sounds=0) for index, count in enumerate(images)]
     draft = finish(model, batch, stages)
     copies = [
-        replace(m, replica=place)
+        replace(m, replica=position)
         for m in draft.microbatches
-        for place in range(num_stages if m.module == "vision" else 1)
+        for position in range(num_stages if m.module == "vision" else 1)
     ]
     lowered = lower(with_programs(replace(draft, programs=(), microbatches=tuple(copies))))
     assert can_run(lowered)

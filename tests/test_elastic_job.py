@@ -78,7 +78,7 @@ def test_ranks_of_a_stage_take_turns_to_give_a_layer():
     assert {move.source_rank % 2 for move in moves} == {0, 1}
 
 
-def test_what_cannot_be_shared_out_is_named():
+def test_what_cannot_be_sharded_is_named():
     job = JOBS[2, 2]
     with pytest.raises(ValueError, match="split among the 2 ranks of a stage: want a multiple of 2"):
         replace(job, samples_per_microbatch=3)

@@ -66,7 +66,7 @@ def test_pipelines_are_instances_however_they_are_cut():
     assert sums == {(0, 2), (1, 3), (0, 4), (1, 5), (0, 2, 4), (1, 3, 5)}  # the last two of the tied table
 
 
-def test_what_cannot_be_shared_out_is_named():
+def test_what_cannot_be_sharded_is_named():
     with pytest.raises(ValueError, match="stages have one rank; want templates of 2 or more GPUs a stage"):
         replace(elastic_job(4), sharding=Sharding.PARAMETERS)
     with pytest.raises(ValueError, match="got 'optimizer'; want 'none' or 'parameters'"):

@@ -104,11 +104,11 @@ def test_the_order_is_legal_and_complete(plan: Plan):
     order = legal_order(lowered)
     assert order == legal_order(lowered)
     assert sorted(map(str, order)) == sorted(map(str, plan.program_actions))
-    place = {action: index for index, action in enumerate(order)}
+    position = {action: index for index, action in enumerate(order)}
     for program in plan.programs:
-        assert all(place[a] < place[b] for a, b in pairwise(program.actions))
+        assert all(position[a] < position[b] for a, b in pairwise(program.actions))
     for row in lowered.transfers:
-        assert place[row.producer] < place[row.consumer]
+        assert position[row.producer] < position[row.consumer]
 
 
 def swapped(plan: Plan, rank: int, first: str, second: str) -> Plan:

@@ -26,7 +26,7 @@ def test_encoders_run_before_the_llm_forward_and_after_it_backward():
     for program in plan.programs:
         passes = [a for a in program.actions if a.kind in (Pass.F, Pass.B)]
         assert {a.stage in llm for a in passes} == {True, False}
-        inside = [place for place, action in enumerate(passes) if action.stage in llm]
+        inside = [index for index, action in enumerate(passes) if action.stage in llm]
         assert inside == list(range(inside[0], inside[-1] + 1))
         assert {a.kind for a in passes[: inside[0]]} == {Pass.F}
         assert {a.kind for a in passes[inside[-1] + 1 :]} == {Pass.B}

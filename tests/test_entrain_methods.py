@@ -146,7 +146,7 @@ def test_small_calls_take_what_their_launches_take():
     for work in (replica().encoder_work(), replica().llm_work()):
         host_s = work.host_s[Which.FORWARD]
         device_s = work.forward_s + work.calls_s[Which.FORWARD]
-        alone = work.microbatches_s(Which.FORWARD, [(place,) for place in range(32)])
+        alone = work.microbatches_s(Which.FORWARD, [(index,) for index in range(32)])
         assert (host_s > 0).all()
         assert (alone == np.maximum(device_s, host_s)).all()
         (whole,) = work.microbatches_s(Which.FORWARD, [tuple(range(32))])

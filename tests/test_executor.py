@@ -68,11 +68,11 @@ def routed(draw: st.DrawFn) -> tuple[list[torch.Tensor], list[Transfer], list[tu
         for i, end in enumerate(ends)
     ]
     slices: dict[int, list[Slice]] = {}
-    wanted, place = [], 0
+    wanted, index = [], 0
     for item in order:
-        slices.setdefault(owners[item], []).append(Slice(Item(item, 0), starts[item], place, tokens[item]))
+        slices.setdefault(owners[item], []).append(Slice(Item(item, 0), starts[item], index, tokens[item]))
         wanted += [(owners[item], starts[item] + token) for token in range(tokens[item])]
-        place += tokens[item]
+        index += tokens[item]
     rows = [row_of(number, pieces) for number, pieces in sorted(slices.items())]
     return sources, rows, wanted
 

@@ -3,12 +3,14 @@
 import ast
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from matplotlib import pyplot as plt
+from matplotlib import rc_context
 
 from experiments.harness import printed, record
-from experiments.harness.drawing import drawn, save
+from experiments.harness.drawing import STYLE, drawn, save
 from experiments.harness.figure import (
     BLUE,
     Band,
@@ -148,6 +150,35 @@ def test_one_legend_stands_below_all_panels_and_names_each_label_once():
     plt.close(figure)
 
 
+def test_long_titles_and_many_labels_stay_inside_the_figure():
+    lines = [replace(LINE, label=f"a label that is long, {index}") for index in range(7)]
+    words = " ".join(["words"] * 20)
+    with rc_context(dict(STYLE)):
+        figure = drawn(Grid(rows=[[Lines(title=words, x="s", y="s", lines=lines)]], title=words))
+        figure.canvas.draw()
+    renderer = figure.canvas.get_renderer()
+    legend, title, above = *figure.legends, figure.axes[0].title, *figure.texts
+    extents = [part.get_window_extent(renderer) for part in (legend, title, above)]
+    assert len(legend.get_texts()) == 7
+    for extent in extents:
+        assert 0 <= extent.x0 < extent.x1 <= figure.bbox.width
+        assert 0 <= extent.y0 < extent.y1 <= figure.bbox.height
+    assert extents[0].y1 < extents[1].y0 < extents[1].y1 < extents[2].y0
+    plt.close(figure)
+
+
+@pytest.mark.parametrize("most", [1.3, 4.0, 9.9, 1e3])
+def test_a_logarithmic_axis_has_several_numbers_that_can_be_read(most):
+    figure = drawn(Grid(rows=[[Lines(y="s", lines=[LINE], log="y", y_limits=(1.0, most))]]))
+    figure.canvas.draw()
+    axis = figure.axes[0].yaxis
+    inside = [tick.label1.get_text() for tick in axis.get_major_ticks() if 1.0 <= tick.get_loc() <= most]
+    assert len(inside) >= 3
+    assert len(set(inside)) == len(inside)
+    assert not any(label.get_text() for label in axis.get_ticklabels(minor=True))
+    plt.close(figure)
+
+
 def test_stacked_bars_stand_on_each_other():
     parts = [Series(values=(1.0, 2.0), colour=BLUE), Series(values=(3.0, 4.0), colour=BLUE)]
     figure = drawn(Grid(rows=[[Bars(y="share", names=("a", "b"), series=parts, stacked=True)]]))
@@ -187,3 +218,31 @@ def test_a_comparison_has_a_panel_for_every_unit():
     panels = comparison({"script": "p/t", "rows": rows}).rows[0]
     assert [panel.x for panel in panels] == ["paper, ms", "paper, GB"]
     assert comparison({"script": "p/t", "rows": []}) is None
+
+
+def test_every_colour_of_a_ratio_stands_in_the_legend():
+    cases = {"a": "ok", "b": "OFF", "c": "ok"}
+    rows = [
+        {
+            "key": f"modelled/{name}/gain",
+            "unit": "x",
+            "paper": 1.0,
+            "ours": 2.0,
+            "verdict": verdict,
+            "unstated": None,
+        }
+        for name, verdict in cases.items()
+    ]
+    grid = comparison({"script": "p/t", "rows": rows})
+    assert grid.title == "p/t: 2 ok, 1 OFF"
+    figure = drawn(grid)
+    (legend,) = figure.legends
+    colours = {
+        text.get_text(): handle.get_facecolor()
+        for text, handle in zip(legend.get_texts(), legend.legend_handles, strict=True)
+    }
+    assert set(colours) == {"our ratio: ok", "our ratio: OFF", "paper's ratio"}
+    ours = figure.axes[0].patches[len(rows) :]
+    for bar, verdict in zip(ours, cases.values(), strict=True):
+        assert bar.get_facecolor() == colours[f"our ratio: {verdict}"]
+    plt.close(figure)

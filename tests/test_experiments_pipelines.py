@@ -27,8 +27,8 @@ def chain_makespan_s(stages, num_microbatches):
     """1F1B by its definition: stage s of S runs min(m, S - s) forwards, then backward, forward, ..."""
     depth = len(stages)
     orders = []
-    for place in range(depth):
-        warmup = min(num_microbatches, depth - place)
+    for position in range(depth):
+        warmup = min(num_microbatches, depth - position)
         order = [("F", index) for index in range(warmup)]
         for index in range(num_microbatches):
             order.append(("B", index))

@@ -21,7 +21,7 @@ from tests.test_adapters_llama4 import LLAMA4
 from tests.test_expert_plan import MIXTRAL, moe_plan
 from tests.tiny_models import whole_batch
 from workbench.cost.collectives import Collective, all_to_all_s
-from workbench.cost.expert_parallel import Exchanges, busiest_share, copies_share, exchanges_of, on_rank
+from workbench.cost.expert_parallel import ExpertExchanges, busiest_share, copies_share, exchanges_of, on_rank
 from workbench.cost.hardware import Link
 from workbench.cost.layer_table import LayerPoint, LayerTable
 from workbench.cost.model import CostModel
@@ -72,7 +72,7 @@ def test_the_busiest_share_has_its_limits() -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_work_is_shared_out_whole(grid: Grid, name: str) -> None:
+def test_work_is_divided_whole(grid: Grid, name: str) -> None:
     """Experts' products: the busiest rank's over its share, times the ranks, is the whole layer's."""
     layer = block(CONFIGS[name])
     split = on_rank(layer, WORK, grid)
@@ -225,7 +225,7 @@ def test_a_layer_measured_with_all_experts_is_scaled_by_its_products() -> None:
     assert found.weight_grad_s == pytest.approx(1.0 * share)
 
 
-def exchanges(split: Layer, grid: Grid) -> Exchanges:
+def exchanges(split: Layer, grid: Grid) -> ExpertExchanges:
     return exchanges_of(split, WORK, grid, 4, divided=False)
 
 

@@ -126,7 +126,9 @@ def test_every_expert_is_held_once_per_copy(tp: int, cp: int, ep: int, dp: int) 
         dealt = sum(p.num_elements for p in layer.parameters() if is_of_expert(p))
         assert sum(group.num_elements for group in mine) == dealt
         for ranks in (ranks for stage in plan.stages for ranks in stage.expert_ranks):
-            assert [place for r in ranks for place, g in enumerate(mine) if r in g.ranks] == list(range(ep))
+            assert [position for r in ranks for position, g in enumerate(mine) if r in g.ranks] == list(
+                range(ep)
+            )
         own = [g for g in groups if g.weights[0] == ("llm", index, None, False)]
         assert len(own) == tp
         assert {len(group.ranks) for group in own} == {cp * dp}

@@ -1,4 +1,4 @@
-"""Searches that cut experts or deal them out, whichever is faster."""
+"""Searches over tensor and expert parallelism of experts, whichever is faster."""
 
 from dataclasses import replace
 from typing import Any

@@ -15,7 +15,7 @@ from workbench.cost.profile import load_profile
 from workbench.explain.changes import Judge, try_changes
 from workbench.explain.difference import Side, difference
 from workbench.explain.explanation import account_of, parts_of_all
-from workbench.explain.neighbours import Kind, neighbours
+from workbench.explain.neighbours import ChangeKind, neighbours
 from workbench.explain.plan_as_job import Origin, origin_of
 from workbench.explain.sensitivity import sensitivities
 from workbench.explain.warnings import waste_of
@@ -100,11 +100,11 @@ def test_changes_are_what_plan_and_simulate_say_of_them(job: Job) -> None:
     found = try_changes(judge().judged(plan), origin, tuple(neighbours(job)), judge())
     assert found.num_simulated > 15
     assert {each.change.kind for each in (*found.helping, *found.slower)} >= {
-        Kind.LAYOUT,
-        Kind.MICROBATCHES,
-        Kind.SCHEDULE,
-        Kind.ACTIVATIONS,
-        Kind.SHARDING,
+        ChangeKind.LAYOUT,
+        ChangeKind.MICROBATCHES,
+        ChangeKind.SCHEDULE,
+        ChangeKind.ACTIVATIONS,
+        ChangeKind.SHARDING,
     }
     for each in (*found.helping, *found.slower):
         assert each.judged is not None

@@ -189,15 +189,15 @@ def test_megatron_s_flags_are_in_its_kept_list(pipeline):
 
 
 def check_flags(words, flags):
-    place = 0
-    while place < len(words):
-        row = flags.get(words[place])
-        assert row is not None, f"Megatron has no flag {words[place]}"
+    index = 0
+    while index < len(words):
+        row = flags.get(words[index])
+        assert row is not None, f"Megatron has no flag {words[index]}"
         values = []
-        place += 1
-        while place < len(words) and not words[place].startswith("--"):
-            values.append(words[place])
-            place += 1
+        index += 1
+        while index < len(words) and not words[index].startswith("--"):
+            values.append(words[index])
+            index += 1
         if row["type"] == "flag":
             assert values == [], f"{row['flag']} takes nothing"
             continue

@@ -179,7 +179,7 @@ def test_a_blocks_account_is_what_autograd_saves(name: str) -> None:
     context = adapter.context(data, torch.device("cpu"), torch.float32)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         y_TD = block(hidden_TD, {}, context)
-    saved = sum(size for place, size in held.items() if place not in weights)
+    saved = sum(size for position, size in held.items() if position not in weights)
     work, needs = work_of(plan, plan.microbatches[0]), Needs(input_grad=True, weight_grad=True)
     setting = Setting(work, Grid(), 4, is_gathered=False, lengths=data.tokens_in)
     layer = module.layers[index]

@@ -36,7 +36,7 @@ def test_it_is_the_plan_that_the_strategy_makes(layouts, schedule):
     assert followed.programs == wanted.programs
 
 
-def test_what_is_not_shared_out_needs_its_strategy():
+def test_what_is_not_sharded_needs_its_strategy():
     layouts = {"vision": (3, 1, 1), "llm": (2, 2, 1)}
     plan = planned(vision_language(), layouts, microbatch=1, images=BEFORE, schedule=APART)
     lost = replace(plan, microbatches=tuple(m for m in plan.microbatches if m.module == "llm"))

@@ -159,17 +159,17 @@ def autograd_needs(model: ModelGraph) -> dict[str, tuple[Needs, ...]]:
     order = sorted(model.modules, key=lambda module: module.name)  # m0, m1, ...: edges go upwards
     for module in order:
         for index, layer in enumerate(module.layers):
-            place = (module.name, index)
+            position = (module.name, index)
             linear = torch.nn.Linear(WIDTH, WIDTH, bias=False)
             linear.weight.requires_grad_(layer.trainable)
             everything = frozenset(m.name for m in model.modules)
-            sources = [outputs[source] for source in inputs_of(model, place, everything)]
+            sources = [outputs[source] for source in inputs_of(model, position, everything)]
             x = torch.ones(2, WIDTH)
             for source in sources:
                 x = x + source
             if x.requires_grad:
-                x.register_hook(lambda _, place=place: ran.add(place))
-            weights[place], outputs[place] = linear.weight, linear(x)
+                x.register_hook(lambda _, position=position: ran.add(position))
+            weights[position], outputs[position] = linear.weight, linear(x)
     loss = sum(outputs[module.name, len(module.layers) - 1].sum() for module in model.modules)
     if loss.requires_grad:
         loss.backward()

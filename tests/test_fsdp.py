@@ -41,7 +41,7 @@ ALL_ON_ONE = {"vision": ((0, 5),), "audio": ((0, 4),), "llm": ((0, 6),)}
 IN_TWO = {"vision": ((0, 5),), "audio": ((0, 4),), "llm": ((0, 3), (3, 6))}
 
 
-def shared_out(
+def sharded_parameters(
     model: ModelGraph,
     batch: Sequence[Sample],
     *,
@@ -101,7 +101,10 @@ def test_trains_as_one_process(
     images, clips = (1, 2, 0, 1, 3, 0), (1, 0, 0, 2, 0, 1)
     count = 6 if replicas == 3 else 4
     assert_trains_as_one(
-        shared_out(mixed(mix), tiny_batch(images[:count], clips[:count]), replicas=replicas, cuts=cuts), pool
+        sharded_parameters(
+            mixed(mix), tiny_batch(images[:count], clips[:count]), replicas=replicas, cuts=cuts
+        ),
+        pool,
     )
 
 
@@ -112,7 +115,7 @@ def test_trains_as_one_process(
 def test_instances_add_up_their_parts(tied: bool, cuts: dict[str, Sequence[tuple[int, int]]], pool: Pool):
     """Two instances of two ranks, unequal items; the norm that clips counts every part once."""
     model = mixed("llm", tied=True) if tied else mixed("everything")
-    plan = shared_out(model, tiny_batch(), replicas=4, cuts=cuts, instances=2)
+    plan = sharded_parameters(model, tiny_batch(), replicas=4, cuts=cuts, instances=2)
     result = assert_trains_as_one(plan, pool)
     groups = [group for group in lower(plan).groups if len(group.ranks) > 1]
     assert {group.ranks for group in groups} == {(0, 2), (1, 3)}
@@ -121,20 +124,20 @@ def test_instances_add_up_their_parts(tied: bool, cuts: dict[str, Sequence[tuple
 
 def test_a_weight_tied_between_ranks(pool: Pool) -> None:
     """Embedding and head on different ranks: the i-th of each holds the i-th part of both."""
-    plan = shared_out(mixed("llm", tied=True), tiny_batch(), replicas=2, cuts=IN_TWO)
+    plan = sharded_parameters(mixed("llm", tied=True), tiny_batch(), replicas=2, cuts=IN_TWO)
     assert_trains_as_one(plan, pool)
     tied = [group for group in lower(plan).groups if group.weights[0].shared is not None]
     assert [group.ranks for group in tied] == [(0, 1), (2, 3)]
 
 
 def test_a_tied_weight_and_whole_encoders_beside_it(pool: Pool) -> None:
-    plan = shared_out(mixed("llm", tied=True), tiny_batch(), replicas=2, modules=("llm",))
+    plan = sharded_parameters(mixed("llm", tied=True), tiny_batch(), replicas=2, modules=("llm",))
     assert_trains_as_one(plan, pool)
 
 
 def test_whole_encoders_whose_items_one_replica_has_alone(pool: Pool) -> None:
     """The other sums their gradients before its first round, this one after its last."""
-    plan = shared_out(mixed("everything"), tiny_batch((1, 0), (1, 0)), replicas=2, modules=("llm",))
+    plan = sharded_parameters(mixed("everything"), tiny_batch((1, 0), (1, 0)), replicas=2, modules=("llm",))
     kinds = [[action.kind for action in plan.program[rank]] for rank in (0, 1)]
     assert kinds[0][0] is Pass.ALL_GATHER
     assert kinds[1][0] is Pass.REDUCE_GRAD
@@ -143,9 +146,9 @@ def test_whole_encoders_whose_items_one_replica_has_alone(pool: Pool) -> None:
 
 def test_a_wide_optimizer_of_parts_equals_that_of_the_whole(pool: Pool) -> None:
     """bfloat16 weights, float32 optimizer: three steps."""
-    plan = shared_out(mixed("llm"), tiny_batch(), replicas=2, optimizer_precision=Precision.FLOAT32)
+    plan = sharded_parameters(mixed("llm"), tiny_batch(), replicas=2, optimizer_precision=Precision.FLOAT32)
     plan = replace(plan, settings=replace(plan.settings, precision=Precision.BFLOAT16))
-    whole = shared_out(
+    whole = sharded_parameters(
         mixed("llm"), tiny_batch(), replicas=2, modules=(), optimizer_precision=Precision.FLOAT32
     )
     whole = replace(whole, settings=replace(whole.settings, precision=Precision.BFLOAT16))
@@ -161,7 +164,7 @@ def test_an_export_is_of_whole_weights(tmp_path: Path, pool: Pool) -> None:
     settings = RunSettings(seed=SEED, precision=Precision.FLOAT64, steps=2, timeout_s=30.0)
     losses = {}
     for name, modules in (("parts", MODULES), ("whole", ())):
-        lowered = lower(shared_out(mixed("llm"), tiny_batch(), replicas=2, modules=modules))
+        lowered = lower(sharded_parameters(mixed("llm"), tiny_batch(), replicas=2, modules=modules))
         run_lowered(lowered, replace(settings, export=tmp_path / name), pool=pool)
         read = replace(settings, weights=tmp_path / name, steps=1)
         losses[name] = run_lowered(lowered, read, pool=pool).losses
@@ -170,7 +173,7 @@ def test_an_export_is_of_whole_weights(tmp_path: Path, pool: Pool) -> None:
 
 def test_a_run_goes_on_from_parts_to_the_last_bit(tmp_path: Path, pool: Pool) -> None:
     """Frozen parts, narrow parts and wide ones are saved and read; moments too."""
-    plan = shared_out(mixed("llm"), tiny_batch(), replicas=2, optimizer_precision=Precision.FLOAT32)
+    plan = sharded_parameters(mixed("llm"), tiny_batch(), replicas=2, optimizer_precision=Precision.FLOAT32)
     lowered = lower(replace(plan, settings=replace(plan.settings, precision=Precision.BFLOAT16)))
     settings = RunSettings(seed=SEED, steps=3, timeout_s=30.0, collect=Collect.STATE)
     saving = replace(settings, checkpoints=Checkpoints(folder=tmp_path, every=2))
@@ -187,7 +190,7 @@ def test_a_run_goes_on_from_parts_to_the_last_bit(tmp_path: Path, pool: Pool) ->
 def test_holds_less_than_whole_weights_and_no_more_than_predicted(pool: Pool) -> None:
     peaks: dict[int, list[int]] = {1: [], 2: [], 4: []}  # by how many ranks hold each weight
     for holders, modules in ((1, MODULES), (2, MODULES), (4, ())):
-        plan = shared_out(
+        plan = sharded_parameters(
             mixed("everything"),
             tiny_batch((1,) * 4, (1,) * 4),
             replicas=4,
@@ -209,7 +212,7 @@ def test_holds_less_than_whole_weights_and_no_more_than_predicted(pool: Pool) ->
 
 
 def test_an_emulation_is_refused() -> None:
-    plan = shared_out(mixed("llm"), tiny_batch(), replicas=2)
+    plan = sharded_parameters(mixed("llm"), tiny_batch(), replicas=2)
     with pytest.raises(ValueError, match="weights are not sharded; want sharding none or optimizer"):
         emulate(lower(plan), RunSettings())
 

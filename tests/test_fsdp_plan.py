@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sim.step.engine import simulate
 from tests.layout_jobs import vision_language
 from tests.plans import LINK, chain_module, cluster, sample, two_encoders
-from tests.test_fsdp import ALL_ON_ONE, IN_TWO, shared_out
+from tests.test_fsdp import ALL_ON_ONE, IN_TWO, sharded_parameters
 from tests.test_parity import mixed
 from tests.test_sim_sweep import assert_equal_times
 from tests.tiny_valm import tiny_batch
@@ -148,7 +148,7 @@ def batch_of(num_samples: int) -> list[Sample]:
 def of_layers(num_layers: int, replicas: int, num_samples: int, instances: int = 1) -> Plan:
     """One frozen layer of an encoder, which nobody shards, then the layers of the LLM."""
     cuts = {"vision": ((0, 1),), "llm": ((0, num_layers),)}
-    return shared_out(
+    return sharded_parameters(
         chain(num_layers),
         batch_of(num_samples),
         replicas=replicas,
@@ -189,7 +189,9 @@ def test_sweep_equals_engine_where_replicas_differ(
     cuts: dict[str, Sequence[tuple[int, int]]], instances: int
 ) -> None:
     replicas = 2 * instances
-    plan = shared_out(mixed("everything"), tiny_batch(), replicas=replicas, cuts=cuts, instances=instances)
+    plan = sharded_parameters(
+        mixed("everything"), tiny_batch(), replicas=replicas, cuts=cuts, instances=instances
+    )
     lowered, _ = accept(plan)
     prices = price(lowered, A40)
     assert_equal_times(lowered, prices.duration_s, prices.step_s)
@@ -198,7 +200,7 @@ def test_sweep_equals_engine_where_replicas_differ(
 
 def test_rounds_cost_gathers_and_reduce_scatters() -> None:
     model = two_encoders(vision=(False, False, True), audio=(False, True), llm=(True,) * 4)
-    plan = shared_out(model, [sample(0), sample(1)], replicas=2, cuts=CUTS)
+    plan = sharded_parameters(model, [sample(0), sample(1)], replicas=2, cuts=CUTS)
     prices = price(lower(plan), CostModel(ideal_profile(flop_per_s=1e12)))
     frozen, trained = plan.chain["vision", 0][0].id, plan.chain["llm", 0][0].id
     gather_s, scatter_s = all_gather_s(64 * 4, 2, LINK), reduce_scatter_s(64 * 4, 2, LINK)
@@ -212,7 +214,7 @@ def test_rounds_cost_gathers_and_reduce_scatters() -> None:
 def test_rounds_cost_what_was_measured_of_sharded_parameters() -> None:
     """In place of a bare collective's time; what passes and sums take longer in a pipeline is not theirs."""
     model = two_encoders(vision=(False, False, True), audio=(False, True), llm=(True,) * 4)
-    plan = shared_out(model, [sample(0), sample(1)], replicas=2, cuts=CUTS)
+    plan = sharded_parameters(model, [sample(0), sample(1)], replicas=2, cuts=CUTS)
     rates = {"all_gather": 1e9, "reduce_scatter": 1e9, "parameters_gather": 64e6, "parameters_scatter": 32e6}
     wire = MachineLink(
         scope="intra",

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.plans import cluster, sample, two_encoders
-from tests.test_fsdp import IN_TWO, shared_out
+from tests.test_fsdp import IN_TWO, sharded_parameters
 from tests.test_fsdp_plan import A40, CUTS, NAMES, actions, batch_of, of_layers
 from tests.test_parity import mixed
 from tests.tiny_valm import tiny_batch
@@ -21,7 +21,7 @@ from workbench.timing.price import price
 
 def overlapping() -> Plan:
     """Replica 1 has its head on the rank of replica 0's: the table's two units share one rank of two."""
-    plan = shared_out(mixed("llm", tied=True), tiny_batch(), replicas=2, cuts=IN_TWO)
+    plan = sharded_parameters(mixed("llm", tied=True), tiny_batch(), replicas=2, cuts=IN_TWO)
     heads = plan.stages_on[3]
     return replace(plan, stages=tuple(replace(s, ranks=((0,),)) if s in heads else s for s in plan.stages))
 
@@ -31,7 +31,7 @@ MODULES = tuple(ModuleSettings(module=name, sharding=Sharding.PARAMETERS) for na
 
 def unlike() -> Plan:
     """Two replicas of the LLM, cut unlike each other."""
-    plan = shared_out(two_encoders(), [sample(0), sample(1)], replicas=2, cuts=CUTS, modules=())
+    plan = sharded_parameters(two_encoders(), [sample(0), sample(1)], replicas=2, cuts=CUTS, modules=())
     first, second = (next(s for s in plan.chain["llm", replica]) for replica in (0, 1))
     halves = (replace(second, layers=(0, 2)), replace(second, id=99, layers=(2, 4)))
     stages = (*(s for s in plan.stages if s != second), *halves)
@@ -45,7 +45,7 @@ def with_parameters(plan: Plan, **llm: int) -> Plan:
 
 
 def wide(**degrees: int) -> Plan:
-    plan = shared_out(two_encoders(), [sample(0), sample(1)], replicas=2, cuts=CUTS, modules=())
+    plan = sharded_parameters(two_encoders(), [sample(0), sample(1)], replicas=2, cuts=CUTS, modules=())
     ranks = (((2, 3),), ((4, 5),))
     stages = tuple(
         replace(s, ranks=ranks[s.replica], **degrees) if s.module == "llm" else s for s in plan.stages
@@ -64,27 +64,28 @@ def wide(**degrees: int) -> Plan:
         pytest.param(wide, r"want tp 1, got 2; nearest: sharding 'optimizer'", id="tp"),
         pytest.param(
             lambda: with_parameters(
-                shared_out(two_encoders(), [sample(0), sample(1)], replicas=2, cuts=CUTS), instances=3
+                sharded_parameters(two_encoders(), [sample(0), sample(1)], replicas=2, cuts=CUTS), instances=3
             ),
             r"'llm': instances .* must divide its 2 replicas, got 3; nearest: 2",
             id="instances",
         ),
         pytest.param(
             lambda: with_parameters(
-                shared_out(two_encoders(), [sample(0), sample(1)], replicas=2, cuts=CUTS), instances=2
+                sharded_parameters(two_encoders(), [sample(0), sample(1)], replicas=2, cuts=CUTS), instances=2
             ),
             r"one rank holds them alone; nearest: sharding 'none'",
             id="instances-of-one",
         ),
         pytest.param(
             lambda: with_parameters(
-                shared_out(two_encoders(), batch_of(4), replicas=4, cuts=CUTS, modules=()), instances=2
+                sharded_parameters(two_encoders(), batch_of(4), replicas=4, cuts=CUTS, modules=()),
+                instances=2,
             ),
             r"its 2 instances add up gradients layer by layer, want one layer a stage, got \[0, 4\)",
             id="instances-of-many-layers",
         ),
         pytest.param(
-            lambda: shared_out(two_encoders(), [sample(0)], replicas=1, cuts=CUTS),
+            lambda: sharded_parameters(two_encoders(), [sample(0)], replicas=1, cuts=CUTS),
             r"one rank holds them alone; nearest: sharding 'none'",
             id="alone",
         ),
@@ -94,7 +95,7 @@ def wide(**degrees: int) -> Plan:
             id="tied-askew",
         ),
         pytest.param(
-            lambda: shared_out(
+            lambda: sharded_parameters(
                 two_encoders(llm=(True,) * 4),
                 [sample(0), sample(1)],
                 replicas=2,
@@ -106,7 +107,7 @@ def wide(**degrees: int) -> Plan:
         ),
     ],
 )
-def test_what_cannot_be_shared_out_is_named(plan, why) -> None:
+def test_what_cannot_be_sharded_is_named(plan, why) -> None:
     with pytest.raises(ValueError, match=why):
         shard_units(plan())
 

@@ -16,7 +16,7 @@ import pytest
 from experiments.fuzz import trees
 from experiments.fuzz.__main__ import beside
 from experiments.fuzz.run import Fuzzing, fuzzed
-from experiments.fuzz.target import Ending, Kind, Ready, Target, UnclearError, judged, naming
+from experiments.fuzz.target import Ending, Ready, Target, TargetKind, UnclearError, judged, naming
 from experiments.fuzz.targets.models import COMPOSITE_CONFIGS
 from experiments.fuzz.targets.registry import TARGETS
 from experiments.fuzz.worker import made_of
@@ -109,7 +109,7 @@ def test_every_reader_has_a_target():
 
 
 def test_every_kind_of_message_family_and_composite_has_a_target():
-    messages = {name for name, target in TARGETS.items() if target.kind is Kind.MESSAGE}
+    messages = {name for name, target in TARGETS.items() if target.kind is TargetKind.MESSAGE}
     served = {f"served-{role}-{kind}" for role, kinds in KINDS_OF.items() for kind in kinds}
     assert messages == served | {f"heard-{kind}" for kind in ANSWERS}
     assert {f"config-{name}" for name in ARCHITECTURES} <= TARGETS.keys()

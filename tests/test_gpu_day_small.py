@@ -100,7 +100,7 @@ def test_the_full_campaign_has_the_same_plans_and_more():
 def test_predictions_were_written_before_any_judged_plan_ran(campaign):
     folder, _ = campaign
     rows = list(read_rows(folder / "plans.jsonl").values())
-    places = {row.key: place for place, row in enumerate(rows)}
+    places = {row.key: index for index, row in enumerate(rows)}
     digest = rows[places[FORETOLD]].values["digest"]
     predicted = {one.plan_hash: one.predicted_s for one in read_predictions(folder, digest).plans}
     runs = [row for row in rows if row.values["kind"] == JUDGED]

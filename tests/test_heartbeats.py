@@ -92,7 +92,7 @@ def test_they_beat_through_the_launchers_store() -> None:
     assert here is not None
     assert there is not None
     key = f"heartbeats/{first.host}/{first.pid}/{first.start}/beat"
-    assert eventually(lambda: min(store.add(f"{key}{place}", 0) for place in (0, 1)) >= 2)
+    assert eventually(lambda: min(store.add(f"{key}{index}", 0) for index in (0, 1)) >= 2)
     here.leave()
     there.leave()
     assert said == []

@@ -14,7 +14,7 @@ from experiments.bench import kernel_bars, kernel_turns, kernels
 from experiments.bench.kernel_bars import JUDGED, bars, least_ratios
 from experiments.bench.kernel_cells import Cell, attention_of, set_up
 from experiments.bench.kernel_cells import Contender as Who
-from experiments.bench.kernel_rows import BITS, PLAN, Row, RowFile
+from experiments.bench.kernel_rows import BITS, PLAN, KernelRow, RowFile
 from experiments.bench.kernel_turns import Unit, host_clock, measure, unit_rows
 from tests.interpreter import DEVICE
 
@@ -60,9 +60,9 @@ def test_an_sdpa_baseline_is_causal_or_nothing():
 
 def timed(
     who: Who, forward_s: float, backward_s: float, mask: str = "EE", kind: str = "full", **changed: object
-) -> list[Row]:
+) -> list[KernelRow]:
     """Rows of both passes on a cell."""
-    one = Row(
+    one = KernelRow(
         kind=kind,
         mask=mask,
         length=65536,
@@ -79,7 +79,7 @@ def timed(
     return [replace(row, **changed) for row in both]
 
 
-def apart(direction: str, who: str, **measured: object) -> Row:
+def apart(direction: str, who: str, **measured: object) -> KernelRow:
     """What is no pass of a cell."""
     return replace(timed(Who.OURS, 0.0, 0.0)[0], kind=direction, direction=direction, who=who, **measured)
 

@@ -22,12 +22,12 @@ def seen_by_kernels(folded: KernelMask) -> Tensor:
     """bool [Q, K]: the predicate as `tokens.attends` evaluates it."""
     allow, always = (x[:, None] for x in folded.query_words)
     last, _, first = (x[:, None] for x in folded.query_limits)
-    place, own = folded.key_places[0], folded.key_words
-    seen = ((allow & own) != 0) & (place <= last)
+    index, own = folded.key_places[0], folded.key_words
+    seen = ((allow & own) != 0) & (index <= last)
     if folded.has_segments:
-        seen &= place >= folded.query_lowest[:, None]
+        seen &= index >= folded.query_lowest[:, None]
     if folded.has_window:
-        seen &= (place >= first) | ((always & own) != 0)
+        seen &= (index >= first) | ((always & own) != 0)
     return seen
 
 

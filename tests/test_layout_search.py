@@ -129,8 +129,8 @@ def test_no_cut_of_a_pipeline_beats_the_bound_on_all_cuts(stages, rounds):
 
 def test_the_bound_on_all_cuts_is_met_by_stages_that_shrink():
     rounds, depth = 4, 3
-    each = [(1 - 1 / rounds) ** place for place in range(depth)]
-    prefix_s = max(sum(each[:place]) + rounds * each[place] for place in range(depth))
+    each = [(1 - 1 / rounds) ** index for index in range(depth)]
+    prefix_s = max(sum(each[:index]) + rounds * each[index] for index in range(depth))
     assert least_pipeline_s(sum(each), depth, rounds) == pytest.approx(prefix_s)
 
 

@@ -41,8 +41,8 @@ def lowered():
 def phases_of(program):
     """Passes by phase: forwards before the first backward, both in turn, backwards after the last forward."""
     passes = [action for action in program if action.kind in COMPUTE]
-    first = next(place for place, action in enumerate(passes) if action.kind is not Pass.F)
-    last = max(place for place, action in enumerate(passes) if action.kind is Pass.F)
+    first = next(index for index, action in enumerate(passes) if action.kind is not Pass.F)
+    last = max(index for index, action in enumerate(passes) if action.kind is Pass.F)
     return {"warm": passes[: first - 1], "steady": passes[first - 1 : last + 2], "cool": passes[last + 2 :]}
 
 
@@ -87,7 +87,7 @@ def test_every_cell_of_the_table(lowered, phase, call, rank, kind):
 def test_deeper_ranks_warm_up_less(lowered):
     """Forwards before the first backward: the distance to the last stage of the LLM, plus one."""
     warm = [
-        next(place for place, action in enumerate(lowered.plan.program[rank]) if action.kind is Pass.B)
+        next(index for index, action in enumerate(lowered.plan.program[rank]) if action.kind is Pass.B)
         for rank in range(6)
     ]
     assert warm == [5, 4, 4, 3, 2, 1]

@@ -65,8 +65,8 @@ def test_three_phases_keep_encoders_out_of_the_pipeline():
 
 def held_before(plan, table, rank, action):
     """Bytes between the action before and this one."""
-    place = plan.program[rank].index(action)
-    taken, given = (sum(moved[rank][:place]) for moved in (table.acquired_bytes, table.released_bytes))
+    index = plan.program[rank].index(action)
+    taken, given = (sum(moved[rank][:index]) for moved in (table.acquired_bytes, table.released_bytes))
     return table.static_bytes[rank] + taken - given
 
 
@@ -188,7 +188,7 @@ def test_an_interval_of_a_window_feeds_as_few_replicas_as_can_be():
 
 
 @pytest.mark.parametrize(("dp", "rounds"), [(1, 1), (3, 1), (4, 2), (5, None), (8, 1)])
-def test_every_sample_is_shared_out_once(dp, rounds):
+def test_every_sample_has_one_replica(dp, rounds):
     job = layout_job(
         vision_language(), {"vision": (1, 1, 1), "llm": (2, 1, 1)}, microbatch=1, images=(1,) * 8
     )

@@ -32,9 +32,9 @@ def encoders_and_llm(num_encoders, depth, num_microbatches, *, windows=1, backwa
     needs = tuple((index // share,) for index in range(num_microbatches))
     nodes = [node(stage, windows, (first, needs), backward=backward) for stage in range(num_encoders)]
     one = one_to_one(num_microbatches)
-    for place in range(depth):
-        readers = [(first + place + 1, one)] if place + 1 < depth else []
-        nodes.append(node(first + place, num_microbatches, *readers))
+    for position in range(depth):
+        readers = [(first + position + 1, one)] if position + 1 < depth else []
+        nodes.append(node(first + position, num_microbatches, *readers))
     groups = [(stage, first + stage * depth // num_encoders) for stage in range(num_encoders)]
     return nodes, groups, range(first, first + depth)
 
@@ -63,9 +63,9 @@ def shared_problems(draw):
     for stage in sorted(set(by_stage) - inner):
         at = draw(st.lists(st.integers(0, len(groups)), min_size=1, max_size=2, unique=True))
         groups = [
-            (stage, *group) if place in at else group
-            for place, group in enumerate([*groups, ()])
-            if group or place in at
+            (stage, *group) if index in at else group
+            for index, group in enumerate([*groups, ()])
+            if group or index in at
         ]
         if draw(st.booleans()):
             groups.append((stage, *groups[draw(st.integers(0, len(groups) - 1))]))

@@ -37,8 +37,8 @@ class Boundaries:
 
     def key(self, edge, action, rank):
         ranks = self.plan.stage[action.stage].ranks
-        place = next(place for place, row in enumerate(ranks) if rank in row)
-        return edge, action.stage, action.microbatch, place
+        index = next(index for index, row in enumerate(ranks) if rank in row)
+        return edge, action.stage, action.microbatch, index
 
     def first_rows(self, direction):
         """Rows that their producer itself sends."""
@@ -90,9 +90,9 @@ def _outputs(boundaries):
     """What every place holds of what it gives."""
     x = {}
     for row in boundaries.first_rows(Direction.FORWARD):
-        _, stage, microbatch, place = key = boundaries.key(row.edge, row.producer, row.source_rank)
+        _, stage, microbatch, index = key = boundaries.key(row.edge, row.producer, row.source_rank)
         if key not in x:
-            runs = boundaries.given(stage, microbatch)[place]
+            runs = boundaries.given(stage, microbatch)[index]
             x[key] = boundaries.integers(sum(run.num_tokens for run in runs), row.width)
     return x
 

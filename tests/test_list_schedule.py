@@ -12,7 +12,7 @@ from tests.oracles import passes_read, shortest, timed
 from tests.strategies import schedule_problems
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
-from workbench.schedule.list_schedule import Chain, Policy, list_schedule
+from workbench.schedule.list_schedule import PassChain, Policy, list_schedule
 from workbench.schedule.pass_graph import finish_time, pass_graph, peak_in_flight
 from workbench.schedule.programs import programs_of
 
@@ -121,7 +121,7 @@ def test_a_limit_in_bytes_counts_each_stage_by_its_size():
     """Stage 0 keeps 3 bytes, stage 1 one: 6 bytes are two microbatches there and six here."""
     nodes = chain(2, 8)
     graph = pass_graph(nodes, alone(nodes), lambda action: 1.0, backward=Pass.I)
-    chains = [Chain(stages=(0, 1), limit=6.0, sizes={0: 3.0, 1: 1.0})]
+    chains = [PassChain(stages=(0, 1), limit=6.0, sizes={0: 3.0, 1: 1.0})]
     programs = list_schedule(graph, chains, Policy())
     assert peak_in_flight({(0,): programs[0,]}, [0]) == 2
     assert peak_in_flight({(1,): programs[1,]}, [1]) <= 6

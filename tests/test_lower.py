@@ -147,7 +147,7 @@ def test_all_ranks_of_unequal_grids_send_and_every_token_still_crosses_once():
     assert sent == [
         (Direction.FORWARD, 0, 2, 2),
         (Direction.FORWARD, 1, 3, 2),
-        *((Direction.BACKWARD, 2 + place, place % 2, 1) for place in range(4)),
+        *((Direction.BACKWARD, 2 + index, index % 2, 1) for index in range(4)),
     ]
     for rank in range(6):
         received = [row for row in rows if rank in row.destination_ranks]

@@ -49,9 +49,9 @@ def test_random_papers_masks_are_the_rule_over_their_layout(name: str, groups: G
         changes = (np.diff(modality) != 0) | (np.diff(field.segment) != 0)
         run = np.concatenate([[0], np.cumsum(changes)])
         within = run if groups is Groups.PER_ITEM else modality
-        place = np.arange(len(field))
+        index = np.arange(len(field))
         both = (within[:, None] == within) & (modality[:, None] == modality)
-        rule = np.where((modality == 0)[:, None], place <= place[:, None], both)
+        rule = np.where((modality == 0)[:, None], index <= index[:, None], both)
         rule &= field.segment[:, None] == field.segment
         mask = dense(field, field)
         if groups is Groups.PER_ITEM:  # neighbours of one encoder are one run here, and several items there

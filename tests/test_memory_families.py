@@ -3,7 +3,7 @@
 import pytest
 
 from experiments.fidelity.family_memory import GOAL, cases_of, family_of, worst_by_family
-from experiments.fidelity.memory import Row, measure
+from experiments.fidelity.memory import RankMemory, measure
 from runtime.world.pool import Pool
 
 # Where the account was furthest off before it knew: scores and logits that are bent, gradients of
@@ -29,7 +29,7 @@ def test_every_rank_is_within_the_goal(name: str, pool: Pool) -> None:
 
 def test_the_table_names_the_worst_plan_of_every_family() -> None:
     rows = [
-        Row(plan=plan, rank=rank, predicted_bytes=predicted, measured_bytes=100)
+        RankMemory(plan=plan, rank=rank, predicted_bytes=predicted, measured_bytes=100)
         for plan, rank, predicted in (
             ("dinov2, all", 0, 101),
             ("dinov2, tp 2", 1, 96),

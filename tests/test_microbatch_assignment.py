@@ -205,9 +205,9 @@ def test_every_sample_stands_once_on_both_sides(
         stands = [s for replica in found for members in getattr(replica, side) for s in members]
         assert sorted(stands) == list(range(len(samples)))
     for replica in found:
-        for place, deferred in enumerate(replica.deferred):
-            assert set(deferred) <= set(replica.encoder[place])
-            assert not deferred or set(deferred) <= set(replica.llm[place + 1])
+        for index, deferred in enumerate(replica.deferred):
+            assert set(deferred) <= set(replica.encoder[index])
+            assert not deferred or set(deferred) <= set(replica.llm[index + 1])
 
 
 @pytest.mark.parametrize(

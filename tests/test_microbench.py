@@ -15,7 +15,7 @@ from runtime.launch import run_lowered
 from runtime.measure import wires as bench_wires
 from runtime.measure.clock import Clock, quartile_spread
 from runtime.measure.executor import build_empty, time_executor
-from runtime.measure.layers import Kind, Part, rows_of, time_window
+from runtime.measure.layers import LayerKind, Part, rows_of, time_window
 from runtime.measure.microbench import header_here
 from runtime.measure.plans import BenchSettings, layer_tasks, measure, measuring_tasks
 from runtime.measure.windows import runs_of, windows_of
@@ -181,7 +181,7 @@ def test_processes_that_measure_together_all_report(plan: Plan, pool: Pool) -> N
     alike = [
         index for index in range(*window.layers) if plan.model.module("llm").layers[index].kind == "block"
     ]
-    found = [s for t in times for i in alike for s in t.seconds[i, Kind.WHOLE, Part.FORWARD]]
+    found = [s for t in times for i in alike for s in t.seconds[i, LayerKind.WHOLE, Part.FORWARD]]
     assert (row.repeats, row.forward_s) == (len(found), statistics.median(found))
     optimizer = [row for row in rows if isinstance(row, OptimizerRow)]
     layers = plan.model.module("llm").layers[slice(*window.layers)]
@@ -257,7 +257,11 @@ def test_every_layer_of_a_pass_is_timed(plan: Plan) -> None:
     """Every call of a pass has one time for each of its layers."""
     window = max(windows_of(plan, sizes=1), key=lambda window: window.layers[1])
     times = time_window(ALONE, plan, window, 0.001)
-    for kind, part in ((Kind.WHOLE, Part.FORWARD), (Kind.WHOLE, Part.BACKWARD), (Kind.SPLIT, Part.LATER)):
+    for kind, part in (
+        (LayerKind.WHOLE, Part.FORWARD),
+        (LayerKind.WHOLE, Part.BACKWARD),
+        (LayerKind.SPLIT, Part.LATER),
+    ):
         calls = [times.seconds[index, kind, part] for index in range(*window.layers)]
         assert len({len(found) for found in calls}) == 1
         assert all(second >= 0 for found in calls for second in found)

@@ -1,13 +1,18 @@
 """Layers, modules and their DAG: counting, joining, refusals."""
 
+from graphlib import CycleError
+from itertools import pairwise
+
 import networkx as nx
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.dag_models import chain, dag_models
 from workbench.model.hf_config import module_from_config
 from workbench.model.layer import Layer, LayerKind, Lookup, Matmul, Parameter, Pointwise, Shard
 from workbench.model.model_graph import Edge, ModelGraph, Module, connect
+from workbench.model.module_order import producers_first
 from workbench.model.projector import Projection, Projector, projector_layer
 from workbench.model.trainable import Trainable, with_trainable
 from workbench.model.transformer import Heads, Norm
@@ -75,13 +80,28 @@ def test_connect_lists_producers_before_consumers():
 
 @given(model=dag_models())
 def test_a_graph_is_what_its_edges_say(model):
-    graph = model.networkx()
-    assert nx.is_directed_acyclic_graph(graph)
-    assert set(graph.nodes) == {module.name for module in model.modules}
-    assert {data["edge"] for _, _, data in graph.edges(data=True)} == set(model.edges)
+    position = {module.name: index for index, module in enumerate(model.in_order)}
+    assert set(position) == {module.name for module in model.modules}
+    assert all(position[edge.source] < position[edge.target] for edge in model.edges)
     for module in model.modules:
         assert all(edge.target == module.name for edge in model.edges_into(module.name))
         assert all(edge.source == module.name for edge in model.edges_out_of(module.name))
+
+
+@given(num=st.integers(0, 7), edges=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=12))
+def test_an_order_and_the_lack_of_one_are_those_of_networkx(num: int, edges: list[tuple[int, int]]):
+    names = [f"m{7 - index}" for index in range(num)]  # listed against the alphabet
+    named = [(names[a], names[b]) for a, b in edges if max(a, b) < num]
+    graph = nx.DiGraph(named)
+    graph.add_nodes_from(names)
+    if nx.is_directed_acyclic_graph(graph):
+        assert producers_first(names, named) == [*nx.lexicographical_topological_sort(graph, names.index)]
+        return
+    with pytest.raises(CycleError) as raised:
+        producers_first(names, named)
+    cycle = raised.value.args[1]
+    assert cycle[0] == cycle[-1]
+    assert {*pairwise(cycle)} <= {*named}
 
 
 def test_with_trainable_sets_every_flag_anew():

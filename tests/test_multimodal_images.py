@@ -95,8 +95,8 @@ def model_of(tower: PreTrainedModel, projector: str, **changes: Any) -> Multimod
 def padded(given: list[Tensor]) -> dict[str, Tensor]:
     """One tensor for all images, and their sizes."""
     whole = torch.full((len(given), 3, 24, 24), 9.0, dtype=torch.float64)
-    for place, image in enumerate(given):
-        whole[place, :, : image.shape[1], : image.shape[2]] = image
+    for index, image in enumerate(given):
+        whole[index, :, : image.shape[1], : image.shape[2]] = image
     return {"pixel_values": whole, "image_sizes": torch.tensor([tuple(i.shape[1:]) for i in given])}
 
 

@@ -45,10 +45,10 @@ class Block(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         other_BTD = torch.sqrt(1 - x_BTD) if self.attentions == 2 else None
-        for place in range(self.attentions):
-            y_BTD = spelled_norm(x_BTD, self.norms[2 * place], self.norms[2 * place + 1])
-            read_BTD = y_BTD if other_BTD is None or place == 0 else other_BTD
-            x_BTD = x_BTD + functional.dropout(self.attend(place, y_BTD, read_BTD), RATE)
+        for index in range(self.attentions):
+            y_BTD = spelled_norm(x_BTD, self.norms[2 * index], self.norms[2 * index + 1])
+            read_BTD = y_BTD if other_BTD is None or index == 0 else other_BTD
+            x_BTD = x_BTD + functional.dropout(self.attend(index, y_BTD, read_BTD), RATE)
         y_BTD = spelled_norm(x_BTD, self.norms[-2], self.norms[-1])
         hidden = functional.dropout(functional.relu(self.up(y_BTD)), RATE)
         return x_BTD + functional.dropout(self.down(hidden), RATE)

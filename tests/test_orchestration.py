@@ -303,8 +303,8 @@ def in_flight_bytes(task: Task, found) -> list[float]:
     """Bytes of the first stage of each unit: its state, and a microbatch for every stage from it on."""
     pace = next(d.dp for unit, d in zip(task.units, found.degrees, strict=True) if unit.name == task.pacing)
     total = []
-    for place, (unit, d) in enumerate(zip(task.units, found.degrees, strict=True)):
-        held = sum(later.pp for later in found.degrees[place:])
+    for index, (unit, d) in enumerate(zip(task.units, found.degrees, strict=True)):
+        held = sum(later.pp for later in found.degrees[index:])
         samples = pace * task.microbatch_samples / d.dp
         state = (unit.weight_bytes + unit.optimizer_bytes / d.dp) / (d.tp * d.pp)
         total.append(state + unit.activation_bytes * samples / (d.tp * d.pp) * held)

@@ -33,7 +33,7 @@ def test_it_is_what_brute_force_leaves(costs: list[tuple[float, ...]]) -> None:
     left = [i for i, own in enumerate(costs) if not any(dominates(other, own) for other in costs)]
     found = undominated(costs)
     assert sorted(found) == left
-    assert [costs[place] for place in found] == sorted(costs[place] for place in left)
+    assert [costs[index] for index in found] == sorted(costs[index] for index in left)
 
 
 def point(name: str, *costs: float, dollars: float | None = None) -> Point:

@@ -67,8 +67,8 @@ def test_pieces_hold_the_same_layers_on_the_same_ranks_and_can_be_joined_again()
     cut = CutStages(2).apply(space, choice)
     assert len(cut.stages) > len(choice.stages)
     for before in choice.stages:
-        place = before.module, before.replica, before.ranks
-        layers = [s.layers for s in cut.stages if (s.module, s.replica, s.ranks) == place]
+        index = before.module, before.replica, before.ranks
+        layers = [s.layers for s in cut.stages if (s.module, s.replica, s.ranks) == index]
         assert (layers[0][0], layers[-1][1]) == before.layers
         assert all(front[1] == behind[0] for front, behind in pairwise(layers))
     assert CutStages(1).apply(space, cut).stages == CutStages(1).apply(space, choice).stages
@@ -78,8 +78,8 @@ def test_sums_of_gradients_go_beside_the_backward_of_other_pieces():
     space, choice = started("megatron-homogeneous")
     whole, cut = (plan_of(space, CutStages(pieces).apply(space, choice)) for pieces in (1, 4))
     program = cut.programs[0].actions
-    sums = [place for place, action in enumerate(program) if action.kind.value == "REDUCE_GRAD"]
-    passes = [place for place, action in enumerate(program) if action.kind.value == "B"]
+    sums = [index for index, action in enumerate(program) if action.kind.value == "REDUCE_GRAD"]
+    passes = [index for index, action in enumerate(program) if action.kind.value == "B"]
     assert len(sums) > sum(a.kind.value == "REDUCE_GRAD" for a in whole.programs[0].actions)
     assert min(sums) < max(passes)
     judge = IterationJudge(cost())

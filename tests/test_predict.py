@@ -47,7 +47,7 @@ def of_all_replicas(llm: LlmRow) -> Plan:
                 stage,
                 id=stage.id + d * len(one.stages),
                 replica=d,
-                ranks=tuple(tuple(rank + d * stride for rank in place) for place in stage.ranks),
+                ranks=tuple(tuple(rank + d * stride for rank in index) for index in stage.ranks),
             )
             for stage in one.stages
         ]

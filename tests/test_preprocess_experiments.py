@@ -9,7 +9,7 @@ import pytest
 from experiments.bench.preprocess import Cell, claims, predicted
 from experiments.bench.preprocess_chaos import BATCH_SIZE, survived
 from experiments.bench.preprocess_folder import draw_photographs
-from experiments.disttrain.preprocessing import Row, apart_s, measured_rows, producers_needed
+from experiments.disttrain.preprocessing import SimulatedRow, apart_s, measured_rows, producers_needed
 
 MS = {"disaggregated_ms_p50": 1.0, "colocated_ms_p50": 1000.0}
 
@@ -41,7 +41,7 @@ def test_claims_can_fail(change: dict[str, float], fails: int) -> None:
 
 
 def test_producers_that_hide_the_decode() -> None:
-    row = Row(decode_s=0.05, unpack_s=1e-5)
+    row = SimulatedRow(decode_s=0.05, unpack_s=1e-5)
     assert producers_needed(row, 8) == 1
     assert producers_needed(row, 160) == 4
     assert apart_s(row, 160, 4) == pytest.approx(160e-5)
@@ -56,7 +56,7 @@ def test_rows_come_from_the_measurement(tmp_path: Path) -> None:
         measured_rows(path)
     cell = {"decode_ms": 400.0, "disaggregated_ms_p50": 4.0}
     path.write_text(json.dumps({"predicted": {"40 x 512": cell, "40 x 1024": cell}}))
-    assert measured_rows(path)[1024] == Row(0.01, 0.0001)
+    assert measured_rows(path)[1024] == SimulatedRow(0.01, 0.0001)
 
 
 def test_a_hail_of_one_iteration(tmp_path: Path) -> None:

@@ -94,6 +94,13 @@ def test_no_figure_is_cut(columns: int, monkeypatch: pytest.MonkeyPatch, capsys:
     assert text.count("because") == 10
 
 
+def test_names_between_colons_stand_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    table = titled("modules", ("module",))
+    table.add_row(":eye:")
+    console.show(table, "written to :eye:.json")
+    assert capsys.readouterr().out.count(":eye:") == 2
+
+
 def test_tables_alone_go_to_stdout_in_a_format(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     done = workbench("plan", TINY, "--profile", CPU, "-o", plan, "--format", "csv")

@@ -66,16 +66,16 @@ def test_an_interval_is_what_a_forward_may_take_before_the_next_action_is_late(
     num, stages = num_ranks + more, num_ranks * virtual
     forward, backward = times(num, stages, seed)
     programs = interleaved_1f1b(range(stages), num_ranks, num)
-    place = data.draw(st.integers(1, num - 1))
-    gaps = intervals(forward, backward, programs, place)
+    index = data.draw(st.integers(1, num - 1))
+    gaps = intervals(forward, backward, programs, index)
     assert gaps.shape == (virtual,)
     assert (gaps >= 0).all()
     without = forward.copy()
-    without[place, ::num_ranks] = 0
+    without[index, ::num_ranks] = 0
     starts = play(without, backward, programs)
     line = list(programs[0])
     for chunk, gap in enumerate(gaps):
-        at = line.index(Action(chunk * num_ranks, Pass.F, place))
+        at = line.index(Action(chunk * num_ranks, Pass.F, index))
         before, after = line[at - 1], line[at + 1]
         took = (without if before.kind is Pass.F else backward)[before.microbatch, before.stage]
         assert starts[after] == pytest.approx(starts[before] + took + gap)

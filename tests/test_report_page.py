@@ -166,7 +166,7 @@ def test_two_fingers_zoom(browser: "Browser", report: Path):
     touches = seen.page.context.new_cdp_session(seen.page)
 
     def touch(kind: str, *xs: float) -> None:
-        points = [{"x": box["x"] + x, "y": box["y"] + 50, "id": place} for place, x in enumerate(xs)]
+        points = [{"x": box["x"] + x, "y": box["y"] + 50, "id": index} for index, x in enumerate(xs)]
         touches.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
 
     touch("touchStart", 150, 200)

@@ -48,11 +48,11 @@ def test_the_samples_of_a_microbatch_are_those_that_fit_beside_the_state_of_a_st
     memory_bytes = found.job.cluster.nodes[0].memory_bytes
     for template in found.planned.templates:
         capacity = found.microbatch_capacity(template)
-        for place, stage in enumerate(template.stages):
+        for index, stage in enumerate(template.stages):
             layers = found.layers[stage.first : stage.end]
             held = found.chain.chain.stage_bytes(stage.first, stage.end, stage.num_gpus)
-            passes = len(template.stages) - place
-            for samples, fits in ((capacity[place], True), (capacity[place] + 1, False)):
+            passes = len(template.stages) - index
+            for samples, fits in ((capacity[index], True), (capacity[index] + 1, False)):
                 kept = passes * sum(layer.kept_bytes for layer in layers) * samples
                 working = max(layer.working_bytes for layer in layers) * samples
                 size = found.job.microbatch_samples

@@ -51,8 +51,8 @@ def some_sizes(planned: TemplateSet, num_nodes: int, rng: random.Random) -> list
     ]
     sizes = [smallest] * rng.choice(possible)
     for _ in range(num_nodes - sum(sizes)):
-        place = rng.choice([k for k, size in enumerate(sizes) if size < largest])
-        sizes[place] += 1
+        index = rng.choice([k for k, size in enumerate(sizes) if size < largest])
+        sizes[index] += 1
     return sizes
 
 
@@ -166,17 +166,17 @@ def least_copied(planned: TemplateSet, before: NodeLayout, lost: str, layer_byte
     """Brute force over every pipeline that can lend a node, and every order of all nodes."""
     smallest, had = planned.specification.smallest, held_layers(planned, before)
     sizes = [len(pipeline) - (lost in pipeline) for pipeline in before.pipelines]
-    broken = next(place for place, pipeline in enumerate(before.pipelines) if lost in pipeline)
+    broken = next(index for index, pipeline in enumerate(before.pipelines) if lost in pipeline)
     nodes = [node for pipeline in before.pipelines for node in pipeline if node != lost]
     lend = (
-        [place for place, size in enumerate(sizes) if size > smallest] if sizes[broken] < smallest else [-1]
+        [index for index, size in enumerate(sizes) if size > smallest] if sizes[broken] < smallest else [-1]
     )
     assert lend, "a merge"
     least = None
     for donor in lend:
         after = [
-            size - (donor >= 0 and place == donor) + (donor >= 0 and place == broken)
-            for place, size in enumerate(sizes)
+            size - (donor >= 0 and index == donor) + (donor >= 0 and index == broken)
+            for index, size in enumerate(sizes)
         ]
         wanted = [layers for size in after for layers in planned.of_size(size).layers_by_node()]
         for order in permutations(nodes):
@@ -225,10 +225,10 @@ def test_copies_spread_over_sources():
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=6), st.integers(1, 200))
 def test_the_busiest_holder_sends_as_little_as_possible(sent, num_bytes):
-    stripes = _stripes([(busy, f"n{place}") for place, busy in enumerate(sent)], num_bytes)
+    stripes = _stripes([(busy, f"n{index}") for index, busy in enumerate(sent)], num_bytes)
     assert sum(part for _, part in stripes) == num_bytes
     after = dict(stripes)
-    busiest = max(busy + after[f"n{place}"] for place, busy in enumerate(sent) if f"n{place}" in after)
+    busiest = max(busy + after[f"n{index}"] for index, busy in enumerate(sent) if f"n{index}" in after)
     level = next(top for top in range(251) if sum(max(0, top - busy) for busy in sent) >= num_bytes)
     assert busiest == level  # the least whole number of bytes up to which all can send
 

@@ -77,28 +77,28 @@ def test_warmup_is_the_longest_distance_to_the_sink(vision, audio, llm, num_micr
     """Two encoders of unequal depth in front of an LLM, equal microbatches."""
     needs, nodes, first_llm = one_to_one(num_microbatches), [], vision + audio
     for first, depth in ((0, vision), (vision, audio)):
-        for place in range(depth):
-            reader = first + place + 1 if place + 1 < depth else first_llm
-            nodes.append(node(first + place, num_microbatches, (reader, needs)))
-    for place in range(llm):
-        readers = [(first_llm + place + 1, needs)] if place + 1 < llm else []
-        nodes.append(node(first_llm + place, num_microbatches, *readers))
+        for index in range(depth):
+            reader = first + index + 1 if index + 1 < depth else first_llm
+            nodes.append(node(first + index, num_microbatches, (reader, needs)))
+    for index in range(llm):
+        readers = [(first_llm + index + 1, needs)] if index + 1 < llm else []
+        nodes.append(node(first_llm + index, num_microbatches, *readers))
     programs = graph_aware_1f1b(nodes, alone(nodes))
     for first, depth in ((0, vision), (vision, audio)):
-        for place in range(depth):
-            distance = depth - place + llm
-            assert warmup(programs[(first + place,)], first + place) == min(distance, num_microbatches)
+        for index in range(depth):
+            distance = depth - index + llm
+            assert warmup(programs[(first + index,)], first + index) == min(distance, num_microbatches)
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(1, 5))
 def test_warmup_counts_what_the_consumers_first_forwards_read(per_llm, llm, depth, num_llm):
     """An encoder with several microbatches per LLM microbatch: n = what the first n + 1 forwards read."""
     own = per_llm * num_llm
-    nodes = [node(place, own, (place + 1, one_to_one(own))) for place in range(depth - 1)]
+    nodes = [node(index, own, (index + 1, one_to_one(own))) for index in range(depth - 1)]
     nodes.append(node(depth - 1, own, (depth, each_reads(own, num_llm))))
-    for place in range(llm):
-        readers = [(depth + place + 1, one_to_one(num_llm))] if place + 1 < llm else []
-        nodes.append(node(depth + place, num_llm, *readers))
+    for index in range(llm):
+        readers = [(depth + index + 1, one_to_one(num_llm))] if index + 1 < llm else []
+        nodes.append(node(depth + index, num_llm, *readers))
     programs = graph_aware_1f1b(nodes, alone(nodes))
     expected = min(llm, num_llm)
     for stage in range(depth - 1, -1, -1):

@@ -31,8 +31,8 @@ def laid_out(plan, schedule):
             continue
         if len(chain) % schedule.virtual_stages:
             return None
-        for place, stage in enumerate(chain):
-            home = chain[rank_block(schedule, place, len(chain))]
+        for index, stage in enumerate(chain):
+            home = chain[rank_block(schedule, index, len(chain))]
             moved[stage.id] = replace(stage, ranks=home.ranks)
     return replace(plan, programs=(), stages=tuple(moved.get(s.id, s) for s in plan.stages))
 

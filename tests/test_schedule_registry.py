@@ -60,7 +60,7 @@ def test_virtual_stages_are_bounded(kind):
 def test_stages_lie_round_the_ranks_or_in_a_v(kind, num_ranks):
     schedule = usual(kind)
     num_stages = num_ranks * schedule.virtual_stages
-    blocks = [rank_block(schedule, place, num_stages) for place in range(num_stages)]
+    blocks = [rank_block(schedule, index, num_stages) for index in range(num_stages)]
     there = list(range(num_ranks))
     vee = kind.spec.layout is StagePlacement.VEE
     assert blocks == (there + there[::-1] if vee else there * schedule.virtual_stages)

@@ -33,7 +33,7 @@ def planned(
 ) -> Plan:
     """The LLM on two ranks of each replica, laid out for the schedule; one stage per encoder."""
     num_stages = 2 * schedule.virtual_stages
-    ranks = tuple(rank_block(schedule, place, num_stages) for place in range(num_stages))
+    ranks = tuple(rank_block(schedule, index, num_stages) for index in range(num_stages))
     per_replica = 1 + max(*ranks, *encoder_ranks)
     stages: list[Stage] = []
     for replica in range(replicas):

@@ -21,7 +21,7 @@ from workbench.plan.routing import Routing
 from workbench.planner.layout_choice import Mode
 from workbench.planner.layout_space import LayoutSpace
 from workbench.planner.layout_step import LayoutSteps
-from workbench.planner.planner_cost import FROZEN_AWARE, FROZEN_UNAWARE, Belief
+from workbench.planner.planner_cost import FROZEN_AWARE, FROZEN_UNAWARE, PlannerCost
 from workbench.planner.stage_bounds import StageBounds
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 from workbench.strategies import (
@@ -32,7 +32,7 @@ from workbench.strategies import (
     megatron_heterogeneous,
 )
 
-BELIEFS = {
+PLANNER_COSTS = {
     cornstarch.plan: FROZEN_AWARE,
     cornstarch.plan_frozen_unaware: FROZEN_UNAWARE,
     encoders_colocated.plan: FROZEN_UNAWARE,
@@ -54,8 +54,8 @@ def drafted(plan: Plan) -> Plan:
     return replace(plan, programs=(), token_shards=())
 
 
-def bounds_of(plan: Plan, machine: CostModel, belief: Belief, schedule: Schedule) -> StageBounds:
-    return StageBounds(replace(drafted(plan), stages=()), machine, belief, schedule)
+def bounds_of(plan: Plan, machine: CostModel, planner_cost: PlannerCost, schedule: Schedule) -> StageBounds:
+    return StageBounds(replace(drafted(plan), stages=()), machine, planner_cost, schedule)
 
 
 @settings(max_examples=60, deadline=None)
@@ -70,7 +70,7 @@ def bounds_of(plan: Plan, machine: CostModel, belief: Belief, schedule: Schedule
     grid=st.sampled_from([(1, 1), (2, 1), (1, 2)]),
     setting=st.sampled_from(SETTINGS),
     kind=st.sampled_from(SCHEDULES),
-    strategy=st.sampled_from(list(BELIEFS)),
+    strategy=st.sampled_from(list(PLANNER_COSTS)),
 )
 def test_no_plan_is_believed_faster_or_holds_less(
     *, images, clips, replicas, stages, frozen, grid, setting, kind, strategy
@@ -96,12 +96,12 @@ def test_no_plan_is_believed_faster_or_holds_less(
     except ValueError:
         assume(kind is not ScheduleKind.ONE_F_ONE_B)  # others refuse some batches
         reject()
-    belief, plan = BELIEFS[strategy], drafted(built)
-    bounds = bounds_of(plan, cost(), belief, schedule)
+    planner_cost, plan = PLANNER_COSTS[strategy], drafted(built)
+    bounds = bounds_of(plan, cost(), planner_cost, schedule)
     lowered = lower(
         replace(built, token_shards=())
     )  # distributed after the search, which believes in equal shares
-    assert bounds.seconds(plan) <= belief.plan_s(lowered, cost()) * (1 + 1e-9)
+    assert bounds.seconds(plan) <= planner_cost.plan_s(lowered, cost()) * (1 + 1e-9)
     peaks = peak_bytes(lowered, memory_table(lowered))
     for rank in plan.ranks:
         assert bounds.held_bytes(Routing(plan), rank) <= peaks[rank]
@@ -110,31 +110,33 @@ def test_no_plan_is_believed_faster_or_holds_less(
 @pytest.mark.parametrize("strategy", [cornstarch.plan, cornstarch.plan_frozen_unaware])
 def test_gaps_of_1f1b_and_microbatches_in_flight_are_no_more_than_there_are(strategy):
     """All modules have all microbatches: stages wait for the first one to come back, and hold several."""
-    waits, belief = 0, BELIEFS[strategy]
+    waits, planner_cost = 0, PLANNER_COSTS[strategy]
     for encoder_pp, llm_pp, num in product((1, 2), (1, 2, 4), (4, 12)):
         batch = tiny_batch([1] * num, [1] * num)
         tiny = job(encoder_pp, encoder_pp, llm_pp, batch=batch, llm=Trainable.ALL)
         lowered = lower(strategy(tiny, cost()))
         plan = drafted(lowered.plan)
-        bounds = bounds_of(plan, cost(), belief, tiny.schedule)
+        bounds = bounds_of(plan, cost(), planner_cost, tiny.schedule)
         found_s = bounds.seconds(plan)
-        assert found_s <= belief.plan_s(lowered, cost()) * (1 + 1e-9)
-        gpipe = bounds_of(plan, cost(), belief, usual(ScheduleKind.GPIPE))  # which promises no gaps
+        assert found_s <= planner_cost.plan_s(lowered, cost()) * (1 + 1e-9)
+        gpipe = bounds_of(plan, cost(), planner_cost, usual(ScheduleKind.GPIPE))  # which promises no gaps
         waits += found_s > gpipe.seconds(plan) * (1 + 1e-9)
         peaks = peak_bytes(lowered, memory_table(lowered))
         for rank in plan.ranks:
             held = bounds.held_bytes(Routing(plan), rank)
             assert gpipe.held_bytes(Routing(plan), rank) <= held <= peaks[rank]
-    assert waits or belief is FROZEN_AWARE  # whose stages are so even that the last one's passes bound them
+    assert (
+        waits or planner_cost is FROZEN_AWARE
+    )  # whose stages are so even that the last one's passes bound them
 
 
-@pytest.mark.parametrize("belief", [FROZEN_AWARE, FROZEN_UNAWARE])
-def test_equal_stages_of_a_chain_are_bounded_by_what_1f1b_takes(belief):
+@pytest.mark.parametrize("planner_cost", [FROZEN_AWARE, FROZEN_UNAWARE])
+def test_equal_stages_of_a_chain_are_bounded_by_what_1f1b_takes(planner_cost):
     """A chain of equal microbatches without messages: (m + p - 1) (f + b) where stages are equal."""
     tiny = job(1, 1, 4, batch=tiny_batch([0] * 4, [0] * 4), llm=Trainable.ALL)
     plan = cornstarch.plan(tiny, cost())
-    found = bounds_of(plan, cost(), belief, tiny.schedule).seconds(drafted(plan))
-    assert found == pytest.approx(belief.plan_s(lower(plan), cost()), rel=0.1)
+    found = bounds_of(plan, cost(), planner_cost, tiny.schedule).seconds(drafted(plan))
+    assert found == pytest.approx(planner_cost.plan_s(lower(plan), cost()), rel=0.1)
 
 
 def worth(job_: Job, seconds: float, plan: Plan) -> float:
@@ -189,7 +191,9 @@ def test_islands_lie_in_pools_that_take_them():
     assert layouts[0] == [c for c in layouts[1] if sum(e.num_ranks for e in c.encoders) <= 3]
 
 
-def exhaustive(strategy, open_job: Job, machine: CostModel, belief: Belief, names: tuple[str, ...]):
+def exhaustive(
+    strategy, open_job: Job, machine: CostModel, planner_cost: PlannerCost, names: tuple[str, ...]
+):
     """The best key over all counts within the ranks, every plan built."""
     best = None
     ranges = [range(1, min(len(open_job.model.module(n).layers), open_job.max_ranks) + 1) for n in names]
@@ -201,7 +205,7 @@ def exhaustive(strategy, open_job: Job, machine: CostModel, belief: Belief, name
             if len(plan.ranks) > open_job.max_ranks:
                 continue
             check_memory(lowered, memory_table(lowered))
-            key = (worth(open_job, belief.plan_s(lowered, machine), plan), len(plan.ranks), counts)
+            key = (worth(open_job, planner_cost.plan_s(lowered, machine), plan), len(plan.ranks), counts)
         except ValueError:
             continue
         best = key if best is None or key < best else best
@@ -213,7 +217,7 @@ def exhaustive(strategy, open_job: Job, machine: CostModel, belief: Belief, name
 @pytest.mark.parametrize("room", [1.0, 0.6])
 def test_the_counts_found_are_those_of_brute_force(strategy, is_mixed, room):
     """On one kind of device and on two, with memory for all plans and for some."""
-    belief, names = BELIEFS[strategy], ("vision", "audio", "llm")
+    planner_cost, names = PLANNER_COSTS[strategy], ("vision", "audio", "llm")
     machine = machines() if is_mixed else cost()
     cluster = mixed_cluster(cheap=2, fast=4) if is_mixed else CLUSTER
     open_job = replace(job(), layouts=(), max_ranks=6, cluster=cluster)
@@ -221,11 +225,11 @@ def test_the_counts_found_are_those_of_brute_force(strategy, is_mixed, room):
     most = max(peak_bytes(lowered, memory_table(lowered)).values())
     nodes = tuple(replace(node, memory_bytes=round(most * room) + 1) for node in cluster.nodes)
     open_job = replace(open_job, cluster=replace(cluster, nodes=nodes))
-    wanted = exhaustive(strategy, open_job, machine, belief, names)
+    wanted = exhaustive(strategy, open_job, machine, planner_cost, names)
     if wanted is None:
         with pytest.raises(ValueError, match="does not fit"):
             strategy(open_job, machine)
         return
     found = strategy(open_job, machine)
     counts = tuple(len(found.chain[name, 0]) for name in names)
-    assert (belief.plan_s(lower(found), machine), len(found.ranks), counts) == wanted
+    assert (planner_cost.plan_s(lower(found), machine), len(found.ranks), counts) == wanted

@@ -60,9 +60,9 @@ def test_there_are_no_more_seats_than_said(monkeypatch):
     monkeypatch.setattr("workbench.search.joint.seats.SEATS", 5)
     assert len(CHOICES) > 5
     seats = []
-    for place in range(len(CHOICES)):
-        seats = seated(seats, seat(place, 100.0 - place)) or seats
-    assert [each.value for each in seats] == sorted(100.0 - place for place in range(len(CHOICES)))[:5]
+    for index in range(len(CHOICES)):
+        seats = seated(seats, seat(index, 100.0 - index)) or seats
+    assert [each.value for each in seats] == sorted(100.0 - index for index in range(len(CHOICES)))[:5]
     assert seated(seats, seat(0, 101.0)) is None
 
 
@@ -71,7 +71,7 @@ def test_the_best_and_those_that_promise_most_share_a_round():
     found = {each.index: count for each, count in shares([seat(0, 1.9), many, few], 24)}
     assert found[0] == round(BEST_SHARE * 24)
     assert sum(found.values()) >= 24
-    rest = [seat(place, 2 + place / 100, tried=500 if place == 1 else 0) for place in range(1, OTHERS + 2)]
+    rest = [seat(index, 2 + index / 100, tried=500 if index == 1 else 0) for index in range(1, OTHERS + 2)]
     assert {each.index for each, _ in shares([seat(0, 1.9), *rest], 24)} == {0, *range(2, OTHERS + 2)}
     assert list(shares([many], 24)) == [(many, 24)]
 

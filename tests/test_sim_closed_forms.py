@@ -86,8 +86,8 @@ def longest_path_1f1b(p: int, m: int, f: float, b: float, latency_s: float) -> f
     def end(stage: int, kind: str, i: int) -> float:
         key = (stage, kind, i)
         if key not in known:
-            place = orders[stage].index((kind, i))
-            start = end(stage, *orders[stage][place - 1]) if place else 0.0
+            index = orders[stage].index((kind, i))
+            start = end(stage, *orders[stage][index - 1]) if index else 0.0
             neighbour = stage - 1 if kind == "F" else stage + 1
             if 0 <= neighbour < p:
                 start = max(start, end(neighbour, kind, i) + latency_s)

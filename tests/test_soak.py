@@ -43,8 +43,8 @@ class TestGrowth:
         rng = np.random.default_rng(1)
         done = [*range(0, 2000, 20)]
         noise = np.zeros(len(done))
-        for place in range(1, len(done)):
-            noise[place] = 0.8 * noise[place - 1] + rng.normal(0, 2000)
+        for index in range(1, len(done)):
+            noise[index] = 0.8 * noise[index - 1] + rng.normal(0, 2000)
         leaking = growth(done, [10**6 + 40 * step + n for step, n in zip(done, noise, strict=True)])
         assert leaking.low < 40_000 < leaking.high
         assert leaking.low > 0

@@ -17,7 +17,7 @@ from workbench.balance.tokens.bounds import (
 )
 from workbench.balance.tokens.compiled import descending_order
 from workbench.balance.tokens.exchange import (
-    Exchange,
+    Swap,
     equal_counts_exchanged,
     exchanged,
     longest_first_exchanged,
@@ -198,7 +198,7 @@ def test_integer_programme_is_the_brute_force_optimum(work, num_ranks):
     assert oracle.least_by_milp(work, num_ranks) == oracle.least_by_brute_force(work, num_ranks)
 
 
-@pytest.mark.parametrize("exchange", Exchange)
+@pytest.mark.parametrize("exchange", Swap)
 @given(data=st.data(), work=works, num_ranks=st.integers(1, 5))
 def test_exchanges_never_hurt_and_end_where_none_helps(exchange, data, work, num_ranks):
     anywhere = st.lists(st.integers(0, num_ranks - 1), min_size=len(work), max_size=len(work))
@@ -206,7 +206,7 @@ def test_exchanges_never_hurt_and_end_where_none_helps(exchange, data, work, num
     found = exchanged(work, start, num_ranks, exchange, tolerance=0).tolist()
     heaviest = max(oracle.loads_of(work, found, num_ranks))
     assert heaviest <= max(oracle.loads_of(work, start, num_ranks))
-    may_move = exchange is Exchange.MOVE_OR_SWAP
+    may_move = exchange is Swap.MOVE_OR_SWAP
     is_even = (heaviest - 1) * num_ranks < sum(work)
     assert is_even or oracle.best_exchange(work, found, num_ranks, may_move=may_move) == heaviest
     if not may_move:
@@ -218,7 +218,7 @@ def test_one_step_makes_the_best_exchange_or_one_that_is_even(data, work, num_ra
     start = data.draw(st.lists(st.integers(0, num_ranks - 1), min_size=len(work), max_size=len(work)))
     loads = oracle.loads_of(work, start, num_ranks)
     heavy = loads.index(max(loads))
-    found = exchanged(work, start, num_ranks, Exchange.MOVE_OR_SWAP, tolerance=0, most_steps=1).tolist()
+    found = exchanged(work, start, num_ranks, Swap.MOVE_OR_SWAP, tolerance=0, most_steps=1).tolist()
     changed = {owner for pair in zip(start, found, strict=True) if pair[0] != pair[1] for owner in pair}
     after = oracle.loads_of(work, found, num_ranks)
     if changed:
@@ -231,8 +231,8 @@ def test_one_step_makes_the_best_exchange_or_one_that_is_even(data, work, num_ra
 
 def test_even_enough_is_left_alone():
     work, start = [100, 1, 98, 1], [0, 0, 1, 1]  # 101 and 99 for a mean of 100
-    assert exchanged(work, start, 2, Exchange.SWAP, tolerance=0.01).tolist() == start
-    assert exchanged(work, start, 2, Exchange.MOVE_OR_SWAP, tolerance=0.009).tolist() == [0, 1, 1, 1]
+    assert exchanged(work, start, 2, Swap.SWAP, tolerance=0.01).tolist() == start
+    assert exchanged(work, start, 2, Swap.MOVE_OR_SWAP, tolerance=0.009).tolist() == [0, 1, 1, 1]
 
 
 # Costs and what is made of them
@@ -283,13 +283,13 @@ def test_bad_owners_are_refused(owners, message):
     with pytest.raises(ValueError, match=message):
         tokens.rank_loads([1, 2], owners, 2)
     with pytest.raises(ValueError, match=message):
-        exchanged([1, 2], owners, 2, Exchange.SWAP)
+        exchanged([1, 2], owners, 2, Swap.SWAP)
 
 
 def test_bad_sizes_and_limits_are_refused():
     with pytest.raises(ValueError, match="at least one token"):
         tokens.block_sizes(0, 128)
     with pytest.raises(ValueError, match="most_steps must be >= 0"):
-        exchanged([1], [0], 1, Exchange.SWAP, most_steps=-1)
+        exchanged([1], [0], 1, Swap.SWAP, most_steps=-1)
     with pytest.raises(ValueError, match="tolerance must be >= 0"):
-        exchanged([1], [0], 1, Exchange.SWAP, tolerance=-1)
+        exchanged([1], [0], 1, Swap.SWAP, tolerance=-1)

@@ -150,7 +150,7 @@ def test_nodes_wait_for_what_ended_before_them(strategy):
 def test_numbers_are_written_as_protobuf_does(value):
     """Seven bits a byte, lowest first, the top bit on all but the last."""
     written = _varint(value)
-    assert sum((byte & 0x7F) << (7 * place) for place, byte in enumerate(written)) == value
+    assert sum((byte & 0x7F) << (7 * index) for index, byte in enumerate(written)) == value
     assert [byte >> 7 for byte in written] == [1] * (len(written) - 1) + [0]
     assert len(written) == max(1, -(-value.bit_length() // 7))
 

@@ -96,9 +96,9 @@ def test_transformers_reads_exported_encoders(tmp_path: Path) -> None:
         theirs = kind.from_pretrained(tmp_path / "out" / module).eval()
         ours = build_stage_module(plan, whole_stage(plan.model.module(module)), seed=9, dtype=F32)
         data = data_of(plan, module)
-        place = -1  # an image, and a clip, of the configured size
-        hidden = theirs(data.raw[place][None]).last_hidden_state[0]
-        features = ours(StageInput(None, data))[-data.tokens_out[place] :]
+        index = -1  # an image, and a clip, of the configured size
+        hidden = theirs(data.raw[index][None]).last_hidden_state[0]
+        features = ours(StageInput(None, data))[-data.tokens_out[index] :]
         torch.testing.assert_close(features, ours.layers[-1].projector(hidden))
 
 

@@ -100,7 +100,7 @@ def frames(num_tokens: int) -> Tensor:
 def scaled_by_place(inputs: dict[str, Any], output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Depends on which item it is, so a mix-up shows."""
     places = [1 + sample + k / 8 for sample, k in inputs["items"]]
-    return tuple(place * each for place, each in zip(places, output, strict=True))
+    return tuple(index * each for index, each in zip(places, output, strict=True))
 
 
 def squashed(inputs: dict[str, Any], output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -8,7 +8,7 @@ MANY = 100_000  # objects, that are not walked again soon
 
 
 @contextmanager
-def collector_paused() -> Iterator[None]:
+def collector_paused(many: int | None = None) -> Iterator[None]:
     """For a `with` block or, as a decorator, a function that makes 10^5 objects which all stay.
 
     The collector walks what is there again and again as it grows, which took half the time of lowering
@@ -16,6 +16,9 @@ def collector_paused() -> Iterator[None]:
     would walk all of them. Old ones are hardly ever collected, so fewer are left young: a plan and what is
     derived of it name each other, and a program that plans step after step would keep them all. Where
     somebody keeps objects frozen, those stay so, and it is walked. One that stands still already stays so.
+
+    Args:
+        many: from how many objects on they count as old; None: `MANY`. Modules stay, however few they are.
     """
     was_running = gc.isenabled()
     gc.disable()
@@ -23,7 +26,7 @@ def collector_paused() -> Iterator[None]:
         yield
     finally:
         if was_running:
-            if gc.get_count()[0] >= MANY and not gc.get_freeze_count():
+            if gc.get_count()[0] >= (MANY if many is None else many) and not gc.get_freeze_count():
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()

@@ -44,13 +44,13 @@ def exchange_flows(trace: Trace) -> Iterator[Flow]:
     for span in trace.spans:
         own = passes.get((span.rank, span.action.stage), [])
         if span.action.kind is Pass.ALL_GATHER:
-            place = bisect_left(own, span.end_s, key=lambda other: other.start_s)
-            if place < len(own):
-                yield Flow("weights", span, own[place])
+            index = bisect_left(own, span.end_s, key=lambda other: other.start_s)
+            if index < len(own):
+                yield Flow("weights", span, own[index])
         elif span.action.kind is Pass.REDUCE_SCATTER:
-            place = bisect_right(own, span.start_s, key=lambda other: other.end_s)
-            if place > 0:
-                yield Flow("gradients", own[place - 1], span)
+            index = bisect_right(own, span.start_s, key=lambda other: other.end_s)
+            if index > 0:
+                yield Flow("gradients", own[index - 1], span)
 
 
 FORMAT = "multimodal-workbench trace"
@@ -166,8 +166,8 @@ def _named(name: str, rank: int, thread: int, args: Event) -> Event:
 def _spans(trace: Trace) -> Iterator[Event]:
     for span in trace.spans:
         args = {"action": str(span.action), "start_s": span.start_s, "end_s": span.end_s}
-        place = (span.rank, LANE_IDS[span.lane])
-        yield _slice(f"PP:{span.action}", span.action.kind.value, place, args)
+        index = (span.rank, LANE_IDS[span.lane])
+        yield _slice(f"PP:{span.action}", span.action.kind.value, index, args)
 
 
 def _slice(name: str, category: str, place: tuple[int, int], args: Event) -> Event:
@@ -209,10 +209,10 @@ def _arrow(
     name: str, number: int, start: tuple[tuple[int, int], float], end: tuple[tuple[int, int], float]
 ) -> Iterator[Event]:
     """From one slice to another, each found by its thread and a time inside it."""
-    for phase, (place, time_s) in (("s", start), ("f", end)):
+    for phase, (index, time_s) in (("s", start), ("f", end)):
         event = {"ph": phase, "name": name, "cat": name, "id": number}
         into = {"bp": "e"} if phase == "f" else {}
-        yield event | {"pid": place[0], "tid": place[1], "ts": time_s * US_PER_S} | into
+        yield event | {"pid": index[0], "tid": index[1], "ts": time_s * US_PER_S} | into
 
 
 def _tracks(messages: Sequence[Message]) -> list[tuple[Message, int, int]]:

@@ -8,7 +8,7 @@ from docs.generate.joint_search import joint_search_section
 from docs.generate.markdown import code, one_line, page, table
 from docs.generate.results import count, held, judged, made, percent, result
 from docs.generate.summary import summary_table
-from experiments.harness.outcome import FITTING, Kind, Verdict
+from experiments.harness.outcome import FITTING, MetricKind, Verdict
 from experiments.harness.tally import by_paper, counts
 
 INTRO = """Every figure on this page is read out of `experiments/results/`; the scripts that wrote those
@@ -251,7 +251,7 @@ _COUNTED = (
 
 
 def _counts_row(paper: str, found: Mapping[str, Any]) -> tuple[object, ...]:
-    models = found["by_evidence"][Kind.MODELS]
+    models = found["by_evidence"][MetricKind.MODELS]
     return (
         paper,
         found["determined"],

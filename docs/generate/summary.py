@@ -6,7 +6,7 @@ from typing import Any
 from docs.generate.hostile import hostile_in_short
 from docs.generate.markdown import code, one_line, table
 from docs.generate.results import judged, percent, result
-from experiments.harness.outcome import FITTING, About, Kind, Verdict
+from experiments.harness.outcome import FITTING, About, MetricKind, Verdict
 from experiments.harness.tally import counts
 from workbench.llm_table.frameworks import frameworks
 
@@ -189,7 +189,7 @@ def _published(vtrain: Mapping[str, float], korthikanti: Mapping[str, Any]) -> I
 def _papers_in_short() -> tuple[str, str, str]:
     records = judged()
     found = counts(records)
-    models = found["by_evidence"][Kind.MODELS]
+    models = found["by_evidence"][MetricKind.MODELS]
     fits = sum(models.get(verdict, 0) for verdict in FITTING)
     claims = found["claims"][About.PAPER]
     return (

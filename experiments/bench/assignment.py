@@ -28,7 +28,7 @@ GOAL_MS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class AssignmentRow:
     """One size: milliseconds of an assignment, and heaviest over mean LLM work of microbatches."""
 
     num_samples: int
@@ -42,7 +42,7 @@ class Row:
     deviation_even: float
 
 
-def measure(num_samples: int) -> Row:
+def measure(num_samples: int) -> AssignmentRow:
     """Time both matchings on the same draws, alternating."""
     times_ms: dict[Matching, list[float]] = {bottleneck_match: [], even_match: []}
     residual: dict[str, list[float]] = {"without": [], "printed": [], "even": []}
@@ -56,7 +56,7 @@ def measure(num_samples: int) -> Row:
             deviation[name] += [_deviation(replica.llm, llm_s) for replica in replicas]
         residual["without"] += [_residual(replica.encoder, llm_s) for replica in replicas]
     printed = sorted(times_ms[bottleneck_match])
-    return Row(
+    return AssignmentRow(
         num_samples=num_samples,
         printed_ms_p50=statistics.median(printed),
         printed_ms_p95=printed[round(0.95 * (len(printed) - 1))],

@@ -111,7 +111,7 @@ def _activity(policies: Mapping[str, Record]) -> Grid:
         found = policies[policy]
         lines = [
             Line(
-                x=[1e3 * found["seconds"] * (place + 0.5) / len(share) for place in range(len(share))],
+                x=[1e3 * found["seconds"] * (index + 0.5) / len(share) for index in range(len(share))],
                 y=share,
                 colour=mixed(SKY, INK, 1 - gpu / len(found["share"])),
                 label=f"GPU {gpu}",

@@ -71,7 +71,7 @@ class Rates:
 
 def even_cuts(num_layers: int, num_stages: int) -> Cuts:
     """As even as can be."""
-    bounds = [round(place * num_layers / num_stages) for place in range(num_stages + 1)]
+    bounds = [round(index * num_layers / num_stages) for index in range(num_stages + 1)]
     return tuple(pairwise(bounds))
 
 
@@ -166,7 +166,7 @@ def rates(candidates: Sequence[Candidate], cost: CostModel, num_before: int) -> 
     cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
     again = range(0, len(candidates), max(1, len(candidates) // num_before))
     before_s = time.process_time()
-    before = [judged_before(candidates[place], cost) for place in again]
+    before = [judged_before(candidates[index], cost) for index in again]
     before_per_s = len(again) / (time.process_time() - before_s)
     times_s = [each for each in found if isinstance(each, float)]
     return Rates(
@@ -177,7 +177,7 @@ def rates(candidates: Sequence[Candidate], cost: CostModel, num_before: int) -> 
         before_per_cpu_s=before_per_s,
         ratio=len(found) / cpu_s / before_per_s,
         best_s=min(times_s),
-        is_equal=before == [found[place] for place in again],
+        is_equal=before == [found[index] for index in again],
     )
 
 

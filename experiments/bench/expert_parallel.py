@@ -1,12 +1,12 @@
-"""Experts dealt out or cut: predicted beside executed, and whether tokens spread as the cost model says.
+"""Expert parallelism: predicted beside executed, and whether tokens spread as the cost model says.
 
 Paper:   none; DistTrain (section 4.1) takes expert parallelism to behave as tensor parallelism does.
 Setup:   a Mixtral of 2 blocks (width 256, 4 experts of 512, 2 a token), 4 samples of 256 tokens one by one,
          float32, two gloo ranks on two cores: tokens shared (cp 2) or weights shared (tp 2), each with
-         experts as before and dealt out (ep 2). This machine is measured first, predictions are made
-         before any plan runs, and plans run in turns.
+         experts as before and with expert parallelism (ep 2). This machine is measured first, predictions
+         are made before any plan runs, and plans run in turns.
 Ours:    seconds of a step, predicted and the median of the runs with their spread; rows of the busiest rank
-         over the mean, as a fresh router deals them and as the cost model assumes.
+         over the mean, as a fresh router sends them and as the cost model assumes.
 Differs: a fresh router is not a trained one.
 Run:     python -m experiments.bench.expert_parallel [--rounds 3] [--json]
 """

@@ -29,7 +29,7 @@ REL_TOL = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class FailureRow:
     """One system on one trace; CPU seconds of one simulation each way."""
 
     system: str
@@ -68,7 +68,7 @@ def agree(ours: FailureRun, played: FailureRun) -> bool:
     )
 
 
-def measure(name: str, interval: str) -> Row:
+def measure(name: str, interval: str) -> FailureRow:
     """Both ways, alternating."""
     system, trace = BUILDERS[name](MODEL), trace_of(interval)
     seconds: dict[str, list[float]] = {"counted": [], "stepwise": []}
@@ -78,7 +78,7 @@ def measure(name: str, interval: str) -> Row:
             lasted_s, runs[way] = taken(partial(simulate, system, trace, DAYS * 86400), time.process_time)
             seconds[way].append(lasted_s)
     ours = runs["counted"]
-    return Row(
+    return FailureRow(
         system=name,
         interval=interval,
         num_events=len(trace.events) - MOST_NODES,
@@ -91,7 +91,7 @@ def measure(name: str, interval: str) -> Row:
     )
 
 
-def as_json(rows: list[Row]) -> dict[str, object]:
+def as_json(rows: list[FailureRow]) -> dict[str, object]:
     """Rows, the spread of the ratio, and simulated hours per second of the slowest."""
     return {
         "rows": [

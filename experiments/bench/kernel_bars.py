@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from experiments.bench.kernel_cells import Contender as Who
-from experiments.bench.kernel_rows import BITS, PLAN, Row
+from experiments.bench.kernel_rows import BITS, PLAN, KernelRow
 from experiments.harness.command import reaches
 
 MULTIMODAL = ("EP", "EE", "MP")
@@ -30,7 +30,7 @@ class SimulatedForward:
         return self.simulated_s / self.measured_s - 1
 
 
-def simulated_forwards(rows: Iterable[Row]) -> list[SimulatedForward]:
+def simulated_forwards(rows: Iterable[KernelRow]) -> list[SimulatedForward]:
     """Every cell of width 128; the model's unit, a FULL tile, is the median over causal cells."""
     modelled = [
         (row, row.modelled, row.seconds)
@@ -71,7 +71,7 @@ class Bar:
         return "ok" if reaches(self.value, self.must, at_most=self.at_most) else "OFF"
 
 
-def bars(rows: Iterable[Row]) -> list[Bar]:
+def bars(rows: Iterable[KernelRow]) -> list[Bar]:
     """K1 to K13."""
     t = _Table(rows)
     flex_forward = t.ratios("forward", Who.FLEX, "full", MULTIMODAL)
@@ -127,7 +127,7 @@ def bars(rows: Iterable[Row]) -> list[Bar]:
     ]
 
 
-def least_ratios(rows: Iterable[Row]) -> dict[str, float | None]:
+def least_ratios(rows: Iterable[KernelRow]) -> dict[str, float | None]:
     """The smallest rival's time over ours of whole launches: None unless all masks and lengths have both.
 
     FlexAttention on EP, EE and MP, each pass by itself; cuDNN on causal, both passes.
@@ -143,7 +143,7 @@ def least_ratios(rows: Iterable[Row]) -> dict[str, float | None]:
 class _Table:
     """What was measured: passes of cells by contender, plans, and whether bits repeat."""
 
-    def __init__(self, rows: Iterable[Row]) -> None:
+    def __init__(self, rows: Iterable[KernelRow]) -> None:
         every = list(rows)
         timed = [row for row in every if row.seconds is not None]
         bits = [row.error is None for row in every if row.kind == BITS]
@@ -159,7 +159,7 @@ class _Table:
         times = [row.seconds for row in found if row is not None and row.seconds is not None]
         return sum(times) if len(times) == len(passes) else None
 
-    def ours(self, kind: str, masks: tuple[str, ...]) -> list[Row]:
+    def ours(self, kind: str, masks: tuple[str, ...]) -> list[KernelRow]:
         """Our forwards on cells of a kind."""
         mine = [row for row in self.forwards if row.who == Who.OURS.name]
         return [row for row in mine if row.kind == kind and row.mask in masks]

@@ -15,7 +15,7 @@ PLAN, BITS = "plan", "bits"  # kinds of units that are no passes of a cell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class KernelRow:
     """One contender's pass on one cell: a median, or the line that says why there is none.
 
     Args:
@@ -66,13 +66,13 @@ class RowFile:
         self._path = path
         self.head = {"script": "experiments.bench.kernels", "format": FORMAT, "device": device}
         self.head |= {"versions": versions}
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, KernelRow] = {}
         if path is not None:
             check_writable(path)
             if path.exists():
                 self.rows = {row.key: row for row in self._read(path)}
 
-    def add(self, rows: Sequence[Row]) -> None:
+    def add(self, rows: Sequence[KernelRow]) -> None:
         """Keep new rows; one whose key is there already stays as it was, errors too."""
         for row in rows:
             self.rows.setdefault(row.key, row)
@@ -80,10 +80,10 @@ class RowFile:
             kept = {**self.head, "rows": [asdict(row) for row in self.rows.values()]}
             write_text(json.dumps(kept, indent=1) + "\n", self._path)
 
-    def _read(self, path: Path) -> list[Row]:
+    def _read(self, path: Path) -> list[KernelRow]:
         try:
             kept: Any = json.loads(path.read_text(encoding="utf-8"))
-            rows = [Row(**row) for row in kept["rows"]]
+            rows = [KernelRow(**row) for row in kept["rows"]]
             head = {name: kept[name] for name in self.head}
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{path}: no file of this benchmark's rows ({error})") from error
@@ -97,6 +97,6 @@ class RowFile:
         return rows
 
 
-def _is_sound(row: Row) -> bool:
+def _is_sound(row: KernelRow) -> bool:
     numbers = [getattr(row, field.name) for field in fields(row) if field.name in ("seconds", "flop")]
     return row.who in Contender.__members__ and all(x is None or x > 0 for x in numbers)

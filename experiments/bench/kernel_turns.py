@@ -21,7 +21,7 @@ from experiments.bench.kernel_cells import (
     has_backward,
     set_up,
 )
-from experiments.bench.kernel_rows import BITS, PLAN, Row
+from experiments.bench.kernel_rows import BITS, PLAN, KernelRow
 from runtime.kernels.bitfield_attention.launch import resident_tasks
 from runtime.kernels.bitfield_attention.plan import make_plan
 from runtime.kernels.bitfield_attention.tasks import make_tasks, modelled_span
@@ -77,10 +77,10 @@ def directions(unit: Unit, who: Contender, device: torch.device) -> tuple[str, .
     return ("forward", "backward") if has_backward(who, device) else ("forward",)
 
 
-def row_of(unit: Unit, dtype: torch.dtype, direction: str, who: Contender, **measured: Any) -> Row:
+def row_of(unit: Unit, dtype: torch.dtype, direction: str, who: Contender, **measured: Any) -> KernelRow:
     """A row; without `measured` it is good for its key only."""
     cell = unit.cell
-    return Row(
+    return KernelRow(
         kind=unit.kind,
         mask=cell.mask,
         length=cell.length,
@@ -95,7 +95,7 @@ def row_of(unit: Unit, dtype: torch.dtype, direction: str, who: Contender, **mea
 
 def unit_rows(
     unit: Unit, device: torch.device, dtype: torch.dtype, clock: Clock, seconds: float
-) -> list[Row]:
+) -> list[KernelRow]:
     """The rows of a unit; a contender that cannot run, or computes something else, has its error in them."""
     stage = set_up(unit.cell, device, dtype)
     if unit.kind == PLAN:
@@ -114,7 +114,9 @@ def unit_rows(
     return rows + (measure(unit, stage, able, clock, seconds) if able else [])
 
 
-def measure(unit: Unit, stage: Stage, who: Sequence[Contender], clock: Clock, seconds: float) -> list[Row]:
+def measure(
+    unit: Unit, stage: Stage, who: Sequence[Contender], clock: Clock, seconds: float
+) -> list[KernelRow]:
     """Rows of all contenders' passes, taking turns for about `seconds` each.
 
     Raises:
@@ -193,7 +195,7 @@ def _no_clock(_call: Callable[[], object]) -> float:
     return 0.0
 
 
-def _plan_rows(unit: Unit, stage: Stage, clock: Clock) -> list[Row]:
+def _plan_rows(unit: Unit, stage: Stage, clock: Clock) -> list[KernelRow]:
     """Making the plan of a mask whose folded words lie on the device: ours, and FlexAttention's."""
     rows = []
     for each, make in ((Contender.OURS, make_plan), (Contender.FLEX, flex_mask)):
@@ -204,7 +206,7 @@ def _plan_rows(unit: Unit, stage: Stage, clock: Clock) -> list[Row]:
     return rows
 
 
-def _bit_rows(unit: Unit, stage: Stage) -> list[Row]:
+def _bit_rows(unit: Unit, stage: Stage) -> list[KernelRow]:
     """Whether runs of the deterministic mode have equal bits; if not, that is the row's error."""
     attention = attention_of(Contender.DETERMINISTIC, stage)
     runs = []

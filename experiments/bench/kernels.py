@@ -31,7 +31,7 @@ import triton
 
 from experiments.bench.kernel_bars import bars, least_ratios, simulated_forwards
 from experiments.bench.kernel_cells import MASKS, Cell, Contender, has_flash_backend
-from experiments.bench.kernel_rows import BITS, PLAN, Row, RowFile
+from experiments.bench.kernel_rows import BITS, PLAN, KernelRow, RowFile
 from experiments.bench.kernel_turns import Unit, directions, event_clock, host_clock, row_of, unit_rows
 from experiments.harness.command import refusing
 from runtime.kernels.bitfield_attention.forward import forward_kernel
@@ -150,7 +150,7 @@ def go_on(
     return len(left)
 
 
-def describe(row: Row) -> str:
+def describe(row: KernelRow) -> str:
     """One line of the table."""
     line = f"{row.key:64s}"
     if row.seconds is None:

@@ -42,7 +42,7 @@ REPEATS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class MaskRow:
     """The plan of one mask: milliseconds, and for the longest the growth of a process in MiB."""
 
     mask: str
@@ -57,11 +57,11 @@ class Row:
     listed_peak_mib: float | None
 
 
-def measure(mask: str, length: str) -> Row:
+def measure(mask: str, length: str) -> MaskRow:
     field = MASKS[mask](LENGTHS[length])
     runs = classify_runs(field, field)
     peaks = [peak_mib(mask, length, plan) if length == "1m" else None for plan in ("runs", "listed")]
-    return Row(
+    return MaskRow(
         mask=mask,
         length=length,
         density=area(field, field) / len(field) ** 2,
@@ -135,7 +135,7 @@ def _fastest_ms(call: Callable[[], object]) -> float:
     return fastest_s(call, REPEATS) * MS_PER_S
 
 
-def _line(row: Row) -> str:
+def _line(row: MaskRow) -> str:
     peaks = [f"{p:10.0f}" if p is not None else " " * 10 for p in (row.runs_peak_mib, row.listed_peak_mib)]
     return (
         f"{row.mask:6s} {row.length:>6s} {row.density:7.3f} {row.num_tiles:10d} {row.num_runs:9d} "

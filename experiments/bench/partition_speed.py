@@ -19,7 +19,7 @@ REPEATS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PartitionRow:
     """Seconds of one chain of N layers in K stages; `same` says whether the bottlenecks are equal."""
 
     num_layers: int
@@ -34,7 +34,7 @@ class Row:
         return self.printed_s / self.ours_s
 
 
-def measure(num_layers: int, num_stages: int, seed: int = 0) -> Row:
+def measure(num_layers: int, num_stages: int, seed: int = 0) -> PartitionRow:
     """Time the three on one random chain."""
     rng = random.Random(seed)
     cost_s = [rng.lognormvariate(0, 0.5) * 1e-3 for _ in range(num_layers)]
@@ -44,7 +44,7 @@ def measure(num_layers: int, num_stages: int, seed: int = 0) -> Row:
         ours.append(fastest_s(lambda: partition(cost_s, num_stages), 1))
         only.append(fastest_s(lambda: bottleneck_s(cost_s, num_stages), 1))
     slowest = [_slowest(cost_s, cut(cost_s, num_stages)) for cut in (partition_as_printed, partition)]
-    return Row(
+    return PartitionRow(
         num_layers, num_stages, min(printed), min(ours), min(only), abs(slowest[0] - slowest[1]) < 1e-12
     )
 

@@ -64,7 +64,7 @@ def survived(folder: Path, iterations: int, *, seed: int, cores: set[int]) -> Ch
     finally:
         hail.close()
     whole, rest = divmod(iterations, NUM_BATCHES)
-    expected = {each: whole + (place < rest * BATCH_SIZE) for place, each in enumerate(ids)}
+    expected = {each: whole + (index < rest * BATCH_SIZE) for index, each in enumerate(ids)}
     return Chaos(
         iterations=iterations,
         examples=seen.total(),

@@ -42,7 +42,7 @@ BARE_TIMEOUTS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class SpeedRow:
     """What one plan took, in CPU seconds.
 
     Args:
@@ -80,7 +80,7 @@ class Row:
         return self.num_actions / self.sweep_s
 
 
-def measure(case: Case) -> tuple[Row, Lowered, Callable[[Action], float], MemoryTable]:
+def measure(case: Case) -> tuple[SpeedRow, Lowered, Callable[[Action], float], MemoryTable]:
     """Plan once, simulate several times."""
     started = time.process_time()
     lowered = lower(plan_of(case))
@@ -98,7 +98,7 @@ def measure(case: Case) -> tuple[Row, Lowered, Callable[[Action], float], Memory
     compile_s, sweep = taken(partial(Sweep, replace(lowered)), time.process_time)
     sweep.iteration_s(duration_s)  # compiles the loop where no cache has it
     swept = [taken(lambda: sweep.iteration_s(duration_s), time.process_time) for _ in range(REPEATS)]
-    row = Row(
+    row = SpeedRow(
         name=case.name,
         num_gpus=len(lowered.plan.ranks),
         num_actions=_num_actions(lowered.plan),

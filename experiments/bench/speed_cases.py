@@ -125,8 +125,8 @@ def _stages(case: Case, graph: ModelGraph, number: int) -> Iterator[Stage]:
 def _cuts(module: Module, num_stages: int, number: int) -> list[tuple[int, int]]:
     bounds = [round(i * len(module.layers) / num_stages) for i in range(num_stages + 1)]
     if number and num_stages > 1:
-        turn, place = divmod(number, num_stages - 1)
-        bounds[1 + place] += -1 if turn % 2 else 1
+        turn, index = divmod(number, num_stages - 1)
+        bounds[1 + index] += -1 if turn % 2 else 1
     return list(pairwise(bounds))
 
 

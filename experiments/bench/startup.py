@@ -1,7 +1,8 @@
 """How long the program takes to start, over what the interpreter alone takes.
 
 Setup:   `workbench --help`, `workbench plan examples/tiny.yaml` and `python -c pass`, one after the other and
-         over again, each a process of its own on the same machine; medians.
+         over again, each a process of its own on the same machine; medians. Each has started once before,
+         and has left its bytecode in a folder of this bench, whatever the environment says of bytecode.
 Ours:    seconds from start to end and seconds of a core, and how many times those of `python -c pass`
          in the same run.
 Run:     python -m experiments.bench.startup [--json] [--repeats N]
@@ -22,13 +23,14 @@ from experiments.harness.command import command_line, ended
 ROOT = Path(__file__).parents[2]
 REPEATS = 7
 GOALS_S = {"help": 0.4, "plan": 1.5}  # on a quiet machine
+PROFILE = "examples/elastic-cpu.json"  # of layers measured whole, whose reading takes longer than a sheet's
 BARE = "bare"  # the interpreter alone
 
 
 def commands(folder: Path) -> Mapping[str, tuple[str, ...]]:
     """What is started, by name."""
     program = "from workbench.cli.app import main; main()"
-    plan = ("plan", "examples/tiny.yaml", "--profile", "A40", "-o", str(folder / "plan.json"))
+    plan = ("plan", "examples/tiny.yaml", "--profile", PROFILE, "-o", str(folder / "plan.json"))
     return {
         BARE: ("pass",),
         "import": ("import workbench",),
@@ -37,10 +39,12 @@ def commands(folder: Path) -> Mapping[str, tuple[str, ...]]:
     }
 
 
-def seconds_of(script: Sequence[str]) -> tuple[float, float]:
+def seconds_of(script: Sequence[str], bytecode: Path) -> tuple[float, float]:
     """(From start to end, on a core) of one process; CalledProcessError where it fails."""
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(bytecode)}
+    command = [sys.executable, "-c", *script]
     start_s, used_s = time.perf_counter(), _used_s()
-    subprocess.run([sys.executable, "-c", *script], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, env=environment)
     return time.perf_counter() - start_s, _used_s() - used_s
 
 
@@ -55,10 +59,10 @@ def measure(repeats: int) -> dict[str, float]:
         wanted = commands(Path(folder))
         times_s: dict[str, list[tuple[float, float]]] = {name: [] for name in wanted}
         for script in wanted.values():
-            seconds_of(script)  # files are read into memory, bytecode is written
+            seconds_of(script, Path(folder))  # files are read into memory, bytecode is written
         for _ in range(repeats):
             for name, script in wanted.items():
-                times_s[name].append(seconds_of(script))
+                times_s[name].append(seconds_of(script, Path(folder)))
     found: dict[str, float] = {}
     for kind, column in (("", 0), ("_core", 1)):
         medians = {name: statistics.median(each[column] for each in times_s[name]) for name in wanted}

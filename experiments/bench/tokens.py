@@ -246,7 +246,9 @@ def main() -> int:
     placed = placements(RANKS[0])
     show_placements(placed)
     claims = {claim: holds for each in found.values() for claim, holds in each.claims.items()}
-    print(f"\nplans deal tokens out by {USED}; the goals are its own, plain longest_first is for comparison")
+    print(
+        f"\nplans distribute tokens by {USED}; the goals are its own, plain longest_first is for comparison"
+    )
     result = {
         **timed,
         "policy_of_plans": USED,

@@ -36,9 +36,9 @@ USED = (
     "workbench.cli.elastic",
     "workbench.cli.elastic_training",
     "workbench.cli.executing",
-    "workbench.cli.joint_searching",
     "workbench.cli.planning",
     "workbench.cli.preprocessing",
+    "workbench.cli.search",
 )
 
 

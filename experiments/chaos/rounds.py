@@ -94,8 +94,8 @@ class Rounds:
         seed = f"{self._seed}/{number}"
         rng = random.Random(seed)
         name, fault = rng.choice(self._chosen)
-        with room(seed) as place:
-            found = self._components[name].play(place, fault, seed, rng)
+        with room(seed) as index:
+            found = self._components[name].play(index, fault, seed, rng)
         seconds = round(time.monotonic() - start_s, 3)
         return Played(number=number, component=name, fault=fault, seconds=seconds, found=found)
 
@@ -111,12 +111,12 @@ class Rounds:
         if self._names <= others.keys():
             return others  # what the trainers begin with takes longer than a round
         write_job(elastic, ranks=3, samples=6)
-        with room("begun") as place:
-            planned = place.start("plan", *workbench(None, "", "plan", job, "-o", plan))
+        with room("begun") as index:
+            planned = index.start("plan", *workbench(None, "", "plan", job, "-o", plan))
             if planned.process.wait(BEGUN_S):
                 raise RuntimeError(planned.said)
             if "resume" in self._names:
-                self._begin(place, plan)
+                self._begin(index, plan)
         return {**trainers(plan, elastic, self._folder / "saves"), **others}
 
     def _begin(self, place: Room, plan: Path) -> None:

@@ -56,11 +56,11 @@ class Searching:
     @cached_property
     def best(self) -> bytes:
         """The plan that an undisturbed search finds."""
-        with room("search") as place:
-            program = self._start(place, "undisturbed", None, "")
+        with room("search") as index:
+            program = self._start(index, "undisturbed", None, "")
             if program.process.wait(ENDED_S):
                 raise RuntimeError(program.said)
-            return self._plan(place).read_bytes()
+            return self._plan(index).read_bytes()
 
     def play(self, room: Room, fault: Fault, seed: str, rng: random.Random) -> Findings:
         """A round; the fault comes while it starts, searches or writes."""

@@ -106,7 +106,7 @@ class Serving:
             self._finish(service, fault, before, start_s, stopped, found)
             found.code, found.said = service.server.process.returncode, service.server.last_line[:300]
             lines = service.notes.read_text().splitlines()
-            found.lost_steps += sum(json.loads(line)[0] != place for place, line in enumerate(lines))
+            found.lost_steps += sum(json.loads(line)[0] != index for index, line in enumerate(lines))
             found.lost_steps += max(0, len(wanted) - len(lines))
             found.wrong_losses += sum(one != other for one, other in zip(lines, wanted, strict=False))
             found.leftover_files += room.left_over()

@@ -4,7 +4,7 @@ Paper:   I. Jang et al., "Efficient Distributed MLLM Training with Cornstarch", 
 Setup:   24 A40, global batch 48; 1k text tokens, one 1280x720 image, a 2-minute clip; minibatches of 2 under
          FSDP, microbatches of 4 in pipelines; encoders and LLM frozen, only the projectors trained.
 Given:   model sizes and inputs -> iteration times of simulated plans with the A40 profile. FSDP: every layer
-         shared out over 24 GPUs, recompute by our search. Megatron*: 6 stages of 4 GPUs (TP 4), encoders on
+         sharded over 24 GPUs, recompute by our search. Megatron*: 6 stages of 4 GPUs (TP 4), encoders on
          the first, the others cut by forward time. Cornstarch: the faster of merged encoders with stages
          by forward plus backward, and encoders on ranks of their own with stages searched.
 Differs: the bars have no numbers in the text, and degrees, the encoders' stages under Megatron* and recompute

@@ -90,7 +90,7 @@ def gain(setting: Setting) -> Interval:
         share = len(work) // setting.dp
         drawn = (shuffled[at : at + share] for at in range(0, len(work), share))
         even = reorder_samples(work, setting.dp, longest_first_equal_counts)
-        reordered = ([work[place] for place in held] for held in even)
+        reordered = ([work[index] for index in held] for held in even)
         ratios.append(
             step_s(drawn, setting.llm_stages, reorders=False)
             / step_s(reordered, setting.llm_stages, reorders=True)

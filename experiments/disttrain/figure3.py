@@ -3,7 +3,7 @@
 Paper:   Z. Zhang et al., "DistTrain", section 2.2; bars without values. Words: the LLM's forward time is the
          same throughout, those of encoder and generator vary significantly.
 Setup:   MLLM-72B, one stage of the LLM at PP 10 and TP 8; encoder and generator whole on each GPU of the
-         group, which share out the images.
+         group, which divide the images.
 Ours:    seconds by the cost model; all numbers of images of 512 and 1,024 pixels a side that fit into 8,192
          tokens, powers of two, as many read as drawn.
 Differs: which configurations the bars are is not in the text, nor how kernels are launched: here one by one

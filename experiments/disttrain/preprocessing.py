@@ -31,20 +31,20 @@ SECONDS, MILLISECONDS = 1.0, 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SimulatedRow:
     """What one image costs."""
 
     decode_s: float
     unpack_s: float
 
 
-def measured_rows(path: Path = MEASURED) -> dict[int, Row]:
+def measured_rows(path: Path = MEASURED) -> dict[int, SimulatedRow]:
     """By side in pixels; ValueError where they have not been measured here."""
     if not path.exists():
         raise ValueError(f"{path}: not there; run python -m experiments.bench.preprocess first")
     found = json.loads(path.read_text(encoding="utf-8"))["predicted"]
     return {
-        side: Row(
+        side: SimulatedRow(
             found[name]["decode_ms"] / 1000 / IMAGES_OF_ROW,
             found[name]["disaggregated_ms_p50"] / 1000 / IMAGES_OF_ROW,
         )
@@ -52,7 +52,7 @@ def measured_rows(path: Path = MEASURED) -> dict[int, Row]:
     }
 
 
-def apart_s(row: Row, num_images: int, producers: int) -> float:
+def apart_s(row: SimulatedRow, num_images: int, producers: int) -> float:
     """The steady stall with so many producers, each on a core of its own."""
     whole, rest = divmod(producers, CORES_OF_NODE)
     cores = [CORES_OF_NODE] * whole + ([rest] if rest else [])
@@ -66,7 +66,7 @@ def apart_s(row: Row, num_images: int, producers: int) -> float:
     return disaggregated_stalls_s(setup)[-1]
 
 
-def producers_needed(row: Row, num_images: int) -> int:
+def producers_needed(row: SimulatedRow, num_images: int) -> int:
     """The fewest that leave no stall but unpacking; by the simulator, from one on."""
     limit = max(1, 2 * math.ceil(row.decode_s * num_images / STEP_S))
     nothing_s = row.unpack_s * num_images

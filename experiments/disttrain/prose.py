@@ -96,8 +96,8 @@ def run() -> Evidence:
         evidence.add(
             PaperNumber(f"itself/{claim}", claim_value(claim), "GPUs", "section 4.1", 0.0), degrees.num_gpus
         )
-    for place, sample in enumerate(figure_11(), start=1):
-        claim = f"dt_fig11_pos{place}"
+    for index, sample in enumerate(figure_11(), start=1):
+        claim = f"dt_fig11_pos{index}"
         evidence.add(PaperNumber(f"modelled/{claim}", claim_value(claim), "index", "Figure 11", 0.0), sample)
     _sizes(evidence)
     _extremes(evidence)

@@ -269,7 +269,7 @@ class Systems:
     def monolithic(self, num_gpus: int, batch: int, llm_pp: int) -> Result:
         """Megatron-LM: one stage each for encoder and generator, TP 8, data parallelism alike.
 
-        Encoder and generator are whole on every GPU of the group, and its images are dealt out to them.
+        Encoder and generator are whole on every GPU of the group, and its images are divided among them.
         """
         dp = num_gpus // (NODE_GPUS * (llm_pp + 2))
         if dp < 1:
@@ -286,10 +286,10 @@ class Systems:
         """Of a microbatch on Megatron-LM's encoder, on one of the stages of its LLM, and on its generator."""
         encoder, llm, generator = self._parts
         whole = llm.passes_s(self._monolithic_cost, NODE_GPUS, llm.items)
-        first, last = (self._dealt_out(part) for part in (encoder, generator))
+        first, last = (self._replicated(part) for part in (encoder, generator))
         return first, StageTimes(whole.forward_s / llm_pp, whole.backward_s / llm_pp), last
 
-    def _dealt_out(self, part: _Part) -> StageTimes:
+    def _replicated(self, part: _Part) -> StageTimes:
         """The images of a sample on the GPUs of a group, each with the whole module."""
         return part.passes_s(self._monolithic_cost, 1, ceil(part.items / NODE_GPUS))
 

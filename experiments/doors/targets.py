@@ -69,17 +69,17 @@ def fetched(cache: Path = CACHE) -> Path | None:
         return done
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as held:
-        place, wheels = Path(held) / "packages", Path(held) / "wheels"
-        titan = [*_pip("install"), "--no-deps", "--target", str(place / "torchtitan"), *TORCHTITAN]
+        index, wheels = Path(held) / "packages", Path(held) / "wheels"
+        titan = [*_pip("install"), "--no-deps", "--target", str(index / "torchtitan"), *TORCHTITAN]
         others = [*_pip("download"), "--no-deps", "--only-binary=:all:", "--python-version", "3.12"]
         for command in (titan, [*others, "--dest", str(wheels), *WHEELS]):
             if subprocess.run(command, capture_output=True, timeout=LONGEST_S, check=False).returncode:
                 return None
         for wheel in wheels.glob("*.whl"):
             with zipfile.ZipFile(wheel) as file:
-                file.extractall(place / wheel.name.split("-")[0])
+                file.extractall(index / wheel.name.split("-")[0])
         if not done.exists():
-            place.rename(done)
+            index.rename(done)
     return done
 
 
@@ -130,13 +130,13 @@ def trained(folder: Folder, packages: Path, steps: int) -> list[float]:
     Raises:
         ValueError: it fails; the line that says why.
     """
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as index:
         for name, text in folder.files.items():
-            (Path(place) / name).write_text(text)
+            (Path(index) / name).write_text(text)
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
         done = subprocess.run(
             [*torchrun, str(folder.ranks), str(ON_HOST), "train.py", "--steps", str(steps)],
-            cwd=place,
+            cwd=index,
             capture_output=True,
             text=True,
             timeout=LONGEST_S,

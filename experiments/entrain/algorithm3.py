@@ -52,7 +52,7 @@ def spread(every: Sequence[Configuration], count: int) -> tuple[Configuration, .
     """The best half of `count` by formula, and the rest evenly over all others."""
     best, others = list(every[: count // 2]), every[count // 2 :]
     left = min(count - len(best), len(others))
-    return (*best, *(others[place * len(others) // left] for place in range(left)))
+    return (*best, *(others[index * len(others) // left] for index in range(left)))
 
 
 def named(configuration: Configuration) -> str:

@@ -143,7 +143,7 @@ def job(link: Link, order: Sequence[int], ranks: Ranks = TWO, *, pp: int | None 
     charts = charts_job(
         "charts",
         ranks.cluster(link),
-        [batch[place] for place in order],
+        [batch[index] for index in order],
         vision_blocks=6 * ranks.stages,
         llm_blocks=ranks.stages,
     )

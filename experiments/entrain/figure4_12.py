@@ -125,8 +125,10 @@ def _panel(title: str, methods: dict[str, Figures]) -> Bars:
     over = [over_plain(methods, name) for name in names]
     means = [each.mean for each in over]
     errors = ([each.mean - each.low for each in over], [each.high - each.mean for each in over])
-    colours = [GREEN if name.startswith("entrain") else LIGHT for name in names]
-    bars = Values(values=means, colour=colours, errors=errors)
+    is_mine = [name.startswith("entrain") for name in names]
+    colours = [GREEN if mine else LIGHT for mine in is_mine]
+    labels = ["Entrain and ours" if mine else "others" for mine in is_mine]
+    bars = Values(values=means, colour=colours, label=labels, errors=errors)
     return Bars(title=title, y="times as fast as 1F1B", names=names, series=[bars], level=1, slant=60)
 
 

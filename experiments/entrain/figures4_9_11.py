@@ -11,7 +11,7 @@ Ours:    four timelines, as text in tests/golden and as a drawing.
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from experiments.entrain.replica import Chain, chain_of, nodes_of
+from experiments.entrain.replica import ReplicaChain, chain_of, nodes_of
 from experiments.harness.figure import Box, timelines
 from experiments.harness.outcome import Evidence
 from experiments.harness.script import script
@@ -35,7 +35,7 @@ class Played(NamedTuple):
     """Slots of every stage and what each stage's microbatches hold."""
 
     slots: Mapping[int, tuple[Slot, ...]]
-    chain: Chain
+    chain: ReplicaChain
 
     @property
     def ticks(self) -> int:
@@ -68,13 +68,13 @@ def variants() -> Iterator[tuple[str, Played]]:
     """The four timelines by name."""
     microbatches, _, _ = samples()
     pairs = deferred()
-    yield "before deferral", played(Chain(microbatches, {}, microbatches))
-    yield "deferred, whole backwards", played(Chain(pairs.encoder, {}, pairs.llm))
+    yield "before deferral", played(ReplicaChain(microbatches, {}, microbatches))
+    yield "deferred, whole backwards", played(ReplicaChain(pairs.encoder, {}, pairs.llm))
     yield "deferred, split backwards", played(chain_of(pairs))
     yield "deferred, split backwards, eager forwards", played(chain_of(pairs), lead=1)
 
 
-def played(chain: Chain, lead: int = 0) -> Played:
+def played(chain: ReplicaChain, lead: int = 0) -> Played:
     """1F1B of one encoder and two LLM stages."""
     nodes, groups = nodes_of(chain, 1, 2), [(stage,) for stage in STAGES]
     hurried = {0: chain.followers}
@@ -84,15 +84,15 @@ def played(chain: Chain, lead: int = 0) -> Played:
     }
     graph = pass_graph(nodes, groups, lambda action: ticks_of(chain, action), backward=Pass.B)
     slots: dict[int, list[Slot]] = {stage: [] for stage in STAGES}
-    for place, start in start_times(graph, programs).items():
-        action = graph.actions[place]
-        slots[action.stage or 0].append(Slot(action, int(start), int(start + graph.duration[place])))
+    for index, start in start_times(graph, programs).items():
+        action = graph.actions[index]
+        slots[action.stage or 0].append(Slot(action, int(start), int(start + graph.duration[index])))
     return Played(
         {stage: tuple(sorted(of, key=lambda s: s.start_tick)) for stage, of in slots.items()}, chain
     )
 
 
-def ticks_of(chain: Chain, action: Action) -> int:
+def ticks_of(chain: ReplicaChain, action: Action) -> int:
     """An encoder unit is two ticks, an LLM stage does half of each unit; backwards take twice as long."""
     _, encoder, llm = samples()
     is_encoder = action.stage == 0

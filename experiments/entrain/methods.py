@@ -9,12 +9,12 @@ import numpy as np
 
 from experiments.entrain.bubble_filling import filled_s
 from experiments.entrain.replica import (
-    Chain,
     Deferring,
     Durations,
     Laid,
     Pipeline,
     Replica,
+    ReplicaChain,
     Taken,
     nodes_of,
 )
@@ -52,7 +52,7 @@ def disttrain_interleaved(replica: Replica) -> Taken:
     schedule = usual(ScheduleKind.INTERLEAVED)
     depth, num_llm = replica.stages
     num_virtual = num_llm * schedule.virtual_stages
-    chain = Chain(microbatches, {}, microbatches)
+    chain = ReplicaChain(microbatches, {}, microbatches)
     pipeline = replica.pipeline(depth, num_virtual)
     durations = Durations(chain, pipeline.encoder, pipeline.llm)
     laid = _interleaved(depth, num_virtual, len(microbatches), schedule)
@@ -71,9 +71,9 @@ def _interleaved(depth: int, num_virtual: int, num_microbatches: int, schedule: 
     return Laid(pass_graph(nodes, groups, one_unit, backward=Pass.B), programs)
 
 
-def _numbered(num_microbatches: int) -> Chain:
+def _numbered(num_microbatches: int) -> ReplicaChain:
     each = tuple((index,) for index in range(num_microbatches))
-    return Chain(each, {}, each)
+    return ReplicaChain(each, {}, each)
 
 
 def _graded(replica: Replica, schedule: Schedule) -> Taken:
@@ -151,7 +151,7 @@ def _dip_s(replica: Replica, choice: DipChoice) -> tuple[float, int]:
     chunks = used.chunks(range(len(used.samples)))
     work_s = used.encoder_work(blocks).forward_s.sum(axis=1)
     cut = [_even(chunk, work_s, choice.parts) for chunk in chunks]
-    chain = Chain(tuple(part for of_chunk in cut for part in of_chunk), {}, chunks)
+    chain = ReplicaChain(tuple(part for of_chunk in cut for part in of_chunk), {}, chunks)
     held = pipeline.held(chain)
     for num_windows in range(1, len(chunks) + 1):
         laid = _three_phases(tuple(map(len, cut)), blocks, -(-len(chunks) // num_windows))
@@ -166,7 +166,7 @@ def dip_windows(replica: Replica) -> int:
 
 
 def _even(chunk: Order, work_s: Seconds, parts: int) -> list[Order]:
-    owners = longest_first([float(work_s[place]) for place in chunk], min(parts, len(chunk)))
+    owners = longest_first([float(work_s[index]) for index in chunk], min(parts, len(chunk)))
     groups = (
         tuple(p for p, owner in zip(chunk, owners, strict=True) if owner == part) for part in range(parts)
     )
@@ -178,7 +178,7 @@ def _three_phases(parts: tuple[int, ...], num_blocks: int, window: int) -> Laid:
     """The programs of so many sub-microbatches of each microbatch; durations do not matter to them."""
     places = iter(range(sum(parts)))
     cut = [tuple(next(places) for _ in range(count)) for count in parts]
-    chain = Chain(tuple((place,) for of_chunk in cut for place in of_chunk), {}, tuple(cut))
+    chain = ReplicaChain(tuple((index,) for of_chunk in cut for index in of_chunk), {}, tuple(cut))
     nodes = nodes_of(chain, num_blocks, num_blocks)
     groups = [(stage, stage + num_blocks) for stage in range(num_blocks)]
     programs = three_phase(nodes, groups, range(num_blocks, 2 * num_blocks), window=window)
@@ -201,7 +201,7 @@ def bubble_filling(replica: Replica) -> Taken:
 
 
 def replicas_of(method: str, batch: Replica, num_replicas: int) -> tuple[Replica, ...]:
-    """A global batch shared out as each method does it: in turn, by encoder work, or by both works."""
+    """A global batch divided as each method does it: in turn, by encoder work, or by both works."""
     encoder_s, llm_s = _sample_seconds(batch)
     if method.startswith("entrain"):
         members = assign_to_replicas(encoder_s, llm_s, num_replicas)
@@ -211,7 +211,7 @@ def replicas_of(method: str, batch: Replica, num_replicas: int) -> tuple[Replica
     else:
         share = len(batch.samples) // num_replicas
         members = tuple(tuple(range(number * share, (number + 1) * share)) for number in range(num_replicas))
-    return tuple(replace(batch, samples=tuple(batch.samples[place] for place in held)) for held in members)
+    return tuple(replace(batch, samples=tuple(batch.samples[index] for index in held)) for held in members)
 
 
 def assigned(replica: Replica) -> MicrobatchAssignment:
@@ -261,7 +261,7 @@ def _unit_ordered(
     leads = [lead] * depth + [0] * (forward.shape[1] - depth)
     units = units_of(assignment)
     found = order(forward, backward, units, leads)
-    places = [place for unit in found.units for place in units[unit]]
+    places = [index for unit in found.units for index in units[unit]]
     return permuted(assignment, places), found.iteration_s
 
 

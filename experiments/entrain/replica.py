@@ -219,7 +219,7 @@ class Taken(NamedTuple):
     llm_forward_s: Seconds
 
 
-class Chain(NamedTuple):
+class ReplicaChain(NamedTuple):
     """An encoder's stages in front of the LLM's, with microbatches of their own."""
 
     encoder: tuple[Places, ...]
@@ -227,22 +227,22 @@ class Chain(NamedTuple):
     llm: tuple[Places, ...]
 
 
-def chain_of(assignment: MicrobatchAssignment) -> Chain:
+def chain_of(assignment: MicrobatchAssignment) -> ReplicaChain:
     """Encoder microbatches cut by consumer, the deferred part right behind the kept one."""
     parts: list[Places] = []
     followers: dict[int, int] = {}
     for places, deferred in zip(assignment.encoder, assignment.deferred, strict=True):
-        kept = tuple(place for place in places if place not in deferred)
+        kept = tuple(index for index in places if index not in deferred)
         if kept and deferred:
             followers[len(parts) + 1] = len(parts)
         parts += [each for each in (kept, deferred) if each]
-    return Chain(tuple(parts), followers, assignment.llm)
+    return ReplicaChain(tuple(parts), followers, assignment.llm)
 
 
-def nodes_of(chain: Chain, num_encoder: int, num_llm: int) -> tuple[ScheduleNode, ...]:
+def nodes_of(chain: ReplicaChain, num_encoder: int, num_llm: int) -> tuple[ScheduleNode, ...]:
     """Encoder stages from 0 on, then the LLM's."""
-    produced = {place: number for number, places in enumerate(chain.encoder) for place in places}
-    reads = tuple(tuple(sorted({produced[place] for place in places})) for places in chain.llm)
+    produced = {position: number for number, places in enumerate(chain.encoder) for position in places}
+    reads = tuple(tuple(sorted({produced[position] for position in places})) for places in chain.llm)
     last = num_encoder + num_llm - 1
     found = []
     for stage in range(last + 1):
@@ -256,7 +256,7 @@ def nodes_of(chain: Chain, num_encoder: int, num_llm: int) -> tuple[ScheduleNode
 class Durations:
     """Seconds of every pass of a chain."""
 
-    def __init__(self, chain: Chain, encoder: StageWork, llm: StageWork) -> None:
+    def __init__(self, chain: ReplicaChain, encoder: StageWork, llm: StageWork) -> None:
         self.num_encoder = encoder.forward_s.shape[1]
         self._tables = [
             tuple(work.microbatches_s(which, microbatches) for which in Which)
@@ -319,7 +319,7 @@ class Pipeline(NamedTuple):
         apart = [(stage,) for stage in range(total)]
         return [*apart[: depth - 1], (depth - 1, depth), *apart[depth + 1 :]]
 
-    def held(self, chain: Chain) -> Held:
+    def held(self, chain: ReplicaChain) -> Held:
         """Bytes of a chain's microbatches on all stages."""
         parts = ((self.encoder_memory, chain.encoder), (self.llm_memory, chain.llm))
         return Held(parts, MEMORY_BYTES)

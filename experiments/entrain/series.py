@@ -160,7 +160,7 @@ def study_figures(method: str, dataset: str, llm: str, study: Study, seed: int) 
 
 @cache
 def batch(dataset: str, llm: str, seed: int, study: Study = OURS) -> Replica:
-    """A global batch, not yet shared out."""
+    """A global batch, not yet divided."""
     is_printed = study.layouts is Layouts.PRINTED
     stages = printed_stages()[dataset, llm, "entrain"] if is_printed else stable_stages(dataset, llm)
     return Replica(

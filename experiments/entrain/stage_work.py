@@ -83,7 +83,7 @@ class StageWork(NamedTuple):
 
     def samples_s(self) -> list[float]:
         """Forward and backward of each sample in a call of its own over all stages."""
-        alone = [(place,) for place in range(len(self.forward_s))]
+        alone = [(index,) for index in range(len(self.forward_s))]
         both_s = sum(self.microbatches_s(which, alone) for which in (Which.FORWARD, Which.BACKWARD))
         found: list[float] = np.sum(both_s, axis=1).tolist()
         return found

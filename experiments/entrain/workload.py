@@ -120,6 +120,6 @@ def batch_draws(dataset: str, llm: str, seed: int) -> Callable[[int], tuple[floa
 
     def draw(num_samples: int) -> tuple[float, float]:
         places = [rng.randrange(POOL_SAMPLES) for _ in range(num_samples)]
-        return sum(work.encoder_s[place] for place in places), sum(work.llm_s[place] for place in places)
+        return sum(work.encoder_s[index] for index in places), sum(work.llm_s[index] for index in places)
 
     return draw

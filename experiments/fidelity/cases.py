@@ -143,7 +143,7 @@ def _schedules(work: Work, cluster: Cluster) -> Plans:
             continue
         schedule = usual(kind)
         num_stages = 2 * schedule.virtual_stages
-        ranks = [rank_block(schedule, place, num_stages) for place in range(num_stages)]
+        ranks = [rank_block(schedule, index, num_stages) for index in range(num_stages)]
         cuts: Cuts = {LLM: tuple((8 // len(ranks), (rank,)) for rank in ranks)}
         yield str(kind), partial(plan_of, work, cluster, cuts, samples=(1,) * 8, schedule=schedule)
 

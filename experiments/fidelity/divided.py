@@ -31,7 +31,7 @@ def experts_work() -> Work:
 
 
 def text_plans(work: Work, cluster: Cluster) -> Plans:
-    """Eight layers on both ranks: cut as tensors, tokens dealt out between them too, weights shared out."""
+    """Eight layers on both ranks: cut as tensors, sequence parallelism, sharded weights."""
     cuts: Cuts = {LLM: ((8, BOTH),)}
     both = partial(plan_of, work, cluster, cuts, samples=(1,) * 8)
     yield "tensor parallel", partial(both, divided=as_tensors)
@@ -43,7 +43,7 @@ def text_plans(work: Work, cluster: Cluster) -> Plans:
 
 
 def image_plans(work: Work, cluster: Cluster) -> Plans:
-    """Encoder and language model on each rank, the weights of both shared out; ranks have unequal images."""
+    """Encoder and language model on each rank, the weights of both sharded; ranks have unequal images."""
     whole: list[Cuts] = [{"vision": ((6, (rank,)),), LLM: ((6, (rank,)),)} for rank in BOTH]
     make = partial(plan_of, work, cluster, whole, samples=(1,) * 6, divided=as_shared_weights)
     yield "weights shared out", make
@@ -64,7 +64,7 @@ def as_tensors(draft: Plan) -> Plan:
 
 
 def as_sequences(draft: Plan) -> Plan:
-    """As tensors, with the tokens between them dealt out."""
+    """As tensors, with sequence parallelism between them."""
     modules = tuple(replace(module, sequence_parallel=True) for module in draft.settings.modules)
     return replace(as_tensors(draft), settings=replace(draft.settings, modules=modules))
 

@@ -64,8 +64,8 @@ def _kinds(rows: Sequence[Mapping[str, Any]]) -> Lines:
     """One point per plan and kind of action, beside the iteration."""
     kinds = ["iteration", *dict.fromkeys(kind for row in rows for kind in row["kinds"])]
     lines = [
-        _errors(place, kind, part, [row for row in rows if row["part"] == part])
-        for place, kind in enumerate(kinds)
+        _errors(index, kind, part, [row for row in rows if row["part"] == part])
+        for index, kind in enumerate(kinds)
         for part in COLOURS
     ]
     across = (-0.5, len(kinds) - 0.5)

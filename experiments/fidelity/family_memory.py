@@ -2,7 +2,7 @@
 
 Setup:   gloo ranks on this machine; every architecture with an adapter, small, in float32: two pipeline
          stages, the same with recompute and with texts of two lengths side by side, weights shared by
-         two ranks, experts dealt out, and frozen language models behind a trained projector.
+         two ranks, expert parallelism, and frozen language models behind a trained projector.
 Ours:    as in `experiments.fidelity.memory`, which holds the settings of one model apart.
 Differs: fresh weights route tokens less evenly than assumed; errors beyond the goal are Mixtral's.
 Run:     python -m experiments.fidelity.family_memory [--only NAME] [--json]
@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from experiments.fidelity.memory import Row, head, line, measure, record, summarise, summary_line
+from experiments.fidelity.memory import RankMemory, head, line, measure, record, summarise, summary_line
 from experiments.fidelity.work import LLM, UNMEASURED, this_machine
 from experiments.harness.command import command_line, ended, shown
 from runtime.models.choose import ADAPTERS
@@ -170,9 +170,9 @@ def plan_of(
     return with_programs(replace(draft_plan(job, "by hand"), stages=stages))
 
 
-def worst_by_family(rows: Sequence[Row]) -> dict[str, Row]:
+def worst_by_family(rows: Sequence[RankMemory]) -> dict[str, RankMemory]:
     """Family -> the row that is furthest off."""
-    found: dict[str, Row] = {}
+    found: dict[str, RankMemory] = {}
     for row in rows:
         family = family_of(row.plan)
         if family not in found or abs(row.error) > abs(found[family].error):
@@ -185,7 +185,7 @@ def family_of(plan: str) -> str:
     return max((name for name in EXAMPLES if plan.startswith(f"{name}, ")), key=len)
 
 
-def run(only: str, pool: Pool) -> list[Row]:
+def run(only: str, pool: Pool) -> list[RankMemory]:
     """Every case whose name contains `only`, printed as it comes."""
     rows = (row for name, plan in cases() if only in name for row in measure(name, plan, pool))
     return shown(

@@ -65,7 +65,7 @@ def three_plans(work: Work, cluster: Cluster) -> Plans:
 
 
 def _stages(layers: tuple[int, ...], *, first_rank: int) -> tuple[tuple[int, tuple[int]], ...]:
-    return tuple((count, (first_rank + place,)) for place, count in enumerate(layers))
+    return tuple((count, (first_rank + index,)) for index, count in enumerate(layers))
 
 
 def _bars(layers: tuple[int, ...]) -> str:

@@ -53,7 +53,7 @@ GOAL_MEAN = 0.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row(PeakMemory):
+class RankMemory(PeakMemory):
     """One rank of one plan."""
 
     plan: str
@@ -124,18 +124,18 @@ def _under_every_strategy(name: str, job: Job, cost: CostModel) -> Iterator[tupl
             yield f"{name}, {plan.strategy}", plan
 
 
-def measure(name: str, plan: Plan, pool: Pool) -> tuple[Row, ...]:
+def measure(name: str, plan: Plan, pool: Pool) -> tuple[RankMemory, ...]:
     """Predict, then run two steps and take the second's peaks."""
     predicted = planned_peak_bytes(*accept(plan))
     result = run_local(plan, RunSettings(steps=1, warmup=WARMUP, collect=Collect.MEMORY), pool=pool)
     measured = peak_bytes(result.trace)
     return tuple(
-        Row(plan=name, rank=rank, predicted_bytes=predicted[rank], measured_bytes=measured[rank])
+        RankMemory(plan=name, rank=rank, predicted_bytes=predicted[rank], measured_bytes=measured[rank])
         for rank in plan.ranks
     )
 
 
-def summarise(rows: Sequence[Row]) -> Summary:
+def summarise(rows: Sequence[RankMemory]) -> Summary:
     errors = [row.error for row in rows]
     return Summary(
         mean_abs_error=statistics.fmean(abs(error) for error in errors),
@@ -147,7 +147,7 @@ def summarise(rows: Sequence[Row]) -> Summary:
     )
 
 
-def line(row: Row, width: int = 45) -> str:
+def line(row: RankMemory, width: int = 45) -> str:
     """Of a table under `head`."""
     return (
         f"{row.plan:{width}s} {row.rank:4d} {row.predicted_bytes / MIB:7.2f} MiB "
@@ -167,7 +167,7 @@ def summary_line(found: Summary, seconds: float) -> str:
     )
 
 
-def record(rows: Sequence[Row]) -> dict[str, Any]:
+def record(rows: Sequence[RankMemory]) -> dict[str, Any]:
     """What `--json` prints."""
     return asdict(summarise(rows)) | {"rows": [asdict(row) | {"error": row.error} for row in rows]}
 

@@ -191,7 +191,7 @@ def double_round(actions: list[Action], mine: Action, by: int) -> list[Action]:
 
 @of_exchange()
 def join_rounds(actions: list[Action], mine: Action, _: None) -> list[Action] | None:
-    """Weights stay from one round to the next, which deals out for both."""
+    """Weights stay from one round to the next, which reduce-scatters for both."""
     if mine.microbatch is None:
         return None
     number = mine.microbatch

@@ -1,4 +1,4 @@
-"""Valid plans of stages that do more than pass: share out weights, deal out experts, leave, read aside."""
+"""Valid plans of stages that do more than pass: they shard weights, divide experts, leave, read aside."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -50,8 +50,8 @@ def with_layouts(job: Job, *, encoders: int, llm: int, **degrees: Any) -> Job:
 
 def newer_plans(cost: CostModel) -> Iterator[tuple[str, Plan]]:
     """Names and plans."""
-    yield from _shared_out()
-    yield from _dealt_out(cost)
+    yield from _sharded_parameters()
+    yield from _expert_parallel(cost)
     yield from _offloaded(cost)
     yield from _read_aside(cost)
     yield from _tied(cost)
@@ -64,18 +64,18 @@ def newer_plans(cost: CostModel) -> Iterator[tuple[str, Plan]]:
     )
 
 
-def _shared_out() -> Iterator[tuple[str, Plan]]:
+def _sharded_parameters() -> Iterator[tuple[str, Plan]]:
     for mix in ("projectors", "all"):
-        yield f"{mix}, shared out", shared_out(small(mix), replicas=2)
+        yield f"{mix}, shared out", sharded_parameters(small(mix), replicas=2)
     job = small("all")
-    yield "LLM shared out, encoders whole", shared_out(job, replicas=2, modules=("llm",))
-    yield "shared out, 2 instances of 2", shared_out(job, replicas=4, instances=2)
-    yield "shared out, 2 stages", shared_out(job, replicas=2, stages=2)
-    yield "shared out, cp 2", shared_out(job, replicas=1, cp=2)
-    yield "shared out, cp 2, 2 replicas", shared_out(job, replicas=2, cp=2, modules=("llm",))
+    yield "LLM shared out, encoders whole", sharded_parameters(job, replicas=2, modules=("llm",))
+    yield "shared out, 2 instances of 2", sharded_parameters(job, replicas=4, instances=2)
+    yield "shared out, 2 stages", sharded_parameters(job, replicas=2, stages=2)
+    yield "shared out, cp 2", sharded_parameters(job, replicas=1, cp=2)
+    yield "shared out, cp 2, 2 replicas", sharded_parameters(job, replicas=2, cp=2, modules=("llm",))
 
 
-def shared_out(
+def sharded_parameters(
     job: Job,
     *,
     replicas: int,
@@ -97,11 +97,11 @@ def shared_out(
         first = replica * stages * cp
         for module in job.model.modules:
             num = stages if module.modality == TEXT else 1
-            bounds = [len(module.layers) * place // num for place in range(num + 1)]
-            for place in range(num):
-                start = first + place * cp
+            bounds = [len(module.layers) * index // num for index in range(num + 1)]
+            for index in range(num):
+                start = first + index * cp
                 ranks = tuple((start + shard,) for shard in range(cp))
-                layers = (bounds[place], bounds[place + 1])
+                layers = (bounds[index], bounds[index + 1])
                 found.append(
                     Stage(id=len(found), module=module.name, replica=replica, layers=layers, ranks=ranks)
                 )
@@ -117,7 +117,7 @@ def shared_out(
     return with_programs(in_units(replace(draft_plan(chosen_job, "shared out"), stages=tuple(found))))
 
 
-def _dealt_out(cost: CostModel) -> Iterator[tuple[str, Plan]]:
+def _expert_parallel(cost: CostModel) -> Iterator[tuple[str, Plan]]:
     job = roomy(load_job(EXAMPLES / "experts.yaml"))
     yield (
         "experts, tp 2, cp 2, ep 4",
@@ -154,7 +154,7 @@ def _read_aside(cost: CostModel) -> Iterator[tuple[str, Plan]]:
     yield "cross-attention, encoders replicated", encoders_replicated.plan(beside, cost)
     split = replace(beside, schedule=Schedule(kind=ScheduleKind.ZB_H1))
     yield "cross-attention, zb-h1", cornstarch.plan(split, cost)
-    yield "cross-attention, shared out", shared_out(job, replicas=2)
+    yield "cross-attention, shared out", sharded_parameters(job, replicas=2)
 
 
 def _tied(cost: CostModel) -> Iterator[tuple[str, Plan]]:
@@ -173,6 +173,6 @@ def _tied(cost: CostModel) -> Iterator[tuple[str, Plan]]:
     yield "tied, tp 2", cornstarch.plan(with_layouts(job, encoders=1, llm=2, tp=2), cost)
     beside = replace(with_layouts(job, encoders=1, llm=1), replicas=2)
     yield "tied, encoders replicated", encoders_replicated.plan(beside, cost)
-    yield "tied, shared out", shared_out(job, replicas=2)
-    yield "tied, shared out, 2 stages", shared_out(job, replicas=2, stages=2, modules=("llm",))
-    yield "tied, shared out, 2 instances", shared_out(job, replicas=4, instances=2, modules=("llm",))
+    yield "tied, shared out", sharded_parameters(job, replicas=2)
+    yield "tied, shared out, 2 stages", sharded_parameters(job, replicas=2, stages=2, modules=("llm",))
+    yield "tied, shared out, 2 instances", sharded_parameters(job, replicas=4, instances=2, modules=("llm",))

@@ -10,7 +10,7 @@ from experiments.fidelity.mutant_meaning import Key
 from experiments.fidelity.mutant_verdict import Stalled
 
 
-class Kind(StrEnum):
+class LaneKind(StrEnum):
     """GATHER: parts of weights to all. DEAL: gradients, a part to each. SUM: of a gradient group."""
 
     GATHER = "gather"
@@ -19,9 +19,9 @@ class Kind(StrEnum):
 
 
 class What(NamedTuple):
-    """What ranks do together: a unit of shared-out weights, by its layers, or a gradient group."""
+    """What ranks do together: a unit of sharded weights, by its layers, or a gradient group."""
 
-    kind: Kind
+    kind: LaneKind
     of: tuple[str, int, int] | int
 
 
@@ -56,7 +56,7 @@ class Lanes:
 
     def begin(self, rank: int, what: What, ranks: tuple[int, ...], brought: Brought) -> None:
         """One rank comes to a collective of `ranks`, itself among them."""
-        is_sum = what.kind is Kind.SUM
+        is_sum = what.kind is LaneKind.SUM
         self._lanes.setdefault((rank, is_sum), deque()).append(_Begun(what, ranks, brought))
         self._ranks[ranks, is_sum] = None
 

@@ -84,15 +84,15 @@ class Layers:
         """Of one rank; what comes from elsewhere is asked of `assemble`."""
         module = self._plan.model.module(stage.module)
         first, last = stage.layers
-        place, kept = place_of(stage, rank), Kept()
+        position, kept = place_of(stage, rank), Kept()
         count = module.layers[first - 1].emits if first else TokenCount.IN
-        owned = self._owners.tokens(microbatch, count, stage.cp)[place]
+        owned = self._owners.tokens(microbatch, count, stage.cp)[position]
         hidden = assemble(module.name, len(owned)) if first else self._raw(module, owned)
         for index in range(first, last):
             for edge in self._plan.model.edges_into(module.name):
                 if index in edge.entered:
                     hidden = self._read(edge, index, microbatch, assemble, (hidden, owned, kept))
-            following = self._owners.tokens(microbatch, module.layers[index].emits, stage.cp)[place]
+            following = self._owners.tokens(microbatch, module.layers[index].emits, stage.cp)[position]
             mapped, chosen = self._mapped(module, owned, following), self._chosen(module, index, following)
             kept.inputs.append(hidden)
             kept.maps.append(mapped)
@@ -129,7 +129,7 @@ class Layers:
     def _note(self, rank: int, stage: Stage, index: int, kept: Kept, terms: Tokens) -> None:
         """Own weights see all tokens of the rank; an expert's see those that some rank sends to it.
 
-        Ranks that deal out experts send each token once: tensor-parallel ones take turns.
+        Ranks of expert parallelism send each token once: tensor-parallel ones take turns.
         """
         module, at = self._plan.model.module(stage.module), index - stage.layers[0]
         found = layer_terms(module, index, kept.chosen[at], terms)
@@ -179,7 +179,7 @@ class Layers:
         """The tokens with what they take of an edge's features."""
         hidden, owned, kept = at
         parts: list[Tokens] = []  # [tokens, features] of every item
-        place = {token: number for number, token in enumerate(owned)}
+        position = {token: number for number, token in enumerate(owned)}
         samples = np.array([item.sample for item, _ in owned])
         for sample in dict.fromkeys(item.sample for item in microbatch.items):
             for item, start, stop in places(self._plan, edge, self._samples[sample]):
@@ -187,7 +187,11 @@ class Layers:
                     count = self._count(edge.source, edge.after_layer, item)
                     parts.append(np.outer(samples == sample, readings(edge, index, item, count)))
                     continue
-                own = [place[Item(sample, 0), t] for t in range(start, stop) if (Item(sample, 0), t) in place]
+                own = [
+                    position[Item(sample, 0), t]
+                    for t in range(start, stop)
+                    if (Item(sample, 0), t) in position
+                ]
                 part = np.zeros((len(owned), len(own)))  # a rank gets the features of its tokens alone
                 part[own, range(len(own))] = 1.0
                 parts.append(part)
@@ -205,7 +209,7 @@ class Layers:
         """Which of the tokens before a layer every token behind it comes from."""
         if owned is following or list(owned) == list(following):
             return np.arange(len(owned))
-        where = {token: place for place, token in enumerate(owned)}
+        where = {token: index for index, token in enumerate(owned)}
         found = []
         for item, token in following:
             num_in, num_out = self._owners.counts(module, item)

@@ -294,10 +294,10 @@ class Owners:
             for item, (num_in, num_out) in zip(items, sizes, strict=True):
                 kept = num_in if count is TokenCount.IN else num_out
                 for token in range(kept):
-                    place = owner(start + token * num_in // kept)
-                    if place < 0:
-                        raise LookupError(f"owner {place} is nobody")
-                    held[place].append((item, token))
+                    index = owner(start + token * num_in // kept)
+                    if index < 0:
+                        raise LookupError(f"owner {index} is nobody")
+                    held[index].append((item, token))
                 start += num_in
         return held
 
@@ -305,6 +305,6 @@ class Owners:
         for shard in self._plan.token_shards:
             mine = (shard.module, shard.replica, shard.microbatch, shard.row)
             if mine == (microbatch.module, microbatch.replica, microbatch.index, row):
-                return lambda place: shard.owners[place // shard.block_tokens]
+                return lambda index: shard.owners[index // shard.block_tokens]
         block = -(-length // (2 * cp))
-        return lambda place: min(place // block, 2 * cp - 1 - place // block)
+        return lambda index: min(index // block, 2 * cp - 1 - index // block)

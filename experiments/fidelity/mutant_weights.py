@@ -1,9 +1,9 @@
-"""Where weights and gradients are on every rank of a step: whole, in parts or away; dealt out, summed."""
+"""Where weights and gradients are on every rank of a step: whole, sharded or away; gradients summed."""
 
 import math
 from collections import Counter
 
-from experiments.fidelity.mutant_lanes import Ended, Kind, Lanes, What
+from experiments.fidelity.mutant_lanes import Ended, LaneKind, Lanes, What
 from experiments.fidelity.mutant_meaning import Key, keys_of
 from experiments.fidelity.mutant_verdict import Stalled, Wrong
 from workbench.model.experts import num_experts
@@ -53,11 +53,15 @@ class HeldWeights:
         """
         if action.stage is None or action.kind in EXCHANGES:
             return True
-        dealings = (n for (r, what), n in self._travelling.items() if r == rank and what.kind is Kind.DEAL)
+        dealings = (
+            n for (r, what), n in self._travelling.items() if r == rank and what.kind is LaneKind.DEAL
+        )
         if action.kind is Pass.REDUCE_GRAD:
-            return not (action.stage in self._unit and self._travelling[rank, self._what(Kind.DEAL, action)])
+            return not (
+                action.stage in self._unit and self._travelling[rank, self._what(LaneKind.DEAL, action)]
+            )
         is_gathered = (
-            action.stage not in self._unit or not self._travelling[rank, self._what(Kind.GATHER, action)]
+            action.stage not in self._unit or not self._travelling[rank, self._what(LaneKind.GATHER, action)]
         )
         return is_gathered and sum(dealings) < 2
 
@@ -91,7 +95,7 @@ class HeldWeights:
 
         Raises:
             Stalled: a collective that somebody never came to.
-            Wrong: weights away, gradients that nobody dealt out, or ranks that disagree.
+            Wrong: weights away, gradients that nobody reduce-scattered, or ranks that disagree.
         """
         if stuck := self._lanes.stuck():
             raise Stalled(stuck)
@@ -107,14 +111,14 @@ class HeldWeights:
                         raise Wrong(f"ranks step with different gradients of {key}, rank {rank} is one")
         return found
 
-    def _what(self, kind: Kind, action: Action) -> What:
+    def _what(self, kind: LaneKind, action: Action) -> What:
         stage = self._plan.stage[action.stage or 0]
         return What(kind, (stage.module, *stage.layers))
 
     def _exchange(self, rank: int, stage: Stage, action: Action) -> None:
-        what = self._what(Kind.GATHER if action.kind is Pass.ALL_GATHER else Kind.DEAL, action)
+        what = self._what(LaneKind.GATHER if action.kind is Pass.ALL_GATHER else LaneKind.DEAL, action)
         brought: dict[Key, float] = {}
-        if what.kind is Kind.DEAL:
+        if what.kind is LaneKind.DEAL:
             mine = held_keys(self._plan, stage, rank)
             brought = {key: self._added.pop((rank, stage.id, key), 0.0) for key in mine}
             if not brought:  # nothing of it trains
@@ -128,7 +132,7 @@ class HeldWeights:
             if rank in group.ranks and len(group.ranks) > 1:
                 keys = [key for weights in group.weights for key in self._keys(weights, rank)]
                 brought = {key: self._own(rank, key) for key in keys}
-                self._lanes.begin(rank, What(Kind.SUM, index), group.ranks, brought)
+                self._lanes.begin(rank, What(LaneKind.SUM, index), group.ranks, brought)
 
     def _own(self, rank: int, key: Key) -> float:
         """Of a gradient, before sums: all that the rank's stages know of it."""
@@ -152,11 +156,11 @@ class HeldWeights:
             raise Wrong(f"{ended.what} adds up gradients of different weights")
         total = {key: sum(brought[key] for brought in ended.brought.values()) for key in keys}
         for rank in ended.brought:
-            if ended.what.kind is Kind.SUM:
+            if ended.what.kind is LaneKind.SUM:
                 self._sums.update({(rank, key): value for key, value in total.items()})
                 continue
             self._travelling[rank, ended.what] -= 1
-            if ended.what.kind is Kind.GATHER:
+            if ended.what.kind is LaneKind.GATHER:
                 mine = (s.id for s in self._plan.stages_on[rank] if self._is_of(s, ended.what))
                 self._ready.update((rank, stage) for stage in mine)
             for key, value in total.items():
@@ -167,7 +171,7 @@ class HeldWeights:
 
     def _value(self, rank: int, key: Key, stage: Stage) -> float:
         if stage.id in self._unit and (rank, stage.id, key) in self._added:
-            raise Wrong(f"rank {rank} steps without having dealt out its gradient of {key}")
+            raise Wrong(f"rank {rank} steps without having reduce-scattered its gradient of {key}")
         return self._sums.get((rank, key), self._own(rank, key))
 
 
@@ -189,7 +193,7 @@ def units_of(plan: Plan) -> dict[int, tuple[int, ...]]:
 
 
 def held_keys(plan: Plan, stage: Stage, rank: int) -> list[Key]:
-    """Trained weights of a stage that one of its ranks holds: of dealt-out experts its own alone."""
+    """Trained weights of a stage that one of its ranks holds: of divided experts its own alone."""
     found = []
     layers = plan.model.module(stage.module).layers
     for layer in range(*stage.layers):
@@ -202,6 +206,6 @@ def held_keys(plan: Plan, stage: Stage, rank: int) -> list[Key]:
 def own_experts(stage: Stage, rank: int, count: int) -> frozenset[int | None]:
     """Experts of a layer that a rank of the stage holds, and None for its other weights."""
     if stage.ep < 1 or len(stage.flat_ranks) % stage.ep or count % stage.ep:
-        raise Wrong(f"stage {stage.id} cannot deal out {count} experts among {stage.ep} ranks")
-    place, each = stage.flat_ranks.index(rank) % stage.ep, count // stage.ep
-    return frozenset((None, *range(place * each, (place + 1) * each)))
+        raise Wrong(f"stage {stage.id} cannot divide {count} experts among {stage.ep} ranks")
+    index, each = stage.flat_ranks.index(rank) % stage.ep, count // stage.ep
+    return frozenset((None, *range(index * each, (index + 1) * each)))

@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments.fidelity.cases import LeftOut, Part
 from experiments.fidelity.causes import causes, exposed_s
-from experiments.fidelity.memory import Row as MemoryRow
+from experiments.fidelity.memory import RankMemory as MemoryRow
 from experiments.fidelity.memory import summarise as summarise_memory
 from experiments.fidelity.plan_runs import Predicted
 from experiments.fidelity.score import Ranking, Timed, accuracy, job_regrets, ranking

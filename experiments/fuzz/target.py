@@ -17,7 +17,7 @@ from workbench.plain_text import MOST_CHARACTERS, plain
 TREE_SHARE = 0.8  # of the mutations, where there are trees
 
 
-class Kind(StrEnum):
+class TargetKind(StrEnum):
     """What a target takes."""
 
     FILE = "file"
@@ -77,7 +77,7 @@ class Target:
     name: str
     make: Callable[[Path], Ready]
     readers: tuple[str, ...] = ()
-    kind: Kind = Kind.FILE
+    kind: TargetKind = TargetKind.FILE
 
 
 class Ending(StrEnum):

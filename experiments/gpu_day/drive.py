@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from experiments.gpu_day.campaign import Cell, Extent, Measured, Part
-from experiments.gpu_day.store import Row, Store
+from experiments.gpu_day.store import Store, StoredRow
 from experiments.gpu_day.worker import CellError, HungError, Worker
 from experiments.harness.reads import sources_hash
 
@@ -213,8 +213,8 @@ class _PartRun:
         left = "" if left_s == float("inf") else f", {max(0.0, left_s):.0f} s left"
         return f"[{self._deadline.spent_s:.0f} s{left}] {self._part.name} {text}"
 
-    def _row(self, cell: Cell, seconds: float, measured: Measured | None, error: str | None) -> Row:
-        return Row(
+    def _row(self, cell: Cell, seconds: float, measured: Measured | None, error: str | None) -> StoredRow:
+        return StoredRow(
             key=cell.key,
             stamp=self._stamp,
             device_name=self._here.device_name,

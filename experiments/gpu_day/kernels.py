@@ -8,7 +8,7 @@ import torch
 
 from experiments.bench.kernel_bars import least_ratios
 from experiments.bench.kernel_cells import Contender
-from experiments.bench.kernel_rows import BITS, PLAN, Row
+from experiments.bench.kernel_rows import BITS, PLAN, KernelRow
 from experiments.bench.kernel_turns import Unit, event_clock, host_clock, unit_rows
 from experiments.bench.kernels import cells as launches
 from experiments.bench.kernels import small_units, units
@@ -64,7 +64,7 @@ def measure(session: Session, key: str) -> Measured:
     return Measured({"rows": [asdict(row) for row in rows]}, *_note(rows))
 
 
-def _note(rows: list[Row]) -> tuple[str, float | None]:
+def _note(rows: list[KernelRow]) -> tuple[str, float | None]:
     """Rivals' times over ours, and our rate."""
     ours = {row.direction: row.seconds for row in rows if row.who == OURS}
     ratios = [
@@ -82,5 +82,5 @@ def ratios(session: Session, values: Mapping[str, Mapping[str, Any]]) -> dict[st
     """The smallest ratios that the goals speak of; None where not measured, and of an interpreter never."""
     if session.device == "cpu":
         return least_ratios(())
-    rows = [Row(**row) for found in values.values() for row in found["rows"]]
+    rows = [KernelRow(**row) for found in values.values() for row in found["rows"]]
     return least_ratios(rows)

@@ -71,7 +71,7 @@ def measure(session: Session, key: str) -> Measured:
     profile = measured_profile(_values(session, PROFILE))
     check_profile(profile, kind_of_device(device_of(session.device)))
     if key == FORETOLD:
-        return _foretell(session, profile)
+        return _forecast(session, profile)
     named = next(
         named
         for named in (*rehearsed_plans(session), *judged_plans(session))
@@ -98,7 +98,7 @@ def _rehearse(session: Session, named: Named, profile: Profile) -> Measured:
     return Measured(values, f"{predicted.seconds / executed.seconds - 1:+.1%} before it was rehearsed")
 
 
-def _foretell(session: Session, measured: Profile) -> Measured:
+def _forecast(session: Session, measured: Profile) -> Measured:
     profile = _with_rehearsals(session, measured)
     foretold = []
     for named in judged_plans(session):

@@ -14,7 +14,7 @@ PREDICTIONS = "predictions.json"  # lies beside the rows, see `experiments.gpu_d
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class StoredRow:
     """One measured cell, or how it failed.
 
     Args:
@@ -43,9 +43,9 @@ class Store:
     """Rows by part and key, kept in a folder; every change is in the part's file when it returns."""
 
     folder: Path
-    rows: dict[str, dict[str, Row]] = field(default_factory=dict)
+    rows: dict[str, dict[str, StoredRow]] = field(default_factory=dict)
 
-    def put(self, part: str, row: Row) -> None:
+    def put(self, part: str, row: StoredRow) -> None:
         """Add a row, in place of the one of that key."""
         self.rows.setdefault(part, {})[row.key] = row
         write_rows(self.folder / f"{part}.jsonl", part, self.rows[part].values())
@@ -106,14 +106,14 @@ def opened(out: Path, earlier: Path | None, parts: Iterable[str], device_name: s
     return store
 
 
-def write_rows(path: Path, part: str, rows: Iterable[Row]) -> None:
+def write_rows(path: Path, part: str, rows: Iterable[StoredRow]) -> None:
     """A header and a line for each row; whole or not at all."""
     header = {"format": FORMAT, "format_version": FORMAT_VERSION, "part": part}
     lines = [json.dumps(header), *(json.dumps(asdict(row)) for row in rows)]
     write_text("\n".join(lines) + "\n", path)
 
 
-def read_rows(path: Path) -> dict[str, Row]:
+def read_rows(path: Path) -> dict[str, StoredRow]:
     """The rows of a file by key.
 
     Raises:
@@ -128,18 +128,18 @@ def read_rows(path: Path) -> dict[str, Row]:
             f"{path}: format version {header.get('format_version')}, want {FORMAT_VERSION}; "
             "measure into another folder"
         )
-    names = {each.name for each in fields(Row)}
-    rows: dict[str, Row] = {}
+    names = {each.name for each in fields(StoredRow)}
+    rows: dict[str, StoredRow] = {}
     for number, line in enumerate(lines[1:], 2):
         values = _parsed(path, number, line)
         if set(values) != names:
             wrong = sorted(set(values) ^ names)[0]
             raise ValueError(f"{path}:{number}: want the fields of a row, {wrong!r} is missing or unknown")
-        rows[str(values["key"])] = Row(**values)
+        rows[str(values["key"])] = StoredRow(**values)
     return rows
 
 
-def rows_in(folder: Path, part: str) -> Mapping[str, Row]:
+def rows_in(folder: Path, part: str) -> Mapping[str, StoredRow]:
     """The rows of a part in a folder; none where it has no file."""
     path = folder / f"{part}.jsonl"
     return read_rows(path) if path.is_file() else {}
@@ -155,7 +155,7 @@ def _parsed(path: Path, number: int, line: str) -> dict[str, Any]:
     return values
 
 
-def _check_device(path: Path, rows: Iterable[Row], device_name: str) -> None:
+def _check_device(path: Path, rows: Iterable[StoredRow], device_name: str) -> None:
     other = next((row.device_name for row in rows if row.device_name != device_name), None)
     if other is not None:
         raise ValueError(

@@ -10,8 +10,9 @@ mpl.use("Agg")
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
 from experiments.harness.figure import GREY, Bars, Frame, Grid, Line, Lines, Panel, Spreads, Timeline
 from experiments.harness.record import RESULTS
@@ -80,7 +81,7 @@ def drawn(grid: Grid) -> Figure:
                 _panel(axes, panel)
     _legend(figure)
     if grid.title:
-        figure.suptitle(grid.title, fontsize=10)
+        figure.suptitle(grid.title, fontsize=10, wrap=True)
     return figure
 
 
@@ -96,10 +97,22 @@ def _panel(axes: Axes, panel: Panel) -> None:
     low, high = panel.x_limits
     axes.set_xlim(low, high)
     axes.set_ylim(*panel.y_limits) if not isinstance(panel, Timeline) else None
+    for axis in (axes.xaxis, axes.yaxis):
+        _plain_numbers(axis)
+
+
+def _plain_numbers(axis: Axis) -> None:
+    """On a logarithmic axis of less than a decade: there powers of ten leave it with one number or none."""
+    low, high = axis.get_view_interval()
+    if axis.get_scale() == "log" and high < 10 * low:
+        axis.set_major_locator(MaxNLocator(nbins=5))
+        axis.set_major_formatter(ScalarFormatter(useOffset=False))
+        axis.set_minor_locator(NullLocator())
 
 
 def _frame(axes: Axes, frame: Frame) -> None:
-    axes.set(title=frame.title, xlabel=frame.x, ylabel=frame.y)
+    axes.set_title(frame.title, wrap=True)
+    axes.set(xlabel=frame.x, ylabel=frame.y)
     if "x" in frame.log:
         axes.set_xscale("log")
     if "y" in frame.log:
@@ -121,7 +134,7 @@ def _bars(axes: Axes, panel: Bars) -> None:
     for index, series in enumerate(panel.series):
         shift = 0.0 if panel.stacked else width * (index + 0.5) - BAR_SHARE / 2
         axes.bar(
-            [place + shift for place in range(len(panel.names))],
+            [position + shift for position in range(len(panel.names))],
             series.values,
             width,
             bottom=bottom,
@@ -195,15 +208,15 @@ def _timeline(axes: Axes, panel: Timeline) -> None:
 
 
 def _legend(figure: Figure) -> None:
-    """One for all panels, below them; a label that several have stands there once."""
+    """One for all panels, below them and no wider; a label that several have stands there once."""
     found: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
-    if found:
-        figure.legend(
-            list(found.values()),
-            list(found),
-            loc="outside lower center",
-            ncols=min(len(found), LEGEND_COLUMNS),
-        )
+    columns = min(len(found), LEGEND_COLUMNS)
+    while columns:
+        legend = figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns)
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
+        columns -= 1

@@ -41,11 +41,11 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Bars of one colour, or of one colour each, one for each name of the panel."""
+    """Bars of one colour and label, or of one each, one bar for each name of the panel."""
 
     values: Sequence[float]
     colour: str | Sequence[str]
-    label: str = ""
+    label: str | Sequence[str] = ""
     errors: Errors | None = None
 
 
@@ -146,7 +146,7 @@ def cumulative(values: Sequence[float], colour: str, label: str = "") -> Line:
     """Over each value the share of all that are at most as large."""
     return Line(
         x=sorted(values),
-        y=[(place + 1) / len(values) for place in range(len(values))],
+        y=[(index + 1) / len(values) for index in range(len(values))],
         colour=colour,
         label=label,
     )

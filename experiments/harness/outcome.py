@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from experiments.harness.figure import Grid
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     """What a row of ours rests on. Only the first is a reproduction; tables count the four apart."""
 
     MODELS = "reproduced by our models"
@@ -24,20 +24,23 @@ class Kind(StrEnum):
     ARITHMETIC = "the paper's own arithmetic"
 
 
-EVIDENCE: Mapping[str, tuple[Kind, str]] = {
-    "printed": (Kind.STAGE_TIMES, "the paper's printed stage times through the simulator"),
+EVIDENCE: Mapping[str, tuple[MetricKind, str]] = {
+    "printed": (MetricKind.STAGE_TIMES, "the paper's printed stage times through the simulator"),
     "published": (
-        Kind.REPLAYED,
+        MetricKind.REPLAYED,
         "throughputs and recovery times of the authors' published simulator through ours",
     ),
     "restated": (
-        Kind.REPLAYED,
+        MetricKind.REPLAYED,
         "the rules of the authors' published simulator, restated, with its constants",
     ),
-    "modelled": (Kind.MODELS, "our own models and cost model, nothing of the paper put in"),
-    "fitted": (Kind.MODELS, "our own models, a constant of which is fitted on other numbers of the paper"),
-    "rule": (Kind.MODELS, "closed forms of the frozen rule"),
-    "itself": (Kind.ARITHMETIC, "the paper recomputed from its own cells"),
+    "modelled": (MetricKind.MODELS, "our own models and cost model, nothing of the paper put in"),
+    "fitted": (
+        MetricKind.MODELS,
+        "our own models, a constant of which is fitted on other numbers of the paper",
+    ),
+    "rule": (MetricKind.MODELS, "closed forms of the frozen rule"),
+    "itself": (MetricKind.ARITHMETIC, "the paper recomputed from its own cells"),
 }
 
 MOST_IN_RANGE = 2.0  # a range that is wider determines nothing
@@ -109,7 +112,7 @@ class PaperNumber:
         return abs(ours / self.value - 1) <= self.rel_tol + 1e-9
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> MetricKind:
         """By the first word of the key; ValueError where that names no kind of evidence."""
         word = self.key.split("/")[0]
         if word not in EVIDENCE:
@@ -188,7 +191,7 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class OutcomeRow:
     """One printed number, ours, and what to make of it.
 
     Args:
@@ -280,7 +283,7 @@ class Outcome:
     """A finished script: its evidence, row by row; `profile` names the hardware that was priced."""
 
     script: str
-    rows: tuple[Row, ...]
+    rows: tuple[OutcomeRow, ...]
     claims: tuple[Claim, ...]
     ours: Mapping[str, float]
     notes: tuple[str, ...]
@@ -327,7 +330,7 @@ def outcome_of(script: str, parts: Iterable[Evidence], *, profile: str | None = 
             f"{script}: keys must be unique and known, twice: {twice}, no number of the paper: {unknown}"
         )
     rows = (
-        Row(
+        OutcomeRow(
             number=number,
             ours=ours.get(number.key),
             unstated=unstated.get(number.key),

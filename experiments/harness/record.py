@@ -17,8 +17,8 @@ from experiments.harness.outcome import (
     About,
     Bound,
     Outcome,
+    OutcomeRow,
     PaperNumber,
-    Row,
     Unstated,
     Verdict,
     worst,
@@ -158,7 +158,7 @@ def _lines(outcome: Outcome) -> Iterator[str]:
     yield f"{outcome.script}: {outcome.verdict} ({counts})"
 
 
-def _row_line(row: Row, width: int) -> str:
+def _row_line(row: OutcomeRow, width: int) -> str:
     number = row.number
     ours = "-" if row.ours is None else f"{row.ours:.4g}"
     ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
@@ -191,7 +191,7 @@ def bound_text(bound: Bound) -> str:
     return f"by the paper's own numbers {', '.join(ends)}: {bound.what}"
 
 
-def _row_record(row: Row) -> dict[str, Any]:
+def _row_record(row: OutcomeRow) -> dict[str, Any]:
     number, unstated, bound = row.number, row.unstated, row.bound
     return {
         "key": number.key,
@@ -210,10 +210,10 @@ def _row_record(row: Row) -> dict[str, Any]:
     }
 
 
-def row_of(record: Mapping[str, Any]) -> Row:
+def row_of(record: Mapping[str, Any]) -> OutcomeRow:
     """A row of a result file, to be judged again; older files lack some of its keys."""
     unstated, bound = record["unstated"], record.get("bound")
-    return Row(
+    return OutcomeRow(
         number=PaperNumber(
             record["key"],
             record["paper"],

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from experiments.harness.outcome import DETERMINED, FAILING, FITTING, About, Kind, Verdict
+from experiments.harness.outcome import DETERMINED, FAILING, FITTING, About, MetricKind, Verdict
 from experiments.harness.reads import ROOT, changed_since
 from experiments.harness.record import RESULTS, bound_text, of_scripts, range_text, row_of
 
@@ -64,7 +64,7 @@ def counts_text(name: str, found: Mapping[str, Any]) -> str:
 def by_evidence(rows: Iterable[Record]) -> dict[str, dict[str, int]]:
     """Rows of each kind of evidence by verdict; verdicts without any are left out."""
     found = Counter((row["evidence"], row["verdict"]) for row in rows)
-    return {kind.value: {v.value: found[kind, v] for v in Verdict if found[kind, v]} for kind in Kind}
+    return {kind.value: {v.value: found[kind, v] for v in Verdict if found[kind, v]} for kind in MetricKind}
 
 
 def by_subject(claims: Iterable[Record]) -> dict[str, dict[str, int]]:

@@ -55,7 +55,7 @@ def pipeline(kind: ScheduleKind, num_ranks: int) -> Plan:
     """Texts through a small decoder, whose stages go round the ranks, or there and back."""
     schedule = usual(kind)
     num_stages = num_ranks * schedule.virtual_stages
-    order = [rank_block(schedule, place, num_stages) for place in range(num_stages)]
+    order = [rank_block(schedule, index, num_stages) for index in range(num_stages)]
     llm = decoder("llama", width=128, blocks=len(order))
     layers = [len(llm.layers) // len(order)] * len(order)
     layers[-1] += len(llm.layers) - sum(layers)

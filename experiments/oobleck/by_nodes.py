@@ -167,8 +167,8 @@ def _bamboo_pipeline_s(model: str, count: int) -> float:
     times, layers = modelled.bamboo_stages(model), len(modelled.graph(model).modules[0].layers)
     bounds = [round(stage * layers / modelled.BAMBOO_DEPTH) for stage in range(modelled.BAMBOO_DEPTH + 1)]
     stages = tuple(
-        TemplateStage(first=bounds[place], end=bounds[place + 1], num_gpus=1, time_s=time.total_s)
-        for place, time in enumerate(times)
+        TemplateStage(first=bounds[index], end=bounds[index + 1], num_gpus=1, time_s=time.total_s)
+        for index, time in enumerate(times)
     )
     template = Template(num_nodes=modelled.BAMBOO_DEPTH, gpus_per_node=1, stages=stages)
     share = sum(time.forward_s for time in times) / sum(time.total_s for time in times)

@@ -53,7 +53,7 @@ class Target(Enum):
     REDUCTION = (Moment.REDUCING,)
     VOTED = (Moment.VOTED,)
     RECOVERY = RECOVERY
-    GATHERING = (Moment.GATHERING,)  # where weights are shared out
+    GATHERING = (Moment.GATHERING,)  # where weights are sharded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,10 +102,10 @@ class Killer(threading.Thread):
         processes, moments = self._nodes.process_ids(victim), self._nodes.moments(victim)
         if not processes or len(moments) != len(processes):
             return  # it is gone already
-        place = int(self._places[victim] * len(processes))
+        index = int(self._places[victim] * len(processes))
         with suppress(ProcessLookupError):
-            os.kill(processes[place], signal.SIGKILL)
-            self.kills.append(Kill(node=victim, moment=moments[place], time_s=time.monotonic()))
+            os.kill(processes[index], signal.SIGKILL)
+            self.kills.append(Kill(node=victim, moment=moments[index], time_s=time.monotonic()))
 
 
 KILLS, SEED = 50, 0

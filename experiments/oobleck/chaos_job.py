@@ -33,8 +33,8 @@ LENGTHS = (5, 9, 4, 7, 6, 8)  # tokens of a batch's samples
 def batch(step: int) -> tuple[Sample, ...]:
     """Samples of unequal length; ids go on from step to step, and data follow from ids."""
     return tuple(
-        Sample(len(LENGTHS) * step + place, (Segment(TEXT, 0, length, length),))
-        for place, length in enumerate(LENGTHS)
+        Sample(len(LENGTHS) * step + index, (Segment(TEXT, 0, length, length),))
+        for index, length in enumerate(LENGTHS)
     )
 
 

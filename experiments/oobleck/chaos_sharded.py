@@ -1,4 +1,4 @@
-"""Section 2.6: as `chaos`, where the ranks of a node are one stage and share out its weights.
+"""Section 2.6: as `chaos`, where the ranks of a node are one stage and shard its weights.
 
 Paper:   I. Jang, dissertation, sections 2.5 and 2.6. It prints no recovery time to compare with.
 Setup:   as `chaos`: 8 nodes of 2 ranks, kills, warnings and joins at the same moments of a step, and while

@@ -148,22 +148,22 @@ def copied_bytes(
 def borrowings(planned: TemplateSet, before: NodeLayout, lost: str) -> Iterator[Pipelines]:
     """Every way to borrow one node; all others keep their order."""
     left = [tuple(node for node in nodes if node != lost) for nodes in before.pipelines]
-    broken = next(place for place, nodes in enumerate(before.pipelines) if lost in nodes)
+    broken = next(index for index, nodes in enumerate(before.pipelines) if lost in nodes)
     for donor, nodes in enumerate(left):
         if len(nodes) > planned.specification.smallest:
             for lent in nodes:
-                for place in range(len(left[broken]) + 1):
+                for index in range(len(left[broken]) + 1):
                     after = list(left)
                     after[donor] = tuple(node for node in nodes if node != lent)
-                    after[broken] = (*left[broken][:place], lent, *left[broken][place:])
+                    after[broken] = (*left[broken][:index], lent, *left[broken][index:])
                     yield tuple(after)
 
 
 def last_of_largest(before: NodeLayout, lost: str) -> Pipelines:
     """The last node of the largest pipeline, the later of equal ones, at the end of the one that lost."""
     left = [tuple(node for node in nodes if node != lost) for nodes in before.pipelines]
-    broken = next(place for place, nodes in enumerate(before.pipelines) if lost in nodes)
-    donor = max(range(len(left)), key=lambda place: (len(left[place]), place))
+    broken = next(index for index, nodes in enumerate(before.pipelines) if lost in nodes)
+    donor = max(range(len(left)), key=lambda index: (len(left[index]), index))
     left[broken] = (*left[broken], left[donor][-1])
     left[donor] = left[donor][:-1]
     return tuple(left)

@@ -30,7 +30,7 @@ LIKELY_AGAIN = 0.05  # nodes whose loss ends a pipeline, above which Bamboo meet
 Place = tuple[int, int]  # pipeline, stage
 
 
-class _Kind(IntEnum):
+class _EventKind(IntEnum):
     """In the order of events at one instant."""
 
     ARRIVE = 1
@@ -45,7 +45,7 @@ class _Kind(IntEnum):
 @dataclass(order=True, slots=True)
 class _Event:
     time_ms: int
-    kind: _Kind
+    kind: _EventKind
     node: str = field(default="", compare=False)
     meeting: int = field(default=0, compare=False)
 
@@ -78,7 +78,7 @@ class _Played:
     def average(self, trace: Availability) -> float:
         """Samples per second."""
         for event in trace.events:
-            kind = _Kind.ARRIVE if event.change is Change.JOIN else _Kind.LEAVE
+            kind = _EventKind.ARRIVE if event.change is Change.JOIN else _EventKind.LEAVE
             self._push(round(event.time_s * 1000), kind, event.node)
         last_ms = round(trace.end_s * 1000)
         while self._events and (first := heapq.heappop(self._events)).time_ms < last_ms:
@@ -87,19 +87,19 @@ class _Played:
         return counted * self._samples / (self._end_ms - self._start_ms) * 1000
 
     def _happen(self, event: _Event) -> None:
-        if event.kind is _Kind.ARRIVE:
+        if event.kind is _EventKind.ARRIVE:
             self._nodes[event.node] = _Node()
-            self._push(event.time_ms + CREATION_MS, _Kind.USABLE, event.node)
-        elif event.kind is _Kind.LEAVE:
+            self._push(event.time_ms + CREATION_MS, _EventKind.USABLE, event.node)
+        elif event.kind is _EventKind.LEAVE:
             self._leave(self._nodes.pop(event.node), event.time_ms)
-        elif event.kind is _Kind.USABLE and event.node in self._nodes:
+        elif event.kind is _EventKind.USABLE and event.node in self._nodes:
             self._come(event)
-        elif event.kind in (_Kind.MET_GLOBALLY, _Kind.MET_LOCALLY):
+        elif event.kind in (_EventKind.MET_GLOBALLY, _EventKind.MET_LOCALLY):
             self._met(event)
-        elif event.kind is _Kind.ITERATION_ENDS and event.meeting == self._num_meetings:
+        elif event.kind is _EventKind.ITERATION_ENDS and event.meeting == self._num_meetings:
             self._end_iteration(event.time_ms)
 
-    def _push(self, time_ms: int, kind: _Kind, node: str = "") -> None:
+    def _push(self, time_ms: int, kind: _EventKind, node: str = "") -> None:
         event = _Event(time_ms=time_ms, kind=kind, node=node, meeting=self._num_meetings)
         heapq.heappush(self._events, event)
 
@@ -108,11 +108,11 @@ class _Played:
         if self._meeting is not None:
             self._meeting.append(event.node)
         elif not self._num_pipelines:
-            self._meet(event.time_ms, _Kind.MET_GLOBALLY)
+            self._meet(event.time_ms, _EventKind.MET_GLOBALLY)
         else:
             self._num_waiting += 1
 
-    def _meet(self, now_ms: int, kind: _Kind) -> None:
+    def _meet(self, now_ms: int, kind: _EventKind) -> None:
         self._meeting = [name for name, node in self._nodes.items() if node.is_usable]
         self._push(now_ms + self._meeting_ms(kind), kind)
 
@@ -137,9 +137,9 @@ class _Played:
             self._iteration_ms = int(self._samples / rate * 1000)
             if self._start_ms < 0:
                 self._start_ms = self._last_end_ms = event.time_ms
-            self._push(event.time_ms + self._iteration_ms, _Kind.ITERATION_ENDS)
+            self._push(event.time_ms + self._iteration_ms, _EventKind.ITERATION_ENDS)
 
-    def _meeting_ms(self, kind: _Kind) -> int:
+    def _meeting_ms(self, kind: _EventKind) -> int:
         raise NotImplementedError
 
     def _leave(self, node: _Node, now_ms: int) -> None:
@@ -159,7 +159,7 @@ class _Varuna(_Played):
         self._is_free = every != CHECKPOINT_EVERY
         self._saved_ms, self._num_ended, self._has_lost = -1, 0, False
 
-    def _meeting_ms(self, kind: _Kind) -> int:
+    def _meeting_ms(self, kind: _EventKind) -> int:
         return self._restart_ms - self._save_ms
 
     def _leave(self, node: _Node, now_ms: int) -> None:
@@ -167,7 +167,7 @@ class _Varuna(_Played):
         for iteration in self._iterations:
             if iteration.start_ms >= self._saved_ms:
                 iteration.counts = False
-        self._meet(now_ms, _Kind.MET_GLOBALLY)
+        self._meet(now_ms, _EventKind.MET_GLOBALLY)
 
     def _end_iteration(self, now_ms: int) -> None:
         self._num_ended += 1
@@ -178,13 +178,13 @@ class _Varuna(_Played):
             now_ms = now_ms if self._is_free else self._save(now_ms)
             self._saved_ms = now_ms if self._is_free else self._saved_ms
         self._last_end_ms = now_ms
-        self._push(now_ms + self._iteration_ms, _Kind.ITERATION_ENDS)
+        self._push(now_ms + self._iteration_ms, _EventKind.ITERATION_ENDS)
 
     def _save(self, now_ms: int) -> int:
         saved_ms = now_ms + self._save_ms
-        self._push(saved_ms + self._save_ms, _Kind.CHECKPOINT_ENDS)
+        self._push(saved_ms + self._save_ms, _EventKind.CHECKPOINT_ENDS)
         kinds = [event.kind for event in self._events]  # as the heap stores them
-        if _Kind.LEAVE in kinds[: kinds.index(_Kind.CHECKPOINT_ENDS)]:
+        if _EventKind.LEAVE in kinds[: kinds.index(_EventKind.CHECKPOINT_ENDS)]:
             self._num_ended = max(0, self._num_ended - self._every)
             for iteration in self._iterations[-self._every :]:
                 iteration.counts = False
@@ -202,8 +202,8 @@ class _Bamboo(_Played):
         self._lost_at: tuple[int, int] | None = None  # iterations by then, time
         self._is_prolonged = False
 
-    def _meeting_ms(self, kind: _Kind) -> int:
-        return GLOBAL_MEETING_MS if kind is _Kind.MET_GLOBALLY else self._rebalance_ms
+    def _meeting_ms(self, kind: _EventKind) -> int:
+        return GLOBAL_MEETING_MS if kind is _EventKind.MET_GLOBALLY else self._rebalance_ms
 
     def _met(self, event: _Event) -> None:
         super()._met(event)
@@ -213,7 +213,7 @@ class _Bamboo(_Played):
     def _leave(self, node: _Node, now_ms: int) -> None:
         """Its predecessor takes its stage, if neither has two already."""
         if node.places and not self._is_taken_over(node):
-            self._meet(now_ms, _Kind.MET_GLOBALLY)
+            self._meet(now_ms, _EventKind.MET_GLOBALLY)
         elif self._meeting is None and self._num_pipelines and self._lost_at is None:
             self._lost_at, self._is_prolonged = (len(self._iterations), now_ms), False
             self._iteration_ms = int(self._iteration_ms * self._slowdown)
@@ -234,15 +234,15 @@ class _Bamboo(_Played):
     def _end_iteration(self, now_ms: int) -> None:
         if self._lost_at is not None and not self._is_prolonged and self._lost_at[0] == len(self._iterations):
             more_ms = int((now_ms - self._lost_at[1]) * (self._slowdown - 1))
-            self._push(now_ms + more_ms, _Kind.ITERATION_ENDS)
+            self._push(now_ms + more_ms, _EventKind.ITERATION_ENDS)
             self._is_prolonged = True
             return
         self._iterations.append(_Iteration(start_ms=self._last_end_ms))
         self._end_ms = self._last_end_ms = now_ms
         if self._wants_to_meet():
-            self._meet(now_ms, _Kind.MET_LOCALLY)
+            self._meet(now_ms, _EventKind.MET_LOCALLY)
         else:
-            self._push(now_ms + self._iteration_ms, _Kind.ITERATION_ENDS)
+            self._push(now_ms + self._iteration_ms, _EventKind.ITERATION_ENDS)
 
     def _wants_to_meet(self) -> bool:
         doubled = sum(len(node.places) > 1 for node in self._nodes.values())

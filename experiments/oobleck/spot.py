@@ -77,15 +77,15 @@ def in_bins(run: FailureRun) -> list[float]:
         if not each.samples:
             continue
         rate = each.samples / (each.end_s - each.start_s)
-        for place in range(int(each.start_s // BIN_S), math.ceil(each.end_s / BIN_S)):
-            start_s, end_s = place * BIN_S, (place + 1) * BIN_S
-            samples[place] += rate * max(0.0, min(each.end_s, end_s) - max(each.start_s, start_s))
+        for index in range(int(each.start_s // BIN_S), math.ceil(each.end_s / BIN_S)):
+            start_s, end_s = index * BIN_S, (index + 1) * BIN_S
+            samples[index] += rate * max(0.0, min(each.end_s, end_s) - max(each.start_s, start_s))
     return [count / lasts_s for count, lasts_s in zip(samples, bin_lengths_s(run.window_s), strict=True)]
 
 
 def bin_lengths_s(window_s: float) -> list[float]:
     """[bins] seconds of each."""
-    return [min(BIN_S, window_s - place * BIN_S) for place in range(math.ceil(window_s / BIN_S))]
+    return [min(BIN_S, window_s - index * BIN_S) for index in range(math.ceil(window_s / BIN_S))]
 
 
 def write_series(script: str, models: Sequence[str]) -> Path:
@@ -134,7 +134,7 @@ def _throughput(title: str, found: Mapping[str, Any], bin_s: float) -> Lines:
     """In bins, averages dotted."""
     lines = []
     for name, rates in found["samples_per_s"].items():
-        hours = [(place + 0.5) * bin_s / 3600 for place in range(len(rates))]
+        hours = [(index + 0.5) * bin_s / 3600 for index in range(len(rates))]
         means = [found["mean"][name]] * 2
         lines.append(Line(x=hours, y=rates, colour=DRAWN[name], label=name))
         lines.append(Line(x=(hours[0], hours[-1]), y=means, colour=DRAWN[name], style=":"))

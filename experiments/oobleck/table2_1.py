@@ -113,10 +113,10 @@ def redundant_peak_bytes(model: str, microbatch: int, held: Held) -> int:
     """Every stage holds its own and its successor's states and microbatches in flight, none recomputed."""
     stages = _even_cut(len(held.kept), modelled.BAMBOO_DEPTH)
     each = []
-    for place, mine in enumerate(stages):
-        in_flight = min(len(stages) - place, modelled.GLOBAL_BATCH[model] // microbatch)
+    for index, mine in enumerate(stages):
+        in_flight = min(len(stages) - index, modelled.GLOBAL_BATCH[model] // microbatch)
         each.append(sum(held.states[layer] + in_flight * held.kept[layer] for layer in mine))
-    return max(own + each[(place + 1) % len(each)] for place, own in enumerate(each))
+    return max(own + each[(index + 1) % len(each)] for index, own in enumerate(each))
 
 
 def _peak_bytes(model: str, microbatch: int, held: Held, depth: int) -> int:
@@ -129,8 +129,8 @@ def _peak_bytes(model: str, microbatch: int, held: Held, depth: int) -> int:
     )
     stages = _even_cut(len(held.kept), depth)
     peak = 0
-    for place, mine in enumerate(stages):
-        in_flight = min(len(stages) - place, modelled.GLOBAL_BATCH[model] // microbatch)
+    for index, mine in enumerate(stages):
+        in_flight = min(len(stages) - index, modelled.GLOBAL_BATCH[model] // microbatch)
         activations = in_flight * boundary * len(mine) + max(held.kept[layer] for layer in mine)
         peak = max(peak, sum(held.states[layer] for layer in mine) + activations)
     return peak

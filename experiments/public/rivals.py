@@ -226,7 +226,7 @@ def run() -> Parts:
     found = {name: ask() for name, ask in answers.items()}
     evidence = Evidence(ours=_values(scorable, found))
     evidence.notes += list(_notes(scorable, found))
-    both = [all(isinstance(found[name][place], float) for name in PREDICTORS) for place in range(len(rows))]
+    both = [all(isinstance(found[name][index], float) for name in PREDICTORS) for index in range(len(rows))]
     means = {name: _mean(scorable, found[name], both) for name in PREDICTORS}
     for other in PREDICTORS[1:]:
         if means[other] is not None and means["ours"] is not None:

@@ -89,7 +89,7 @@ def _served(folder: Path, number: int) -> Series:
             loader.next()
             if done % every == 0:
                 producers = loader.status()["local"].values()
-                named = {f"producer {place}": pid for place, pid in enumerate(sorted(producers))}
+                named = {f"producer {index}": pid for index, pid in enumerate(sorted(producers))}
                 series.sample(done, {"server and trainer": os.getpid()} | named)
         loader.close()
     finally:

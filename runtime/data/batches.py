@@ -15,7 +15,7 @@ from runtime.models.decoder import DecoderAdapter
 from runtime.models.decoder_families import DECODERS
 from runtime.models.initialise import generator_of
 from runtime.models.vision_rotary import GridAdapter
-from runtime.parallel.context.batch import shared_data
+from runtime.parallel.context.batch import rank_data
 from runtime.parallel.context.group import ContextGroup
 from workbench.data.sample import Item, Sample, Segment
 from workbench.masks.patterns import CAUSAL, sample_bitfield
@@ -90,7 +90,7 @@ def microbatch_data(
     else:
         data = _encoder_data(plan, stage, microbatch, source)
     if context is not None:
-        data = shared_data(plan, stage, microbatch, data, context, device=device)
+        data = rank_data(plan, stage, microbatch, data, context, device=device)
     elif module.modality == TEXT:
         samples = [plan.sample[item.sample] for item in microbatch.items]
         data = _masked(data, samples, windows_of(module), device)
@@ -165,9 +165,9 @@ def _placed_in(sample: Sample, modality: str) -> Iterator[tuple[Segment, tuple[i
 
 
 def _found(sample: Sample, modality: str, item: Item) -> tuple[Segment, tuple[int, int]]:
-    for segment, place in _placed_in(sample, modality):
+    for segment, index in _placed_in(sample, modality):
         if segment.k == item.k:
-            return segment, place
+            return segment, index
     raise ValueError(f"sample {sample.id} has no segment {modality}[{item.k}]")
 
 
@@ -269,7 +269,7 @@ def _placed(plan: Plan, edge: Edge, samples: list[Sample]) -> Tensor:
     modality, first = plan.model.module(edge.source).modality, 0
     runs = [torch.empty(0, dtype=torch.int64)]
     for sample in samples:
-        runs += [first + torch.arange(*place) for _, place in _placed_in(sample, modality)]
+        runs += [first + torch.arange(*index) for _, index in _placed_in(sample, modality)]
         first += sample.num_tokens
     return torch.cat(runs)
 
@@ -279,9 +279,9 @@ def _brought(plan: Plan, edge: Edge, samples: list[Sample]) -> tuple[Brought, ..
     source = plan.model.module(edge.source)
     adapter = adapter_of(source)
     return tuple(
-        Brought(index, place, adapter.tiles(segment))
+        Brought(index, position, adapter.tiles(segment))
         for index, sample in enumerate(samples)
-        for segment, (place, _) in _placed_in(sample, source.modality)
+        for segment, (position, _) in _placed_in(sample, source.modality)
     )
 
 

@@ -215,7 +215,7 @@ def predict_steps(
         sizes = interval.layout.sizes
         if sizes not in predictions:
             length = interval.end - interval.first
-            steps = {interval.first + place * length // looks for place in range(looks)}
+            steps = {interval.first + index * length // looks for index in range(looks)}
             predictions[sizes] = _mean(
                 [_predict_step(found, job, interval.layout, step, machine, predict) for step in sorted(steps)]
             )

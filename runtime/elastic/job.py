@@ -209,7 +209,7 @@ def plan_step(job: ElasticJob, layout: NodeLayout, batch: Sequence[Sample]) -> P
     """
     stages: list[Stage] = []
     first_rank, lanes = 0, job.lanes
-    for place, pipeline in enumerate(layout.pipelines):
+    for index, pipeline in enumerate(layout.pipelines):
         cuts = job.templates.of_size(len(pipeline)).stages
         starts = list(accumulate((cut.num_gpus for cut in cuts), initial=first_rank))
         for lane in range(lanes):
@@ -219,7 +219,7 @@ def plan_step(job: ElasticJob, layout: NodeLayout, batch: Sequence[Sample]) -> P
                     Stage(
                         id=len(stages) + run,
                         module=module,
-                        replica=place * lanes + lane,
+                        replica=index * lanes + lane,
                         layers=(first, end),
                         ranks=ranks,
                     )
@@ -256,12 +256,12 @@ def _with_microbatches(job: ElasticJob, layout: NodeLayout, draft: Plan) -> Plan
         raise ValueError(f"a batch of {len(batch)} samples does not fill microbatches of {size}")
     chunks = [batch[start : start + size] for start in range(0, len(batch), size)]
     counts = distribute([job.templates.of_size(nodes).microbatch_s for nodes in layout.sizes], len(chunks))
-    ends = [sum(counts[: place + 1]) for place in range(len(counts))]
+    ends = [sum(counts[: index + 1]) for index in range(len(counts))]
     lanes = job.lanes
     part = size // lanes
     assigned = {
-        place * lanes + lane: [chunk[lane * part : (lane + 1) * part] for chunk in chunks[end - count : end]]
-        for place, (count, end) in enumerate(zip(counts, ends, strict=True))
+        index * lanes + lane: [chunk[lane * part : (lane + 1) * part] for chunk in chunks[end - count : end]]
+        for index, (count, end) in enumerate(zip(counts, ends, strict=True))
         for lane in range(lanes)
     }
     return replace(draft, microbatches=chunked_microbatches(draft, assigned))

@@ -205,5 +205,5 @@ def read_state(folder: Path, empty: Holdings) -> None:
 def _keyed(held: Holdings) -> Iterator[tuple[str, Tensor]]:
     for (module, layer), state in held.items():
         for name, kept in state.items():
-            for place, tensor in zip(PLACES, kept.tensors(), strict=False):
-                yield f"{module}/{layer}/{name}/{place}", tensor
+            for index, tensor in zip(PLACES, kept.tensors(), strict=False):
+                yield f"{module}/{layer}/{name}/{index}", tensor

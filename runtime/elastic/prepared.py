@@ -116,7 +116,7 @@ def read_prepared(
 
 def _changes(job: ElasticJob, layout: NodeLayout) -> Iterator[tuple[str, Collection[str], Sequence[str]]]:
     """(name, lost, joining) of each change of one node that may come."""
-    yield from ((f"loss{place}", (node,), ()) for place, node in enumerate(layout.nodes))
+    yield from ((f"loss{index}", (node,), ()) for index, node in enumerate(layout.nodes))
     if layout.num_nodes < job.templates.specification.num_nodes:
         yield "join", (), (NEWCOMER,)
 

@@ -234,11 +234,11 @@ class _Log:
         before = self.saved
         if self.saving is None or (before is not None and before.step == training.step):
             return None
-        place = self.saving.place(training.step)
+        index = self.saving.place(training.step)
         try:
-            self.saved = training.save(place)
+            self.saved = training.save(index)
         except (ElasticFailed, OSError) as error:
-            shutil.rmtree(place, ignore_errors=True)  # a part of it
+            shutil.rmtree(index, ignore_errors=True)  # a part of it
             return f"{UNSAVED}: {error}"
         if before is not None:
             shutil.rmtree(before.folder)

@@ -47,6 +47,6 @@ def read_folder(job: Job, folder: Path) -> StepData:
     samples, size = samples_of(folder, job.model), len(job.batch)
 
     def batch(step: int) -> tuple[Sample, ...]:
-        return tuple(samples[(step * size + place) % len(samples)] for place in range(size))
+        return tuple(samples[(step * size + index) % len(samples)] for index in range(size))
 
     return StepData(job=with_data(job, folder), batch=batch, source=FolderSource(folder), looks=LOOKS)

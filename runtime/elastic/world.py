@@ -92,8 +92,8 @@ def empty_state(modules: Iterable[StageModule], sharded: ShardedStages) -> Holdi
 def empty_layers(job: ElasticJob, plan: Plan, rank: int, owners: Iterable[Owner]) -> Holdings:
     """Room for layers that no stage of this process has; for parts of them where ranks keep parts."""
     stages = [
-        Stage(id=place, module=name, replica=0, layers=(layer, layer + 1), ranks=((rank,),))
-        for place, (name, layer) in enumerate(owners)
+        Stage(id=index, module=name, replica=0, layers=(layer, layer + 1), ranks=((rank,),))
+        for index, (name, layer) in enumerate(owners)
     ]
     width = job.lanes
     ranks = tuple(range(rank - rank % width, rank - rank % width + width))

@@ -203,9 +203,9 @@ class _Ranks:
         program = self._lowered.plan.program
         self._turns.bring(self._lowered.plan.ranks, lambda runner: runner.place == 0)
         for action in order:
-            place = {rank: program[rank].index(action) for rank in self._lowered.plan.ranks_of(action)}
-            assert all(self.runner(rank).place == at for rank, at in place.items()), action
-            self._turns.bring(tuple(place), partial(_has_left, place))
+            index = {rank: program[rank].index(action) for rank in self._lowered.plan.ranks_of(action)}
+            assert all(self.runner(rank).place == at for rank, at in index.items()), action
+            self._turns.bring(tuple(index), partial(_has_left, index))
 
     def _live(self, runner: Runner) -> None:
         """A rank's thread."""
@@ -333,8 +333,8 @@ def legal_order(lowered: Lowered) -> tuple[Action, ...]:
     edges = chain(one_by_one(lowered.plan, lambda _: True), needed, zip(nowhere, nowhere, strict=True))
     order = in_order(followers_of(actions, edges))
     if len(order) < len(actions):
-        raise ValueError(_report(lowered, {actions[place] for place in order}))
-    return tuple(actions[place] for place in order)
+        raise ValueError(_report(lowered, {actions[index] for index in order}))
+    return tuple(actions[index] for index in order)
 
 
 def _needed(lowered: Lowered, action: Action) -> dict[Action, None]:

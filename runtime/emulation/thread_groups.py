@@ -11,9 +11,9 @@ from torch import Tensor
 
 from runtime.emulation.thread_mesh import (
     Arrival,
+    CollectiveKind,
     CollectiveSpan,
     Combine,
-    Kind,
     Payload,
     ThreadMesh,
     gather,
@@ -39,10 +39,12 @@ class _Collectives:
     mesh: ThreadMesh
 
     def gather(self, gathered: Tensor, own: Tensor) -> Pending:
-        return self._start(Kind.GATHER, (gathered, own), gathered.nbytes, partial(gather, self._order))
+        return self._start(
+            CollectiveKind.GATHER, (gathered, own), gathered.nbytes, partial(gather, self._order)
+        )
 
     def scatter(self, own: Tensor, parts: Tensor) -> Pending:
-        return self._start(Kind.SCATTER, (own, parts), parts.nbytes, partial(scatter, self._order))
+        return self._start(CollectiveKind.SCATTER, (own, parts), parts.nbytes, partial(scatter, self._order))
 
     def exchange(self, received: Tensor, sent: Tensor, counts: tuple[list[int], list[int]]) -> Pending:
         order = self._order
@@ -52,7 +54,7 @@ class _Collectives:
             for member, rank in enumerate(order):
                 brought[rank][0].copy_(torch.cat([pieces[other][member] for other in order]))
 
-        return self._start(Kind.EXCHANGE, (received, sent, counts[1]), sent.nbytes, combine)
+        return self._start(CollectiveKind.EXCHANGE, (received, sent, counts[1]), sent.nbytes, combine)
 
     @property
     def _order(self) -> tuple[int, ...]:
@@ -77,7 +79,7 @@ class ThreadContextGroup(_Collectives, ContextGroup):
             for member, rank in enumerate(order):
                 brought[rank][0].copy_(brought[order[member - 1]][1])
 
-        pending = self._start(Kind.PASS_ON, (received, sent), sent.nbytes, combine)
+        pending = self._start(CollectiveKind.PASS_ON, (received, sent), sent.nbytes, combine)
         return pending, pending
 
 
@@ -96,13 +98,13 @@ class ThreadTensorGroup(_Collectives, TensorGroup):
                     brought[rank][1].reshape(tuple(s)) for rank, s in zip(self.ranks, shapes, strict=True)
                 ]
 
-        self._start(Kind.GATHER, (parts, own), own.nbytes * self.size, combine).wait()
+        self._start(CollectiveKind.GATHER, (parts, own), own.nbytes * self.size, combine).wait()
         return parts
 
     def _begin(self, x: Tensor, operation: dist.ReduceOp.RedOpType, what: str) -> Pending:
         del what
         combine = sum_in_place if operation == dist.ReduceOp.SUM else _largest_in_place
-        return self._start(Kind.SUM, x, x.nbytes, combine)
+        return self._start(CollectiveKind.SUM, x, x.nbytes, combine)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ Payload = Any  # what one rank brings to a collective
 Combine = Callable[[Mapping[int, Payload]], None]
 
 
-class Kind:
+class CollectiveKind:
     """Names of collectives, as they stand in messages and in the log of exchanges."""
 
     ALIGN = "the start of a step"
@@ -196,24 +196,28 @@ class ThreadMesh(Mesh):
         return cast(dist.Work, _Delivery(self.mailbox, self.runner, row, buffer))
 
     def start_all_reduce(self, bucket: Tensor, ranks: tuple[int, ...]) -> dist.Work:
-        rendezvous = self.mailbox.join("gradients", Kind.GRADIENTS, ranks, self.rank, bucket, sum_in_place)
+        rendezvous = self.mailbox.join(
+            "gradients", CollectiveKind.GRADIENTS, ranks, self.rank, bucket, sum_in_place
+        )
         return cast(dist.Work, Arrival(self.mailbox, self.runner, rendezvous))
 
     def start_reduce_scatter(self, part: Tensor, whole: Tensor, ranks: tuple[int, ...]) -> dist.Work:
         rendezvous = self.mailbox.join(
-            "gradients", Kind.PARTS, ranks, self.rank, (part, whole), partial(scatter, ranks)
+            "gradients", CollectiveKind.PARTS, ranks, self.rank, (part, whole), partial(scatter, ranks)
         )
         return cast(dist.Work, Arrival(self.mailbox, self.runner, rendezvous))
 
     def start_all_gather(self, whole: Tensor, part: Tensor, ranks: tuple[int, ...]) -> dist.Work:
         given = (whole, part.clone())
         rendezvous = self.mailbox.join(
-            "weights", Kind.WEIGHTS, ranks, self.rank, given, partial(gather, ranks)
+            "weights", CollectiveKind.WEIGHTS, ranks, self.rank, given, partial(gather, ranks)
         )
         return cast(dist.Work, Arrival(self.mailbox, self.runner, rendezvous))
 
     def sum_over_all(self, total: Tensor) -> None:
-        rendezvous = self.mailbox.join("world", Kind.NORM, self.ranks, self.rank, total, sum_in_place)
+        rendezvous = self.mailbox.join(
+            "world", CollectiveKind.NORM, self.ranks, self.rank, total, sum_in_place
+        )
         Arrival(self.mailbox, self.runner, rendezvous).wait()
 
     @property
@@ -223,7 +227,9 @@ class ThreadMesh(Mesh):
     def align(self, what: str) -> None:
         del what
         self.runner.place = -1
-        rendezvous = self.mailbox.join("world", Kind.ALIGN, self.ranks, self.rank, None, lambda parts: None)
+        rendezvous = self.mailbox.join(
+            "world", CollectiveKind.ALIGN, self.ranks, self.rank, None, lambda parts: None
+        )
         Arrival(self.mailbox, self.runner, rendezvous).wait()
 
 

@@ -37,7 +37,7 @@ LEAST_ROUNDS = 3
 SMALL = 1e-3  # a usual element of an output's gradient
 
 
-class Kind(Enum):
+class LayerKind(Enum):
     """The passes whose layers are timed."""
 
     PLAIN = "forward that keeps nothing"
@@ -55,7 +55,7 @@ class Part(Enum):
     LATER = "weight gradients left by the backward"
 
 
-Seconds = dict[tuple[int, Kind, Part], list[float]]  # (layer, ...) -> call by call
+Seconds = dict[tuple[int, LayerKind, Part], list[float]]  # (layer, ...) -> call by call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,14 +84,14 @@ def time_window(
     together: Callable[[], object] = dist.barrier if place.size > 1 else _alone
     bench = _Bench(plan, window, device, place.process)
     agree = _first_says if window.num_processes > 1 else _own_clock  # whose clock ends the rounds
-    whole = (Kind.PLAIN, Kind.WHOLE, Kind.INPUT, Kind.WEIGHTS)
+    whole = (LayerKind.PLAIN, LayerKind.WHOLE, LayerKind.INPUT, LayerKind.WEIGHTS)
     together()
     before = bench.clock.gauge()
     _take_turns(bench, whole, budget_s, agree)
     during = bench.clock.gauge()
     bench.split()
     together()
-    _take_turns(bench, (Kind.SPLIT,), budget_s, agree)
+    _take_turns(bench, (LayerKind.SPLIT,), budget_s, agree)
     notes = notes_of(before, during, bench.clock.gauge())
     together()
     steps_s = tuple(bench.optimizer_s())
@@ -114,7 +114,7 @@ def _first_says(go_on: bool) -> bool:  # noqa: FBT001  (the answer itself)
 
 
 def _take_turns(
-    bench: "_Bench", kinds: Sequence[Kind], budget_s: float, agree: Callable[[bool], bool]
+    bench: "_Bench", kinds: Sequence[LayerKind], budget_s: float, agree: Callable[[bool], bool]
 ) -> None:
     settled_s = time.perf_counter() + bench.clock.settle_s
     for kind in kinds:
@@ -172,7 +172,7 @@ class _Bench:
         self._source = torch.Generator(self.clock.device).manual_seed(0)  # the same tokens on all ranks
         self._parameters = list(dict.fromkeys(self._module.parameters()))
         self._splits: list[SplitBackward] = []
-        self._kind = Kind.PLAIN
+        self._kind = LayerKind.PLAIN
         self._starts: list[Stamp] = []
         self._ends: list[Stamp] = []
         self._outputs: list[Tensor] = []  # as the layers gave them, before a border cuts the graph
@@ -184,7 +184,7 @@ class _Bench:
             layer.register_forward_pre_hook(self._on_start)
             layer.register_forward_hook(self._on_end)
 
-    def forget(self, kinds: Sequence[Kind]) -> None:
+    def forget(self, kinds: Sequence[LayerKind]) -> None:
         """What was timed so far of these was warm-up."""
         self.seconds = {key: found for key, found in self.seconds.items() if key[1] not in kinds}
 
@@ -192,24 +192,24 @@ class _Bench:
         """From now on backwards can leave weight gradients for later, layer by layer."""
         self._splits = [SplitBackward(layer) for layer in self._module.layers]
 
-    def run(self, kind: Kind) -> None:
+    def run(self, kind: LayerKind) -> None:
         """One forward, and the backward that belongs to it."""
         self._kind = kind
         self._starts, self._ends, self._outputs, self._back = [], [], [], {}
-        trained = kind in (Kind.WHOLE, Kind.WEIGHTS, Kind.SPLIT)
+        trained = kind in (LayerKind.WHOLE, LayerKind.WEIGHTS, LayerKind.SPLIT)
         for parameter in self._parameters:
             parameter.requires_grad_(trained)
             parameter.grad = torch.zeros_like(parameter) if trained else None
         inputs = self._inputs()
-        with torch.set_grad_enabled(kind is not Kind.PLAIN):
+        with torch.set_grad_enabled(kind is not LayerKind.PLAIN):
             output = self._module(inputs)
         for index, (start, end) in enumerate(zip(self._starts, self._ends, strict=True)):
             self._note(index, Part.FORWARD, start, end)
-        if kind is Kind.WEIGHTS:
+        if kind is LayerKind.WEIGHTS:
             self._backward_by_layer()
-        elif kind is Kind.SPLIT:
+        elif kind is LayerKind.SPLIT:
             self._backward_in_two(output)
-        elif kind is not Kind.PLAIN and output.requires_grad:
+        elif kind is not LayerKind.PLAIN and output.requires_grad:
             self._backward_at_once(output)
         self._read()
 
@@ -223,11 +223,11 @@ class _Bench:
         self._ends.append(self.clock.stamp())
         index = len(self._outputs)
         self._outputs.append(output)
-        if self._kind is Kind.PLAIN:
+        if self._kind is LayerKind.PLAIN:
             return output
-        if self._kind is Kind.WEIGHTS:
+        if self._kind is LayerKind.WEIGHTS:
             return output.detach()
-        if not output.requires_grad and self._kind is Kind.INPUT:  # nothing upstream asks: ask here
+        if not output.requires_grad and self._kind is LayerKind.INPUT:  # nothing upstream asks: ask here
             return output.detach().requires_grad_()
         output.register_hook(lambda gradient: self._on_gradient(index))
         return output
@@ -277,7 +277,7 @@ class _Bench:
 
     def _inputs(self) -> StageInput:
         """Random activations; they ask for a gradient wherever a layer before them could."""
-        wants = self._kind not in (Kind.PLAIN, Kind.WEIGHTS)
+        wants = self._kind not in (LayerKind.PLAIN, LayerKind.WEIGHTS)
         hidden_TD = None
         if self._first > 0 and self._num_tokens:
             hidden_TD = self._random(self._num_tokens, wants)
@@ -338,11 +338,11 @@ class _Medians:
     def __init__(self, layers: Sequence[int], times: Sequence[WindowTimes], *, together: bool) -> None:
         self._layers, self._times, self._together = layers, times, together
 
-    def all_s(self, kind: Kind, part: Part) -> list[float]:
+    def all_s(self, kind: LayerKind, part: Part) -> list[float]:
         found = (t.seconds.get((layer, kind, part), ()) for t in self._times for layer in self._layers)
         return [second for seconds in found for second in seconds]
 
-    def of(self, kind: Kind, part: Part) -> float:
+    def of(self, kind: LayerKind, part: Part) -> float:
         """0 where nothing ran."""
         found = self.all_s(kind, part)
         if not found:
@@ -351,7 +351,7 @@ class _Medians:
             return statistics.median(found)
         return statistics.mean(self._usual_s(times, kind, part) for times in self._times)
 
-    def _usual_s(self, times: WindowTimes, kind: Kind, part: Part) -> float:
+    def _usual_s(self, times: WindowTimes, kind: LayerKind, part: Part) -> float:
         """Of one process, over its passes."""
         layers = [found for layer in self._layers if (found := times.seconds.get((layer, kind, part)))]
         return statistics.median(statistics.mean(alike) for alike in zip(*layers, strict=False))
@@ -368,9 +368,9 @@ def _with_context(row: LayerRow, size: RowWork) -> LayerRow:
 
 
 def _layer_row(layer: Layer, window: Window, medians: _Medians) -> LayerRow:
-    forward_s = medians.all_s(Kind.WHOLE, Part.FORWARD)
-    whole_s = medians.of(Kind.WHOLE, Part.BACKWARD)
-    input_grad_s = min(medians.of(Kind.INPUT, Part.BACKWARD), whole_s)
+    forward_s = medians.all_s(LayerKind.WHOLE, Part.FORWARD)
+    whole_s = medians.of(LayerKind.WHOLE, Part.BACKWARD)
+    input_grad_s = min(medians.of(LayerKind.INPUT, Part.BACKWARD), whole_s)
     return LayerRow(
         signature=signature(layer),
         precision=str(window.precision),
@@ -378,13 +378,13 @@ def _layer_row(layer: Layer, window: Window, medians: _Medians) -> LayerRow:
         tokens_in=window.row.tokens_in,
         tokens_out=window.row.tokens_out,
         attention_area=window.row.attention_area,
-        forward_s=medians.of(Kind.WHOLE, Part.FORWARD),
-        forward_only_s=medians.of(Kind.PLAIN, Part.FORWARD),
+        forward_s=medians.of(LayerKind.WHOLE, Part.FORWARD),
+        forward_only_s=medians.of(LayerKind.PLAIN, Part.FORWARD),
         input_grad_s=input_grad_s,
         weight_grad_s=whole_s - input_grad_s,
-        weight_only_s=medians.of(Kind.WEIGHTS, Part.BACKWARD),
-        split_input_s=medians.of(Kind.SPLIT, Part.BACKWARD),
-        split_weight_s=medians.of(Kind.SPLIT, Part.LATER),
+        weight_only_s=medians.of(LayerKind.WEIGHTS, Part.BACKWARD),
+        split_input_s=medians.of(LayerKind.SPLIT, Part.BACKWARD),
+        split_weight_s=medians.of(LayerKind.SPLIT, Part.LATER),
         spread=quartile_spread(forward_s),
         repeats=len(forward_s),
         tp=window.tp,

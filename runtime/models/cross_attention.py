@@ -110,8 +110,8 @@ def cross_context(plain: Context, device: torch.device, dtype: torch.dtype) -> C
 
 def _tokens(tiles: Tiles, device: torch.device) -> Tensor:
     """Places of an image's tokens, without each tile's padding."""
-    place = torch.arange(tiles.total, device=device)
-    return place[place % tiles.tokens < tiles.seen]
+    index = torch.arange(tiles.total, device=device)
+    return index[index % tiles.tokens < tiles.seen]
 
 
 def _sees(places_Q: Tensor, images: Sequence[Brought], length: int) -> Tensor:

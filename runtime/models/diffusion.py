@@ -134,7 +134,7 @@ class EmbedLatents(InnerLayer):
         time_ND = self.time_out(functional.silu(self.time_in(wave)))
         noisy = [self._noisy(context, index, x_TD) for index in range(len(items))]
         patches_PD = self.patches(torch.cat([each for each, _ in noisy]))
-        patches_PD = patches_PD + torch.cat([place for _, place in noisy])
+        patches_PD = patches_PD + torch.cat([position for _, position in noisy])
         pieces = zip(
             time_ND.split(TIME_TOKENS),
             x_TD.split(list(sizes.conditions)),

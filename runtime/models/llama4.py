@@ -82,9 +82,9 @@ class RoutedExperts(nn.Module):
         """[T, D] sums over each token's experts, which read it times their scores."""
         y_TD = torch.zeros_like(x_TD)
         for expert, weights in enumerate(zip(self.gate_up_proj, self.down_proj, strict=True)):
-            token, place = torch.nonzero(chosen_TK == expert, as_tuple=True)
+            token, index = torch.nonzero(chosen_TK == expert, as_tuple=True)
             if len(token):
-                y_ND = self.run(x_TD[token] * score_TK[token, place, None], *weights)
+                y_ND = self.run(x_TD[token] * score_TK[token, index, None], *weights)
                 y_TD = y_TD.index_add(0, token, y_ND)
         return y_TD
 

@@ -25,8 +25,8 @@ class StageGroups:
         """Those that share its tokens."""
         if stage.cp == 1:
             return None
-        place = next(row.index(mesh.rank) for row in stage.ranks if mesh.rank in row)
-        ranks = tuple(sorted(row[place] for row in stage.ranks))
+        index = next(row.index(mesh.rank) for row in stage.ranks if mesh.rank in row)
+        ranks = tuple(sorted(row[index] for row in stage.ranks))
         return self.join(ContextGroup, mesh, ranks, mesh.context)
 
     def tensor(self, mesh: Mesh, stage: Stage) -> TensorGroup | None:

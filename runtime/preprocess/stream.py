@@ -123,8 +123,8 @@ class Stream:
         return len(self._batches)
 
     def record(self, task: Task) -> Record:
-        position, place = task
-        return self._records[position % self.num_batches * self.batch_size + place]
+        position, index = task
+        return self._records[position % self.num_batches * self.batch_size + index]
 
     def batch_of(self, example: int) -> int:
         """Which batch of an epoch has the example; ValueError where none has."""
@@ -174,8 +174,8 @@ class Stream:
             self._check_parts(task, result.header)
         if not self.leases.complete(task):
             return False
-        position, place = task
-        self._batches[position].results[place] = result
+        position, index = task
+        self._batches[position].results[index] = result
         return True
 
     def _check_parts(self, task: Task, header: Mapping[str, Any]) -> None:
@@ -213,5 +213,5 @@ class Stream:
             del self._batches[position]
         for position in sorted(wanted - self._batches.keys()):
             self._batches[position] = _Batch([None] * self.batch_size)
-            for place in range(self.batch_size):
-                self.leases.add((position, place))
+            for index in range(self.batch_size):
+                self.leases.add((position, index))

@@ -45,7 +45,7 @@ class TornError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class TensorFormat:
     """Type and shape of a tensor; the type as safetensors names it."""
 
     dtype: str
@@ -67,7 +67,7 @@ class Manifest:
 
     num_bytes: int
     sha256: str
-    tensors: Mapping[str, Kind]
+    tensors: Mapping[str, TensorFormat]
     about: Mapping[str, Any]
 
 
@@ -182,7 +182,7 @@ def read_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> Manifest:
         kind = manifest.tensors.get(key)
         if kind is None:
             raise ValueError(f"{folder} has no tensor {key!r}")
-        if kind != (want := Kind(NAME_OF[tensor.dtype], tuple(tensor.shape))):
+        if kind != (want := TensorFormat(NAME_OF[tensor.dtype], tuple(tensor.shape))):
             raise ValueError(f"{folder}: {key!r} is {kind}, want {want}")
     try:
         with safe_open(folder / TENSORS, framework="pt") as file:
@@ -259,12 +259,12 @@ def _manifest(found: Any) -> Manifest:
     raise ValueError("want format, bytes, sha256, tensors and about")
 
 
-def _kind(key: str, found: Any) -> Kind:
+def _kind(key: str, found: Any) -> TensorFormat:
     match found:
         case {"dtype": str(dtype), "shape": list(shape)} if (
             len(found) == 2
             and dtype in NAME_OF.values()
             and all(type(side) is int and side >= 0 for side in shape)
         ):
-            return Kind(dtype, tuple(shape))
+            return TensorFormat(dtype, tuple(shape))
     raise ValueError(f"tensor {key!r:.60}: want dtype and shape")

@@ -72,11 +72,11 @@ class Allocations(TorchDispatchMode):
         return height
 
     def _note(self, storage: torch.UntypedStorage) -> None:
-        place, size = storage._cdata, storage.nbytes()
+        index, size = storage._cdata, storage.nbytes()
         with self._lock:
-            if place in self._alive:
+            if index in self._alive:
                 return
-            self._alive[place] = weakref.ref(storage, lambda _: self._forget(place, size))
+            self._alive[index] = weakref.ref(storage, lambda _: self._forget(index, size))
             self.num_bytes += size
             if self.num_bytes > self._height.num_bytes:
                 self._height = Height(time.perf_counter(), self.num_bytes)

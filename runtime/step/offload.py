@@ -37,9 +37,9 @@ class Offload:
             ValueError: memory that other tensors use too.
         """
         moved: list[tuple[Storage, Storage]] = []
-        for place, storage in enumerate(self._storages(stage, optimizer)):
+        for index, storage in enumerate(self._storages(stage, optimizer)):
             if storage.device.type == "cuda":
-                host = self._lane(storage.device).take(storage, (stage, place))
+                host = self._lane(storage.device).take(storage, (stage, index))
             else:
                 host = torch.empty(storage.nbytes(), dtype=torch.uint8, device="cpu").untyped_storage()
                 host.copy_(storage)

@@ -231,8 +231,8 @@ def _receives_of(lowered: Lowered, mesh: Mesh) -> dict[tuple[Route, int], list[T
             found.setdefault((row.route, row.source_rank), []).append(row)
     for (route, leader), rows in found.items():
         if route is Route.BROADCAST:
-            place = {number: index for index, number in enumerate(broadcasts_of(lowered, leader))}
-            rows.sort(key=lambda row: place[row.row])
+            position = {number: index for index, number in enumerate(broadcasts_of(lowered, leader))}
+            rows.sort(key=lambda row: position[row.row])
     return found
 
 

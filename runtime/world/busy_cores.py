@@ -55,7 +55,7 @@ def _all_s() -> float | None:
     if not STAT.is_file() or len(os.sched_getaffinity(0)) != os.cpu_count():
         return None
     fields = STAT.read_text(encoding="ascii").partition("\n")[0].split()[1:]
-    return sum(float(fields[place]) for place in BUSY) / os.sysconf("SC_CLK_TCK")
+    return sum(float(fields[index]) for index in BUSY) / os.sysconf("SC_CLK_TCK")
 
 
 def process_seconds(processes: Iterable[int]) -> dict[int, float]:

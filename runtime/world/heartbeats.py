@@ -134,8 +134,8 @@ def heartbeats_of(
         owners: the process of every rank; the first one's tells this attempt from a launcher's earlier ones.
     """
     hosts = hosts_of(owners)
-    place = next((place for place, host in enumerate(hosts) if host.ranks[0] == rank), None)
-    if len(hosts) == 1 or place is None:
+    index = next((index for index, host in enumerate(hosts) if host.ranks[0] == rank), None)
+    if len(hosts) == 1 or index is None:
         return None
     first, address, port = owners[0], environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
 
@@ -144,4 +144,4 @@ def heartbeats_of(
         store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=wait)
         return PrefixStore(f"heartbeats/{first.host}/{first.pid}/{first.start}", store)
 
-    return Heartbeats(connect, hosts, place, end)
+    return Heartbeats(connect, hosts, index, end)

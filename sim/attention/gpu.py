@@ -118,9 +118,9 @@ def _dispatch(
         start_s[block] = heap_s[0]
         time = heap_s[0] + duration_s[block]
         end_s[block] = free_s[chosen] = time
-        place = 0
+        index = 0
         while True:
-            child = 2 * place + 1
+            child = 2 * index + 1
             if child >= num_units:
                 break
             right = child + 1
@@ -131,11 +131,11 @@ def _dispatch(
                 child = right
             if heap_s[child] > time or (heap_s[child] == time and heap_unit[child] > chosen):
                 break
-            heap_s[place] = heap_s[child]
-            heap_unit[place] = heap_unit[child]
-            place = child
-        heap_s[place] = time
-        heap_unit[place] = chosen
+            heap_s[index] = heap_s[child]
+            heap_unit[index] = heap_unit[child]
+            index = child
+        heap_s[index] = time
+        heap_unit[index] = chosen
     return unit, start_s, end_s
 
 

@@ -28,7 +28,7 @@ class Iteration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class EqualIterations:
     """Equal iterations: rounds that start `round_s` apart, in each `per_round` of them one after the other.
 
     `samples` is what each adds: 0 where it was cut off or undone.
@@ -53,8 +53,8 @@ class Stretch:
 
     def iterations(self) -> Iterator[Iteration]:
         """One by one."""
-        for place in range(self.num_iterations):
-            round_, within = divmod(place, self.per_round)
+        for index in range(self.num_iterations):
+            round_, within = divmod(index, self.per_round)
             start_s = self.start_s + round_ * self.round_s + within * self.iteration_s
             yield Iteration(start_s=start_s, end_s=start_s + self.iteration_s, samples=self.samples)
 
@@ -74,7 +74,7 @@ class FailureRun:
     system: str
     window_s: float
     spent_s: tuple[tuple[Spent, float], ...]
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[EqualIterations, ...]
     num_recoveries: int
     node_s: float
 

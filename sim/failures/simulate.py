@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf, isfinite
 
-from sim.failures.run import FailureRun, Spent, Stretch
+from sim.failures.run import EqualIterations, FailureRun, Spent
 from sim.failures.training_system import Checkpoints, Joins, Restart, System
 from workbench.elastic.availability import Availability, Stay
 
@@ -103,9 +103,9 @@ class _Job:
         self._doomed: set[str] = set()  # warned of
         self._members = system.working(usable)  # of the current configuration, or of the one being set up
         self._spent = dict.fromkeys(Spent, 0.0)
-        self._stretches: list[Stretch] = []
-        self._fresh: list[Stretch] = []  # since the last checkpoint
-        self._copied: list[Stretch] = []  # of the last checkpoint, until `_copy_end_s`
+        self._stretches: list[EqualIterations] = []
+        self._fresh: list[EqualIterations] = []  # since the last checkpoint
+        self._copied: list[EqualIterations] = []  # of the last checkpoint, until `_copy_end_s`
         self._copy_end_s = 0.0
         self._switches_s: deque[float] = deque()  # when new configurations take over
         self._must_save, self._grown, self._failed = False, False, False
@@ -280,10 +280,10 @@ class _Job:
         self._spent[Spent.CHECKPOINT] += count * (round_s - work_s)
         self._now_s += count * round_s
 
-    def _stretch(self, lasted_s: float, count: int = 1) -> Stretch:
+    def _stretch(self, lasted_s: float, count: int = 1) -> EqualIterations:
         """Iterations, or a part of one, from the last beginning."""
         nodes = len(self._members)
-        return Stretch(
+        return EqualIterations(
             start_s=self._since_s,
             iteration_s=lasted_s,
             samples=lasted_s * self._system.rate(nodes),
@@ -291,7 +291,7 @@ class _Job:
             per_round=count,
         )
 
-    def _keep(self, stretches: list[Stretch]) -> None:
+    def _keep(self, stretches: list[EqualIterations]) -> None:
         """They count from now on; the list is emptied."""
         for stretch in stretches:
             idle_s = stretch.lasted_s * self._system.idle_share(stretch.num_nodes)
@@ -302,7 +302,7 @@ class _Job:
         self._stretches += stretches
         stretches.clear()
 
-    def _lose(self, stretches: list[Stretch]) -> None:
+    def _lose(self, stretches: list[EqualIterations]) -> None:
         """They never count; the list is emptied."""
         self._spent[Spent.LOST] += sum(stretch.lasted_s for stretch in stretches)
         self._stretches += (replace(stretch, samples=0.0) for stretch in stretches)

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Container, Iterable, Mapping
 from functools import partial
 from itertools import repeat
-from math import isfinite, isnan
+from math import inf, isnan
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from workbench.collector import collector_paused
 from workbench.elastic.layerwise import LastBackward
 from workbench.memory.account import MemoryTable
 from workbench.plan.codec import plan_hash
-from workbench.plan.lowered import Lowered
+from workbench.plan.lowered import Lowered, Transfer
 from workbench.plan.plan import Plan, Program
 from workbench.schedule.action import STEP, Action
 from workbench.trace import Executor, Lane, MemorySample, Message, Span, Trace
@@ -75,6 +76,9 @@ def simulate(
 # Of 10^5 tuples each; `Span(*each)` runs Python code for every one.
 _as_span: Callable[[Iterable[Any]], Span] = partial(tuple.__new__, Span)
 _as_sample: Callable[[Iterable[Any]], MemorySample] = partial(tuple.__new__, MemorySample)
+_CARRIED = itemgetter(
+    *map(Transfer._fields.index, ("row", "edge", "source_rank", "destination_ranks", "num_bytes"))
+)
 _as_message: Callable[[Iterable[Any]], Message] = partial(tuple.__new__, Message)
 
 
@@ -132,7 +136,8 @@ def _prices(plan: Plan, duration_s: Callable[[Action], float]) -> dict[Action, f
     actions = dict.fromkeys(action for program in plan.programs for action in program.actions)
     prices = {action: float(duration_s(action)) for action in actions}
     for action, price_s in prices.items():
-        _check_price(f"action {action}", price_s)
+        if not _is_price(price_s):
+            raise ValueError(_price_text(f"action {action}", price_s))
     return prices
 
 
@@ -143,13 +148,17 @@ def _steps(
         return {rank: prices.get(STEP, 0.0) for rank in plan.program}
     steps_s = {rank: float(step_s(rank)) for rank in plan.program}
     for rank, price_s in steps_s.items():
-        _check_price(f"rank {rank} in {STEP}", price_s)
+        if not _is_price(price_s):
+            raise ValueError(_price_text(f"rank {rank} in {STEP}", price_s))
     return steps_s
 
 
-def _check_price(name: str, price_s: float) -> None:
-    if not isfinite(price_s) or price_s < 0:
-        raise ValueError(f"{name}: duration must be >= 0 s and finite, got {price_s}")
+def _is_price(price_s: float) -> bool:
+    return 0 <= price_s < inf
+
+
+def _price_text(name: str, price_s: float) -> str:
+    return f"{name}: duration must be >= 0 s and finite, got {price_s}"
 
 
 class _Done(NamedTuple):
@@ -232,14 +241,12 @@ def _lane(action: Action, together: Container[Action], sharded: Container[Action
 
 def _messages(lowered: Lowered, network: Network) -> tuple[Message, ...]:
     """One per row and destination; local rows never started on a link."""
-    columns = zip(lowered.transfers, network.ready_s, network.start_s, network.end_s, strict=True)
-    return tuple(
-        [
-            _as_message(
-                (row.row, row.edge, row.source_rank, destination, row.num_bytes, ready_s, start_s, end_s)
-            )
-            for row, ready_s, start_s, end_s in columns
-            if not isnan(start_s)
-            for destination in row.destination_ranks
-        ]
-    )
+    rows = map(_CARRIED, lowered.transfers)
+    columns = zip(rows, network.ready_s, network.start_s, network.end_s, strict=True)
+    each = [
+        (row, edge, source, destination, num_bytes, ready_s, start_s, end_s)
+        for (row, edge, source, destinations, num_bytes), ready_s, start_s, end_s in columns
+        if not isnan(start_s)
+        for destination in destinations
+    ]
+    return tuple(map(_as_message, each))

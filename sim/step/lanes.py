@@ -93,9 +93,9 @@ class Lanes:
             self._end((task,))
 
     def _end(self, tasks: Iterable[int]) -> None:
-        now = self._env.now
+        now, end_s = self._env.now, self.end_s
         for task in tasks:
-            self.end_s[task] = now
+            end_s[task] = now
         self._has_ended(tasks)
 
     def _arrived(self, rows: Iterable[int]) -> None:

@@ -1,5 +1,6 @@
 """Links: a message occupies exactly one, its route's slowest; who goes first is decided once per instant."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from math import inf, nan
@@ -105,16 +106,17 @@ class Network:
 
     def send(self, rows: Iterable[int]) -> None:
         """These are ready: local rows are there at once, any other waits for its port."""
-        now, is_free = self._env.now, self._is_free
+        now, is_free, ready_s = self._env.now, self._is_free, self.ready_s
+        port_of, waiting = self._port, self._waiting
         local: list[int] = []
         undecided: list[int] = []
         for row in rows:
-            self.ready_s[row] = now
-            port = self._port[row]
+            ready_s[row] = now
+            port = port_of[row]
             if port < 0:
                 local.append(row)
                 continue
-            heappush(self._waiting[port], (now, row))
+            heappush(waiting[port], (now, row))
             if is_free[port]:
                 undecided.append(port)
         self._decide_later(undecided)
@@ -129,30 +131,32 @@ class Network:
     def _decide(self) -> None:
         """Every free port takes its lowest (ready time, row)."""
         ports, self._undecided = self._undecided, []
-        now, is_free = self._env.now, self._is_free
-        started: dict[float, list[int]] = {}
+        now, is_free, start_s = self._env.now, self._is_free, self.start_s
+        waiting, transmit_s_of = self._waiting, self._transmit_s
+        started: defaultdict[float, list[int]] = defaultdict(list)
         for port in ports:
-            waiting = self._waiting[port]
-            if waiting and is_free[port]:
+            if is_free[port] and waiting[port]:
                 is_free[port] = False
-                row = heappop(waiting)[1]
-                self.start_s[row] = now
-                started.setdefault(self._transmit_s[row], []).append(row)
+                row = heappop(waiting[port])[1]
+                start_s[row] = now
+                started[transmit_s_of[row]].append(row)
         for transmit_s, rows in started.items():
             after(self._env, transmit_s, self._transmitted, rows)
 
     def _transmitted(self, rows: list[int]) -> None:
-        travelling: dict[float, list[int]] = {}
+        is_free, waiting, latency_s_of = self._is_free, self._waiting, self._latency_s
+        travelling: defaultdict[float, list[int]] = defaultdict(list)
         ports = [self._port[row] for row in rows]
-        for port, row in zip(ports, rows, strict=True):
-            self._is_free[port] = True
-            travelling.setdefault(self._latency_s[row], []).append(row)
-        self._decide_later([port for port in ports if self._waiting[port]])
+        for port in ports:
+            is_free[port] = True
+        for row in rows:
+            travelling[latency_s_of[row]].append(row)
+        self._decide_later([port for port in ports if waiting[port]])
         for latency_s, together in travelling.items():
             after(self._env, latency_s, self._deliver, together)
 
     def _deliver(self, rows: list[int]) -> None:
-        now = self._env.now
+        now, end_s = self._env.now, self.end_s
         for row in rows:
-            self.end_s[row] = now
+            end_s[row] = now
         self._arrived(rows)

@@ -105,7 +105,7 @@ def test_a_plan_follows_the_jobs_schedule(strategy: str, kind: ScheduleKind, pla
                 assert len(homes) % kind.usual_virtual_stages == 0
             else:
                 assert len(homes) == 2 * kind.usual_virtual_stages
-            assert homes == [homes[rank_block(schedule, place, len(homes))] for place in range(len(homes))]
+            assert homes == [homes[rank_block(schedule, index, len(homes))] for index in range(len(homes))]
     kinds = {action.kind for action in plan.program_actions}
     assert (Pass.W in kinds) == kind.splits_backward
     assert Sweep(lowered).times(lambda action: 1.0).iteration_s > 0

@@ -81,8 +81,8 @@ def _factor(profile: Profile, rehearsals: Sequence[Rehearsal], kind: str, where:
     if len(pairs) < 2 or factor <= 0:
         return _Factor(str(kind), factor, None)
     errors = [
-        abs(_ratio([*pairs[:place], *pairs[place + 1 :]]) * simulated_s / executed_s - 1)
-        for place, (simulated_s, executed_s) in enumerate(pairs)
+        abs(_ratio([*pairs[:index], *pairs[index + 1 :]]) * simulated_s / executed_s - 1)
+        for index, (simulated_s, executed_s) in enumerate(pairs)
         if executed_s > 0
     ]
     return _Factor(str(kind), factor, quality(f"{kind} {where}, x {factor:.3f}", errors))

@@ -75,8 +75,8 @@ def flash3_heads() -> tuple[SustainedHeads, ...]:
     found = []
     for width in (64, 128, 256):
         for causal in (False, True):
-            forward = tuple(_forward(width, place, causal=causal) for place in range(len(LENGTHS)))
-            backward = tuple(rate * _backward_ratio(width, place) for place, rate in enumerate(forward))
+            forward = tuple(_forward(width, index, causal=causal) for index in range(len(LENGTHS)))
+            backward = tuple(rate * _backward_ratio(width, index) for index, rate in enumerate(forward))
             measured = not causal and width == 128
             found.append(_heads(width, causal, (forward, backward), _FLASH3, measured))
     return tuple(found)

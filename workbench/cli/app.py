@@ -11,6 +11,7 @@ from typer.main import get_command
 from workbench.cli.console import OneLineErrors
 from workbench.cli.extras import DISTRIBUTION, missing_text
 from workbench.cli.table_format import lists
+from workbench.collector import collector_paused
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Command:
     summary: str
     lists: bool = True
 
+    @collector_paused(many=0)
     def load(self, name: str) -> Any:
         """The command itself."""
         found = getattr(import_module(f"workbench.cli.{self.module}"), self.function)
@@ -47,7 +49,7 @@ COMMANDS = {
     ),
     "plan": Command("planning", "plan_command", "Turn a job into a plan."),
     "search": Command(
-        "planning",
+        "search",
         "search_command",
         "Plan a job with every strategy, and with every schedule asked for; simulate all plans "
         "and rank them.",

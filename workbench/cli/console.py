@@ -90,14 +90,16 @@ def show(*parts: Table | str) -> None:
         texts += [str(part.caption) for part in parts if isinstance(part, Table) and part.caption]
         sys.stderr.write("".join(f"{plain(text)}\n" for text in texts))
         return
-    console = Console(highlight=False)
-    free = Console(highlight=False, width=MOST_COLUMNS)
+    console = Console(highlight=False, emoji=False)
+    free = Console(highlight=False, emoji=False, width=MOST_COLUMNS)
     tables = [part for part in parts if isinstance(part, Table)]
     width = max((_uncut_columns(table) for table in tables), default=0)
     if not console.is_terminal:
         widths = (Measurement.get(free, free.options, table).maximum for table in tables)
         width = max(PIPE_COLUMNS, width, *widths)
-    console = Console(highlight=False, width=max(width, console.width if console.is_terminal else 0))
+    console = Console(
+        highlight=False, emoji=False, width=max(width, console.width if console.is_terminal else 0)
+    )
     for part in parts:
         if isinstance(part, str):
             console.print(part, markup=False, soft_wrap=True)

@@ -67,9 +67,9 @@ def calibrate_command(
     from runtime.world.pool import Pool
 
     measured = device_of(device)
-    for place in (output, rows):
-        if place is not None:
-            check_writable(place)
+    for index in (output, rows):
+        if index is not None:
+            check_writable(index)
     others = [read_measurement(path) for path in more or ()]
     plans = [_any_plan(job) for job in ([load_job(path) for path in jobs] if jobs else _demo_jobs())]
     concurrency = min(len(plans[0].ranks), plans[0].cluster.nodes[0].num_cores or 1)

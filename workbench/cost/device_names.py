@@ -52,7 +52,8 @@ def shipped_device(name: str, known: Sequence[str]) -> str:
         raise ValueError(f"no profile {name!r}: want one of {', '.join(fitting)}; nearest: {fitting[0]}")
     lowered = {each.lower(): each for each in known}
     near = [lowered[each] for each in get_close_matches(name.lower(), lowered, n=SHOWN, cutoff=0.0)]
-    said = f"a file or one of {len(known)} such as {', '.join(near)}"
+    file = "a file, which `workbench calibrate` writes," if name.endswith(".json") else "a file"
+    said = f"{file} or one of {len(known)} such as {', '.join(near)}"
     raise ValueError(f"no profile {name!r}: want {said}; nearest: {near[0]}")
 
 

@@ -90,7 +90,7 @@ def copies_share(num_places: int, num_experts: int, num_chosen: int) -> float:
     return num_places * (1.0 - missed) / num_chosen
 
 
-class Exchange(NamedTuple):
+class ExpertExchange(NamedTuple):
     """One collective; bytes as `Collective` counts them. Of rows of tokens: among how many experts each
     chooses, and how many; else 0."""
 
@@ -101,11 +101,11 @@ class Exchange(NamedTuple):
     num_chosen: int = 0
 
 
-class Exchanges(NamedTuple):
+class ExpertExchanges(NamedTuple):
     """Those of a forward, and (operator in front of which it stands, exchange) of a backward."""
 
-    forward: tuple[Exchange, ...] = ()
-    backward: tuple[tuple[int, Exchange], ...] = ()
+    forward: tuple[ExpertExchange, ...] = ()
+    backward: tuple[tuple[int, ExpertExchange], ...] = ()
 
 
 def _chosen(split: Layer) -> int:
@@ -114,7 +114,9 @@ def _chosen(split: Layer) -> int:
     return next(joins).num_passes - 1
 
 
-def exchanges_of(split: Layer, work: Work, grid: Grid, element_bytes: int, *, divided: bool) -> Exchanges:
+def exchanges_of(
+    split: Layer, work: Work, grid: Grid, element_bytes: int, *, divided: bool
+) -> ExpertExchanges:
     """What ranks exchange around distributed experts.
 
     Forward: how many rows go where, the rows (tokens x experts of each x width, as many as the busiest
@@ -128,19 +130,19 @@ def exchanges_of(split: Layer, work: Work, grid: Grid, element_bytes: int, *, di
         element_bytes: of activations.
         divided: whether tensor-parallel ranks divide tokens around the mixture anyway.
     """
-    places = {each.name: place for place, each in enumerate(split.operators)}
+    places = {each.name: index for index, each in enumerate(split.operators)}
     first = next((each for each in split.operators if each.name.startswith(EXPERT)), None)
     if grid.ep == 1 or not isinstance(first, Matmul):
-        return Exchanges()
+        return ExpertExchanges()
     held = num_experts(split)
     num_bytes = operator_tokens(first, work, grid) * held * first.in_features * element_bytes
-    counts = Exchange(Collective.ALL_TO_ALL, held * grid.ep * COUNT_BYTES, grid.ep)
-    rows = Exchange(Collective.ALL_TO_ALL, num_bytes, grid.ep, held * grid.ep, _chosen(split))
+    counts = ExpertExchange(Collective.ALL_TO_ALL, held * grid.ep * COUNT_BYTES, grid.ep)
+    rows = ExpertExchange(Collective.ALL_TO_ALL, num_bytes, grid.ep, held * grid.ep, _chosen(split))
     forward = [counts, rows, rows]
     backward = [(places[COMBINE], rows), (places[first.name], rows)]
     if grid.tp > 1 and not divided:
         tokens = work.tokens(first.tokens) / grid.cp
-        whole = Exchange(Collective.ALL_GATHER, tokens * first.in_features * element_bytes, grid.tp)
+        whole = ExpertExchange(Collective.ALL_GATHER, tokens * first.in_features * element_bytes, grid.tp)
         forward.append(whole)
         backward.append((places[ROUTER], whole))
-    return Exchanges(tuple(forward), tuple(backward))
+    return ExpertExchanges(tuple(forward), tuple(backward))

@@ -1,6 +1,7 @@
 """Reading a table of measured rates between its points."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ NUM_NEIGHBOURS = 6
 SLACK = 1e-6  # of distances, more than what is rounded
 HALVED = 64  # cells, until what no reading is above is taken as it is
 NARROW = 1 / 64  # octaves, of a cell that is not halved
+_Line = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 class Reading(NamedTuple):
@@ -64,29 +66,38 @@ class Surface:
         self._known: dict[tuple[float, ...], Reading] = {}
         self._most: dict[tuple[tuple[float, ...], tuple[float, ...]], float] = {}
 
-    @property
+    @cached_property
     def low(self) -> tuple[float, ...]:
         """Smallest measured value of every coordinate."""
         return tuple(float(value) for value in np.exp2(self._low))
 
-    @property
+    @cached_property
     def high(self) -> tuple[float, ...]:
         """Largest measured value of every coordinate."""
         return tuple(float(value) for value in np.exp2(self._high))
 
-    @property
+    @cached_property
     def extremes(self) -> tuple[float, float]:
         """Least and most rate of all points, between which every reading lies."""
         return float(np.exp2(self._log_rate.min())), float(np.exp2(self._log_rate.max()))
+
+    @cached_property
+    def _line(self) -> _Line | None:
+        """Of a surface over one coordinate."""
+        return _line(self._coordinates, self._log_rate) if self._coordinates.shape[1] == 1 else None
 
     def read(self, *coordinates: float) -> Reading:
         """The rate at these coordinates."""
         found = self._known.get(coordinates)
         if found is None:
             asked = np.log2(np.asarray(coordinates, dtype=np.float64))
-            at = np.clip(asked, self._low, self._high)
-            inside = bool(np.abs(asked - at).max() < 1e-9)
-            found = Reading(float(np.exp2(_between(self._coordinates, self._log_rate, at))), inside)
+            at = np.minimum(np.maximum(asked, self._low), self._high)
+            inside = bool(np.maximum.reduce(np.abs(asked - at)) < 1e-9)
+            if self._line is None:
+                log_rate = _shepard(np.add.reduce(np.abs(self._coordinates - at), axis=1), self._log_rate)
+            else:
+                log_rate = _on_line(self._line, at)
+            found = Reading(float(np.exp2(log_rate)), inside)
             self._known[coordinates] = found
         return found
 
@@ -131,12 +142,12 @@ class Surface:
                 break
             heappop(cells)
             middle = (cell.low[axis] + cell.high[axis]) / 2
-            for place, (first, last) in enumerate(
+            for index, (first, last) in enumerate(
                 ((cell.low, cell.high.copy()), (cell.low.copy(), cell.high))
             ):
-                (last if place == 0 else first)[axis] = middle
+                (last if index == 0 else first)[axis] = middle
                 half = self._cell(first, last, cell)
-                heappush(cells, (-half.most, number + place, half))
+                heappush(cells, (-half.most, number + index, half))
         return cells[0][2].most
 
     def _cell(self, low: NDArray[np.float64], high: NDArray[np.float64], within: Cell | None) -> Cell:
@@ -176,11 +187,11 @@ class Surface:
             raise ValueError(f"leave-one-out wants at least two points, or three in a line, got {len(order)}")
         kept = np.ones(len(order), dtype=bool)
         errors = np.empty(len(folds))
-        for place, index in enumerate(folds):
+        for position, index in enumerate(folds):
             kept[index] = False
             at = self._coordinates[index]
             predicted = _between(self._coordinates[kept], self._log_rate[kept], at)
-            errors[place] = abs(np.exp2(predicted - self._log_rate[index]) - 1)
+            errors[position] = abs(np.exp2(predicted - self._log_rate[index]) - 1)
             kept[index] = True
         return float(np.median(errors)), float(np.quantile(errors, 0.9))
 
@@ -188,18 +199,28 @@ class Surface:
 def _between(coordinates: NDArray[np.float64], value: NDArray[np.float64], at: NDArray[np.float64]) -> float:
     if coordinates.shape[1] > 1:
         return _shepard(np.abs(coordinates - at).sum(axis=1), value)
+    return _on_line(_line(coordinates, value), at)
+
+
+def _line(coordinates: NDArray[np.float64], value: NDArray[np.float64]) -> _Line:
+    """Over one coordinate: the places, ascending, and the mean of the values at each."""
     places, inverse = np.unique(coordinates[:, 0], return_inverse=True)
-    means = np.bincount(inverse, weights=value) / np.bincount(inverse)
-    return float(np.interp(at[0], places, means))
+    return places, np.bincount(inverse, weights=value) / np.bincount(inverse)
+
+
+def _on_line(line: _Line, at: NDArray[np.float64]) -> float:
+    return float(np.interp(at[0], *line))
 
 
 def _shepard(distance: NDArray[np.float64], value: NDArray[np.float64]) -> float:
-    nearest = min(NUM_NEIGHBOURS, int(np.isfinite(distance).sum())) - 1
-    radius = float(np.partition(distance, nearest)[nearest])
-    near = distance <= radius + 1e-9
+    """By ufuncs themselves: `sum` and its like are Python around them, which takes most of a reading."""
+    nearest = min(NUM_NEIGHBOURS, int(np.count_nonzero(np.isfinite(distance)))) - 1
+    ascending = distance.copy()
+    ascending.partition(nearest)
+    near = distance <= float(ascending[nearest]) + 1e-9
     distance, value = distance[near], value[near]
     exact = distance < 1e-9
-    if exact.any():
+    if np.count_nonzero(exact):
         return float(value[exact].mean())
     weight = distance**-2.0
-    return float((weight * value).sum() / weight.sum())
+    return float(np.add.reduce(weight * value) / np.add.reduce(weight))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import compress
 from typing import NamedTuple
 
@@ -136,36 +137,45 @@ class MeasuredLayer:
         return next((p for p in self._points if (p.rows, p.row) == (len(work.rows), row)), None)
 
 
+class _Fit(NamedTuple):
+    """Coefficients of a size's features, and measured over fitted between the measured sizes."""
+
+    coefficients: NDArray[np.float64]
+    ratio: Surface
+
+
 class _Column:
-    """One kind of time over what `_Size` says."""
+    """One kind of time over what `_Size` says; fitted when first asked, as few columns ever are."""
 
     def __init__(self, sizes: Sequence[_Size], seconds: NDArray[np.float64]) -> None:
-        features = np.array([size.features for size in sizes])
-        self._zero = not (seconds > 0).any()
-        self._coefficients: NDArray[np.float64] = np.zeros(features.shape[1])
-        self._ratio: Surface | None = None
-        if self._zero:
-            return
-        kept = seconds > 0
-        features, seconds = features[kept], seconds[kept]
+        self._sizes, self._seconds = sizes, seconds
+
+    @cached_property
+    def _fit(self) -> _Fit | None:
+        """None where no time is above 0."""
+        kept = self._seconds > 0
+        if not kept.any():
+            return None
+        features = np.array([size.features for size in self._sizes])[kept]
+        seconds = self._seconds[kept]
         scale = features.max(axis=0)
         scale[scale == 0] = 1.0
         solution, _ = optimize.nnls(features / scale / seconds[:, None], np.ones(len(seconds)))
-        self._coefficients = solution / scale
-        fitted = features @ self._coefficients
-        ratios = zip(compress(sizes, kept), seconds / fitted, strict=True)
-        points = [(*size.place, float(ratio)) for size, ratio in ratios]
-        self._ratio = Surface(points)
+        coefficients = solution / scale
+        ratios = zip(compress(self._sizes, kept), seconds / (features @ coefficients), strict=True)
+        return _Fit(coefficients, Surface([(*size.place, float(ratio)) for size, ratio in ratios]))
 
     def read(self, size: _Size) -> float:
-        if self._ratio is None:
+        if self._fit is None:
             return 0.0
-        return float(np.array(size.features) @ self._coefficients) * self._ratio.read(*size.place).rate
+        return (
+            float(np.array(size.features) @ self._fit.coefficients) * self._fit.ratio.read(*size.place).rate
+        )
 
     def least(self, size: _Size) -> float:
-        if self._ratio is None:
+        if self._fit is None:
             return 0.0
-        return float(np.array(size.features)[1:] @ self._coefficients[1:]) * self._ratio.extremes[0]
+        return float(np.array(size.features)[1:] @ self._fit.coefficients[1:]) * self._fit.ratio.extremes[0]
 
 
 def _is_between(least: int, value: int, most: int) -> bool:

@@ -11,7 +11,7 @@ from workbench.cost.execution import (
     TokenCopies,
     TokenTravel,
 )
-from workbench.cost.expert_parallel import ROUTER, Exchange, copies_share, exchanges_of, on_rank
+from workbench.cost.expert_parallel import ROUTER, ExpertExchange, copies_share, exchanges_of, on_rank
 from workbench.cost.group_link import GroupLink
 from workbench.cost.hardware import Link
 from workbench.cost.kernel_times import ELEMENT_BYTES, KernelTimes
@@ -170,7 +170,7 @@ class OperatorSums:
         share = left_s(back_s, backward_s) / back_s
         return left_s(there_s, forward_s), [(index, share * seconds) for index, seconds in back]
 
-    def _exchange_s(self, exchange: Exchange) -> float:
+    def _exchange_s(self, exchange: ExpertExchange) -> float:
         link = self._links.experts if exchange.kind is Collective.ALL_TO_ALL else self._links.tensor
         assert link is not None, "a grid of several ranks has links"
         if exchange.kind is Collective.ALL_TO_ALL:
@@ -180,13 +180,13 @@ class OperatorSums:
         seconds = self._collective_s(exchange.kind, exchange.num_bytes, exchange.num_ranks, link)
         return seconds + self._sorted_s(exchange)
 
-    def _sorted_s(self, rows: Exchange) -> float:
+    def _sorted_s(self, rows: ExpertExchange) -> float:
         """Of rows that come sender by sender, read and written once more to stand expert by expert, or the
         reverse (Megatron-Core, `sort_chunks_by_idxs` of `MoEAlltoAllTokenDispatcher`)."""
         has_several = rows.num_experts > rows.num_ranks
         return self._cost.moved_s(2 * rows.num_bytes) if has_several else 0.0
 
-    def _once_s(self, rows: Exchange, link: Link) -> float:
+    def _once_s(self, rows: ExpertExchange, link: Link) -> float:
         """Of tokens that travel once to a node and, behind that, once to each rank in it."""
 
         def shared_bytes(num_places: int) -> float:

@@ -161,8 +161,8 @@ def pairs_of(
 def _gemms(layer: Layer, work: Work, grid: Grid, places: Iterable[int]) -> list[Gemm]:
     """Products at these places, but for those of experts."""
     found = []
-    for place in places:
-        operator = layer.operators[place]
+    for index in places:
+        operator = layer.operators[index]
         if isinstance(operator, Matmul) and not operator.name.startswith((EXPERT, SHARED)):
             found.append(gemm_of(operator, work, grid))
     return found
@@ -171,12 +171,12 @@ def _gemms(layer: Layer, work: Work, grid: Grid, places: Iterable[int]) -> list[
 def _sharing(layer: Layer, first: int) -> list[int]:
     """Column-cut products from that one on, up to what closes their region: they read one tensor."""
     places = []
-    for place in range(first, len(layer.operators)):
-        operator = layer.operators[place]
+    for index in range(first, len(layer.operators)):
+        operator = layer.operators[index]
         if isinstance(operator, Attention) or (isinstance(operator, Matmul) and operator.shard is Shard.ROW):
             break
         if isinstance(operator, Matmul) and operator.shard is Shard.COLUMN:
-            places.append(place)
+            places.append(index)
     return places
 
 
@@ -186,7 +186,7 @@ def _next(groups: dict[int, list[Gemm]], index: int, num_operators: int) -> list
         return []
     period = abs(num_operators)
     sign = 1 if num_operators > 0 else -1
-    return groups[min(groups, key=lambda place: (sign * (place - index) - 1) % period)]
+    return groups[min(groups, key=lambda position: (sign * (position - index) - 1) % period)]
 
 
 def _summed(num_bytes: float, products: list[Gemm]) -> Pair:

@@ -76,8 +76,8 @@ class HeadWidths:
         if head_dim in lines:
             return lines[head_dim].at(length)
         widths = sorted(lines)
-        place = bisect_left(widths, head_dim)
-        beside = widths[max(0, place - 1) : place + 1]
+        index = bisect_left(widths, head_dim)
+        beside = widths[max(0, index - 1) : index + 1]
         return Line((float(width), lines[width].at(length)) for width in beside).at(float(head_dim))
 
     def extremes(self, head_dim: int, *, causal: bool) -> tuple[float, float]:

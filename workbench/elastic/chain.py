@@ -80,8 +80,8 @@ class LayerChain:
 
     def stage_bytes(self, first: int, end: int, num_gpus: int) -> int:
         """Bytes that a stage of these layers holds on each of its GPUs."""
-        place = self.widths.index(num_gpus)
-        return sum(held[place] for held in self.held_bytes[first:end])
+        index = self.widths.index(num_gpus)
+        return sum(held[index] for held in self.held_bytes[first:end])
 
     def stage_s(self, first: int, end: int, num_gpus: int) -> float:
         """Seconds of one forward and one backward of a stage, in whole units."""

@@ -100,10 +100,10 @@ class _Search:
             TemplateStage(
                 first=first,
                 end=end,
-                num_gpus=int(self._widths[place]),
-                time_s=float(self._prefix[place, end] - self._prefix[place, first]) * self._chain.unit_s,
+                num_gpus=int(self._widths[index]),
+                time_s=float(self._prefix[index, end] - self._prefix[index, first]) * self._chain.unit_s,
             )
-            for first, end, place in self._cuts[num_nodes]
+            for first, end, index in self._cuts[num_nodes]
         )
         return Template(num_nodes=num_nodes, gpus_per_node=self._node_gpus, stages=tuple(stages))
 
@@ -162,11 +162,11 @@ class _Search:
         found = []
         while end:
             code = int(table[used, end])
-            first, place = code >> (WIDTH_BITS + 1), (code >> 1) & ((1 << WIDTH_BITS) - 1)
-            found.append((first, end, place))
+            first, index = code >> (WIDTH_BITS + 1), (code >> 1) & ((1 << WIDTH_BITS) - 1)
+            found.append((first, end, index))
             if table is after and code & 1:
                 table = before
-            used, end = used - int(self._widths[place]), first
+            used, end = used - int(self._widths[index]), first
         return tuple(reversed(found))
 
 
@@ -211,17 +211,17 @@ def cheapest(  # noqa: C901, PLR0912  (one pass over shared arrays)
             cost0, cost1 = before[used, first], after[used, first]
             if cost0 == NEVER and cost1 == NEVER:
                 continue
-            for place in range(widths.size):
-                if widths[place] > room:
+            for index in range(widths.size):
+                if widths[index] > room:
                     break
-                to, start = used + widths[place], prefix[place, first]
+                to, start = used + widths[index], prefix[index, first]
                 if to > num_gpus:
                     break
-                for end in range(first + 1, reach[place, first] + 1):
-                    units = prefix[place, end] - start
+                for end in range(first + 1, reach[index, first] + 1):
+                    units = prefix[index, end] - start
                     if units > high:
                         break
-                    code = (first << (WIDTH_BITS + 1)) | (place << 1)
+                    code = (first << (WIDTH_BITS + 1)) | (index << 1)
                     if cost0 < NEVER:
                         if cost0 + units + 4 * low < before[to, end]:
                             before[to, end] = cost0 + units + 4 * low

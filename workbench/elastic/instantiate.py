@@ -147,9 +147,9 @@ def _filled(
     """Give back what the pipelines could do more than asked, the largest first and one at least kept."""
     counts = [int(np.searchsorted(times[size], within_s, side="right")) for size in sizes]
     spare = sum(counts) - num_microbatches
-    for place in reversed(range(len(counts))):
-        given = min(spare, counts[place] - 1)
-        counts[place] -= given
+    for index in reversed(range(len(counts))):
+        given = min(spare, counts[index] - 1)
+        counts[index] -= given
         spare -= given
     return _with_counts(sizes, [planned.of_size(size) for size in sizes], counts)
 
@@ -179,12 +179,12 @@ def most_work(sizes: Ints, counts: Ints, most: int, num_nodes: int) -> tuple[Int
     done[0, 0] = 0
     for replicas in range(1, most + 1):
         for nodes in range(num_nodes + 1):
-            for place in range(sizes.size):
-                left = nodes - sizes[place]
-                if left < 0 or counts[place] == 0 or done[replicas - 1, left] < 0:
+            for index in range(sizes.size):
+                left = nodes - sizes[index]
+                if left < 0 or counts[index] == 0 or done[replicas - 1, left] < 0:
                     continue
-                work = done[replicas - 1, left] + counts[place]
+                work = done[replicas - 1, left] + counts[index]
                 if work > done[replicas, nodes]:
                     done[replicas, nodes] = work
-                    taken[replicas, nodes] = sizes[place]
+                    taken[replicas, nodes] = sizes[index]
     return done, taken

@@ -75,7 +75,7 @@ def _shares(stage: Stage, backward_s: Callable[[str, int], float]) -> list[float
         if not (isfinite(each) and each >= 0):
             raise ValueError(f"layer {layer} of {stage.module!r}: a backward takes >= 0 s, got {each}")
     total = sum(seconds)
-    return [sum(seconds[place:]) / total if total else 1.0 for place in range(len(seconds))]
+    return [sum(seconds[index:]) / total if total else 1.0 for index in range(len(seconds))]
 
 
 def _first_layer(plan: Plan, stage: Stage, weights: Weights) -> int:

@@ -47,7 +47,7 @@ def first_layout(nodes: Sequence[str], sizes: Sequence[int]) -> NodeLayout:
     """
     if sum(sizes) != len(nodes):
         raise ValueError(f"pipelines of {list(sizes)} nodes use {sum(sizes)}, there are {len(nodes)}")
-    ends = [sum(sizes[: place + 1]) for place in range(len(sizes))]
+    ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
     return NodeLayout(
         pipelines=tuple(tuple(nodes[end - size : end]) for size, end in zip(sizes, ends, strict=True))
     )

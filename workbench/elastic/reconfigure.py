@@ -76,7 +76,7 @@ class Places:
         ends = np.cumsum(sizes).tolist()
         return NodeLayout(
             pipelines=tuple(
-                tuple(placed[place] for place in range(end - size, end))
+                tuple(placed[index] for index in range(end - size, end))
                 for size, end in zip(sizes, ends, strict=True)
             )
         )

@@ -41,12 +41,12 @@ class Template:
         if not self.stages or self.stages[0].first != 0:
             raise ValueError("a template starts with layer 0")
         used, layer = 0, 0
-        for place, stage in enumerate(self.stages):
+        for index, stage in enumerate(self.stages):
             if stage.first != layer:
-                raise ValueError(f"stage {place} starts with layer {stage.first}, want {layer}")
+                raise ValueError(f"stage {index} starts with layer {stage.first}, want {layer}")
             if used % self.gpus_per_node + stage.num_gpus > self.gpus_per_node:
                 raise ValueError(
-                    f"stage {place} has {stage.num_gpus} GPUs from GPU {used % self.gpus_per_node} of a "
+                    f"stage {index} has {stage.num_gpus} GPUs from GPU {used % self.gpus_per_node} of a "
                     f"node on, which spans two nodes of {self.gpus_per_node}"
                 )
             used, layer = used + stage.num_gpus, stage.end

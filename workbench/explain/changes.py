@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from workbench.cost.model import CostModel
-from workbench.explain.neighbours import Change, Kind, looser
+from workbench.explain.neighbours import Change, ChangeKind, looser
 from workbench.explain.plan_as_job import Origin
 from workbench.job.device_pools import check_taken
 from workbench.memory.account import check_memory, memory_table, peak_bytes
@@ -120,7 +120,7 @@ class Judge:
         self._progress(0, 0, 0.0)
         planner, edited = self.planners[change.strategy or origin.strategy], change.edit(origin.job)
         refusal: ValueError | None = None
-        for job in (edited, *(looser(edited) if change.kind is Kind.STRATEGY else ())):
+        for job in (edited, *(looser(edited) if change.kind is ChangeKind.STRATEGY else ())):
             try:
                 plan = planner(job, self.cost, self._progress)
             except ValueError as error:

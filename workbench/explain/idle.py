@@ -191,11 +191,11 @@ class IdleSeconds(NamedTuple):
 
 def idle_by_cause(plan: Plan, pieces: Iterable[IdlePiece]) -> tuple[IdleSeconds, ...]:
     """Idle seconds by cause, most first; replicas' stages at one place of their chains count together."""
-    place_of = {stage.id: place for chain in plan.chain.values() for place, stage in enumerate(chain)}
+    place_of = {stage.id: index for chain in plan.chain.values() for index, stage in enumerate(chain)}
     found: dict[tuple[IdleCause, str, int | None], float] = {}
     for piece in pieces:
-        place = None if piece.stage is None or piece.cause not in _OF_STAGES else place_of[piece.stage]
-        key = piece.cause, piece.where, place
+        index = None if piece.stage is None or piece.cause not in _OF_STAGES else place_of[piece.stage]
+        key = piece.cause, piece.where, index
         found[key] = found.get(key, 0.0) + piece.seconds
     by_cause = (IdleSeconds(*key, seconds / plan.cluster.num_ranks) for key, seconds in found.items())
     return tuple(sorted(by_cause, key=lambda each: -each.seconds))

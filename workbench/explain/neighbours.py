@@ -17,7 +17,7 @@ from workbench.schedule.choice import ScheduleKind, usual
 Edit = Callable[[Job], Job]
 
 
-class Kind(StrEnum):
+class ChangeKind(StrEnum):
     """What a change is of, in the order in which they are tried: the quickest to plan first."""
 
     LAYOUT = "layout"
@@ -39,7 +39,7 @@ class Change:
         strategy: that plans it; None: as before.
     """
 
-    kind: Kind
+    kind: ChangeKind
     about: str
     edit: Edit
     strategy: str | None = None
@@ -64,12 +64,12 @@ def neighbours(job: Job, strategies: Sequence[str] = (), asked: Job | None = Non
     yield from _microbatches(job)
     for kind in ScheduleKind:
         if kind != job.schedule.kind:
-            yield Change(Kind.SCHEDULE, f"schedule {job.schedule.kind} -> {kind}", _scheduled(kind))
+            yield Change(ChangeKind.SCHEDULE, f"schedule {job.schedule.kind} -> {kind}", _scheduled(kind))
     yield from _activations(job)
     yield from _sharding(job)
     for name in strategies:
         yield Change(
-            Kind.STRATEGY, f"strategy {name}", _open_counts if asked is None else _always(asked), name
+            ChangeKind.STRATEGY, f"strategy {name}", _open_counts if asked is None else _always(asked), name
         )
 
 
@@ -108,7 +108,7 @@ def _experts(layout: ModuleLayout, layers: Sequence[Layer]) -> Iterator[Degrees]
 
 
 def _of_module(layout: ModuleLayout, degrees: Degrees) -> Change:
-    return Change(Kind.LAYOUT, _told(layout, degrees), _with_degrees({layout.module: degrees}))
+    return Change(ChangeKind.LAYOUT, _told(layout, degrees), _with_degrees({layout.module: degrees}))
 
 
 def _told(layout: ModuleLayout, degrees: Degrees) -> str:
@@ -123,7 +123,7 @@ def _between_modules(job: Job) -> Iterator[Change]:
         more, less = {"pp": (up.pp or 1) + 1}, {"pp": (down.pp or 1) - 1}
         if less["pp"]:
             about = f"{_told(up, more)}, {_told(down, less)}"
-            yield Change(Kind.LAYOUT, about, _with_degrees({up.module: more, down.module: less}))
+            yield Change(ChangeKind.LAYOUT, about, _with_degrees({up.module: more, down.module: less}))
 
 
 def _replicas(job: Job) -> Iterator[Change]:
@@ -136,7 +136,7 @@ def _replicas(job: Job) -> Iterator[Change]:
         if not replicas or len(job.batch) % replicas:
             continue
         told = f"dp {job.replicas} -> {replicas}"
-        yield Change(Kind.LAYOUT, told, _with_replicas(replicas, {}))
+        yield Change(ChangeKind.LAYOUT, told, _with_replicas(replicas, {}))
         for name, changed in product(("tp", "cp", "pp"), (llm, layouts) if len(layouts) > 1 else (llm,)):
             values = [_against(getattr(layout, name) or 1, job.replicas, replicas) for layout in changed]
             if all(values):
@@ -146,7 +146,7 @@ def _replicas(job: Job) -> Iterator[Change]:
                     if value
                 }
                 also = (_told(layout, degrees[layout.module]) for layout in changed)
-                yield Change(Kind.LAYOUT, ", ".join((told, *also)), _with_replicas(replicas, degrees))
+                yield Change(ChangeKind.LAYOUT, ", ".join((told, *also)), _with_replicas(replicas, degrees))
 
 
 def _against(value: int, was: int, replicas: int) -> int | None:
@@ -179,7 +179,7 @@ def _microbatches(job: Job) -> Iterator[Change]:
     for samples in (2 * now, now // 2):
         if samples:
             about = f"samples of a microbatch {now} -> {samples}"
-            yield Change(Kind.MICROBATCHES, about, _with_samples(samples))
+            yield Change(ChangeKind.MICROBATCHES, about, _with_samples(samples))
 
 
 def _with_samples(samples: int) -> Edit:
@@ -213,7 +213,7 @@ def _sharding(job: Job) -> Iterator[Change]:
 
 
 def _setting(module: str, name: str, now: object, value: object) -> Change:
-    kind = Kind.SHARDING if name == "sharding" else Kind.ACTIVATIONS
+    kind = ChangeKind.SHARDING if name == "sharding" else ChangeKind.ACTIVATIONS
     told = (str(word).lower() for word in (now, value))
     return Change(kind, f"{module} {name} {' -> '.join(told)}", _with_setting(module, name, value))
 

@@ -75,17 +75,17 @@ class Timeline:
 
         Complexity: O(pieces x edges into each).
         """
-        place: int | None = node
+        index: int | None = node
         while until_s > since_s:
-            if place is None:
+            if index is None:
                 yield Piece(since_s, until_s, None)
                 return
-            end_s = max(since_s, min(self.end_s[place], until_s))
+            end_s = max(since_s, min(self.end_s[index], until_s))
             if end_s < until_s:
                 yield Piece(end_s, until_s, None)
-            start_s = max(since_s, min(self.start_s[place], end_s))
-            yield from self._own(place, start_s, end_s)
-            until_s, place = start_s, self.latest_before(place)
+            start_s = max(since_s, min(self.start_s[index], end_s))
+            yield from self._own(index, start_s, end_s)
+            until_s, index = start_s, self.latest_before(index)
 
     def _own(self, node: int, start_s: float, end_s: float) -> Iterator[Piece]:
         """A node's own pieces in these seconds, the later first."""
@@ -214,9 +214,9 @@ def _parts(found: Timeline, sums: Iterable[_Sum]) -> dict[int, list[tuple[float,
     for tasks, end_s in sums:
         groups = [found.lowered.tasks.tasks[task].group for task in tasks]
         sizes = [0 if group is None else elements[group] for group in groups]
-        for place, task in enumerate(tasks):
-            left = sum(sizes[place:])
-            parts.setdefault(task, []).append((sizes[place] / left if left else 0.0, end_s))
+        for index, task in enumerate(tasks):
+            left = sum(sizes[index:])
+            parts.setdefault(task, []).append((sizes[index] / left if left else 0.0, end_s))
     return parts
 
 

@@ -252,7 +252,7 @@ def mimo_tables(plan: Plan) -> Words:
         },
         "parallelisms": parallelism_words(plan),
         "encoders": {each.name: encoder_words(plan, each) for each in encoders_of(plan)},
-        "special": {each.name: decoder.vocab - 1 - place for place, each in enumerate(encoders_of(plan))},
+        "special": {each.name: decoder.vocab - 1 - index for index, each in enumerate(encoders_of(plan))},
         "freeze": _freeze_words(plan),
     }
 

@@ -123,8 +123,8 @@ def _merged(plan: Plan, chain: tuple[Stage, ...]) -> tuple[Stage, ...]:
 def _blocks(chain: tuple[Stage, ...]) -> tuple[tuple[int, ...], ...]:
     """Places in the chain by block of ranks, blocks in the order of their first stages."""
     found: dict[tuple[tuple[int, ...], ...], list[int]] = {}
-    for place, stage in enumerate(chain):
-        found.setdefault(stage.ranks, []).append(place)
+    for index, stage in enumerate(chain):
+        found.setdefault(stage.ranks, []).append(index)
     return tuple(map(tuple, found.values()))
 
 

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from graphlib import CycleError
 from itertools import cycle
 from pathlib import Path
 from typing import Any
-
-import networkx as nx
 
 from workbench.cost.hardware import Cluster, Node, uniform
 from workbench.cost.profile import Profile, load_profile
@@ -34,6 +33,7 @@ from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.hf_config import modality_of, module_from_config, read_config
 from workbench.model.item_tokens import check_item, clip_tokens, image_tokens, native_tokens
 from workbench.model.model_graph import GENERATED, TEXT, ModelGraph, Module, connect
+from workbench.model.module_order import producers_first
 from workbench.model.projector import Merge, Projector, ProjectorKind, ProjectorStep
 from workbench.model.trainable import Trainable
 from workbench.model.transformer import Norm
@@ -85,13 +85,11 @@ def _consumers_first(edges: Sequence[tuple[str, str]], names: Sequence[str]) -> 
     for end in (end for edge in edges for end in edge):
         if end not in names:
             raise ValueError(f"model.edges: no module {end!r}; {nearest_of(end, names, 0.4)}")
-    graph = nx.DiGraph()
-    graph.add_nodes_from(names)
-    graph.add_edges_from((target, source) for source, target in edges)
-    if not nx.is_directed_acyclic_graph(graph):
-        cycle = [source for source, _ in nx.find_cycle(graph)]
-        raise ValueError(f"model.edges: must be acyclic, got the cycle {' > '.join(reversed(cycle))}")
-    return list(nx.lexicographical_topological_sort(graph, list(names).index))
+    try:
+        return producers_first(names, [(target, source) for source, target in edges])
+    except CycleError as error:
+        cycle = " > ".join(reversed(error.args[1][1:]))
+        raise ValueError(f"model.edges: must be acyclic, got the cycle {cycle}") from None
 
 
 def _generates(spec: ModuleSpec, config: Mapping[str, Any] | None) -> bool:

@@ -169,7 +169,7 @@ def _unit(plan: Plan, stage: Stage, group: int, stride: int) -> ShardUnit:
         sizes[layer.trainable] += round(sum(held_elements(each, stage) for each in layer.parameters()))
     first = stage.flat_ranks[0]
     trained, frozen = ((size,) if size else () for size in (sizes[True], sizes[False]))
-    ranks = tuple(first + place * stride for place in range(group))
+    ranks = tuple(first + index * stride for index in range(group))
     return ShardUnit(stages=(stage.id,), ranks=ranks, trained=trained, frozen=frozen)
 
 

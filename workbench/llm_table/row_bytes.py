@@ -88,9 +88,9 @@ def _most(lines: Lines) -> int:
     The account lets a stage's first backward make them and the pass behind it take them.
     """
     held = most = 0
-    for place, (acquired, released) in enumerate(zip(lines.acquired, lines.released, strict=True)):
-        taken = acquired - sum(lines.gradients.get(place, {}).values())
-        soon = sum(lines.gradients.get(place + 1, {}).values())
+    for index, (acquired, released) in enumerate(zip(lines.acquired, lines.released, strict=True)):
+        taken = acquired - sum(lines.gradients.get(index, {}).values())
+        soon = sum(lines.gradients.get(index + 1, {}).values())
         most = max(most, held + (max(0, taken - soon) if soon else taken))
         held += taken - released
     return most

@@ -43,8 +43,8 @@ def decoder_operators(row: LlmRow) -> tuple[Operator, ...]:
     before, after = (_scaled(each, scale) for each in crossed)
     keys = Keys(width=row.hidden, num=row.sequence, per_token=1.0)
     reading = cross_attention_operators("cross", row.hidden, heads, keys, tokens_scale=scale)
-    place = next(place for place, each in enumerate(own) if each.name == "attention_residual")
-    return (*own[: place + 1], before, *reading, after, *own[place + 1 :])
+    index = next(index for index, each in enumerate(own) if each.name == "attention_residual")
+    return (*own[: index + 1], before, *reading, after, *own[index + 1 :])
 
 
 def decoder_head(head: Layer, tokens_scale: float) -> Layer:

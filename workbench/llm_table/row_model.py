@@ -89,10 +89,10 @@ def _adapters(row: LlmRow) -> tuple[Operator, ...]:
     operators = _operators(row, is_windowed=False, has_experts=False)
     adapted = (each for each in operators if isinstance(each, Matmul) and _is_adapted(each, row.lora_modules))
     found: list[Operator] = []
-    for place, each in enumerate(adapted):
+    for index, each in enumerate(adapted):
         found += [
-            Matmul(name=f"lora.{place}.a", in_features=each.in_features, out_features=row.lora_rank),
-            Matmul(name=f"lora.{place}.b", in_features=row.lora_rank, out_features=each.out_features),
+            Matmul(name=f"lora.{index}.a", in_features=each.in_features, out_features=row.lora_rank),
+            Matmul(name=f"lora.{index}.b", in_features=row.lora_rank, out_features=each.out_features),
         ]
     return tuple(found)
 
@@ -168,7 +168,7 @@ def _with_mla(operators: tuple[Operator, ...], row: LlmRow) -> tuple[Operator, .
     Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1. A head's scores are `nope_dim` + `rope_dim` wide and
     its values `v_dim`; `Attention` has one width, their mean, for which FLOP are the same.
     """
-    places = {each.name: place for place, each in enumerate(operators)}
+    places = {each.name: index for index, each in enumerate(operators)}
     score_dim = row.nope_dim + row.rope_dim
     rotated = row.heads * row.rope_dim + row.rope_dim
     attention = operators[places["attention"]]

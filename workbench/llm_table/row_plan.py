@@ -123,9 +123,9 @@ def stages_of(row: LlmRow) -> tuple[Stage, ...]:
     A stage is cut further, on the same ranks, where its layers say things to other replicas one by one.
     """
     stages: list[Stage] = []
-    for place, layers in enumerate(_shares(row)):
+    for index, layers in enumerate(_shares(row)):
         for first, last in _pieces(row, layers):
-            ranks = _ranks(row, place % row.pp)
+            ranks = _ranks(row, index % row.pp)
             stages.append(Stage(id=len(stages), module=MODULE, replica=0, layers=(first, last), ranks=ranks))
     return tuple(stages)
 
@@ -145,10 +145,10 @@ def _shares(row: LlmRow) -> Iterator[tuple[int, int]]:
     share, more = divmod(row.num_blocks + ahead + behind, num_stages)
     width = 2 if row.lora_rank else 1  # layers of a block
     end = 0
-    for place in range(num_stages):
-        first = 0 if place == 0 else 1 + end * width
-        end += share + (place < more) - (ahead and place == 0) - (behind and place == num_stages - 1)
-        yield first, 1 + end * width + (place == num_stages - 1)
+    for index in range(num_stages):
+        first = 0 if index == 0 else 1 + end * width
+        end += share + (index < more) - (ahead and index == 0) - (behind and index == num_stages - 1)
+        yield first, 1 + end * width + (index == num_stages - 1)
 
 
 def _pieces(row: LlmRow, layers: tuple[int, int]) -> Iterator[tuple[int, int]]:

@@ -70,8 +70,8 @@ def _received(lowered: Lowered) -> dict[Action, int]:
 
 
 def _size(lowered: Lowered, rows: Iterable[int], rank: int) -> Iterable[int]:
-    for place in rows:
-        row = lowered.transfers[place]
+    for index in rows:
+        row = lowered.transfers[index]
         if row.route is not Route.LOCAL and rank in row.destination_ranks:
             yield row.num_bytes
 

@@ -92,10 +92,10 @@ def prefix_lm(prefix: int, length: int) -> Bitfield:
     """The first `prefix` tokens see each other, the rest is causal; ValueError if prefix > length or < 0."""
     if not 0 <= prefix <= length:
         raise ValueError(f"prefix must be 0 to {length} tokens, got {prefix}")
-    place = np.arange(length)
-    inside = place < prefix
+    index = np.arange(length)
+    inside = index < prefix
     return _with_items(
-        uniform(length, causal=~inside), np.where(inside, 0, place), np.where(inside, prefix, place + 1)
+        uniform(length, causal=~inside), np.where(inside, 0, index), np.where(inside, prefix, index + 1)
     )
 
 
@@ -124,8 +124,8 @@ def lambda_shaped(length: int, *, sinks: int, window: int) -> Bitfield:
     """A sliding window, and the first `sinks` tokens always; ValueError if window < 1 or sinks < 0."""
     if window < 1 or sinks < 0:
         raise ValueError(f"want a window >= 1 and sinks >= 0, got window {window}, sinks {sinks}")
-    place = np.arange(max(length, 0))
-    return _windowed(uniform(length, causal=True), np.maximum(place - window + 1, 0), place < sinks)
+    index = np.arange(max(length, 0))
+    return _windowed(uniform(length, causal=True), np.maximum(index - window + 1, 0), index < sinks)
 
 
 def two_sided_window(length: int, *, before: int, after: int) -> Bitfield:
@@ -144,10 +144,10 @@ def global_window(length: int, *, before: int, after: int, tokens: int) -> Bitfi
     """
     if min(before, after, tokens) < 0:
         raise ValueError(f"want before, after and tokens >= 0, got {before}, {after} and {tokens}")
-    place = np.arange(max(length, 0))
-    is_global = place < tokens
-    first = np.where(is_global, 0, np.maximum(place - before, 0))
-    last = np.where(is_global, NO_LIMIT, np.minimum(place + after, NO_LIMIT))
+    index = np.arange(max(length, 0))
+    is_global = index < tokens
+    first = np.where(is_global, 0, np.maximum(index - before, 0))
+    last = np.where(is_global, NO_LIMIT, np.minimum(index + after, NO_LIMIT))
     return _changed(_windowed(uniform(length, causal=False), first, is_global), last=last)
 
 
@@ -186,9 +186,9 @@ def multimodal(runs: Sequence[Run], groups: Groups = Groups.PER_ENCODER) -> Bitf
     bit_t = np.uint64(1) << modality_t.astype(np.uint64)
     text_t = modality_t == TEXT
     seen = int(np.bitwise_or.reduce(bit_t)) | TEXT_BIT if len(bit_t) else TEXT_BIT
-    place = np.arange(len(modality_t))
+    index = np.arange(len(modality_t))
     field = _changed(
-        uniform(len(place), causal=text_t), own=bit_t, allow=np.where(text_t, np.uint64(seen), bit_t)
+        uniform(len(index), causal=text_t), own=bit_t, allow=np.where(text_t, np.uint64(seen), bit_t)
     )
     if groups is Groups.PER_ENCODER:
         return field
@@ -307,9 +307,9 @@ def _items(runs: Sequence[Run]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.i
     """int64[T] each: where the item of every token starts and ends; a text token is one."""
     lengths = _lengths([run.length for run in runs])
     modality_t, start_t = _spread(runs)
-    place, text_t = np.arange(len(start_t)), modality_t == TEXT
+    index, text_t = np.arange(len(start_t)), modality_t == TEXT
     end_t = start_t + np.repeat(np.asarray(lengths, np.int64), lengths)
-    return np.where(text_t, place, start_t), np.where(text_t, place + 1, end_t)
+    return np.where(text_t, index, start_t), np.where(text_t, index + 1, end_t)
 
 
 def _windowed(field: Bitfield, first: npt.NDArray[np.int64], sink: npt.NDArray[np.bool_]) -> Bitfield:

@@ -21,7 +21,7 @@ _LARGEST = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _PatternKind:
     """What a parameter may be, in words and as a test."""
 
     words: str
@@ -36,17 +36,19 @@ def _are(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list) and bool(value) and all(fits(each) for each in value)
 
 
-_WHOLE = _Kind("a whole number >= 0", _is_whole)
-_PARTS = _Kind(
+_WHOLE = _PatternKind("a whole number >= 0", _is_whole)
+_PARTS = _PatternKind(
     "a list of token counts, or a number of equal parts",
     lambda value: _is_whole(value) or _are(_is_whole)(value),
 )
-_WHOLES = _Kind("a list of whole numbers", _are(_is_whole))
-_SHARES = _Kind(
+_WHOLES = _PatternKind("a list of whole numbers", _are(_is_whole))
+_SHARES = _PatternKind(
     "a list of numbers", _are(lambda each: isinstance(each, int | float) and not isinstance(each, bool))
 )
 _GROUPS = {"per_encoder": Groups.PER_ENCODER, "per_item": Groups.PER_ITEM}
-_GROUP = _Kind(" or ".join(map(repr, _GROUPS)), lambda value: isinstance(value, str) and value in _GROUPS)
+_GROUP = _PatternKind(
+    " or ".join(map(repr, _GROUPS)), lambda value: isinstance(value, str) and value in _GROUPS
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +64,8 @@ class Pattern:
 
     says: str
     build: Callable[..., Bitfield]
-    wanted: Mapping[str, _Kind] = field(default_factory=dict)
-    optional: Mapping[str, _Kind] = field(default_factory=dict)
+    wanted: Mapping[str, _PatternKind] = field(default_factory=dict)
+    optional: Mapping[str, _PatternKind] = field(default_factory=dict)
 
 
 def mask(name: str, **parameters: Any) -> str:

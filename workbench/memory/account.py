@@ -127,11 +127,11 @@ def _with_moves(accounts: Accounts, rank: int) -> Lines:
     held: Counter[int] = Counter()
     for stage, kind, num_bytes in accounts.state(rank) if moves else ():
         held[stage.id] += num_bytes if kind.part != GRADIENTS else 0
-    for place, action in moves:
+    for index, action in moves:
         assert action.stage is not None
         unit = accounts.units.get(action.stage)
         changed = lines.acquired if MEANING[action.kind].weights > 0 else lines.released
-        changed[place] += held[action.stage] if unit is None else whole_bytes(plan, unit)
+        changed[index] += held[action.stage] if unit is None else whole_bytes(plan, unit)
     return lines
 
 
@@ -154,8 +154,8 @@ def static_holders(plan: Plan, rank: int) -> dict[str, int]:
 
 def moved_bytes(plan: Plan, table: MemoryTable, rank: int, action: Action) -> tuple[int, int]:
     """What an action takes on a rank when it starts, and gives back when it ends."""
-    place = plan.program[rank].index(action)
-    return table.acquired_bytes[rank][place], table.released_bytes[rank][place]
+    index = plan.program[rank].index(action)
+    return table.acquired_bytes[rank][index], table.released_bytes[rank][index]
 
 
 def peak_bytes(lowered: Lowered, table: MemoryTable) -> dict[int, int]:
@@ -226,10 +226,10 @@ def _peaks(plan: Plan, table: MemoryTable) -> dict[int, _Peak]:
 def _peak(static: int, acquired: Sequence[int], released: Sequence[int]) -> _Peak:
     held = most = static
     moment: int | None = None
-    for place, (taken, given) in enumerate(zip(acquired, released, strict=True)):
+    for index, (taken, given) in enumerate(zip(acquired, released, strict=True)):
         held += taken
         if held > most:
-            most, moment = held, place
+            most, moment = held, index
         held -= given
     return _Peak(most, moment)
 
@@ -246,17 +246,17 @@ def _holders(lowered: Lowered, table: MemoryTable, rank: int) -> str:
     moment = _peaks(lowered.plan, table)[rank].place
     program = lowered.plan.program.get(rank, ())
     until = moment + 1 if moment is not None else 0
-    for place in range(until, len(program)):
-        for kind, num_bytes in gradients.get(place, {}).items():
+    for index in range(until, len(program)):
+        for kind, num_bytes in gradients.get(index, {}).items():
             holders[str(kind)] -= num_bytes
-    for place, action in enumerate(program[:until]):
+    for index, action in enumerate(program[:until]):
         if action.kind in MOVES:
             _move_holders(accounts, rank, action, holders)
             continue
         name = _alive(action)
-        holders[name] += table.acquired_bytes[rank][place] - sum(gradients.get(place, {}).values())
-        if place != moment:
-            holders[name] -= table.released_bytes[rank][place]
+        holders[name] += table.acquired_bytes[rank][index] - sum(gradients.get(index, {}).values())
+        if index != moment:
+            holders[name] -= table.released_bytes[rank][index]
     largest = sorted(holders.items(), key=lambda item: (-item[1], item[0]))[:NUM_HOLDERS_NAMED]
     return ", ".join(f"{name} {_gib(num_bytes)}" for name, num_bytes in largest)
 

@@ -1,6 +1,6 @@
 """What the accounts of ranks share: bytes of stages, places of actions, rows between two ranks."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection
 from functools import cached_property
 from itertools import accumulate
@@ -37,14 +37,15 @@ class Accounts:
         That is their stages and program, the gradients that they reduce, and their rows with the programs of
         those they talk to; who these are is told by the order in which they come.
         """
-        peers = {rank: 0}
+        peers: defaultdict[int, int] = defaultdict()
+        peers.default_factory = peers.__len__
+        number, carried = peers.__getitem__, self._carried
+        number(rank)
         rows = tuple(
-            (
-                self._carried[row.row],
-                peers.setdefault(row.source_rank, len(peers)),
-                tuple([peers.setdefault(one, len(peers)) for one in row.destination_ranks]),
-            )
-            for row in self._rows_on.get(rank, ())
+            [
+                (carried[row.row], number(row.source_rank), *map(number, row.destination_ranks))
+                for row in self._rows_on.get(rank, ())
+            ]
         )
         programs = tuple(id(self.place.get(peer)) for peer in peers)
         reduced = tuple(self._reduced.get(rank, ()))
@@ -100,29 +101,28 @@ class Accounts:
     @cached_property
     def _rows_on(self) -> dict[int, list[Transfer]]:
         """Rank -> rows that begin or end there, in their order."""
-        found: dict[int, list[Transfer]] = {}
+        found: defaultdict[int, list[Transfer]] = defaultdict(list)
         for row in self._rows:
             for rank in {row.source_rank, *row.destination_ranks}:
-                found.setdefault(rank, []).append(row)
+                found[rank].append(row)
         return found
 
     @cached_property
     def _carried(self) -> dict[int, int]:
         """Row -> a number for what it carries from which pass to which, and by which route."""
-        numbers: dict[tuple[object, ...], int] = {}
+        numbers: defaultdict[tuple[object, ...], int] = defaultdict()
+        numbers.default_factory = numbers.__len__
+        passed_on = self.is_passed_on
         return {
-            row.row: numbers.setdefault(
-                (
-                    row.edge,
-                    row.route,
-                    row.producer,
-                    row.consumer,
-                    row.slices,
-                    row.num_bytes,
-                    self.is_passed_on(row),
-                ),
-                len(numbers),
-            )
+            row.row: numbers[
+                row.edge,
+                row.route,
+                row.producer,
+                row.consumer,
+                row.slices,
+                row.num_bytes,
+                row.after is not None and passed_on(row),
+            ]
             for row in self._rows
         }
 

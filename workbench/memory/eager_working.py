@@ -100,14 +100,14 @@ class _Height:
 
     def __init__(self, layer: Layer, work: "_InWork", kept: Sequence[float]) -> None:
         order = _order(layer)
-        held = accumulate(kept[place] for place in order)
+        held = accumulate(kept[index] for index in order)
         in_work = work.backward()
-        self._besides = [(place, each, in_work[place]) for place, each in zip(order, held, strict=True)]
+        self._besides = [(index, each, in_work[index]) for index, each in zip(order, held, strict=True)]
         self._gradient, self._kept = work.gradient, sum(kept)
 
     def with_gradients(self, made: Sequence[float]) -> float:
         """`made` [operators]: bytes of weights' gradients while the backward is at each."""
-        most = max((held + made[place] + in_work for place, held, in_work in self._besides), default=0.0)
+        most = max((held + made[index] + in_work for index, held, in_work in self._besides), default=0.0)
         return most + self._gradient - self._kept
 
 
@@ -115,11 +115,11 @@ def _order(layer: Layer) -> list[int]:
     """Places of operators in the order in which they run: an expert for all tokens, where it is not
     distributed beside the others, before the router."""
     places = range(len(layer.operators))
-    shared = [place for place in places if layer.operators[place].name.startswith(SHARED)]
+    shared = [index for index in places if layer.operators[index].name.startswith(SHARED)]
     if not shared:
         return list(places)
-    router = next(place for place in places if layer.operators[place].name == ROUTER)
-    rest = [place for place in places[router:] if place not in shared]
+    router = next(index for index in places if layer.operators[index].name == ROUTER)
+    rest = [index for index in places[router:] if index not in shared]
     return [*places[:router], *shared, *rest]
 
 
@@ -159,23 +159,23 @@ class _Gradients:
     def first(self) -> list[float]:
         """[operators] where there are none before."""
         made, done, behind = [0.0] * len(self._own), 0.0, 0.0
-        for place in reversed(self._order):
-            if [place] == self._places[-1:]:  # the first expert that the backward meets
+        for index in reversed(self._order):
+            if [index] == self._places[-1:]:  # the first expert that the backward meets
                 behind = done
-            done += self._own[place]
-            made[place] = done
-        for place in self._places:
-            made[place] = behind + self._of_experts(place, joined=self._ups, apart=made[place] - behind)
+            done += self._own[index]
+            made[index] = done
+        for index in self._places:
+            made[index] = behind + self._of_experts(index, joined=self._ups, apart=made[index] - behind)
         return made
 
     def accumulating(self) -> list[float]:
         """[operators] beside those of earlier microbatches, to which each is added once it is whole."""
         made = list(self._own)
         apart = 0.0
-        for place in reversed(self._places):
-            apart += self._own[place]
+        for index in reversed(self._places):
+            apart += self._own[index]
             joined = max(self._downs, self._ups - self._downs)
-            made[place] = self._of_experts(place, joined=joined, apart=apart)
+            made[index] = self._of_experts(index, joined=joined, apart=apart)
         return made
 
     def _of_experts(self, place: int, *, joined: float, apart: float) -> float:

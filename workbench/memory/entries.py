@@ -51,6 +51,8 @@ class _RankAccount:
         self._rank, self._sizes = rank, accounts.sizes
         self._program = self._plan.program.get(rank, ())
         self._last = len(self._program) - 1
+        self._inputs_of: dict[Action, list[Transfer]] = {}  # that come to this rank; filled on use
+        self._places = accounts.place.get(rank, {})
         nothing = [0] * len(self._program)
         self.lines = Lines(nothing, nothing.copy(), {})
 
@@ -82,7 +84,7 @@ class _RankAccount:
             self.lines.released[last] += num_bytes
 
     def _place(self, action: Action) -> int:
-        return self._accounts.place[self._rank][action]
+        return self._places[action]
 
     def _add_forward(self, position: int, action: Action) -> None:
         stage, microbatch = self._of(action)
@@ -165,7 +167,7 @@ class _RankAccount:
         else:
             is_first = position == self._first_weights[stage.id] or stage.id in self._accounts.units
             self._hold(position, position, size.first if is_first else size.accumulating)
-        rows = list(self._inputs(action))
+        rows = self._inputs(action)
         received = sum(row.num_bytes for row in rows if row.route is not Route.LOCAL)
         whole = len(rows) == 1 and _is_whole(rows)
         self._hold(position, position, received + (0 if whole or not rows else size.output))
@@ -178,7 +180,7 @@ class _RankAccount:
     def _add_left(self, position: int, action: Action) -> None:
         """What an I leaves for its W, and, from a stage's first I on, gradients that only I makes."""
         weights = action._replace(kind=Pass.W)
-        if weights in self._accounts.place[self._rank]:
+        if weights in self._places:
             left = self._sizes.split(*self._of(action)).left
             self._hold(position + 1, self._place(weights), left)
         stage, _ = self._of(action)
@@ -284,30 +286,30 @@ class _RankAccount:
         self._hold(0, self._last, self._accounts.handed_on_bytes.get(self._rank, 0))
         posting = 0
         for position, action in enumerate(self._program):
+            if action.kind not in COMPUTE:
+                continue
             rows = [row for row in self._inputs(action) if row.route is not Route.LOCAL]
-            if action.kind not in COMPUTE or not rows:
+            if not rows:
                 continue
             for wanted in rows:
                 if wanted.route is Route.BROADCAST:
-                    self._hold(posting, self._place(action) - 1, wanted.num_bytes)
+                    self._hold(posting, position - 1, wanted.num_bytes)
                     continue
-                waiting = unposted.get(wanted.source_rank, deque())
+                waiting = unposted.get(wanted.source_rank)
                 while waiting and waiting[0].row <= wanted.row:
                     row = waiting.popleft()
                     self._hold(posting, self._place(row.consumer) - 1, row.num_bytes)
             posting = position
 
-    def _inputs(self, action: Action) -> Iterator[Transfer]:
-        for number in self._lowered.inputs.get(action, ()):
-            row = self._lowered.transfers[number]
-            if self._rank in row.destination_ranks:
-                yield row
+    def _inputs(self, action: Action) -> list[Transfer]:
+        if action not in self._inputs_of:
+            rows = map(self._lowered.transfers.__getitem__, self._lowered.inputs.get(action, ()))
+            self._inputs_of[action] = [row for row in rows if self._rank in row.destination_ranks]
+        return self._inputs_of[action]
 
-    def _outputs(self, action: Action) -> Iterator[Transfer]:
-        for number in self._lowered.outputs.get(action, ()):
-            row = self._lowered.transfers[number]
-            if row.source_rank == self._rank:
-                yield row
+    def _outputs(self, action: Action) -> list[Transfer]:
+        rows = map(self._lowered.transfers.__getitem__, self._lowered.outputs.get(action, ()))
+        return [row for row in rows if row.source_rank == self._rank]
 
     def _of(self, action: Action) -> tuple[Stage, Microbatch]:
         assert action.stage is not None

@@ -64,14 +64,21 @@ def stage_state(plan: Plan, stage: Stage, seen: Collection[str] = ()) -> Iterato
     """(part, bytes) of every parameter of a stage on one of its ranks, but for those that were seen."""
     seen = set(seen)
     kinds = {of_experts: _state_kinds(plan, stage, of_experts=of_experts) for of_experts in (False, True)}
+    known: dict[tuple[object, ...], list[tuple[StateKind, int]]] = {}  # of weights of the same shape
     for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
         for parameter in layer.parameters():
-            if parameter.name not in seen:
-                seen.add(parameter.name)
-                of_experts = stage.ep > 1 and is_of_expert(parameter)
+            if parameter.name in seen:
+                continue
+            seen.add(parameter.name)
+            of_experts = stage.ep > 1 and is_of_expert(parameter)
+            shape = parameter.shape, parameter.shard, of_experts, layer.trainable
+            if shape not in known:
                 elements = held_elements(parameter, stage)
-                for kind, num_bytes, parts in kinds[of_experts][: 3 if layer.trainable else 1]:
-                    yield kind, ceil(elements * num_bytes / parts)
+                known[shape] = [
+                    (kind, ceil(elements * num_bytes / parts))
+                    for kind, num_bytes, parts in kinds[of_experts][: 3 if layer.trainable else 1]
+                ]
+            yield from known[shape]
 
 
 def _state_kinds(plan: Plan, stage: Stage, *, of_experts: bool) -> tuple[tuple[StateKind, int, int], ...]:

@@ -33,7 +33,7 @@ def places(config: Config, key: str, default: tuple[int, ...]) -> tuple[int, ...
     """Which of a list of layers are meant, whole numbers >= 0; an absent or null list is the default."""
     value = config.get(key)
     value = default if value is None else value
-    if not isinstance(value, list | tuple) or not all(type(place) is int and place >= 0 for place in value):
+    if not isinstance(value, list | tuple) or not all(type(index) is int and index >= 0 for index in value):
         raise ValueError(f"{config['model_type']}: {key} must list whole numbers >= 0, got {value!r:.60}")
     return tuple(value)
 

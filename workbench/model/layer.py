@@ -211,9 +211,9 @@ class Layer:
         if self.out_width < 1:
             raise ValueError(f"layer {self.name!r}: out_width must be >= 1, got {self.out_width}")
         for operator in self.operators:
-            for place, value in enumerate(_SIZES_OF[type(operator)](operator)):
+            for index, value in enumerate(_SIZES_OF[type(operator)](operator)):
                 if value is not None and not 0 <= value <= LARGEST_SIZE:
-                    name = _SIZES[type(operator)][place]
+                    name = _SIZES[type(operator)][index]
                     raise ValueError(
                         f"layer {self.name!r}, operator {operator.name!r}: {name} must be "
                         f"0 to {LARGEST_SIZE:,}, got {value}"
@@ -226,10 +226,12 @@ class Layer:
     @cached_property
     def _parameters(self) -> tuple[Parameter, ...]:
         shared = dict(self.tied)
-        own = (parameter for operator in self.operators for parameter in operator.parameters())
         return tuple(
-            Parameter(shared.get(each.name) or f"{self.name}.{each.name}", each.shape, each.shard)
-            for each in own
+            [
+                Parameter(shared.get(each.name) or f"{self.name}.{each.name}", each.shape, each.shard)
+                for operator in self.operators
+                for each in operator.parameters()
+            ]
         )
 
     @property

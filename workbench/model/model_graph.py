@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from graphlib import CycleError
 from itertools import pairwise
-
-import networkx as nx
 
 from workbench.data.sample import WHERE_SET
 from workbench.model.layer import Attention, Layer, LayerKind, Matmul, TokenCount
+from workbench.model.module_order import producers_first
 
 TEXT = "text"
 GENERATED = "generator"  # of what a generator makes, where nobody says another
@@ -157,17 +157,15 @@ class ModelGraph:
     def __post_init__(self) -> None:
         _check_names(self)
         _check_edges(self)
-        graph = self.networkx()
-        if not nx.is_directed_acyclic_graph(graph):
-            cycle = " > ".join(source for source, _ in nx.find_cycle(graph))
-            raise ValueError(f"model {self.name!r}: edges must be acyclic, got the cycle {cycle}")
+        try:
+            self._order()
+        except CycleError as error:
+            cycle = " > ".join(error.args[1][:-1])
+            raise ValueError(f"model {self.name!r}: edges must be acyclic, got the cycle {cycle}") from None
 
-    def networkx(self) -> nx.DiGraph:
-        """Nodes are module names; edge data hold the `Edge`."""
-        graph = nx.DiGraph()
-        graph.add_nodes_from(module.name for module in self.modules)
-        graph.add_edges_from((edge.source, edge.target, {"edge": edge}) for edge in self.edges)
-        return graph
+    def _order(self) -> list[str]:
+        names = [module.name for module in self.modules]
+        return producers_first(names, [(edge.source, edge.target) for edge in self.edges])
 
     @cached_property
     def _by_name(self) -> dict[str, Module]:
@@ -192,9 +190,7 @@ class ModelGraph:
     @cached_property
     def in_order(self) -> tuple[Module, ...]:
         """Every module after those that it reads, otherwise as they are listed."""
-        listed = list(self._by_name)
-        order = nx.lexicographical_topological_sort(self.networkx(), listed.index)
-        return tuple(self._by_name[name] for name in order)
+        return tuple(self._by_name[name] for name in self._order())
 
     def edges_into(self, module: str) -> tuple[Edge, ...]:
         return tuple(edge for edge in self.edges if edge.target == module)

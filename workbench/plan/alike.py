@@ -1,136 +1,213 @@
-"""Replicas of a plan that are equal but for names: what is derived of one of them holds for the others."""
+"""Parts of a plan that are equal but for names: what is derived of one of them holds for the others."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
+
+import networkx as nx
 
 from workbench.plan.kept import kept
 from workbench.plan.plan import Boundaries, Plan, Program, Stage
 from workbench.schedule.action import Action
 
+Place = tuple[str, int]  # a module and one of its replicas
 
-class Replica(NamedTuple):
-    """One replica of every module; equal replicas have equal parts at equal places.
+
+class Component(NamedTuple):
+    """Replicas of modules that have samples or ranks in common; equal ones have equal parts at equal places.
 
     Args:
-        number: in the plan.
+        replicas: of which modules, in the plan's order.
         stages: their ids, in the plan's order.
         ranks: ascending.
         samples: in the order in which its microbatches come to them.
         programs: of its ranks, in the plan's order.
     """
 
-    number: int
+    replicas: tuple[Place, ...]
     stages: tuple[int, ...]
     ranks: tuple[int, ...]
     samples: tuple[int, ...]
     programs: tuple[Program, ...]
 
-    def actions_as(self, other: "Replica") -> dict[Action, Action]:
-        """From every action of this replica's programs to that of an equal one."""
+    def actions_as(self, other: "Component") -> dict[Action, Action]:
+        """From every action of this component's programs to that of an equal one."""
         pairs = zip(self.programs, other.programs, strict=True)
         return {a: b for mine, theirs in pairs for a, b in zip(mine.actions, theirs.actions, strict=True)}
 
 
 @kept
-def alike_replicas(plan: Plan) -> tuple[tuple[Replica, ...], ...]:
-    """Sets of equal replicas, each in ascending order, the sets in that of their first ones.
+def alike_replicas(plan: Plan) -> tuple[tuple[Component, ...], ...]:
+    """Sets of equal components, each in ascending order, the sets in that of their first ones.
 
     Equal means: stages, ranks, samples and programs of one become those of the other when each is named by
-    its place, and stages and ranks keep their order, by which ties are broken. No two replicas share
-    ranks or samples, so no row leaves a replica, and its rows, their order and its memory follow from these
-    alone; of sharded weights every rank has a part of one size. Empty where replicas are not by themselves
-    in that way, or there are no two of them. Links and devices are not compared.
+    its place, and stages and ranks keep their order, by which ties are broken. No two components share
+    ranks or samples, so no row leaves a component, and its rows, their order and its memory follow from these
+    alone; of sharded weights every rank has a part of one size. Where every module has as many replicas, a
+    component is one of each, or several of each where samples go from one to another; where some have more,
+    as many as feed each other. Empty where a program spans two of them, or there are no two. Links and
+    devices are not compared.
 
     Complexity: O(items + actions + ranks).
     """
-    numbers = {plan.replicas(module.name) for module in plan.model.modules}
+    return _sets(plan, components(plan))
+
+
+def alike_together(plan: Plan, links: Iterable[Sequence[int]]) -> tuple[tuple[Component, ...], ...]:
+    """As `alike_replicas`, with components that are linked, by places in `components(plan)`, as one."""
+    found = components(plan)
+    graph = nx.Graph()
+    graph.add_nodes_from(range(len(found)))
+    for together in links:
+        nx.add_path(graph, together)
+    joined = [
+        [replica for one in sorted(each) for replica in found[one].replicas]
+        for each in nx.connected_components(graph)
+    ]
+    return _sets(plan, _made(plan, joined) or ())
+
+
+@kept
+def components(plan: Plan) -> tuple[Component, ...]:
+    """Replicas of modules by who has samples or ranks in common; empty where they are not told apart."""
     is_brokered = plan.settings.boundaries is Boundaries.BROKERS  # a row passes another replica's rank
-    if len(numbers) > 1 or len(next(iter(numbers))) < 2 or plan.token_shards or is_brokered:
+    if plan.token_shards or is_brokered or max(map(len, _numbers(plan).values())) < 2:
         return ()
-    replicas = _replicas(plan, next(iter(numbers)))
-    if replicas is None:
-        return ()
-    found: dict[object, list[Replica]] = {}
-    for replica in replicas:
-        found.setdefault(_shape(plan, replica), []).append(replica)
-    return tuple(map(tuple, found.values()))
+    return _made(plan, _linked(plan)) or ()
+
+
+def _numbers(plan: Plan) -> dict[str, tuple[int, ...]]:
+    return {module.name: plan.replicas(module.name) for module in plan.model.modules}
+
+
+def _linked(plan: Plan) -> list[list[Place]]:
+    graph = nx.Graph()
+    first_of: dict[tuple[str, int], Place] = {}
+
+    def link(what: tuple[str, int], place: Place) -> None:
+        first = first_of.setdefault(what, place)
+        if first != place:
+            graph.add_edge(first, place)
+
+    graph.add_nodes_from(plan.chain)
+    numbers = _numbers(plan)
+    if len(set(numbers.values())) == 1:
+        for module, replica in plan.chain:
+            link(("replica", replica), (module, replica))
+    for stage in plan.stages:
+        for rank in stage.flat_ranks:
+            link(("rank", rank), (stage.module, stage.replica))
+    for microbatch in plan.microbatches:
+        place = microbatch.module, microbatch.replica
+        for sample in {item.sample for item in microbatch.items}:
+            link(("sample", sample), place)
+    return [list(each) for each in nx.connected_components(graph)]
+
+
+def _sets(plan: Plan, found: Iterable[Component]) -> tuple[tuple[Component, ...], ...]:
+    sets: dict[object, list[Component]] = {}
+    for component in found:
+        sets.setdefault(_shape(plan, component), []).append(component)
+    return tuple(map(tuple, sets.values())) if sum(map(len, sets.values())) > 1 else ()
 
 
 @kept
 def first_of_all(plan: Plan) -> Plan:
-    """The plan with its first replica alone, where all others equal it; else the plan itself."""
+    """The plan with its first component alone, where all others equal it; else the plan itself."""
     sets = alike_replicas(plan)
-    return part_of(plan, [sets[0][0].number]) if len(sets) == 1 and len(sets[0]) > 1 else plan
+    return part_of(plan, sets[0][0].replicas) if len(sets) == 1 and len(sets[0]) > 1 else plan
 
 
-def part_of(plan: Plan, replicas: Collection[int]) -> Plan:
-    """The plan with these replicas alone."""
-    stages = tuple(stage for stage in plan.stages if stage.replica in replicas)
+def firsts_of(plan: Plan, sets: Iterable[Sequence[Component]]) -> Plan:
+    """The plan with the first component of each set alone."""
+    return part_of(plan, {replica for first, *_ in sets for replica in first.replicas})
+
+
+def part_of(plan: Plan, replicas: Collection[Place]) -> Plan:
+    """The plan with these replicas of modules alone."""
+    stages = tuple(stage for stage in plan.stages if (stage.module, stage.replica) in replicas)
     ranks = {rank for stage in stages for rank in stage.flat_ranks}
     return replace(
         plan,
         stages=stages,
-        microbatches=tuple(m for m in plan.microbatches if m.replica in replicas),
+        microbatches=tuple(m for m in plan.microbatches if (m.module, m.replica) in replicas),
         programs=tuple(program for program in plan.programs if ranks.issuperset(program.ranks)),
     )
 
 
-def _replicas(plan: Plan, numbers: tuple[int, ...]) -> list[Replica] | None:
-    """Each with its stages, ranks, samples and programs; None where two share any of them."""
-    stages: dict[int, list[Stage]] = {number: [] for number in numbers}
-    samples: dict[int, dict[int, None]] = {number: {} for number in numbers}
-    programs: dict[int, list[Program]] = {number: [] for number in numbers}
+def _made(plan: Plan, groups: Sequence[Collection[Place]]) -> tuple[Component, ...] | None:
+    """Each with its stages, ranks, samples and programs, by their first stages; None where two share one."""
+    of_place = {place: number for number, group in enumerate(groups) for place in group}
+    stages: list[list[Stage]] = [[] for _ in groups]
+    samples: list[dict[int, None]] = [{} for _ in groups]
+    programs: list[list[Program]] = [[] for _ in groups]
     for stage in plan.stages:
-        stages[stage.replica].append(stage)
+        stages[of_place[stage.module, stage.replica]].append(stage)
     for microbatch in plan.microbatches:
-        if microbatch.replica not in samples:
+        number = of_place.get((microbatch.module, microbatch.replica))
+        if number is None:
             return None
-        samples[microbatch.replica].update((item.sample, None) for item in microbatch.items)
-    ranks = {number: {rank for s in stages[number] for rank in s.flat_ranks} for number in numbers}
-    replica_of = {stage.id: stage.replica for stage in plan.stages}
+        samples[number].update((item.sample, None) for item in microbatch.items)
+    ranks = [{rank for stage in held for rank in stage.flat_ranks} for held in stages]
+    of_stage = {stage.id: number for number, held in enumerate(stages) for stage in held}
     for program in plan.programs:
-        of = {replica_of.get(action.stage) for action in program.actions if action.stage is not None}
+        of = {of_stage.get(action.stage) for action in program.actions if action.stage is not None}
         number = next(iter(of), None)
         if number is None or len(of) > 1 or not ranks[number].issuperset(program.ranks):
             return None
         programs[number].append(program)
-    if any(sum(map(len, held.values())) > len(set().union(*held.values())) for held in (ranks, samples)):
-        return None
-    return [
-        Replica(
-            number,
-            tuple(stage.id for stage in stages[number]),
-            tuple(sorted(ranks[number])),
-            tuple(samples[number]),
-            tuple(programs[number]),
+    place_at = {place: at for at, place in enumerate(plan.chain)}
+    first_at = {stage.id: at for at, stage in enumerate(plan.stages)}
+    found = [
+        Component(
+            tuple(sorted(group, key=place_at.__getitem__)),
+            tuple(stage.id for stage in held),
+            tuple(sorted(own_ranks)),
+            tuple(own_samples),
+            tuple(own_programs),
         )
-        for number in numbers
+        for group, held, own_ranks, own_samples, own_programs in zip(
+            groups, stages, ranks, samples, programs, strict=True
+        )
     ]
+    return tuple(sorted(found, key=lambda component: first_at[component.stages[0]]))
 
 
-def _shape(plan: Plan, replica: Replica) -> object:
-    """What must be equal: everything of the replica by places instead of names."""
-    stage_at = {stage: place for place, stage in enumerate(sorted(replica.stages))}
-    rank_at = {rank: place for place, rank in enumerate(replica.ranks)}
-    sample_at = {sample: place for place, sample in enumerate(replica.samples)}
+def _shape(plan: Plan, component: Component) -> object:
+    """What must be equal: everything of the component by places instead of names."""
+    stage_at = {stage: place for place, stage in enumerate(sorted(component.stages))}
+    rank_at = {rank: place for place, rank in enumerate(component.ranks)}
+    sample_at = {sample: place for place, sample in enumerate(component.samples)}
+    of_module: dict[str, list[int]] = {}
+    for module, replica in component.replicas:
+        of_module.setdefault(module, []).append(replica)
+    in_order = [(module, replica) for module, held in of_module.items() for replica in sorted(held)]
+    replica_at = {
+        (module, replica): at for module, held in of_module.items() for at, replica in enumerate(sorted(held))
+    }
     return (
-        tuple(_stage_shape(plan.stage[stage], stage_at, rank_at) for stage in replica.stages),
-        tuple((plan.sample[sample].segments, plan.sample[sample].mask) for sample in replica.samples),
+        tuple(_stage_shape(plan.stage[stage], stage_at, rank_at, replica_at) for stage in component.stages),
+        tuple((plan.sample[sample].segments, plan.sample[sample].mask) for sample in component.samples),
         tuple(
             tuple(
                 (m.index, tuple(tuple((sample_at[item.sample], item.k) for item in row) for row in m.rows))
-                for m in plan.microbatches_of.get((module.name, replica.number), ())
+                for m in plan.microbatches_of.get(place, ())
             )
-            for module in plan.model.modules
+            for place in in_order
         ),
-        tuple(_program_shape(program, stage_at, rank_at) for program in replica.programs),
+        tuple(_program_shape(program, stage_at, rank_at) for program in component.programs),
     )
 
 
-def _stage_shape(stage: Stage, stage_at: Mapping[int, int], rank_at: Mapping[int, int]) -> object:
+def _stage_shape(
+    stage: Stage,
+    stage_at: Mapping[int, int],
+    rank_at: Mapping[int, int],
+    replica_at: Mapping[Place, int],
+) -> object:
     grid = tuple(tuple(rank_at[rank] for rank in row) for row in stage.ranks)
-    return stage_at[stage.id], stage.module, stage.layers, grid, stage.ep
+    number = replica_at[stage.module, stage.replica]
+    return stage_at[stage.id], stage.module, number, stage.layers, grid, stage.ep
 
 
 def _program_shape(program: Program, stage_at: Mapping[int, int], rank_at: Mapping[int, int]) -> object:

@@ -252,7 +252,7 @@ def batched_microbatches(
         for start in range(0, len(draft.batch), samples_per_microbatch)
     ]
     return chunked_microbatches(
-        draft, {replica: chunks[place :: len(replicas)] for place, replica in enumerate(replicas)}
+        draft, {replica: chunks[index :: len(replicas)] for index, replica in enumerate(replicas)}
     )
 
 

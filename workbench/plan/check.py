@@ -309,12 +309,12 @@ def _check_agreement(plan: Plan, again: Container[int]) -> None:
                 [action for action in plan.program[r] if action.stage in shared] for r in (rank, leader)
             )
             if mine != theirs:
-                place = next(
+                index = next(
                     i for i, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]
                 )
                 raise ValueError(
                     f"ranks {leader} and {rank} share stage {stage.id} but differ in order: "
-                    f"{theirs[place]} and {mine[place]} at position {place}"
+                    f"{theirs[index]} and {mine[index]} at position {index}"
                 )
 
 

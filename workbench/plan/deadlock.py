@@ -65,9 +65,9 @@ def _check_sums(lowered: Lowered) -> None:
 
 
 def _check(lowered: Lowered) -> None:
-    place = _places(lowered)
-    _check_programs(lowered, place)
-    _check_rows(lowered, place)
+    index = _places(lowered)
+    _check_programs(lowered, index)
+    _check_rows(lowered, index)
     _check_groups(lowered)
     by_communicator = _by_communicator(lowered)
     queues = _queues_of_slots(lowered, by_communicator.values())
@@ -75,7 +75,7 @@ def _check(lowered: Lowered) -> None:
         model = Model.BUFFERED if ring(_followers(lowered, [])) else Model.RENDEZVOUS
         queues = queues if model is Model.RENDEZVOUS else []
         raise ValueError(_report(lowered, model, ring(_followers(lowered, queues)), queues))
-    _check_send_order(lowered, place, by_communicator.values())
+    _check_send_order(lowered, index, by_communicator.values())
 
 
 Places = Mapping[int, Mapping[Action, int]]  # rank -> place of every action in its program
@@ -108,7 +108,7 @@ def _places(lowered: Lowered) -> Places:
     known: dict[int, dict[Action, int]] = {}
     for actions in lowered.plan.program.values():
         if id(actions) not in known:
-            known[id(actions)] = {action: place for place, action in enumerate(actions)}
+            known[id(actions)] = {action: index for index, action in enumerate(actions)}
     return {rank: known[id(actions)] for rank, actions in lowered.plan.program.items()}
 
 

@@ -28,8 +28,8 @@ def expert_elements(layer: Layer, stage: Stage) -> int:
 def expert_holders(stages: Sequence[Stage]) -> tuple[tuple[int, ...], ...]:
     """By place: the ranks that hold the same experts of a layer, ascending."""
     return tuple(
-        tuple(sorted({group[place] for stage in stages for group in stage.expert_ranks}))
-        for place in range(stages[0].ep)
+        tuple(sorted({group[index] for stage in stages for group in stage.expert_ranks}))
+        for index in range(stages[0].ep)
     )
 
 

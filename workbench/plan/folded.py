@@ -6,7 +6,14 @@ from functools import cached_property
 
 from workbench.cost.hardware import Cluster
 from workbench.data.sample import Item, Sample
-from workbench.plan.alike import Replica, alike_replicas, first_of_all, part_of
+from workbench.plan.alike import (
+    Component,
+    alike_replicas,
+    alike_together,
+    components,
+    first_of_all,
+    firsts_of,
+)
 from workbench.plan.gradient_groups import gradient_groups, num_replicas, reduction_order
 from workbench.plan.kept import give, kept
 from workbench.plan.lowered import GradientGroup
@@ -23,35 +30,39 @@ _EQUAL_BATCHES: Remembered[bool] = Remembered(64)
 
 @kept
 def judged_part(plan: Plan) -> Plan:
-    """The plan with the first of each set of equal replicas, which stand for the others.
+    """The plan with the first of each set of equal components, which stand for the others.
 
     Its gradient groups hold the ranks of all, and each takes part in its collectives as often as in the
-    whole. Replicas are equal as `alike_replicas` says, lie alike on equal nodes, and use no port that
-    another one uses; so passes and messages of one begin and end when those of its equals do, and times
-    and bytes of what is left are those of the whole plan, to the last bit. Replicas that share out weights
-    wait for each other at every gather, so there all of them have to be equal. The plan itself where no
-    two are.
+    whole. Components are equal as `alike_replicas` says, those that send by one port taken together; they
+    lie alike on equal nodes. So passes and messages of one begin and end when those of its equals do, and
+    times and bytes of what is left are those of the whole plan, to the last bit. Replicas that shard
+    weights wait for each other at every gather, so there each is one of every module, and all have to be
+    equal. The plan itself where no two are.
 
     Complexity: O(items + actions + ranks).
     """
-    sets = [list(alike) for alike in _alike_in_place(plan)]
+    sets = _alike_in_place(plan)
     units = shard_units(plan)
-    if all(len(alike) == 1 for alike in sets) or (units and not _gather_alike(plan, units, len(sets))):
+    if all(len(alike) == 1 for alike in sets) or (units and not _gather_alike(plan, units, sets)):
         return plan
-    part = first_of_all(plan) if len(sets) == 1 else part_of(plan, [first.number for first, *_ in sets])
+    part = first_of_all(plan)
+    if len(sets) > 1 or len(part.stages) != len(sets[0][0].stages):
+        part = firsts_of(plan, sets)
     if units:
         give(part, shard_units, _units_in(part, units))
     return _stands_for(part, gradient_groups(plan), num_replicas(plan))
 
 
-def _gather_alike(plan: Plan, units: Iterable[ShardUnit], num_sets: int) -> bool:
+def _gather_alike(plan: Plan, units: Iterable[ShardUnit], sets: Sequence[Sequence[Component]]) -> bool:
     """Whether the sharded weights of equal replicas are gathered in equal times, by all of them at once."""
+    if len(sets) > 1 or len(sets[0][0].replicas) > len(plan.model.modules):
+        return False
     lie: dict[tuple[str, tuple[int, int]], set[tuple[int, ...]]] = {}
     for unit in units:
         stage = plan.stage[unit.stages[0]]
         lie.setdefault((stage.module, stage.layers), set()).add(unit.ranks)
     known = {ranks: _lies(plan.cluster, ranks) for of_layers in lie.values() for ranks in of_layers}
-    return num_sets == 1 and all(len({known[ranks] for ranks in held}) == 1 for held in lie.values())
+    return all(len({known[ranks] for ranks in held}) == 1 for held in lie.values())
 
 
 def _units_in(part: Plan, units: Iterable[ShardUnit]) -> tuple[ShardUnit, ...]:
@@ -66,21 +77,22 @@ def _stands_for(part: Plan, groups: tuple[GradientGroup, ...], replicas: dict[st
     return part
 
 
-def _alike_in_place(plan: Plan) -> Iterable[list[Replica]]:
-    """Sets of equal replicas that also lie alike, each behind a first one with lower ranks."""
-    sets = alike_replicas(plan)
-    if not _share_no_port(plan.cluster, [replica.ranks for alike in sets for replica in alike]):
-        return ()
-    found: dict[tuple[object, ...], list[Replica]] = {}
+def _alike_in_place(plan: Plan) -> list[list[Component]]:
+    """Sets of equal components that also lie alike, each behind a first one with lower ranks."""
+    sharing = _by_port(plan.cluster, [component.ranks for component in components(plan)])
+    if sharing is None:
+        return []
+    sets = alike_together(plan, sharing) if sharing else alike_replicas(plan)
+    found: dict[tuple[object, ...], list[Component]] = {}
     for number, alike in enumerate(sets):
-        for replica in alike:
-            place = number, _lies(plan.cluster, replica.ranks)
-            held = found.setdefault(place, [replica])
-            if replica is not held[0]:
-                if any(own >= other for own, other in zip(held[0].ranks, replica.ranks, strict=True)):
-                    return ()
-                held.append(replica)
-    return found.values()
+        for component in alike:
+            place = number, _lies(plan.cluster, component.ranks)
+            held = found.setdefault(place, [component])
+            if component is not held[0]:
+                if any(own >= other for own, other in zip(held[0].ranks, component.ranks, strict=True)):
+                    return []
+                held.append(component)
+    return list(found.values())
 
 
 def _lies(cluster: Cluster, ranks: Sequence[int]) -> tuple[object, ...]:
@@ -102,18 +114,17 @@ def _card_of(cluster: Cluster, rank: int) -> tuple[int, int]:
     return node, cluster.nodes[node].card_of(cluster.place_of(rank))
 
 
-def _share_no_port(cluster: Cluster, replicas: Iterable[Sequence[int]]) -> bool:
-    """Whether no two send by one card: those inside a node send by none. Shared cores are shared, too."""
-    used: set[tuple[int, int]] = set()
-    for ranks in replicas:
+def _by_port(cluster: Cluster, parts: Iterable[Sequence[int]]) -> list[tuple[int, ...]] | None:
+    """Who sends by one card, by place; those inside a node send by none. None where they share cores."""
+    senders: dict[tuple[int, int], list[int]] = {}
+    for place, ranks in enumerate(parts):
         cards = {_card_of(cluster, rank) for rank in ranks}
         if any(cluster.nodes[node].num_cores is not None for node, _ in cards):
-            return False
+            return None
         if len({node for node, _ in cards}) > 1:
-            if not used.isdisjoint(cards):
-                return False
-            used |= cards
-    return True
+            for card in cards:
+                senders.setdefault(card, []).append(place)
+    return list({tuple(places): None for places in senders.values() if len(places) > 1})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +239,7 @@ class Folded:
     def _lie_alike(self) -> bool:
         cluster, size = self.one.cluster, self.stride
         replicas = [range(d * size, (d + 1) * size) for d in range(self.num_replicas)]
-        return _share_no_port(cluster, replicas) and len({_lies(cluster, ranks) for ranks in replicas}) == 1
+        return _by_port(cluster, replicas) == [] and len({_lies(cluster, ranks) for ranks in replicas}) == 1
 
     def _stage(self, stage: Stage, d: int) -> Stage:
         ranks = tuple(tuple(rank + d * self.stride for rank in row) for row in stage.ranks)

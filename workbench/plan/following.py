@@ -163,7 +163,7 @@ def _followers(plan: Plan, llm: str, module: str, number: int) -> list[Microbatc
     llm_replicas, replicas = plan.replicas(llm), plan.replicas(module)
     copies = len(replicas) // len(llm_replicas)
     found: list[Microbatch] = []
-    for place, llm_replica in enumerate(llm_replicas):
+    for position, llm_replica in enumerate(llm_replicas):
         held = plan.microbatches_of.get((llm, llm_replica), ())
         samples = [item.sample for microbatch in held for item in microbatch.items]
         index = 0
@@ -173,7 +173,7 @@ def _followers(plan: Plan, llm: str, module: str, number: int) -> list[Microbatc
             if rows:
                 found += [
                     Microbatch(module=module, replica=replica, index=index, rows=rows)
-                    for replica in replicas[place * copies : (place + 1) * copies]
+                    for replica in replicas[position * copies : (position + 1) * copies]
                 ]
                 index += 1
     return found

@@ -167,13 +167,13 @@ def _grid_groups(
         held = expert_holders(stages)
     else:
         held = tuple(
-            tuple(sorted({row[place] for stage in stages for row in stage.ranks}))
-            for place in range(stages[0].tp)
+            tuple(sorted({row[index] for stage in stages for row in stage.ranks}))
+            for index in range(stages[0].tp)
         )
     num_elements = _elements(plan, weights, stages[0])
-    for place, ranks in enumerate(held):
+    for index, ranks in enumerate(held):
         yield GradientGroup(
-            index=first_index + place, ranks=ranks, weights=(weights,), num_elements=num_elements
+            index=first_index + index, ranks=ranks, weights=(weights,), num_elements=num_elements
         )
 
 
@@ -184,10 +184,10 @@ def _part_groups(
     held = dict.fromkeys(units[stage.id] for stage in stages)
     unit = units[stages[0].id]
     num_elements = unit.part(_elements(plan, weights, stages[0]))
-    for place in range(len(unit.ranks)):
-        ranks = tuple(sorted({unit.ranks[place] for unit in held}))
+    for index in range(len(unit.ranks)):
+        ranks = tuple(sorted({unit.ranks[index] for unit in held}))
         yield GradientGroup(
-            index=first_index + place, ranks=ranks, weights=(weights,), num_elements=num_elements
+            index=first_index + index, ranks=ranks, weights=(weights,), num_elements=num_elements
         )
 
 

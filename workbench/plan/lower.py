@@ -9,7 +9,7 @@ from workbench.collector import collector_paused
 from workbench.data.sample import Item
 from workbench.model.layer import TokenCount
 from workbench.model.model_graph import Edge
-from workbench.plan.alike import alike_replicas, part_of
+from workbench.plan.alike import alike_replicas, firsts_of
 from workbench.plan.frame import frame_of
 from workbench.plan.gradient_groups import gradient_groups, reductions
 from workbench.plan.lowered import Direction, Lowered, Slice
@@ -281,7 +281,7 @@ def _backward_action(plan: Plan, stage: Stage, microbatch: int) -> Action:
 def _runs(plan: Plan) -> list[ProducerRows]:
     """Rows of the first of equal replicas, and the same rows under the names of each of the others."""
     alike = alike_replicas(plan)
-    part = part_of(plan, [first.number for first, *_ in alike]) if alike else plan
+    part = firsts_of(plan, alike) if alike else plan
     runs = _original_runs(part)
     copied = []
     for first, *others in alike:

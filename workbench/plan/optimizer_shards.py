@@ -28,8 +28,8 @@ class OptimizerShards:
 
     def peers(self, rank: int) -> tuple[int, ...]:
         """The ranks that hold the same part, this one included: they add up their parts of the gradient."""
-        place = self.of(rank).index(rank)
-        return tuple(ranks[place] for ranks in self.instances)
+        index = self.of(rank).index(rank)
+        return tuple(ranks[index] for ranks in self.instances)
 
 
 def optimizer_shards(plan: Plan, group: GradientGroup) -> OptimizerShards:

@@ -32,7 +32,7 @@ def one_by_one(plan: Plan, is_wanted: Callable[[Action], bool]) -> Iterable[tupl
 
 def followers_of(actions: Iterable[Action], edges: Iterable[tuple[Action, Action]]) -> list[list[int]]:
     """By place in `actions`, who follows, each once; edges to and from other actions are left out."""
-    number = {action: place for place, action in enumerate(actions)}
+    number = {action: index for index, action in enumerate(actions)}
     found: list[list[int]] = [[] for _ in number]
     numbers = (
         (number[one], number[next_one]) for one, next_one in edges if one in number and next_one in number
@@ -54,7 +54,7 @@ def issue_ticks(plan: Plan, rows: Sequence[Ends]) -> dict[Action, int]:
         ((row.producer, row.consumer) for row in rows),
     )
     starts = longest_path(followers_of(actions, edges), [1.0] * len(actions))
-    ticks = {actions[place]: int(start) + 1 for place, start in starts.items()}
+    ticks = {actions[index]: int(start) + 1 for index, start in starts.items()}
     never = max(ticks.values(), default=0) + 1
     stuck = {action: never for row in rows for action in (row.producer, row.consumer) if action not in ticks}
     return ticks | stuck

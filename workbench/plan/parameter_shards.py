@@ -95,7 +95,7 @@ def _instances(plan: Plan, module: str) -> dict[int, int]:
             f"module {module!r}: instances of sharded weights must divide its {len(replicas)} replicas, "
             f"got {num}; nearest: {nearest}"
         )
-    return {replica: place * num // len(replicas) for place, replica in enumerate(replicas)}
+    return {replica: index * num // len(replicas) for index, replica in enumerate(replicas)}
 
 
 def sharded_stages(plan: Plan) -> dict[int, ShardUnit]:
@@ -119,7 +119,7 @@ def in_units(draft: Plan) -> Plan:
     for stage in draft.stages:
         first, last = stage.layers
         cuts = [(at, at + 1) for at in range(first, last)] if is_sharded(draft, stage) else [stage.layers]
-        stages += [replace(stage, id=len(stages) + place, layers=cut) for place, cut in enumerate(cuts)]
+        stages += [replace(stage, id=len(stages) + index, layers=cut) for index, cut in enumerate(cuts)]
     return replace(draft, stages=tuple(stages))
 
 

@@ -57,7 +57,7 @@ def ways(
     if here.module == there.module or not is_unequal or len(from_ranks) == 1:
         return one
     every = tuple(
-        _to_group(rank, to_ranks[place % len(to_ranks)], to_ranks) for place, rank in enumerate(from_ranks)
+        _to_group(rank, to_ranks[index % len(to_ranks)], to_ranks) for index, rank in enumerate(from_ranks)
     )
     return min(one, every, key=lambda each: _byte_s(plan.cluster, each))
 
@@ -75,10 +75,10 @@ def _broker(plan: Plan, here: Stage, there: Stage) -> int | None:
     up, down = (here, there) if is_forward else (there, here)
     readers = plan.replicas(down.module)
     served = len(readers) // gcd(len(plan.replicas(up.module)), len(readers))
-    place = readers.index(down.replica)
-    if place % served == 0:
+    index = readers.index(down.replica)
+    if index % served == 0:
         return None
-    chain = plan.chain[down.module, readers[place - place % served]]
+    chain = plan.chain[down.module, readers[index - index % served]]
     return next(stage for stage in chain if down.layers[0] < stage.layers[1]).flat_ranks[0]
 
 
@@ -100,8 +100,8 @@ def _byte_s(cluster: Cluster, parts: Sequence[Sequence[Path]]) -> float:
     busy_s: dict[tuple[bool, int, int], float] = {}
     for path in (path for paths in parts for path in paths):
         nodes = {cluster.node_of(rank) for rank in (path.source_rank, *path.destination_ranks)}
-        node, place = cluster.node_of(path.source_rank), cluster.place_of(path.source_rank)
-        port = -1 - path.source_rank if len(nodes) == 1 else cluster.nodes[node].card_of(place)
+        node, index = cluster.node_of(path.source_rank), cluster.place_of(path.source_rank)
+        port = -1 - path.source_rank if len(nodes) == 1 else cluster.nodes[node].card_of(index)
         key = path.follows, node, port
         busy_s[key] = busy_s.get(key, 0.0) + 1 / (len(parts) * cluster.link_of(nodes).bytes_per_s)
     return sum(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain
 from math import lcm
 from typing import Any
@@ -155,7 +155,10 @@ class Precision(StrEnum):
 
     @property
     def num_bytes(self) -> int:
-        return {Precision.FLOAT64: 8, Precision.FLOAT32: 4, Precision.BFLOAT16: 2}[self]
+        return _NUM_BYTES[self]
+
+
+_NUM_BYTES = {Precision.FLOAT64: 8, Precision.FLOAT32: 4, Precision.BFLOAT16: 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +191,11 @@ class ModuleSettings:
             raise ValueError(
                 f"module {self.module!r}: want collective_pieces >= 1, got {self.collective_pieces}"
             )
+
+
+@cache
+def _defaults(module: str) -> ModuleSettings:
+    return ModuleSettings(module=module)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,8 +238,10 @@ class Settings:
         return self.kernels.cuts_sequence or self.of(module).sequence_parallel
 
     def of(self, module: str) -> ModuleSettings:
-        found = [settings for settings in self.modules if settings.module == module]
-        return found[0] if found else ModuleSettings(module=module)
+        for settings in self.modules:
+            if settings.module == module:
+                return settings
+        return _defaults(module)
 
     def with_module(self, changed: ModuleSettings) -> "Settings":
         """With other settings of that module; modules with the defaults are left out, the rest sorted."""

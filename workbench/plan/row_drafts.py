@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from workbench.data.sample import Item
-from workbench.plan.alike import Replica
+from workbench.plan.alike import Component
 from workbench.plan.lowered import Direction, Route, Slice, Transfer
 from workbench.schedule.action import Action
 
@@ -87,7 +87,7 @@ class ProducerRows(NamedTuple):
 class Names:
     """What stages, ranks and samples of one replica are called in an equal one."""
 
-    def __init__(self, first: Replica, other: Replica) -> None:
+    def __init__(self, first: Component, other: Component) -> None:
         self._rank = dict(zip(first.ranks, other.ranks, strict=True))
         self._action = first.actions_as(other)
         self._sample = dict(zip(first.samples, other.samples, strict=True))

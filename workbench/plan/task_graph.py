@@ -58,7 +58,7 @@ class Joined(NamedTuple):
     awaited: tuple[int, ...] = ()
 
 
-class Row(Protocol):
+class OrderedRow(Protocol):
     """A row of communication, as far as order goes."""
 
     @property
@@ -69,7 +69,7 @@ class Row(Protocol):
     def after(self) -> int | None: ...
 
 
-class Group(Protocol):
+class OrderedGroup(Protocol):
     """A gradient group, as far as order goes."""
 
     @property
@@ -136,8 +136,8 @@ def adjacency(before: Ints, after: Ints, num_nodes: int) -> tuple[Ints, Ints]:
 
 def task_graph(
     plan: Plan,
-    rows: Sequence[Row],
-    groups: Iterable[Group],
+    rows: Sequence[OrderedRow],
+    groups: Iterable[OrderedGroup],
     reductions: Mapping[Action, tuple[int, ...]],
 ) -> TaskGraph:
     """The graph of programs whose actions stand once in each, STEP last.
@@ -171,11 +171,11 @@ def task_graph(
 def _places(passes: Mapping[Action, int], actions: Iterable[Action]) -> list[int]:
     """Their tasks; what names the same object again and again, as rows do, is looked up once."""
     found: list[int] = []
-    last, place = None, -1
+    last, index = None, -1
     for action in actions:
         if action is not last:
-            last, place = action, passes[action]
-        found.append(place)
+            last, index = action, passes[action]
+        found.append(index)
     return found
 
 

@@ -155,9 +155,9 @@ def feature_runs(routing: Routing, edge: Edge, microbatch: Microbatch) -> tuple[
     found: list[list[Run]] = [[] for _ in range(cp)]
     filled = [0] * cp
     for run in whole:
-        row, place = places[run.item]
-        for owner, first, stop in owned_parts(shards[row], place, place + run.num_tokens):
-            found[owner].append(Run(run.item, first - place, filled[owner], stop - first))
+        row, index = places[run.item]
+        for owner, first, stop in owned_parts(shards[row], index, index + run.num_tokens):
+            found[owner].append(Run(run.item, first - index, filled[owner], stop - first))
             filled[owner] += stop - first
     return tuple(tuple(runs) for runs in found)
 
@@ -176,12 +176,12 @@ def _places(plan: Plan, edge: Edge, microbatch: Microbatch) -> dict[Item, tuple[
         return None
     found: dict[Item, tuple[int, int]] = {}
     for row, items in enumerate(microbatch.rows):
-        place = 0
+        index = 0
         for item in items:
             for segment in plan.sample[item.sample].segments:
                 if segment.modality == modality:
-                    found[Item(item.sample, segment.k)] = row, place
-                place += segment.tokens_out
+                    found[Item(item.sample, segment.k)] = row, index
+                index += segment.tokens_out
     return found
 
 

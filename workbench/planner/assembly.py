@@ -129,14 +129,14 @@ def blocks_cut(job: Job, cost_s: tuple[float, ...], num_blocks: int, module: str
     cuts = cut(cost_s, num_blocks * virtual, module)
     if virtual == 1:
         return cuts
-    return even_blocks(cost_s, cuts, lambda place: rank_block(job.schedule, place, len(cuts)))
+    return even_blocks(cost_s, cuts, lambda index: rank_block(job.schedule, index, len(cuts)))
 
 
 def bottleneck_s(cost_s: Sequence[float], cuts: Cuts, schedule: Schedule, virtual: int) -> float:
     """Seconds of the slowest block of ranks; each holds `virtual` of the stages."""
     blocks: dict[int, float] = {}
-    for place, (first, last) in enumerate(cuts):
-        block = rank_block(schedule, place, len(cuts)) if virtual > 1 else place
+    for index, (first, last) in enumerate(cuts):
+        block = rank_block(schedule, index, len(cuts)) if virtual > 1 else index
         blocks[block] = blocks.get(block, 0.0) + sum(cost_s[first:last])
     return max(blocks.values())
 
@@ -173,11 +173,11 @@ def module_stages(
     size = layout.tp * layout.cp * blocks_apart
     is_virtual = virtual_stages(job, module) > 1
     stages = []
-    for place, layers in enumerate(cuts):
-        block = rank_block(job.schedule, place, len(cuts)) if is_virtual else place
+    for index, layers in enumerate(cuts):
+        block = rank_block(job.schedule, index, len(cuts)) if is_virtual else index
         ranks = grid(first_rank + block * size, layout)
         check_taken(job.pools, module, [rank for row in ranks for rank in row])
-        place_id = first_id + place
+        place_id = first_id + index
         stage = Stage(id=place_id, module=module, replica=replica, layers=layers, ranks=ranks, ep=layout.ep)
         stages.append(stage)
     return tuple(stages)

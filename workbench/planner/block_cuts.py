@@ -30,15 +30,15 @@ def even_blocks(cost_s: Sequence[float], cuts: Cuts, block_of: Callable[[int], i
 
 def _objective(cost_s: Sequence[float], cuts: Cuts, block_of: Callable[[int], int]) -> tuple[float, float]:
     loads: dict[int, float] = {}
-    for place, (first, last) in enumerate(cuts):
-        loads[block_of(place)] = loads.get(block_of(place), 0.0) + sum(cost_s[first:last])
+    for index, (first, last) in enumerate(cuts):
+        loads[block_of(index)] = loads.get(block_of(index), 0.0) + sum(cost_s[first:last])
     return max(loads.values()), sum(load * load for load in loads.values())
 
 
 def _moves(cuts: Cuts) -> Iterator[Cuts]:
     """Every boundary one layer to either side, leaving no stage empty."""
-    for place in range(len(cuts) - 1):
-        (first, boundary), (_, last) = cuts[place : place + 2]
+    for index in range(len(cuts) - 1):
+        (first, boundary), (_, last) = cuts[index : index + 2]
         for moved in (boundary - 1, boundary + 1):
             if first < moved < last:
-                yield (*cuts[:place], (first, moved), (moved, last), *cuts[place + 2 :])
+                yield (*cuts[:index], (first, moved), (moved, last), *cuts[index + 2 :])

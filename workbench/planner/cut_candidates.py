@@ -18,7 +18,7 @@ from workbench.planner.assembly import (
 )
 from workbench.planner.block_cuts import Cuts
 from workbench.planner.layer_cost import believed_layers_s
-from workbench.planner.planner_cost import Belief
+from workbench.planner.planner_cost import PlannerCost
 from workbench.planner.stage_bounds import StageBounds
 
 Counts = Mapping[str, int]
@@ -30,7 +30,7 @@ class CutCandidates:
 
     Args:
         draft: the plan without stages.
-        belief: of layers and plans.
+        planner_cost: of layers and plans.
         stages_of: gives the cut modules their ranks.
         entry_of: module that is cut -> the entry of the counts that holds for it; None: each has its own.
         microbatches_of: the draft's where counts decide them; None: they do not.
@@ -40,7 +40,7 @@ class CutCandidates:
     job: Job
     draft: Plan
     cost: CostModel
-    belief: Belief
+    planner_cost: PlannerCost
     stages_of: Callable[[Job, Mapping[str, Cuts]], tuple[Stage, ...]]
     entry_of: Mapping[str, str] | None = None
     microbatches_of: Callable[[Counts], tuple[Microbatch, ...]] | None = None
@@ -60,13 +60,13 @@ class CutCandidates:
     @cached_property
     def layers_s(self) -> Mapping[str, tuple[float, ...]]:
         """Module -> believed seconds of each layer over a microbatch."""
-        found = believed_layers_s(self.job, self.draft, self.cost, self.belief.layer_s)
+        found = believed_layers_s(self.job, self.draft, self.cost, self.planner_cost.layer_s)
         return {module: found[module] for module in self.entries}
 
     @cached_property
     def bounds(self) -> StageBounds:
         """Of all counts' plans."""
-        return StageBounds(self.draft, self.cost, self.belief, self.job.schedule)
+        return StageBounds(self.draft, self.cost, self.planner_cost, self.job.schedule)
 
     def bound_s(self, counts: Counts) -> float:
         """Seconds that no plan of these counts is believed to beat.
@@ -102,7 +102,7 @@ class CutCandidates:
 
     def believed_s(self, lowered: Lowered) -> float:
         """The planner's own estimate of a plan."""
-        return self.belief.plan_s(lowered, self.cost)
+        return self.planner_cost.plan_s(lowered, self.cost)
 
     def _draft_of(self, counts: Counts) -> Plan:
         draft = replace(self.draft, stages=self.stages_of(self.job, self._cuts(counts)))

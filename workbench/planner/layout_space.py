@@ -53,8 +53,8 @@ class LayoutSpace:
     """The layouts of one job on exactly `num_ranks` ranks.
 
     A module with a layout in the job keeps its tp and cp, and pp and dp where these are given;
-    all others are free: tp inside a node and dividing the heads, whose ranks cut experts or deal them
-    out, cp a power of two, dp a divisor of the batch for the LLM, and for colocated encoders a
+    all others are free: tp inside a node and dividing the heads, whose ranks cut experts or divide them
+    among themselves, cp a power of two, dp a divisor of the batch for the LLM, and for colocated encoders a
     multiple or divisor of the LLM's.
 
     Args:

@@ -24,7 +24,7 @@ from workbench.timing.price import HOST_BYTES_PER_S
 _partition = cache(partition)
 
 
-class Chain(NamedTuple):
+class ModuleChain(NamedTuple):
     """The stages of a pipeline, first to last: what the module's layers on each add up to.
 
     Seconds are those of a pass, messages and layers of other modules on the first stage included.
@@ -84,7 +84,7 @@ class LayoutSteps:
 
     def __init__(self, job: Job, cost: CostModel) -> None:
         self.job, self.prices = job, ModulePrices(job, cost)
-        self._chains: dict[tuple[ModuleChoice, int | None], Chain] = {}
+        self._chains: dict[tuple[ModuleChoice, int | None], ModuleChain] = {}
         self._accounts: dict[tuple[ModuleChoice, Totals], Account] = {}
         self._llm_s: dict[ModuleChoice, float] = {}
         self._steps: dict[LayoutChoice, LayoutStep] = {}
@@ -172,10 +172,10 @@ class LayoutSteps:
         chain = self._chain(choice.llm, [part.layers for part in encoded])
         rounds = self._rounds(choice.llm)
         ranks = []
-        for place, stage in enumerate(chain.stages):
-            held = min(len(chain.stages) - place, rounds)
+        for index, stage in enumerate(chain.stages):
+            held = min(len(chain.stages) - index, rounds)
             parts = [Held(choice.llm, stage, held)]
-            parts += [part._replace(in_flight=held) for part in encoded if place == 0]
+            parts += [part._replace(in_flight=held) for part in encoded if index == 0]
             ranks.append(parts)
         passes_s = pipeline_s(chain.forward_s, chain.backward_s, rounds)
         num_bytes = self._read_behind_bytes(choice, _counts(chain))
@@ -207,8 +207,8 @@ class LayoutSteps:
         num_bytes = sum(crossing.num_bytes for crossing in crossings)
         phases_s = sum(self.phases_s(encoder, choice.llm) for encoder in choice.encoders)
         ranks = [
-            [Held(choice.llm, stage, min(len(chain.stages) - place, rounds)), *encoded]
-            for place, stage in enumerate(chain.stages)
+            [Held(choice.llm, stage, min(len(chain.stages) - index, rounds)), *encoded]
+            for index, stage in enumerate(chain.stages)
         ]
         passes_s = phases_s + boundary_s + self.llm_s(choice.llm)
         more = [2 * num_bytes, *[0.0] * (len(ranks) - 1)]  # features and their gradients
@@ -233,21 +233,21 @@ class LayoutSteps:
             chain = self._chain(encoder, samples=samples)
             calls = per_round / (encoder.dp * samples)  # a replica may sit out rounds
             crossing = sent(self.prices, encoder, choice.llm, per_round, _counts(llm))
-            for place, stage in enumerate(chain.stages):
-                at = depth - encoder.pp + place
-                is_last = place == encoder.pp - 1
+            for index, stage in enumerate(chain.stages):
+                at = depth - encoder.pp + index
+                is_last = index == encoder.pp - 1
                 ahead_s, behind_s = (crossing.before_s, crossing.after_s) if is_last else (0.0, 0.0)
-                forward_s[at] = max(forward_s[at], calls * chain.forward_s[place] + ahead_s)
-                backward_s[at] = max(backward_s[at], calls * chain.backward_s[place] + behind_s)
-                call_s = chain.forward_s[place] + chain.backward_s[place]
+                forward_s[at] = max(forward_s[at], calls * chain.forward_s[index] + ahead_s)
+                backward_s[at] = max(backward_s[at], calls * chain.backward_s[index] + behind_s)
+                call_s = chain.forward_s[index] + chain.backward_s[index]
                 round_s[at] = max(round_s[at], math.ceil(calls) * call_s + ahead_s + behind_s)
                 in_flight = min(depth - at + choice.llm.pp, rounds)
                 ranks.append([Held(encoder, stage, max(1.0, calls * in_flight))])
             boundary_s += (crossing.before_s + crossing.after_s) * rounds
             num_bytes += crossing.num_bytes * rounds
         ranks += [
-            [Held(choice.llm, stage, min(choice.llm.pp - place, rounds))]
-            for place, stage in enumerate(llm.stages)
+            [Held(choice.llm, stage, min(choice.llm.pp - index, rounds))]
+            for index, stage in enumerate(llm.stages)
         ]
         # Replicas that take turns are as fast as their mean, but the LLM waits for the first whole
         # forward, and behind its last backward is a whole one.
@@ -296,7 +296,7 @@ class LayoutSteps:
 
     def _chain(
         self, choice: ModuleChoice, leading: Sequence[Totals] = (), *, samples: int | None = None
-    ) -> Chain:
+    ) -> ModuleChain:
         """A module's stages, the slowest as fast as can be, with layers of others on the first."""
         key = (replace(choice, instances=1), samples)
         if not leading and key in self._chains:
@@ -308,7 +308,7 @@ class LayoutSteps:
         stages = [total_of(layers[first:last]) for first, last in _partition(tuple(each), choice.pp)]
         hop_s = self._hop_s(choice)
         enters_s = [ahead_s, *[(hop_s, hop_s)] * (len(stages) - 1)]
-        chain = Chain(
+        chain = ModuleChain(
             tuple(stages),
             tuple(stage.forward_s + before_s for stage, (before_s, _) in zip(stages, enters_s, strict=True)),
             tuple(stage.backward_s + after_s for stage, (_, after_s) in zip(stages, enters_s, strict=True)),
@@ -375,5 +375,5 @@ def pipeline_s(forward_s: tuple[float, ...], backward_s: tuple[float, ...], roun
     return iteration_s(forward, backward, np.arange(rounds, dtype=np.int64))
 
 
-def _counts(chain: Chain) -> tuple[int, ...]:
+def _counts(chain: ModuleChain) -> tuple[int, ...]:
     return tuple(stage.num_layers for stage in chain.stages)

@@ -66,7 +66,7 @@ def total_of(layers: Sequence[Totals]) -> Totals:
     return Totals._make((sum(num), *sums, float(max(working)), *(float(sum(each)) for each in elements)))
 
 
-class Exchange(NamedTuple):
+class BoundaryExchange(NamedTuple):
     """Seconds between the ranks that hold the same weights.
 
     Args:
@@ -101,7 +101,7 @@ class ModulePrices:
         self._needs = gradient_needs(job.model)
         self._alone = self._samples()
         self._known: dict[tuple[object, ...], tuple[Totals, ...]] = {}
-        self._exchanges: dict[tuple[ModuleChoice, float, float], Exchange] = {}
+        self._exchanges: dict[tuple[ModuleChoice, float, float], BoundaryExchange] = {}
         self._totals: dict[tuple[object, ...], Totals] = {}
         self._shapes = cache(self._find_shapes)
         self._tokens = {
@@ -140,7 +140,7 @@ class ModulePrices:
         total = self.total(choice, num_samples)
         return total.forward_s + total.backward_s
 
-    def exchange(self, choice: ModuleChoice, trained: float, of_experts: float = 0.0) -> Exchange:
+    def exchange(self, choice: ModuleChoice, trained: float, of_experts: float = 0.0) -> BoundaryExchange:
         """Gradients and weights of `trained` elements among their holders, `of_experts` of them experts'.
 
         The state is sharded inside an instance: gradients are reduced and scattered there, the
@@ -156,22 +156,22 @@ class ModulePrices:
             ):
                 gathered, reduced = elements * size.weight, elements * size.gradient
                 both.append(self._exchange(gathered, reduced, holders, choice.instances, stride))
-            self._exchanges[key] = Exchange(*map(sum, zip(*both, strict=True)))
+            self._exchanges[key] = BoundaryExchange(*map(sum, zip(*both, strict=True)))
         return self._exchanges[key]
 
-    def sharded_exchange(self, choice: ModuleChoice, layer: Totals) -> Exchange:
+    def sharded_exchange(self, choice: ModuleChoice, layer: Totals) -> BoundaryExchange:
         """Of a layer whose parameters the holders of each instance shard."""
         gathered, reduced = layer.weights * self.size.weight, layer.trained * self.size.gradient
         return self._exchange(gathered, reduced, choice.num_holders, choice.instances, 1)
 
     def _exchange(
         self, gathered: float, reduced: float, num_holders: int, instances: int, stride: int
-    ) -> Exchange:
+    ) -> BoundaryExchange:
         """Of bytes that ranks so far apart hold alike."""
         inner, cluster = num_holders // instances, self.job.cluster
         near = group_link(cluster, num_ranks=inner, stride=stride)
         far = group_link(cluster, num_ranks=instances, stride=stride * inner)
-        return Exchange(
+        return BoundaryExchange(
             self._collective_s(Collective.ALL_GATHER, gathered, inner, near),
             self._collective_s(Collective.REDUCE_SCATTER, reduced, inner, near),
             self._collective_s(Collective.ALL_REDUCE, reduced / inner, instances, far),

@@ -15,7 +15,7 @@ from workbench.timing.stage_seconds import Flags, Seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Belief:
+class PlannerCost:
     """How long a layer takes over one microbatch, and how long a plan takes.
 
     Args:
@@ -57,9 +57,9 @@ def _unaware_s(lowered: Lowered, cost: CostModel) -> float:
     return critical_path_s(lowered, believed_s)
 
 
-FROZEN_AWARE = Belief(lambda layer: layer.total_s, _aware_s, _aware_passes_s)
+FROZEN_AWARE = PlannerCost(lambda layer: layer.total_s, _aware_s, _aware_passes_s)
 """The gradients that really run. Source: Cornstarch (ICML) section 3.1."""
 
-FROZEN_UNAWARE = Belief(lambda layer: 3 * layer.forward_s, _unaware_s, _unaware_passes_s)
+FROZEN_UNAWARE = PlannerCost(lambda layer: 3 * layer.forward_s, _unaware_s, _unaware_passes_s)
 """Every backward takes twice its forward, also where none runs.
 Source: Cornstarch v1 section 6.1, the baselines, which balance forward times."""

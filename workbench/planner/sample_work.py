@@ -59,7 +59,7 @@ def _layers_s(job: Job, cost: CostModel, module: Module, work: Work, places: Seq
         machine_of(job, layout_of(job, module.name), cost),
         gradient_needs(job.model)[module.name],
     )
-    layers = ((module.layers[place], needs[place]) for place in places)
+    layers = ((module.layers[index], needs[index]) for index in places)
     return sum(
         mean_cost(machine, layer, need, [(work, 1.0)], Recompute.NONE).total_s for layer, need in layers
     )
@@ -71,7 +71,7 @@ def module_quadratic(job: Job, cost: CostModel, module: Module) -> Quadratic:
     Layers that read other modules' tokens are left out.
     """
     ratio = _out_per_in(job, module)
-    places = [place for place, layer in enumerate(module.layers) if not layer.reads_context]
+    places = [index for index, layer in enumerate(module.layers) if not layer.reads_context]
 
     def seconds(tokens: int) -> float:
         causal = module.modality == TEXT

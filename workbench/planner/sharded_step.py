@@ -8,7 +8,7 @@ from workbench.cost.beside import loss_on
 from workbench.cost.group_link import busy_share, group_link
 from workbench.cost.hardware import Link
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, ModuleChoice
-from workbench.planner.module_price import Exchange, ModulePrices, Totals
+from workbench.planner.module_price import BoundaryExchange, ModulePrices, Totals
 from workbench.timing.price import step_bytes
 
 PREFETCHED = 2  # layers whose parameters, and whose gradients, a rank holds whole at once
@@ -74,7 +74,7 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice) -> LayoutStep:
 
 def _rounds(
     layers: Sequence[Totals],
-    moved: Sequence[Exchange],
+    moved: Sequence[BoundaryExchange],
     busy: Sequence[float],
     lost_s: Callable[[float, float], float],
 ) -> Iterator[_Round]:
@@ -82,15 +82,15 @@ def _rounds(
 
     Each loses some seconds to what travels beside it.
     """
-    for place, layer in enumerate(layers):
-        gather_s = moved[place].gather_s
+    for index, layer in enumerate(layers):
+        gather_s = moved[index].gather_s
         yield _Round(
-            place, layer.forward_s + lost_s(busy[place] * gather_s, layer.forward_s), gather_s, 0.0, 0.0
+            index, layer.forward_s + lost_s(busy[index] * gather_s, layer.forward_s), gather_s, 0.0, 0.0
         )
-    for place in reversed(range(len(layers))):
-        if (backward_s := layers[place].backward_s) > 0:
-            beside_s = busy[place] * (moved[place].gather_s + moved[place].scatter_s)
-            yield _Round(place, backward_s + lost_s(beside_s, backward_s), *moved[place])
+    for index in reversed(range(len(layers))):
+        if (backward_s := layers[index].backward_s) > 0:
+            beside_s = busy[index] * (moved[index].gather_s + moved[index].scatter_s)
+            yield _Round(index, backward_s + lost_s(beside_s, backward_s), *moved[index])
 
 
 def _joined(rounds: Sequence[_Round]) -> list[_Round]:
@@ -110,11 +110,11 @@ def _summed_s(rounds: Sequence[_Round]) -> float:
     total_s = joined[0].gather_s
     waiting = _Round(-1, 0.0, 0.0, 0.0, 0.0)
     summed_s = 0.0
-    for place, found in enumerate(joined):
+    for index, found in enumerate(joined):
         ready_s = total_s + max(found.busy_s, waiting.scatter_s)
         if waiting.sum_s:
             summed_s = max(summed_s, ready_s) + waiting.sum_s
-        gather_s = joined[place + 1].gather_s if place + 1 < len(joined) else 0.0
+        gather_s = joined[index + 1].gather_s if index + 1 < len(joined) else 0.0
         total_s += max(found.busy_s, waiting.scatter_s + gather_s)
         waiting = found
     return max(summed_s, total_s + waiting.scatter_s) + waiting.sum_s

@@ -28,7 +28,7 @@ def stable_batch_samples(job: Job, cost: CostModel, num_ranks: int) -> int:
 
     def draw(num_samples: int) -> tuple[float, float]:
         chosen = rng.choices(places, k=num_samples)
-        return sum(work.encoder_s[place] for place in chosen), sum(work.llm_s[place] for place in chosen)
+        return sum(work.encoder_s[index] for index in chosen), sum(work.llm_s[index] for index in chosen)
 
     trials = num_trials(CONFIDENCE, MOST_FAILURES)
     return stable_batch_size(draw, num_ranks, first=1, most=MOST_SAMPLES, trials=trials)[-1].num_samples

@@ -12,7 +12,7 @@ from workbench.memory.stage import GRADIENTS, Sizes, state_of
 from workbench.model.model_graph import Edge
 from workbench.plan.plan import KeyExchange, Plan, Stage
 from workbench.plan.routing import Routing, routing_of
-from workbench.planner.planner_cost import Belief
+from workbench.planner.planner_cost import PlannerCost
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.timing.stage_seconds import Flags, PassSeconds, Seconds, StageSeconds
 from workbench.units import gib
@@ -29,7 +29,7 @@ class _Stage(NamedTuple):
     has_backward: Flags
 
 
-class _Chain(NamedTuple):
+class _StageChain(NamedTuple):
     """The stages of a replica in layer order, and [kinds] of microbatches that it has.
 
     By stage: `ahead_s` stands ahead of a forward, `behind_s` behind a backward, `after_s` behind a forward;
@@ -56,13 +56,13 @@ class StageBounds:
     Args:
         draft: with microbatches.
         cost: the machine, and others beside it.
-        belief: of the planner whose plans are bounded.
+        planner_cost: of the planner whose plans are bounded.
         schedule: of the plans.
     """
 
-    def __init__(self, draft: Plan, cost: CostModel, belief: Belief, schedule: Schedule) -> None:
+    def __init__(self, draft: Plan, cost: CostModel, planner_cost: PlannerCost, schedule: Schedule) -> None:
         self._seconds = StageSeconds(draft, cost)
-        self._belief, self._schedule = belief, schedule
+        self._planner_cost, self._schedule = planner_cost, schedule
         self._is_aligned = _is_aligned(draft)
         self._held: dict[tuple[object, ...], int] = {}
 
@@ -178,7 +178,7 @@ class StageBounds:
         mine = [self._seconds.kind_of(m) for m in plan.microbatches_of.get((stage.module, stage.replica), ())]
         return _is_read(plan, stage.module) and bool(passes.trains_all[mine].any())
 
-    def _chain(self, plan: Plan, key: _Key, read: dict[str, bool]) -> _Chain:
+    def _chain(self, plan: Plan, key: _Key, read: dict[str, bool]) -> _StageChain:
         module, _ = key
         counts = np.zeros(len(self._seconds.kinds(module)), dtype=np.int64)
         for microbatch in plan.microbatches_of.get(key, ()):
@@ -186,14 +186,14 @@ class StageBounds:
         stages = plan.chain[key]
         passes = (self._seconds.passes(plan, stage) for stage in stages)
         believed = tuple(self._believed(found, found.has_backward & read[module]) for found in passes)
-        return _Chain(stages, believed, counts, [], [], [], [], [])
+        return _StageChain(stages, believed, counts, [], [], [], [], [])
 
     def _believed(self, found: PassSeconds, has: Flags) -> _Stage:
         if not self._schedule.kind.splits_backward:
-            forward_s, backward_s = self._belief.passes_s(found.forward_s, found.whole_s, has)
+            forward_s, backward_s = self._planner_cost.passes_s(found.forward_s, found.whole_s, has)
             return _Stage(forward_s, backward_s, backward_s, has)
         shorter_s = np.minimum(found.whole_s, found.through_s + found.weights_s)
-        forward_s, backward_s = self._belief.passes_s(found.forward_s, shorter_s, has)
+        forward_s, backward_s = self._planner_cost.passes_s(found.forward_s, shorter_s, has)
         return _Stage(forward_s, backward_s, np.zeros_like(backward_s), has)
 
     def _has_gaps(self, plan: Plan) -> bool:
@@ -202,25 +202,25 @@ class StageBounds:
             return False
         return self._is_aligned and all(len(held) == 1 for held in plan.stages_on.values())
 
-    def _lines(self, chain: _Chain, *, has_gaps: bool) -> Iterator[tuple[float, float, float]]:
+    def _lines(self, chain: _StageChain, *, has_gaps: bool) -> Iterator[tuple[float, float, float]]:
         """Of every stage: what is ahead of its first pass, all of its passes, what is behind its last."""
-        for place, passes in enumerate(chain.passes):
-            last_s = np.where(passes.has_backward, chain.behind_s[place], chain.after_s[place])
+        for index, passes in enumerate(chain.passes):
+            last_s = np.where(passes.has_backward, chain.behind_s[index], chain.after_s[index])
             if self._schedule.kind.splits_backward:  # the last may be a W, for which nobody waits
                 last_s = np.where(passes.has_backward, 0.0, last_s)
             own_s = float((passes.forward_s + passes.backward_s) @ chain.counts)
             if has_gaps and passes.has_backward[chain.used].all():
-                own_s += _gaps_s(chain, place)
-            ahead_s, behind_s = chain.ahead_s[place][chain.used], last_s[chain.used]
+                own_s += _gaps_s(chain, index)
+            ahead_s, behind_s = chain.ahead_s[index][chain.used], last_s[chain.used]
             yield float(ahead_s.min()), own_s, float(behind_s.min())
 
-    def _path_s(self, chain: _Chain) -> float:
+    def _path_s(self, chain: _StageChain) -> float:
         """The longest way of one microbatch."""
         whole_s = chain.ahead_s[0] + chain.passes[0].forward_s + chain.after_s[0]
         return float(whole_s[chain.used].max())
 
 
-def _gaps_s(chain: _Chain, place: int) -> float:
+def _gaps_s(chain: _StageChain, place: int) -> float:
     """Of a stage under 1F1B: n forwards before its first backward, n backwards after its last forward."""
     passes, num = chain.passes[place], int(chain.counts.sum())
     between = min(chain.depth[place], num - 1)  # n - 1
@@ -259,7 +259,7 @@ def _is_read(plan: Plan, module: str) -> bool:
 class _Ways:
     """What lies on the way to and from every stage, from module to module along the edges."""
 
-    def __init__(self, plan: Plan, seconds: StageSeconds, chains: dict[_Key, _Chain]) -> None:
+    def __init__(self, plan: Plan, seconds: StageSeconds, chains: dict[_Key, _StageChain]) -> None:
         self._model, self._seconds, self._chains = plan.model, seconds, chains
         order = [module.name for module in plan.model.in_order]
         for module in order:
@@ -270,7 +270,7 @@ class _Ways:
             for chain in self._of(module):
                 self._add_after(module, chain)
 
-    def _of(self, module: str) -> list[_Chain]:
+    def _of(self, module: str) -> list[_StageChain]:
         return [chain for (name, _), chain in self._chains.items() if name == module]
 
     def _reading(self, edge: Edge) -> Flags:
@@ -279,7 +279,7 @@ class _Ways:
             [edge.source in kind.present for kind in self._seconds.kinds(edge.target)], dtype=bool
         )
 
-    def _add_ahead(self, module: str, chain: _Chain) -> None:
+    def _add_ahead(self, module: str, chain: _StageChain) -> None:
         ahead_s = np.zeros(len(chain.counts))
         for stage, passes in zip(chain.stages, chain.passes, strict=True):
             for edge in self._model.edges_into(module):
@@ -293,12 +293,12 @@ class _Ways:
         """Until the first of the source's microbatches is there."""
         found = []
         for chain in self._of(edge.source):
-            place = _place(chain, edge.after_layer)
-            done_s = chain.ahead_s[place] + chain.passes[place].forward_s
+            index = _place(chain, edge.after_layer)
+            done_s = chain.ahead_s[index] + chain.passes[index].forward_s
             found += list(done_s[chain.used])
         return float(min(found, default=0.0))
 
-    def _add_behind(self, module: str, chain: _Chain) -> None:
+    def _add_behind(self, module: str, chain: _StageChain) -> None:
         behind_s = np.zeros(len(chain.counts))
         for stage, passes in zip(chain.stages, chain.passes, strict=True):
             for edge in self._model.edges_into(module):
@@ -312,22 +312,22 @@ class _Ways:
         """From a gradient of the source's output to the end of its backwards."""
         found = []
         for chain in self._of(edge.source):
-            place = _place(chain, edge.after_layer)
-            passes = chain.passes[place]
-            way_s = np.where(passes.has_backward, passes.leaving_s + chain.behind_s[place], 0.0)
+            index = _place(chain, edge.after_layer)
+            passes = chain.passes[index]
+            way_s = np.where(passes.has_backward, passes.leaving_s + chain.behind_s[index], 0.0)
             found += list(way_s[chain.used])
         return float(min(found, default=0.0))
 
-    def _add_after(self, module: str, chain: _Chain) -> None:
+    def _add_after(self, module: str, chain: _StageChain) -> None:
         leaving = [(_place(chain, e.after_layer), e) for e in self._model.edges_out_of(module)]
         after_s = turn_s = np.zeros(len(chain.counts))
         depth = 0
-        for place in reversed(range(len(chain.stages))):
-            passes = chain.passes[place]
-            own_s = np.where(passes.has_backward, passes.leaving_s + chain.behind_s[place], 0.0)
+        for index in reversed(range(len(chain.stages))):
+            passes = chain.passes[index]
+            own_s = np.where(passes.has_backward, passes.leaving_s + chain.behind_s[index], 0.0)
             after_s = np.maximum(after_s, own_s)
             for at, edge in leaving:
-                if at == place:
+                if at == index:
                     way_s, round_s, edge_depth = self._least_beyond(edge)
                     after_s, turn_s = np.maximum(after_s, way_s), np.maximum(turn_s, round_s)
                     depth = max(depth, edge_depth)
@@ -347,14 +347,14 @@ class _Ways:
         """
         ways_s, rounds_s, depth = [], [], 0
         for chain in self._of(edge.target):
-            place, reading = _place(chain, edge.before_layer), chain.used & self._reading(edge)
-            passes = chain.passes[place]
-            ways_s += list((passes.forward_s + chain.after_s[place])[reading])
-            rounds_s += list((passes.forward_s + chain.turn_s[place] + passes.leaving_s)[reading])
-            depth = max(depth, chain.depth[place] + 1)
+            index, reading = _place(chain, edge.before_layer), chain.used & self._reading(edge)
+            passes = chain.passes[index]
+            ways_s += list((passes.forward_s + chain.after_s[index])[reading])
+            rounds_s += list((passes.forward_s + chain.turn_s[index] + passes.leaving_s)[reading])
+            depth = max(depth, chain.depth[index] + 1)
         return float(min(ways_s, default=0.0)), float(min(rounds_s, default=0.0)), depth
 
 
-def _place(chain: _Chain, layer: int) -> int:
+def _place(chain: _StageChain, layer: int) -> int:
     """The stage with that layer."""
     return next(at for at, stage in enumerate(chain.stages) if stage.layers[0] <= layer < stage.layers[1])

@@ -230,8 +230,8 @@ def _around(point: tuple[float, float], width: float, area: Box) -> Iterator[Box
     rings = int(hypot(area.width, area.height) / LABEL_HEIGHT) + 1
     for ring in range(rings):
         away = ring * LABEL_HEIGHT
-        for place in range(DIRECTIONS):
-            turn = 2 * pi * place / DIRECTIONS - pi / 4
+        for index in range(DIRECTIONS):
+            turn = 2 * pi * index / DIRECTIONS - pi / 4
             x = point[0] + cos(turn) * (POINT + 2 + width / 2 + away)
             y = point[1] + sin(turn) * (POINT + 2 + LABEL_HEIGHT / 2 + away)
             box = Box(x - width / 2, y - LABEL_HEIGHT / 2, width, LABEL_HEIGHT)

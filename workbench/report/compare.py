@@ -24,7 +24,7 @@ class Group(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ComparedRow:
     """One quantity, simulated once and executed in each repetition.
 
     Args:
@@ -67,12 +67,12 @@ class Comparison:
     """
 
     plan_hash: str
-    rows: tuple[Row, ...]
+    rows: tuple[ComparedRow, ...]
     executor: Executor = Executor.EXECUTED
     drift: float | None = None
 
     @property
-    def total(self) -> Row:
+    def total(self) -> ComparedRow:
         return next(row for row in self.rows if row.group is Group.TOTAL)
 
     @property
@@ -82,7 +82,7 @@ class Comparison:
         run = Run(predicted_s=total.simulated, executed_s=total.executed, drift=self.drift)
         return drifted([run]) if min(total.executed) > 0 else None
 
-    def of(self, group: Group) -> tuple[Row, ...]:
+    def of(self, group: Group) -> tuple[ComparedRow, ...]:
         return tuple(row for row in self.rows if row.group is group)
 
     def as_json(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def compare(simulated: Trace, executed: Sequence[Trace]) -> Comparison:
         *_span_rows(Group.KIND, traces, _kind_of, [kind.value for kind in Pass]),
         *_span_rows(Group.STAGE, traces, _stage_of, _stages(simulated)),
         *_memory_rows((simulated, *watched(executed))),
-        Row(
+        ComparedRow(
             group=Group.TOTAL,
             name="iteration",
             count=1,
@@ -174,11 +174,11 @@ def _stages(trace: Trace) -> list[str]:
 
 def _span_rows(
     group: Group, traces: Sequence[Trace], key: Callable[[Span], str | None], names: Iterable[str]
-) -> list[Row]:
+) -> list[ComparedRow]:
     sums = [_sums(trace, key) for trace in traces]
     counts = Counter(key(span) for span in traces[0].spans)
     return [
-        Row(
+        ComparedRow(
             group=group,
             name=name,
             count=counts[name],
@@ -199,13 +199,13 @@ def _sums(trace: Trace, key: Callable[[Span], str | None]) -> dict[str, float]:
     return sums
 
 
-def _memory_rows(traces: Sequence[Trace]) -> list[Row]:
+def _memory_rows(traces: Sequence[Trace]) -> list[ComparedRow]:
     if len(traces) < 2:
         return []
     peaks = [peak_bytes(trace) for trace in traces]
     shared = sorted(set.intersection(*(set(of_trace) for of_trace in peaks)))
     return [
-        Row(
+        ComparedRow(
             group=Group.MEMORY,
             name=str(rank),
             count=sum(sample.rank == rank for sample in traces[0].memory),

@@ -42,7 +42,7 @@ class Tied(NamedTuple):
 
 def tied_front(points: Sequence[Point]) -> tuple[Tied, ...]:
     """The Pareto front, the fastest first; points that cost the same stand behind one another on it."""
-    on_front = [points[place] for place in front(points)]
+    on_front = [points[index] for index in front(points)]
     groups = (list(held) for _, held in groupby(on_front, key=lambda point: point.costs))
     return tuple(Tied(tuple(point.name for point in held), held[0]) for held in groups)
 
@@ -57,4 +57,4 @@ def _number(record: Record, name: str) -> float:
 def front_names(candidates: Sequence[Record]) -> list[str]:
     """The candidates on the Pareto front, the fastest first; equal ones together."""
     points = points_of(candidates)
-    return [points[place].name for place in front(points)]
+    return [points[index].name for index in front(points)]

@@ -43,7 +43,7 @@ def sortable_table(
     *,
     titles: Sequence[str] = (),
     left: int = 0,
-    marks: Callable[[int], str] = lambda place: "",
+    marks: Callable[[int], str] = lambda position: "",
 ) -> str:
     """A table whose groups of rows are sorted each for itself.
 
@@ -60,9 +60,9 @@ def sortable_table(
         for text, style in zip(headers, styles, strict=True)
     )
     bodies = []
-    for place, rows in enumerate(groups):
+    for position, rows in enumerate(groups):
         title = (
-            f'<tr class="group"><td class="l" colspan="{len(headers)}">{escape(titles[place])}</td></tr>'
+            f'<tr class="group"><td class="l" colspan="{len(headers)}">{escape(titles[position])}</td></tr>'
             if titles
             else ""
         )

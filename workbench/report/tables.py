@@ -12,7 +12,7 @@ from workbench.cost.profile import Profile
 from workbench.drift import Drifted
 from workbench.metrics import step_metrics
 from workbench.plan.plan import Plan, Stage
-from workbench.report.compare import Comparison, Group, Row
+from workbench.report.compare import ComparedRow, Comparison, Group
 from workbench.report.figure import Figure
 from workbench.timing.provenance import interval_of, utilisation
 from workbench.trace import Trace
@@ -233,7 +233,7 @@ def noise_warning(noise: Sequence[str]) -> tuple[str, ...]:
     return (f"NOISY: {'; '.join(noise)}: calibrate again on a quiet machine",) if noise else ()
 
 
-def row_label(row: Row, plan: Plan | None) -> str:
+def row_label(row: ComparedRow, plan: Plan | None) -> str:
     """What the row is about, in the plan's words where there is one."""
     if row.group is Group.MEMORY:
         return f"rank {row.name}"
@@ -243,7 +243,7 @@ def row_label(row: Row, plan: Plan | None) -> str:
     return row.name
 
 
-def row_cells(row: Row) -> tuple[str, str, str, str, str]:
+def row_cells(row: ComparedRow) -> tuple[str, str, str, str, str]:
     """Count, simulated, executed, error, spread, as printed."""
     unit = mebibytes if row.group is Group.MEMORY else milliseconds
     return (

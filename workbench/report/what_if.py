@@ -112,10 +112,10 @@ def what_if(
             raise OutOfTimeError
 
     try:
-        for place in places:
+        for index in places:
             hurry()
             progress(len(points), len(places))
-            points.append(_point(spec, strategy, predict, axes, place, folder, hurry))
+            points.append(_point(spec, strategy, predict, axes, index, folder, hurry))
     except OutOfTimeError:
         pass
     return WhatIf(
@@ -278,7 +278,7 @@ def what_if_html(found: WhatIf | None) -> str:
     )
     if not tried:
         return f"<h3>What if</h3><p>{escape(told)}</p>"
-    sliders = "".join(_slider(place, axis) for place, axis in enumerate(found.axes))
+    sliders = "".join(_slider(index, axis) for index, axis in enumerate(found.axes))
     return (
         f'<section id="what-if"><h3>What if</h3><p class="faint">{escape(told)}</p>'
         f'<div class="sliders">{sliders}</div><p class="snapped" role="status"></p>'
@@ -298,7 +298,7 @@ def _slider(place: int, axis: Axis) -> str:
 def _table(found: WhatIf) -> str:
     headers = (*(axis.name for axis in found.axes), "iteration", "samples/s", "peak memory", "ranks used")
     rows = [(*_place_cells(found, point), *_outcome_cells(point)) for point in found.points]
-    return sortable_table(headers, [rows], marks=lambda place: f' data-point="{place}"')
+    return sortable_table(headers, [rows], marks=lambda index: f' data-point="{index}"')
 
 
 def _place_cells(found: WhatIf, point: Point) -> tuple[Cell, ...]:

@@ -53,9 +53,9 @@ def interleaved_1f1b(
         mine = stages[rank::num_ranks]
         warmup = min(turns.ahead + 2 * (num_ranks - 1 - rank), len(forwards))
         program = [Action(mine[chunk], Pass.F, own) for chunk, own in forwards[:warmup]]
-        for place, (chunk, own) in enumerate(backwards, start=warmup):
-            if place < len(forwards):
-                program.append(Action(mine[forwards[place][0]], Pass.F, forwards[place][1]))
+        for index, (chunk, own) in enumerate(backwards, start=warmup):
+            if index < len(forwards):
+                program.append(Action(mine[forwards[index][0]], Pass.F, forwards[index][1]))
             program.append(Action(mine[chunk], Pass.B, own))
         programs.append(tuple(program))
     return tuple(programs)

@@ -12,7 +12,7 @@ _ROUNDING = 1e-9  # shares of a microbatch are fractions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chain:
+class PassChain:
     """Stages of one replica of a module, and how they are to be scheduled.
 
     Args:
@@ -47,7 +47,7 @@ class Policy:
 
 
 def list_schedule(
-    graph: PassGraph, chains: Sequence[Chain], policy: Policy
+    graph: PassGraph, chains: Sequence[PassChain], policy: Policy
 ) -> dict[Group, tuple[Action, ...]]:
     """Programs of all groups: the order in which passes start when time runs.
 
@@ -84,12 +84,12 @@ class _Place:
 
 
 class _Run:
-    def __init__(self, graph: PassGraph, chains: Sequence[Chain], policy: Policy) -> None:
+    def __init__(self, graph: PassGraph, chains: Sequence[PassChain], policy: Policy) -> None:
         self.started: list[list[Action]] = [[] for _ in graph.groups]
         self._graph, self._chains, self._policy = graph, chains, policy
         self._missing = [len(needed) for needed in graph.inputs]
         self._unread = [self._readers(number) for number in range(len(graph.actions))]
-        self._chain_of = {stage: place for place, chain in enumerate(chains) for stage in chain.stages}
+        self._chain_of = {stage: index for index, chain in enumerate(chains) for stage in chain.stages}
         self._next = dict.fromkeys(graph.nodes, 0)
         self._held: dict[tuple[int, int], float] = {}
         self._share, self._room = self._shares()
@@ -121,12 +121,12 @@ class _Run:
         places = []
         for group in graph.groups:
             free = [stage for stage in group if stage not in ordered]
-            place = _Place(sorted(free, key=lambda stage: sign * graph.position[stage]))
+            index = _Place(sorted(free, key=lambda stage: sign * graph.position[stage]))
             for chain in self._chains:
                 if group in chain.order:
-                    place.orders.append(tuple(graph.number[action] for action in chain.order[group]))
-                    place.done.append(0)
-            places.append(place)
+                    index.orders.append(tuple(graph.number[action] for action in chain.order[group]))
+                    index.done.append(0)
+            places.append(index)
         self._ordered = ordered
         return places
 
@@ -205,18 +205,18 @@ class _Run:
         self._touch(group)
         if action.stage in self._ordered or action.kind is Pass.F:
             return
-        place = self._places[group]
+        index = self._places[group]
         if action.kind is Pass.W:
-            heapq.heappush(place.weights, (action.microbatch or 0, number))
+            heapq.heappush(index.weights, (action.microbatch or 0, number))
         else:
-            heapq.heappush(place.backwards, (self._now, action.microbatch or 0, number))
+            heapq.heappush(index.backwards, (self._now, action.microbatch or 0, number))
 
     def _force(self) -> None:
         """Nothing runs and nothing may start: let a forward pass its limit."""
         possible = [
             (self._graph.position[stage], number)
-            for place in self._places
-            for stage in place.stages
+            for index in self._places
+            for stage in index.stages
             if (number := self._next_forward(stage)) is not None
         ]
         if not possible:
@@ -250,21 +250,21 @@ class _Run:
     # Choice
 
     def _choice(self, group: int) -> int | None:
-        place = self._places[group]
-        for index, order in enumerate(place.orders):
-            done = place.done[index]
+        position = self._places[group]
+        for index, order in enumerate(position.orders):
+            done = position.done[index]
             if done < len(order) and self._missing[order[done]] == 0:
-                place.done[index] += 1
+                position.done[index] += 1
                 return order[done]
-        if place.backwards:
-            return heapq.heappop(place.backwards)[-1]
-        forward = self._forward(place)
+        if position.backwards:
+            return heapq.heappop(position.backwards)[-1]
+        forward = self._forward(position)
         if forward is not None and not self._is_idle(forward):
             return forward
-        if place.weights:
-            if self._waits(group, place):
+        if position.weights:
+            if self._waits(group, position):
                 return None
-            return heapq.heappop(place.weights)[-1]
+            return heapq.heappop(position.weights)[-1]
         return forward
 
     def _forward(self, place: _Place) -> int | None:
@@ -289,10 +289,10 @@ class _Run:
 
     def _may(self, stage: int) -> bool:
         """Whether the next forward is within its limit and its turn has come."""
-        place = self._chain_of[stage]
-        chain = self._chains[place]
+        index = self._chain_of[stage]
+        chain = self._chains[index]
         if chain.limit is not None:
-            held = self._held.get((place, self._graph.group_of[stage]), 0.0)
+            held = self._held.get((index, self._graph.group_of[stage]), 0.0)
             if held + self._room[stage] > chain.limit + _ROUNDING:
                 return False
         return not chain.just_in_time or self._is_due(stage)

@@ -23,22 +23,22 @@ def with_offload(actions: Sequence[Action], stages: Collection[int]) -> tuple[Ac
     """
     first_backward: dict[int | None, int] = {}
     last_forward: dict[int | None, int] = {}
-    for place, action in enumerate(actions):
+    for index, action in enumerate(actions):
         if action.stage in stages and action.kind is Pass.F:
-            last_forward[action.stage] = place
+            last_forward[action.stage] = index
         elif action.stage in stages and action.kind in (Pass.B, Pass.I):
-            first_backward.setdefault(action.stage, place)
+            first_backward.setdefault(action.stage, index)
     found: list[Action] = []
-    for place, action in enumerate(actions):
-        if first_backward.get(action.stage) == place:
-            if last_forward[action.stage] > place:
+    for index, action in enumerate(actions):
+        if first_backward.get(action.stage) == index:
+            if last_forward[action.stage] > index:
                 raise ValueError(
                     f"stage {action.stage} cannot be offloaded: {actions[last_forward[action.stage]]} comes "
                     f"after {action}; want all microbatches in one window"
                 )
             found.append(Action(action.stage, Pass.ONLOAD))
         found.append(action)
-        if last_forward.get(action.stage) == place:
+        if last_forward.get(action.stage) == index:
             found.append(Action(action.stage, Pass.OFFLOAD))
     found += [Action(stage, Pass.ONLOAD) for stage in last_forward if stage not in first_backward]
     return tuple(found)

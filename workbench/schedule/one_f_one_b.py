@@ -31,8 +31,8 @@ def one_f_one_b(stages: Sequence[int], num_microbatches: int) -> tuple[tuple[Act
     """
     _check(stages, num_microbatches)
     programs = []
-    for place, stage in enumerate(stages):
-        warmup = min(len(stages) - place, num_microbatches)
+    for position, stage in enumerate(stages):
+        warmup = min(len(stages) - position, num_microbatches)
         forward = [Action(stage, Pass.F, index) for index in range(num_microbatches)]
         backward = [Action(stage, Pass.B, index) for index in range(num_microbatches)]
         steady = [

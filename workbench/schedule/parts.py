@@ -27,7 +27,7 @@ class Part:
     @property
     def group_of(self) -> tuple[int, ...]:
         """[S] the place of each stage's group."""
-        return tuple(place for place, group in enumerate(self.groups) for _ in group)
+        return tuple(index for index, group in enumerate(self.groups) for _ in group)
 
     def original(self, action: Action) -> Action:
         """The action of the whole problem."""
@@ -89,7 +89,7 @@ def independent_parts(
 
 def _part(nodes: dict[int, ScheduleNode], groups: Sequence[Group], chains: Sequence[tuple[int, ...]]) -> Part:
     stages = tuple(stage for group in groups for stage in group)
-    number = {stage: place for place, stage in enumerate(stages)}
+    number = {stage: index for index, stage in enumerate(stages)}
     renumbered = (
         replace(
             nodes[stage],

@@ -67,19 +67,19 @@ def pass_graph(
     """
     by_stage = {node.stage: node for node in nodes}
     actions = [action for node in nodes for action in _passes(node, backward, whole)]
-    number = {action: place for place, action in enumerate(actions)}
+    number = {action: index for index, action in enumerate(actions)}
     inputs: list[list[int]] = [[] for _ in actions]
-    for place, action in enumerate(actions):
+    for index, action in enumerate(actions):
         if action.continues is not None:
-            inputs[place].append(number[action.continues])
-    backwards = {(a.stage, a.microbatch): place for a, place in number.items() if a.kind in (Pass.B, Pass.I)}
+            inputs[index].append(number[action.continues])
+    backwards = {(a.stage, a.microbatch): index for a, index in number.items() if a.kind in (Pass.B, Pass.I)}
     for node in nodes:
         for consumer in node.consumers:
             _add_reads(node.stage, consumer, number, backwards, inputs)
     followers: list[list[int]] = [[] for _ in actions]
-    for place, needed in enumerate(inputs):
+    for index, needed in enumerate(inputs):
         for earlier in needed:
-            followers[earlier].append(place)
+            followers[earlier].append(index)
     return PassGraph(
         actions=tuple(actions),
         number=number,
@@ -87,7 +87,7 @@ def pass_graph(
         followers=tuple(map(tuple, followers)),
         duration=tuple(float(duration(action)) for action in actions),
         groups=tuple(groups),
-        group_of={stage: place for place, group in enumerate(groups) for stage in group},
+        group_of={stage: index for index, group in enumerate(groups) for stage in group},
         position=topological_positions(by_stage, groups),
         nodes=by_stage,
     )
@@ -133,7 +133,7 @@ def finish_time(graph: PassGraph, programs: Programs) -> float:
     Complexity: O(passes + inputs).
     """
     starts = start_times(graph, programs)
-    return max((start + graph.duration[place] for place, start in starts.items()), default=0.0)
+    return max((start + graph.duration[index] for index, start in starts.items()), default=0.0)
 
 
 def start_times(graph: PassGraph, programs: Programs) -> dict[int, float]:
@@ -151,7 +151,7 @@ def start_times(graph: PassGraph, programs: Programs) -> dict[int, float]:
     followers = [(*needing, *next_up) for needing, next_up in zip(graph.followers, after, strict=True)]
     start = longest_path(followers, graph.duration)
     if len(start) < len(graph.actions):
-        stuck = next(action for place, action in enumerate(graph.actions) if place not in start)
+        stuck = next(action for index, action in enumerate(graph.actions) if index not in start)
         raise ValueError(f"pass {stuck} can never run: its inputs wait for it")
     return start
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.choice import Schedule, rank_block
 from workbench.schedule.graph_aware import Consumer, ScheduleNode, check_dag, graph_aware_1f1b
-from workbench.schedule.list_schedule import Chain, Policy, list_schedule
+from workbench.schedule.list_schedule import PassChain, Policy, list_schedule
 from workbench.schedule.parts import Group, Part, Programs, independent_parts
 from workbench.schedule.pass_graph import PassGraph, finish_time, one_unit, pass_graph, peak_in_flight
 from workbench.schedule.spec import Problem, ScheduleSpec
@@ -97,17 +97,17 @@ def _is_laid_out(part: Part, stages: tuple[int, ...], schedule: Schedule) -> boo
     first = places[:num_ranks]
     if len(places) != num_ranks * schedule.virtual_stages or len(set(first)) < num_ranks:
         return False
-    wanted = [first[rank_block(schedule, place, len(places))] for place in range(len(places))]
+    wanted = [first[rank_block(schedule, index, len(places))] for index in range(len(places))]
     return places == wanted and _is_line(part, stages)
 
 
 def _is_line(part: Part, stages: tuple[int, ...]) -> bool:
     """Whether each stage reads, microbatch by microbatch, the one before it and no other of the chain."""
-    for place, stage in enumerate(stages):
+    for index, stage in enumerate(stages):
         node = part.nodes[stage]
         inside = [consumer for consumer in node.consumers if consumer.stage in stages]
         needs = tuple((own,) for own in range(node.num_microbatches))
-        if inside != [Consumer(later, needs) for later in stages[place + 1 : place + 2]]:
+        if inside != [Consumer(later, needs) for later in stages[index + 1 : index + 2]]:
             return False
     return True
 
@@ -141,11 +141,11 @@ def _within(part: Part, duration: Callable[[Action], float]) -> Callable[[Action
     return lambda action: duration(part.original(action))
 
 
-def _lines(graph: PassGraph, part: Part, schedule: Schedule) -> list[Chain]:
+def _lines(graph: PassGraph, part: Part, schedule: Schedule) -> list[PassChain]:
     """Limits: the kind's own for chains that nobody reads, by what 1F1B holds for the others."""
     most_in_flight = schedule.kind.spec.most_in_flight
     if most_in_flight is None:
-        return [Chain(stages=stages, just_in_time=True) for stages in part.chains]
+        return [PassChain(stages=stages, just_in_time=True) for stages in part.chains]
     plain = graph_aware_1f1b(part.nodes, part.groups)
     lines = []
     for stages in part.chains:
@@ -155,11 +155,11 @@ def _lines(graph: PassGraph, part: Part, schedule: Schedule) -> list[Chain]:
         else:
             num_ranks = len({graph.group_of[stage] for stage in stages})
             limit = schedule.memory_limit or most_in_flight(num_ranks)
-        lines.append(Chain(stages=stages, limit=limit, just_in_time=_is_read(part, stages)))
+        lines.append(PassChain(stages=stages, limit=limit, just_in_time=_is_read(part, stages)))
     return lines
 
 
-def _best(graph: PassGraph, chains: Sequence[Chain], orders: _Orders, schedule: Schedule) -> Programs:
+def _best(graph: PassGraph, chains: Sequence[PassChain], orders: _Orders, schedule: Schedule) -> Programs:
     """The candidate that exceeds its limits least, then the fastest, then the first."""
     best: tuple[float, float, Programs] | None = None
     for programs in _candidates(graph, chains, orders, schedule.kind.spec):
@@ -177,7 +177,7 @@ def _best(graph: PassGraph, chains: Sequence[Chain], orders: _Orders, schedule: 
     return programs
 
 
-def _excess(programs: Programs, chain: Chain) -> float:
+def _excess(programs: Programs, chain: PassChain) -> float:
     """By how much a chain that nobody reads holds more than its limit."""
     if chain.limit is None or chain.just_in_time:
         return 0.0
@@ -185,7 +185,7 @@ def _excess(programs: Programs, chain: Chain) -> float:
 
 
 def _candidates(
-    graph: PassGraph, chains: Sequence[Chain], orders: _Orders, spec: ScheduleSpec
+    graph: PassGraph, chains: Sequence[PassChain], orders: _Orders, spec: ScheduleSpec
 ) -> Iterator[Programs]:
     """With the kind's own order where a chain has one; also without it where there is a choice."""
     if orders:
@@ -197,7 +197,7 @@ def _candidates(
             yield list_schedule(graph, chains, policy)
 
 
-def _in_order(graph: PassGraph, chain: Chain, order: _Order) -> Chain:
+def _in_order(graph: PassGraph, chain: PassChain, order: _Order) -> PassChain:
     """Without the passes that the chain does not have."""
     existing = {group: tuple(filter(graph.exists, program)) for group, program in order.items()}
     return replace(chain, order=existing)

@@ -28,14 +28,14 @@ def with_reductions(programs: Programs, reduced: Sequence[int]) -> Programs:
     """
     is_shared = max(Counter(stage for group in programs for stage in group).values(), default=0) > 1
     if is_shared:
-        place = _places(programs)
-        due = _due(place, reduced)
-        return {group: _merged(actions, place, group, due) for group, actions in programs.items()}
+        position = _places(programs)
+        due = _due(position, reduced)
+        return {group: _merged(actions, position, group, due) for group, actions in programs.items()}
     found: Programs = {}
     for group, actions in programs.items():
-        place = {action: index for index, action in enumerate(actions)}
-        due = _due(place, [stage for stage in reduced if stage in group])
-        found[group] = _merged(actions, place, group, due)
+        position = {action: index for index, action in enumerate(actions)}
+        due = _due(position, [stage for stage in reduced if stage in group])
+        found[group] = _merged(actions, position, group, due)
     return found
 
 
@@ -47,7 +47,7 @@ def _places(programs: Programs) -> dict[Action, int]:
             order.add(action)
         for before, after in pairwise(actions):
             order.add(after, before)
-    return {action: place for place, action in enumerate(order.static_order())}
+    return {action: index for index, action in enumerate(order.static_order())}
 
 
 def _due(place: Mapping[Action, int], reduced: Sequence[int]) -> dict[int, int]:

@@ -55,7 +55,7 @@ def with_rounds(programs: Programs, units: Sequence[Sequence[int]], trained: Col
         keys = _common([tuple((v.unit, v.reduces) for v in visits[group]) for group in members])
         rounds, slot_of = _rounds(keys)
         for group in members:
-            slots = [slot_of[place] for place in _places(visits[group], keys)]
+            slots = [slot_of[index] for index in _places(visits[group], keys)]
             stage_of = {unit_of[stage]: stage for stage in group if stage in unit_of}
             found[group] = _written(
                 programs[group], list(zip(slots, visits[group], strict=True)), rounds, stage_of
@@ -120,13 +120,13 @@ def _together(programs: Programs, unit_of: Mapping[int, int]) -> list[list[Group
 
 def _visits(actions: Sequence[Action], unit_of: Mapping[int, int], trained: Collection[int]) -> list[_Visit]:
     found: list[_Visit] = []
-    place = 0
+    index = 0
     for unit, run in groupby(actions, key=lambda action: _unit_of(action, unit_of)):
         passes = list(run)
         if unit is not None:
             reduces = any(action.kind is Pass.B and action.stage in trained for action in passes)
-            found.append(_Visit(unit, reduces, place, place + len(passes)))
-        place += len(passes)
+            found.append(_Visit(unit, reduces, index, index + len(passes)))
+        index += len(passes)
     return found
 
 
@@ -177,10 +177,10 @@ def _rounds(keys: Sequence[Key]) -> tuple[list[_Round], list[int]]:
 def _places(visits: Sequence[_Visit], keys: Sequence[Key]) -> list[int]:
     """Where each visit stands in the common sequence, as early as can be."""
     places: list[int] = []
-    place = -1
+    index = -1
     for visit in visits:
-        place = keys.index((visit.unit, visit.reduces), place + 1)
-        places.append(place)
+        index = keys.index((visit.unit, visit.reduces), index + 1)
+        places.append(index)
     return places
 
 
@@ -194,12 +194,12 @@ def _written(
         return Action(stage_of[rounds[slot].unit], kind, rounds[slot].number)
 
     found: list[Action] = [act(0, Pass.ALL_GATHER)] if rounds else []
-    done = place = 0
+    done = index = 0
     for slot, turn in enumerate(rounds):
         mine = []
-        while place < len(visits) and visits[place][0] == slot:
-            mine.append(visits[place][1])
-            place += 1
+        while index < len(visits) and visits[index][0] == slot:
+            mine.append(visits[index][1])
+            index += 1
         if mine:
             found += actions[done : mine[0].first]
             done = mine[0].first

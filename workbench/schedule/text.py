@@ -115,14 +115,14 @@ def marked_error(message: str, programs: Programs, where: Cell) -> ValueError:
 
 def _check_slots(ranks: Rows, slots: Sequence[Slot]) -> None:
     program = {ranks: tuple(slot.action for slot in slots)}
-    for place, slot in enumerate(slots):
+    for index, slot in enumerate(slots):
         if slot.end_tick <= slot.start_tick:
             message = f"row {_label(ranks)}: {slot.action} takes no tick, a grid cannot show it"
-            raise marked_error(message, program, Cell(ranks, place))
-    for place, (one, next_one) in enumerate(pairwise(slots)):
+            raise marked_error(message, program, Cell(ranks, index))
+    for index, (one, next_one) in enumerate(pairwise(slots)):
         if next_one.start_tick < one.end_tick:
             message = f"row {_label(ranks)}: {next_one.action} starts before {one.action} ends"
-            raise marked_error(message, program, Cell(ranks, place + 1))
+            raise marked_error(message, program, Cell(ranks, index + 1))
 
 
 def _grid(cells: Mapping[Rows, Sequence[str]]) -> str:

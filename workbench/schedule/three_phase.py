@@ -248,8 +248,8 @@ class _Body:
         )
         starts = start_times(graph, programs)
         self._placed = [
-            _Placed(start, place, graph.actions[number])
-            for place, (number, start) in enumerate(starts.items())
+            _Placed(start, index, graph.actions[number])
+            for index, (number, start) in enumerate(starts.items())
         ]
         self._ends = {
             graph.actions[number]: start + graph.duration[number] for number, start in starts.items()
@@ -261,11 +261,11 @@ class _Body:
         keyed = [((p.start, 1, p.rank), self._whole(p.action)) for p in self._placed]
         waits = {group: self._longest_wait(group) for group in self._problem.inner_groups}
         at: dict[int, float] = {}
-        for place, action in enumerate(early):
+        for index, action in enumerate(early):
             assert action.stage is not None
             start = self._wait_of(action.stage, waits, at)
             at[action.stage] = start
-            keyed.append(((start, 0, place), action))
+            keyed.append(((start, 0, index), action))
         return [action for _, action in sorted(keyed, key=lambda entry: entry[0])]
 
     def _wait_of(self, stage: int, waits: Mapping[Group, float], at: Mapping[int, float]) -> float:
@@ -292,7 +292,7 @@ class _Body:
     def _within(self, node: ScheduleNode) -> ScheduleNode:
         """The stage with the microbatches of this window alone."""
         mine = self._members[node.stage]
-        number = {own: place for place, own in enumerate(mine)}
+        number = {own: index for index, own in enumerate(mine)}
         consumers = tuple(
             Consumer(
                 consumer.stage,

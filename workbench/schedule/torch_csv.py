@@ -58,7 +58,7 @@ def from_torch_csv(text: str, letters: Letters = Letters.TORCH) -> dict[tuple[in
     programs: dict[tuple[int, ...], tuple[Action, ...]] = {}
     for rank, row in enumerate(csv.reader(io.StringIO(text))):
         cells = enumerate((cell.strip() for cell in row), start=1)
-        programs[(rank,)] = tuple(_parse(rank, place, cell, letters) for place, cell in cells if cell)
+        programs[(rank,)] = tuple(_parse(rank, index, cell, letters) for index, cell in cells if cell)
     return programs
 
 
@@ -94,12 +94,12 @@ def _check_microbatches(programs: Programs, stages: Sequence[int]) -> None:
     backwards = dict.fromkeys(stages, 0)
     home: dict[int, tuple[int, ...]] = {}
     for ranks, actions in programs.items():
-        for place, action in enumerate(actions):
+        for index, action in enumerate(actions):
             if action.stage is None or action.kind not in COMPUTE:
                 continue
             if home.setdefault(action.stage, ranks) != ranks:
                 message = f"torch gives stage {action.stage} to one pipeline rank, here it is also on {ranks}"
-                raise marked_error(message, programs, Cell(ranks, place))
+                raise marked_error(message, programs, Cell(ranks, index))
             counts[action.stage] += action.kind is Pass.F
             backwards[action.stage] += action.kind in (Pass.B, Pass.I)
     for stage in stages:

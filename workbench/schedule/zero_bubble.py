@@ -62,10 +62,10 @@ def zb_h1_interleaved(stages: Sequence[int], num_ranks: int, num_microbatches: i
         weights = [action._replace(kind=Pass.W) for action in inputs]
         warmup = min(turns.ahead + num_ranks - 1 - rank, len(forwards))
         program, coming = forwards[:warmup], forwards[warmup:]
-        for place, action in enumerate(inputs):
-            program += [*coming[place : place + 1], action]
-            if place >= rank:
-                program.append(weights[place - rank])
+        for index, action in enumerate(inputs):
+            program += [*coming[index : index + 1], action]
+            if index >= rank:
+                program.append(weights[index - rank])
         programs.append((*program, *weights[max(0, len(weights) - rank) :]))
     return tuple(programs)
 
@@ -85,9 +85,9 @@ def _split(stages: Sequence[int], num_microbatches: int, *, lead: int) -> Progra
     """Forwards ahead and weight gradients behind by `lead` per place from the last and the first stage."""
     _check(stages, num_microbatches)
     programs = []
-    for place, stage in enumerate(stages):
-        warmup = min(lead * (len(stages) - 1 - place), num_microbatches)
-        delay = lead * place
+    for index, stage in enumerate(stages):
+        warmup = min(lead * (len(stages) - 1 - index), num_microbatches)
+        delay = lead * index
         program = [Action(stage, Pass.F, own) for own in range(warmup)]
         for own in range(num_microbatches):
             if own + warmup < num_microbatches:

@@ -84,8 +84,9 @@ def search(
 
     Plans that miss a judge's limit stand before those, the nearest first.
 
-    Each strategy searches the stage counts that the job leaves open by its own belief, for dollars where
-    these are the objective; the plans are then judged by one simulator. Ties keep the order of `planners`.
+    Each strategy searches the stage counts that the job leaves open by its own costs of layers, for dollars
+    where these are the objective; the plans are then judged by one simulator. Ties keep the order of
+    `planners`.
 
     Args:
         predict: simulates a plan after every check; ValueError where it is refused.
@@ -207,7 +208,7 @@ def _candidate(
         rate = job.dollars_per_hour(plan.ranks)
         return Candidate(strategy=name, plan=plan, trace=predict(plan), dollars_per_hour=rate)
     except ValueError as error:
-        return Candidate(strategy=name, refusal=str(error))
+        return Candidate(strategy=name, refusal=str(error).removeprefix(f"{name}: "))  # said once
 
 
 def _judged(candidate: Candidate, planner: Planner, judge: PlanJudge | None) -> Candidate:

@@ -14,7 +14,7 @@ from workbench.plan.plan import Plan
 from workbench.plan.token_shards import token_shards
 from workbench.planner.assembly import disjoint_stages, draft_plan
 from workbench.planner.cut_candidates import CutCandidates
-from workbench.planner.planner_cost import FROZEN_AWARE, FROZEN_UNAWARE, Belief
+from workbench.planner.planner_cost import FROZEN_AWARE, FROZEN_UNAWARE, PlannerCost
 from workbench.planner.stage_counts import Progress, best_counts, silent
 from workbench.planner.strategy_spec import Chooser, First, OwnSpace, StrategySpec
 
@@ -43,9 +43,11 @@ def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple
     """
     found: list[Plan] = []
     refusal: ValueError | None = None
-    for belief in (FROZEN_AWARE, FROZEN_UNAWARE):
+    for planner_cost in (FROZEN_AWARE, FROZEN_UNAWARE):
         try:
-            found += (plan for plan in _best(job, cost, NAME, belief, progress, most) if plan not in found)
+            found += (
+                plan for plan in _best(job, cost, NAME, planner_cost, progress, most) if plan not in found
+            )
         except ValueError as error:
             refusal = refusal or error
     if not found:
@@ -66,9 +68,9 @@ plan_frozen_unaware = First(shortlist_frozen_unaware)
 
 
 def _best(
-    job: Job, cost: CostModel, name: str, belief: Belief, progress: Progress, most: int
+    job: Job, cost: CostModel, name: str, planner_cost: PlannerCost, progress: Progress, most: int
 ) -> tuple[Plan, ...]:
-    candidates = CutCandidates(job, draft_plan(job, name), cost, belief, disjoint_stages)
+    candidates = CutCandidates(job, draft_plan(job, name), cost, planner_cost, disjoint_stages)
     return tuple(with_balanced_tokens(plan) for plan in best_counts(candidates, progress, most))
 
 

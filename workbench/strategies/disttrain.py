@@ -178,10 +178,10 @@ def with_degrees(job: Job, found: Orchestration, chosen: Sequence[Pool] = ()) ->
     pools = [(pool.name, pool.first_rank) for pool in chosen] or [("", 0)] * len(found.degrees)
     free = dict(pools)
     offsets = [0] * len(found.degrees)
-    for place in sorted(range(len(offsets)), key=lambda place: (-found.degrees[place].tp, place)):
-        name, _ = pools[place]
-        offsets[place] = free[name]
-        free[name] += found.degrees[place].num_gpus
+    for index in sorted(range(len(offsets)), key=lambda index: (-found.degrees[index].tp, index)):
+        name, _ = pools[index]
+        offsets[index] = free[name]
+        free[name] += found.degrees[index].num_gpus
     layouts = tuple(
         ModuleLayout(module=module.name, tp=degrees.tp, pp=degrees.pp, dp=degrees.dp, rank_offset=offset)
         for module, degrees, offset in zip(job.model.modules, found.degrees, offsets, strict=True)

@@ -89,11 +89,11 @@ class ElasticTemplates:
         """
         capacity_bytes, size = _rank_bytes(self.job.cluster.nodes[0]), self.job.microbatch_samples
         found = []
-        for place, stage in enumerate(template.stages):
+        for index, stage in enumerate(template.stages):
             layers = self.layers[stage.first : stage.end]
             held = self.chain.chain.stage_bytes(stage.first, stage.end, stage.num_gpus)
             room = capacity_bytes - held - (_whole_bytes(self.prices.size, layers) if self._parts > 1 else 0)
-            in_flight = len(template.stages) - place
+            in_flight = len(template.stages) - index
             kept = in_flight * sum(layer.kept_bytes for layer in layers)
             each = kept + max(layer.working_bytes for layer in layers)
             found.append(int(max(0, room) * size // each))

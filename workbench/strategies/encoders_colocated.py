@@ -14,7 +14,7 @@ from workbench.plan.plan import Plan, Stage
 from workbench.planner.assembly import check_ranks, draft_plan, layout_of, module_stages, num_ranks
 from workbench.planner.block_cuts import Cuts
 from workbench.planner.cut_candidates import CutCandidates
-from workbench.planner.planner_cost import FROZEN_AWARE, FROZEN_UNAWARE, Belief
+from workbench.planner.planner_cost import FROZEN_AWARE, FROZEN_UNAWARE, PlannerCost
 from workbench.planner.stage_counts import Progress, best_counts
 from workbench.planner.strategy_spec import Chooser, First, OwnSpace, StrategySpec
 
@@ -39,11 +39,11 @@ plan_frozen_aware = First(shortlist_frozen_aware)
 
 
 def _best(
-    job: Job, cost: CostModel, name: str, belief: Belief, progress: Progress, most: int
+    job: Job, cost: CostModel, name: str, planner_cost: PlannerCost, progress: Progress, most: int
 ) -> tuple[Plan, ...]:
     _check_layouts(job)
     entry_of = {m.name: ENCODERS if m.modality != TEXT else m.name for m in job.model.modules}
-    candidates = CutCandidates(job, draft_plan(job, name), cost, belief, colocated_stages, entry_of)
+    candidates = CutCandidates(job, draft_plan(job, name), cost, planner_cost, colocated_stages, entry_of)
     return best_counts(candidates, progress, most)
 
 

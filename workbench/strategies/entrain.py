@@ -184,7 +184,7 @@ def _of_replica(
     found: list[Microbatch] = []
 
     def add(places: tuple[int, ...]) -> bool:
-        items = (item for place in places for item in routing.items(module.name, batch[place].id))
+        items = (item for index in places for item in routing.items(module.name, batch[index].id))
         rows = tuple((item,) for item in items)
         if rows:
             found.append(Microbatch(module=module.name, replica=replica, index=len(found), rows=rows))
@@ -195,7 +195,7 @@ def _of_replica(
             add(places)
         return found
     for places, deferred in zip(assignment.encoder, assignment.deferred, strict=True):
-        kept = tuple(place for place in places if place not in deferred)
+        kept = tuple(index for index in places if index not in deferred)
         if add(kept) & add(deferred):
             followers[len(found) - 1] = len(found) - 2
     return found

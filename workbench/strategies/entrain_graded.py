@@ -128,7 +128,7 @@ def _graded(
     local = graded_assignment(encoder_s, llm_s, num_microbatches=count, num_small=round(share * count))
 
     def named(held: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(members[place] for place in places) for places in held)
+        return tuple(tuple(members[index] for index in places) for places in held)
 
     return MicrobatchAssignment(
         encoder=named(local.encoder), deferred=named(local.deferred), llm=named(local.llm)
@@ -154,14 +154,14 @@ def _shared(job: Job, cost: CostModel, first: Plan) -> Iterator[Plan]:
         return
     stages = [
         Stage(
-            id=replica * len(pieces) + place,
+            id=replica * len(pieces) + index,
             module=names[piece.module],
             replica=replica,
             layers=piece.layers,
             ranks=grid((replica * num_blocks + piece.block) * layout.tp * layout.cp, layout),
         )
         for replica in range(job.replicas)
-        for place, piece in enumerate(pieces)
+        for index, piece in enumerate(pieces)
     ]
     yield replace(first, stages=tuple(stages), microbatches=(), programs=(), token_shards=())
 
@@ -169,11 +169,11 @@ def _shared(job: Job, cost: CostModel, first: Plan) -> Iterator[Plan]:
 def units_of(assignment: MicrobatchAssignment) -> tuple[tuple[int, ...], ...]:
     """Places that must stay together: one that defers and the next; all others stand alone."""
     found: list[tuple[int, ...]] = []
-    place = 0
-    while place < len(assignment.deferred):
-        size = 2 if assignment.deferred[place] else 1
-        found.append(tuple(range(place, place + size)))
-        place += size
+    index = 0
+    while index < len(assignment.deferred):
+        size = 2 if assignment.deferred[index] else 1
+        found.append(tuple(range(index, index + size)))
+        index += size
     return tuple(found)
 
 
@@ -181,7 +181,7 @@ def permuted(assignment: MicrobatchAssignment, places: Sequence[int]) -> Microba
     """The same microbatches in another order."""
 
     def taken(held: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-        return tuple(held[place] for place in places)
+        return tuple(held[index] for index in places)
 
     return MicrobatchAssignment(
         encoder=taken(assignment.encoder), deferred=taken(assignment.deferred), llm=taken(assignment.llm)
@@ -195,13 +195,15 @@ def _ordered(
     depth = times.num_encoder_stages
     leads = [lead] * depth + [0] * (times.forward_s.shape[1] - depth)
     found = order(times.forward_s, times.backward_s, units, leads)
-    places = [place for unit in found.units for place in units[unit]]
+    places = [index for unit in found.units for index in units[unit]]
     return permuted(assignment, places), found.iteration_s
 
 
 def _times(plan: Plan, cost: CostModel, replica: int, assignment: MicrobatchAssignment) -> StageTimes:
     def places(microbatches: Sequence[tuple[int, ...]]) -> Mapping[int, int]:
-        return {plan.batch[index].id: place for place, held in enumerate(microbatches) for index in held}
+        return {
+            plan.batch[index].id: position for position, held in enumerate(microbatches) for index in held
+        }
 
     times = stage_times(
         plan, cost, replica, produced=places(assignment.encoder), consumed=places(assignment.llm)

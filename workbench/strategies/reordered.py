@@ -108,7 +108,7 @@ def chain_programs(
         By rank along the chain; microbatches are places, stages are columns.
     """
     columns = range(len(has_backward))
-    needs = tuple((place,) for place in range(num_microbatches))
+    needs = tuple((index,) for index in range(num_microbatches))
     nodes = [
         ScheduleNode(
             stage=column,
@@ -120,8 +120,8 @@ def chain_programs(
     ]
     encoders, llm = tuple(columns[:num_encoder_stages]), tuple(columns[num_encoder_stages:])
     blocks: dict[int, tuple[int, ...]] = {}
-    for place, column in enumerate(llm):
-        block = rank_block(schedule, place, len(llm))
+    for index, column in enumerate(llm):
+        block = rank_block(schedule, index, len(llm))
         blocks[block] = (*blocks.get(block, ()), column)
     groups = [*((column,) for column in encoders), *(blocks[block] for block in sorted(blocks))]
     found = programs_of(nodes, groups, schedule, [chain for chain in (encoders, llm) if chain])
@@ -147,7 +147,7 @@ def _chunks(job: Job, cost: CostModel) -> dict[int, list[tuple[Sample, ...]]]:
     size = job.microbatch_samples
     return {
         replica: [
-            tuple(job.batch[place] for place in members[start : start + size])
+            tuple(job.batch[index] for index in members[start : start + size])
             for start in range(0, len(members), size)
         ]
         for replica, members in enumerate(groups)

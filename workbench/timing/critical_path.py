@@ -19,7 +19,7 @@ def critical_path_s(lowered: Lowered, duration_s: Callable[[Action], float]) -> 
     Complexity: O(actions + rows).
     """
     actions = list(lowered.plan.program_actions)
-    number = {action: place for place, action in enumerate(actions)}
+    number = {action: index for index, action in enumerate(actions)}
     in_line = one_by_one(lowered.plan, lambda action: action.stage is not None)
     edges = {(number[before], number[after]): 0.0 for before, after in in_line}
     arrival_s: dict[int, float] = {}  # row -> seconds after its producer's end
@@ -36,9 +36,9 @@ def critical_path_s(lowered: Lowered, duration_s: Callable[[Action], float]) -> 
     durations_s = [duration_s(action) for action in actions]
     starts_s = longest_path(followers, durations_s, delays_s)
     if len(starts_s) < len(actions):
-        stuck = next(action for place, action in enumerate(actions) if place not in starts_s)
+        stuck = next(action for index, action in enumerate(actions) if index not in starts_s)
         raise ValueError(f"action {stuck} can never run: its inputs wait for it")
-    return max((start_s + durations_s[place] for place, start_s in starts_s.items()), default=0.0)
+    return max((start_s + durations_s[index] for index, start_s in starts_s.items()), default=0.0)
 
 
 def _transfer_s(lowered: Lowered, row: Transfer) -> float:

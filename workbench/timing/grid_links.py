@@ -61,5 +61,5 @@ def _grid_links(cluster: Cluster, stage: Stage) -> GridLinks:
     experts = slowest_ring(cluster, stage.expert_ranks) if stage.ep > 1 else None
     if stage.tp * stage.cp == 1:
         return GridLinks(None, None, experts)
-    columns = [tuple(row[place] for row in stage.ranks) for place in range(stage.tp)]
+    columns = [tuple(row[index] for row in stage.ranks) for index in range(stage.tp)]
     return GridLinks(slowest_ring(cluster, stage.ranks), slowest_ring(cluster, columns), experts)

@@ -84,7 +84,7 @@ def price(lowered: Lowered, cost: CostModel, *, attention: AttentionModel | None
     pricing = _Pricing(lowered, cost, with_key_exchange(attention, lowered.plan, cost))
     alike = alike_actions(lowered.plan, by_tokens=pricing.is_by_tokens)
     firsts_s = [pricing.duration_s(action) for action in alike.firsts]
-    durations_s = {action: firsts_s[place] for action, place in alike.place.items()}
+    durations_s = {action: firsts_s[index] for action, index in alike.place.items()}
     return Price(durations_s, pricing.steps_s, tuple(sorted(pricing.all_unmeasured())))
 
 

@@ -22,7 +22,7 @@ Flags = NDArray[np.bool_]
 KINDS = (Pass.F, Pass.B, Pass.I, Pass.W)
 
 
-class Kind(NamedTuple):
+class StageKind(NamedTuple):
     """What microbatches have in common that take equally long in every stage of their module.
 
     Args:
@@ -67,21 +67,21 @@ class StageSeconds:
 
     def __init__(self, draft: Plan, cost: CostModel) -> None:
         self._draft, self._cost = draft, cost
-        self._kinds: dict[str, tuple[Kind, ...]] = {}
+        self._kinds: dict[str, tuple[StageKind, ...]] = {}
         self._place: dict[tuple[str, tuple[tuple[Item, ...], ...]], int] = {}
         self._sums: dict[tuple[object, ...], Seconds] = {}
         routing = routing_of(draft)
         for module in draft.model.modules:
-            found: dict[Kind, int] = {}
+            found: dict[StageKind, int] = {}
             for microbatch in draft.microbatches:
                 if microbatch.module == module.name:
                     flow = routing.flow(microbatch)
                     present = routing.present(microbatch)
-                    kind = Kind(work_of(draft, microbatch), flow.needs[module.name], present)
+                    kind = StageKind(work_of(draft, microbatch), flow.needs[module.name], present)
                     self._place[module.name, microbatch.rows] = found.setdefault(kind, len(found))
             self._kinds[module.name] = tuple(found)
 
-    def kinds(self, module: str) -> tuple[Kind, ...]:
+    def kinds(self, module: str) -> tuple[StageKind, ...]:
         """Of the module's microbatches, in order of appearance."""
         return self._kinds[module]
 
@@ -100,8 +100,8 @@ class StageSeconds:
         mine = sums[:, last] - sums[:, first]
         profile = cost.profile
         times = [
-            profile.overhead_s(kind) + pace(plan, stage, profile, kind) * mine[place]
-            for place, kind in enumerate(KINDS)
+            profile.overhead_s(kind) + pace(plan, stage, profile, kind) * mine[index]
+            for index, kind in enumerate(KINDS)
         ]
         forward_s, whole_s, through_s, weights_s = times
         return PassSeconds(forward_s, whole_s, through_s, weights_s, mine[4] > 0, mine[5] == 0)
@@ -123,8 +123,8 @@ class StageSeconds:
                 for row, (layer, need) in enumerate(zip(module.layers, kind.needs, strict=True), 1):
                     times = [machine.layer_time(layer, kind.work) for machine in machines]
                     passes = [pass_times([time], [need], settings.recompute) for time in times]
-                    for place, wanted in enumerate(KINDS):
-                        each[place, row, column] = min(found.of(wanted) for found in passes)
+                    for index, wanted in enumerate(KINDS):
+                        each[index, row, column] = min(found.of(wanted) for found in passes)
                     each[4, row, column] = need.any
                     each[5, row, column] = layer.trainable and not need.weight_grad
             self._sums[key] = each.cumsum(axis=1)

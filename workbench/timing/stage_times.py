@@ -55,8 +55,8 @@ def stage_times(
             if action.kind in COMPUTE and action.stage in column:
                 sample = microbatches[action.microbatch or 0].items[0].sample
                 is_forward = action.kind is Pass.F
-                place = (produced if is_forward and name != llm else consumed)[sample]
-                own[is_forward][place, column[action.stage]] += prices.duration_s(action)
+                position = (produced if is_forward and name != llm else consumed)[sample]
+                own[is_forward][position, column[action.stage]] += prices.duration_s(action)
         for all_s, own_s in ((forward, own[True]), (backward, own[False])):
             here = all_s[:, first : first + len(chain)]
             np.maximum(here, own_s, out=here)

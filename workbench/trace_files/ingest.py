@@ -74,12 +74,12 @@ class _Rank:
 def files_of(places: Sequence[Path]) -> tuple[Path, ...]:
     """Files as they are, of a folder those in it by name; ValueError where it has none."""
     files: list[Path] = []
-    for place in places:
+    for index in places:
         inside = (
-            sorted(p for p in place.iterdir() if p.name.endswith(SUFFIXES)) if place.is_dir() else [place]
+            sorted(p for p in index.iterdir() if p.name.endswith(SUFFIXES)) if index.is_dir() else [index]
         )
         if not inside:
-            raise ValueError(f"{place}: want recordings of torch.profiler in it, *.json or *.json.gz")
+            raise ValueError(f"{index}: want recordings of torch.profiler in it, *.json or *.json.gz")
         files += inside
     if not 1 <= len(files) <= MOST_FILES:
         raise ValueError(f"want 1 to {MOST_FILES:,} files of recordings, got {len(files):,}")

@@ -135,14 +135,14 @@ class _Tables:
 
     def _place_single_stages(self) -> None:
         units, reach, num = self._chain.units(), self._chain.reaches(), self._chain.num_layers
-        for place, width in enumerate(self._chain.widths):
+        for index, width in enumerate(self._chain.widths):
             if width > self._node_gpus:
                 break
             slot = self._slots[width - 1, 1]
             for first in range(num):
-                for end in range(first + 1, int(reach[place, first]) + 1):
+                for end in range(first + 1, int(reach[index, first]) + 1):
                     run = place_of(num, first, end)
-                    time = units[place, end] - units[place, first]
+                    time = units[index, end] - units[index, first]
                     self._t1[slot, run] = self._t3[slot, run] = time
                     self._slow[0, slot, run], self._slow[1, slot, run] = time, 0
 

@@ -11,7 +11,7 @@ from simpy.core import Environment
 from simpy.events import URGENT, Event, Process
 from simpy.exceptions import Interrupt
 
-from sim.failures.run import FailureRun, Spent, Stretch
+from sim.failures.run import EqualIterations, FailureRun, Spent
 from sim.failures.simulate import Instant, instants, node_seconds, window_of
 from sim.failures.training_system import Checkpoints, Joins, Restart, System
 from workbench.elastic.availability import Availability
@@ -58,7 +58,7 @@ class _Job:
         self._usable, self._doomed = set(usable), set[str]()
         self._members = set(usable)
         self._spent = dict.fromkeys(Spent, 0.0)
-        self._iterations: list[Stretch] = []
+        self._iterations: list[EqualIterations] = []
         self._at_risk: list[int] = []  # iterations since the last checkpoint
         self._must_save, self._grown, self._failed = False, False, False
         self._must_recover = not system.rate(len(usable))
@@ -174,10 +174,10 @@ class _Job:
         first = checkpoints.every if checkpoints.first is None else checkpoints.first
         return len(self._at_risk) - self._num_copied >= (first if self._failed else checkpoints.every)
 
-    def _stretch(self, start_s: float, lasted_s: float) -> Stretch:
+    def _stretch(self, start_s: float, lasted_s: float) -> EqualIterations:
         nodes = len(self._members)
         samples = lasted_s * self._system.rate(nodes)
-        return Stretch(start_s=start_s, iteration_s=lasted_s, samples=samples, num_nodes=nodes)
+        return EqualIterations(start_s=start_s, iteration_s=lasted_s, samples=samples, num_nodes=nodes)
 
     def _end_iteration(self, start_s: float, end_s: float) -> None:
         self._iterations.append(self._stretch(start_s, end_s - start_s))
@@ -185,8 +185,8 @@ class _Job:
 
     def _keep(self, count: int | None = None) -> None:
         """The first of what is at risk, by default all, count from now on."""
-        for place in self._at_risk[:count]:
-            kept = self._iterations[place]
+        for index in self._at_risk[:count]:
+            kept = self._iterations[index]
             idle_s = kept.iteration_s * self._system.idle_share(kept.num_nodes)
             redundant_s = (kept.iteration_s - idle_s) * self._system.redundant_share
             self._spent[Spent.IDLE_NODES] += idle_s
@@ -197,10 +197,10 @@ class _Job:
 
     def _undo(self) -> None:
         """A member is gone: back to the last checkpoint."""
-        for place in self._at_risk:
-            lost = self._iterations[place]
+        for index in self._at_risk:
+            lost = self._iterations[index]
             self._spent[Spent.LOST] += lost.iteration_s
-            self._iterations[place] = replace(lost, samples=0.0)
+            self._iterations[index] = replace(lost, samples=0.0)
         self._at_risk.clear()
         self._failed, self._num_copied, self._num_undone = True, 0, self._num_undone + 1
 

@@ -60,14 +60,14 @@ def _rounded(task: Task, combination: Sequence[Sequence[Option]]) -> list[Option
     ]
     wanted = relaxed_stages(bounds, task.num_gpus)
     places = [
-        min(range(len(options)), key=lambda place: (abs(options[place].pp - pp), place))
+        min(range(len(options)), key=lambda index: (abs(options[index].pp - pp), index))
         for options, pp in zip(combination, wanted, strict=True)
     ]
-    while sum(o[place].num_gpus for o, place in zip(combination, places, strict=True)) > task.num_gpus:
-        lowered = [unit for unit, place in enumerate(places) if place > 0]
+    while sum(o[index].num_gpus for o, index in zip(combination, places, strict=True)) > task.num_gpus:
+        lowered = [unit for unit, index in enumerate(places) if index > 0]
         unit = min(lowered, key=lambda u: (combination[u][places[u] - 1].stage_s, u))
         places[unit] -= 1
-    return [options[place] for options, place in zip(combination, places, strict=True)]
+    return [options[index] for options, index in zip(combination, places, strict=True)]
 
 
 class StageBounds(NamedTuple):

@@ -66,14 +66,14 @@ class _Textbook:
     def run(self, program: Program) -> ProcessGenerator:
         """Do a rank's actions in order."""
         rank, held = program.ranks[0], self._memory.static_bytes.get(program.ranks[0], 0)
-        for place, action in enumerate(program.actions):
+        for index, action in enumerate(program.actions):
             for row in self._lowered.inputs.get(action, ()):
                 yield self._arrived[row]
             start_s = self.env.now
-            held += self._memory.acquired_bytes[rank][place]
+            held += self._memory.acquired_bytes[rank][index]
             self.samples.append(MemorySample(rank, start_s, held))
             yield self.env.timeout(self._duration_s(action))
-            held -= self._memory.released_bytes[rank][place]
+            held -= self._memory.released_bytes[rank][index]
             self.samples.append(MemorySample(rank, self.env.now, held))
             self.spans.append(Span(rank, Lane.COMPUTE, action, start_s, self.env.now))
             for row in self._lowered.outputs.get(action, ()):

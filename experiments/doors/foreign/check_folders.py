@@ -31,15 +31,15 @@ def check_torchtitan(folder: Folder) -> None:
     """Its own config manager reads the module."""
     from torchtitan.config.manager import ConfigManager
 
-    with tempfile.TemporaryDirectory() as place:
-        (Path(place) / "plan_config.py").write_text(folder["files"]["plan_config.py"])
-        sys.path.insert(0, place)
+    with tempfile.TemporaryDirectory() as index:
+        (Path(index) / "plan_config.py").write_text(folder["files"]["plan_config.py"])
+        sys.path.insert(0, index)
         sys.modules.pop("plan_config", None)
         importlib.invalidate_caches()
         try:
             config = ConfigManager().parse_args(["--module", "plan_config", "--config", "train"])
         finally:
-            sys.path.remove(place)
+            sys.path.remove(index)
     model, parallelism = config.model_spec.model, config.parallelism
     names = {"tok_embeddings", "norm", "lm_head", *(f"layers.{n}" for n in range(len(model.layers)))}
     parts = parallelism.module_fqns_per_model_part

@@ -9,7 +9,7 @@ from typing import Any
 
 import zmq
 
-from experiments.fuzz.target import Kind, Ready, Target
+from experiments.fuzz.target import Ready, Target, TargetKind
 from experiments.fuzz.targets.data import NATIVE, SQUARE
 from experiments.fuzz.targets.writing import json_bytes
 from runtime.data.records import read_records
@@ -217,7 +217,7 @@ TARGETS = (
     *(
         Target(
             name=f"served-{role}-{kind}",
-            kind=Kind.MESSAGE,
+            kind=TargetKind.MESSAGE,
             make=partial(_served, role, kind),
             readers=("runtime.preprocess.doorway:received", "runtime.preprocess.fields:parse_header"),
         )
@@ -228,7 +228,7 @@ TARGETS = (
     *(
         Target(
             name=f"heard-{kind}",
-            kind=Kind.MESSAGE,
+            kind=TargetKind.MESSAGE,
             make=partial(_heard, kind),
             readers=("runtime.preprocess.connection:receive", "runtime.preprocess.example:example_of"),
         )

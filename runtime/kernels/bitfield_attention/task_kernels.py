@@ -192,14 +192,14 @@ def order_kernel(pieces, tasks, num_tasks, CHUNK: tl.constexpr):
     inside = mine < num_tasks
     weights = pieces + 4 * num_tasks
     weight = tl.load(weights + mine, mask=inside, other=0)
-    place = tl.zeros([CHUNK], tl.int32)
+    index = tl.zeros([CHUNK], tl.int32)
     for begin in range(0, num_tasks, CHUNK):
         other = begin + tl.arange(0, CHUNK)
         theirs = tl.load(weights + other, mask=other < num_tasks, other=-2)
         ahead = (theirs[None, :] > weight[:, None]) | (
             (theirs[None, :] == weight[:, None]) & (other[None, :] < mine[:, None])
         )
-        place += tl.sum(ahead.to(tl.int32), 1)
+        index += tl.sum(ahead.to(tl.int32), 1)
     for row in tl.static_range(4):
         value = tl.load(pieces + row * num_tasks + mine, mask=inside, other=0)
-        tl.store(tasks + row * num_tasks + place, value, mask=inside)
+        tl.store(tasks + row * num_tasks + index, value, mask=inside)

@@ -92,12 +92,12 @@ def attends(queries, keys, QUERY_DIM: tl.constexpr, HAS_WINDOW: tl.constexpr, HA
     allow, always = tl.expand_dims(queries[0], 1 - QUERY_DIM), tl.expand_dims(queries[1], 1 - QUERY_DIM)
     last, lowest = tl.expand_dims(queries[2], 1 - QUERY_DIM), tl.expand_dims(queries[3], 1 - QUERY_DIM)
     first = tl.expand_dims(queries[4], 1 - QUERY_DIM)
-    own, place = tl.expand_dims(keys[0], QUERY_DIM), tl.expand_dims(keys[1], QUERY_DIM)
-    seen = ((allow & own) != 0) & (place <= last)
+    own, index = tl.expand_dims(keys[0], QUERY_DIM), tl.expand_dims(keys[1], QUERY_DIM)
+    seen = ((allow & own) != 0) & (index <= last)
     if HAS_SEGMENTS:
-        seen = seen & (place >= lowest)
+        seen = seen & (index >= lowest)
     if HAS_WINDOW:
-        seen = seen & ((place >= first) | ((always & own) != 0))
+        seen = seen & ((index >= first) | ((always & own) != 0))
     return seen
 
 
@@ -123,11 +123,11 @@ def _rows(
     BOUNDED: tl.constexpr,
 ):
     """Rows from `start` on, BLOCK by W; BOUNDED: zeros from row `count` on."""
-    place = tl.arange(0, BLOCK)
+    index = tl.arange(0, BLOCK)
     width = tl.arange(0, W)
-    tile = head + start.to(tl.int64) * stride + place[:, None] * stride + width[None, :]
+    tile = head + start.to(tl.int64) * stride + index[:, None] * stride + width[None, :]
     if BOUNDED:
-        return tl.load(tile, mask=(start + place < count)[:, None] & (width < D)[None, :], other=0.0)
+        return tl.load(tile, mask=(start + index < count)[:, None] & (width < D)[None, :], other=0.0)
     elif W != D:
         return tl.load(tile, mask=(width < D)[None, :], other=0.0)
     else:

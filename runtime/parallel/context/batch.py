@@ -32,7 +32,7 @@ from workbench.plan.work import row_mask
 # M = members, D = width.
 
 
-def shared_data(
+def rank_data(
     plan: Plan,
     stage: Stage,
     microbatch: Microbatch,
@@ -81,7 +81,7 @@ def _owned(
         )
         for runs in held_runs(routing, microbatch, count)
     ]
-    place_of = {rank: place for place, ranks in enumerate(stage.ranks) for rank in ranks}
+    place_of = {rank: index for index, ranks in enumerate(stage.ranks) for rank in ranks}
     return tuple(by_place[place_of[rank]] for rank in context.ranks)
 
 

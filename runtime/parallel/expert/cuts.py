@@ -59,8 +59,8 @@ def place_in(stage: Stage, tensor: TensorGroup | None, experts: TensorGroup | No
             raise ValueError(
                 f"stage {stage.id}: {size} ranks share its weights, want {name} = {size}, got {name} {degree}"
             )
-    member, place = (0 if group is None else group.member for group in (tensor, experts))
-    return Place(member=member, tp=stage.tp, place=place, ep=stage.ep)
+    member, index = (0 if group is None else group.member for group in (tensor, experts))
+    return Place(member=member, tp=stage.tp, place=index, ep=stage.ep)
 
 
 def place_of(stage: Stage, rank: int) -> Place:
@@ -105,7 +105,7 @@ def held_parts(plan: Plan, rank: int) -> dict[tuple[str, str], Part]:
     for stage in plan.stages_on.get(rank, ()):
         if stage.tp == stage.ep == 1:
             continue
-        place = place_of(stage, rank)
+        position = place_of(stage, rank)
         adapter = adapter_of(plan.model.module(stage.module))
         for index in range(*stage.layers):
             layer = adapter.build(index)
@@ -113,5 +113,5 @@ def held_parts(plan: Plan, rank: int) -> dict[tuple[str, str], Part]:
             for local in (*parts.tensor.cut, *parts.experts):
                 name = layer.hugging_face_name(local)
                 name = adapter.aliases.get(name, name)
-                found[stage.module, name] = partial(place.own, local, parts)
+                found[stage.module, name] = partial(position.own, local, parts)
     return found

@@ -57,7 +57,7 @@ class Cut:
         """A copy of one member's part."""
         found = []
         for block, each in zip(self.blocks, whole.split(self.blocks, self.dim), strict=True):
-            sizes = [self._part(block, place, size) for place in range(size)]
+            sizes = [self._part(block, index, size) for index in range(size)]
             found.append(each.split(sizes, self.dim)[member])
         return torch.cat(found, self.dim)
 

@@ -94,18 +94,18 @@ class ShardedStages:
                 tied.append((weights, list(held)))
         for is_trained, name in ((True, "trained"), (False, "frozen")):
             if own[is_trained]:
-                found[name] = self._shared_out(own[is_trained], ranks, None)
+                found[name] = self._sharded_parameters(own[is_trained], ranks, None)
                 if is_trained:
                     self._known |= dict.fromkeys(names, found[name])
             for weights, held in tied:
                 if held[0].requires_grad is is_trained:
-                    one = self._shared_out(held, ranks, self._known.get(weights))
+                    one = self._sharded_parameters(held, ranks, self._known.get(weights))
                     found[f"tied {weights.shared}"] = one  # each stage's own, of one part
                     self._known.setdefault(weights, one)
         self._held[stage] = found
         return module
 
-    def _shared_out(
+    def _sharded_parameters(
         self, held: Sequence[nn.Parameter], ranks: tuple[int, ...], like: ShardedWeights | None
     ) -> ShardedWeights:
         mesh, resized = self._mesh, self._resize

@@ -56,7 +56,7 @@ def hierarchical_assignment(
         local = stratified_microbatches(
             [encoder_s[sample] for sample in members], [llm_s[sample] for sample in members], num_microbatches
         )
-        microbatches = [tuple(members[place] for place in places) for places in local]
+        microbatches = [tuple(members[position] for position in places) for places in local]
         deferral = pairwise_deferral(microbatches, llm_s, match)
         found.append(
             MicrobatchAssignment(

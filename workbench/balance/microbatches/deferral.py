@@ -73,7 +73,7 @@ def pairwise_deferral(
     for row, (index, partner) in enumerate(zip(overloaded, found.partners, strict=True)):
         places = tables[row].subset(int(moved[row, partner])) if found.defers[row] else ()
         order += [index, underloaded[partner]]
-        deferred += [tuple(microbatches[index][place] for place in places), ()]
+        deferred += [tuple(microbatches[index][position] for position in places), ()]
     alone = set(underloaded) - set(order)
     return Deferral(order=(*order, *sorted(alone)), deferred=(*deferred, *(() for _ in alone)))
 

@@ -61,9 +61,9 @@ def graded_assignment(
 def runs(samples: Sequence[int], num: int) -> tuple[tuple[int, ...], ...]:
     """Up to `num` consecutive runs whose lengths differ by one at most, none empty, each ascending."""
     num = min(num, len(samples))
-    ends = [len(samples) * place // num for place in range(num + 1)]
+    ends = [len(samples) * index // num for index in range(num + 1)]
     return tuple(tuple(sorted(samples[a:b])) for a, b in pairwise(ends))
 
 
 def _named(held: Sequence[Sequence[int]], names: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(names[place] for place in places) for places in held)
+    return tuple(tuple(names[index] for index in places) for places in held)

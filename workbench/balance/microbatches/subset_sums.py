@@ -41,8 +41,8 @@ class SubsetSums:
         if total < 0 or not (self._rows[-1] >> total) & 1:
             raise ValueError(f"no subset has the sum {total}; want one that `nearest` gives")
         chosen = []
-        for place in reversed(range(len(self._units))):
-            if not (self._rows[place] >> total) & 1:
-                chosen.append(place)
-                total -= self._units[place]
+        for index in reversed(range(len(self._units))):
+            if not (self._rows[index] >> total) & 1:
+                chosen.append(index)
+                total -= self._units[index]
         return tuple(reversed(chosen))

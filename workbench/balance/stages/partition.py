@@ -35,7 +35,7 @@ def partition(cost_s: Sequence[float], num_stages: int) -> Cuts:
     Complexity: O((K log N)^2) for the bottleneck; evening out is O(N^2 K) in the worst case,
         vectorised, and touches only the cuts that the bottleneck leaves open.
     """
-    chain = _Chain(cost_s)
+    chain = _LayerChain(cost_s)
     chain.require(num_stages)
     return _evened(chain, num_stages, chain.bottleneck(num_stages))
 
@@ -45,7 +45,7 @@ def bottleneck_s(cost_s: Sequence[float], num_stages: int) -> float:
 
     Same arguments and errors. Complexity: O((K log N)^2) after O(N).
     """
-    chain = _Chain(cost_s)
+    chain = _LayerChain(cost_s)
     chain.require(num_stages)
     return float(Fraction(chain.bottleneck(num_stages), chain.units_per_s))
 
@@ -62,7 +62,7 @@ def partition_min_stages(cost_s: Sequence[float], target_s: float) -> Cuts:
 
     Complexity: O(N) for the count, then that of `partition`.
     """
-    chain = _Chain(cost_s)
+    chain = _LayerChain(cost_s)
     slowest = max(range(len(cost_s)), key=cost_s.__getitem__)
     if not cost_s[slowest] <= target_s:
         raise ValueError(
@@ -87,7 +87,7 @@ def partition_as_printed(cost_s: Sequence[float], num_stages: int) -> Cuts:
 
     Complexity: O(N^2 K) time, O(N K) space.
     """
-    chain = _Chain(cost_s)
+    chain = _LayerChain(cost_s)
     chain.require(num_stages)
     num_layers, prefix = chain.num_layers, chain.prefix
     best = [[prefix[i]] for i in range(num_layers + 1)]
@@ -109,7 +109,7 @@ def partition_as_printed(cost_s: Sequence[float], num_stages: int) -> Cuts:
     return tuple(pairwise(ends))
 
 
-class _Chain:
+class _LayerChain:
     """Prefix sums of one problem and the questions asked of them.
 
     Costs are counted in whole units of a power of two of a second, so that sums are exact and the
@@ -179,7 +179,7 @@ class _Chain:
         return bisect_left(self.prefix, self.prefix[end] - limit)
 
 
-def _evened(chain: _Chain, num_stages: int, limit: int) -> Cuts:
+def _evened(chain: _LayerChain, num_stages: int, limit: int) -> Cuts:
     """The partition with the smallest sum of squares among those that keep `limit`."""
     windows = _windows(chain, num_stages, limit)
     prefix = np.array([units / chain.units_per_s for units in chain.prefix])
@@ -201,7 +201,7 @@ def _evened(chain: _Chain, num_stages: int, limit: int) -> Cuts:
     return tuple(pairwise(ends))
 
 
-def _windows(chain: _Chain, num_stages: int, limit: int) -> list[tuple[int, int]]:
+def _windows(chain: _LayerChain, num_stages: int, limit: int) -> list[tuple[int, int]]:
     """[K + 1] (lowest, highest) place of each cut, so that both sides of it are possible."""
     highest = [0]
     for k in range(1, num_stages + 1):

@@ -234,9 +234,9 @@ def _pin(
 ) -> None:
     """Add a block's pins to a rank, or take them away; a block that reads its own keys is one pin."""
     pins[block, rank] += change
-    for place in range(nets.row_offsets[block], nets.row_offsets[block + 1]):
-        if nets.columns[place] != block:
-            pins[nets.columns[place], rank] += change
+    for index in range(nets.row_offsets[block], nets.row_offsets[block + 1]):
+        if nets.columns[index] != block:
+            pins[nets.columns[index], rank] += change
 
 
 @compiled
@@ -247,8 +247,8 @@ def _fresh_bytes(
 ) -> NDArray[np.int64]:
     """[G] bytes that each rank would have to hold or receive anew for a block that nobody has."""
     fresh: NDArray[np.int64] = (pins[block] == 0) * nets.block_bytes[block]
-    for place in range(nets.row_offsets[block], nets.row_offsets[block + 1]):
-        net = nets.columns[place]
+    for index in range(nets.row_offsets[block], nets.row_offsets[block + 1]):
+        net = nets.columns[index]
         if net != block:
             for rank in range(pins.shape[1]):
                 fresh[rank] += (pins[net, rank] == 0) * nets.block_bytes[net]

@@ -18,7 +18,7 @@ from workbench.compiled import compiled
 EVEN_ENOUGH = 1e-4
 
 
-class Exchange(Enum):
+class Swap(Enum):
     """What two ranks may do: hand a block over as well as swap two, or swap only (counts stay)."""
 
     MOVE_OR_SWAP = "move or swap"
@@ -30,7 +30,7 @@ def longest_first_exchanged(work: ArrayLike, num_ranks: int) -> Owners:
 
     Arguments and errors: `longest_first`.
     """
-    return exchanged(work, longest_first(work, num_ranks), num_ranks, Exchange.MOVE_OR_SWAP)
+    return exchanged(work, longest_first(work, num_ranks), num_ranks, Swap.MOVE_OR_SWAP)
 
 
 def equal_counts_exchanged(work: ArrayLike, num_ranks: int) -> Owners:
@@ -38,14 +38,14 @@ def equal_counts_exchanged(work: ArrayLike, num_ranks: int) -> Owners:
 
     Arguments and errors: `longest_first`.
     """
-    return exchanged(work, longest_first_equal_counts(work, num_ranks), num_ranks, Exchange.SWAP)
+    return exchanged(work, longest_first_equal_counts(work, num_ranks), num_ranks, Swap.SWAP)
 
 
 def exchanged(
     work: ArrayLike,
     owners: ArrayLike,
     num_ranks: int,
-    exchange: Exchange,
+    exchange: Swap,
     *,
     tolerance: float = EVEN_ENOUGH,
     most_steps: int = 1000,
@@ -88,7 +88,7 @@ def exchanged(
     total = int(units.sum())
     even = max(-(-total // num_ranks), int(total / num_ranks * (1 + min(tolerance, num_ranks))))
     if loads.max() > even:
-        num_blanks = 1 if exchange is Exchange.MOVE_OR_SWAP else 0
+        num_blanks = 1 if exchange is Swap.MOVE_OR_SWAP else 0
         _exchange(units, found, loads, descending_order(units), even, (num_blanks, most_steps))
     return found
 
@@ -169,12 +169,12 @@ def _best_pair(
     closest to it moves in one direction only.
     """
     best, give, take = our_load, -1, -1
-    place = 0
+    index = 0
     last = theirs.size - 1 + num_blanks  # the place after the last block is a blank: nothing in return
     for our_block in ours:
-        while place < last and _after(work, our_block, theirs, place, our_load, their_load) > 0:
-            place += 1
-        for candidate in range(max(place - 1, 0), min(place, last) + 1):
+        while index < last and _after(work, our_block, theirs, index, our_load, their_load) > 0:
+            index += 1
+        for candidate in range(max(index - 1, 0), min(index, last) + 1):
             taken = work[theirs[candidate]] if candidate < theirs.size else 0
             heavier = max(our_load - work[our_block] + taken, their_load + work[our_block] - taken)
             if heavier < best:

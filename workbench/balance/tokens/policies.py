@@ -81,9 +81,9 @@ def sorted_round_robin(work: ArrayLike, num_ranks: int) -> Owners:
     Complexity: O(B) after a radix sort.
     """
     units = whole_units(work, num_ranks)
-    turn, place = np.divmod(np.arange(units.size, dtype=np.int32), np.int32(num_ranks))
+    turn, index = np.divmod(np.arange(units.size, dtype=np.int32), np.int32(num_ranks))
     owners = np.empty(units.size, np.int32)
-    owners[descending_order(units)] = np.where(turn % 2 == 0, place, num_ranks - 1 - place)
+    owners[descending_order(units)] = np.where(turn % 2 == 0, index, num_ranks - 1 - index)
     return owners
 
 

@@ -117,13 +117,13 @@ class _Reader:
         return inside
 
     def _symbol(self) -> _Symbol:
-        letter, place = self._text[self._next], self._next
+        letter, index = self._text[self._next], self._next
         self._next += 1
         if letter not in _KNOWN:
             near = [known for known in _KNOWN if known.lower() == letter.lower()]
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_KNOWN)}, *, (, ) and ','"
-            raise self._wrong(f"no layer is called {letter!r}; {hint}", place)
-        return _Symbol(letter, place + 1)
+            raise self._wrong(f"no layer is called {letter!r}; {hint}", index)
+        return _Symbol(letter, index + 1)
 
     def _repeat(self, part: list[_Symbol], found: list[_Symbol]) -> None:
         """Add the part as often as the factor behind it says."""

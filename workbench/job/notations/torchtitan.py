@@ -35,8 +35,8 @@ def stage_layers_of(parts: Any, *, num_blocks: int) -> tuple[int, ...]:
         if not isinstance(names, Sequence) or isinstance(names, str) or not names:
             raise ValueError(f"model part {part}: want a list of at least one name, got {names!r:.60}")
         start = done
-        for place, name in enumerate(names):
-            _check_name(str(name), expected, done, f"model part {part}, name {place}")
+        for position, name in enumerate(names):
+            _check_name(str(name), expected, done, f"model part {part}, name {position}")
             done += 1
         last = expected[done - 1]
         if last == NORM:

@@ -108,7 +108,7 @@ def windowed(
     listed = config.get("layer_types")
     blocks = [index for index, layer in enumerate(layers) if layer.kind is LayerKind.BLOCK]
     if listed is None:
-        within = {index for place, index in enumerate(blocks) if slides(place)}
+        within = {index for position, index in enumerate(blocks) if slides(position)}
     else:
         within = {index for index, kind in zip(blocks, listed, strict=False) if kind == SLIDING}
     return tuple(_attending(layer, window=window) if i in within else layer for i, layer in enumerate(layers))

@@ -79,12 +79,12 @@ def longest_item(config: Config) -> int:
 
 
 def _with_norm(layer: Layer) -> Layer:
-    place = next(i for i, each in enumerate(layer.operators) if isinstance(each, Attention))
-    attention = layer.operators[place]
+    index = next(i for i, each in enumerate(layer.operators) if isinstance(each, Attention))
+    attention = layer.operators[index]
     assert isinstance(attention, Attention)
     width = (attention.num_heads + attention.num_kv_heads) * attention.head_dim
     norm = Pointwise(name="qk_norm", width=width, num_passes=2, shard=Shard.COLUMN)
-    return replace(layer, operators=(*layer.operators[:place], norm, *layer.operators[place:]))
+    return replace(layer, operators=(*layer.operators[:index], norm, *layer.operators[index:]))
 
 
 def _parts(config: Config) -> Parts:

@@ -10,6 +10,7 @@ from workbench.job.device_pools import check_taken
 from workbench.job.job import Job
 from workbench.model.layer import TokenCount
 from workbench.plan.plan import Plan
+from workbench.plan.remembered import Remembered, Same
 from workbench.plan.routing import routing_of
 from workbench.plan.token_owners import row_tokens
 from workbench.plan.work import work_of
@@ -20,6 +21,7 @@ from workbench.trace import Trace
 
 LEAST_SHARE = 0.95  # of an even share of tokens, on the rank that a stage is priced by
 UNCHANGED = "it changes nothing"
+_CHANGED: Remembered[Choice] = Remembered(256)  # by candidate: those that become seats are asked for again
 PASSED_OVER = "not better than what is held, by what its steps take where nothing fails"
 
 
@@ -73,9 +75,14 @@ def evaluated(space: Space, judge: Judge, base: Choice, moves: Sequence[Move], l
 
 def changed(space: Space, base: Choice, moves: Sequence[Move]) -> Choice:
     """The choice after some moves, one after the other; ValueError where one cannot be."""
-    for move in moves:
-        base = move.apply(space, base)
-    return base
+
+    def derive() -> Choice:
+        choice = base
+        for move in moves:
+            choice = move.apply(space, choice)
+        return choice
+
+    return _CHANGED.answer((Same(space), Same(base), tuple(moves)), derive)
 
 
 def plan_of(space: Space, choice: Choice) -> Plan:

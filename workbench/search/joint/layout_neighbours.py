@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import combinations, product
 from operator import le
 
-from workbench.explain.neighbours import Kind, neighbours
+from workbench.explain.neighbours import ChangeKind, neighbours
 from workbench.job.device_pools import check_taken
 from workbench.job.job import Job
 from workbench.planner.assembly import check_ranks, dp_of, layout_of
@@ -48,7 +48,7 @@ def arrangements_near(job: Job, choice: Choice, arrangement: Arrangement) -> Ite
     except ValueError:  # the job's own limits, such as a layout of a schedule that this is not
         return
     for change in neighbours(around):
-        if change.kind is not Kind.LAYOUT:
+        if change.kind is not ChangeKind.LAYOUT:
             continue
         try:
             degrees[_degrees(change.edit(around))] = None

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import islice, zip_longest
 
 from workbench.data.sample import Sample
-from workbench.explain.neighbours import Kind, neighbours
+from workbench.explain.neighbours import ChangeKind, neighbours
 from workbench.job.job import Job, ModuleLayout
 from workbench.plan.plan import KeyExchange, Plan
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
@@ -244,7 +244,7 @@ def _memory(job: Job, choice: Choice, draft: Plan) -> Iterator[Move]:
 def _memory_of_one(job: Job, choice: Choice, draft: Plan) -> Iterator[Keep]:
     held = replace(job, layouts=_plain_layouts(draft), settings=choice.settings, replicas=1)
     for change in neighbours(held):
-        if change.kind not in (Kind.ACTIVATIONS, Kind.SHARDING):
+        if change.kind not in (ChangeKind.ACTIVATIONS, ChangeKind.SHARDING):
             continue
         try:
             settings = change.edit(held).settings

@@ -48,9 +48,9 @@ def with_pipelines(plan: Plan, kept: int, schedule: Schedule, cost: CostModel) -
         raise ValueError(f"cluster {plan.cluster.name!r} has nodes of several kinds: pipelines keep theirs")
     held = [stage for stage in plan.stages if stage.replica < kept]
     ranks = sorted({rank for stage in held for rank in stage.flat_ranks})
-    place = {rank: index for index, rank in enumerate(ranks)}
+    position = {rank: index for index, rank in enumerate(ranks)}
     stages = tuple(
-        replace(stage, id=index, ranks=tuple(tuple(place[rank] for rank in row) for row in stage.ranks))
+        replace(stage, id=index, ranks=tuple(tuple(position[rank] for rank in row) for row in stage.ranks))
         for index, stage in enumerate(held)
     )
     draft = replace(plan, stages=stages, microbatches=_dealt(plan, kept), programs=(), token_shards=())

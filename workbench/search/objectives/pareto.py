@@ -61,10 +61,10 @@ def undominated(costs: Sequence[Sequence[float]]) -> tuple[int, ...]:
     rows = np.asarray(costs, dtype=np.float64)
     kept = np.empty_like(rows)
     places: list[int] = []
-    for place in sorted(range(len(rows)), key=lambda place: (*rows[place], place)):
+    for index in sorted(range(len(rows)), key=lambda index: (*rows[index], index)):
         before = kept[: len(places)]
-        no_more = (before <= rows[place]).all(axis=1)
-        if not (no_more & (before < rows[place]).any(axis=1)).any():
-            kept[len(places)] = rows[place]
-            places.append(place)
+        no_more = (before <= rows[index]).all(axis=1)
+        if not (no_more & (before < rows[index]).any(axis=1)).any():
+            kept[len(places)] = rows[index]
+            places.append(index)
     return tuple(places)

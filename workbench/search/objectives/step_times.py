@@ -76,9 +76,9 @@ def quantile(values: Sequence[float], share: float) -> float:
         4.8
     """
     ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low, high = ordered[floor(place)], ordered[ceil(place)]
-    return low + (place - floor(place)) * (high - low)
+    index = share * (len(ordered) - 1)
+    low, high = ordered[floor(index)], ordered[ceil(index)]
+    return low + (index - floor(index)) * (high - low)
 
 
 def summary(values: Sequence[float], over: Over) -> float:

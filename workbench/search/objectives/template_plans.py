@@ -75,5 +75,5 @@ def _chunks(job: Job, counts: Sequence[int]) -> dict[int, list[tuple[Sample, ...
     chunks = [job.batch[first : first + size] for first in range(0, len(job.batch), size)]
     ends = list(accumulate(counts))
     return {
-        place: chunks[end - count : end] for place, (count, end) in enumerate(zip(counts, ends, strict=True))
+        index: chunks[end - count : end] for index, (count, end) in enumerate(zip(counts, ends, strict=True))
     }

@@ -1,0 +1,120 @@
+"""The command that searches among plans: search."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from workbench.cli.console import print_result, warn
+from workbench.cli.joint_searching import Sought, Told, search_jointly
+from workbench.cli.judging import JudgeFlag, planners_by
+from workbench.cli.options import Json, takes
+from workbench.cli.planning import Wanted
+from workbench.cli.searching import Drawn, NoCache, check_drawable, draw, judging, kept_results, searched
+from workbench.plan.codec import loads
+from workbench.planner.judged import JudgedBy
+from workbench.planner.strategy_spec import Planner
+from workbench.report.progress import ticking
+from workbench.report.search_tables import fits_text, search_table
+from workbench.schedule.choice import ScheduleKind, usual
+from workbench.search.drive import for_seconds_too, with_ranks, with_schedules
+from workbench.search.objectives.asked import Asked
+from workbench.search.objectives.objective import Objective
+from workbench.search.objectives.template_plans import NAME as TEMPLATES
+from workbench.search.objectives.template_plans import TemplatePlanner
+from workbench.strategies.registry import PLANNERS, PRICED
+
+
+@takes(Wanted)
+@takes(Asked)
+@takes(Told)
+def search_command(
+    job: Annotated[Path, typer.Argument(help="job file", metavar="JOB")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="plan file of the best")] = None,
+    objective: Annotated[Objective, typer.Option(help="what is best")] = Objective.ITERATION,
+    schedule: Annotated[
+        list[ScheduleKind] | None,
+        typer.Option(help="orders of passes to try instead of the job's; repeatable"),
+    ] = None,
+    wanted: Wanted = Wanted(),  # noqa: B008  (it is frozen)
+    asked: Asked = Asked(),  # noqa: B008  (it is frozen)
+    ranks: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            help="numbers of GPUs to try instead of the job's; repeatable; with --objective dollars all, a "
+            "half and a quarter, where there are no pools",
+        ),
+    ] = None,
+    pareto: Annotated[
+        Path | None,
+        typer.Option(help="picture of all plans by time, memory, GPUs and dollars, .png or .pdf"),
+    ] = None,
+    judge: JudgeFlag = JudgedBy.SIMULATOR,
+    no_cache: NoCache = False,
+    told: Told = Told(),  # noqa: B008  (it is frozen)
+    as_json: Json = False,
+) -> None:
+    """Plan a job with every strategy, and with every schedule asked for; simulate all plans and rank them."""
+    if pareto is not None:
+        check_drawable(pareto)
+    if told.joint:
+        _check_joint({"--schedule": schedule, "--ranks": ranks})
+    else:
+        told.check_absent()
+    planned = wanted.job(job)
+    cost = wanted.cost(planned)
+    drawn = Drawn(wanted.seed, wanted.sizes, wanted.tiling)
+    judged = judging(objective, asked, job, planned, cost, drawn)
+    results = None if no_cache else kept_results()
+    if told.joint:
+        names = (*PLANNERS, *(PRICED if planned.has_prices else ()))
+        planners = _varied(planners_by(judge, names), objective, (), asked)
+        sought = Sought(planned, cost, judged, planners, judge, wanted.seed)
+        best, emit = search_jointly(sought, told, results, pareto, as_json=as_json)
+        if output is not None:
+            wanted.write(best, planned, output)
+        emit()
+        return
+    names = (*PLANNERS, *(PRICED if objective.is_money else ()))
+    planners = with_schedules(planners_by(judge, names), [usual(kind) for kind in schedule or ()])
+    if objective is Objective.TRAINING and not ranks and not planned.pools:
+        ranks = _shares(planned.usable_ranks)
+    planners = _varied(planners, objective, ranks or (), asked)
+    with ticking("searching", len(planners), quiet=as_json) as ticker:
+        found = searched(planned, cost, planners, judged, ticker.at, results, judge)
+    for line in found.record["warnings"]:
+        warn(line)
+    written = []
+    if output is not None:
+        wanted.write(loads(found.best_plan), planned, output)
+        written.append(f"best plan written to {output}")
+    if pareto is not None:
+        written.append(draw(found.record, pareto))
+    print_result(found.record, fits_text(found.record), search_table(found.record), *written, as_json=as_json)
+
+
+def _check_joint(said: Mapping[str, object]) -> None:
+    """Raise ValueError for what only a search without --joint takes."""
+    flag = next((name for name, value in said.items() if value), None)
+    if flag is not None:
+        raise ValueError(f"search: --joint searches everything itself, got {flag}; want one of the two")
+
+
+def _varied(
+    planners: Mapping[str, Planner], objective: Objective, counts: Sequence[int], asked: Asked
+) -> dict[str, Planner]:
+    """The planners as an objective tries them: on other ranks, for seconds too, and templates."""
+    found = dict(planners)
+    if objective is Objective.TRAINING and asked.deadline is not None:
+        found = for_seconds_too(found)
+    found = with_ranks(found, counts)
+    if objective is Objective.GOODPUT:
+        found[TEMPLATES] = TemplatePlanner(asked.recovery_costs.copies - 1)
+    return found
+
+
+def _shares(num_ranks: int) -> list[int]:
+    """All, a half and a quarter of them."""
+    return sorted({num_ranks, max(1, num_ranks // 2), max(1, num_ranks // 4)}, reverse=True)
