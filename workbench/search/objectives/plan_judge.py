@@ -75,7 +75,7 @@ class PlanJudge:
         return self.measure(plan, self.times(plan, schedule), schedule)
 
     def value(self, plan: Plan, schedule: Schedule | None = None) -> float:
-        """The figure alone; ValueError for a plan that is refused, `MissesLimitError` where it misses a limit."""
+        """The figure; ValueError where a plan is refused, `MissesLimitError` where it misses a limit."""
         found = self.judged(plan, schedule)
         if found.misses:
             raise MissesLimitError(found.misses, found.value)
