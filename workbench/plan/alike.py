@@ -4,12 +4,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import networkx as nx
-
+from workbench.on_demand import OnDemand
 from workbench.plan.kept import kept
 from workbench.plan.plan import Boundaries, Plan, Program, Stage
 from workbench.schedule.action import Action
 
+nx = OnDemand("networkx")
 Place = tuple[str, int]  # a module and one of its replicas
 
 
