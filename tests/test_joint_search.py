@@ -1,6 +1,7 @@
 """The joint search: never worse than any start, the same whatever the workers, all of it written down."""
 
-from dataclasses import replace
+import threading
+from dataclasses import dataclass, replace
 from functools import cache
 
 import pytest
@@ -70,6 +71,31 @@ def test_never_worse_than_any_start_and_the_plan_takes_what_is_said():
 def test_the_same_seed_gives_the_same_answer_whatever_the_workers():
     one, two = found(), searched(small(), workers=2)
     assert (one.log, one.value, one.plan) == (two.log, two.value, two.plan)
+
+
+pickled_by: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A planner that says which thread pickled it."""
+
+    name: str
+
+    def __reduce__(self):
+        pickled_by.add(threading.current_thread().name)
+        return Watched, (self.name,)
+
+    def __call__(self, *args):
+        return PLANNERS[self.name](*args)
+
+
+def test_what_workers_are_told_is_pickled_by_the_thread_that_changes_it():
+    pickled_by.clear()
+    scope = Scope(planners={name: Watched(name) for name in FEW[:2]})
+    judge = IterationJudge(cost())
+    joint_search(small(), cost(), judge, stop=Stop(candidates=4), scope=scope, workers=2)
+    assert pickled_by == {threading.main_thread().name}
 
 
 class FewestCopies:

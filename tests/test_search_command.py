@@ -128,3 +128,7 @@ def test_a_deadline_that_no_plan_meets_names_the_nearest(priced: Path) -> None:
     assert "no plan of job" in done.stderr.splitlines()[-1]
     assert "meets the limit; nearest: " in done.stderr.splitlines()[-1]
     assert "the deadline is 1s" in done.stderr.splitlines()[-1]
+    flags = ("--objective", "dollars", "--steps", 10**9, "--deadline", "1s", "--joint", "--candidates", 1)
+    done = search(priced, *flags)
+    assert done.exit_code == 2
+    assert "meets the limit; nearest: megatron-islands, layouts open" in done.stderr.splitlines()[-1]

@@ -46,7 +46,7 @@ def planned_starts(
         found = _in_slices(tasks, starts, crew.num, stop, began_s)
     if all(start.value is None for start in found):
         nearest = nearest_fit(job, space.cost, _refused(tasks, found, stop))
-        raise ValueError(_none_text(job, found) + (nearest and f"; {nearest}"))
+        raise ValueError(_none_text(job, found, nearest))
     return found
 
 
@@ -92,9 +92,13 @@ def _refused(tasks: Sequence[Task], starts: Sequence[Start], stop: Stop) -> Iter
             yield task._replace(seconds=limit_s, clock=stop.clock)
 
 
-def _none_text(job: Job, starts: Sequence[Start]) -> str:
-    """Why there is no plan: that none fits, where that is what is wrong."""
+def _none_text(job: Job, starts: Sequence[Start], nearest: str) -> str:
+    """Why there is no plan: that none meets a limit or fits, and the nearest, where that is what is wrong."""
+    missing = {start.misses_by: start for start in starts if start.misses_by is not None}
+    if missing:
+        near = missing[min(missing)]
+        return f"no plan of job {job.name!r} meets the limit; nearest: {near.name}: {near.refusal}"
     refusals = [start.refusal for start in starts]
     too_large = [refusal for refusal in refusals if TOO_LARGE in refusal]
     first = f"{TOO_LARGE}: " if too_large else ""
-    return f"{first}no strategy has a plan for job {job.name!r}; {(too_large or refusals)[0]}"
+    return f"{first}no strategy has a plan for job {job.name!r}; {nearest or (too_large or refusals)[0]}"

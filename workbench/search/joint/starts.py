@@ -12,6 +12,7 @@ from workbench.plan.plan import Plan
 from workbench.planner.strategy_spec import Planner
 from workbench.search.joint.choice import Choice, choice_of
 from workbench.search.joint.evaluate import Judge
+from workbench.search.objectives.plan_judge import MissesLimitError
 from workbench.strategies.registry import BY_NAME
 
 OPEN = ", layouts open"  # behind the name of a strategy that planned the job without its layouts
@@ -25,6 +26,7 @@ class Start:
     Args:
         name: of the strategy; of a plan without the job's layouts with `OPEN` behind it.
         choice: the plan's answers.
+        misses_by: of a plan that only misses a limit: less is nearer.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Start:
     choice: Choice | None = None
     value: float | None = None
     refusal: str = ""
+    misses_by: float | None = None
 
 
 class Task(NamedTuple):
@@ -80,6 +83,8 @@ def start_of(task: Task, cost: CostModel, judge: Judge) -> Start:
     try:
         plan = task.planner(task.job, cost, told)
         value = judge.value(plan)
+    except MissesLimitError as error:
+        return Start(name=task.name, refusal=str(error), misses_by=error.value)
     except ValueError as error:
         return Start(name=task.name, refusal=str(error))
     except _OutOfTime:

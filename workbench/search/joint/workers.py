@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -75,7 +76,9 @@ class Here(Workers):
 class Several(Workers):
     """Processes of this machine that end with it; one that dies is replaced, and what it had is done again.
 
-    One that a signal stops for long, from the instant of its start on, is killed, and so replaced.
+    What they are told is pickled here and not by a thread of a queue: beside it this one goes on, and objects
+    that keep what was asked of them change while they are written. A process that a signal stops for long,
+    from the instant of its start on, is killed, and so replaced.
     """
 
     def __init__(self, space: Space, judge: Judge, num: int) -> None:
@@ -85,10 +88,11 @@ class Several(Workers):
     def _opened(self) -> ProcessPoolExecutor:
         """What workers know comes by a queue, from a thread: one that stops at its start holds up nobody."""
         context = multiprocessing.get_context("spawn")
-        known: Queue[Known] = context.Queue()
+        known: Queue[bytes] = context.Queue()
         known.cancel_join_thread()
+        pickled = pickle.dumps((self._bare, self._judge))
         for _ in range(self.num):
-            known.put((self._bare, self._judge))
+            known.put(pickled)
         return ProcessPoolExecutor(
             self.num, mp_context=context, initializer=_remember, initargs=(known, as_parent())
         )
@@ -105,7 +109,7 @@ class Several(Workers):
         done = 0
         lost = 0
         while done < len(tasks):
-            futures = [self._pool.submit(work, task) for task in tasks[done:]]
+            futures = [self._pool.submit(_done, work, pickle.dumps(task)) for task in tasks[done:]]
             try:
                 for future in futures:
                     yield self._result(future)
@@ -152,10 +156,14 @@ def _kill(process: int) -> None:
 _known: list[Known] = []  # of a worker process
 
 
-def _remember(known: "Queue[Known]", parent: Parent) -> None:
+def _remember(known: "Queue[bytes]", parent: Parent) -> None:
     end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
-    _known.append(known.get())
+    _known.append(pickle.loads(known.get()))
+
+
+def _done(work: Callable[[_Task], _Result], pickled: bytes) -> _Result:
+    return work(pickle.loads(pickled))
 
 
 def _start(task: Task) -> Start:

@@ -39,6 +39,14 @@ class LimitedMeasure(Protocol):
         """Whether the plan's value is known to be at least the limit."""
 
 
+class MissesLimitError(ValueError):
+    """A plan that is sound and misses a limit; among such plans, one with a smaller value is nearer."""
+
+    def __init__(self, text: str, value: float) -> None:
+        super().__init__(text)
+        self.value = value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanJudge:
     """An objective: how long steps are, and what is made of them. Less is better.
@@ -67,10 +75,10 @@ class PlanJudge:
         return self.measure(plan, self.times(plan, schedule), schedule)
 
     def value(self, plan: Plan, schedule: Schedule | None = None) -> float:
-        """The figure alone; ValueError for a plan that is refused, or misses the limit."""
+        """The figure; ValueError where a plan is refused, `MissesLimitError` where it misses a limit."""
         found = self.judged(plan, schedule)
         if found.misses:
-            raise ValueError(found.misses)
+            raise MissesLimitError(found.misses, found.value)
         return found.value
 
     def is_above(self, plan: Plan, limit: float) -> bool:
