@@ -19,7 +19,7 @@ from workbench.search.joint.arrangement import Arrangement, Placement
 from workbench.search.joint.choice import TokenRule, build
 from workbench.search.joint.drive import joint_search
 from workbench.search.joint.evaluate import evaluated
-from workbench.search.joint.found import Found
+from workbench.search.joint.found import Found, State
 from workbench.search.joint.grouping_moves import Exchange, Grouping, MoveSample, Regroup, Reorder, Resize
 from workbench.search.joint.layout_moves import Arrange, CutStages, Reschedule, RunEncodersAhead, ShiftLayer
 from workbench.search.joint.log import log_lines, replayed
@@ -335,3 +335,25 @@ def test_keys_that_cannot_be_divided_are_refused_before_an_order_is_made_by_dura
     outcome = evaluated(Space(small(), cost(), {}), IterationJudge(cost()), choice, moves)
     assert outcome.value is None
     assert "cp must divide the 2 key/value heads" in outcome.refusal
+
+
+@pytest.mark.parametrize("seconds", [None, 1e6], ids=["starts whole", "starts in slices"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_asked_to_end_it_has_the_best_so_far(workers: int, seconds: float | None):
+    seen: list[State] = []
+    stop = Stop(candidates=10**6, seconds=seconds, is_asked=lambda: bool(seen) and seen[-1].candidates > 9)
+    scope = Scope(planners={name: PLANNERS[name] for name in FEW})
+    found = joint_search(
+        small(), cost(), IterationJudge(cost()), stop=stop, scope=scope, workers=workers, progress=seen.append
+    )
+    assert 9 < found.candidates == seen[-1].candidates < 10**6
+    assert found.value == seen[-1].best <= found.best_start.value
+
+
+@pytest.mark.parametrize("seconds", [None, 1e6], ids=["starts whole", "starts in slices"])
+def test_asked_to_end_while_it_plans_what_it_starts_from_it_has_the_first_plan(seconds: float | None):
+    stop = Stop(candidates=10**6, seconds=seconds, is_asked=lambda: True)
+    found = joint_search(small(), cost(), IterationJudge(cost()), stop=stop)
+    assert found.candidates == 0
+    assert len([start for start in found.starts if start.plan is not None]) == 1
+    assert found.value == found.best_start.value

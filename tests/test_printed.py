@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import typer
 from rich.table import Table
 from rich.text import Text
 
@@ -205,3 +206,17 @@ def test_the_demo_says_which_plans_are_the_same_on_this_machine() -> None:
     unread = {"drift": None, "error_corrected": None, "median_abs_error_corrected": None}
     record = totals | unread | {"plans": plans, "machine": "this"}
     assert str(demo_table(record).caption).splitlines()[2:] == ["the same plan here: a-mixed, b-mixed"]
+
+
+def test_ctrl_c_is_one_line_and_the_code_that_shells_expect(capsys: pytest.CaptureFixture[str]):
+    program = typer.Typer(cls=console.OneLineErrors)
+
+    @program.command("wait")
+    def waiting() -> None:
+        raise KeyboardInterrupt
+
+    program.command("other")(lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        program(["wait"])
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "workbench: interrupted\n"

@@ -1,9 +1,11 @@
 """A signal that asks a program to end lets it clean up, and ends it with the code that shells expect."""
 
+import os
 import signal
+import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -37,6 +39,30 @@ def ending_by_signal() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def noting_interrupt(answer: str) -> Iterator[Callable[[], bool]]:
+    """Within it a first Ctrl-C is answered by a line and noted; a second one raises KeyboardInterrupt.
+
+    Yields what says whether there was a first one. Where Ctrl-C is ignored it stays so.
+    """
+    came: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is signal.SIG_IGN:
+        yield lambda: False
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, before)
+        came.append(number)
+        os.write(sys.stderr.fileno(), f"\n{answer}\n".encode())  # a stream may be in the middle of a write
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(came)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

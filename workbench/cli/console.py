@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -55,6 +56,9 @@ def print_error(text: str) -> None:
     sys.stderr.write(f"workbench: error: {plain(text)}\n")
 
 
+INTERRUPTED = 128 + signal.SIGINT
+
+
 class OneLineErrors(TyperGroup):
     """A command group that turns bad input into one line on stderr and exit code 2.
 
@@ -70,11 +74,12 @@ class OneLineErrors(TyperGroup):
             print_error(one_line(error))
             sys.exit(BAD_INPUT)
         except (typer.Abort, KeyboardInterrupt):
-            sys.stderr.write("workbench: interrupted\n")
-            sys.exit(130)
+            code = INTERRUPTED
         except Ended as ended:
             sys.stderr.write(f"workbench: ended by {ended.name}\n")
             sys.exit(ended.code)
+        if code == INTERRUPTED:  # typer makes it of Ctrl-C
+            sys.stderr.write("workbench: interrupted\n")
         sys.exit(code if isinstance(code, int) else 0)
 
 

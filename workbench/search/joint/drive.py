@@ -153,7 +153,8 @@ def joint_search(
     answer is never worse than any of them. From the best choices come rounds of candidates: answers of
     other strategies to single questions, likely layouts, moves that the critical path points at, random
     regroupings, and several moves at once. Stopped by gap or candidates, the answer depends on nothing but
-    the arguments and the seed, whatever the workers; stopped by time, on how far it came: `log` says it.
+    the arguments and the seed, whatever the workers; stopped by time or asked to end, on how far it came:
+    `log` says it.
 
     Args:
         judge: lower is better; several workers pickle it, with job and cost model.
@@ -289,6 +290,8 @@ def _run(
                 break
             if stop.candidates is not None and held.candidates + _valued(outcomes) >= stop.candidates:
                 break
+            if stop.is_asked():
+                break
         held.took(asked, outcomes)
 
 
@@ -300,7 +303,7 @@ def _is_over(state: State, stop: Stop) -> bool:
     late = stop.seconds is not None and state.seconds > stop.seconds
     near = stop.gap is not None and state.gap <= stop.gap
     enough = stop.candidates is not None and state.candidates >= stop.candidates
-    return late or near or enough
+    return late or near or enough or stop.is_asked()
 
 
 def _found(held: _Search, starts: Sequence[Start], bound: float, times_s: tuple[float, float]) -> Found:

@@ -39,6 +39,8 @@ def planned_starts(
             if best:
                 told(best[0])
             yield start
+            if best and stop.is_asked():
+                return
 
     if stop.seconds is None:
         found = tuple(starts(tasks))
@@ -67,6 +69,8 @@ def _in_slices(
 
     def left_s(share: float) -> float:
         has_plan = any(start.value is not None for start in found.values())
+        if has_plan and stop.is_asked():
+            return -inf
         return (began_s + (share if has_plan else 1.0) * seconds - stop.clock()) * num_workers
 
     for more, group in ((LIKELY_SHARE, [task for task in tasks if task.is_likely]), (OTHER_SHARE, tasks)):

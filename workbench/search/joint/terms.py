@@ -11,6 +11,10 @@ from workbench.search.joint.question import Question
 from workbench.search.joint.starts import Start
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
     """When a search ends; at the first of what is given, and where nothing is left to try.
@@ -21,12 +25,14 @@ class Stop:
         candidates: with a value, starts aside; None: no limit.
         clock: of the seconds. One of CPU time, such as `time.process_time`, does not count what other load
             takes; it is for a search in one process.
+        is_asked: whether someone wants the best so far instead of waiting; looked at after every outcome.
     """
 
     seconds: float | None = None
     gap: float | None = None
     candidates: int | None = None
     clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
+    is_asked: Callable[[], bool] = field(default=_never, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, least in (("seconds", 0.0), ("candidates", 0)):
