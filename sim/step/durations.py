@@ -49,9 +49,8 @@ def _groups_s(lowered: Lowered, duration_s: Mapping[Action, float]) -> dict[int,
             continue
         of_rank = dict.fromkeys(lowered.plan.stage[action.stage or 0].flat_ranks, 0)
         for index in indices:
-            for rank in groups[index].ranks:
-                if rank in of_rank:
-                    of_rank[rank] += groups[index].num_elements
+            for rank in groups[index].members.intersection(of_rank):
+                of_rank[rank] += groups[index].num_elements
         most = max(of_rank.values())
         for index in indices:
             part_s = duration_s[action] * (groups[index].num_elements / most) if most else 0.0

@@ -91,12 +91,13 @@ def _accounts(lowered: Lowered, ranks: Sequence[int]) -> dict[int, tuple[int, Li
 
 def _decisive(lowered: Lowered, ranks: Sequence[int]) -> dict[int, Hashable]:
     """By rank, all that decides its account: the frame and rows, its own layers, and what it reduces."""
-    plan, wanted = lowered.plan, set(ranks)
-    reduced: dict[int, list[tuple[Action, int]]] = {rank: [] for rank in ranks}
-    for action, indices in lowered.reductions.items():
-        for group in (lowered.groups[index] for index in indices):
-            for rank in wanted.intersection(group.ranks):
-                reduced[rank].append((action, group.num_elements))
+    plan = lowered.plan
+
+    def reduced(rank: int) -> Iterator[tuple[Action, int]]:
+        for action in plan.program.get(rank, ()):
+            groups = (lowered.groups[index] for index in lowered.reductions.get(action, ()))
+            yield from ((action, group.num_elements) for group in groups if rank in group.members)
+
     units = sharded_stages(plan)
     shared = frame_of(plan), Same(lowered.transfers), plan.settings, tuple(num_replicas(plan).items())
     return {
@@ -104,7 +105,7 @@ def _decisive(lowered: Lowered, ranks: Sequence[int]) -> dict[int, Hashable]:
             *shared,
             rank,
             tuple((stage.layers, units.get(stage.id)) for stage in plan.stages_on.get(rank, ())),
-            tuple(reduced[rank]),
+            tuple(reduced(rank)),
         )
         for rank in ranks
     }

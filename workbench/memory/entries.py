@@ -194,7 +194,7 @@ class _RankAccount:
         """
         size = self._plan.settings.gradient_bytes
         groups = [self._lowered.groups[index] for index in self._lowered.reductions.get(action, ())]
-        elements = [group.num_elements for group in groups if self._rank in group.ranks]
+        elements = [group.num_elements for group in groups if self._rank in group.members]
         self._hold(position, max(position, self._last - 1), sum(elements) * size)
         if action.stage not in self._first_weights:
             self._hold(position, position, max(elements, default=0) * size)

@@ -239,11 +239,10 @@ def _check_row(lowered: Lowered, row: Transfer, place: Places) -> None:
 def _check_groups(lowered: Lowered) -> None:
     """Every rank of a group that needs a collective reaches it once."""
     reached: Counter[tuple[int, int]] = Counter()
-    members = [frozenset(group.ranks) for group in lowered.groups]
     for rank, program in lowered.plan.program.items():
         for action in program:
             for index in lowered.reductions.get(action, ()):
-                reached[index, rank] += rank in members[index]
+                reached[index, rank] += rank in lowered.groups[index].members
     for group in lowered.groups:
         present = (rank for rank in group.ranks if rank in lowered.plan.stages_on)  # others: equal ones
         times = {rank: reached[group.index, rank] for rank in present}

@@ -78,7 +78,7 @@ def reductions(plan: Plan, groups: tuple[GradientGroup, ...]) -> dict[Action, tu
             group.index
             for weights in (*own, *(tied[key] if is_last[stage.id] else ()))
             for group in by_weights.get(weights, ())
-            if set(group.ranks) & set(stage.flat_ranks)
+            if not group.members.isdisjoint(stage.flat_ranks)
         ]
         if mine:
             found[reduction_of(stage.id)] = tuple(sorted(mine))

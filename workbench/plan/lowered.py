@@ -90,18 +90,23 @@ class Weights(NamedTuple):
     experts: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GradientGroup:
     """Ranks that hold the same weights and sum their gradients; `ranks[0]` counts them in the norm.
 
-    A group of one rank needs no collective. `num_elements` is what one rank holds of it.
-    Only trainable weights have groups.
+    A group of one rank needs no collective. `num_elements` is what one rank holds of it. Only trainable
+    weights have groups. No `slots`: `members` is cached on the instance.
     """
 
     index: int
     ranks: tuple[int, ...]
     weights: tuple[Weights, ...]
     num_elements: int
+
+    @cached_property
+    def members(self) -> frozenset[int]:
+        """Its ranks, to look one up among thousands."""
+        return frozenset(self.ranks)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -299,9 +299,10 @@ def _groups_on(
 ) -> dict[tuple[int, Action], list[int]]:
     """(rank, sum of a stage of its own) -> its groups, in issue order; absent where it has none."""
     found: dict[tuple[int, Action], list[int]] = {}
+    sets = {index: frozenset(ranks) for index, ranks in members.items()}
     for action, indices in reductions.items():
         holders = frozenset(ranks_of[action.stage or 0])
         for index in indices:
-            for rank in holders.intersection(members[index]):
+            for rank in sets[index].intersection(holders):
                 found.setdefault((rank, action), []).append(index)
     return found

@@ -36,7 +36,7 @@ class WeightPrices:
     def __init__(self, lowered: Lowered, cost_of: Callable[[Sequence[int]], CostModel]) -> None:
         self._lowered, self._plan, self._cost_of = lowered, lowered.plan, cost_of
         self._links: dict[tuple[int, ...], Link] = {}
-        self._reductions: dict[int, tuple[float, frozenset[int]]] = {}  # group -> seconds, its ranks
+        self._reductions_s: dict[int, float] = {}  # by group
         self._known_s: dict[tuple[object, ...], float] = {}
         self._divided: dict[int, tuple[int, ...]] = {}  # stage -> its layers that divide tokens
         self.unmeasured: set[str] = set()
@@ -45,13 +45,11 @@ class WeightPrices:
         """Of a sum of gradients: its groups one after the other, on the rank that has most of them."""
         by_rank = dict.fromkeys(ranks, 0.0)
         for index in self._lowered.reductions.get(action, ()):
-            if index not in self._reductions:
-                group = self._lowered.groups[index]
-                self._reductions[index] = self._reduction_s(group), frozenset(group.ranks)
-            seconds, held_by = self._reductions[index]
-            for rank in ranks:
-                if rank in held_by:
-                    by_rank[rank] += seconds
+            group = self._lowered.groups[index]
+            if index not in self._reductions_s:
+                self._reductions_s[index] = self._reduction_s(group)
+            for rank in group.members.intersection(ranks):
+                by_rank[rank] += self._reductions_s[index]
         return max(by_rank.values())
 
     def step_s(self, group: GradientGroup) -> float:
