@@ -10,7 +10,7 @@ from workbench.job.device_pools import check_taken
 from workbench.job.job import Job
 from workbench.model.layer import TokenCount
 from workbench.plan.plan import Plan
-from workbench.plan.remembered import Remembered, Same
+from workbench.plan.remembered import Remembered, Same, forget_all
 from workbench.plan.routing import routing_of
 from workbench.plan.token_owners import row_tokens
 from workbench.plan.work import work_of
@@ -21,6 +21,7 @@ from workbench.trace import Trace
 
 LEAST_SHARE = 0.95  # of an even share of tokens, on the rank that a stage is priced by
 UNCHANGED = "it changes nothing"
+MANY_RANKS = 4096  # what is remembered of one plan of so many takes a gigabyte, and serves few others
 _CHANGED: Remembered[Choice] = Remembered(256)  # by candidate: those that become seats are asked for again
 PASSED_OVER = "not better than what is held, by what its steps take where nothing fails"
 
@@ -71,6 +72,9 @@ def evaluated(space: Space, judge: Judge, base: Choice, moves: Sequence[Move], l
         return Outcome(judge.value(plan))
     except ValueError as error:
         return Outcome(None, str(error))
+    finally:
+        if space.job.cluster.num_ranks > MANY_RANKS:
+            forget_all()
 
 
 def changed(space: Space, base: Choice, moves: Sequence[Move]) -> Choice:
