@@ -18,7 +18,8 @@ def collector_paused(many: int | None = None) -> Iterator[None]:
     somebody keeps objects frozen, those stay so, and it is walked. One that stands still already stays so.
 
     Args:
-        many: from how many objects on they count as old; None: `MANY`. Modules stay, however few they are.
+        many: from how many objects on they count as old; None: `MANY`. Fewer of modules, which stay; not
+            none, as asking whether somebody keeps objects frozen walks those.
     """
     was_running = gc.isenabled()
     gc.disable()

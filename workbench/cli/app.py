@@ -30,7 +30,7 @@ class Command:
     summary: str
     lists: bool = True
 
-    @collector_paused(many=0)
+    @collector_paused(many=10_000)
     def load(self, name: str) -> Any:
         """The command itself."""
         found = getattr(import_module(f"workbench.cli.{self.module}"), self.function)
