@@ -229,6 +229,7 @@ PICKLES = {
     "runtime/next_plan.py": "between a rank and its planner, over pipes",
     "runtime/step_plans.py": "plans from the first rank to the others",
     "runtime/world/pool.py": "between a pool and its workers, over pipes",
+    "workbench/search/joint/workers.py": "between a search and its own workers",
     "workbench/trace_files/memory_snapshot.py": "an unpickler that finds no class and calls nothing",
 }
 TRUSTED_READER = "runtime/state/import_old.py"

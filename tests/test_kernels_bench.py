@@ -190,7 +190,7 @@ def test_a_call_stops_before_its_limit(monkeypatch: pytest.MonkeyPatch):
     taken = []
     now_s = 0.0
 
-    def slow(unit: kernel_turns.Unit, *_: object) -> list[kernel_turns.Row]:
+    def slow(unit: kernel_turns.Unit, *_: object) -> list[KernelRow]:
         nonlocal now_s
         taken.append(unit)
         now_s += 0.2
