@@ -48,7 +48,7 @@ def workbench(*arguments: object) -> Result:
 
 def accept(*arguments: object) -> Result:
     result = workbench(*arguments)
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 0, f"{result.output}{result.exception!r}"
     return result
 
 

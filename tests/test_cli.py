@@ -185,7 +185,7 @@ def test_plan_and_run_on_a_folder_of_data(job: Path):
 def test_calibrate_measures_what_a_job_is_made_of(job: Path, monkeypatch: pytest.MonkeyPatch):
     """Nothing of this job's own layers is left unmeasured; a second run has nothing left to do."""
     monkeypatch.setattr("runtime.measure.microbench.cell_sizes", lambda device: CELLS)
-    monkeypatch.setattr("runtime.measure.wires.BYTES", (2**10, 2**14, 2**18, 2**20))
+    monkeypatch.setattr("runtime.measure.wires.BYTES", (2**10, 2**14, 2**18, 2**22))
     rows, profile = job.with_name("rows.jsonl"), job.with_name("cpu.json")
     accept("calibrate", job, "--rows", rows, "-o", profile, "--json")
     measured = rows.read_bytes()

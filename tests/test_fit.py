@@ -250,3 +250,12 @@ def test_affine_fit_recovers_a_line(base_s: float, per_unit_s: float):
 def test_times_that_do_not_grow_are_refused():
     with pytest.raises(ValueError, match="do not grow with the size"):
         affine_fit(np.array([1.0, 2.0, 4.0]), np.array([4.0, 2.0, 1.0]))
+
+
+def test_slow_messages_make_a_link_inexact_and_do_not_refuse_it():
+    """Without the second, times do not grow with the size."""
+    timed = [(1_000, 5e-4), (10_000, 1e-4), (100_000, 6e-4), (1_000_000, 4.5e-4)]
+    rows = [LinkRow(link="intra", num_bytes=size, seconds=seconds) for size, seconds in timed]
+    profile = fit("mine", [Measurement(HEADER, (*LAYERS, *rows))])
+    (quality,) = (each for each in profile.fits if each.table == "intra link")
+    assert quality.p90 > 0.5

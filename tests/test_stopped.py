@@ -310,15 +310,18 @@ def test_a_search_worker_that_is_stopped_as_soon_as_it_is_there_is_replaced(caps
 
 
 def test_a_first_interrupt_is_answered_and_noted_and_a_second_one_is_one(capfd: pytest.CaptureFixture[str]):
-    before = signal.getsignal(signal.SIGINT)
-    with noting_interrupt("again: at once") as is_asked:
-        assert not is_asked()
-        os.kill(os.getpid(), signal.SIGINT)
-        assert is_asked()
-        with pytest.raises(KeyboardInterrupt):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
+    try:
+        with noting_interrupt("again: at once") as is_asked:
+            assert not is_asked()
             os.kill(os.getpid(), signal.SIGINT)
-    assert capfd.readouterr().err == "\nagain: at once\n"
-    assert signal.getsignal(signal.SIGINT) is before
+            assert is_asked()
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+        assert capfd.readouterr().err == "\nagain: at once\n"
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_an_interrupt_that_is_ignored_stays_so():

@@ -263,11 +263,14 @@ def _links(measurement: Measurement) -> tuple[tuple[MachineLink, ...], list[Fit]
 
 
 def _left_out(sizes: NDArray[np.float64], seconds: NDArray[np.float64]) -> list[float]:
-    """Errors of all sizes but the smallest and the largest, each predicted from the others."""
+    """Errors of all sizes but the smallest and the largest, each predicted from the others.
+
+    Others that do not grow predict one time for all sizes: an error, and no reason to refuse the whole.
+    """
     errors = []
     for index in range(1, len(sizes) - 1):
         kept = np.arange(len(sizes)) != index
-        latency_s, s_per_byte = affine_fit(sizes[kept], seconds[kept])
+        latency_s, s_per_byte = _line(sizes[kept], seconds[kept])
         errors.append(abs(float((latency_s + s_per_byte * sizes[index]) / seconds[index]) - 1))
     return errors
 
@@ -277,11 +280,16 @@ def affine_fit(sizes: NDArray[np.float64], seconds: NDArray[np.float64]) -> tupl
 
     Raises ValueError when the times do not grow with the size.
     """
-    base_s, s_per_unit = relative_fit(np.stack([np.ones_like(sizes), sizes], axis=1), seconds).tolist()
+    base_s, s_per_unit = _line(sizes, seconds)
     if s_per_unit <= 0:
         raise ValueError(
             f"{len(sizes)} times between {sizes.min():g} and {sizes.max():g} do not grow with the size"
         )
+    return base_s, s_per_unit
+
+
+def _line(sizes: NDArray[np.float64], seconds: NDArray[np.float64]) -> tuple[float, float]:
+    base_s, s_per_unit = relative_fit(np.stack([np.ones_like(sizes), sizes], axis=1), seconds).tolist()
     return base_s, s_per_unit
 
 
