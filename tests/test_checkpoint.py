@@ -48,7 +48,9 @@ def saved(lowered: Lowered, pool: Pool, tmp_path_factory: pytest.TempPathFactory
 
 
 def saving(folder: Path, start: Whole | None = None, every: int = 2) -> RunSettings:
-    return replace(SETTINGS, checkpoints=Checkpoints(folder=folder, every=every, start=start))
+    return replace(
+        SETTINGS, timeout_s=120.0, checkpoints=Checkpoints(folder=folder, every=every, start=start)
+    )
 
 
 def identity(lowered: Lowered) -> Identity:
@@ -85,10 +87,10 @@ def test_a_run_goes_on_from_a_checkpoint_to_the_last_bit(lowered, pool, saved, t
 def test_a_run_over_batches_goes_on_at_its_batch(pool, tmp_path):
     lowered = lower(plan_with_owners("projectors-and-llm", llm=(6,)))
     settings = replace(SETTINGS, steps=4, timeout_s=60.0, following=FOLLOWING)  # a batch each
-    first = replace(settings, checkpoints=Checkpoints(folder=tmp_path, every=3))
+    first = replace(settings, timeout_s=120.0, checkpoints=Checkpoints(folder=tmp_path, every=3))
     result = run_lowered(lowered, first, pool=pool)
     whole = check_whole(tmp_path / "step-0000000003", identity(lowered))
-    again = replace(settings, checkpoints=Checkpoints(folder=tmp_path, every=3, start=whole))
+    again = replace(settings, timeout_s=120.0, checkpoints=Checkpoints(folder=tmp_path, every=3, start=whole))
     assert_same(result, run_lowered(lowered, again, pool=pool))
 
 

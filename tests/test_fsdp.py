@@ -176,11 +176,13 @@ def test_a_run_goes_on_from_parts_to_the_last_bit(tmp_path: Path, pool: Pool) ->
     plan = sharded_parameters(mixed("llm"), tiny_batch(), replicas=2, optimizer_precision=Precision.FLOAT32)
     lowered = lower(replace(plan, settings=replace(plan.settings, precision=Precision.BFLOAT16)))
     settings = RunSettings(seed=SEED, steps=3, timeout_s=30.0, collect=Collect.STATE)
-    saving = replace(settings, checkpoints=Checkpoints(folder=tmp_path, every=2))
+    saving = replace(settings, timeout_s=120.0, checkpoints=Checkpoints(folder=tmp_path, every=2))
     through = run_lowered(lowered, saving, pool=pool)
     identity = identity_of(lowered.plan, settings.dtype(lowered.plan), SEED)
     whole = check_whole(tmp_path / "step-0000000002", identity)
-    again = replace(settings, checkpoints=Checkpoints(folder=tmp_path / "again", every=2, start=whole))
+    again = replace(
+        settings, timeout_s=120.0, checkpoints=Checkpoints(folder=tmp_path / "again", every=2, start=whole)
+    )
     resumed = run_lowered(lowered, again, pool=pool)
     assert resumed.losses == through.losses
     for mine, other in zip(resumed.states, through.states, strict=True):
