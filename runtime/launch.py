@@ -334,18 +334,18 @@ def _run_under_torchrun(
     """
     keep_freed_memory()
     join_launched(os.environ, wait_s=settings.timeout_s, device=device)
-    index = Place(dist.get_rank(), dist.get_world_size(), lambda position: None)
-    reports: list[RankReport | None] = [None] * index.size
-    target = settings.export if index.process == 0 else None
-    owners = owners_of_all(index.size)
-    neighbours = Neighbours(index.process, owners)
-    heartbeats = heartbeats_of(owners, index.process, os.environ, _give_up)
-    if index.process == 0:  # whoever is lost from now on is named
+    here = Place(dist.get_rank(), dist.get_world_size(), lambda position: None)
+    reports: list[RankReport | None] = [None] * here.size
+    target = settings.export if here.process == 0 else None
+    owners = owners_of_all(here.size)
+    neighbours = Neighbours(here.process, owners)
+    heartbeats = heartbeats_of(owners, here.process, os.environ, _give_up)
+    if here.process == 0:  # whoever is lost from now on is named
         steps = settings.repetitions * (settings.warmup + settings.steps)
-        sys.stderr.write(f"running {steps} steps on {index.size} ranks ({device.type})\n")
+        sys.stderr.write(f"running {steps} steps on {here.size} ranks ({device.type})\n")
     try:
         with exporting(target, lowered.plan.model, settings.weights):
-            dist.all_gather_object(reports, run_rank(index, lowered, settings, source, device=device))
+            dist.all_gather_object(reports, run_rank(here, lowered, settings, source, device=device))
             neighbours.leave()  # all are done, and may end before the first rank has written its export
             if heartbeats is not None:
                 heartbeats.leave()
@@ -355,7 +355,7 @@ def _run_under_torchrun(
         raise RankError(f"{error}; {neighbours.cause}", peers=error.peers) from error
     complete = [found for found in reports if found is not None]
     dist.destroy_process_group()
-    return result_of(lowered, complete, settings, device) if index.process == 0 else None
+    return result_of(lowered, complete, settings, device) if here.process == 0 else None
 
 
 def _parse(arguments: Sequence[str] | None) -> dict[str, Any]:

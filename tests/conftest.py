@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,6 +90,14 @@ def pool() -> Iterator[Pool]:
     """One pool of gloo workers for the whole session; forked as jobs need them."""
     with Pool(MAX_RANKS) as workers:
         yield workers
+
+
+@pytest.fixture
+def heeds_interrupts() -> Iterator[None]:
+    """A shell's background jobs are started with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -112,26 +112,26 @@ def timed(
         for action in actions:
             rows_of.setdefault(action, []).append(row)
     times: dict[Action, tuple[int, int]] = {}
-    index = dict.fromkeys(programs, 0)
+    done = dict.fromkeys(programs, 0)
     free = dict.fromkeys(programs, 0)
     moved = True
     while moved:
         moved = False
         for row, actions in programs.items():
-            if index[row] == len(actions):
+            if done[row] == len(actions):
                 continue
-            action = actions[index[row]]
+            action = actions[done[row]]
             rows = rows_of[action]
-            if any(programs[other][index[other] : index[other] + 1] != (action,) for other in rows):
+            if any(programs[other][done[other] : done[other] + 1] != (action,) for other in rows):
                 continue
             if all(need in times for need in needs[action]):
                 start = max([*(free[other] for other in rows), *(times[need][1] for need in needs[action])])
                 times[action] = (start, start + duration(action))
                 for other in rows:
                     free[other] = times[action][1]
-                    index[other] += 1
+                    done[other] += 1
                 moved = True
-    stuck = {row: str(programs[row][at]) for row, at in index.items() if at < len(programs[row])}
+    stuck = {row: str(programs[row][at]) for row, at in done.items() if at < len(programs[row])}
     if stuck:
         raise AssertionError(f"never ran: {stuck}")
     return times

@@ -76,8 +76,8 @@ class Looking:
 
     def canvas(self, key: str = "simulated") -> Any:
         """The picture of a trace, or with `memory` of the memory."""
-        index = "[data-memory]" if key == "memory" else f'[data-timeline="{key}"]'
-        return self.page.locator(f"details[open] {index} canvas").first
+        part = "[data-memory]" if key == "memory" else f'[data-timeline="{key}"]'
+        return self.page.locator(f"details[open] {part} canvas").first
 
     def said(self, selector: str) -> str:
         """The text there, once the page has drawn what it was asked for."""

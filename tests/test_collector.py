@@ -8,7 +8,6 @@ import pytest
 
 from experiments.oobleck import chaos_job
 from runtime.elastic.replan import start_layout, write_plan
-from workbench import collector
 from workbench.collector import collector_paused
 from workbench.plan.plan import Plan
 
@@ -46,15 +45,14 @@ def unfrozen() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("unfrozen")
-def test_many_objects_count_as_old_at_once_and_few_do_not(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(collector, "MANY", 5_000)
-    with collector_paused():
+def test_many_objects_count_as_old_at_once_and_few_do_not():
+    with collector_paused(many=5_000):
         assert not gc.isenabled()
         many = chain(6_000)
     assert gc.isenabled()
     assert is_old(many)
     gc.collect(0)
-    with collector_paused():
+    with collector_paused(many=5_000):
         few = Chained(None)
     assert not is_old(few)
 

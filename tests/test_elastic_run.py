@@ -14,6 +14,7 @@ from runtime.world.busy_cores import process_seconds
 from workbench.elastic.step_events import StepEvents
 
 
+@pytest.mark.usefixtures("heeds_interrupts")
 def test_a_signal_lets_the_step_end_and_saves_and_a_second_one_ends_everything(tmp_path: Path):
     job = chaos_job.elastic_job(2)
     events = StepEvents(first=0, start=("a", "b"), events=())

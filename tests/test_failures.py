@@ -135,14 +135,6 @@ def test_frozen_process_is_named_when_the_others_have_waited_long_enough(fragile
     assert_works(fragile)
 
 
-@pytest.fixture
-def heeds_interrupts() -> Iterator[None]:
-    """A shell's background jobs are started with SIGINT ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("heeds_interrupts")
 def test_an_interrupted_job_leaves_nothing_for_the_next_one(fragile: Pool) -> None:
     def interrupt_when_both_work() -> None:

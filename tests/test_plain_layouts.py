@@ -67,8 +67,8 @@ def test_pieces_hold_the_same_layers_on_the_same_ranks_and_can_be_joined_again()
     cut = CutStages(2).apply(space, choice)
     assert len(cut.stages) > len(choice.stages)
     for before in choice.stages:
-        index = before.module, before.replica, before.ranks
-        layers = [s.layers for s in cut.stages if (s.module, s.replica, s.ranks) == index]
+        key = before.module, before.replica, before.ranks
+        layers = [s.layers for s in cut.stages if (s.module, s.replica, s.ranks) == key]
         assert (layers[0][0], layers[-1][1]) == before.layers
         assert all(front[1] == behind[0] for front, behind in pairwise(layers))
     assert CutStages(1).apply(space, cut).stages == CutStages(1).apply(space, choice).stages

@@ -36,7 +36,7 @@ from tests.test_torchrun import process_of, start
 from tests.tiny_valm import tiny_batch, tiny_valm
 from tests.waiting import PATIENCE_S, eventually
 from workbench import stopped
-from workbench.ending import ended_by_default, ending_by_signal, forking, noting_interrupt
+from workbench.ending import ended_by_default, ending_by_signal, forking, noting
 from workbench.plan.codec import write_plan
 from workbench.plan.lower import lower
 from workbench.search.joint.move import Space
@@ -309,26 +309,23 @@ def test_a_search_worker_that_is_stopped_as_soon_as_it_is_there_is_replaced(caps
     assert "stopped by a signal and not continued, so killed" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("heeds_interrupts")
 def test_a_first_interrupt_is_answered_and_noted_and_a_second_one_is_one(capfd: pytest.CaptureFixture[str]):
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
-    try:
-        with noting_interrupt("again: at once") as is_asked:
-            assert not is_asked()
+    with noting(signal.SIGINT, answer="again: at once") as came:
+        assert not came
+        os.kill(os.getpid(), signal.SIGINT)
+        assert came == [signal.SIGINT]
+        with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-            assert is_asked()
-            with pytest.raises(KeyboardInterrupt):
-                os.kill(os.getpid(), signal.SIGINT)
-        assert capfd.readouterr().err == "\nagain: at once\n"
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
+    assert capfd.readouterr().err == "\nagain: at once\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_an_interrupt_that_is_ignored_stays_so():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with noting_interrupt("never said") as is_asked:
+        with noting(signal.SIGINT, answer="never said") as came:
             os.kill(os.getpid(), signal.SIGINT)
-            assert not is_asked()
+            assert not came
     finally:
         signal.signal(signal.SIGINT, before)

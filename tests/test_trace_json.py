@@ -128,8 +128,8 @@ def test_exchanges_of_sharded_weights_point_at_their_passes():
     arrows = {}
     for event in events:
         if event["ph"] in "sf":
-            index = slices[event["pid"], event["tid"], event["ts"]]
-            arrows.setdefault((event["cat"], event["id"]), []).append(index)
+            sent = slices[event["pid"], event["tid"], event["ts"]]
+            arrows.setdefault((event["cat"], event["id"]), []).append(sent)
     assert arrows == {
         ("weights", 0): ["PP:0ALL_GATHER0", "PP:0F0"],
         ("gradients", 1): ["PP:0B0", "PP:0REDUCE_SCATTER0"],

@@ -8,7 +8,7 @@ MANY = 100_000  # objects, that are not walked again soon
 
 
 @contextmanager
-def collector_paused(many: int | None = None) -> Iterator[None]:
+def collector_paused(many: int = MANY) -> Iterator[None]:
     """For a `with` block or, as a decorator, a function that makes 10^5 objects which all stay.
 
     The collector walks what is there again and again as it grows, which took half the time of lowering
@@ -18,7 +18,7 @@ def collector_paused(many: int | None = None) -> Iterator[None]:
     somebody keeps objects frozen, those stay so, and it is walked. One that stands still already stays so.
 
     Args:
-        many: from how many objects on they count as old; None: `MANY`. Fewer of modules, which stay; not
+        many: from how many objects on they count as old. Fewer of modules, which stay; not
             none, as asking whether somebody keeps objects frozen walks those.
     """
     was_running = gc.isenabled()
@@ -27,7 +27,7 @@ def collector_paused(many: int | None = None) -> Iterator[None]:
         yield
     finally:
         if was_running:
-            if gc.get_count()[0] >= (MANY if many is None else many) and not gc.get_freeze_count():
+            if gc.get_count()[0] >= many and not gc.get_freeze_count():
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()

@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -42,27 +42,34 @@ def ending_by_signal() -> Iterator[None]:
 
 
 @contextmanager
-def noting_interrupt(answer: str) -> Iterator[Callable[[], bool]]:
-    """Within it a first Ctrl-C is answered by a line and noted; a second one raises KeyboardInterrupt.
+def noting(*signals: signal.Signals, answer: str = "") -> Iterator[Sequence[signal.Signals]]:
+    """Within it the first of these signals is noted, with a line; a second one raises KeyboardInterrupt.
 
-    Yields what says whether there was a first one. Where Ctrl-C is ignored it stays so.
+    Yields the one that came, or nothing yet. Those that are ignored, as in a background job, stay so.
     """
-    came: list[int] = []
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before is signal.SIG_IGN:
-        yield lambda: False
+    came: list[signal.Signals] = []
+    before = {number: signal.getsignal(number) for number in signals}
+    if threading.current_thread() is not threading.main_thread():
+        yield came  # signals are the main thread's
         return
 
     def note(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, before)
-        came.append(number)
-        os.write(sys.stderr.fileno(), f"\n{answer}\n".encode())  # a stream may be in the middle of a write
+        del frame
+        if came:
+            raise KeyboardInterrupt
+        came.append(signal.Signals(number))
+        if answer:
+            # a stream may be in the middle of a write
+            os.write(sys.stderr.fileno(), f"\n{answer}\n".encode())
 
-    signal.signal(signal.SIGINT, note)
     try:
-        yield lambda: bool(came)
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, note)
+        yield came
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -166,8 +166,8 @@ def _named(name: str, rank: int, thread: int, args: Event) -> Event:
 def _spans(trace: Trace) -> Iterator[Event]:
     for span in trace.spans:
         args = {"action": str(span.action), "start_s": span.start_s, "end_s": span.end_s}
-        index = (span.rank, LANE_IDS[span.lane])
-        yield _slice(f"PP:{span.action}", span.action.kind.value, index, args)
+        lane = (span.rank, LANE_IDS[span.lane])
+        yield _slice(f"PP:{span.action}", span.action.kind.value, lane, args)
 
 
 def _slice(name: str, category: str, place: tuple[int, int], args: Event) -> Event:

@@ -111,12 +111,12 @@ class Rounds:
         if self._names <= others.keys():
             return others  # what the trainers begin with takes longer than a round
         write_job(elastic, ranks=3, samples=6)
-        with room("begun") as index:
-            planned = index.start("plan", *workbench(None, "", "plan", job, "-o", plan))
+        with room("begun") as opened:
+            planned = opened.start("plan", *workbench(None, "", "plan", job, "-o", plan))
             if planned.process.wait(BEGUN_S):
                 raise RuntimeError(planned.said)
             if "resume" in self._names:
-                self._begin(index, plan)
+                self._begin(opened, plan)
         return {**trainers(plan, elastic, self._folder / "saves"), **others}
 
     def _begin(self, place: Room, plan: Path) -> None:

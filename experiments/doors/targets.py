@@ -69,17 +69,17 @@ def fetched(cache: Path = CACHE) -> Path | None:
         return done
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as held:
-        index, wheels = Path(held) / "packages", Path(held) / "wheels"
-        titan = [*_pip("install"), "--no-deps", "--target", str(index / "torchtitan"), *TORCHTITAN]
+        installed, wheels = Path(held) / "packages", Path(held) / "wheels"
+        titan = [*_pip("install"), "--no-deps", "--target", str(installed / "torchtitan"), *TORCHTITAN]
         others = [*_pip("download"), "--no-deps", "--only-binary=:all:", "--python-version", "3.12"]
         for command in (titan, [*others, "--dest", str(wheels), *WHEELS]):
             if subprocess.run(command, capture_output=True, timeout=LONGEST_S, check=False).returncode:
                 return None
         for wheel in wheels.glob("*.whl"):
             with zipfile.ZipFile(wheel) as file:
-                file.extractall(index / wheel.name.split("-")[0])
+                file.extractall(installed / wheel.name.split("-")[0])
         if not done.exists():
-            index.rename(done)
+            installed.rename(done)
     return done
 
 

@@ -165,8 +165,8 @@ def _files(name: str) -> Iterator[Path]:
     if parts[0] not in PACKAGES or not all(part.isidentifier() for part in parts):
         return
     for count in range(1, len(parts) + 1):
-        index = ROOT.joinpath(*parts[:count])
-        for file in (index / "__init__.py", index.with_suffix(".py")):
+        path = ROOT.joinpath(*parts[:count])
+        for file in (path / "__init__.py", path.with_suffix(".py")):
             if file.is_file():
                 yield file
 

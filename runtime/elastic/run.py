@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
 from runtime.elastic.history import ElasticFailed, Reshaped, StepDone
 from runtime.elastic.job import ElasticJob, Reduction
@@ -23,6 +22,7 @@ from runtime.state.tensor_files import TornError, read_stamp
 from runtime.world.busy_cores import BusyCores, CoreWatch, process_seconds
 from workbench.elastic.reconfigure import CannotContinueError
 from workbench.elastic.step_events import AtStep, StepEvents
+from workbench.ending import noting
 from workbench.plan.plan import Sharding
 from workbench.strategies.elastic_templates import ElasticTemplates
 
@@ -159,7 +159,7 @@ def run_elastic(
     refusal, log, watch = None, _Log(saving), CoreWatch()
     with (
         nullcontext() if saving is None else _saved_alone(saving.folder, start),
-        _asked_to_stop() as asked,
+        noting(signal.SIGINT, signal.SIGTERM) as asked,
         ElasticTraining(job, events.start, start=start) as training,
     ):
         try:
@@ -234,11 +234,11 @@ class _Log:
         before = self.saved
         if self.saving is None or (before is not None and before.step == training.step):
             return None
-        index = self.saving.place(training.step)
+        folder = self.saving.place(training.step)
         try:
-            self.saved = training.save(index)
+            self.saved = training.save(folder)
         except (ElasticFailed, OSError) as error:
-            shutil.rmtree(index, ignore_errors=True)  # a part of it
+            shutil.rmtree(folder, ignore_errors=True)  # a part of it
             return f"{UNSAVED}: {error}"
         if before is not None:
             shutil.rmtree(before.folder)
@@ -314,25 +314,3 @@ def _take_step(training: ElasticTraining, now: AtStep, killed_s: dict[str, float
     finally:
         killer.give_up()  # where training stopped, others may still have something to save
         killed_s.update(killer.killed_s)
-
-
-@contextmanager
-def _asked_to_stop() -> Iterator[list[signal.Signals]]:
-    """Signals that came: the first is only noted, the second interrupts."""
-    asked: list[signal.Signals] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        del frame
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(signal.Signals(number))
-
-    if threading.current_thread() is not threading.main_thread():
-        yield asked  # signals are the main thread's
-        return
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -203,9 +203,9 @@ class _Ranks:
         program = self._lowered.plan.program
         self._turns.bring(self._lowered.plan.ranks, lambda runner: runner.place == 0)
         for action in order:
-            index = {rank: program[rank].index(action) for rank in self._lowered.plan.ranks_of(action)}
-            assert all(self.runner(rank).place == at for rank, at in index.items()), action
-            self._turns.bring(tuple(index), partial(_has_left, index))
+            positions = {rank: program[rank].index(action) for rank in self._lowered.plan.ranks_of(action)}
+            assert all(self.runner(rank).place == at for rank, at in positions.items()), action
+            self._turns.bring(tuple(positions), partial(_has_left, positions))
 
     def _live(self, runner: Runner) -> None:
         """A rank's thread."""

@@ -120,9 +120,9 @@ class GroupRanks(Runner):
 
     def run(self, lowered: Lowered, settings: RunSettings, source: DataSource, build: UserStage) -> Ran:
         mesh = self._mesh(lowered)
-        index = Place(dist.get_rank(), dist.get_world_size(), lambda position: None)
-        report = run_steps(index, mesh, lowered, settings, source, build)
-        reports: list[RankReport | None] = [None] * index.size
+        here = Place(dist.get_rank(), dist.get_world_size(), lambda position: None)
+        report = run_steps(here, mesh, lowered, settings, source, build)
+        reports: list[RankReport | None] = [None] * here.size
         dist.all_gather_object(reports, replace(report, state=None))
         result = result_of(lowered, [each for each in reports if each is not None], settings, mesh.device)
         assert report.state is not None, "settings ask for it"

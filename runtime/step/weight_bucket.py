@@ -187,7 +187,7 @@ def copies_of(modules: Iterable[HoldsWeights]) -> dict[Weights, list[list[nn.Par
         for weights, held in module.weights().items():
             trainable = [parameter for parameter in held if parameter.requires_grad]
             copies = found.setdefault(weights, [[] for _ in trainable])
-            for index, parameter in zip(copies, trainable, strict=True):
-                if all(parameter is not held for held in index):
-                    index.append(parameter)
+            for known, parameter in zip(copies, trainable, strict=True):
+                if all(parameter is not held for held in known):
+                    known.append(parameter)
     return {weights: held for weights, held in found.items() if held}

@@ -1,6 +1,7 @@
 """The joint search as a command: what it is told, what it shows while it runs, what it found."""
 
 import re
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -13,7 +14,7 @@ from workbench.cli.console import print_result, warn
 from workbench.cli.judging import Strategy
 from workbench.cli.searching import Judging, draw
 from workbench.cost.model import CostModel
-from workbench.ending import noting_interrupt
+from workbench.ending import noting
 from workbench.job.job import Job
 from workbench.job.run_options import asked
 from workbench.plan.codec import dumps, loads
@@ -49,7 +50,7 @@ from workbench.units import duration_s
 from workbench.whole_file import check_writable, write_text
 
 BUDGET = "60s"
-INTERRUPTED = "interrupted: ends behind what is being judged, with the best so far; again: ends at once"
+ENDING = "interrupted: ends behind what is being judged, with the best so far; again: ends at once"
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
 
 
@@ -164,11 +165,11 @@ def search_jointly(
         return loads(known.best_plan), _printed(known.record, as_json=as_json)
     with (
         _told_on("joint search", stop, unit_of(sought.asked), quiet=as_json) as progress,
-        noting_interrupt(INTERRUPTED) as is_asked,
+        noting(signal.SIGINT, answer=ENDING) as interrupts,
     ):
-        stop = replace(stop, is_asked=is_asked)
+        stop = replace(stop, is_asked=lambda: bool(interrupts))
         found = joint_search(job, cost, judge, stop=stop, scope=scope, workers=told.crew, progress=progress)
-        results = None if is_asked() else results
+        results = None if interrupts else results
     if told.log is not None:
         write_text("".join(f"{line}\n" for line in log_lines(job, scope, found)), told.log)
     trace = predict_within(*accept(found.plan), cost)

@@ -52,7 +52,7 @@ def takes(kind: type, **defaults: Any) -> Callable[[Command], Command]:
     def expand(command: Command) -> Command:
         signature = inspect.signature(command)
         own = signature.parameters.values()
-        [index] = [parameter.name for parameter in own if parameter.annotation is kind]
+        [name_of_kind] = [parameter.name for parameter in own if parameter.annotation is kind]
 
         def taking(**given: Any) -> None:
             bound = flagged.bind(**given)
@@ -60,12 +60,14 @@ def takes(kind: type, **defaults: Any) -> Callable[[Command], Command]:
             said = bound.arguments
             asked = said | {name: rule(said) for name, rule in rules.items() if said[name] is None}
             values = {flag.field: asked.pop(flag.field) for flag in flags}
-            command(**asked, **{index: kind(**values)})
+            command(**asked, **{name_of_kind: kind(**values)})
 
         parameters = [
             each
             for parameter in own
-            for each in (flag_parameters() if parameter.name == index else [parameter.replace(kind=KEYWORD)])
+            for each in (
+                flag_parameters() if parameter.name == name_of_kind else [parameter.replace(kind=KEYWORD)]
+            )
         ]
         taking.__doc__, taking.__name__ = command.__doc__, command.__name__
         taking.__annotations__ = {each.name: each.annotation for each in parameters}

@@ -2,7 +2,6 @@
 
 import math
 import signal
-import threading
 import time
 from contextlib import ExitStack
 from enum import StrEnum
@@ -14,6 +13,7 @@ import typer
 from workbench.cli.console import print_result, show
 from workbench.cli.options import Json
 from workbench.cli.table_format import lists
+from workbench.ending import noting
 from workbench.job.job import load_job
 from workbench.report.progress import ticking
 from workbench.report.tables import milliseconds, titled
@@ -103,7 +103,6 @@ def serve_command(
         port=port,
     )
     refuse_open_address(host, has_keys=keys is not None)
-    stopped = threading.Event()
     with ExitStack() as held:
         made = None
         if keys is None and not is_open:
@@ -111,13 +110,13 @@ def serve_command(
             write_keys(made)
             keys = made / SERVER_FILE
         server = Server(settings, None if keys is None else read_server_keys(keys))
-        for number in (signal.SIGINT, signal.SIGTERM):  # an exception could be lost in a library's callback
-            signal.signal(number, lambda *_: stopped.set())
+        # an exception could be lost in a library's callback
+        asked = held.enter_context(noting(signal.SIGINT, signal.SIGTERM))
         typer.echo(f"serving {data} at {server.address}")
         if made is not None:
             typer.echo(f"keys of producers, trainers and readers, while it runs: {made}")
         end_s = math.inf if seconds is None else time.monotonic() + seconds
-        server.serve(lambda: stopped.is_set() or time.monotonic() >= end_s)
+        server.serve(lambda: bool(asked) or time.monotonic() >= end_s)
 
 
 @app.command("produce")

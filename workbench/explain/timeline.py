@@ -75,17 +75,17 @@ class Timeline:
 
         Complexity: O(pieces x edges into each).
         """
-        index: int | None = node
+        current: int | None = node
         while until_s > since_s:
-            if index is None:
+            if current is None:
                 yield Piece(since_s, until_s, None)
                 return
-            end_s = max(since_s, min(self.end_s[index], until_s))
+            end_s = max(since_s, min(self.end_s[current], until_s))
             if end_s < until_s:
                 yield Piece(end_s, until_s, None)
-            start_s = max(since_s, min(self.start_s[index], end_s))
-            yield from self._own(index, start_s, end_s)
-            until_s, index = start_s, self.latest_before(index)
+            start_s = max(since_s, min(self.start_s[current], end_s))
+            yield from self._own(current, start_s, end_s)
+            until_s, current = start_s, self.latest_before(current)
 
     def _own(self, node: int, start_s: float, end_s: float) -> Iterator[Piece]:
         """A node's own pieces in these seconds, the later first."""

@@ -40,11 +40,11 @@ def _one_line(error: ValidationError) -> str:
     """An unknown key first (it explains a missing one), else the first complaint."""
     errors = error.errors()
     first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
-    index = [str(part) if str(part).isprintable() else repr(part) for part in first["loc"]]
-    where = ".".join(index)
+    parts = [str(part) if str(part).isprintable() else repr(part) for part in first["loc"]]
+    where = ".".join(parts)
     if first["type"] == "extra_forbidden":
-        known = _known_keys(index[:-1])
-        near = difflib.get_close_matches(index[-1], known, n=1, cutoff=0.5)
+        known = _known_keys(parts[:-1])
+        near = difflib.get_close_matches(parts[-1], known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(known)}"
         return f"unknown key {where!r}; {hint}"
     if first["type"] == "missing":

@@ -65,9 +65,9 @@ def _check_sums(lowered: Lowered) -> None:
 
 
 def _check(lowered: Lowered) -> None:
-    index = _places(lowered)
-    _check_programs(lowered, index)
-    _check_rows(lowered, index)
+    places = _places(lowered)
+    _check_programs(lowered, places)
+    _check_rows(lowered, places)
     _check_groups(lowered)
     by_communicator = _by_communicator(lowered)
     queues = _queues_of_slots(lowered, by_communicator.values())
@@ -75,7 +75,7 @@ def _check(lowered: Lowered) -> None:
         model = Model.BUFFERED if ring(_followers(lowered, [])) else Model.RENDEZVOUS
         queues = queues if model is Model.RENDEZVOUS else []
         raise ValueError(_report(lowered, model, ring(_followers(lowered, queues)), queues))
-    _check_send_order(lowered, index, by_communicator.values())
+    _check_send_order(lowered, places, by_communicator.values())
 
 
 Places = Mapping[int, Mapping[Action, int]]  # rank -> place of every action in its program

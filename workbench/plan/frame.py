@@ -42,7 +42,7 @@ def frame_of(plan: Plan) -> Frame:
     Complexity: O(stages + items + actions).
     """
     routing, settings = routing_of(plan), plan.settings
-    index = {stage.id: at for chain in plan.chain.values() for at, stage in enumerate(chain)}
+    index_of = {stage.id: at for chain in plan.chain.values() for at, stage in enumerate(chain)}
     in_order = sorted(plan.stages, key=lambda stage: (stage.module, stage.layers, stage.replica))
     modules = {stage.module for stage in plan.stages}
     present = _PRESENT.answer(
@@ -51,7 +51,7 @@ def frame_of(plan: Plan) -> Frame:
     )
     stages = tuple(
         (
-            (stage.id, stage.module, stage.replica, stage.ranks, stage.ep, index[stage.id]),
+            (stage.id, stage.module, stage.replica, stage.ranks, stage.ep, index_of[stage.id]),
             _borders(routing, stage),
             _needs(routing, stage, present.get((stage.module, stage.replica), ())),
         )

@@ -121,12 +121,12 @@ class _Run:
         places = []
         for group in graph.groups:
             free = [stage for stage in group if stage not in ordered]
-            index = _Place(sorted(free, key=lambda stage: sign * graph.position[stage]))
+            state = _Place(sorted(free, key=lambda stage: sign * graph.position[stage]))
             for chain in self._chains:
                 if group in chain.order:
-                    index.orders.append(tuple(graph.number[action] for action in chain.order[group]))
-                    index.done.append(0)
-            places.append(index)
+                    state.orders.append(tuple(graph.number[action] for action in chain.order[group]))
+                    state.done.append(0)
+            places.append(state)
         self._ordered = ordered
         return places
 
@@ -205,18 +205,18 @@ class _Run:
         self._touch(group)
         if action.stage in self._ordered or action.kind is Pass.F:
             return
-        index = self._places[group]
+        state = self._places[group]
         if action.kind is Pass.W:
-            heapq.heappush(index.weights, (action.microbatch or 0, number))
+            heapq.heappush(state.weights, (action.microbatch or 0, number))
         else:
-            heapq.heappush(index.backwards, (self._now, action.microbatch or 0, number))
+            heapq.heappush(state.backwards, (self._now, action.microbatch or 0, number))
 
     def _force(self) -> None:
         """Nothing runs and nothing may start: let a forward pass its limit."""
         possible = [
             (self._graph.position[stage], number)
-            for index in self._places
-            for stage in index.stages
+            for state in self._places
+            for stage in state.stages
             if (number := self._next_forward(stage)) is not None
         ]
         if not possible:
@@ -250,21 +250,21 @@ class _Run:
     # Choice
 
     def _choice(self, group: int) -> int | None:
-        position = self._places[group]
-        for index, order in enumerate(position.orders):
-            done = position.done[index]
+        state = self._places[group]
+        for index, order in enumerate(state.orders):
+            done = state.done[index]
             if done < len(order) and self._missing[order[done]] == 0:
-                position.done[index] += 1
+                state.done[index] += 1
                 return order[done]
-        if position.backwards:
-            return heapq.heappop(position.backwards)[-1]
-        forward = self._forward(position)
+        if state.backwards:
+            return heapq.heappop(state.backwards)[-1]
+        forward = self._forward(state)
         if forward is not None and not self._is_idle(forward):
             return forward
-        if position.weights:
-            if self._waits(group, position):
+        if state.weights:
+            if self._waits(group, state):
                 return None
-            return heapq.heappop(position.weights)[-1]
+            return heapq.heappop(state.weights)[-1]
         return forward
 
     def _forward(self, place: _Place) -> int | None:

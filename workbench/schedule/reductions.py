@@ -28,14 +28,14 @@ def with_reductions(programs: Programs, reduced: Sequence[int]) -> Programs:
     """
     is_shared = max(Counter(stage for group in programs for stage in group).values(), default=0) > 1
     if is_shared:
-        position = _places(programs)
-        due = _due(position, reduced)
-        return {group: _merged(actions, position, group, due) for group, actions in programs.items()}
+        positions = _places(programs)
+        due = _due(positions, reduced)
+        return {group: _merged(actions, positions, group, due) for group, actions in programs.items()}
     found: Programs = {}
     for group, actions in programs.items():
-        position = {action: index for index, action in enumerate(actions)}
-        due = _due(position, [stage for stage in reduced if stage in group])
-        found[group] = _merged(actions, position, group, due)
+        positions = {action: index for index, action in enumerate(actions)}
+        due = _due(positions, [stage for stage in reduced if stage in group])
+        found[group] = _merged(actions, positions, group, due)
     return found
 
 

@@ -46,15 +46,15 @@ def alike_actions(plan: Plan, *, by_tokens: bool) -> AlikeActions:
 def _alike_actions(plan: Plan, *, by_tokens: bool) -> AlikeActions:
     shapes = _Shapes(plan)
     sets: dict[Hashable, int] = {}
-    index: dict[Action, int] = {}
+    set_of: dict[Action, int] = {}
     for action in plan.program_actions:
         key: Hashable = action
         if action.kind in COMPUTE:
             shape = shapes.of(action)
             key = action if by_tokens else (action.stage, action.kind, shape)
-        index[action] = sets.setdefault(key, len(sets))
-    firsts = {at: action for action, at in reversed(index.items())}
-    return AlikeActions(tuple(firsts[at] for at in range(len(sets))), index)
+        set_of[action] = sets.setdefault(key, len(sets))
+    firsts = {at: action for action, at in reversed(set_of.items())}
+    return AlikeActions(tuple(firsts[at] for at in range(len(sets))), set_of)
 
 
 class _Shapes:

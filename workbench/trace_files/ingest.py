@@ -74,12 +74,10 @@ class _Rank:
 def files_of(places: Sequence[Path]) -> tuple[Path, ...]:
     """Files as they are, of a folder those in it by name; ValueError where it has none."""
     files: list[Path] = []
-    for index in places:
-        inside = (
-            sorted(p for p in index.iterdir() if p.name.endswith(SUFFIXES)) if index.is_dir() else [index]
-        )
+    for path in places:
+        inside = sorted(p for p in path.iterdir() if p.name.endswith(SUFFIXES)) if path.is_dir() else [path]
         if not inside:
-            raise ValueError(f"{index}: want recordings of torch.profiler in it, *.json or *.json.gz")
+            raise ValueError(f"{path}: want recordings of torch.profiler in it, *.json or *.json.gz")
         files += inside
     if not 1 <= len(files) <= MOST_FILES:
         raise ValueError(f"want 1 to {MOST_FILES:,} files of recordings, got {len(files):,}")

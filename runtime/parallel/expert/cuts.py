@@ -105,7 +105,7 @@ def held_parts(plan: Plan, rank: int) -> dict[tuple[str, str], Part]:
     for stage in plan.stages_on.get(rank, ()):
         if stage.tp == stage.ep == 1:
             continue
-        position = place_of(stage, rank)
+        in_grid = place_of(stage, rank)
         adapter = adapter_of(plan.model.module(stage.module))
         for index in range(*stage.layers):
             layer = adapter.build(index)
@@ -113,5 +113,5 @@ def held_parts(plan: Plan, rank: int) -> dict[tuple[str, str], Part]:
             for local in (*parts.tensor.cut, *parts.experts):
                 name = layer.hugging_face_name(local)
                 name = adapter.aliases.get(name, name)
-                found[stage.module, name] = partial(position.own, local, parts)
+                found[stage.module, name] = partial(in_grid.own, local, parts)
     return found

@@ -164,8 +164,8 @@ def _of_job(name: str, held: Any) -> ModuleLayout:
         spec = LayoutSpec.model_validate(words)
     except ValidationError as error:
         first = error.errors()[0]
-        index = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"layouts.{name}.{index}: {first['msg']}, got {first['input']!r:.60}") from None
+        key = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"layouts.{name}.{key}: {first['msg']}, got {first['input']!r:.60}") from None
     return layout_from_spec(name, spec)
 
 

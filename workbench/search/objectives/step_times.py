@@ -76,9 +76,9 @@ def quantile(values: Sequence[float], share: float) -> float:
         4.8
     """
     ordered = sorted(values)
-    index = share * (len(ordered) - 1)
-    low, high = ordered[floor(index)], ordered[ceil(index)]
-    return low + (index - floor(index)) * (high - low)
+    position = share * (len(ordered) - 1)
+    low, high = ordered[floor(position)], ordered[ceil(position)]
+    return low + (position - floor(position)) * (high - low)
 
 
 def summary(values: Sequence[float], over: Over) -> float:
