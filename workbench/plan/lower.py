@@ -1,6 +1,6 @@
 """From a plan to what machines need: transfer rows and their order."""
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -66,6 +66,11 @@ class _Part(NamedTuple):
     slices: tuple[Slice, ...]
     source: int
     destination: int | None
+    num_tokens: int
+
+
+def _part(slices: tuple[Slice, ...], source: int, destination: int | None) -> _Part:
+    return _Part(slices, source, destination, sum([piece.num_tokens for piece in slices]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +143,13 @@ def _into_microbatch(
         if is_own:
             forward = _exchanged(made, features, starts)
         else:
-            forward = tuple(_Part(_sent(runs, starts), place, None) for place, runs in enumerate(made))
+            forward = tuple(_part(_sent(runs, starts), place, None) for place, runs in enumerate(made))
         backward = None
         if gradient and producer.cp > 1:
             backward = _exchanged(features, made, starts)
         elif gradient:
             returned = _returned(features, _offsets(routing, source, count), starts)
-            backward = tuple(_Part(slices, place, None) for place, slices in enumerate(returned))
+            backward = tuple(_part(slices, place, None) for place, slices in enumerate(returned))
         yield _Boundary(edge.name, producer, consumer, source, target, edge.after_layer, forward, backward)
 
 
@@ -162,22 +167,23 @@ def _exchanged(
             if run.item in wanted:
                 held[-1].setdefault(run.item, []).append(run)
     return tuple(
-        _Part(
-            tuple(common for run in runs for common in _common(run, of_item.get(run.item, ()))), here, there
-        )
+        _part(_common(runs, of_item), here, there)
         for here, runs in enumerate(sources)
         for there, of_item in enumerate(held)
     )
 
 
-def _common(run: Run, others: Iterable[Run]) -> Iterator[Slice]:
-    """The tokens of a run that stand in runs of another tensor, with their places in both."""
-    for other in others:
-        first = max(run.first, other.first)
-        num_tokens = min(run.first + run.num_tokens, other.first + other.num_tokens) - first
-        if num_tokens > 0:
-            starts = run.start + first - run.first, other.start + first - other.first
-            yield Slice(run.item, *starts, num_tokens)
+def _common(runs: Sequence[Run], others: Mapping[Item, Sequence[Run]]) -> tuple[Slice, ...]:
+    """The tokens of runs that stand in runs of another tensor, with their places in both."""
+    found = []
+    for item, run_first, run_start, run_tokens in runs:
+        for _, other_first, other_start, other_tokens in others.get(item, ()):
+            first = other_first if other_first > run_first else run_first
+            num_tokens = min(run_first + run_tokens, other_first + other_tokens) - first
+            if num_tokens > 0:
+                starts = run_start + first - run_first, other_start + first - other_first
+                found.append(Slice(item, *starts, num_tokens))
+    return tuple(found)
 
 
 def _inside(routing: Routing, microbatch: Microbatch, count: TokenCount) -> tuple[_Part, ...]:
@@ -188,7 +194,7 @@ def _inside(routing: Routing, microbatch: Microbatch, count: TokenCount) -> tupl
         for run in runs:
             so_far = held.get(run.item, Slice(run.item, run.start, run.start, 0))
             held[run.item] = so_far._replace(num_tokens=so_far.num_tokens + run.num_tokens)
-        parts.append(_Part(tuple(held.values()), place, place))
+        parts.append(_part(tuple(held.values()), place, place))
     return tuple(parts)
 
 
@@ -239,16 +245,17 @@ def _sources(
     return found
 
 
-def _drafts(plan: Plan, boundary: _Boundary) -> Iterator[RowDraft]:
+def _drafts(plan: Plan, boundary: _Boundary) -> list[RowDraft]:
     """The rows of one boundary, forward and, where a gradient flows, back."""
     producer, consumer = boundary.producer, boundary.consumer
     source, target = boundary.source.index, boundary.target.index
     width = plan.model.module(producer.module).layers[boundary.after_layer].out_width
     there = Action(producer.id, Pass.F, source), Action(consumer.id, Pass.F, target)
-    yield from _one_way(plan, boundary.edge, Direction.FORWARD, there, width, boundary.forward)
+    drafts = _one_way(plan, boundary.edge, Direction.FORWARD, there, width, boundary.forward)
     if boundary.backward is not None:
         back = _backward_action(plan, consumer, target), _backward_action(plan, producer, source)
-        yield from _one_way(plan, boundary.edge, Direction.BACKWARD, back, width, boundary.backward)
+        drafts += _one_way(plan, boundary.edge, Direction.BACKWARD, back, width, boundary.backward)
+    return drafts
 
 
 def _one_way(
@@ -258,18 +265,21 @@ def _one_way(
     ends: tuple[Action, Action],
     width: int,
     parts: Sequence[_Part],
-) -> Iterator[RowDraft]:
+) -> list[RowDraft]:
     """From every context-parallel place that has tokens of it."""
     producer, consumer = ends
     token_bytes = width * plan.settings.precision.num_bytes
-    for slices, source, destination in parts:
-        found = ways(plan, producer.stage, consumer.stage, source, destination) if slices else ()
-        for paths, pieces in zip(found, cut(slices, len(found)), strict=True):
-            num_tokens = sum(piece.num_tokens for piece in pieces)
-            num_bytes = num_tokens * token_bytes
-            content = RowContent(edge, direction, producer, consumer, width, pieces, num_tokens, num_bytes)
-            if num_tokens:
-                yield RowDraft(content, paths)
+    drafts = []
+    for slices, source, destination, num_tokens in parts:
+        if not num_tokens:
+            continue
+        found = ways(plan, producer.stage, consumer.stage, source, destination)
+        for paths, (pieces, tokens) in zip(found, cut(slices, num_tokens, len(found)), strict=True):
+            if tokens:
+                num_bytes = tokens * token_bytes
+                content = RowContent(edge, direction, producer, consumer, width, pieces, tokens, num_bytes)
+                drafts.append(RowDraft(content, paths))
+    return drafts
 
 
 def _backward_action(plan: Plan, stage: Stage, microbatch: int) -> Action:

@@ -59,12 +59,13 @@ def issue_ticks(plan: Plan, rows: Sequence[Ends]) -> dict[Action, int]:
     others. Longest path, O(actions + rows).
     """
     numbers = {action: number for number, action in enumerate(compute_actions(plan))}
-    ends = [(numbers.get(row.producer, -1), numbers.get(row.consumer, -1)) for row in rows]
-    starts = _starts(plan, numbers, dict.fromkeys(ends))
+    ends = {(row.producer, row.consumer) for row in rows}
+    pairs = [(numbers.get(one, -1), numbers.get(next_one, -1)) for one, next_one in ends]
+    starts = _starts(plan, numbers, pairs)
     actions = list(numbers)
     ticks = {actions[number]: int(start) + 1 for number, start in starts.items()}
     never = max(ticks.values(), default=0) + 1
-    stuck = {action: never for row in rows for action in (row.producer, row.consumer) if action not in ticks}
+    stuck = {action: never for pair in ends for action in pair if action not in ticks}
     return ticks | stuck
 
 

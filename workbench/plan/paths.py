@@ -1,7 +1,7 @@
 """Which ranks tokens pass on their way from one stage to another: who sends, who hands on, who keeps."""
 
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from math import gcd
 
 from workbench.cost.hardware import Cluster
@@ -11,28 +11,36 @@ from workbench.plan.plan import Boundaries, Plan, Stage
 from workbench.plan.row_drafts import Path
 
 
-def cut(slices: tuple[Slice, ...], num_parts: int) -> Iterator[tuple[Slice, ...]]:
-    """The same tokens in their order, in parts whose numbers of tokens differ by one at most."""
+def cut(
+    slices: tuple[Slice, ...], num_tokens: int, num_parts: int
+) -> Sequence[tuple[tuple[Slice, ...], int]]:
+    """The same tokens in their order, in parts, each with its number of tokens; these differ by one at most.
+
+    Args:
+        num_tokens: of all slices together.
+    """
     if num_parts == 1:
-        yield slices
-        return
-    num_tokens = sum(piece.num_tokens for piece in slices)
+        return ((slices, num_tokens),)
     starts = list(accumulate((piece.num_tokens for piece in slices), initial=0))
-    for part in range(num_parts):
-        first, end = num_tokens * part // num_parts, num_tokens * (part + 1) // num_parts
-        found = []
-        for piece, start in zip(slices, starts, strict=False):
-            skipped, stop = max(0, first - start), min(piece.num_tokens, end - start)
-            if skipped < stop:
-                found.append(
-                    Slice(
-                        piece.item,
-                        piece.source_start + skipped,
-                        piece.destination_start + skipped,
-                        stop - skipped,
-                    )
+    edges = [num_tokens * part // num_parts for part in range(num_parts + 1)]
+    return [(_between(slices, starts, first, end), end - first) for first, end in pairwise(edges)]
+
+
+def _between(slices: Sequence[Slice], starts: Sequence[int], first_token: int, end: int) -> tuple[Slice, ...]:
+    """The tokens [first_token, end) of slices that start there."""
+    found = []
+    for piece, start in zip(slices, starts, strict=False):
+        skipped, stop = max(0, first_token - start), min(piece.num_tokens, end - start)
+        if skipped < stop:
+            found.append(
+                Slice(
+                    piece.item,
+                    piece.source_start + skipped,
+                    piece.destination_start + skipped,
+                    stop - skipped,
                 )
-        yield tuple(found)
+            )
+    return tuple(found)
 
 
 @kept

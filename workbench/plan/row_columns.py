@@ -47,18 +47,17 @@ def columns_of(lowered: Lowered) -> RowColumns:
     """Complexity: O(actions + rows + destinations), a few machine operations each."""
     rows = lowered.transfers
     numbers = {action: number for number, action in enumerate(compute_actions(lowered.plan))}
-    found = list(zip(*rows, strict=True)) if rows else [()] * 13
-    row, _, _, route, producer, consumer, source, destinations, *_, after = found
+    destinations = [row.destination_ranks for row in rows]
     return RowColumns(
-        np.array(row, dtype=np.int64),
+        np.array([row.row for row in rows], dtype=np.int64),
         numbers,
-        numbers_of(producer, numbers),
-        numbers_of(consumer, numbers),
-        np.array(source, dtype=np.int64),
-        np.fromiter(map(len, destinations), np.int64, len(rows)),
+        numbers_of([row.producer for row in rows], numbers),
+        numbers_of([row.consumer for row in rows], numbers),
+        np.array([row.source_rank for row in rows], dtype=np.int64),
+        np.array([len(ranks) for ranks in destinations], dtype=np.int64),
         np.fromiter(chain.from_iterable(destinations), np.int64),
-        np.fromiter(map(_ROUTES.__getitem__, map(id, route)), np.int64, len(rows)),
-        np.array([-1 if row is None else row for row in after], dtype=np.int64),
+        np.array([_ROUTES[id(row.route)] for row in rows], dtype=np.int64),
+        np.array([-1 if row.after is None else row.after for row in rows], dtype=np.int64),
     )
 
 

@@ -45,28 +45,6 @@ class RowDraft(NamedTuple):
     def consumer(self) -> Action:
         return self.content.consumer
 
-    def numbered(self, first_row: int) -> list[Transfer]:
-        """From that number on."""
-        edge, direction, producer, consumer, width, slices, num_tokens, num_bytes = self.content
-        return [
-            Transfer(
-                row,
-                edge,
-                direction,
-                route,
-                producer,
-                consumer,
-                source_rank,
-                destination_ranks,
-                slices,
-                num_tokens,
-                width,
-                num_bytes,
-                row - 1 if follows else None,
-            )
-            for row, (route, source_rank, destination_ranks, follows) in enumerate(self.paths, first_row)
-        ]
-
 
 class ProducerRows(NamedTuple):
     """All rows of one producer, by consumer; pieces of one boundary stay together.
@@ -146,14 +124,26 @@ def in_issue_order(runs: Iterable[ProducerRows]) -> Numbered:
     transfers: list[Transfer] = []
     inputs: dict[Action, list[int]] = {}
     outputs: dict[Action, tuple[int, ...]] = {}
+    row, last = 0, None
+    waiting: list[int] = []
     for run in sorted(runs, key=lambda run: (run.tick, issue_key(run.producer))):
-        first = len(transfers)
-        for draft in run.renamed():
-            rows = draft.numbered(len(transfers))
-            inputs.setdefault(draft.consumer, []).extend(range(len(transfers), len(transfers) + len(rows)))
-            transfers += rows
-        outputs[run.producer] = tuple(range(first, len(transfers)))
+        first = row
+        for content, paths in run.renamed():
+            edge, direction, producer, consumer, width, slices, num_tokens, num_bytes = content
+            if consumer is not last:
+                last, waiting = consumer, inputs.setdefault(consumer, [])
+            for route, source, destinations, follows in paths:
+                after = row - 1 if follows else None
+                ends = producer, consumer, source, destinations
+                size = slices, num_tokens, width, num_bytes
+                transfers.append(_new(Transfer, (row, edge, direction, route, *ends, *size, after)))
+                waiting.append(row)
+                row += 1
+        outputs[run.producer] = tuple(range(first, row))
     return Numbered(tuple(transfers), {action: tuple(rows) for action, rows in inputs.items()}, outputs)
+
+
+_new = tuple.__new__  # without the keywords of a named tuple, of which there are 10^5
 
 
 def issue_key(action: Action) -> tuple[int, str, int]:

@@ -201,7 +201,7 @@ class _Builder:
         self._ranks_of = {stage.id: stage.flat_ranks for stage in plan.stages}
         self._groups_on = _groups_on(self._ranks_of, members, reductions)
         self._units = sharded_stages(plan)
-        self._collectives: dict[Action, int] = {}  # by their common names
+        self._collectives: dict[Action, int] = {}  # by all their names, the common one among them
         for action in plan.program_actions:
             self._add_action(action)
         for program in plan.programs:
@@ -210,15 +210,13 @@ class _Builder:
     def _add_action(self, action: Action) -> None:
         kind = MEANING[action.kind].task
         if kind is TaskKind.FSDP:
-            name = self._name(action)
+            unit = unit_of(self._units, action)
+            name = action._replace(stage=unit.stages[0])
             if name not in self._collectives:
-                self._collectives[name] = self._new(Task(kind, name, unit_of(self._units, action).ranks))
+                self._collectives[name] = self._new(Task(kind, name, unit.ranks))
+            self._collectives[action] = self._collectives[name]
         elif kind is TaskKind.PASS and action.stage is not None:
             self.passes[action] = self._new(Task(kind, action, self._ranks_of[action.stage]))
-
-    def _name(self, action: Action) -> Action:
-        """What all replicas call an fsdp collective."""
-        return action._replace(stage=unit_of(self._units, action).stages[0])
 
     def _new(self, task: Task) -> int:
         self.tasks.append(task)
@@ -238,13 +236,13 @@ class _Builder:
         sums: list[Joined] = []  # tasks still to be told, rank by rank
         has_step = False
         for action in program.actions:
-            awaited = tuple(self._collectives[self._name(wait)] for wait in waits.get(action, ()))
+            awaited = tuple([self._collectives[wait] for wait in waits.get(action, ())])
             kind = MEANING[action.kind].task
             if kind is TaskKind.PASS:
                 self._follow(self.passes[action], last_pass, *awaited)
                 last_pass = self.passes[action]
             elif kind is TaskKind.FSDP:
-                task = self._collectives[self._name(action)]
+                task = self._collectives[action]
                 self._follow(task, last_pass, collectives[-1].tasks[0] if collectives else None)
                 collectives.append(Joined(action, (task,), last_pass))
             elif kind is TaskKind.ALL_REDUCE:
