@@ -81,15 +81,19 @@ def _numbers(plan: Plan) -> dict[str, tuple[int, ...]]:
 
 
 def _linked(plan: Plan) -> list[list[Place]]:
-    graph = nx.Graph()
+    """Sets of replicas, each as its first one is found: a set is moved into the larger of two that meet."""
+    group_of: dict[Place, list[Place]] = {place: [place] for place in plan.chain}
     first_of: dict[tuple[str, int], Place] = {}
 
     def link(what: tuple[str, int], place: Place) -> None:
-        first = first_of.setdefault(what, place)
-        if first != place:
-            graph.add_edge(first, place)
+        if place not in group_of:
+            return  # no stage has it, which `_made` tells
+        one, other = group_of[first_of.setdefault(what, place)], group_of[place]
+        if one is not other:
+            larger, smaller = (one, other) if len(one) >= len(other) else (other, one)
+            larger += smaller
+            group_of.update(dict.fromkeys(smaller, larger))
 
-    graph.add_nodes_from(plan.chain)
     numbers = _numbers(plan)
     if len(set(numbers.values())) == 1:
         for module, replica in plan.chain:
@@ -101,7 +105,7 @@ def _linked(plan: Plan) -> list[list[Place]]:
         place = microbatch.module, microbatch.replica
         for sample in {item.sample for item in microbatch.items}:
             link(("sample", sample), place)
-    return [list(each) for each in nx.connected_components(graph)]
+    return list({id(group): group for group in group_of.values()}.values())
 
 
 def _sets(plan: Plan, found: Iterable[Component]) -> tuple[tuple[Component, ...], ...]:
@@ -190,12 +194,12 @@ def _shape(plan: Plan, component: Component) -> object:
         tuple((plan.sample[sample].segments, plan.sample[sample].mask) for sample in component.samples),
         tuple(
             tuple(
-                (m.index, tuple(tuple((sample_at[item.sample], item.k) for item in row) for row in m.rows))
+                (m.index, tuple([tuple([(sample_at[sample], k) for sample, k in row]) for row in m.rows]))
                 for m in plan.microbatches_of.get(place, ())
             )
             for place in in_order
         ),
-        tuple(_program_shape(program, stage_at, rank_at) for program in component.programs),
+        tuple(_program_shape(program, {None: -1, **stage_at}, rank_at) for program in component.programs),
     )
 
 
@@ -210,10 +214,8 @@ def _stage_shape(
     return stage_at[stage.id], stage.module, number, stage.layers, grid, stage.ep
 
 
-def _program_shape(program: Program, stage_at: Mapping[int, int], rank_at: Mapping[int, int]) -> object:
+def _program_shape(
+    program: Program, stage_at: Mapping[int | None, int], rank_at: Mapping[int, int]
+) -> object:
     ranks = tuple(rank_at[rank] for rank in program.ranks)
-    actions = tuple(
-        (-1 if action.stage is None else stage_at[action.stage], action.kind, action.microbatch)
-        for action in program.actions
-    )
-    return ranks, actions
+    return ranks, tuple([(stage_at[stage], kind, number) for stage, kind, number in program.actions])

@@ -18,7 +18,7 @@ from workbench.plan.plan import Plan, Stage, TokenShard
 from workbench.plan.remembered import Remembered, Same
 from workbench.plan.routing import Routing, routing_of
 from workbench.plan.token_owners import row_tokens
-from workbench.schedule.action import COMPUTE, ROUND, STEP, Action, Pass, reduction_of
+from workbench.schedule.action import COMPUTE, REDUCTIONS, ROUND, STEP, Action, Pass, reduction_of
 
 _FITTING_LAYERS: Remembered[None] = Remembered(16_384)
 _SOUND_ITEMS: Remembered[None] = Remembered(1024)
@@ -274,15 +274,13 @@ def _missing_of_backward(whole: Action, wanted: _Wanted, done: set[Action]) -> l
 _RIVALS = {Pass.B: (Pass.I, Pass.W), Pass.I: (Pass.B,), Pass.W: (Pass.B,)}
 
 
-def _check_place(rank: int, action: Action, done: set[Action]) -> None:
+def _check_place(rank: int, action: Action, done: Container[object]) -> None:
     """F before B or I, I before W, a backward whole or split, reduction after all; weights are there."""
-    away = Action(action.stage, Pass.OFFLOAD)
-    if action.kind is Pass.ONLOAD and away not in done:
-        raise ValueError(f"rank {rank}: action {action} stands before {away}: its stage has not left")
-    if action.kind in COMPUTE and away in done and (back := away._replace(kind=Pass.ONLOAD)) not in done:
-        raise ValueError(f"rank {rank}: action {action} stands after {away}, before {back}")
-    for rival in _RIVALS.get(action.kind, ()):
-        if action._replace(kind=rival) in done:
+    stage, kind, number = action
+    if (stage, Pass.OFFLOAD, None) in done or kind is Pass.ONLOAD:
+        _check_here(rank, action, done)
+    for rival in _RIVALS.get(kind, ()):
+        if (stage, rival, number) in done:
             raise ValueError(
                 f"rank {rank}: action {action} stands after {action._replace(kind=rival)}: "
                 "a backward is whole or split"
@@ -291,8 +289,18 @@ def _check_place(rank: int, action: Action, done: set[Action]) -> None:
     if before is not None and before not in done:
         earlier = "its forward" if before.kind is Pass.F else str(before)
         raise ValueError(f"rank {rank}: action {action} stands before {earlier}")
-    if (reduced := reduction_of(action.stage)) in done:
-        raise ValueError(f"rank {rank}: action {action} stands after {reduced}")
+    for closing in REDUCTIONS:
+        if (stage, closing, None) in done:
+            raise ValueError(f"rank {rank}: action {action} stands after {Action(stage, closing)}")
+
+
+def _check_here(rank: int, action: Action, done: Container[object]) -> None:
+    """The weights of a stage that goes to the host are on the device when it works."""
+    away = Action(action.stage, Pass.OFFLOAD)
+    if action.kind is Pass.ONLOAD and away not in done:
+        raise ValueError(f"rank {rank}: action {action} stands before {away}: its stage has not left")
+    if action.kind in COMPUTE and away in done and (back := away._replace(kind=Pass.ONLOAD)) not in done:
+        raise ValueError(f"rank {rank}: action {action} stands after {away}, before {back}")
 
 
 def _check_agreement(plan: Plan, again: Container[int]) -> None:

@@ -3,9 +3,10 @@
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from threading import Lock
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 Answer = TypeVar("Answer")
+_NOTHING: Any = object()  # in the place of an answer; keys are large, and hashed at every look-up
 FORGET_EVERY = 100  # batches, in processes that plan one after the other: each has answers of its own
 
 
@@ -33,9 +34,10 @@ class Remembered(Generic[Answer]):
     def answer(self, key: Hashable, derive: Callable[[], Answer]) -> Answer:
         """What `derive` gives, or gave when it was last asked for an equal key, of which all follows."""
         with self._lock:
-            if key in self._known:
+            known = self._known.get(key, _NOTHING)
+            if known is not _NOTHING:
                 self._known.move_to_end(key)
-                return self._known[key]
+                return cast(Answer, known)
         found = derive()
         self.put(key, found)
         return found
@@ -43,9 +45,10 @@ class Remembered(Generic[Answer]):
     def get(self, key: Hashable) -> Answer | None:
         """The answer to an equal key; None where there is none, or none any more."""
         with self._lock:
-            if key in self._known:
+            known = self._known.get(key)
+            if known is not None:
                 self._known.move_to_end(key)
-            return self._known.get(key)
+            return known
 
     def put(self, key: Hashable, answer: Answer) -> None:
         """Remember an answer of which all follows from the key."""

@@ -98,6 +98,7 @@ class _Pricing:
         self._microbatch = {(m.module, m.replica, m.index): m for m in self._plan.microbatches}
         self._work: dict[tuple[str, int, int], Work] = {}
         self._known: dict[tuple[int, int], PassTimes] = {}
+        self._machines: dict[tuple[int, ...], CostModel] = {}  # by ranks
         self._cost_on = {stage.id: self._stage_cost(stage) for stage in self._plan.stages}
         self._links = {stage.id: grid_links(self._plan.cluster, stage) for stage in self._plan.stages}
         self._kinds: dict[tuple[object, ...], int] = {}
@@ -315,7 +316,10 @@ class _Pricing:
 
     def _cost_of(self, ranks: Sequence[int]) -> CostModel:
         """The machine that these ranks are; ValueError where they are of several kinds."""
-        return self._cost.on(self._plan.cluster.device_of(ranks))
+        key = tuple(ranks)
+        if key not in self._machines:
+            self._machines[key] = self._cost.on(self._plan.cluster.device_of(ranks))
+        return self._machines[key]
 
     def _stage_cost(self, stage: Stage) -> CostModel:
         """The stage's machine, with tensor-parallel sums in as many pieces as its module's settings say."""
