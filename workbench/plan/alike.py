@@ -179,7 +179,8 @@ def _made(plan: Plan, groups: Sequence[Collection[Place]]) -> tuple[Component, .
 
 def _shape(plan: Plan, component: Component) -> object:
     """What must be equal: everything of the component by places instead of names."""
-    stage_at = {stage: place for place, stage in enumerate(sorted(component.stages))}
+    stage_at: dict[int | None, int] = {s: place for place, s in enumerate(sorted(component.stages))}
+    stage_at[None] = -1  # of STEP
     rank_at = {rank: place for place, rank in enumerate(component.ranks)}
     sample_at = {sample: place for place, sample in enumerate(component.samples)}
     of_module: dict[str, list[int]] = {}
@@ -199,13 +200,13 @@ def _shape(plan: Plan, component: Component) -> object:
             )
             for place in in_order
         ),
-        tuple(_program_shape(program, {None: -1, **stage_at}, rank_at) for program in component.programs),
+        tuple(_program_shape(program, stage_at, rank_at) for program in component.programs),
     )
 
 
 def _stage_shape(
     stage: Stage,
-    stage_at: Mapping[int, int],
+    stage_at: Mapping[int | None, int],
     rank_at: Mapping[int, int],
     replica_at: Mapping[Place, int],
 ) -> object:

@@ -181,13 +181,14 @@ def _check_programs(lowered: Lowered, place: Places) -> None:
 def _doubtful(lowered: Lowered, place: Places, mine: Mapping[Action, int]) -> Iterable[Action]:
     """Of a program's actions those in front of what they continue, or not on all ranks of their stage."""
     plan = lowered.plan
-    peers = {
+    everyone = {id(other): other for other in (place.get(rank, {}) for rank in plan.ranks)}
+    peers: dict[int | None, list[Mapping[Action, int]]] = {}
+    peers[None] = [other for other in everyone.values() if other is not mine]
+    peers |= {
         stage: [other for rank in plan.stage[stage].flat_ranks if (other := place.get(rank, {})) is not mine]
         for stage in {action.stage for action in mine}
         if stage in plan.stage
     }
-    everyone = {id(other): other for other in (place.get(rank, {}) for rank in plan.ranks)}
-    peers[None] = [other for other in everyone.values() if other is not mine]
     for action, index in mine.items():
         needs = action.continues
         if (needs is not None and mine.get(needs, len(mine)) > index) or not all(
