@@ -68,7 +68,7 @@ def test_jobs_that_share_prices_have_the_steps_that_they_have_alone():
     choice = LayoutChoice(mode=Mode.COLOCATED, encoders=(vision,), llm=replace(vision, module="llm"))
     shared = [steps_of(each, COST) for each in jobs]
     assert [steps.job for steps in shared] == jobs
-    assert shared[0].prices is shared[3].prices is shared[7].prices
+    assert shared[0].prices is shared[3].prices is shared[4].prices is shared[7].prices
     for steps, each in zip(shared, jobs, strict=True):
         assert steps.step(choice) == LayoutSteps(each, COST).step(choice)
     assert len({steps.step(choice).step_s for steps in shared[:3]}) > 1

@@ -54,6 +54,7 @@ class Account(NamedTuple):
     state_bytes: float
 
 
+_PRICES: Remembered[ModulePrices] = Remembered(8)
 _STEPS: "Remembered[LayoutSteps]" = Remembered(32)
 
 
@@ -61,12 +62,12 @@ def steps_of(job: Job, cost: CostModel) -> "LayoutSteps":
     """Those of all jobs that differ in layouts, replicas and schedule alone share what was priced.
 
     Windows of a schedule are told apart, as they decide which samples a colocated encoder takes together.
+    Jobs that differ in the microbatch size as well share the prices of modules.
     """
-    key = (
-        (Same(cost), Same(job.model), Same(job.cluster), Same(job.batch)),
-        (job.microbatch_samples, job.settings, job.schedule.window, job.schedule.run_ahead),
-    )
-    return _STEPS.answer(key, lambda: LayoutSteps(job, cost)).of(job)
+    priced = Same(cost), Same(job.model), Same(job.cluster), Same(job.batch), job.settings
+    key = priced, job.microbatch_samples, job.schedule.window, job.schedule.run_ahead
+    prices = _PRICES.answer(priced, lambda: ModulePrices(job, cost))
+    return _STEPS.answer(key, lambda: LayoutSteps(job, cost, prices)).of(job)
 
 
 class LayoutSteps:
@@ -83,10 +84,11 @@ class LayoutSteps:
     Args:
         job: whose cluster, batch, microbatch size and kernels hold.
         cost: the machine.
+        prices: of a job that differs in microbatches, layouts and schedule alone; None: they are the job's.
     """
 
-    def __init__(self, job: Job, cost: CostModel) -> None:
-        self.job, self.prices = job, ModulePrices(job, cost)
+    def __init__(self, job: Job, cost: CostModel, prices: ModulePrices | None = None) -> None:
+        self.job, self.prices = job, prices or ModulePrices(job, cost)
         self._chains: dict[tuple[ModuleChoice, int | None], ModuleChain] = {}
         self._accounts: dict[tuple[ModuleChoice, Totals], Account] = {}
         self._llm_s: dict[ModuleChoice, float] = {}
@@ -110,7 +112,7 @@ class LayoutSteps:
 
     def _found(self, choice: LayoutChoice) -> LayoutStep:
         if choice.mode in (Mode.SHARDED, Mode.HYBRID):
-            return sharded_step(self.prices, choice)
+            return sharded_step(self.prices, choice, self.job.microbatch_samples)
         return {
             Mode.HOMOGENEOUS: self._homogeneous,
             Mode.COLOCATED: self._colocated,
