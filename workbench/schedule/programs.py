@@ -7,9 +7,9 @@ from dataclasses import replace
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.choice import Schedule, rank_block
 from workbench.schedule.graph_aware import Consumer, ScheduleNode, check_dag, graph_aware_1f1b
-from workbench.schedule.list_schedule import PassChain, Policy, list_schedule
+from workbench.schedule.list_schedule import ListSchedule, PassChain, Policy, list_schedules
 from workbench.schedule.parts import Group, Part, Programs, independent_parts
-from workbench.schedule.pass_graph import PassGraph, finish_time, one_unit, pass_graph, peak_in_flight
+from workbench.schedule.pass_graph import PassGraph, one_unit, pass_graph, peak_in_flight
 from workbench.schedule.spec import Problem, ScheduleSpec
 
 _Order = dict[Group, tuple[Action, ...]]  # a chain's
@@ -161,45 +161,45 @@ def _lines(graph: PassGraph, part: Part, schedule: Schedule) -> list[PassChain]:
 
 def _best(graph: PassGraph, chains: Sequence[PassChain], orders: _Orders, schedule: Schedule) -> Programs:
     """The candidate that exceeds its limits least, then the fastest, then the first."""
-    best: tuple[float, float, Programs] | None = None
-    for programs in _candidates(graph, chains, orders, schedule.kind.spec):
-        excess = max((_excess(programs, chain) for chain in chains), default=0.0)
-        key = excess, finish_time(graph, programs)
-        if best is None or key < best[:2]:
-            best = (*key, programs)
-    assert best is not None
-    excess, _, programs = best
+    found = [
+        (_excess(each, chains), each.finish, place, each)
+        for place, each in enumerate(_candidates(graph, chains, orders, schedule.kind.spec))
+    ]
+    excess, _, _, best = min(found)
     if excess > 0 and schedule.memory_limit is not None:
         raise ValueError(
             f"schedule {schedule.kind}: no order found holds at most {schedule.memory_limit} microbatches; "
             f"the nearest needs memory_limit {math.ceil(schedule.memory_limit + excess)}"
         )
-    return programs
+    return best.programs
 
 
-def _excess(programs: Programs, chain: PassChain) -> float:
+def _excess(found: ListSchedule, chains: Sequence[PassChain]) -> float:
     """By how much a chain that nobody reads holds more than its limit."""
-    if chain.limit is None or chain.just_in_time:
-        return 0.0
-    return max(0.0, peak_in_flight(programs, chain.stages) - chain.limit)
+    return max(
+        (
+            peak - chain.limit
+            for chain, peak in zip(chains, found.peaks, strict=True)
+            if chain.limit is not None and not chain.just_in_time and peak > chain.limit
+        ),
+        default=0.0,
+    )
 
 
 def _candidates(
     graph: PassGraph, chains: Sequence[PassChain], orders: _Orders, spec: ScheduleSpec
-) -> Iterator[Programs]:
+) -> Iterator[ListSchedule]:
     """With the kind's own order where a chain has one; also without it where there is a choice."""
     if orders:
-        yield list_schedule(
-            graph, [_in_order(graph, chain, orders.get(chain.stages, {})) for chain in chains], Policy()
-        )
+        own = [_in_order(graph, chain, orders.get(chain.stages, {})) for chain in chains]
+        yield from list_schedules(graph, own, [Policy()])
     if spec.most_in_flight is not None or not orders:
-        for policy in _POLICIES:
-            yield list_schedule(graph, chains, policy)
+        yield from list_schedules(graph, chains, _POLICIES)
 
 
 def _in_order(graph: PassGraph, chain: PassChain, order: _Order) -> PassChain:
     """Without the passes that the chain does not have."""
-    existing = {group: tuple(filter(graph.exists, program)) for group, program in order.items()}
+    existing = {group: tuple(filter(graph.number.__contains__, program)) for group, program in order.items()}
     return replace(chain, order=existing)
 
 
