@@ -41,6 +41,10 @@ class ShardUnit:
         return self.part(num_elements) * len(self.ranks)
 
 
+def _shards_any(plan: Plan) -> bool:
+    return any(settings.sharding is Sharding.PARAMETERS for settings in plan.settings.modules)
+
+
 def is_sharded(plan: Plan, stage: Stage) -> bool:
     """Whether its ranks keep parts of its weights only."""
     return plan.settings.of(stage.module).sharding is Sharding.PARAMETERS
@@ -63,6 +67,8 @@ def shard_units(plan: Plan) -> tuple[ShardUnit, ...]:
 
     Complexity: O(stages + parameters).
     """
+    if not _shards_any(plan):
+        return ()
     found: dict[tuple[str, int, tuple[int, int]], list[Stage]] = {}
     instances: dict[str, dict[int, int]] = {}
     for stage in plan.stages:
@@ -115,6 +121,8 @@ def in_units(draft: Plan) -> Plan:
 
     So a rank gathers layer by layer. Stages are numbered anew, in their order.
     """
+    if not _shards_any(draft) and [stage.id for stage in draft.stages] == list(range(len(draft.stages))):
+        return draft
     stages: list[Stage] = []
     for stage in draft.stages:
         first, last = stage.layers
