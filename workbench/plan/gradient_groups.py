@@ -20,7 +20,6 @@ from workbench.plan.remembered import Remembered, Same
 from workbench.plan.tied import equal_stages
 from workbench.schedule.action import REDUCTIONS, Action, reduction_of
 
-
 _MOST_RANKS = 1_000_000  # of all groups that are remembered
 _OF_MODULE: Remembered[tuple[GradientGroup, ...]] = Remembered(
     _MOST_RANKS, lambda groups: sum(len(group.ranks) for group in groups) + 1

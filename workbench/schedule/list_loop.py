@@ -204,7 +204,7 @@ def play(  # noqa: C901, PLR0912, PLR0915  (one loop: its parts share a dozen ar
 
 
 @compiled
-def _choice(  # noqa: PLR0913  (what the loop above has in arrays)
+def _choice(  # noqa: C901, PLR0911, PLR0912, PLR0913, PLR0917  (what the loop above has in arrays)
     group: int,
     now: float,
     passes: Passes,

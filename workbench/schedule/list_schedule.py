@@ -8,7 +8,7 @@ from math import inf
 import numpy as np
 
 from workbench.schedule.action import Action
-from workbench.schedule.list_loop import Flags, Ints, Rows, Rules, offsets, play, rows
+from workbench.schedule.list_loop import WEIGHT, Flags, Floats, Ints, Rows, Rules, offsets, play, rows
 from workbench.schedule.pass_graph import Group, PassGraph
 
 
@@ -68,15 +68,14 @@ class ListSchedule:
         """Of all groups, restrictions of the order."""
         graph = self.graph
         started: list[list[Action]] = [[] for _ in graph.groups]
-        for number, group in zip(self.order, graph.passes.group[graph.passes.stage[self.order]], strict=True):
+        groups = graph.passes.group[graph.passes.stage[self.order]]
+        for number, group in zip(self.order.tolist(), groups.tolist(), strict=True):
             started[group].append(graph.actions[number])
         return {group: tuple(actions) for group, actions in zip(graph.groups, started, strict=True)}
 
 
-def list_schedules(
-    graph: PassGraph, chains: Sequence[PassChain], policies: Iterable[Policy]
-) -> Iterator[ListSchedule]:
-    """By policy, the order in which passes start when time runs.
+class ListScheduler:
+    """Orders in which the passes of a graph start when time runs.
 
     A free group does the first of these that is possible: the next pass of a given order; the
     backward that has waited longest; a forward within its limit and its turn; a weight gradient;
@@ -87,17 +86,43 @@ def list_schedules(
     Every pass starts after its inputs have ended, so the order of starts is a total order of which
     all programs are restrictions: nothing can deadlock.
 
-    Raises:
-        ValueError: given orders that wait for each other.
-
-    Complexity: O(A log A) for A passes, times the stages of a group; compiled.
+    Args:
+        graph: the passes; its durations are not looked at.
+        chains: every stage stands in one.
     """
-    pools = _pools(graph, chains)
-    rules = _rules(graph, chains, pools)
-    durations = np.array(graph.duration, np.float64)
-    for policy in policies:
-        free = _free(graph, rules.is_ordered, deep_first=policy.deep_first)
-        order, num_started, finish, most = play(graph.passes, rules, free, durations, policy.patience)
+
+    def __init__(self, graph: PassGraph, chains: Sequence[PassChain]) -> None:
+        self._graph, self._pools = graph, _pools(graph, chains)
+        self._num_chains = len(chains)
+        self._rules = _rules(graph, chains, self._pools)
+        self._free = {
+            deep_first: _free(graph, self._rules.is_ordered, deep_first=deep_first)
+            for deep_first in (True, False)
+        }
+
+    def schedules(self, policies: Iterable[Policy], duration: Sequence[float]) -> Iterator[ListSchedule]:
+        """By policy, for passes of these durations; one that makes no difference is not tried.
+
+        Raises:
+            ValueError: given orders that wait for each other.
+
+        Complexity: O(A log A) for A passes, times the stages of a group; compiled.
+        """
+        is_any_beside = bool((np.diff(self._free[True].at) > 1).any())
+        is_any_weight = bool((self._graph.passes.kind == WEIGHT).any())
+        durations = np.array(duration, np.float64)
+        unlike = dict.fromkeys(
+            (policy.deep_first or not is_any_beside, policy.patience if is_any_weight else 0.0)
+            for policy in policies
+        )
+        for deep_first, patience in unlike:
+            yield self._schedule(deep_first, patience, durations)
+
+    def _schedule(self, deep_first: bool, patience: float, durations: Floats) -> ListSchedule:  # noqa: FBT001
+        graph = self._graph
+        order, num_started, finish, most = play(
+            graph.passes, self._rules, self._free[deep_first], durations, patience
+        )
         if num_started < len(graph.actions):
             missing = set(range(len(graph.actions))).difference(order.tolist())
             waiting = next(
@@ -106,10 +131,10 @@ def list_schedules(
                 if not missing.isdisjoint(needed)
             )
             raise ValueError(f"pass {waiting} can never run: the given orders wait for each other")
-        peaks = [0.0] * len(chains)
-        for (owner, pool), held in zip(pools, most, strict=False):
+        peaks = [0.0] * self._num_chains
+        for (owner, pool), held in zip(self._pools, most.tolist(), strict=False):
             peaks[owner] = max(peaks[owner], held / len(pool))
-        yield ListSchedule(graph=graph, order=order, finish=finish, peaks=tuple(peaks))
+        return ListSchedule(graph=graph, order=order, finish=finish, peaks=tuple(peaks))
 
 
 def _pools(graph: PassGraph, chains: Sequence[PassChain]) -> list[tuple[int, list[int]]]:
