@@ -77,21 +77,27 @@ def _programs(draft: Plan, schedule: Schedule, duration: Callable[[Action], floa
     return programs if part is draft else _of_all(draft, programs)
 
 
-def _of_all(draft: Plan, programs: Sequence[Program]) -> tuple[Program, ...]:
+def _of_all(draft: Plan, programs: tuple[Program, ...]) -> tuple[Program, ...]:
     """Programs of the first replica, copied for the others that equal it."""
     ((first, *others),) = alike_replicas(draft)
-    found = {program.ranks: program for program in programs}
-    for other in others:
-        rank_of = dict(zip(first.ranks, other.ranks, strict=True))
-        stage_of = dict(zip(first.stages, other.stages, strict=True))
-        for program in programs:
-            ranks = tuple(sorted(rank_of[rank] for rank in program.ranks))
-            actions = tuple(
-                Action(None if a.stage is None else stage_of[a.stage], a.kind, a.microbatch)
-                for a in program.actions
-            )
-            found[ranks] = Program(ranks=ranks, actions=actions)
-    return tuple(found[ranks] for ranks in _rank_groups(draft).values())
+    groups = tuple(_rank_groups(draft).values())
+
+    def derive() -> tuple[Program, ...]:
+        found = {program.ranks: program for program in programs}
+        for other in others:
+            rank_of = dict(zip(first.ranks, other.ranks, strict=True))
+            stage_of: dict[int | None, int | None] = dict(zip(first.stages, other.stages, strict=True))
+            stage_of[None] = None
+            for program in programs:
+                ranks = tuple(sorted(rank_of[rank] for rank in program.ranks))
+                actions = tuple(
+                    [Action(stage_of[stage], kind, microbatch) for stage, kind, microbatch in program.actions]
+                )
+                found[ranks] = Program(ranks=ranks, actions=actions)
+        return tuple(found[ranks] for ranks in groups)
+
+    places = tuple((each.ranks, each.stages) for each in (first, *others))
+    return _PROGRAMS.answer((Same(programs), places, groups), derive)
 
 
 def _passes(draft: Plan, schedule: Schedule, duration: Callable[[Action], float]) -> Programs:

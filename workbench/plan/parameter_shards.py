@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from workbench.plan.kept import kept
 from workbench.plan.plan import Plan, Sharding, Stage
+from workbench.plan.remembered import Remembered, Same
 from workbench.schedule.action import COMPUTE, FSDP, ROUND, Action, Pass
 
 _IN_ROUNDS = frozenset((*COMPUTE, *ROUND))
@@ -41,6 +42,11 @@ class ShardUnit:
         return self.part(num_elements) * len(self.ranks)
 
 
+_UNITS: Remembered[tuple[ShardUnit, ...]] = Remembered(
+    1_000_000, lambda units: sum(len(u.ranks) for u in units) + 1
+)
+
+
 def _shards_any(plan: Plan) -> bool:
     return any(settings.sharding is Sharding.PARAMETERS for settings in plan.settings.modules)
 
@@ -69,6 +75,11 @@ def shard_units(plan: Plan) -> tuple[ShardUnit, ...]:
     """
     if not _shards_any(plan):
         return ()
+    sharding = tuple((each.module, each.sharding, each.instances) for each in plan.settings.modules)
+    return _UNITS.answer((Same(plan.model), plan.stages, sharding), lambda: _units(plan))
+
+
+def _units(plan: Plan) -> tuple[ShardUnit, ...]:
     found: dict[tuple[str, int, tuple[int, int]], list[Stage]] = {}
     instances: dict[str, dict[int, int]] = {}
     for stage in plan.stages:
