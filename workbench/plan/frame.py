@@ -1,6 +1,6 @@
 """What plans have in common that differ in where layers are cut alone: their rows and orders are equal."""
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection
 from typing import Any
 
 from workbench.plan.kept import kept
@@ -14,18 +14,18 @@ Present = dict[tuple[str, int], tuple[frozenset[str], ...]]  # (module, replica)
 
 
 class Frame:
-    """Everything that decides a plan's passes, their rows and their order; a key that is hashed once."""
+    """Everything that decides something of a plan, as one key that is hashed once."""
 
-    __slots__ = ("_hash", "_parts")
+    __slots__ = ("_hash", "parts")
 
-    def __init__(self, parts: Hashable) -> None:
-        self._parts, self._hash = parts, hash(parts)
+    def __init__(self, parts: tuple[Any, ...]) -> None:
+        self.parts, self._hash = parts, hash(parts)
 
     def __hash__(self) -> int:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Frame) and self._parts == other._parts)
+        return self is other or (isinstance(other, Frame) and self.parts == other.parts)
 
 
 _PRESENT: Remembered[Present] = Remembered(1024)
