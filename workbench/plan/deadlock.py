@@ -163,9 +163,11 @@ def _check_programs(lowered: Lowered, place: Places) -> None:
                 raise ValueError(f"rank {rank}: action {action} stands {times} times in the program")
         if STEP in program[:-1]:
             raise ValueError(f"rank {rank}: STEP must be the last action, {program[-1]} is")
+    tables = {id(table): table for table in (place.get(rank, {}) for rank in plan.ranks)}
+    everyone = list(tables.values())
     for rank in _one_of_each(place):
         mine = place[rank]
-        for action in sorted(_doubtful(lowered, place, mine), key=str):
+        for action in sorted(_doubtful(lowered, place, mine, everyone), key=str):
             if action.stage is not None and action.stage not in plan.stage:
                 raise ValueError(f"rank {rank}: {action} is of no stage, stages are {sorted(plan.stage)}")
             for peer in plan.ranks_of(action):
@@ -178,12 +180,16 @@ def _check_programs(lowered: Lowered, place: Places) -> None:
             _check_continues(rank, action, mine)
 
 
-def _doubtful(lowered: Lowered, place: Places, mine: Mapping[Action, int]) -> Iterable[Action]:
-    """Of a program's actions those in front of what they continue, or not on all ranks of their stage."""
+def _doubtful(
+    lowered: Lowered, place: Places, mine: Mapping[Action, int], everyone: list[Mapping[Action, int]]
+) -> Iterable[Action]:
+    """Of a program's actions those in front of what they continue, or not on all ranks of their stage.
+
+    Args:
+        everyone: the programs of all ranks, equal ones once.
+    """
     plan = lowered.plan
-    everyone = {id(other): other for other in (place.get(rank, {}) for rank in plan.ranks)}
-    peers: dict[int | None, list[Mapping[Action, int]]] = {}
-    peers[None] = [other for other in everyone.values() if other is not mine]
+    peers: dict[int | None, list[Mapping[Action, int]]] = {None: everyone}
     peers |= {
         stage: [other for rank in plan.stage[stage].flat_ranks if (other := place.get(rank, {})) is not mine]
         for stage in {action.stage for action in mine}
