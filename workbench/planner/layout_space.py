@@ -366,7 +366,7 @@ def _sums_s(parts: Iterable[_Part]) -> Floats:
 
 
 def _every(joined: np.ufunc, parts: Iterable[Floats]) -> Floats:
-    """Of all combinations of one of each, in the order of `itertools.product`: from 0, one after the other."""
+    """Of all combinations of one of each, in the order of `itertools.product`; from 0, one after another."""
     return reduce(lambda found, part: joined.outer(found, part).ravel(), parts, np.zeros(1))
 
 
