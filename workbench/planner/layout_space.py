@@ -375,7 +375,7 @@ def _made(
 ) -> LayoutChoice:
     """The combination at a place in the order of `itertools.product`."""
     places = np.unravel_index(place, tuple(len(part.choices) for part in parts))
-    encoders = tuple(part.choices[at] for part, at in zip(parts, places, strict=True))
+    encoders = tuple(part.choices[int(at)] for part, at in zip(parts, places, strict=True))
     return LayoutChoice(mode=mode, encoders=encoders, llm=llm, offload=offload)
 
 
