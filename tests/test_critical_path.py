@@ -8,21 +8,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.bench.speed_cases import PROFILE, plan_of
+from sim.predict import IterationJudge, predict
 from sim.step.durations import task_durations_s
 from sim.step.engine import simulate
+from sim.step.sweep import Sweep
 from tests.lowered_by_hand import FAST, group, lowered, one_node, row
 from tests.random_lowered import random_durations, random_lowered
+from tests.test_alike import SMALL, changed_sample
 from tests.test_fsdp import sharded_parameters
 from tests.test_parity import mixed
 from tests.tiny_valm import tiny_batch
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.explain.critical_path import Cause, critical_path, seconds_by_cause
+from workbench.explain.critical_path import Cause, PathStep, critical_path, path_of, seconds_by_cause
 from workbench.explain.idle import IdleCause, idle_by_cause, idle_time
+from workbench.explain.timeline import timeline
 from workbench.metrics import busy_s
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
+from workbench.plan.plan import Plan
 from workbench.schedule.action import STEP, Action, parse_action
+from workbench.timing.accept import accept
 from workbench.timing.price import price
 from workbench.trace import Lane, Message, Span, Trace
 
@@ -128,6 +135,52 @@ def test_neighbours_on_the_path_wait_for_each_other(seed: int) -> None:
                     reached.add(later)
                     edge.append(later)
         assert after.node in reached
+
+
+@given(SEEDS)
+def test_the_sweep_tells_when_everything_happens_as_the_trace_does(seed: int) -> None:
+    """But for sums of several groups, of which a trace has only the first start and the last end."""
+    plan, durations = random_lowered(seed), random_durations(seed)
+    trace = simulate(plan, durations)
+    swept, told = Sweep(plan).timeline(durations), timeline(plan, trace)
+    in_one_span = {
+        task
+        for lane in plan.tasks.reductions.values()
+        for joined in lane
+        for task in joined.tasks
+        if len(joined.tasks) > 1
+    }
+    for node in set(range(plan.tasks.num_nodes)) - in_one_span:
+        assert (swept.start_s[node], swept.end_s[node]) == (told.start_s[node], told.end_s[node])
+    assert (swept.sent_s, swept.earlier) == (told.sent_s, told.earlier)
+    path = path_of(swept)
+    assert (path[0].start_s, path[-1].end_s) == (0.0, trace.iteration_s)
+    assert all(one.end_s == after.start_s for one, after in pairwise(path))
+    assert all(step.node is not None for step in path)
+
+
+ON_NODES = replace(SMALL, name="nodes", layout={"vision": (1, 1), "audio": (1, 1), "llm": (3, 2)})
+
+
+@pytest.mark.parametrize(
+    ("whole", "num_judged"),
+    [
+        (plan_of(ON_NODES), 1),
+        (changed_sample(plan_of(ON_NODES)), 2),
+        (plan_of(replace(ON_NODES, is_drawn=True)), 3),
+    ],
+)
+def test_the_part_that_is_judged_tells_where_the_time_of_the_whole_goes(whole: Plan, num_judged: int) -> None:
+    """Of equal replicas the first one's microbatches are on the path of both."""
+    cost = CostModel(load_profile(PROFILE))
+    part = IterationJudge(cost).timeline(whole)
+    assert len({stage.replica for stage in part.lowered.plan.stages}) == num_judged
+    told = critical_path(lower(whole), predict(*accept(whole), cost))
+
+    def passes(path: tuple[PathStep, ...]) -> list[tuple[object, ...]]:
+        return [step[:6] for step in path if step.action is not None and step.action.microbatch is not None]
+
+    assert passes(path_of(part)) == passes(told) != []
 
 
 def test_causes_of_a_step_by_hand() -> None:

@@ -101,7 +101,7 @@ def test_what_workers_are_told_is_pickled_by_the_thread_that_changes_it():
 class FewestCopies:
     """Of plans in which every block of the LLM has a copy of the encoders, likes those with fewest blocks."""
 
-    replay = IterationJudge(cost()).replay
+    timeline = IterationJudge(cost()).timeline
 
     def value(self, plan):
         """A plan of any other kind is refused."""
@@ -292,7 +292,7 @@ def test_a_budget_of_time_holds_whatever_the_starts_take():
     ticks, judge = Ticks(), IterationJudge(cost())
 
     class Slow:
-        replay = judge.replay
+        timeline = judge.timeline
 
         def value(self, plan):
             ticks.now_s += 0.1

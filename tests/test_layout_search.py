@@ -1,6 +1,8 @@
 """The search over layouts: exact, within its space, and refused in one line."""
 
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
+from itertools import count
 
 import pytest
 from hypothesis import given
@@ -16,7 +18,7 @@ from workbench.model.zoo import from_shape
 from workbench.plan.kernels import Kernels
 from workbench.plan.plan import ModuleSettings, Recompute, Settings
 from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
-from workbench.planner.layout_search import exhaustive_layout, fastest_layout
+from workbench.planner.layout_search import best_first, exhaustive_layout, fastest_layout
 from workbench.planner.layout_space import Freedom, LayoutSpace
 from workbench.planner.layout_step import LayoutSteps, least_pipeline_s, moves_s, pipeline_s, steps_of
 from workbench.schedule.action import Pass
@@ -116,6 +118,52 @@ def test_a_familys_bounds_hold_for_all_its_layouts_and_the_closer_one_is_closer(
         assert 0 < len(layouts) <= family.most
         assert family.bound_s <= closer_s * (1 + 1e-9)
         assert all(closer_s <= steps.step(choice).step_s * (1 + 1e-9) for choice in layouts)
+
+
+def in_order(families):
+    """Layouts by ascending bound, by a heap of all layouts of all families that were opened: the oracle."""
+    waiting = [(family.bound_s, number, family, False) for number, family in enumerate(families)]
+    heapify(waiting)
+    numbers = count(len(waiting))
+    while waiting:
+        bound_s, number, found, is_close = heappop(waiting)
+        if isinstance(found, LayoutChoice):
+            yield bound_s, found
+        elif not is_close:
+            heappush(waiting, (max(found.closer_s(), bound_s), number, found, True))
+        else:
+            bounds_s, at = found.layouts()
+            for place, own_s in enumerate(bounds_s.tolist()):
+                heappush(waiting, (max(own_s, bound_s), next(numbers), at(place), True))
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_layouts_come_by_their_bounds_and_of_equal_ones_by_their_families(mode):
+    space = LayoutSpace(LayoutSteps(job_on(8, samples=8), COST), 8, QUICK)
+    found = list(best_first(list(space.families(mode))))
+    assert found == list(in_order(space.families(mode)))
+    assert len(found) == len({choice for _, choice in found}) == len(list(space.layouts(mode)))
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_bounds_of_layouts_are_those_of_each_alone(mode):
+    """By hand, layout by layout."""
+    steps = LayoutSteps(job_on(8, samples=8), COST)
+    for bound_s, choice in LayoutSpace(steps, 8, QUICK).layouts(mode):
+        assert bound_s == bound_of(steps, choice), choice
+
+
+def bound_of(steps, choice):
+    encoders, llm = choice.encoders, choice.llm
+    if choice.mode is Mode.HOMOGENEOUS:
+        passes_s = sum(map(steps.passes_s, (*encoders, llm)))
+        return len(steps.job.batch) // llm.dp * passes_s / llm.pp
+    if choice.mode is Mode.COLOCATED:
+        moved = moves_s(sum(map(steps.prices.moved_bytes, encoders))) if choice.offload else 0.0
+        return steps.llm_s(llm) + sum(steps.phases_s(encoder, llm) for encoder in encoders) + moved
+    if choice.mode is Mode.APART:
+        return max(steps.llm_s(llm), *(steps.busy_s(encoder, llm) for encoder in encoders))
+    return steps.step(choice).step_s
 
 
 @given(

@@ -3,18 +3,51 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from workbench.cost.model import CostModel, Work
 from workbench.job.job import Job, ModuleLayout
 from workbench.model.frozen import FrozenRule, Needs, gradient_needs
 from workbench.model.layer import Layer
+from workbench.model.model_graph import ModelGraph
 from workbench.plan.plan import Plan, Recompute
+from workbench.plan.remembered import Remembered, Same
 from workbench.plan.sequence import dividing
 from workbench.plan.work import work_of
 from workbench.planner.assembly import layout_of
 from workbench.timing.grid_links import GridCost, GridLinks
 
 Shapes = Sequence[tuple[Work, float]]  # what microbatches work on, and the share of each
+
+
+class AlikeLayers(NamedTuple):
+    """Which layers of a module are priced alike.
+
+    Args:
+        needs: by layer, the gradients that run.
+        firsts: by layer, the place of the first one whose operators, output and gradients are the same.
+    """
+
+    needs: tuple[Needs, ...]
+    firsts: tuple[int, ...]
+
+
+_ALIKE: Remembered[AlikeLayers] = Remembered(256)
+
+
+def alike_layers(model: ModelGraph, module: str, rule: FrozenRule = FrozenRule.EXACT) -> AlikeLayers:
+    """Of a module of a model. Complexity: that of `gradient_needs`, once per model."""
+    return _ALIKE.answer((Same(model), module, rule), lambda: _alike_layers(model, module, rule))
+
+
+def _alike_layers(model: ModelGraph, module: str, rule: FrozenRule) -> AlikeLayers:
+    needs = gradient_needs(model, rule=rule)[module]
+    first_of: dict[object, int] = {}
+    firsts = []
+    for place, (layer, need) in enumerate(zip(model.module(module).layers, needs, strict=True)):
+        like = layer.kind, layer.operators, layer.out_width, layer.emits, layer.trainable, need
+        firsts.append(first_of.setdefault(like, place))
+    return AlikeLayers(needs, tuple(firsts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +97,16 @@ def layer_costs(
     Source: Cornstarch (ICML) section 3.1, T_l = F_l + B_l with B_l by the frozen rule.
     Differs: averaged over the microbatches that the batch really has, since sizes vary.
 
-    Complexity: O(layers x distinct microbatch shapes).
+    Complexity: O(layers + distinct layers x distinct microbatch shapes).
     """
     machine, recompute = machine_of(job, layout, cost), job.settings.of(layout.module).recompute
-    needs = gradient_needs(job.model, rule=rule)[layout.module]
+    layers, alike = job.model.module(layout.module).layers, alike_layers(job.model, layout.module, rule)
     shapes = _shapes(draft, layout.module)
-    layers = zip(job.model.module(layout.module).layers, needs, strict=True)
-    return tuple(mean_cost(machine, layer, need, shapes, recompute) for layer, need in layers)
+    known = {
+        first: mean_cost(machine, layers[first], alike.needs[first], shapes, recompute)
+        for first in set(alike.firsts)
+    }
+    return tuple(known[first] for first in alike.firsts)
 
 
 def believed_layers_s(

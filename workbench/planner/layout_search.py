@@ -79,7 +79,7 @@ def fastest_layout(
         progress(done, total, best_s)
 
     found = _best(
-        steps, _best_first(families), lambda bound_s, best_s: bound_s * ROUNDING > best_s, accepts, told
+        steps, best_first(families), lambda bound_s, best_s: bound_s * ROUNDING > best_s, accepts, told
     )
     return _found(job, mode, found, total, space.obstacle)
 
@@ -112,7 +112,7 @@ def likely_layouts(job: Job, cost: CostModel, mode: Mode, most: int) -> tuple[Fo
         return ()
     families = tuple(space.families(mode))
     total = sum(family.most for family in families)
-    priced = ((choice, steps.step(choice)) for _, choice in islice(_best_first(families), most))
+    priced = ((choice, steps.step(choice)) for _, choice in islice(best_first(families), most))
     found = sorted((pair for pair in priced if pair[1].fits), key=lambda pair: pair[1].step_s)
     return tuple(FoundLayout(choice=c, step=s, num_layouts=total, num_priced=most) for c, s in found)
 
@@ -131,13 +131,15 @@ def _space(steps: LayoutSteps, num_ranks: int | None, freedom: Freedom | None) -
     return LayoutSpace(steps, usable_ranks(steps.job) if num_ranks is None else num_ranks, freedom)
 
 
-def _best_first(families: Sequence[Family]) -> Iterator[Bounded]:
+def best_first(families: Sequence[Family]) -> Iterator[Bounded]:
     """Layouts by ascending bound.
 
     A family whose bound is the smallest is bounded more closely; one that is the smallest even so is opened.
     Of equal bounds families come first, then layouts in the order in which their families were opened.
     """
-    waiting = [(family.bound_s, number, None, _by_bound(family)) for number, family in enumerate(families)]
+    waiting: list[tuple[float, int, LayoutChoice | None, Iterator[tuple[float, LayoutChoice | None]]]] = [
+        (family.bound_s, number, None, _by_bound(family)) for number, family in enumerate(families)
+    ]
     heapify(waiting)
     numbers = count(len(waiting))
     while waiting:

@@ -176,7 +176,9 @@ class LayoutSpace:
 
     def _joint(self, llm: ModuleChoice, grids: list[list[ModuleChoice]]) -> Layouts:
         parts = [_part(choices, self._steps.passes_s) for choices in grids]
-        return Layouts(self._steps.joint_s(llm, _sums_s(parts)), partial(_made, Mode.HOMOGENEOUS, llm, parts))
+        return Layouts(
+            self._steps.joint_s(llm, _every(np.add, parts)), partial(_made, Mode.HOMOGENEOUS, llm, parts)
+        )
 
     def _colocated(self) -> Iterator[Family]:
         spread = [[c for c in self._choices(e, self._num_ranks) if c.pp == 1] for e in self._encoders]
@@ -201,11 +203,11 @@ class LayoutSpace:
 
     def _phased(self, llm: ModuleChoice, parts: Sequence[_Part]) -> Layouts:
         """Colocated: one module after the other, each combination with every answer about offload."""
-        phases_s, offloads = self._steps.llm_s(llm) + _sums_s(parts), self._offloads()
+        phases_s, offloads = self._steps.llm_s(llm) + _every(np.add, parts), self._offloads()
         bounds_s = [phases_s] * len(offloads)
         if True in offloads:
             moved = [_part(part.choices, self._steps.prices.moved_bytes) for part in parts]
-            bounds_s[offloads.index(True)] = phases_s + moves_s(_sums_s(moved))
+            bounds_s[offloads.index(True)] = phases_s + moves_s(_every(np.add, moved))
 
         def at(place: int) -> LayoutChoice:
             place, which = divmod(place, len(offloads))
@@ -247,7 +249,7 @@ class LayoutSpace:
     def _beside(self, llm: ModuleChoice, islands: list[list[ModuleChoice]]) -> Layouts:
         """Apart: modules side by side."""
         parts = [_part(island, partial(self._steps.busy_s, llm=llm)) for island in islands]
-        slowest_s = _every(np.maximum, (part.seconds for part in parts))
+        slowest_s = _every(np.maximum, parts)
         bounds_s = np.maximum(slowest_s, self._steps.llm_s(llm))
         return Layouts(bounds_s, partial(_made, Mode.APART, llm, parts))
 
@@ -361,13 +363,9 @@ def _part(choices: Sequence[ModuleChoice], seconds: Callable[[ModuleChoice], flo
     return _Part(choices, np.array([seconds(choice) for choice in choices], dtype=np.float64))
 
 
-def _sums_s(parts: Iterable[_Part]) -> Floats:
-    return _every(np.add, (part.seconds for part in parts))
-
-
-def _every(joined: np.ufunc, parts: Iterable[Floats]) -> Floats:
-    """Of all combinations of one of each, in the order of `itertools.product`: from 0, one after the other."""
-    return reduce(lambda found, part: joined.outer(found, part).ravel(), parts, np.zeros(1))
+def _every(joined: np.ufunc, parts: Iterable[_Part]) -> Floats:
+    """Seconds of all combinations of one of each, in the order of `itertools.product`; from 0 on, in turn."""
+    return reduce(lambda found, part: joined.outer(found, part.seconds).ravel(), parts, np.zeros(1))
 
 
 def _made(
@@ -375,7 +373,7 @@ def _made(
 ) -> LayoutChoice:
     """The combination at a place in the order of `itertools.product`."""
     places = np.unravel_index(place, tuple(len(part.choices) for part in parts))
-    encoders = tuple(part.choices[at] for part, at in zip(parts, places, strict=True))
+    encoders = tuple(part.choices[int(at)] for part, at in zip(parts, places, strict=True))
     return LayoutChoice(mode=mode, encoders=encoders, llm=llm, offload=offload)
 
 

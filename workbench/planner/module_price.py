@@ -15,13 +15,13 @@ from workbench.job.job import Job
 from workbench.memory.layer import layer_bytes, state_bytes
 from workbench.memory.setting import Setting
 from workbench.model.experts import is_of_expert
-from workbench.model.frozen import Needs, gradient_needs
+from workbench.model.frozen import Needs
 from workbench.model.layer import Layer, Parameter, Shard, TokenCount
 from workbench.plan.plan import Recompute
 from workbench.plan.sequence import dividing
 from workbench.plan.work import work_of
 from workbench.planner.assembly import shared_draft
-from workbench.planner.layer_cost import Shapes, mean_cost
+from workbench.planner.layer_cost import Shapes, alike_layers, mean_cost
 from workbench.planner.layout_choice import ModuleChoice
 from workbench.schedule.choice import Schedule
 from workbench.timing.grid_links import GridCost, GridLinks
@@ -98,7 +98,6 @@ class ModulePrices:
     def __init__(self, job: Job, cost: CostModel) -> None:
         self.job, self.cost = job, cost
         self.size = state_bytes(job.settings.precision.num_bytes, job.settings.kernels)  # per parameter
-        self._needs = gradient_needs(job.model)
         self._alone = self._samples()
         self._known: dict[tuple[object, ...], tuple[Totals, ...]] = {}
         self._exchanges: dict[tuple[ModuleChoice, float, float], BoundaryExchange] = {}
@@ -117,15 +116,13 @@ class ModulePrices:
         """
         key = (choice.module, choice.tp, choice.cp, choice.ep, choice.recompute, num_samples)
         if key not in self._known:
-            module = self.job.model.module(choice.module)
-            same: dict[tuple[object, ...], Totals] = {}
-            found = []
-            for layer, need in zip(module.layers, self._needs[choice.module], strict=True):
-                like = (layer.kind, layer.operators, layer.trainable, need)
-                if like not in same:
-                    same[like] = self._layer(layer, need, choice, num_samples)
-                found.append(same[like])
-            self._known[key] = tuple(found)
+            layers = self.job.model.module(choice.module).layers
+            alike = alike_layers(self.job.model, choice.module)
+            found = {
+                first: self._layer(layers[first], alike.needs[first], choice, num_samples)
+                for first in set(alike.firsts)
+            }
+            self._known[key] = tuple(found[first] for first in alike.firsts)
         return self._known[key]
 
     def total(self, choice: ModuleChoice, num_samples: int) -> Totals:

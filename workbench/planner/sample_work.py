@@ -8,12 +8,12 @@ from workbench.cost.model import CostModel, RowWork, Work
 from workbench.cost.quadratic import FIT_TOKENS, Quadratic, fit_quadratic
 from workbench.data.sample import Sample
 from workbench.job.job import Job
-from workbench.model.frozen import gradient_needs
 from workbench.model.model_graph import TEXT, Module
 from workbench.plan.plan import Recompute
+from workbench.plan.remembered import Remembered, Same
 from workbench.plan.work import work_of
 from workbench.planner.assembly import layout_of, shared_draft
-from workbench.planner.layer_cost import machine_of, mean_cost
+from workbench.planner.layer_cost import alike_layers, machine_of, mean_cost
 
 
 class SampleWork(NamedTuple):
@@ -21,6 +21,9 @@ class SampleWork(NamedTuple):
 
     encoder_s: tuple[float, ...]
     llm_s: tuple[float, ...]
+
+
+_WORK: Remembered[SampleWork] = Remembered(8)
 
 
 def sample_work(job: Job, cost: CostModel) -> SampleWork:
@@ -31,8 +34,13 @@ def sample_work(job: Job, cost: CostModel) -> SampleWork:
     Differs: gradients that do not run are left out, as everywhere here; what layers of the LLM that read
     other modules' tokens take is no function of the sample's length, so they are priced on each sample.
 
-    Complexity: O(layers) prices a module, then O(items), and a price for each distinct sample that is read.
+    Complexity: O(layers) prices a module, then O(items), and a price for each distinct sample that is read;
+    O(1) again for the same job.
     """
+    return _WORK.answer((Same(job), Same(cost)), lambda: _sample_work(job, cost))
+
+
+def _sample_work(job: Job, cost: CostModel) -> SampleWork:
     quadratics = {module.name: module_quadratic(job, cost, module) for module in job.model.modules}
     encoders, llm = job.model.encoders, job.model.llm
     return SampleWork(
@@ -55,14 +63,13 @@ def _read_aside_s(job: Job, cost: CostModel, llm: Module) -> tuple[float, ...]:
 
 def _layers_s(job: Job, cost: CostModel, module: Module, work: Work, places: Sequence[int]) -> float:
     """Forward and backward of some layers of a module."""
-    machine, needs = (
-        machine_of(job, layout_of(job, module.name), cost),
-        gradient_needs(job.model)[module.name],
-    )
-    layers = ((module.layers[index], needs[index]) for index in places)
-    return sum(
-        mean_cost(machine, layer, need, [(work, 1.0)], Recompute.NONE).total_s for layer, need in layers
-    )
+    machine = machine_of(job, layout_of(job, module.name), cost)
+    needs, firsts = alike_layers(job.model, module.name)
+    total_s = {
+        first: mean_cost(machine, module.layers[first], needs[first], [(work, 1.0)], Recompute.NONE).total_s
+        for first in {firsts[place] for place in places}
+    }
+    return sum(total_s[firsts[place]] for place in places)
 
 
 def module_quadratic(job: Job, cost: CostModel, module: Module) -> Quadratic:

@@ -15,11 +15,13 @@ from workbench.balance.tokens.policies import (
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.plan.plan import Microbatch, Plan, Program, Settings, Sharding, Stage, TokenShard
+from workbench.plan.remembered import Remembered, Same
 from workbench.plan.token_shards import token_shards
 from workbench.planner.assembly import scheduled
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 
 NAME = "joint"
+MOST_ACTIONS = 50_000  # of all plans that are remembered: a candidate that becomes a seat is looked at again
 
 
 class TokenRule(StrEnum):
@@ -67,6 +69,14 @@ class Choice:
     token_shards: tuple[TokenShard, ...] = ()
 
 
+def num_actions(plan: Plan) -> int:
+    """By which plans weigh that are remembered, with all that was derived of them."""
+    return sum(len(program.actions) for program in plan.programs) + 1
+
+
+_PLANS: Remembered[Plan] = Remembered(MOST_ACTIONS, num_actions)
+
+
 def build(job: Job, choice: Choice, cost: CostModel) -> Plan:
     """The plan of a choice for the job's model, cluster and batch. Pure.
 
@@ -74,8 +84,17 @@ def build(job: Job, choice: Choice, cost: CostModel) -> Plan:
         ValueError: a schedule that does not take these stages, or what `check` refuses of its programs;
             an order of the choice's own is not checked here.
 
-    Complexity: that of the schedule; of a split backward also a price.
+    Complexity: that of the schedule; of a split backward also a price. O(1) again, soon after.
     """
+    return _PLANS.answer(_key(job, choice, cost), lambda: _built(job, choice, cost))
+
+
+def _key(job: Job, choice: Choice, cost: CostModel) -> tuple[Same, ...]:
+    """All that the plan of a choice follows from."""
+    return Same(job.model), Same(job.cluster), Same(job.batch), Same(cost), Same(choice)
+
+
+def _built(job: Job, choice: Choice, cost: CostModel) -> Plan:
     draft = draft_of(job, choice)
     if choice.programs:
         plan = replace(draft, programs=choice.programs)
@@ -115,7 +134,10 @@ def choice_of(job: Job, plan: Plan, cost: CostModel) -> Choice:
         programs=plan.programs,
         token_shards=plan.token_shards,
     )
-    return _with_rule(job, _with_schedule(job, kept, cost))
+    found = _with_rule(job, _with_schedule(job, kept, cost))
+    if plan.strategy == NAME:
+        _PLANS.put(_key(job, found, cost), plan)
+    return found
 
 
 def _with_schedule(job: Job, kept: Choice, cost: CostModel) -> Choice:

@@ -12,7 +12,7 @@ from workbench.plan.remembered import Remembered, Same
 from workbench.planner.layout_choice import degrees_of
 from workbench.planner.strategy_spec import Chooser, Planner
 from workbench.schedule.choice import Schedule
-from workbench.search.joint.choice import NAME, Choice, choice_of, draft_of
+from workbench.search.joint.choice import NAME, Choice, choice_of, draft_of, num_actions
 from workbench.search.joint.grouping import groups_of, llm_of
 from workbench.search.joint.move import Space
 from workbench.search.joint.own_spaces import OWN_SPACES, Draws
@@ -24,9 +24,7 @@ UNTRIED = 5  # draws after which a strategy counts half as one that may be the b
 REPEATED = 20  # draws one after the other that were made before: a strategy gives none this time
 PROMISE = 4  # power of how good a strategy's best plan is
 MOST_ACTIONS = 500_000  # of all plans that are remembered: one that becomes a seat is asked for again
-_PLANS: Remembered[Plan] = Remembered(
-    MOST_ACTIONS, lambda plan: sum(len(program.actions) for program in plan.programs) + 1
-)
+_PLANS: Remembered[Plan] = Remembered(MOST_ACTIONS, num_actions)
 
 
 class _TooMany(Exception):  # noqa: N818  (no error: the planner is told to stop)
