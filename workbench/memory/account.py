@@ -1,7 +1,7 @@
 """Memory of every rank over a step: what it always holds, and what each action takes and gives back."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -71,7 +71,7 @@ def _accounts(lowered: Lowered, ranks: Sequence[int]) -> dict[int, tuple[int, Li
     """Of each rank its static bytes and its lines; ranks whose lines are equal share them."""
     accounts = Accounts(lowered, ranks)
     lines = rank_lines(accounts)
-    known: dict[tuple[object, ...], tuple[int, Lines]] = {}
+    known: dict[Hashable, tuple[int, Lines]] = {}
     found: dict[int, tuple[int, Lines]] = {}
     for rank in ranks:
         key = accounts.shape(rank), id(lines[rank])

@@ -1,11 +1,14 @@
 """What the accounts of ranks share: bytes of stages, places of actions, rows, gradients that are reduced."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from functools import cached_property
 
 from workbench.memory.places import BACKWARDS
-from workbench.memory.stage import Sizes, StateKind, state_of
+from workbench.memory.sizes import Sizes
+from workbench.memory.stage import StateKind, state_of
+from workbench.plan.frame import frame_of
+from workbench.plan.gradient_groups import num_replicas
 from workbench.plan.lowered import GradientGroup, Lowered, Transfer
 from workbench.plan.parameter_shards import sharded_stages
 from workbench.plan.plan import Stage
@@ -29,13 +32,27 @@ class Accounts:
         self.sizes = Sizes(self.plan, routing_of(self.plan))
         self._state: dict[tuple[object, ...], tuple[tuple[Stage, StateKind, int], ...]] = {}
 
-    def shape(self, rank: int) -> tuple[object, ...]:
+    def shape(self, rank: int) -> Hashable:
         """What ranks have in common whose accounts differ in rows alone: stages, program, gradients."""
-        return (
-            self._state_key(rank),
-            id(self.plan.program.get(rank)),
-            tuple(self.reduced.get(rank, {}).items()),
-        )
+        return self._shapes[rank]
+
+    @cached_property
+    def _shapes(self) -> dict[int, Hashable]:
+        reduced, program = self.reduced, self.plan.program
+        return {
+            rank: (self._state_key(rank), id(program.get(rank)), tuple(reduced.get(rank, {}).items()))
+            for rank in self.ranks
+        }
+
+    def decisive(self, rank: int) -> Hashable:
+        """All that decides a rank's account but its rows, in any plan."""
+        stages = self.plan.stages_on.get(rank, ())
+        own = tuple((stage.layers, self.units.get(stage.id)) for stage in stages)
+        return *self._shared, rank, own, tuple(self.reduced.get(rank, {}).items())
+
+    @cached_property
+    def _shared(self) -> tuple[Hashable, ...]:
+        return frame_of(self.plan), self.plan.settings, tuple(num_replicas(self.plan).items())
 
     @cached_property
     def reduced(self) -> dict[int, dict[Action, tuple[int, int]]]:

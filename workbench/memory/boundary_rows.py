@@ -84,8 +84,9 @@ class _RowAccount:
     def __init__(self, accounts: Accounts) -> None:
         self._accounts, self._places = accounts, Places(accounts.plan, accounts.ranks)
         num_cells, places = len(self._places.start), self._places
-        nothing = np.zeros((4, num_cells), np.int64)
-        self.lines = RowLines(places.first, *nothing, np.arange(num_cells), np.zeros(num_cells, np.bool_))
+        acquired, released, held, passed_on = np.zeros((4, num_cells), np.int64)
+        ends, is_joined = np.arange(num_cells), np.zeros(num_cells, np.bool_)
+        self.lines = RowLines(places.first, acquired, released, held, passed_on, ends, is_joined)
         self._rows = rows = _Rows(accounts.lowered, accounts.rows, places)
         if not accounts.rows:
             return
@@ -212,7 +213,8 @@ class _RowAccount:
 def _earliest_from(group: Ints, value: Ints) -> Ints:
     """By entry, the least value of its group from there on; groups are ascending, values not negative."""
     bound = 1 + np.max(value, initial=0)
-    return np.minimum.accumulate((group * bound + value)[::-1])[::-1] - group * bound
+    least: Ints = np.minimum.accumulate((group * bound + value)[::-1])[::-1]
+    return least - group * bound
 
 
 def _is_view(slices: tuple[Slice, ...]) -> bool:

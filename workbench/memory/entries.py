@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
@@ -20,8 +20,11 @@ from workbench.memory.stage import (
 from workbench.model.layer import Pointwise
 from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Microbatch, Plan, Stage
+from workbench.plan.remembered import Remembered
 from workbench.schedule.action import STEP, Action, Pass
 
+MOST_ACTIONS = 1_000_000  # of all ranks whose passes are remembered
+_PASSES: Remembered[Ints] = Remembered(MOST_ACTIONS, lambda columns: columns.shape[1] + 1)
 WEIGHTS = (Pass.B, Pass.W)  # these make gradients of matrices and tables
 
 
@@ -35,12 +38,12 @@ class Lines:
 
 def rank_lines(accounts: Accounts) -> dict[int, Lines]:
     """Everything of the wanted ranks but what moves to and from a host or peers; equal ones share theirs."""
-    of_shape: dict[tuple[object, ...], Ints] = {}
+    of_shape: dict[Hashable, Ints] = {}
     passes = []
     for rank in accounts.ranks:
         shape = accounts.shape(rank)
         if shape not in of_shape:
-            of_shape[shape] = _PassAccount(accounts, rank).columns()
+            of_shape[shape] = _PASSES.answer(accounts.decisive(rank), _PassAccount(accounts, rank).columns)
         passes.append(of_shape[shape])
     rows = row_lines(accounts)
     both = (
@@ -89,8 +92,11 @@ class _PassAccount:
         self._sizes = accounts.sizes
         self._program = self._plan.program.get(rank, ())
         self._last = len(self._program) - 1
-        self._places = {action: place for place, action in enumerate(self._program)}
         self._acquired, self._released = ([0] * len(self._program) for _ in range(2))
+
+    @cached_property
+    def _places(self) -> dict[Action, int]:
+        return {action: place for place, action in enumerate(self._program)}
 
     def columns(self) -> Ints:
         """By place: bytes acquired and released beside what rows decide, and of this:
