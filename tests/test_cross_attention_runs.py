@@ -26,7 +26,7 @@ from workbench.cost.operator_passes import kernels_of
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
 from workbench.job.job import Job, ModuleLayout, load_job
-from workbench.memory.stage import Sizes
+from workbench.memory.sizes import Sizes
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import ModelGraph, connect
 from workbench.model.trainable import Trainable, with_trainable

@@ -22,7 +22,8 @@ from experiments.entrain.stage_work import (
 from experiments.entrain.workload import MEMORY_BYTES, TP, job_of
 from workbench.balance.microbatches.assignment import MicrobatchAssignment
 from workbench.data.sample import Sample, Segment
-from workbench.memory.stage import Sizes, state_of
+from workbench.memory.sizes import Sizes
+from workbench.memory.stage import state_of
 from workbench.plan.plan import ModuleSettings, Plan, Recompute, Stage
 from workbench.plan.routing import routing_of
 from workbench.planner.assembly import draft_plan

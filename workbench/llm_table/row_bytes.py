@@ -1,14 +1,15 @@
 """Peak bytes of a row's fullest GPU, out of the lines of the plan's memory account."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
 
 from workbench.llm_table.llm_row import GradientNumber, LlmRow, Number, Scores, YesNo
 from workbench.llm_table.row_kept import as_kept
 from workbench.memory.accounts import Accounts
-from workbench.memory.entries import Lines, rank_lines
-from workbench.memory.stage import GRADIENTS, state_of
+from workbench.memory.entries import Lines, gradient_lines, rank_lines
+from workbench.memory.stage import GRADIENTS, StateKind, state_of
 from workbench.model.block_modules import BlockModule
 from workbench.plan.expert_groups import held_elements
 from workbench.plan.lowered import Lowered
@@ -79,18 +80,20 @@ def activation_bytes(alone: Lowered) -> dict[int, int]:
     """First rank of every place in the pipeline -> most bytes beside what `held_bytes` counts."""
     leaders = dict.fromkeys(stage.flat_ranks[0] for stage in alone.plan.stages)
     accounts = Accounts(alone, leaders)
-    return {rank: _most(rank_lines(accounts, rank)) for rank in leaders}
+    return {
+        rank: _most(lines, gradient_lines(accounts, rank)) for rank, lines in rank_lines(accounts).items()
+    }
 
 
-def _most(lines: Lines) -> int:
+def _most(lines: Lines, gradients: Mapping[int, Mapping[StateKind, int]]) -> int:
     """Walks the rank's program, leaving gradients out.
 
     The account lets a stage's first backward make them and the pass behind it take them.
     """
     held = most = 0
     for index, (acquired, released) in enumerate(zip(lines.acquired, lines.released, strict=True)):
-        taken = acquired - sum(lines.gradients.get(index, {}).values())
-        soon = sum(lines.gradients.get(index + 1, {}).values())
+        taken = acquired - sum(gradients.get(index, {}).values())
+        soon = sum(gradients.get(index + 1, {}).values())
         most = max(most, held + (max(0, taken - soon) if soon else taken))
         held += taken - released
     return most

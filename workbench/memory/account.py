@@ -7,21 +7,16 @@ from typing import NamedTuple
 
 from workbench.collector import collector_paused
 from workbench.memory.accounts import Accounts
-from workbench.memory.entries import Lines, rank_lines
+from workbench.memory.entries import Lines, gradient_lines, rank_lines
 from workbench.memory.stage import GRADIENTS, state_of
 from workbench.plan.alike import alike_replicas
-from workbench.plan.frame import frame_of
-from workbench.plan.gradient_groups import num_replicas
 from workbench.plan.lowered import Lowered
-from workbench.plan.parameter_shards import ShardUnit, sharded_stages
+from workbench.plan.parameter_shards import ShardUnit
 from workbench.plan.plan import Plan
-from workbench.plan.remembered import Remembered, Same
 from workbench.schedule.action import MEANING, MOVES, Action
 from workbench.units import gib
 
 NUM_HOLDERS_NAMED = 3
-MOST_ACTIONS = 1_000_000  # of all accounts that are remembered
-_ACCOUNTS: Remembered[tuple[int, Lines]] = Remembered(MOST_ACTIONS, lambda of: len(of[1].acquired) + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,42 +68,18 @@ def memory_table(lowered: Lowered) -> MemoryTable:
 
 
 def _accounts(lowered: Lowered, ranks: Sequence[int]) -> dict[int, tuple[int, Lines]]:
-    """Of each rank its static bytes and its lines; equal ranks share them, in this plan and others."""
-    keys = _decisive(lowered, ranks)
-    found = {rank: known for rank, key in keys.items() if (known := _ACCOUNTS.get(key)) is not None}
-    missing = [rank for rank in ranks if rank not in found]
-    accounts = Accounts(lowered, missing)
-    of_shape: dict[tuple[object, ...], tuple[int, Lines]] = {}
-    for rank in missing:
-        shape = accounts.shape(rank)
-        if shape not in of_shape:
+    """Of each rank its static bytes and its lines; ranks whose lines are equal share them."""
+    accounts = Accounts(lowered, ranks)
+    lines = rank_lines(accounts)
+    known: dict[Hashable, tuple[int, Lines]] = {}
+    found: dict[int, tuple[int, Lines]] = {}
+    for rank in ranks:
+        key = accounts.shape(rank), id(lines[rank])
+        if key not in known:
             static = sum(size for _, kind, size in accounts.state(rank) if kind.part != GRADIENTS)
-            of_shape[shape] = static, _with_moves(accounts, rank)
-        found[rank] = of_shape[shape]
-        _ACCOUNTS.put(keys[rank], of_shape[shape])
+            known[key] = static, _with_moves(accounts, rank, lines[rank])
+        found[rank] = known[key]
     return found
-
-
-def _decisive(lowered: Lowered, ranks: Sequence[int]) -> dict[int, Hashable]:
-    """By rank, all that decides its account: the frame and rows, its own layers, and what it reduces."""
-    plan = lowered.plan
-
-    def reduced(rank: int) -> Iterator[tuple[Action, int]]:
-        for action in plan.program.get(rank, ()):
-            groups = (lowered.groups[index] for index in lowered.reductions.get(action, ()))
-            yield from ((action, group.num_elements) for group in groups if rank in group.members)
-
-    units = sharded_stages(plan)
-    shared = frame_of(plan), Same(lowered.transfers), plan.settings, tuple(num_replicas(plan).items())
-    return {
-        rank: (
-            *shared,
-            rank,
-            tuple((stage.layers, units.get(stage.id)) for stage in plan.stages_on.get(rank, ())),
-            tuple(reduced(rank)),
-        )
-        for rank in ranks
-    }
 
 
 def _twins(plan: Plan) -> dict[int, int]:
@@ -121,19 +92,22 @@ def _twins(plan: Plan) -> dict[int, int]:
     }
 
 
-def _with_moves(accounts: Accounts, rank: int) -> Lines:
+def _with_moves(accounts: Accounts, rank: int, lines: Lines) -> Lines:
     """A rank's lines, and the weights that come and go."""
-    plan, lines = accounts.plan, rank_lines(accounts, rank)
+    plan = accounts.plan
     moves = [pair for pair in enumerate(plan.program.get(rank, ())) if pair[1].kind in MOVES]
+    if not moves:
+        return lines
     held: Counter[int] = Counter()
-    for stage, kind, num_bytes in accounts.state(rank) if moves else ():
+    for stage, kind, num_bytes in accounts.state(rank):
         held[stage.id] += num_bytes if kind.part != GRADIENTS else 0
+    acquired, released = lines.acquired.copy(), lines.released.copy()
     for index, action in moves:
         assert action.stage is not None
         unit = accounts.units.get(action.stage)
-        changed = lines.acquired if MEANING[action.kind].weights > 0 else lines.released
+        changed = acquired if MEANING[action.kind].weights > 0 else released
         changed[index] += held[action.stage] if unit is None else whole_bytes(plan, unit)
-    return lines
+    return Lines(acquired, released)
 
 
 def whole_bytes(plan: Plan, unit: ShardUnit) -> int:
@@ -243,7 +217,7 @@ def _holders(lowered: Lowered, table: MemoryTable, rank: int) -> str:
     """The largest holders at the rank's peak, e.g. `optimizer of llm 4.20 GiB`."""
     holders = Counter(static_holders(lowered.plan, rank))
     accounts = Accounts(lowered, (rank,))
-    gradients = rank_lines(accounts, rank).gradients
+    gradients = gradient_lines(accounts, rank)
     moment = _peaks(lowered.plan, table)[rank].place
     program = lowered.plan.program.get(rank, ())
     until = moment + 1 if moment is not None else 0

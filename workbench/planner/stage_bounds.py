@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.cost.model import CostModel
-from workbench.memory.stage import GRADIENTS, Sizes, state_of
+from workbench.memory.sizes import Sizes
+from workbench.memory.stage import GRADIENTS, state_of
 from workbench.model.model_graph import Edge
 from workbench.plan.plan import KeyExchange, Plan, Stage
 from workbench.plan.routing import Routing, routing_of

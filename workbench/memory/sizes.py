@@ -1,0 +1,335 @@
+"""Bytes of stages on one rank: the state of their weights, and what a microbatch needs in them."""
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from workbench.cost.roofline import Grid, RowWork, Work
+from workbench.masks.patterns import CAUSAL
+from workbench.memory.layer import LayerBytes, layer_bytes, layer_split_bytes
+from workbench.memory.setting import Setting
+from workbench.memory.stage import StateKind, stage_state
+from workbench.model.frozen import Needs
+from workbench.model.layer import Layer, TokenCount
+from workbench.model.model_graph import TEXT
+from workbench.plan.contents import contents
+from workbench.plan.expert_groups import held_elements
+from workbench.plan.gradient_groups import num_replicas
+from workbench.plan.plan import Microbatch, Plan, Recompute, Stage
+from workbench.plan.remembered import Remembered, Same
+from workbench.plan.routing import Routing
+from workbench.plan.sequence import token_borders
+from workbench.plan.token_owners import held_runs
+from workbench.plan.work import row_kind, work_of
+
+MOST_STAGES = 16_384  # that are remembered, each over a microbatch
+
+
+@dataclass(frozen=True, slots=True)
+class StageBytes:
+    """Bytes of one stage over one microbatch on one rank, as `memory_table` says.
+
+    Args:
+        kept: from the forward to the last backward, without the stage's input and output.
+        input_kept: of what the layers keep, the part that is the stage's input itself.
+        output: the stage's output tensor.
+        forward, accumulating: on top of what is kept; see `LayerBytes`.
+        first: the same for the stage's first backward, which gives kept tensors back layer by
+            layer and makes the weights' gradients at the same pace; these are part of it.
+    """
+
+    kept: int
+    input_kept: int
+    output: int
+    forward: int
+    accumulating: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageSplitBytes:
+    """Bytes of one stage over one microbatch on one rank where its backward is I and W.
+
+    Args:
+        left: from I to W.
+        input_pass: during I, on top of what the forward kept.
+        first: during the stage's first W, on top of what is left: gradients that it makes.
+        adding: the same for a later W.
+    """
+
+    left: int
+    input_pass: int
+    first: int
+    adding: int
+
+
+def _scaled_row(row: RowWork, factor: float) -> RowWork:
+    tokens_in, tokens_out = (ceil(tokens * factor) for tokens in (row.tokens_in, row.tokens_out))
+    return replace(row, tokens_in=tokens_in, tokens_out=tokens_out)
+
+
+_State = Mapping[StateKind, int]  # part -> bytes
+_STATES: Remembered[_State] = Remembered(MOST_STAGES)
+_SETTINGS: Remembered[Setting] = Remembered(MOST_STAGES)
+_ONES: Remembered[object] = Remembered(MOST_STAGES)
+_SUMS: Remembered[StageBytes] = Remembered(MOST_STAGES)
+_SPLIT_SUMS: Remembered[StageSplitBytes] = Remembered(MOST_STAGES)
+
+
+def _one(key: Hashable) -> object:
+    """The same object for equal keys, which is quick to hash."""
+    return _ONES.answer(key, object)
+
+
+class Sizes:
+    """Bytes of stages over microbatches; equal ones are computed once."""
+
+    def __init__(self, plan: Plan, routing: Routing) -> None:
+        self._plan, self._routing = plan, routing
+        self._microbatches: dict[tuple[str, int, int], int] = {}
+        self._stages: dict[int, int] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._known: dict[tuple[int, int, bool], StageBytes] = {}
+        self._known_split: dict[tuple[int, int], StageSplitBytes] = {}
+        self._settings: dict[tuple[int, Grid], tuple[object, Setting]] = {}
+        self._needs: dict[tuple[int, frozenset[str] | None], tuple[object, tuple[Needs, ...]]] = {}
+        self._decisive = _one((Same(plan.model), plan.settings))
+
+    def state(self, stage: Stage) -> _State:
+        """What a rank of the stage holds of its parameters, where it shares none with other stages."""
+        shape = stage.module, stage.layers, stage.tp, stage.cp, stage.ep
+        replicas = num_replicas(self._plan)[stage.module]
+        return _STATES.answer((self._decisive, shape, replicas), lambda: self._state(stage))
+
+    def _state(self, stage: Stage) -> _State:
+        """By layer, but where some have tied weights; layers that differ in name alone hold the same."""
+        layers = self._plan.model.module(stage.module).layers
+        first_of: dict[tuple[int, bool], int] = {}
+        counts: Counter[int] = Counter()
+        for index in range(*stage.layers):
+            kind = id(layers[index].operators), layers[index].trainable
+            counts[first_of.setdefault(kind, index)] += 1
+        sizes: Counter[StateKind] = Counter()
+        if len(counts) == 1 == counts.total() or any(layers[index].tied for index in range(*stage.layers)):
+            for part, num_bytes in stage_state(self._plan, stage):
+                sizes[part] += num_bytes
+            return sizes
+        for index, count in counts.items():
+            for part, num_bytes in self.state(replace(stage, layers=(index, index + 1))).items():
+                sizes[part] += count * num_bytes
+        return sizes
+
+    def of(self, stage: Stage, microbatch: Microbatch, *, keeps: bool) -> StageBytes:
+        """Of that stage; `keeps` False: no backward follows, so nothing is kept."""
+        key = self._stage_number(stage), self._microbatch_number(microbatch), keeps
+        if key not in self._known:
+            layers, needs = self._layers_with_needs(stage, microbatch, keeps=keeps)
+            name, setting = self._equal_setting(stage, microbatch)
+            self._known[key] = _SUMS.answer((layers, name), lambda: self._sum(stage, needs, setting))
+        return self._known[key]
+
+    def split(self, stage: Stage, microbatch: Microbatch) -> StageSplitBytes:
+        """Of that stage, whose backward of the microbatch is split."""
+        key = self._stage_number(stage), self._microbatch_number(microbatch)
+        if key not in self._known_split:
+            layers, needs = self._layers_with_needs(stage, microbatch, keeps=True)
+            name, setting = self._equal_setting(stage, microbatch)
+            self._known_split[key] = _SPLIT_SUMS.answer(
+                (layers, name), lambda: self._sum_split(stage, needs, setting)
+            )
+        return self._known_split[key]
+
+    def _stage_number(self, stage: Stage) -> int:
+        """One for stages that are equal on their ranks."""
+        if stage.id not in self._stages:
+            shape = stage.module, stage.layers, stage.tp, stage.cp, stage.ep
+            self._stages[stage.id] = self._numbers.setdefault(shape, len(self._numbers))
+        return self._stages[stage.id]
+
+    def _microbatch_number(self, microbatch: Microbatch) -> int:
+        """One for microbatches of which equal stages take equal bytes."""
+        name = microbatch.module, microbatch.replica, microbatch.index
+        if name not in self._microbatches:
+            kind = name if self._plan.token_shards else (microbatch.module, self._row_kinds(microbatch))
+            key = kind, self._routing.present(microbatch)
+            self._microbatches[name] = self._numbers.setdefault(key, len(self._numbers))
+        return self._microbatches[name]
+
+    def _row_kinds(self, microbatch: Microbatch) -> tuple[Hashable, ...]:
+        return tuple(row_kind(self._plan, row) for row in microbatch.rows)
+
+    def _layers_with_needs(
+        self, stage: Stage, microbatch: Microbatch, *, keeps: bool
+    ) -> tuple[object, tuple[Needs, ...]]:
+        """What decides a stage's layers, with the gradients that they need."""
+        name = self._stage_number(stage), self._routing.present(microbatch) if keeps else None
+        if name not in self._needs:
+            needs = self._routing.flow(microbatch).needs[stage.module][slice(*stage.layers)]
+            if not keeps:
+                needs = (Needs(input_grad=False, weight_grad=False),) * len(needs)
+            key = self._decisive, stage.module, contents(self._plan, stage), needs
+            self._needs[name] = _one(key), needs
+        return self._needs[name]
+
+    def _equal_setting(self, stage: Stage, microbatch: Microbatch) -> tuple[object, Setting]:
+        """Derived once for each kind of microbatch and grid."""
+        name = self._microbatch_number(microbatch), Grid(stage.tp, stage.cp, stage.ep)
+        if name not in self._settings:
+            setting = self._remembered_setting(stage, microbatch)
+            self._settings[name] = _one(setting), setting
+        return self._settings[name]
+
+    def _remembered_setting(self, stage: Stage, microbatch: Microbatch) -> Setting:
+        if self._plan.token_shards:
+            return self._setting(stage, microbatch)
+        rows, grid = self._row_kinds(microbatch), (stage.tp, stage.cp, stage.ep)
+        key = self._decisive, Same(self._plan.batch), stage.module, rows, grid
+        return _SETTINGS.answer(key, lambda: self._setting(stage, microbatch))
+
+    def _setting(self, stage: Stage, microbatch: Microbatch) -> Setting:
+        module = self._plan.model.module(stage.module)
+        lengths = sorted(self._routing.tokens(module, item, TokenCount.IN) for item in microbatch.items)
+        grid = Grid(stage.tp, stage.cp, stage.ep)
+        size = self._plan.settings.precision.num_bytes
+        work = self._most_held(stage, microbatch)
+        return Setting(
+            work,
+            grid,
+            size,
+            is_gathered=lengths[0] != lengths[-1],
+            looked_up=self._looked_up(stage, microbatch),
+            lengths=tuple(lengths),
+            computed_again=self._plan.settings.of(stage.module).computed_again,
+            masked_tokens=self._masked_tokens(stage, microbatch, sum(lengths)),
+        )
+
+    def _masked_tokens(self, stage: Stage, microbatch: Microbatch, num_tokens: int) -> int:
+        """All of them where some sample has a mask of its own; context-parallel ranks always have one."""
+        if self._plan.model.module(stage.module).modality != TEXT or stage.cp > 1:
+            return 0
+        masks = {self._plan.sample[item.sample].mask for item in microbatch.items}
+        return num_tokens if masks - {CAUSAL} else 0
+
+    def _most_held(self, stage: Stage, microbatch: Microbatch) -> Work:
+        """The microbatch's work, with tokens as if every rank held as many as the one that holds most."""
+        work = work_of(self._plan, microbatch)
+        if stage.cp == 1:
+            return work
+        held = held_runs(self._routing, microbatch, TokenCount.IN)
+        counts = [sum(run.num_tokens for run in runs) for runs in held]
+        excess = max(counts) * stage.cp / sum(counts)
+        return Work(tuple(_scaled_row(row, excess) for row in work.rows))
+
+    def _looked_up(self, stage: Stage, microbatch: Microbatch) -> float | None:
+        """Text tokens on one rank, where other modules' features stand beside them."""
+        if self._plan.model.module(stage.module).modality != TEXT:
+            return None
+        segments = [s for item in microbatch.items for s in self._plan.sample[item.sample].segments]
+        text = sum(segment.tokens_out for segment in segments if segment.modality == TEXT)
+        return None if text == sum(s.tokens_out for s in segments) else text / stage.cp
+
+    def _sum(self, stage: Stage, needs: tuple[Needs, ...], setting: Setting) -> StageBytes:
+        plan = self._plan
+        module = plan.model.module(stage.module)
+        layers = module.layers[slice(*stage.layers)]
+        each = self._layers(layers, needs, self._by_layer(stage, setting))
+        is_loss = module.has_loss and stage.layers[1] == len(module.layers)
+        is_sent_off = plan.settings.kernels.is_megatron  # its outputs are given back once sent
+        output = 0 if is_loss or is_sent_off else self._emitted(layers[-1], setting)
+        if plan.settings.of(stage.module).recompute is Recompute.NONE:
+            kept = [layer.kept.num_bytes for layer in each]
+            again = [0] * len(each)
+            shared = max(layer.shared for layer in each)
+        else:
+            entering = [self._entering(stage, index, setting) for index in range(*stage.layers)]
+            kept = [num if need.any else 0 for num, need in zip(entering, needs, strict=True)]
+            again = [layer.kept.num_bytes + layer.shared for layer in each]
+            shared = 0
+        input_kept = each[0].kept.input_bytes if not any(again) else kept[0]
+        gradients = [
+            sum(round(held_elements(p, stage) * setting.element_bytes) for p in layer.parameters())
+            if need.weight_grad
+            else 0
+            for layer, need in zip(layers, needs, strict=True)
+        ]
+        return _stage_bytes(each, (kept, again, gradients), (shared, input_kept, output))
+
+    def _layers(
+        self, layers: Sequence[Layer], needs: Sequence[Needs], settings: Sequence[Setting]
+    ) -> list[LayerBytes]:
+        """Layers that differ in nothing but their names, as blocks do, are computed once."""
+        known: dict[tuple[object, ...], LayerBytes] = {}
+        found = []
+        for layer, need, setting in zip(layers, needs, settings, strict=True):
+            shape = id(layer.operators), layer.kind, layer.out_width, layer.emits, layer.trainable, layer.tied
+            key = shape, need, setting.divides_tokens
+            if key not in known:
+                known[key] = layer_bytes(layer, need, setting, self._plan.settings.kernels)
+            found.append(known[key])
+        return found
+
+    def _sum_split(self, stage: Stage, needs: tuple[Needs, ...], setting: Setting) -> StageSplitBytes:
+        """Peaks over the layers: I has left what lies behind; W has made gradients of what lies before."""
+        kernels = self._plan.settings.kernels
+        layers = self._plan.model.module(stage.module).layers[slice(*stage.layers)]
+        triples = list(zip(layers, needs, self._by_layer(stage, setting), strict=True))
+        splits = [layer_split_bytes(*triple, kernels) for triple in triples]
+        each = self._layers(layers, needs, self._by_layer(stage, setting))
+        recomputes = self._plan.settings.of(stage.module).recompute is not Recompute.NONE
+        entering = [self._entering(stage, index, setting) for index in range(*stage.layers)]
+        left = behind = sum(split.left for split in splits)
+        kept, total, made = 0, 0, 0
+        most, first = 0, left
+        for split, layer, enters, need in zip(splits, each, entering, needs, strict=True):
+            behind -= split.left
+            first = max(first, made + split.weight_pass + behind)
+            made += split.gradients
+            again = (enters if need.any else 0) + layer.shared if recomputes else 0
+            most = max(most, kept + again + split.input_pass + behind)
+            kept += (enters if need.any else 0) if recomputes else layer.kept.num_bytes
+        total = kept
+        adding = max((split.temporary for split in splits), default=0)
+        return StageSplitBytes(left, most - total, max(0, first - left), adding)
+
+    def _by_layer(self, stage: Stage, setting: Setting) -> list[Setting]:
+        """Of every layer: whether it divides tokens is its own."""
+        divided = token_borders(self._plan, stage).divided
+        return [setting._replace(divides_tokens=index in divided) for index in range(*stage.layers)]
+
+    def _emitted(self, layer: Layer, setting: Setting) -> int:
+        tokens = setting.work.tokens(layer.emits) / setting.grid.cp
+        return round(tokens * layer.out_width * setting.element_bytes)
+
+    def _entering(self, stage: Stage, index: int, setting: Setting) -> int:
+        """Bytes of a layer's input; a module's first layer reads indices or pixels, which are not counted."""
+        layers = self._plan.model.module(stage.module).layers
+        borders = token_borders(self._plan, stage)
+        is_divided = index in borders.divided and index not in borders.divides
+        whole = 0 if index == 0 else self._emitted(layers[index - 1], setting)
+        return ceil(whole / stage.tp) if is_divided else whole
+
+
+def _stage_bytes(
+    each: list[LayerBytes],
+    lists: tuple[list[int], list[int], list[int]],
+    edges: tuple[int, int, int],
+) -> StageBytes:
+    """Peaks over the layers: a forward has kept what lies before, a backward gave back what lies behind.
+
+    Lists, by layer: what it keeps, what its recomputation keeps until its own backward is done,
+    its weights' gradients. Edges: shared, input and output bytes of the stage.
+    """
+    shared, input_kept, output = edges
+    total, until, behind = sum(lists[0]), 0, sum(lists[2])
+    forward = accumulating = first = total
+    for layer, kept, again, gradient in zip(each, *lists, strict=True):
+        until += kept
+        forward = max(forward, until + layer.forward)
+        if layer.has_backward:
+            accumulating = max(accumulating, until + again + layer.accumulating)
+            first = max(first, until + again + layer.backward + behind)
+        behind -= gradient
+    return StageBytes(
+        total + shared, input_kept, output, forward - total, accumulating - total, first - total
+    )
