@@ -258,7 +258,7 @@ def _on_line(line: _Line, at: float) -> float:
 
 def _shepard(distance: NDArray[np.float64], value: NDArray[np.float64]) -> float:
     """By ufuncs themselves: `sum` and its like are Python around them, which takes most of a reading."""
-    nearest = min(NUM_NEIGHBOURS, int(np.count_nonzero(np.isfinite(distance)))) - 1
+    nearest = min(NUM_NEIGHBOURS, len(distance)) - 1
     ascending = distance.copy()
     ascending.partition(nearest)
     near = distance <= float(ascending[nearest]) + 1e-9
