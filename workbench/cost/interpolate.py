@@ -1,7 +1,7 @@
 """Reading a table of measured rates between its points."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from heapq import heappop, heappush
 from math import floor
@@ -15,7 +15,7 @@ SLACK = 1e-6  # of distances, more than what is rounded
 HALVED = 64  # cells, until what no reading is above is taken as it is
 NARROW = 1 / 64  # octaves, of a cell that is not halved
 CUBES = (1.0, 0.25)  # octaves along each side, largest first, each a multiple of the next
-_Line = tuple[list[float], list[float]]
+_Line = tuple[Sequence[float], Sequence[float]]
 _Samples = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
@@ -98,7 +98,7 @@ class Surface:
         """The rate at these coordinates."""
         found = self._known.get(coordinates)
         if found is None:
-            asked = [float(np.log2(coordinate)) for coordinate in coordinates]
+            asked = list(map(_log2, coordinates))
             at = [min(max(value, low), high) for value, (low, high) in zip(asked, self._box, strict=True)]
             inside = all(abs(value - held) < 1e-9 for value, held in zip(asked, at, strict=True))
             log_rate = self._shepard(at) if self._line is None else _on_line(self._line, at[0])
@@ -225,6 +225,18 @@ def _between(coordinates: NDArray[np.float64], value: NDArray[np.float64], at: N
     if coordinates.shape[1] > 1:
         return _shepard(np.abs(coordinates - at).sum(axis=1), value)
     return _on_line(_line(coordinates, value), float(at[0]))
+
+
+def read_line(points: Iterable[tuple[float, float]], at: float) -> float:
+    """As `Surface` reads few points (coordinate, rate), the coordinates ascending, without keeping them."""
+    places, values = zip(*[map(_log2, point) for point in points], strict=True)
+    held = min(max(_log2(at), places[0]), places[-1])
+    return float(np.exp2(_on_line((places, values), held)))
+
+
+def _log2(value: float) -> float:
+    """numpy's: the standard library's differs in the last bit on some machines."""
+    return float(np.log2(value))
 
 
 def _reach(points: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64]) -> _Samples:

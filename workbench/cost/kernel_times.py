@@ -39,6 +39,7 @@ class KernelTimes:
         self._attention = _surface(profile.attention)
         self._pointwise = _surface(profile.pointwise)
         self._normalization = _surface(profile.normalization) or self._pointwise
+        self._products: dict[tuple[Gemm, str], tuple[float, bool]] = {}
         short = self.in_short_loops() if profile.sustained_products or profile.sustained_attention else self
         self._slowdowns = {
             found.direction: Surface(
@@ -115,7 +116,15 @@ class KernelTimes:
         """Seconds of one product in a short loop, and whether its shape lies among the measured ones.
 
         A shape below the smallest measured one takes the time of the smallest; one without rows, none.
+        Equal products are priced once.
         """
+        key = gemm, precision
+        found = self._products.get(key)
+        if found is None:
+            found = self._products[key] = self._matmul_s(gemm, precision)
+        return found
+
+    def _matmul_s(self, gemm: Gemm, precision: str) -> tuple[float, bool]:
         flop = gemm.flop
         if flop == 0:
             return 0.0, True

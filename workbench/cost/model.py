@@ -117,7 +117,7 @@ class CostModel(KernelTimes):
 
     def _copied(self) -> "CostModel":
         other = copy(self)
-        other._known, other._operators, other._variants = {}, {}, {}
+        other._known, other._operators, other._variants, other._products = {}, {}, {}, {}
         for name in ("clock_share", "product_share"):  # of the execution
             vars(other).pop(name, None)
         return other
@@ -148,6 +148,8 @@ class CostModel(KernelTimes):
 
         Complexity: O(operators x table points), once per distinct argument.
         """
+        if tp == cp == self._experts.ep == 1:  # nothing runs over them
+            link = context_link = None
         name = self._signatures.of(layer)
         key = (name, work, tp, cp, str(precision), link, context_link)
         if key not in self._known:
