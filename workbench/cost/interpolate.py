@@ -112,8 +112,8 @@ class Surface:
             places = self._places(at)
             self._samples[cube] = self._coordinates[places].T.copy(), self._log_rate[places]
         columns, log_rate = self._samples[cube]
-        apart = np.abs(columns - np.array(at)[:, None])
-        return _shepard(np.add.reduce(apart, axis=0), log_rate)
+        apart = columns - np.array(at)[:, None]
+        return _shepard(np.add.reduce(np.abs(apart, out=apart), axis=0), log_rate)
 
     def _places(self, at: list[float]) -> NDArray[np.intp]:
         """In the smallest of `CUBES` around; those in a larger one are sought once for all inside it."""
@@ -275,8 +275,7 @@ def _shepard(distance: NDArray[np.float64], value: NDArray[np.float64]) -> float
     ascending.partition(nearest)
     near = distance <= float(ascending[nearest]) + 1e-9
     distance, value = distance[near], value[near]
-    exact = distance < 1e-9
-    if np.count_nonzero(exact):
-        return float(value[exact].mean())
+    if np.minimum.reduce(distance) < 1e-9:
+        return float(value[distance < 1e-9].mean())
     weight = distance**-2.0
     return float(np.add.reduce(weight * value) / np.add.reduce(weight))

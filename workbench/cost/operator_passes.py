@@ -106,9 +106,10 @@ class OperatorPasses:
         if self._grid.ep > 1:
             return self._prepare(layer)
         key = id(layer.operators), layer.kind
-        if key not in self._layers:
-            self._layers[key] = self._prepare(layer)  # holds operators: the identity stays theirs
-        return self._layers[key]
+        found = self._layers.get(key)
+        if found is None or found.operators is not layer.operators:  # a number out of another process
+            found = self._layers[key] = self._prepare(layer)  # holds operators: the identity stays theirs
+        return found
 
     def _prepare(self, layer: Layer) -> LayerKernels:
         operators, run = layer.operators, self._cost.execution
@@ -167,7 +168,8 @@ class OperatorPasses:
         doubts = {*self._table_doubts(self._cost.profile.pointwise, "memory-bound kernels")}
         doubts.add("backward of memory-bound kernels")
         moved = [count * num_bytes for num_bytes in self.moved_bytes(operator, work)]
-        return Passes(*[self._cost.moved_s(each, operator) for each in moved], frozenset(doubts))
+        forward_s, input_grad_s, weight_grad_s = [self._cost.moved_s(each, operator) for each in moved]
+        return Passes(forward_s, input_grad_s, weight_grad_s, frozenset(doubts))
 
     def moved_bytes(self, operator: Pointwise | Lookup, work: Work) -> PassBytes:
         """Of one memory-bound kernel a pass, on one rank."""

@@ -70,7 +70,7 @@ class OperatorSums:
             sum(forward_s) + forward_comm,
             sum(input_grad_s) + sum([seconds for _, seconds in backward_comm]),
             sum(weight_grad_s),
-            self.unmeasured.union(*doubts),
+            frozenset(self.unmeasured).union(*doubts),
             interior,
         )
         return self._launched(time, layer, pairs)
