@@ -12,7 +12,7 @@ from tests.oracles import passes_read, shortest, timed
 from tests.strategies import schedule_problems
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
-from workbench.schedule.list_schedule import PassChain, Policy, list_schedule
+from workbench.schedule.list_schedule import ListScheduler, PassChain, Policy
 from workbench.schedule.pass_graph import finish_time, pass_graph, peak_in_flight
 from workbench.schedule.programs import programs_of
 
@@ -122,7 +122,8 @@ def test_a_limit_in_bytes_counts_each_stage_by_its_size():
     nodes = chain(2, 8)
     graph = pass_graph(nodes, alone(nodes), lambda action: 1.0, backward=Pass.I)
     chains = [PassChain(stages=(0, 1), limit=6.0, sizes={0: 3.0, 1: 1.0})]
-    programs = list_schedule(graph, chains, Policy())
+    (found,) = ListScheduler(graph, chains).schedules([Policy()], graph.duration)
+    programs = found.programs
     assert peak_in_flight({(0,): programs[0,]}, [0]) == 2
     assert peak_in_flight({(1,): programs[1,]}, [1]) <= 6
 

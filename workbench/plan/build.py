@@ -10,9 +10,9 @@ from workbench.model.layer import LayerKind
 from workbench.model.model_graph import TEXT
 from workbench.plan.alike import alike_replicas, first_of_all
 from workbench.plan.check import check
-from workbench.plan.frame import frame_of
+from workbench.plan.frame import Frame, frame_of
 from workbench.plan.gradient_groups import gradient_groups, reduction_order
-from workbench.plan.kept import give
+from workbench.plan.kept import give, kept
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Microbatch, Plan, Program, Stage
 from workbench.plan.remembered import Remembered, Same
@@ -22,13 +22,14 @@ from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.schedule.graph_aware import Consumer, ScheduleNode
 from workbench.schedule.parts import Group, Programs
 from workbench.schedule.pass_graph import one_unit
-from workbench.schedule.programs import programs_of
+from workbench.schedule.programs import Prepared
 from workbench.schedule.reductions import with_reductions
 from workbench.schedule.sharded import with_rounds
 
 MOST_ACTIONS = 500_000  # of all orders that are remembered
 Piece = tuple[Item, ...]  # items of one sample that stay together
-_ORDERED: Remembered[Programs] = Remembered(MOST_ACTIONS, lambda orders: sum(map(len, orders.values())) + 1)
+_PROBLEM: Remembered[Frame] = Remembered(4096)  # of a frame: what a schedule is made for
+_PREPARED: Remembered[Prepared] = Remembered(MOST_ACTIONS, lambda prepared: prepared.num_passes + 1)
 _PROGRAMS: Remembered[tuple[Program, ...]] = Remembered(
     MOST_ACTIONS, lambda programs: sum(len(program.actions) for program in programs) + 1
 )
@@ -76,43 +77,47 @@ def _programs(draft: Plan, schedule: Schedule, duration: Callable[[Action], floa
     return programs if part is draft else _of_all(draft, programs)
 
 
-def _of_all(draft: Plan, programs: Sequence[Program]) -> tuple[Program, ...]:
+def _of_all(draft: Plan, programs: tuple[Program, ...]) -> tuple[Program, ...]:
     """Programs of the first replica, copied for the others that equal it."""
     ((first, *others),) = alike_replicas(draft)
-    found = {program.ranks: program for program in programs}
-    for other in others:
-        rank_of = dict(zip(first.ranks, other.ranks, strict=True))
-        stage_of = dict(zip(first.stages, other.stages, strict=True))
-        for program in programs:
-            ranks = tuple(sorted(rank_of[rank] for rank in program.ranks))
-            actions = tuple(
-                Action(None if a.stage is None else stage_of[a.stage], a.kind, a.microbatch)
-                for a in program.actions
-            )
-            found[ranks] = Program(ranks=ranks, actions=actions)
-    return tuple(found[ranks] for ranks in _rank_groups(draft).values())
+    groups = tuple(_rank_groups(draft).values())
+
+    def derive() -> tuple[Program, ...]:
+        found = {program.ranks: program for program in programs}
+        for other in others:
+            rank_of = dict(zip(first.ranks, other.ranks, strict=True))
+            stage_of: dict[int | None, int | None] = dict(zip(first.stages, other.stages, strict=True))
+            stage_of[None] = None
+            for program in programs:
+                ranks = tuple(sorted(rank_of[rank] for rank in program.ranks))
+                actions = tuple(
+                    [Action(stage_of[stage], kind, microbatch) for stage, kind, microbatch in program.actions]
+                )
+                found[ranks] = Program(ranks=ranks, actions=actions)
+        return tuple(found[ranks] for ranks in groups)
+
+    places = tuple((each.ranks, each.stages) for each in (first, *others))
+    return _PROGRAMS.answer((Same(programs), places, groups), derive)
 
 
 def _passes(draft: Plan, schedule: Schedule, duration: Callable[[Action], float]) -> Programs:
-    """Of every group of stages on the same ranks."""
-    if duration is not one_unit:
-        return _ordered(draft, schedule, duration)
-    key = frame_of(draft), schedule
-    return _ORDERED.answer(key, lambda: _ordered(draft, schedule, duration))
-
-
-def _ordered(draft: Plan, schedule: Schedule, duration: Callable[[Action], float]) -> Programs:
+    """Of every group of stages on the same ranks; plans that look alike to a schedule share them."""
     if not schedule.kind.spec.shares_ranks_in_part:
         _check_equal_ranks(draft)
-    return programs_of(
-        schedule_nodes(draft),
-        list(_rank_groups(draft)),
-        schedule,
-        [tuple(stage.id for stage in chain) for chain in draft.chain.values()],
-        duration,
-        inner=_inner(draft),
-        frozen_sources=_frozen_sources(draft),
-    )
+    problem = _PROBLEM.answer(frame_of(draft), lambda: _problem(draft))
+    prepared = _PREPARED.answer((problem, schedule), lambda: _prepared(problem, schedule))
+    return prepared.usual if duration is one_unit else prepared.programs(duration)
+
+
+def _problem(draft: Plan) -> Frame:
+    chains = tuple(tuple(stage.id for stage in chain) for chain in draft.chain.values())
+    groups = tuple(_rank_groups(draft))
+    return Frame((schedule_nodes(draft), groups, chains, _inner(draft), _frozen_sources(draft)))
+
+
+def _prepared(problem: Frame, schedule: Schedule) -> Prepared:
+    nodes, groups, chains, inner, frozen_sources = problem.parts
+    return Prepared(nodes, groups, schedule, chains, inner=inner, frozen_sources=frozen_sources)
 
 
 def _closed(draft: Plan, part: Plan, passes: Programs) -> tuple[Program, ...]:
@@ -124,18 +129,19 @@ def _closed(draft: Plan, part: Plan, passes: Programs) -> tuple[Program, ...]:
     )
     rounds = tuple((stages, is_trained) for stages, is_trained in in_part if stages)
 
+    ranks_of = _rank_groups(part)
+
     def derive() -> tuple[Program, ...]:
         orders = passes
         if rounds:
             trained = [stage for stages, is_trained in rounds if is_trained for stage in stages]
             orders = with_rounds(orders, [stages for stages, _ in rounds], trained)
         orders = with_reductions(orders, reduced)
-        ranks_of = _rank_groups(part)
         return tuple(
             Program(ranks=ranks, actions=(*orders[group], STEP)) for group, ranks in ranks_of.items()
         )
 
-    return _PROGRAMS.answer((frame_of(part), Same(passes), rounds, reduced), derive)
+    return _PROGRAMS.answer((Same(passes), tuple(ranks_of.items()), rounds, reduced), derive)
 
 
 def schedule_nodes(plan: Plan) -> tuple[ScheduleNode, ...]:
@@ -206,24 +212,26 @@ def _inner(plan: Plan) -> tuple[int, ...]:
     return tuple(stage.id for stage in plan.stages if stage.module in inner)
 
 
+@kept
 def _rank_groups(plan: Plan) -> dict[Group, tuple[int, ...]]:
     """Stages that some ranks hold, in forward order (modules in the model's order, then layers) -> ranks."""
     position = {module.name: index for index, module in enumerate(plan.model.modules)}
-    order = {
-        stage.id: place
-        for place, stage in enumerate(
-            sorted(plan.stages, key=lambda stage: (position[stage.module], stage.layers, stage.replica))
-        )
-    }
+    in_order = sorted(plan.stages, key=lambda stage: (position[stage.module], stage.layers, stage.replica))
+    place = {stage.id: index for index, stage in enumerate(in_order)}
+    group_of: dict[tuple[int, ...], Group] = {}
     ranks_of: dict[Group, list[int]] = {}
     listed = dict.fromkeys(rank for stage in plan.stages for rank in sorted(stage.flat_ranks))
     for rank in listed:
-        held = sorted((stage.id for stage in plan.stages_on[rank]), key=order.__getitem__)
-        ranks_of.setdefault(tuple(held), []).append(rank)
+        held = tuple(stage.id for stage in plan.stages_on[rank])
+        if held not in group_of:
+            group_of[held] = tuple(sorted(held, key=place.__getitem__))
+        ranks_of.setdefault(group_of[held], []).append(rank)
     return {group: tuple(sorted(ranks)) for group, ranks in ranks_of.items()}
 
 
 def _check_equal_ranks(plan: Plan) -> None:
+    if sum(map(len, _rank_groups(plan))) == len(plan.stages):
+        return  # each stands in one group
     owner: dict[int, Stage] = {}
     for stage in plan.stages:
         for rank in sorted(stage.flat_ranks):

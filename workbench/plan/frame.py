@@ -1,10 +1,10 @@
 """What plans have in common that differ in where layers are cut alone: their rows and orders are equal."""
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection
 from typing import Any
 
 from workbench.plan.kept import kept
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import ModuleSettings, Plan, Sharding, Stage
 from workbench.plan.remembered import Remembered, Same
 from workbench.plan.routing import Routing, routing_of
 
@@ -14,18 +14,18 @@ Present = dict[tuple[str, int], tuple[frozenset[str], ...]]  # (module, replica)
 
 
 class Frame:
-    """Everything that decides a plan's passes, their rows and their order; a key that is hashed once."""
+    """Everything that decides something of a plan, as one key that is hashed once."""
 
-    __slots__ = ("_hash", "_parts")
+    __slots__ = ("_hash", "parts")
 
-    def __init__(self, parts: Hashable) -> None:
-        self._parts, self._hash = parts, hash(parts)
+    def __init__(self, parts: tuple[Any, ...]) -> None:
+        self.parts, self._hash = parts, hash(parts)
 
     def __hash__(self) -> int:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Frame) and self._parts == other._parts)
+        return self is other or (isinstance(other, Frame) and self.parts == other.parts)
 
 
 _PRESENT: Remembered[Present] = Remembered(1024)
@@ -37,7 +37,8 @@ def frame_of(plan: Plan) -> Frame:
     """The plan's frame: all but the layers of its stages, and of these what they show at their borders.
 
     That is the size of what leaves a stage, which gradients run in it and behind it, and which edges end in
-    it. Weights are no part of it, so gradient groups are not. Models and clusters are told apart as objects.
+    it. Weights are no part of it, so gradient groups are not, nor who updates which of them. Models and
+    clusters are told apart as objects.
 
     Complexity: O(stages + items + actions).
     """
@@ -67,12 +68,17 @@ def frame_of(plan: Plan) -> Frame:
             plan.programs,
             settings.precision,
             settings.boundaries,
-            tuple((each.module, each.sharding, each.instances) for each in settings.modules),
+            tuple((each.module, each.instances) for each in settings.modules if _is_gathered(each)),
             tuple(stage.id for stage in in_order),
             stages,
         )
     )
     return _ONE.answer(frame, lambda: frame)
+
+
+def _is_gathered(own: ModuleSettings) -> bool:
+    """Whether passes wait for weights; sharded optimizer states change the sums and updates behind them."""
+    return own.sharding is Sharding.PARAMETERS
 
 
 def _present(routing: Routing, modules: Collection[str]) -> Present:

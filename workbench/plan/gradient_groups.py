@@ -1,9 +1,11 @@
 """Which ranks hold the same weights and sum their gradients, and which action does it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 from workbench.model.experts import is_of_expert
 from workbench.model.layer import Layer, Shard
+from workbench.model.model_graph import Module
 from workbench.plan.expert_groups import (
     check_equal_degrees,
     expert_elements,
@@ -14,8 +16,15 @@ from workbench.plan.kept import kept
 from workbench.plan.lowered import GradientGroup, Weights
 from workbench.plan.parameter_shards import ShardUnit, sharded_stages
 from workbench.plan.plan import Plan, Stage
+from workbench.plan.remembered import Remembered, Same
 from workbench.plan.tied import equal_stages
 from workbench.schedule.action import REDUCTIONS, Action, reduction_of
+
+_MOST_RANKS = 1_000_000  # of all groups that are remembered
+_OF_MODULE: Remembered[tuple[GradientGroup, ...]] = Remembered(
+    _MOST_RANKS, lambda groups: sum(len(group.ranks) for group in groups) + 1
+)
+_WEIGHTS: Remembered[tuple[Weights, ...]] = Remembered(65_536)
 
 
 @kept
@@ -27,21 +36,49 @@ def gradient_groups(plan: Plan) -> tuple[GradientGroup, ...]:
     group per part: the ranks that hold it in any instance.
     """
     groups: list[GradientGroup] = []
-    units = sharded_stages(plan)
+    for each in _by_module(plan):
+        groups += each
+    return tuple(groups)
+
+
+def _by_module(plan: Plan) -> Iterator[tuple[GradientGroup, ...]]:
+    """A module's groups follow from its stages; plans that differ in another share them."""
+    units, num_groups = sharded_stages(plan), 0
     for module in reversed(plan.model.modules):
         chains = [plan.chain[module.name, replica] for replica in plan.replicas(module.name)]
-        holders: dict[Weights, list[Stage]] = {}
-        for chain in chains:
-            for stage in reversed(chain):
-                for weights in _weights_of(plan, stage):
-                    holders.setdefault(weights, []).append(stage)
-        last = sorted(holders, key=lambda w: -_first_layer(module.layers, w))
-        for weights in last:
-            stages = holders[weights]
-            if stages[0].id in units:
-                groups.extend(_part_groups(plan, weights, stages, units, len(groups)))
-            else:
-                groups.extend(_grid_groups(plan, weights, stages, len(groups)))
+        settings = plan.settings.of(module.name)
+        key = (
+            Same(plan.model),
+            module.name,
+            settings.sharding,
+            settings.instances,
+            tuple(tuple((stage.layers, stage.ranks, stage.ep) for stage in chain) for chain in chains),
+            num_groups,
+        )
+        groups = _OF_MODULE.answer(key, partial(_of_module, plan, module, chains, units, num_groups))
+        num_groups += len(groups)
+        yield groups
+
+
+def _of_module(
+    plan: Plan,
+    module: Module,
+    chains: Sequence[Sequence[Stage]],
+    units: dict[int, ShardUnit],
+    first_index: int,
+) -> tuple[GradientGroup, ...]:
+    holders: dict[Weights, list[Stage]] = {}
+    for chain in chains:
+        for stage in reversed(chain):
+            for weights in _weights_of(plan, stage):
+                holders.setdefault(weights, []).append(stage)
+    groups: list[GradientGroup] = []
+    for weights in sorted(holders, key=lambda w: -_first_layer(module.layers, w)):
+        stages, index = holders[weights], first_index + len(groups)
+        if stages[0].id in units:
+            groups.extend(_part_groups(plan, weights, stages, units, index))
+        else:
+            groups.extend(_grid_groups(plan, weights, stages, index))
     return tuple(groups)
 
 
@@ -110,17 +147,8 @@ def reduction_order(plan: Plan) -> tuple[int, ...]:
 
 def _weights_of(plan: Plan, stage: Stage) -> tuple[Weights, ...]:
     """Trainable weights of a stage, each once, last layer first."""
-    known = _weights_by_layers(plan)
-    key = stage.module, stage.layers, stage.ep > 1
-    if key not in known:
-        known[key] = _weights_in(plan, stage)
-    return known[key]
-
-
-@kept
-def _weights_by_layers(plan: Plan) -> dict[tuple[str, tuple[int, int], bool], tuple[Weights, ...]]:
-    """By module, layers and whether experts are distributed: replicas ask for the same; filled on use."""
-    return {}
+    key = Same(plan.model), stage.module, stage.layers, stage.ep > 1
+    return _WEIGHTS.answer(key, lambda: _weights_in(plan, stage))
 
 
 def _weights_in(plan: Plan, stage: Stage) -> tuple[Weights, ...]:

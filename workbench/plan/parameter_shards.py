@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from workbench.plan.kept import kept
 from workbench.plan.plan import Plan, Sharding, Stage
+from workbench.plan.remembered import Remembered, Same
 from workbench.schedule.action import COMPUTE, FSDP, ROUND, Action, Pass
 
 _IN_ROUNDS = frozenset((*COMPUTE, *ROUND))
@@ -41,6 +42,15 @@ class ShardUnit:
         return self.part(num_elements) * len(self.ranks)
 
 
+_UNITS: Remembered[tuple[ShardUnit, ...]] = Remembered(
+    1_000_000, lambda units: sum(len(u.ranks) for u in units) + 1
+)
+
+
+def _shards_any(plan: Plan) -> bool:
+    return any(settings.sharding is Sharding.PARAMETERS for settings in plan.settings.modules)
+
+
 def is_sharded(plan: Plan, stage: Stage) -> bool:
     """Whether its ranks keep parts of its weights only."""
     return plan.settings.of(stage.module).sharding is Sharding.PARAMETERS
@@ -63,6 +73,13 @@ def shard_units(plan: Plan) -> tuple[ShardUnit, ...]:
 
     Complexity: O(stages + parameters).
     """
+    if not _shards_any(plan):
+        return ()
+    sharding = tuple((each.module, each.sharding, each.instances) for each in plan.settings.modules)
+    return _UNITS.answer((Same(plan.model), plan.stages, sharding), lambda: _units(plan))
+
+
+def _units(plan: Plan) -> tuple[ShardUnit, ...]:
     found: dict[tuple[str, int, tuple[int, int]], list[Stage]] = {}
     instances: dict[str, dict[int, int]] = {}
     for stage in plan.stages:
@@ -115,6 +132,8 @@ def in_units(draft: Plan) -> Plan:
 
     So a rank gathers layer by layer. Stages are numbered anew, in their order.
     """
+    if not _shards_any(draft) and [stage.id for stage in draft.stages] == list(range(len(draft.stages))):
+        return draft
     stages: list[Stage] = []
     for stage in draft.stages:
         first, last = stage.layers

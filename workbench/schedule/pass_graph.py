@@ -2,10 +2,14 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
+import numpy as np
+
 from workbench.schedule.action import Action, Pass
-from workbench.schedule.graph_aware import Consumer, ScheduleNode, topological_positions
+from workbench.schedule.graph_aware import ScheduleNode, topological_positions
+from workbench.schedule.list_loop import BACKWARD, FORWARD, WEIGHT, Passes, rows
 from workbench.schedule.precedence import longest_path
 
 Group = tuple[int, ...]
@@ -17,13 +21,12 @@ def one_unit(action: Action) -> float:
     return 2.0 if action.kind is Pass.B else 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PassGraph:
     """Passes by number, with their places, durations and inputs.
 
     Args:
         actions: [A] the passes.
-        number: pass -> its number.
         inputs: [A] numbers of the passes whose results it needs: forwards that it reads, its own
             forward, the input gradients of those that read it, for W its own I.
         followers: [A] the other way round.
@@ -35,7 +38,6 @@ class PassGraph:
     """
 
     actions: tuple[Action, ...]
-    number: dict[Action, int]
     inputs: tuple[tuple[int, ...], ...]
     followers: tuple[tuple[int, ...], ...]
     duration: tuple[float, ...]
@@ -44,9 +46,42 @@ class PassGraph:
     position: dict[int, int]
     nodes: dict[int, ScheduleNode]
 
-    def exists(self, action: Action) -> bool:
-        """Whether the stage has this pass of this microbatch."""
-        return action in self.number
+    @cached_property
+    def number(self) -> dict[Action, int]:
+        """Pass -> its number."""
+        return {action: index for index, action in enumerate(self.actions)}
+
+    @cached_property
+    def passes(self) -> Passes:
+        """The same in arrays, stages by their places in `nodes`."""
+        place = {stage: index for index, stage in enumerate(self.nodes)}
+        stage = np.array([place[stage] for stage, _, _ in self.actions], np.int64)
+        kind = np.array([_CODES[kind] for _, kind, _ in self.actions], np.int64)
+        microbatch = np.array([microbatch for _, _, microbatch in self.actions], np.int64)
+        inputs, followers = rows(self.inputs), rows(self.followers)
+        # a forward that some backward follows is kept for it; one that nothing follows is kept for nobody
+        is_read = kind == FORWARD
+        is_read[inputs.of[np.repeat(kind != FORWARD, np.diff(inputs.at))]] = False
+        count = np.array([node.num_microbatches for node in self.nodes.values()], np.int64)
+        # W comes behind its I, of the same stage and microbatch, in a row
+        is_last = kind != FORWARD
+        is_last[:-1] &= kind[1:] != WEIGHT
+        return Passes(
+            stage=stage,
+            kind=kind,
+            microbatch=microbatch,
+            is_last=is_last,
+            reads=np.where(is_read, np.diff(followers.at), -1),
+            inputs=inputs,
+            followers=followers,
+            first=np.searchsorted(stage, np.arange(len(count))),
+            count=count,
+            group=np.array([self.group_of[stage] for stage in self.nodes], np.int64),
+            position=np.array([self.position[stage] for stage in self.nodes], np.int64),
+        )
+
+
+_CODES = {Pass.F: FORWARD, Pass.B: BACKWARD, Pass.I: BACKWARD, Pass.W: WEIGHT}
 
 
 def pass_graph(
@@ -66,23 +101,36 @@ def pass_graph(
     Complexity: O(passes + size of all needs).
     """
     by_stage = {node.stage: node for node in nodes}
-    actions = [action for node in nodes for action in _passes(node, backward, whole)]
-    number = {action: index for index, action in enumerate(actions)}
-    inputs: list[list[int]] = [[] for _ in actions]
-    for index, action in enumerate(actions):
-        if action.continues is not None:
-            inputs[index].append(number[action.continues])
-    backwards = {(a.stage, a.microbatch): index for a, index in number.items() if a.kind in (Pass.B, Pass.I)}
+    actions: list[Action] = []
+    inputs: list[list[int]] = []
+    first: dict[int, int] = {}  # number of a stage's first forward; the others follow
+    backwards: dict[int, list[int | None]] = {}  # of a stage's microbatches
+    for node in nodes:
+        first[node.stage], backwards[node.stage] = len(actions), [None] * node.num_microbatches
+        actions += [Action(node.stage, Pass.F, own) for own in range(node.num_microbatches)]
+        inputs += [[] for _ in range(node.num_microbatches)]
+        for own, has_backward in enumerate(node.backward):
+            if not has_backward:
+                continue
+            in_one = Action(node.stage, Pass.B, own)
+            is_split = backward is not Pass.B and in_one not in whole
+            backwards[node.stage][own] = len(actions)
+            actions.append(Action(node.stage, Pass.I, own) if is_split else in_one)
+            inputs.append([first[node.stage] + own])
+            if is_split and node.trains(own):
+                inputs.append([len(actions) - 1])
+                actions.append(Action(node.stage, Pass.W, own))
     for node in nodes:
         for consumer in node.consumers:
-            _add_reads(node.stage, consumer, number, backwards, inputs)
+            places = first[node.stage], backwards[node.stage]
+            read = first[consumer.stage], backwards[consumer.stage]
+            _add_reads(consumer.needs, places, read, inputs)
     followers: list[list[int]] = [[] for _ in actions]
     for index, needed in enumerate(inputs):
         for earlier in needed:
             followers[earlier].append(index)
     return PassGraph(
         actions=tuple(actions),
-        number=number,
         inputs=tuple(map(tuple, inputs)),
         followers=tuple(map(tuple, followers)),
         duration=tuple(float(duration(action)) for action in actions),
@@ -93,35 +141,22 @@ def pass_graph(
     )
 
 
+_Places = tuple[int, Sequence[int | None]]  # a stage's first forward, and its backwards by microbatch
+
+
 def _add_reads(
-    stage: int,
-    consumer: Consumer,
-    number: Mapping[Action, int],
-    backwards: Mapping[tuple[int | None, int | None], int],
-    inputs: list[list[int]],
+    needs: Sequence[Sequence[int]], producer: _Places, reader: _Places, inputs: Sequence[list[int]]
 ) -> None:
     """Forwards wait for what they read, backwards for those of the forwards that read them."""
-    for reader, needs in enumerate(consumer.needs):
-        reads = number[Action(consumer.stage, Pass.F, reader)]
-        gives = backwards.get((consumer.stage, reader))
-        for own in needs:
-            inputs[reads].append(number[Action(stage, Pass.F, own)])
-            takes = backwards.get((stage, own))
+    first, backwards = producer
+    first_read, gradients = reader
+    for microbatch, needed in enumerate(needs):
+        gives = gradients[microbatch]
+        for own in needed:
+            inputs[first_read + microbatch].append(first + own)
+            takes = backwards[own]
             if gives is not None and takes is not None:
                 inputs[takes].append(gives)
-
-
-def _passes(node: ScheduleNode, backward: Pass, whole: Collection[Action]) -> list[Action]:
-    found = [Action(node.stage, Pass.F, own) for own in range(node.num_microbatches)]
-    for own, has_backward in enumerate(node.backward):
-        in_one = Action(node.stage, Pass.B, own)
-        if has_backward and (backward is Pass.B or in_one in whole):
-            found.append(in_one)
-        elif has_backward:
-            found.append(Action(node.stage, Pass.I, own))
-            if node.trains(own):
-                found.append(Action(node.stage, Pass.W, own))
-    return found
 
 
 def finish_time(graph: PassGraph, programs: Programs) -> float:

@@ -1,15 +1,16 @@
 """From a choice of schedule to the programs of all groups of stages."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.choice import Schedule, rank_block
 from workbench.schedule.graph_aware import Consumer, ScheduleNode, check_dag, graph_aware_1f1b
-from workbench.schedule.list_schedule import PassChain, Policy, list_schedule
+from workbench.schedule.list_schedule import ListSchedule, ListScheduler, PassChain, Policy
 from workbench.schedule.parts import Group, Part, Programs, independent_parts
-from workbench.schedule.pass_graph import PassGraph, finish_time, one_unit, pass_graph, peak_in_flight
+from workbench.schedule.pass_graph import PassGraph, one_unit, pass_graph, peak_in_flight
 from workbench.schedule.spec import Problem, ScheduleSpec
 
 _Order = dict[Group, tuple[Action, ...]]  # a chain's
@@ -56,38 +57,115 @@ def programs_of(
         ValueError: as `graph_aware_1f1b`; chains that are not laid out for the kind; a memory limit
             that no schedule found keeps, with the least that one needs.
     """
-    spec = schedule.kind.spec
-    if spec.dag is not None:
-        problem = Problem(
+    return Prepared(nodes, groups, schedule, chains, inner=inner, frozen_sources=frozen_sources).programs(
+        duration
+    )
+
+
+class Prepared:
+    """All of `programs_of` that no duration decides; arguments, results and errors as there."""
+
+    def __init__(
+        self,
+        nodes: Sequence[ScheduleNode],
+        groups: Sequence[Group],
+        schedule: Schedule,
+        chains: Sequence[tuple[int, ...]] = (),
+        *,
+        inner: Sequence[int] = (),
+        frozen_sources: Sequence[int] = (),
+    ) -> None:
+        self._problem = Problem(
             nodes=nodes,
             groups=groups,
             inner=inner,
             frozen_sources=frozen_sources,
-            duration=duration,
+            duration=one_unit,
             window=schedule.window,
             run_ahead=schedule.run_ahead,
             offload=schedule.offload,
         )
-        return spec.dag(problem)
-    check_dag(nodes, groups)
-    found: Programs = {}
-    orders: dict[tuple[object, ...], _Orders] = {}  # replicas mostly are alike
-    known: dict[tuple[object, ...], Programs] = {}
-    is_laid_out = schedule.virtual_stages == 1
-    for part in independent_parts(nodes, groups, chains):
-        shape = part.nodes, part.groups, part.chains
-        if shape not in orders:
-            laid_out = [chain for chain in part.chains if _is_laid_out(part, chain, schedule)]
-            is_laid_out |= bool(laid_out)
-            orders[shape] = {chain: _order(part, chain, spec) for chain in laid_out if _is_last(part, chain)}
-        graph = _graph(part, orders[shape], spec, duration)
-        key = *shape, graph.duration
-        if key not in known:
-            known[key] = _best(graph, _lines(graph, part, schedule), orders[shape], schedule)
-        found |= part.original_programs(known[key])
-    if not is_laid_out:
-        raise _layout_error(groups, chains, schedule)
-    return {group: found[group] for group in map(tuple, groups)}
+        self._schedule, self._chains = schedule, chains
+        self._parts: list[tuple[Part, _Candidates]] = []
+        if schedule.kind.spec.dag is not None:
+            return
+        check_dag(nodes, groups)
+        known: dict[tuple[object, ...], _Candidates] = {}  # replicas mostly are alike
+        for part in independent_parts(nodes, groups, chains):
+            shape = part.nodes, part.groups, part.chains
+            if shape not in known:
+                known[shape] = _Candidates(part, schedule)
+            self._parts.append((part, known[shape]))
+
+    @cached_property
+    def usual(self) -> Programs:
+        """By durations of one unit."""
+        return self.programs(one_unit)
+
+    @property
+    def num_passes(self) -> int:
+        """Of which it holds tables, and of one set of programs."""
+        tables = {id(candidates): len(candidates.actions) for _, candidates in self._parts}
+        return sum(tables.values()) + sum(3 * node.num_microbatches for node in self._problem.nodes)
+
+    def programs(self, duration: Callable[[Action], float]) -> Programs:
+        """By these durations."""
+        schedule, groups = self._schedule, self._problem.groups
+        if schedule.kind.spec.dag is not None:
+            return schedule.kind.spec.dag(replace(self._problem, duration=duration))
+        found: Programs = {}
+        known: dict[tuple[int, tuple[float, ...]], Programs] = {}
+        for part, candidates in self._parts:
+            taken = tuple(float(duration(part.original(action))) for action in candidates.actions)
+            key = id(candidates), taken
+            if key not in known:
+                known[key] = candidates.best(taken)
+            found |= part.original_programs(known[key])
+        is_laid_out = any(candidates.is_laid_out for _, candidates in self._parts)
+        if schedule.virtual_stages > 1 and not is_laid_out:
+            raise _layout_error(groups, self._chains, schedule)
+        return {group: found[group] for group in map(tuple, groups)}
+
+
+class _Candidates:
+    """Orders of one part among which durations choose."""
+
+    def __init__(self, part: Part, schedule: Schedule) -> None:
+        spec = schedule.kind.spec
+        laid_out = [chain for chain in part.chains if _is_laid_out(part, chain, schedule)]
+        orders = {chain: _order(part, chain, spec) for chain in laid_out if _is_last(part, chain)}
+        graph = _graph(part, orders, spec)
+        self.is_laid_out, self.actions = bool(laid_out), graph.actions
+        self._schedule, self._lines = schedule, _lines(graph, part, schedule)
+        self._tried: list[tuple[ListScheduler, Sequence[Policy]]] = []
+        if orders:  # with the kind's own order where a chain has one; also without it where there is a choice
+            own = [_in_order(graph, line, orders.get(line.stages, {})) for line in self._lines]
+            self._tried.append((ListScheduler(graph, own), [Policy()]))
+        if spec.most_in_flight is not None or not orders:
+            self._tried.append((ListScheduler(graph, self._lines), _POLICIES))
+
+    def best(self, duration: Sequence[float]) -> Programs:
+        """The candidate that exceeds its limits least, then the fastest, then the first."""
+        found = [each for tried, policies in self._tried for each in tried.schedules(policies, duration)]
+        excess, _, place = min((self._excess(each), each.finish, place) for place, each in enumerate(found))
+        schedule = self._schedule
+        if excess > 0 and schedule.memory_limit is not None:
+            raise ValueError(
+                f"schedule {schedule.kind}: no order found holds at most {schedule.memory_limit} "
+                f"microbatches; the nearest needs memory_limit {math.ceil(schedule.memory_limit + excess)}"
+            )
+        return found[place].programs
+
+    def _excess(self, found: ListSchedule) -> float:
+        """By how much a chain that nobody reads holds more than its limit."""
+        return max(
+            (
+                peak - line.limit
+                for line, peak in zip(self._lines, found.peaks, strict=True)
+                if line.limit is not None and not line.just_in_time and peak > line.limit
+            ),
+            default=0.0,
+        )
 
 
 def _is_laid_out(part: Part, stages: tuple[int, ...], schedule: Schedule) -> bool:
@@ -128,17 +206,13 @@ def _order(part: Part, stages: tuple[int, ...], spec: ScheduleSpec) -> _Order:
     return dict(zip(homes, programs, strict=False))
 
 
-def _graph(part: Part, orders: _Orders, spec: ScheduleSpec, duration: Callable[[Action], float]) -> PassGraph:
+def _graph(part: Part, orders: _Orders, spec: ScheduleSpec) -> PassGraph:
     """All passes of the part; backwards that stand whole in an order stay so where others are split."""
     if not spec.splits_backward:
-        return pass_graph(part.nodes, part.groups, _within(part, duration), backward=Pass.B)
+        return pass_graph(part.nodes, part.groups, one_unit, backward=Pass.B)
     passes = (action for order in orders.values() for program in order.values() for action in program)
     whole = {action for action in passes if action.kind is Pass.B}
-    return pass_graph(part.nodes, part.groups, _within(part, duration), backward=Pass.I, whole=whole)
-
-
-def _within(part: Part, duration: Callable[[Action], float]) -> Callable[[Action], float]:
-    return lambda action: duration(part.original(action))
+    return pass_graph(part.nodes, part.groups, one_unit, backward=Pass.I, whole=whole)
 
 
 def _lines(graph: PassGraph, part: Part, schedule: Schedule) -> list[PassChain]:
@@ -159,47 +233,9 @@ def _lines(graph: PassGraph, part: Part, schedule: Schedule) -> list[PassChain]:
     return lines
 
 
-def _best(graph: PassGraph, chains: Sequence[PassChain], orders: _Orders, schedule: Schedule) -> Programs:
-    """The candidate that exceeds its limits least, then the fastest, then the first."""
-    best: tuple[float, float, Programs] | None = None
-    for programs in _candidates(graph, chains, orders, schedule.kind.spec):
-        excess = max((_excess(programs, chain) for chain in chains), default=0.0)
-        key = excess, finish_time(graph, programs)
-        if best is None or key < best[:2]:
-            best = (*key, programs)
-    assert best is not None
-    excess, _, programs = best
-    if excess > 0 and schedule.memory_limit is not None:
-        raise ValueError(
-            f"schedule {schedule.kind}: no order found holds at most {schedule.memory_limit} microbatches; "
-            f"the nearest needs memory_limit {math.ceil(schedule.memory_limit + excess)}"
-        )
-    return programs
-
-
-def _excess(programs: Programs, chain: PassChain) -> float:
-    """By how much a chain that nobody reads holds more than its limit."""
-    if chain.limit is None or chain.just_in_time:
-        return 0.0
-    return max(0.0, peak_in_flight(programs, chain.stages) - chain.limit)
-
-
-def _candidates(
-    graph: PassGraph, chains: Sequence[PassChain], orders: _Orders, spec: ScheduleSpec
-) -> Iterator[Programs]:
-    """With the kind's own order where a chain has one; also without it where there is a choice."""
-    if orders:
-        yield list_schedule(
-            graph, [_in_order(graph, chain, orders.get(chain.stages, {})) for chain in chains], Policy()
-        )
-    if spec.most_in_flight is not None or not orders:
-        for policy in _POLICIES:
-            yield list_schedule(graph, chains, policy)
-
-
 def _in_order(graph: PassGraph, chain: PassChain, order: _Order) -> PassChain:
     """Without the passes that the chain does not have."""
-    existing = {group: tuple(filter(graph.exists, program)) for group, program in order.items()}
+    existing = {group: tuple(filter(graph.number.__contains__, program)) for group, program in order.items()}
     return replace(chain, order=existing)
 
 

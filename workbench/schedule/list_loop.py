@@ -1,0 +1,290 @@
+"""The compiled heart of list scheduling: one time-ordered loop over arrays. No fast-math."""
+
+from collections.abc import Sequence, Sized
+from heapq import heappop, heappush
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.compiled import compiled
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+FORWARD, BACKWARD, WEIGHT = 0, 1, 2  # B and I are alike here: a W follows or does not
+ROUNDING = 1e-9  # shares of a microbatch are fractions
+
+
+class Rows(NamedTuple):
+    """Lists of unequal lengths, end to end: row r is `of[at[r] : at[r + 1]]`."""
+
+    at: Ints
+    of: Ints
+
+
+def offsets(lists: Sequence[Sized]) -> Ints:
+    """[n + 1] where each list begins if they stand end to end."""
+    at = np.zeros(len(lists) + 1, np.int64)
+    np.cumsum([len(each) for each in lists], out=at[1:])
+    return at
+
+
+def rows(lists: Sequence[Sequence[int]]) -> Rows:
+    """Lists end to end."""
+    at = offsets(lists)
+    return Rows(at, np.fromiter(chain.from_iterable(lists), np.int64, count=int(at[-1])))
+
+
+class Passes(NamedTuple):
+    """[A] passes and [S] stages of a graph by their places; the forwards of a stage stand in a row.
+
+    Args:
+        stage, kind, microbatch: [A] of every pass.
+        is_last: [A] whether nothing of the microbatch is held on the stage behind it.
+        reads: [A] forwards that read a forward which no backward keeps; else -1.
+        inputs, followers: by pass.
+        first, count: [S] a stage's first forward, and how many it has.
+        group, position: [S] see `PassGraph`.
+    """
+
+    stage: Ints
+    kind: Ints
+    microbatch: Ints
+    is_last: Flags
+    reads: Ints
+    inputs: Rows
+    followers: Rows
+    first: Ints
+    count: Ints
+    group: Ints
+    position: Ints
+
+
+class Rules(NamedTuple):
+    """How stages are to be scheduled.
+
+    Args:
+        pool: [S] stages of one chain in one group hold microbatches together: the number of that pool.
+        share, room: [S] what a microbatch counts there, and there and on the later stages of its pool.
+        limit: [S] of its pool; inf where there is none.
+        waits_turn: [S] whether a forward waits for a reader to be one forward ahead of it.
+        reader: [P] the stages that read a stage, and by its row in `wanted`,
+        wanted: [P] how many own forwards the reader's first j + 1 need.
+        readers: [S + 1] where the readers of a stage begin.
+        is_ordered: [S] whether its passes stand in a given order.
+        orders, orders_of: by order its passes, and where the orders of a group begin.
+    """
+
+    pool: Ints
+    share: Floats
+    room: Floats
+    limit: Floats
+    waits_turn: Flags
+    reader: Ints
+    wanted: Rows
+    readers: Ints
+    is_ordered: Flags
+    orders: Rows
+    orders_of: Ints
+
+
+@compiled
+def play(  # noqa: C901, PLR0912, PLR0915  (one loop: its parts share a dozen arrays)
+    passes: Passes, rules: Rules, free: Rows, duration: Floats, patience: float
+) -> tuple[Ints, int, float, Ints]:
+    """Let time run: who is free does the first of what is possible, see `list_schedule`.
+
+    Args:
+        free: by group, the stages without a given order as their forwards are tried.
+        patience: see `Policy`.
+
+    Returns:
+        passes in the order of their starts; how many there are, fewer than all where orders wait for each
+        other; when the last one ends if each starts as soon as its group is free and its inputs are
+        there; by pool, the most microbatches with a backward that were held at once.
+    """
+    num_passes, num_stages, num_groups = len(passes.stage), len(passes.first), len(free.at) - 1
+    stage_of, kind, inputs, followers = passes.stage, passes.kind, passes.inputs, passes.followers
+    missing = np.diff(inputs.at)
+    unread = passes.reads.copy()
+    begun = np.zeros(num_stages, np.int64)  # forwards of every stage
+    held = np.zeros(num_stages)  # by pool
+    counted, most = np.zeros(num_stages, np.int64), np.zeros(num_stages, np.int64)
+    done = np.zeros(len(rules.orders.at), np.int64)  # of each order
+    is_busy = np.zeros(num_groups, np.bool_)
+    backwards = [[(0.0, 0, 0)] for _ in range(num_groups)]  # (ready, microbatch, number)
+    weights = [[(0, 0)] for _ in range(num_groups)]
+    arrivals = [[(0.0, 0)] for _ in range(num_groups)]  # (end of its last running input, number)
+    for group in range(num_groups):
+        backwards[group].clear()
+        weights[group].clear()
+        arrivals[group].clear()
+    ends = [(0.0, 0)]
+    ends.clear()
+    touched = list(range(num_groups))
+    found = np.empty(num_passes, np.int64)
+    num_found = 0
+    soonest_end, group_end, finish = np.zeros(num_passes), np.zeros(num_groups), 0.0
+    now = 0.0
+    while True:
+        chosen = -1
+        while touched and chosen < 0:
+            group = heappop(touched)
+            if not is_busy[group]:
+                chosen = _choice(
+                    group, now, passes, rules, free, duration, patience, missing, begun, held, done,
+                    backwards[group], weights[group], arrivals[group],
+                )  # fmt: skip
+        if chosen < 0 and not ends:  # nothing runs and nothing may start: a forward passes its limit
+            chosen = _nearest_to_the_loss(passes, free, missing, begun)
+            if chosen < 0:
+                return found[:num_found], num_found, finish, most
+        if chosen >= 0:
+            stage = stage_of[chosen]
+            group, pool = passes.group[stage], rules.pool[stage]
+            is_busy[group] = True
+            found[num_found] = chosen
+            num_found += 1
+            end = now + duration[chosen]
+            heappush(ends, (end, chosen))
+            for at in range(followers.at[chosen], followers.at[chosen + 1]):
+                later = followers.of[at]
+                if missing[later] == 1:
+                    heappush(arrivals[passes.group[stage_of[later]]], (end, later))
+            soonest = group_end[group]
+            for at in range(inputs.at[chosen], inputs.at[chosen + 1]):
+                soonest = max(soonest, soonest_end[inputs.of[at]])
+            soonest_end[chosen] = group_end[group] = soonest + duration[chosen]
+            finish = max(finish, group_end[group])
+            if kind[chosen] == FORWARD:
+                begun[stage] += 1
+                held[pool] += rules.share[stage]
+                for at in range(inputs.at[chosen], inputs.at[chosen + 1]):
+                    heappush(touched, passes.group[stage_of[inputs.of[at]]])  # it may wait for its turn
+                if passes.reads[chosen] < 0:
+                    counted[pool] += 1
+                    most[pool] = max(most[pool], counted[pool])
+            elif passes.is_last[chosen]:
+                counted[pool] -= 1
+            continue
+        now = ends[0][0]
+        while ends and ends[0][0] == now:
+            _, number = heappop(ends)
+            stage = stage_of[number]
+            is_busy[passes.group[stage]] = False
+            heappush(touched, passes.group[stage])
+            if kind[number] == FORWARD:
+                if unread[number] == 0:
+                    held[rules.pool[stage]] -= rules.share[stage]
+                for at in range(inputs.at[number], inputs.at[number + 1]):
+                    earlier = inputs.of[at]
+                    unread[earlier] -= 1
+                    if unread[earlier] == 0:
+                        giver = stage_of[earlier]
+                        held[rules.pool[giver]] -= rules.share[giver]
+                        heappush(touched, passes.group[giver])
+            elif passes.is_last[number]:
+                held[rules.pool[stage]] -= rules.share[stage]
+            for at in range(followers.at[number], followers.at[number + 1]):
+                later = followers.of[at]
+                missing[later] -= 1
+                if missing[later] == 0:
+                    stage = stage_of[later]
+                    group = passes.group[stage]
+                    heappush(touched, group)
+                    if rules.is_ordered[stage] or kind[later] == FORWARD:
+                        continue
+                    if kind[later] == WEIGHT:
+                        heappush(weights[group], (passes.microbatch[later], later))
+                    else:
+                        heappush(backwards[group], (now, passes.microbatch[later], later))
+
+
+@compiled
+def _choice(  # noqa: C901, PLR0911, PLR0912, PLR0913, PLR0917  (what the loop above has in arrays)
+    group: int,
+    now: float,
+    passes: Passes,
+    rules: Rules,
+    free: Rows,
+    duration: Floats,
+    patience: float,
+    missing: Ints,
+    begun: Ints,
+    held: Floats,
+    done: Ints,
+    backwards: list[tuple[float, int, int]],
+    weights: list[tuple[int, int]],
+    arrivals: list[tuple[float, int]],
+) -> int:
+    """What a free group starts; -1: nothing."""
+    for order in range(rules.orders_of[group], rules.orders_of[group + 1]):
+        at = rules.orders.at[order] + done[order]
+        if at < rules.orders.at[order + 1] and missing[rules.orders.of[at]] == 0:
+            done[order] += 1
+            return rules.orders.of[at]
+    if backwards:
+        return heappop(backwards)[2]
+    forward = -1  # the first possible one that somebody reads or that has a backward, else any possible one
+    for at in range(free.at[group], free.at[group + 1]):
+        stage = free.of[at]
+        number = _next_forward(stage, passes, missing, begun)
+        if number < 0 or not _may(stage, rules, begun, held):
+            continue
+        if passes.followers.at[number] < passes.followers.at[number + 1]:
+            return number
+        if forward < 0:
+            forward = number
+    if weights:
+        limit = now + patience * duration[weights[0][1]]
+        while arrivals and arrivals[0][0] <= now:
+            heappop(arrivals)
+        for end, number in arrivals:
+            stage = passes.stage[number]
+            if end >= limit or passes.kind[number] == WEIGHT:
+                continue
+            if passes.kind[number] != FORWARD or rules.is_ordered[stage]:
+                return -1  # something better is about to arrive, and wakes the group
+            if passes.microbatch[number] == begun[stage] and _may(stage, rules, begun, held):
+                return -1
+        return heappop(weights)[1]
+    return forward
+
+
+@compiled
+def _next_forward(stage: int, passes: Passes, missing: Ints, begun: Ints) -> int:
+    """The stage's next forward, if its inputs are there; else -1."""
+    number = passes.first[stage] + begun[stage]
+    return number if begun[stage] < passes.count[stage] and missing[number] == 0 else -1
+
+
+@compiled
+def _may(stage: int, rules: Rules, begun: Ints, held: Floats) -> bool:
+    """Whether the next forward is within its limit and its turn has come."""
+    if held[rules.pool[stage]] + rules.room[stage] > rules.limit[stage] + ROUNDING:
+        return False
+    if not rules.waits_turn[stage]:
+        return True
+    own, needed = begun[stage], 0
+    for row in range(rules.readers[stage], rules.readers[stage + 1]):
+        first, end = rules.wanted.at[row], rules.wanted.at[row + 1]
+        if first == end:
+            continue
+        if own < rules.wanted.of[min(first + begun[rules.reader[row]], end - 1)]:
+            return True
+        needed = max(needed, rules.wanted.of[end - 1])
+    return own >= needed
+
+
+@compiled
+def _nearest_to_the_loss(passes: Passes, free: Rows, missing: Ints, begun: Ints) -> int:
+    """Of the forwards without a given order whose inputs are there, the last in forward order; else -1."""
+    found, position = -1, -1
+    for stage in free.of:
+        number = _next_forward(stage, passes, missing, begun)
+        if number >= 0 and passes.position[stage] > position:
+            found, position = number, passes.position[stage]
+    return found
