@@ -1,7 +1,10 @@
 """Times of layers: closed forms on ideal machines, plausibility on shipped ones, measured layers."""
 
+import pickle
 from dataclasses import replace
+from itertools import product
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +19,7 @@ from workbench.cost.collectives import (
     broadcast_s,
     reduce_scatter_s,
 )
+from workbench.cost.execution import AttentionKernel, Execution
 from workbench.cost.hardware import Link
 from workbench.cost.interpolate import Surface
 from workbench.cost.layer_table import LayerPoint, LayerTable
@@ -185,6 +189,43 @@ def test_surface_returns_its_points_exactly(rates):
     surface = Surface([(2.0**x, 2.0**y, rate) for (x, y), rate in rates.items()])
     for (x, y), rate in rates.items():
         assert surface.read(2.0**x, 2.0**y) == (pytest.approx(rate, rel=1e-9), True)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 3))
+def test_surface_reads_all_its_points_wherever_they_stand(seed, num_coordinates):
+    """Inverse squared distance over the six nearest of all points; a straight line over one coordinate."""
+    random = np.random.default_rng(seed)
+    points = 2.0 ** random.uniform(0, 12, (random.integers(1, 200), num_coordinates + 1))
+    surface, (*columns, rates) = Surface(points), np.log2(points).T
+    low, high = (extreme(axis=1) for extreme in (np.array(columns).min, np.array(columns).max))
+    for asked in random.uniform(-1, 13, (5, num_coordinates)):
+        at = np.clip(asked, low, high)
+        if num_coordinates == 1:
+            order = np.argsort(columns[0])
+            expected = np.interp(at[0], columns[0][order], rates[order])
+        else:
+            apart = sum(abs(each - value) for each, value in zip(columns, at, strict=True))
+            near = apart <= sorted(apart)[min(6, len(apart)) - 1] + 1e-9
+            expected = np.average(rates[near], weights=np.maximum(apart[near], 1e-12) ** -2.0)
+        assert surface.read(*2.0**asked).rate == pytest.approx(2.0**expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "run", [Execution(), Execution(attention=AttentionKernel.STORED, unaligned_rate=0.9)]
+)
+def test_a_model_that_was_asked_for_others_answers_as_a_new_one(run):
+    """Layers, works and grids share prices of operators and products; executions share neither."""
+    profile = load_profile("A100-80GB")
+    works = [causal(512), causal(512, 2), Work((RowWork(1024, 1024, 9),)), causal(100, 9)]
+    asked = list(product([block(GPT), block(LLAMA_8B)], works, [(1, 1), (2, 1), (1, 2), (2, 2)]))
+    old = CostModel(profile)
+    for what, work, (tp, cp) in asked:
+        time_of(old, what, work, tp=tp, cp=cp, link=LINK)
+    old = pickle.loads(pickle.dumps(old.executed(run)))
+    for what, work, (tp, cp) in asked:
+        new = CostModel(profile, run)
+        expected = time_of(new, what, work, tp=tp, cp=cp, link=LINK)
+        assert time_of(old, what, work, tp=tp, cp=cp, link=LINK) == expected
 
 
 def test_leave_one_out_of_a_power_law_is_small_and_of_noise_is_not():

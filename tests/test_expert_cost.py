@@ -277,7 +277,7 @@ def test_rows_of_several_experts_are_sorted_behind_an_exchange_and_in_front_of_o
     )
     split = on_rank(layer, WORK, grid)
     found = exchanges_of(split, WORK, grid, 4, divided=False)
-    passes = OperatorPasses(cost, WORK, grid, "float32", set()).of_layer(split)
+    passes = OperatorPasses(cost, grid, "float32").of_layer(split, WORK)
     sent_s = sum(all_to_all_s(each.num_bytes, 2, link) for each in found.forward)
     rows = max(each.num_bytes for each in found.forward)
     expected_s = sum(each.forward_s for each in passes) + sent_s + num_sorts * 2 * rows / 1e9

@@ -40,7 +40,7 @@ def times(profile: Profile, execution: Execution | None = None) -> KernelTimes:
 
 def passes(execution: Execution, operator: Matmul | Attention, profile: Profile | None = None):
     kernels = times(profile or machine(), execution)
-    return OperatorPasses(kernels, causal(64), ONE, "bfloat16", set()).of(operator)
+    return OperatorPasses(kernels, ONE, "bfloat16").of(operator, causal(64))
 
 
 def test_a_limit_leaves_the_cube_root_of_the_power_above_its_static_share():
@@ -248,7 +248,7 @@ def test_tables_read_by_products_take_a_forward_a_weight_gradient_and_two_matric
     tokens, width, rows = 4096, 1024, 50304
     table = Lookup(name="tokens", num_rows=rows, width=width, shard=Shard.COLUMN)
     cost = times(machine(), Execution(lookups=Lookups.PRODUCTS))
-    found = OperatorPasses(cost, causal(tokens), Grid(tp, 1), "bfloat16", set()).of(table)
+    found = OperatorPasses(cost, Grid(tp, 1), "bfloat16").of(table, causal(tokens))
     gemm = Gemm(tokens, width, rows / tp)
     product_s = max(gemm.flop / FLOP_PER_S, gemm.num_bytes(2) / BYTES_PER_S)
     each_s = product_s + 2 * tokens * rows / tp / BYTES_PER_S

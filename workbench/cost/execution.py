@@ -255,12 +255,10 @@ class Execution:
 
     def matmul_factor(self, *sizes: float, element_bytes: int) -> float:
         """On the rate of a product of these sizes: `unaligned_rate` to the power of the missing halvings."""
-        missing = 0
+        bits = ALIGNED_BYTES  # of all sizes in bytes: the lowest is what all are aligned to
         for size in sizes:
-            row_bytes, halvings = int(size) * element_bytes, 0
-            while row_bytes % (ALIGNED_BYTES >> halvings):
-                halvings += 1
-            missing = max(missing, halvings)
+            bits |= int(size) * element_bytes
+        missing = (ALIGNED_BYTES // (bits & -bits)).bit_length() - 1
         return self.matmul_rate * self.unaligned_rate**missing
 
     def pass_s(

@@ -1,8 +1,10 @@
 """Reading a table of measured rates between its points."""
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from heapq import heappop, heappush
+from math import floor
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +14,9 @@ NUM_NEIGHBOURS = 6
 SLACK = 1e-6  # of distances, more than what is rounded
 HALVED = 64  # cells, until what no reading is above is taken as it is
 NARROW = 1 / 64  # octaves, of a cell that is not halved
-_Line = tuple[NDArray[np.float64], NDArray[np.float64]]
+CUBES = (1.0, 0.25)  # octaves along each side, largest first, each a multiple of the next
+_Line = tuple[Sequence[float], Sequence[float]]
+_Samples = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 class Reading(NamedTuple):
@@ -54,7 +58,8 @@ class Surface:
     Args:
         points: [N] tuples (coordinate, ..., rate), all > 0.
 
-    Complexity: O(N) a reading; equal readings are computed once.
+    Complexity: equal readings are computed once. Over one coordinate O(log N). Over several O(points that
+        can be among the nearest in the cube of a quarter octave around), and O(N) once for each cube.
     """
 
     def __init__(self, points: Sequence[Sequence[float]]) -> None:
@@ -63,6 +68,9 @@ class Surface:
         self._log_rate: NDArray[np.float64] = table[:, -1]
         self._low: NDArray[np.float64] = self._coordinates.min(axis=0)
         self._high: NDArray[np.float64] = self._coordinates.max(axis=0)
+        self._box = tuple(zip(self._low.tolist(), self._high.tolist(), strict=True))
+        self._near: dict[tuple[float, ...], NDArray[np.intp]] = {}
+        self._samples: dict[tuple[float, ...], _Samples] = {}
         self._known: dict[tuple[float, ...], Reading] = {}
         self._most: dict[tuple[tuple[float, ...], tuple[float, ...]], float] = {}
 
@@ -90,16 +98,34 @@ class Surface:
         """The rate at these coordinates."""
         found = self._known.get(coordinates)
         if found is None:
-            asked = np.log2(np.asarray(coordinates, dtype=np.float64))
-            at = np.minimum(np.maximum(asked, self._low), self._high)
-            inside = bool(np.maximum.reduce(np.abs(asked - at)) < 1e-9)
-            if self._line is None:
-                log_rate = _shepard(np.add.reduce(np.abs(self._coordinates - at), axis=1), self._log_rate)
-            else:
-                log_rate = _on_line(self._line, at)
-            found = Reading(float(np.exp2(log_rate)), inside)
-            self._known[coordinates] = found
+            asked = list(map(_log2, coordinates))
+            at = [min(max(value, low), high) for value, (low, high) in zip(asked, self._box, strict=True)]
+            inside = all(abs(value - held) < 1e-9 for value, held in zip(asked, at, strict=True))
+            log_rate = self._shepard(at) if self._line is None else _on_line(self._line, at[0])
+            found = self._known[coordinates] = Reading(float(np.exp2(log_rate)), inside)
         return found
+
+    def _shepard(self, at: list[float]) -> float:
+        """Of the points that can be among the nearest there."""
+        cube = tuple([floor(value / CUBES[-1]) for value in at])
+        if cube not in self._samples:
+            places = self._places(at)
+            self._samples[cube] = self._coordinates[places].T.copy(), self._log_rate[places]
+        columns, log_rate = self._samples[cube]
+        apart = columns - np.array(at)[:, None]
+        return _shepard(np.add.reduce(np.abs(apart, out=apart), axis=0), log_rate)
+
+    def _places(self, at: list[float]) -> NDArray[np.intp]:
+        """In the smallest of `CUBES` around; those in a larger one are sought once for all inside it."""
+        places = np.arange(len(self._log_rate))
+        for octaves in CUBES:
+            corner = np.floor(np.array(at) / octaves) * octaves
+            key = (octaves, *corner.tolist())
+            if key not in self._near:
+                nearest, farthest = _reach(self._coordinates[places], corner, corner + octaves)
+                self._near[key] = places[_can_be(nearest, farthest)]
+            places = self._near[key]
+        return places
 
     def most(self, low: Sequence[float], high: Sequence[float]) -> float:
         """What no reading between two corners is above.
@@ -153,10 +179,9 @@ class Surface:
     def _cell(self, low: NDArray[np.float64], high: NDArray[np.float64], within: Cell | None) -> Cell:
         places = np.arange(len(self._log_rate)) if within is None else within.near
         points, rates = self._coordinates[places], self._log_rate[places]
-        nearest = np.maximum(np.maximum(low - points, points - high), 0.0).sum(axis=1)
-        farthest = np.maximum(np.abs(points - low), np.abs(points - high)).sum(axis=1)
+        nearest, farthest = _reach(points, low, high)
+        can_be = _can_be(nearest, farthest)
         last = min(NUM_NEIGHBOURS, len(rates)) - 1
-        can_be = nearest <= np.partition(farthest, last)[last] + SLACK
         is_always = farthest[can_be] <= np.partition(nearest, last)[last] - SLACK
         rates, nearest, farthest = rates[can_be], nearest[can_be], farthest[can_be]
         order = np.argsort(-rates, kind="stable")
@@ -199,28 +224,58 @@ class Surface:
 def _between(coordinates: NDArray[np.float64], value: NDArray[np.float64], at: NDArray[np.float64]) -> float:
     if coordinates.shape[1] > 1:
         return _shepard(np.abs(coordinates - at).sum(axis=1), value)
-    return _on_line(_line(coordinates, value), at)
+    return _on_line(_line(coordinates, value), float(at[0]))
+
+
+def read_line(points: Iterable[tuple[float, float]], at: float) -> float:
+    """As `Surface` reads few points (coordinate, rate), the coordinates ascending, without keeping them."""
+    places, values = zip(*[map(_log2, point) for point in points], strict=True)
+    held = min(max(_log2(at), places[0]), places[-1])
+    return float(np.exp2(_on_line((places, values), held)))
+
+
+def _log2(value: float) -> float:
+    """numpy's: the standard library's differs in the last bit on some machines."""
+    return float(np.log2(value))
+
+
+def _reach(points: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64]) -> _Samples:
+    """[N] least and most distance of each point from anywhere between two corners."""
+    nearest = np.maximum(np.maximum(low - points, points - high), 0.0).sum(axis=1)
+    return nearest, np.maximum(np.abs(points - low), np.abs(points - high)).sum(axis=1)
+
+
+def _can_be(nearest: NDArray[np.float64], farthest: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """[N] whether a point can be among the nearest there: no six others are nearer from everywhere."""
+    last = min(NUM_NEIGHBOURS, len(farthest)) - 1
+    found: NDArray[np.bool_] = nearest <= np.partition(farthest, last)[last] + SLACK
+    return found
 
 
 def _line(coordinates: NDArray[np.float64], value: NDArray[np.float64]) -> _Line:
     """Over one coordinate: the places, ascending, and the mean of the values at each."""
     places, inverse = np.unique(coordinates[:, 0], return_inverse=True)
-    return places, np.bincount(inverse, weights=value) / np.bincount(inverse)
+    return places.tolist(), (np.bincount(inverse, weights=value) / np.bincount(inverse)).tolist()
 
 
-def _on_line(line: _Line, at: NDArray[np.float64]) -> float:
-    return float(np.interp(at[0], *line))
+def _on_line(line: _Line, at: float) -> float:
+    """Level beyond the ends."""
+    places, values = line
+    index = bisect_right(places, at) - 1
+    if index < 0 or index == len(places) - 1 or places[index] == at:
+        return values[max(index, 0)]
+    slope = (values[index + 1] - values[index]) / (places[index + 1] - places[index])
+    return slope * (at - places[index]) + values[index]
 
 
 def _shepard(distance: NDArray[np.float64], value: NDArray[np.float64]) -> float:
     """By ufuncs themselves: `sum` and its like are Python around them, which takes most of a reading."""
-    nearest = min(NUM_NEIGHBOURS, int(np.count_nonzero(np.isfinite(distance)))) - 1
+    nearest = min(NUM_NEIGHBOURS, len(distance)) - 1
     ascending = distance.copy()
     ascending.partition(nearest)
     near = distance <= float(ascending[nearest]) + 1e-9
     distance, value = distance[near], value[near]
-    exact = distance < 1e-9
-    if np.count_nonzero(exact):
-        return float(value[exact].mean())
+    if np.minimum.reduce(distance) < 1e-9:
+        return float(value[distance < 1e-9].mean())
     weight = distance**-2.0
     return float(np.add.reduce(weight * value) / np.add.reduce(weight))

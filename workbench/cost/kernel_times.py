@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from workbench.cost.execution import ALIGNED_BYTES, AttentionKernel, Execution
 from workbench.cost.flash import flash_share
@@ -38,6 +39,7 @@ class KernelTimes:
         self._attention = _surface(profile.attention)
         self._pointwise = _surface(profile.pointwise)
         self._normalization = _surface(profile.normalization) or self._pointwise
+        self._products: dict[tuple[Gemm, str], tuple[float, bool]] = {}
         short = self.in_short_loops() if profile.sustained_products or profile.sustained_attention else self
         self._slowdowns = {
             found.direction: Surface(
@@ -97,14 +99,14 @@ class KernelTimes:
             return 0.0
         return self.moved_s(elements * NARROW[narrow].cast_bytes / NARROW[narrow].cast_rate)
 
-    @property
+    @cached_property
     def clock_share(self) -> float:
         """Of the clock behind the profile's rates: what the power limit leaves to the slowest device."""
         run, power = self.execution, self.profile.power
         spread = power.clock_spread if power else 0.0
         return clock_share(run.power_limit_w, power) * slowest_share(run.num_devices, spread)
 
-    @property
+    @cached_property
     def product_share(self) -> float:
         """Of the rates of products in short loops, what training sustains at that clock."""
         power = self.profile.power
@@ -114,20 +116,30 @@ class KernelTimes:
         """Seconds of one product in a short loop, and whether its shape lies among the measured ones.
 
         A shape below the smallest measured one takes the time of the smallest; one without rows, none.
+        Equal products are priced once.
         """
-        if gemm.flop == 0:
+        key = gemm, precision
+        found = self._products.get(key)
+        if found is None:
+            found = self._products[key] = self._matmul_s(gemm, precision)
+        return found
+
+    def _matmul_s(self, gemm: Gemm, precision: str) -> tuple[float, bool]:
+        flop = gemm.flop
+        if flop == 0:
             return 0.0, True
-        run, size = self.execution, ELEMENT_BYTES[precision]
-        factor = run.matmul_factor(*gemm, element_bytes=size) * self.product_share
+        size = ELEMENT_BYTES[precision]
+        factor = self.execution.matmul_factor(*gemm, element_bytes=size) * self.product_share
         peak = self.profile.peak(precision) * factor
         if self._matmul is None:
             moved_s = gemm.num_bytes(size) / self.profile.memory_bytes_per_s
-            return self._floor(max(gemm.flop / peak, moved_s)), True
-        padded = Gemm(*(max(size, low) for size, low in zip(gemm, self._matmul.low, strict=True)))
+            return self._floor(max(flop / peak, moved_s)), True
+        padded = Gemm(*map(max, gemm, self._matmul.low))
         reading = self._matmul.read(*padded)
         rate = reading.rate * peak / self.profile.peak(self.profile.table_precision)
-        inside = reading.inside and padded == gemm
-        return self._floor(padded.flop / rate), inside
+        if padded != gemm:
+            return self._floor(padded.flop / rate), False
+        return self._floor(flop / rate), reading.inside
 
     def product_cell(self, low: Gemm, high: Gemm, within: Cell | None = None) -> Cell | None:
         """Products of all shapes between two, in the table of short loops; None: the profile has none.
@@ -251,7 +263,7 @@ class KernelTimes:
     ) -> float:
         """Every product reads or writes all scores once, and takes no less than that."""
         run, queries = self.execution, operator_tokens(operator, work, grid)
-        keys = operator.num_keys or max(row.tokens_in for row in work.rows)
+        keys = operator.num_keys or work.sums.longest
         scores = queries * keys * operator.num_heads / grid.tp
         rate = self._rate(Gemm(scores / keys, keys, operator.head_dim), precision) * run.attention_rate
         pass_s = self.moved_s(scores * ELEMENT_BYTES[precision] / run.scores_rate)

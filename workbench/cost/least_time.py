@@ -285,7 +285,7 @@ class LeastTimes:
     def _moved(self, operator: Pointwise | Lookup, work: Work, needs: Needs) -> LeastTime:
         if isinstance(operator, Lookup) and self._cost.execution.lookups is Lookups.PRODUCTS:
             return NOTHING
-        moved = OperatorPasses(self._cost, work, WHOLE, self._precision, set()).moved_bytes(operator)
+        moved = OperatorPasses(self._cost, WHOLE, self._precision).moved_bytes(operator, work)
         rate = self._cost.most_moved_bytes_per_s(operator)
         weights = (
             min(moved.input_grad, moved.weight_grad) if isinstance(operator, Lookup) else moved.weight_grad

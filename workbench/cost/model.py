@@ -16,6 +16,7 @@ from workbench.cost.hardware import Link
 from workbench.cost.kernel_times import ELEMENT_BYTES, KernelTimes
 from workbench.cost.layer_time import LayerTime, unmeasured_of
 from workbench.cost.measured import MeasuredLayer, from_measured, in_one_piece
+from workbench.cost.operator_passes import OperatorPasses
 from workbench.cost.operator_sums import Links, OperatorSums
 from workbench.cost.profile import Profile
 from workbench.cost.roofline import (
@@ -65,6 +66,7 @@ class CostModel(KernelTimes):
             for table in profile.layers
         }
         self._known: dict[tuple[object, ...], LayerTime] = {}
+        self._operators: dict[tuple[Grid, str], OperatorPasses] = {}
         self._signatures = Signatures()
         self._experts = _ExpertParallel()
         self._variants: dict[object, CostModel] = {}
@@ -115,7 +117,9 @@ class CostModel(KernelTimes):
 
     def _copied(self) -> "CostModel":
         other = copy(self)
-        other._known, other._variants = {}, {}
+        other._known, other._operators, other._variants, other._products = {}, {}, {}, {}
+        for name in ("clock_share", "product_share"):  # of the execution
+            vars(other).pop(name, None)
         return other
 
     def layer_time(
@@ -144,6 +148,8 @@ class CostModel(KernelTimes):
 
         Complexity: O(operators x table points), once per distinct argument.
         """
+        if tp == cp == self._experts.ep == 1:  # nothing runs over them
+            link = context_link = None
         name = self._signatures.of(layer)
         key = (name, work, tp, cp, str(precision), link, context_link)
         if key not in self._known:
@@ -175,7 +181,10 @@ class CostModel(KernelTimes):
         """Out of its operators, or scaled from a layer measured whole: on this grid, else on one rank."""
         whole = self._whole(name, precision, Grid(1, 1))
         here = self._whole(name, precision, grid._replace(ep=1))
-        sums = OperatorSums(self, self.collectives, work, grid, precision, links)
+        operators = self._operators.get((grid, precision))
+        if operators is None:
+            operators = self._operators[grid, precision] = OperatorPasses(self, grid, precision)
+        sums = OperatorSums(self, self.collectives, operators, work, grid, precision, links)
         if here is not None:
             time = in_one_piece(from_measured(layer, here, work), self.execution)
             return sums.with_experts(time, layer)

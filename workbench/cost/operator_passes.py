@@ -1,7 +1,9 @@
 """Seconds of single operators of a layer, pass by pass, with the reasons why they may be off."""
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from workbench.cost.execution import AttentionKernel, GradientSum, Lookups
 from workbench.cost.kernel_times import ELEMENT_BYTES, KernelTimes
@@ -23,58 +25,133 @@ from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, O
 ROUTER = "mlp.router"
 
 
-@dataclass(slots=True)
-class Passes:
-    """Seconds of an operator, pass by pass."""
+class Passes(NamedTuple):
+    """Seconds of an operator, pass by pass, and why they may be off."""
 
     forward_s: float = 0.0
     input_grad_s: float = 0.0
     weight_grad_s: float = 0.0
+    unmeasured: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """An operator of a layer, or so many alike in one kernel; 0: a part of another's.
+
+    Args:
+        narrow: format of operands of products.
+        known: its passes, by what decides them of a work.
+    """
+
+    operator: Operator
+    count: int
+    narrow: ProductFormat
+    known: dict[Hashable, Passes] = field(default_factory=dict, compare=False)
+
+    def decided_by(self, work: Work) -> Hashable:
+        return work.sums if isinstance(self.operator, Attention) else work.tokens(self.operator.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKernels:
+    """What of a layer is the same for every work.
+
+    Args:
+        operators: its own.
+        kernels: one for each.
+        num_forward, num_backward: kernels launched in a pass.
+        first: the first operator with weights; their number where none has any.
+        waits: whether the host waits for what a router chose.
+    """
+
+    operators: tuple[Operator, ...]
+    kernels: tuple[Kernel, ...]
+    num_forward: int
+    num_backward: int
+    first: int
+    waits: bool
 
 
 class OperatorPasses:
-    """Operators on one machine.
+    """Operators on one machine; what layers, or works of as many tokens, share is computed once.
 
     Args:
         cost: of kernels.
-        work: the packed rows.
         grid: degrees.
         precision: of activations and weights.
-        unmeasured: reasons are added to it.
     """
 
-    def __init__(
-        self, cost: KernelTimes, work: Work, grid: Grid, precision: str, unmeasured: set[str]
-    ) -> None:
-        self._cost, self._work, self._grid, self._precision = cost, work, grid, precision
+    def __init__(self, cost: KernelTimes, grid: Grid, precision: str) -> None:
+        self._cost, self._grid, self._precision = cost, grid, precision
         self._bytes = ELEMENT_BYTES[precision]
-        self.unmeasured = unmeasured
+        self._kernels: dict[tuple[object, ...], Kernel] = {}
+        self._layers: dict[tuple[int, LayerKind], LayerKernels] = {}
 
-    def of_layer(self, layer: Layer) -> list[Passes]:
+    def of_layer(self, layer: Layer, work: Work) -> list[Passes]:
         """In order. Operators in the same place of several experts run as one kernel: its seconds stand at
         the first of them."""
-        counts = Counter(map(group_of, layer.operators))
-        found = []
-        for operator in layer.operators:
-            group = group_of(operator)
-            count = 1 if group is None else counts.pop(group, 0)
-            found.append(self.of(operator, count, self._format(layer, operator)) if count else Passes())
+        return [self._of_kernel(kernel, work) for kernel in self.prepared(layer).kernels]
+
+    def _of_kernel(self, kernel: Kernel, work: Work) -> Passes:
+        asked = kernel.decided_by(work)
+        found = kernel.known.get(asked)
+        if found is None:
+            found = self.of(kernel.operator, work, kernel.count, kernel.narrow) if kernel.count else Passes()
+            kernel.known[asked] = found
         return found
 
-    def of(self, operator: Operator, count: int = 1, narrow: ProductFormat = ProductFormat.SAME) -> Passes:
+    def prepared(self, layer: Layer) -> LayerKernels:
+        """Once for operators that are the same object; where experts are distributed, layers are made anew
+        for every work."""
+        if self._grid.ep > 1:
+            return self._prepare(layer)
+        key = id(layer.operators), layer.kind
+        found = self._layers.get(key)
+        if found is None or found.operators is not layer.operators:  # a number out of another process
+            found = self._layers[key] = self._prepare(layer)  # holds operators: the identity stays theirs
+        return found
+
+    def _prepare(self, layer: Layer) -> LayerKernels:
+        operators, run = layer.operators, self._cost.execution
+        counts = Counter(map(group_of, operators))
+        kernels = []
+        for operator in operators:
+            group = group_of(operator)
+            count = 1 if group is None else counts.pop(group, 0)
+            kernel = Kernel(operator, count, self._format(layer, operator))
+            if self._grid.ep == 1:
+                kernel = self._kernels.setdefault((operator, count, kernel.narrow), kernel)
+            kernels.append(kernel)
+        launched = kernels_of(layer)
+        return LayerKernels(
+            operators,
+            tuple(kernels),
+            sum(map(run.num_kernels, launched)),
+            sum(map(run.num_backward_kernels, launched)),
+            next((i for i, operator in enumerate(operators) if operator.parameters()), len(operators)),
+            any(operator.name == ROUTER for operator in operators),
+        )
+
+    def of(
+        self,
+        operator: Operator,
+        work: Work,
+        count: int = 1,
+        narrow: ProductFormat = ProductFormat.SAME,
+    ) -> Passes:
         """Of so many alike in one kernel, with operands of products in that format."""
         if isinstance(operator, Matmul):
-            return self._matmul(operator, count, narrow)
+            return self._matmul(operator, work, count, narrow)
         if isinstance(operator, Attention):
-            return self._attention(operator)
+            return self._attention(operator, work)
         if isinstance(operator, Lookup) and self._cost.execution.lookups is Lookups.PRODUCTS:
-            return self._looked_up(operator)
-        return self._moved(operator, count)
+            return self._looked_up(operator, work)
+        return self._moved(operator, work, count)
 
-    def _looked_up(self, table: Lookup) -> Passes:
+    def _looked_up(self, table: Lookup, work: Work) -> Passes:
         """Both products with a matrix of ones and zeros, which each pass writes anew."""
         rows = table.num_rows / (1 if table.shard is Shard.REPLICATED else self._grid.tp)
-        gemm = Gemm(operator_tokens(table, self._work, self._grid), table.width, rows)
+        gemm = Gemm(operator_tokens(table, work, self._grid), table.width, rows)
         ones_s = self._cost.moved_s(gemm.m * gemm.k * self._bytes)
         forward_s, weight_grad_s = (
             ones_s + self._cost.product_s(gemm, direction, self._precision)[0]
@@ -87,15 +164,16 @@ class OperatorPasses:
         narrows = self._bytes < WIDE_BYTES and is_linear
         return self._cost.execution.products if narrows else ProductFormat.SAME
 
-    def _moved(self, operator: Pointwise | Lookup, count: int) -> Passes:
-        moved = self.moved_bytes(operator)
-        self._note(self._cost.profile.pointwise, "memory-bound kernels")
-        self.unmeasured.add("backward of memory-bound kernels")
-        return Passes(*(self._cost.moved_s(count * num_bytes, operator) for num_bytes in moved))
+    def _moved(self, operator: Pointwise | Lookup, work: Work, count: int) -> Passes:
+        doubts = {*self._table_doubts(self._cost.profile.pointwise, "memory-bound kernels")}
+        doubts.add("backward of memory-bound kernels")
+        moved = [count * num_bytes for num_bytes in self.moved_bytes(operator, work)]
+        forward_s, input_grad_s, weight_grad_s = [self._cost.moved_s(each, operator) for each in moved]
+        return Passes(forward_s, input_grad_s, weight_grad_s, frozenset(doubts))
 
-    def moved_bytes(self, operator: Pointwise | Lookup) -> PassBytes:
+    def moved_bytes(self, operator: Pointwise | Lookup, work: Work) -> PassBytes:
         """Of one memory-bound kernel a pass, on one rank."""
-        run, work, grid = self._cost.execution, self._work, self._grid
+        run, grid = self._cost.execution, self._grid
         if isinstance(operator, Lookup):
             moved = lookup_bytes(operator, work, grid, self._bytes)
         elif is_cross_entropy(operator):
@@ -108,21 +186,21 @@ class OperatorPasses:
             scale /= grid.tp
         return PassBytes(*(num_bytes * scale for num_bytes in moved))
 
-    def _matmul(self, operator: Matmul, count: int, narrow: ProductFormat) -> Passes:
+    def _matmul(self, operator: Matmul, work: Work, count: int, narrow: ProductFormat) -> Passes:
         """The three products, casts of their operands, sums over tokens for a bias, and main gradients."""
-        cost, gemm = self._cost, gemm_of(operator, self._work, self._grid)
+        cost, gemm = self._cost, gemm_of(operator, work, self._grid)
         times = [
             cost.linear_s(gemm, direction, self._precision, narrow, num_grouped=count)
             for direction in Direction
         ]
-        self._note_products(narrow, all(inside for _, inside in times), count)
-        forward_s, input_grad_s, weight_grad_s = (seconds for seconds, _ in times)
+        (forward_s, input_grad_s, weight_grad_s), inside = zip(*times, strict=True)
+        doubts = self._product_doubts(narrow, all(inside), count)
         forward_s += cost.cast_s(count * gemm.m * gemm.k, narrow)
         input_grad_s += cost.cast_s(count * gemm.m * gemm.n, narrow)
         weight_grad_s += cost.moved_s(count * self._main_gradient_bytes(gemm))
         if operator.bias:
             weight_grad_s += cost.moved_s(count * gemm.m * gemm.n * self._bytes)
-        return Passes(forward_s, input_grad_s, weight_grad_s)
+        return Passes(forward_s, input_grad_s, weight_grad_s, frozenset(doubts))
 
     def _main_gradient_bytes(self, gemm: Gemm) -> float:
         """What a product moves more when it adds into float32 than when it writes its own format."""
@@ -130,40 +208,40 @@ class OperatorPasses:
             return 0.0
         return gemm.n * gemm.k * (2 * WIDE_BYTES - self._bytes)
 
-    def _attention(self, operator: Attention) -> Passes:
-        forward_s, inside = self._cost.attention_s(operator, self._work, self._grid, self._precision)
-        self._note(self._cost.profile.attention, "attention")
-        self.unmeasured.update(self._cost.attention_doubts(operator))
+    def _attention(self, operator: Attention, work: Work) -> Passes:
+        forward_s, inside = self._cost.attention_s(operator, work, self._grid, self._precision)
+        doubts = {*self._table_doubts(self._cost.profile.attention, "attention")}
+        doubts.update(self._cost.attention_doubts(operator))
         if not inside:
-            self.unmeasured.add("attention outside the measured shapes")
+            doubts.add("attention outside the measured shapes")
         kernel = self._cost.execution.attention
         if kernel is AttentionKernel.FUSED:
-            rate = self._cost.attention_backward_rate(operator, self._work, self._grid)
-            return Passes(forward_s, forward_s * ATTENTION_BACKWARD_FLOP / rate, 0.0)
-        self.unmeasured.add("attention with stored scores")
-        backward_s = self._cost.stored_backward_s(operator, self._work, self._grid, self._precision)
+            rate = self._cost.attention_backward_rate(operator, work, self._grid)
+            return Passes(forward_s, forward_s * ATTENTION_BACKWARD_FLOP / rate, 0.0, frozenset(doubts))
+        doubts.add("attention with stored scores")
+        backward_s = self._cost.stored_backward_s(operator, work, self._grid, self._precision)
         again_s = forward_s if kernel is AttentionKernel.RECOMPUTED else 0.0
-        return Passes(forward_s, backward_s + again_s, 0.0)
+        return Passes(forward_s, backward_s + again_s, 0.0, frozenset(doubts))
 
-    def _note_products(self, narrow: ProductFormat, inside: bool, count: int) -> None:  # noqa: FBT001
+    def _product_doubts(self, narrow: ProductFormat, inside: bool, count: int) -> Iterator[str]:  # noqa: FBT001
         profile = self._cost.profile
-        self._note(profile.matmul, "matmul")
+        yield from self._table_doubts(profile.matmul, "matmul")
         if len(profile.sustained_products) < len(Direction):
-            self.unmeasured.add("backward of matmul")
+            yield "backward of matmul"
         if not inside:
-            self.unmeasured.add("matmul outside the measured shapes")
+            yield "matmul outside the measured shapes"
         if count > 1:
-            self.unmeasured.add("products of several experts in one kernel")
+            yield "products of several experts in one kernel"
         if narrow is not ProductFormat.SAME and not is_measured(profile, narrow):
-            self.unmeasured.add(f"products in {narrow}")
+            yield f"products in {narrow}"
 
-    def _note(self, table: Table, name: str) -> None:
+    def _table_doubts(self, table: Table, name: str) -> Iterator[str]:
         if not table.points:
-            self.unmeasured.add(f"{name}: peak rate assumed")
+            yield f"{name}: peak rate assumed"
         elif not table.measured:
-            self.unmeasured.add(f"{name}: scaled from another machine")
+            yield f"{name}: scaled from another machine"
         if table.points and self._precision != self._cost.profile.table_precision:
-            self.unmeasured.add(f"{name} in {self._precision}")
+            yield f"{name} in {self._precision}"
 
 
 def group_of(operator: Operator) -> str | None:

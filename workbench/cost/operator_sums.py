@@ -11,12 +11,12 @@ from workbench.cost.execution import (
     TokenCopies,
     TokenTravel,
 )
-from workbench.cost.expert_parallel import ROUTER, ExpertExchange, copies_share, exchanges_of, on_rank
+from workbench.cost.expert_parallel import ExpertExchange, copies_share, exchanges_of, on_rank
 from workbench.cost.group_link import GroupLink
 from workbench.cost.hardware import Link
 from workbench.cost.kernel_times import ELEMENT_BYTES, KernelTimes
 from workbench.cost.layer_time import LayerTime
-from workbench.cost.operator_passes import OperatorPasses, kernels_of
+from workbench.cost.operator_passes import OperatorPasses
 from workbench.cost.overlap import Machine, Pair, Pairs, added_kernels, exposed_s, pairs_of, pieces_of
 from workbench.cost.profile import Direction
 from workbench.cost.roofline import (
@@ -44,6 +44,7 @@ class OperatorSums:
         self,
         cost: KernelTimes,
         collectives: Collectives,
+        operators: OperatorPasses,
         work: Work,
         grid: Grid,
         precision: str,
@@ -53,25 +54,26 @@ class OperatorSums:
         self._work, self._grid, self._precision = work, grid, precision
         self._bytes = ELEMENT_BYTES[precision]
         self.unmeasured: set[str] = set()
-        self._operators = OperatorPasses(cost, work, grid, precision, self.unmeasured)
+        self._operators = operators
 
     def layer(self, layer: Layer) -> LayerTime:
         """Of a layer as a rank of the grid has it."""
-        operators = self._operators.of_layer(layer)
-        forward_comm, backward_comm = self._communication(layer)
-        first = next(
-            (i for i, operator in enumerate(layer.operators) if operator.parameters()), len(operators)
+        forward_s, input_grad_s, weight_grad_s, doubts = zip(
+            *self._operators.of_layer(layer, self._work), strict=True
         )
-        interior = sum(passes.input_grad_s for passes in operators[first + 1 :])
-        interior += sum(seconds for index, seconds in backward_comm if index > first)
+        pairs = self._pairs(layer)
+        forward_comm, backward_comm = self._communication(layer, pairs)
+        first = self._operators.prepared(layer).first
+        interior = sum(input_grad_s[first + 1 :])
+        interior += sum([seconds for index, seconds in backward_comm if index > first])
         time = LayerTime(
-            sum(passes.forward_s for passes in operators) + forward_comm,
-            sum(passes.input_grad_s for passes in operators) + sum(seconds for _, seconds in backward_comm),
-            sum(passes.weight_grad_s for passes in operators),
-            frozenset(self.unmeasured),
+            sum(forward_s) + forward_comm,
+            sum(input_grad_s) + sum([seconds for _, seconds in backward_comm]),
+            sum(weight_grad_s),
+            frozenset(self.unmeasured).union(*doubts),
             interior,
         )
-        return self._launched(time, layer)
+        return self._launched(time, layer, pairs)
 
     def with_experts(self, time: LayerTime, layer: Layer) -> LayerTime:
         """A time measured on the grid with every expert on every rank, with experts distributed."""
@@ -88,7 +90,7 @@ class OperatorSums:
         whole = layer_flop(layer, self._work)
         share = layer_flop(split, self._work, grid) / whole if whole else 1.0 / grid.cp
         scaled = f"tp{grid.tp} x cp{grid.cp} scaled from one rank"
-        return self._shared(time, share, *self._communication(split), scaled)
+        return self._shared(time, share, *self._communication(split, self._pairs(split)), scaled)
 
     def _shared(
         self, time: LayerTime, share: float, forward_s: float, backward: list[tuple[int, float]], scaled: str
@@ -103,21 +105,20 @@ class OperatorSums:
             time.interior_grad_s * share + backward_s,
         )
 
-    def _launched(self, time: LayerTime, layer: Layer) -> LayerTime:
+    def _launched(self, time: LayerTime, layer: Layer, pairs: Pairs) -> LayerTime:
         """With gaps between kernels, and no shorter than the host takes to launch them.
 
         Gaps and a slow host stretch I and W alike.
         """
         run, grid = self._cost.execution, self._grid
-        pairs = self._pairs(layer)
-        kernels = kernels_of(layer)
-        forward = sum(map(run.num_kernels, kernels))
-        backward = sum(map(run.num_backward_kernels, kernels))
+        kernels = self._operators.prepared(layer)
         there, back = pairs.forward, [pair for _, pair in pairs.backward]
-        forward_s = run.pass_s(time.forward_s, forward, len(there), grid.tp, added_kernels(there, run))
+        forward_s = run.pass_s(
+            time.forward_s, kernels.num_forward, len(there), grid.tp, added_kernels(there, run)
+        )
         device_s = time.input_grad_s + time.weight_grad_s
-        backward_s = run.pass_s(device_s, backward, len(back), grid.tp, added_kernels(back, run))
-        if any(operator.name == ROUTER for operator in layer.operators):
+        backward_s = run.pass_s(device_s, kernels.num_backward, len(back), grid.tp, added_kernels(back, run))
+        if kernels.waits:
             forward_s, backward_s = forward_s + run.host_wait_s, backward_s + run.host_wait_s
         if device_s in (0.0, backward_s):
             return replace(time, forward_s=forward_s)
@@ -129,12 +130,11 @@ class OperatorSums:
             interior_grad_s=time.interior_grad_s * (backward_s / device_s),
         )
 
-    def _communication(self, layer: Layer) -> tuple[float, list[tuple[int, float]]]:
+    def _communication(self, layer: Layer, pairs: Pairs) -> tuple[float, list[tuple[int, float]]]:
         """Seconds of collectives: of the forward, and (operator, seconds) of the backward."""
         grid, links = self._grid, self._links
         if links.tensor is None or links.context is None:
             return 0.0, []
-        pairs = self._pairs(layer)
         forward_s = sum(self._exposed_s(pair, links.tensor, Direction.FORWARD) for pair in pairs.forward)
         backward = [
             (index, self._exposed_s(pair, links.tensor, Direction.INPUT_GRAD))
@@ -163,7 +163,8 @@ class OperatorSums:
     ) -> tuple[float, list[tuple[int, float]]]:
         """What exchanges add where passes of two microbatches take turns: one exchanges while the other
         computes as much as this layer does, and is slowed (`beside`)."""
-        passes = self._operators.of_layer(split)
+        passes = self._operators.of_layer(split, self._work)
+        self.unmeasured.update(*(each.unmeasured for each in passes))
         forward_s = sum(each.forward_s for each in passes)
         backward_s = sum(each.input_grad_s + each.weight_grad_s for each in passes)
         back_s = sum(seconds for _, seconds in back)
@@ -223,7 +224,8 @@ class OperatorSums:
         back_s = self._collective_s(Collective.REDUCE_SCATTER, gathered, grid.cp, link)
         if self._cost.execution.keys is KeyTravel.AHEAD:
             return there_s, back_s
-        passes = self._operators.of(operator)
+        passes = self._operators.of(operator, self._work)
+        self.unmeasured |= passes.unmeasured
         behind = (grid.cp - 1) / grid.cp  # the first block of keys is a rank's own
         return (
             max(0.0, there_s - behind * passes.forward_s),

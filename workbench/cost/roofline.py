@@ -1,6 +1,7 @@
 """What operators do: matmul shapes, FLOP, bytes and messages, by tokens, attention area, tp and cp."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from workbench.model.experts import EXPERT, JOIN, SHARED
@@ -31,9 +32,24 @@ class RowWork:
             raise ValueError(f"row: want >= 1 token and area >= 0, got {self}")
 
 
-@dataclass(frozen=True, slots=True)
+class WorkSums(NamedTuple):
+    """Sums over rows, and the longest row: all that operators ask of a work."""
+
+    tokens_in: int
+    tokens_out: int
+    context_tokens: int
+    reader_tokens: int
+    attention_area: int
+    context_area: int
+    longest: int
+
+
+@dataclass(frozen=True)
 class Work:
-    """What one call of a layer works on."""
+    """What one call of a layer works on.
+
+    No `slots`: sums over rows and the hash, which every operator of every layer asks for, are kept.
+    """
 
     rows: tuple[RowWork, ...]
 
@@ -41,24 +57,47 @@ class Work:
         if not self.rows:
             raise ValueError("work: want at least one row, got none")
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type["Work"], tuple[tuple[RowWork, ...]]]:
+        return Work, (self.rows,)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.rows)
+
+    @cached_property
+    def sums(self) -> WorkSums:
+        rows = self.rows
+        return WorkSums(
+            sum([row.tokens_in for row in rows]),
+            sum([row.tokens_out for row in rows]),
+            sum([row.context_tokens for row in rows]),
+            sum([row.reader_tokens for row in rows]),
+            sum([row.attention_area for row in rows]),
+            sum([row.context_area for row in rows]),
+            max([row.tokens_in for row in rows]),
+        )
+
     def tokens(self, count: TokenCount) -> int:
         match count:
             case TokenCount.IN:
-                return sum(row.tokens_in for row in self.rows)
+                return self.sums.tokens_in
             case TokenCount.OUT:
-                return sum(row.tokens_out for row in self.rows)
+                return self.sums.tokens_out
             case TokenCount.CONTEXT:
-                return sum(row.context_tokens for row in self.rows)
+                return self.sums.context_tokens
             case TokenCount.READERS:
-                return sum(row.reader_tokens for row in self.rows)
+                return self.sums.reader_tokens
 
     @property
     def attention_area(self) -> int:
-        return sum(row.attention_area for row in self.rows)
+        return self.sums.attention_area
 
     @property
     def context_area(self) -> int:
-        return sum(row.context_area for row in self.rows)
+        return self.sums.context_area
 
 
 class Grid(NamedTuple):

@@ -28,9 +28,10 @@ class Signatures:
     def of(self, layer: Layer) -> str:
         """As `signature`."""
         key = id(layer.operators), layer.kind, layer.out_width, layer.emits
-        if key not in self._known:
-            self._known[key] = layer.operators, signature(layer)  # held: the identity stays theirs
-        return self._known[key][1]
+        found = self._known.get(key)
+        if found is None or found[0] is not layer.operators:  # a number out of another process
+            found = self._known[key] = layer.operators, signature(layer)  # held: the identity stays theirs
+        return found[1]
 
 
 def _describe(operator: Operator) -> str:

@@ -4,7 +4,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
-from workbench.cost.interpolate import Surface
+from workbench.cost.interpolate import Surface, read_line
 from workbench.cost.profile import Direction, SustainedHeads, SustainedProducts
 from workbench.cost.roofline import Gemm
 
@@ -78,7 +78,7 @@ class HeadWidths:
         widths = sorted(lines)
         index = bisect_left(widths, head_dim)
         beside = widths[max(0, index - 1) : index + 1]
-        return Line((float(width), lines[width].at(length)) for width in beside).at(float(head_dim))
+        return read_line([(float(width), lines[width].at(length)) for width in beside], float(head_dim))
 
     def extremes(self, head_dim: int, *, causal: bool) -> tuple[float, float]:
         """Least and most of `at` over all lengths."""
