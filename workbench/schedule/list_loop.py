@@ -152,7 +152,7 @@ def play(  # noqa: C901, PLR0912, PLR0915  (one loop: its parts share a dozen ar
             heappush(ends, (end, chosen))
             for at in range(followers.at[chosen], followers.at[chosen + 1]):
                 later = followers.of[at]
-                if missing[later] == 1:
+                if patience > 0 and missing[later] == 1:
                     heappush(arrivals[passes.group[stage_of[later]]], (end, later))
             soonest = group_end[group]
             for at in range(inputs.at[chosen], inputs.at[chosen + 1]):
