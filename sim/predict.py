@@ -12,13 +12,14 @@ from workbench.collector import collector_paused
 from workbench.cost.execution import Execution
 from workbench.cost.model import CostModel
 from workbench.elastic.layerwise import LastBackward
+from workbench.explain.timeline import Timeline, timeline
 from workbench.memory.account import MemoryTable
 from workbench.plan.folded import Folded
 from workbench.plan.kept import kept
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.schedule.action import Action
-from workbench.timing.accept import accept, judged
+from workbench.timing.accept import judged
 from workbench.timing.attention import AttentionCall, AttentionModel, AttentionTime
 from workbench.timing.doubts import doubts_of
 from workbench.timing.interval import Doubt, interval
@@ -38,9 +39,9 @@ class IterationJudge:
         """Seconds of a step by the fast engine; ValueError for a plan that is refused."""
         return candidate_s(plan, self.cost)
 
-    def replay(self, plan: Plan) -> Trace:
-        """The step by the engine that keeps a trace; ValueError for a plan that is refused."""
-        return predict(*accept(plan), self.cost)
+    def timeline(self, plan: Plan) -> Timeline:
+        """When all of the step happens; ValueError for a plan that is refused."""
+        return timeline_of(plan, self.cost)
 
 
 def predict(
@@ -92,7 +93,7 @@ def prices_of(lowered: Lowered, cost: CostModel) -> Price:
 def step_s(lowered: Lowered, cost: CostModel) -> float:
     """Seconds of the step that `predict` foresees, without its trace; by the fast engine where it can."""
     prices = prices_of(lowered, cost)
-    if any(node.num_cores is not None for node in lowered.plan.cluster.nodes):
+    if _shares_cores(lowered):
         return simulate(lowered, prices.duration_s, step_s=prices.step_s).iteration_s
     return iteration_s(lowered, prices)
 
@@ -110,6 +111,25 @@ def candidate_s(plan: Plan | Folded, cost: CostModel) -> float:
     """
     lowered, _ = judged(plan)
     return step_s(lowered, cost)
+
+
+@collector_paused()
+def timeline_of(plan: Plan, cost: CostModel) -> Timeline:
+    """When everything of a plan's step happens, by what judges it: of equal replicas the first one's times.
+
+    Raises:
+        ValueError: as `accept` and `predict`.
+    """
+    lowered, _ = judged(plan)
+    prices = prices_of(lowered, cost)
+    if _shares_cores(lowered):
+        return timeline(lowered, simulate(lowered, prices.duration_s, step_s=prices.step_s))
+    return _sweep(lowered).timeline(prices.duration_s, prices.step_s)
+
+
+def _shares_cores(lowered: Lowered) -> bool:
+    """Whether only the engine knows the plan's times."""
+    return any(node.num_cores is not None for node in lowered.plan.cluster.nodes)
 
 
 def iteration_s(lowered: Lowered, prices: Price, orders: Orders | None = None) -> float:

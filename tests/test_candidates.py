@@ -323,6 +323,19 @@ def test_frames_differ_in_all_that_rows_follow_from() -> None:
     assert memory_table(lower(cut)).static_bytes != memory_table(lower(plan)).static_bytes
 
 
+def test_who_updates_which_weights_is_no_matter_of_rows() -> None:
+    ways = [(Sharding.NONE, 1), *((Sharding.OPTIMIZER, num) for num in (1, 2, 4)), (Sharding.PARAMETERS, 1)]
+    job = job_of()
+    plans = [
+        bench.built(candidate_of(replace(job, settings=replace(job.settings, modules=(own,)))), COST)
+        for own in (ModuleSettings(module="llm", sharding=how, instances=num) for how, num in ways)
+    ]
+    assert [lower(plan).transfers is lower(plans[0]).transfers for plan in plans] == [True] * 4 + [False]
+    in_a_row = [in_brief(plan) for plan in plans]
+    assert in_a_row == list(map(in_full, plans))
+    assert len(set(in_a_row)) > 2
+
+
 def test_remembers_the_last_used_up_to_its_size() -> None:
     asked: list[str] = []
 

@@ -11,7 +11,7 @@ from experiments.bench.speed_cases import CASES
 from tests.test_candidates import COST, in_brief, in_full, job_of, on_nodes_of
 from workbench.job.job import Job
 from workbench.plan import build as building
-from workbench.plan.folded import judged_part
+from workbench.plan.folded import checked_part, judged_part
 from workbench.plan.plan import ModuleSettings, Plan, Sharding
 from workbench.planner.layout_choice import Degrees
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
@@ -35,7 +35,7 @@ def placed(
     placement: Placement,
     sizes: Mapping[str, Sizes],
     *,
-    node: tuple[int, int] = (4, 1),
+    node: tuple[int, ...] = (4, 1),
     sharding: Mapping[str, Sharding] | None = None,
     schedule: Schedule | None = None,
     is_odd: bool = False,
@@ -43,7 +43,7 @@ def placed(
     """A choice of eight samples in groups of one.
 
     Args:
-        node: ranks and network cards of one.
+        node: ranks and network cards of one, and bytes of a rank.
         is_odd: the last sample has sizes of its own.
     """
     job = on_nodes_of(job_of(CASE), *node)
@@ -91,25 +91,45 @@ GRIDS = {"vision": (8, 1, 2), "audio": (8, 1, 2), "llm": (4, 1, 4)}
 
 
 @pytest.mark.parametrize(
-    ("placement", "sizes", "node", "parts"),
+    ("placement", "sizes", "node", "parts", "alike"),
     [
-        pytest.param(Placement.ISLANDS, ALIKE, (4, 4), 4, id="islands"),
-        pytest.param(Placement.ISLANDS, ALIKE, (2, 1), 2, id="islands-a-port-of-two"),
-        pytest.param(Placement.ISLANDS, ALIKE, (4, 1), 1, id="islands-a-port-of-all"),
-        pytest.param(Placement.ISLANDS, FAN_IN, (2, 1), 2, id="fan-in"),
-        pytest.param(Placement.ISLANDS, FAN_OUT, (4, 4), 2, id="fan-out"),
-        pytest.param(Placement.ISLANDS, FAN_OUT, (2, 1), 1, id="fan-out-a-port-of-all"),
-        pytest.param(Placement.TOGETHER, ALIKE, (2, 1), 2, id="together-a-port-of-two"),
-        pytest.param(Placement.FIRST_STAGE, WIDE, (2, 1), 4, id="first-stage"),
-        pytest.param(Placement.FIRST_STAGE, WIDE, (4, 1), 2, id="first-stage-a-port-of-two"),
-        pytest.param(Placement.EVERYWHERE, GRIDS, (2, 1), 4, id="everywhere-grids-of-their-own"),
+        pytest.param(Placement.ISLANDS, ALIKE, (4, 4), 4, 4, id="islands"),
+        pytest.param(Placement.ISLANDS, ALIKE, (2, 1), 2, 4, id="islands-a-port-of-two"),
+        pytest.param(Placement.ISLANDS, ALIKE, (4, 1), 1, 4, id="islands-a-port-of-all"),
+        pytest.param(Placement.ISLANDS, ALIKE, (3, 1), 1, 4, id="islands-that-lie-unlike"),
+        pytest.param(Placement.ISLANDS, FAN_IN, (2, 1), 2, 2, id="fan-in"),
+        pytest.param(Placement.ISLANDS, FAN_OUT, (4, 4), 2, 2, id="fan-out"),
+        pytest.param(Placement.ISLANDS, FAN_OUT, (2, 1), 1, 2, id="fan-out-a-port-of-all"),
+        pytest.param(Placement.TOGETHER, ALIKE, (2, 1), 2, 4, id="together-a-port-of-two"),
+        pytest.param(Placement.FIRST_STAGE, WIDE, (2, 1), 4, 4, id="first-stage"),
+        pytest.param(Placement.FIRST_STAGE, WIDE, (4, 1), 2, 4, id="first-stage-a-port-of-two"),
+        pytest.param(Placement.EVERYWHERE, GRIDS, (2, 1), 4, 4, id="everywhere-grids-of-their-own"),
     ],
 )
 def test_which_part_is_judged(
-    placement: Placement, sizes: Mapping[str, Sizes], node: tuple[int, int], parts: int
+    placement: Placement, sizes: Mapping[str, Sizes], node: tuple[int, int], parts: int, alike: int
 ) -> None:
     plan = holds(*placed(placement, sizes, node=node))
     assert len(judged_part(plan).stages) * parts == len(plan.stages)
+    assert len(checked_part(plan).stages) * alike == len(plan.stages)
+
+
+@pytest.mark.parametrize(
+    ("node", "parts"),
+    [
+        pytest.param((4, 1), 4, id="as-all-are"),
+        pytest.param((2, 1), 2, id="as-one-other-is"),
+        pytest.param((3, 1), 2, id="as-no-other-is"),
+    ],
+)
+def test_a_replica_on_a_node_with_less_memory_is_held_against_that(node: tuple[int, int], parts: int) -> None:
+    job, choice = placed(Placement.ISLANDS, ALIKE, node=node)
+    last = job.cluster.node_of(max(build(job, choice, COST).ranks))
+    nodes = list(job.cluster.nodes)
+    nodes[last] = replace(nodes[last], memory_bytes=10**9)
+    plan = holds(replace(job, cluster=replace(job.cluster, nodes=tuple(nodes))), choice)
+    assert f"but node {last} (" in str(in_brief(plan))
+    assert len(checked_part(plan).stages) * parts == len(plan.stages)
 
 
 @st.composite
@@ -132,11 +152,12 @@ def choices(draw: st.DrawFn) -> tuple[Job, Choice]:
     schedule = usual(draw(st.sampled_from(ScheduleKind))) if draw(st.booleans()) else None
     sharding = {name: draw(st.sampled_from(Sharding)) for name in MODULES}
     node = draw(st.sampled_from([(2, 1), (4, 1), (4, 2), (8, 1), (8, 4), (3, 1)]))
+    memory_bytes = draw(st.sampled_from([160, 160, 40, 20])) * 10**9
     try:
         return placed(
             placement,
             {**sizes, "llm": llm},
-            node=node,
+            node=(*node, memory_bytes),
             sharding=sharding if draw(st.booleans()) else None,
             schedule=schedule,
             is_odd=draw(st.integers(0, 3)) == 0,

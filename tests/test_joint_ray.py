@@ -12,6 +12,7 @@ import pytest
 from sim.predict import IterationJudge
 from tests.test_joint_search import FEW, small
 from tests.test_strategies import cost
+from workbench.explain.timeline import Timeline
 from workbench.plan.plan import Plan
 from workbench.search.joint.crew import Crew, RayWorkers
 from workbench.search.joint.drive import joint_search
@@ -20,7 +21,6 @@ from workbench.search.joint.found import Found
 from workbench.search.joint.on_ray import joined
 from workbench.search.joint.terms import Scope, Stop
 from workbench.strategies.registry import PLANNERS
-from workbench.trace import Trace
 
 NODES = 2
 OBJECTS_BYTES = 80 * 2**20  # the least that Ray takes
@@ -62,8 +62,8 @@ class Deadly:
             os._exit(1)
         return self.judge.value(plan)
 
-    def replay(self, plan: Plan) -> Trace:
-        return self.judge.replay(plan)
+    def timeline(self, plan: Plan) -> Timeline:
+        return self.judge.timeline(plan)
 
 
 def test_the_same_answer_as_here_also_where_workers_die(address, tmp_path):

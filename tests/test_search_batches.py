@@ -179,7 +179,7 @@ def test_a_judge_goes_to_other_processes() -> None:
     judge = judge_of(job_of(0), [batch_of(1)])
     again, plan = pickle.loads(pickle.dumps(judge)), made("cornstarch")
     assert again.judged(plan).times.batches_s != ()
-    assert again.replay(plan).iteration_s == judge.replay(plan).iteration_s
+    assert again.timeline(plan).iteration_s == judge.timeline(plan).iteration_s
 
 
 @pytest.mark.parametrize(

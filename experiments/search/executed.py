@@ -35,6 +35,7 @@ from sim.predict import IterationJudge
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, ideal_profile
+from workbench.explain.timeline import Timeline
 from workbench.job.job import Job, ModuleLayout
 from workbench.plan.codec import plan_hash, read_plan, write_plan
 from workbench.plan.plan import Plan, Sharding
@@ -44,7 +45,6 @@ from workbench.search.joint.found import Found
 from workbench.search.joint.terms import Scope, Stop
 from workbench.strategies import cornstarch
 from workbench.strategies.registry import PLANNERS
-from workbench.trace import Trace
 from workbench.whole_file import write_text
 
 OUT = Path("out/search_executed")
@@ -83,9 +83,9 @@ class MeasuredJudge:
             raise ValueError("sharded state was not measured")
         return self.judge.value(plan)
 
-    def replay(self, plan: Plan) -> Trace:
-        """By the engine."""
-        return self.judge.replay(plan)
+    def timeline(self, plan: Plan) -> Timeline:
+        """By the judge."""
+        return self.judge.timeline(plan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from typing import Any
 from experiments.search.listed_space import Listed, ListedSpace, answers_of, key_of
 from sim.predict import IterationJudge
 from workbench.collector import collector_paused
+from workbench.explain.timeline import Timeline
 from workbench.job.job import Job
 from workbench.plan.plan import Plan
 from workbench.search.joint.choice import Choice, build
@@ -28,7 +29,6 @@ from workbench.search.joint.drive import joint_search
 from workbench.search.joint.found import Found
 from workbench.search.joint.starts import Start
 from workbench.search.joint.terms import Scope, Stop
-from workbench.trace import Trace
 
 CANDIDATES = 1000
 LIMIT_S = 600.0
@@ -52,9 +52,9 @@ class ListedJudge:
             raise ValueError("a plan outside the space")
         return value
 
-    def replay(self, plan: Plan) -> Trace:
-        """By the engine."""
-        return self.judge.replay(plan)
+    def timeline(self, plan: Plan) -> Timeline:
+        """By the judge."""
+        return self.judge.timeline(plan)
 
 
 def listed(space: ListedSpace, progress: Callable[[int], None] = lambda done: None) -> Listed:

@@ -12,6 +12,7 @@ from sim.step.lanes import shares_cores
 from sim.step.sweep_loop import run
 from sim.step.wire import wires
 from workbench.collector import collector_paused
+from workbench.explain.timeline import Timeline, earlier
 from workbench.plan.lowered import Lowered
 from workbench.schedule.action import STEP, Action
 
@@ -77,6 +78,21 @@ class Sweep:
                 row: (float(ready_s[row]), float(start_s[first_row + row]), float(end_s[first_row + row]))
                 for row in np.flatnonzero(self._wires.port >= 0).tolist()
             },
+        )
+
+    def timeline(
+        self, duration_s: Callable[[Action], float], step_s: Callable[[int], float] | None = None
+    ) -> Timeline:
+        """The times of every node of the task graph, whatever a trace has of them; arguments as there."""
+        start_s, end_s, ready_s = self._run(duration_s, step_s)
+        tasks_s, sent_s = np.split(start_s, [self._lowered.tasks.num_tasks])
+        return Timeline(
+            lowered=self._lowered,
+            start_s=[*tasks_s.tolist(), *ready_s.tolist()],
+            end_s=end_s.tolist(),
+            sent_s=np.where(self._wires.port >= 0, sent_s, ready_s).tolist(),
+            earlier=earlier(self._lowered.tasks),
+            iteration_s=float(end_s.max(initial=0.0)),
         )
 
     def iteration_s(

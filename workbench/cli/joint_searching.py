@@ -143,7 +143,7 @@ def search_jointly(
     Args:
         pareto: picture of the plans that it began with and held at its end; None: none is drawn.
     """
-    from sim.predict import predict_within
+    from sim.predict import predict, predict_within
 
     stop, fixed = stop_of(told), fixed_of(told.fix or ())
     _check_together(told, pareto)
@@ -173,7 +173,7 @@ def search_jointly(
     if told.log is not None:
         write_text("".join(f"{line}\n" for line in log_lines(job, scope, found)), told.log)
     trace = predict_within(*accept(found.plan), cost)
-    replays = [(value, judge.replay(plan).iteration_s) for value, plan in found.runners_up]
+    replays = [(value, predict(*accept(plan), cost).iteration_s) for value, plan in found.runners_up]
     record = joint_record(job.name, found, trace, replays, sought.asked)
     drawn = []
     if pareto is not None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from workbench.plan.codec import is_hash_of, plan_hash
 from workbench.plan.lowered import Lowered
-from workbench.plan.task_graph import adjacency
+from workbench.plan.task_graph import TaskGraph, adjacency
 from workbench.schedule.action import Action
 from workbench.schedule.precedence import in_order
 from workbench.trace import Span, Trace
@@ -113,20 +113,25 @@ def timeline(lowered: Lowered, trace: Trace) -> Timeline:
     """
     _check_of(lowered, trace)
     graph = lowered.tasks
-    offsets, flat = adjacency(graph.after, graph.before, graph.num_nodes)
-    starts, before = offsets.tolist(), flat.tolist()
     found = Timeline(
         lowered=lowered,
         start_s=[nan] * graph.num_nodes,
         end_s=[nan] * graph.num_nodes,
         sent_s=[nan] * graph.num_rows,
-        earlier=[before[starts[node] : starts[node + 1]] for node in range(graph.num_nodes)],
+        earlier=earlier(graph),
         iteration_s=trace.iteration_s,
     )
     sums = _with_spans(found, trace)
     _with_messages(found, trace)
     _fill(found, sums)
     return found
+
+
+def earlier(graph: TaskGraph) -> list[list[int]]:
+    """By node, whom it waits for."""
+    offsets, flat = adjacency(graph.after, graph.before, graph.num_nodes)
+    starts, before = offsets.tolist(), flat.tolist()
+    return [before[starts[node] : starts[node + 1]] for node in range(graph.num_nodes)]
 
 
 def _check_of(lowered: Lowered, trace: Trace) -> None:

@@ -7,11 +7,13 @@ from itertools import chain, groupby, pairwise
 
 import numpy as np
 
+from workbench.plan.kept import kept
 from workbench.plan.lowered import Lowered, Route, Transfer
 from workbench.plan.order import issue_ticks
 from workbench.plan.remembered import Remembered
+from workbench.plan.row_columns import TALKS, are_rows_sound, columns_of, goes_forward
 from workbench.plan.task_graph import Task
-from workbench.schedule.action import STEP, Action, Pass, TaskKind
+from workbench.schedule.action import STEP, Action, TaskKind
 from workbench.schedule.precedence import ring
 
 MOST_LINKS = 12  # of a ring that a message spells out
@@ -19,7 +21,8 @@ SHOWN = 4  # entries of a queue or program shown on each side of the stuck one
 
 _FREE: Remembered[None] = Remembered(1024)  # orders of passes that every rank can finish
 _FREE_SUMS: Remembered[None] = Remembered(1024)
-_TALKS = (Pass.F, Pass.B, Pass.I)
+Places = Mapping[int, Mapping[Action, int]]  # rank -> place of every action in its program
+Slot = list[Transfer]  # rows that complete together
 
 
 class Model(StrEnum):
@@ -57,29 +60,36 @@ def _check_sums(lowered: Lowered) -> None:
     is_sum = np.zeros(graph.num_nodes, dtype=np.bool_)
     is_sum[: graph.num_tasks] = [task.kind is TaskKind.ALL_REDUCE for task in graph.tasks]
     between = is_sum[graph.before] & is_sum[graph.after]
-    followers: list[list[int]] = [[] for _ in range(graph.num_nodes)]
-    for before, after in zip(graph.before[between].tolist(), graph.after[between].tolist(), strict=True):
-        followers[before].append(after)
+    before, after = graph.before[between], graph.after[between]
+    group = np.array([-1 if task.group is None else task.group for task in graph.tasks])
+    if ((group[before] >= 0) & (group[before] < group[after])).all():
+        return  # every rank reduces them in the order of their numbers
+    followers: list[list[int]] = [[] for _ in graph.tasks]
+    for one, next_one in zip(before.tolist(), after.tolist(), strict=True):
+        followers[one].append(next_one)
     if ring(followers):
-        _check(lowered)
+        _check_rings(lowered, _queues_of_slots(lowered, _by_communicator(lowered).values()))
 
 
 def _check(lowered: Lowered) -> None:
+    """All but rings of sums of gradients alone."""
     places = _places(lowered)
     _check_programs(lowered, places)
-    _check_rows(lowered, places)
+    rows = columns_of(lowered)
+    if not are_rows_sound(lowered, rows):
+        _check_rows(lowered, places)
     _check_groups(lowered)
-    by_communicator = _by_communicator(lowered)
-    queues = _queues_of_slots(lowered, by_communicator.values())
+    if not goes_forward(lowered, rows):
+        by_communicator = _by_communicator(lowered)
+        _check_rings(lowered, _queues_of_slots(lowered, by_communicator.values()))
+        _check_send_order(lowered, places, by_communicator.values())
+
+
+def _check_rings(lowered: Lowered, queues: list[list[Slot]]) -> None:
     if ring(_followers(lowered, queues)):  # what is in a ring when matched by tag is in one in order, too
         model = Model.BUFFERED if ring(_followers(lowered, [])) else Model.RENDEZVOUS
         queues = queues if model is Model.RENDEZVOUS else []
         raise ValueError(_report(lowered, model, ring(_followers(lowered, queues)), queues))
-    _check_send_order(lowered, places, by_communicator.values())
-
-
-Places = Mapping[int, Mapping[Action, int]]  # rank -> place of every action in its program
-Slot = list[Transfer]  # rows that complete together
 
 
 def _followers(lowered: Lowered, queues: Sequence[Sequence[Slot]]) -> list[list[int]]:
@@ -155,7 +165,7 @@ def _check_programs(lowered: Lowered, place: Places) -> None:
             raise ValueError(f"rank {rank}: STEP must be the last action, {program[-1]} is")
     for rank in _one_of_each(place):
         mine = place[rank]
-        for action in sorted(mine, key=str):
+        for action in sorted(_doubtful(lowered, place, mine), key=str):
             if action.stage is not None and action.stage not in plan.stage:
                 raise ValueError(f"rank {rank}: {action} is of no stage, stages are {sorted(plan.stage)}")
             for peer in plan.ranks_of(action):
@@ -166,6 +176,24 @@ def _check_programs(lowered: Lowered, place: Places) -> None:
                         + _programs(lowered, [(rank, action), (peer, action)])
                     )
             _check_continues(rank, action, mine)
+
+
+def _doubtful(lowered: Lowered, place: Places, mine: Mapping[Action, int]) -> Iterable[Action]:
+    """Of a program's actions those in front of what they continue, or not on all ranks of their stage."""
+    plan = lowered.plan
+    peers = {
+        stage: [other for rank in plan.stage[stage].flat_ranks if (other := place.get(rank, {})) is not mine]
+        for stage in {action.stage for action in mine}
+        if stage in plan.stage
+    }
+    everyone = {id(other): other for other in (place.get(rank, {}) for rank in plan.ranks)}
+    peers[None] = [other for other in everyone.values() if other is not mine]
+    for action, index in mine.items():
+        needs = action.continues
+        if (needs is not None and mine.get(needs, len(mine)) > index) or not all(
+            action in other for other in peers.get(action.stage, ({},))
+        ):
+            yield action
 
 
 def _one_of_each(place: Places) -> list[int]:
@@ -204,7 +232,7 @@ def _check_rows(lowered: Lowered, place: Places) -> None:
                     )
     for row in rows:
         for action in (row.producer, row.consumer):
-            if action.kind not in _TALKS:
+            if action.kind not in TALKS:
                 raise ValueError(f"{describe(row)}: {action} neither sends nor receives, only F, B and I do")
         _check_row(lowered, row, place)
 
@@ -236,13 +264,15 @@ def _check_row(lowered: Lowered, row: Transfer, place: Places) -> None:
         raise ValueError(f"{describe(row)}: route {row.route} does not fit its ranks")
 
 
+@kept
 def _check_groups(lowered: Lowered) -> None:
     """Every rank of a group that needs a collective reaches it once."""
     reached: Counter[tuple[int, int]] = Counter()
-    for rank, program in lowered.plan.program.items():
-        for action in program:
-            for index in lowered.reductions.get(action, ()):
-                reached[index, rank] += rank in lowered.groups[index].members
+    for program in lowered.plan.programs:
+        for action in filter(lowered.reductions.__contains__, program.actions):
+            for index in lowered.reductions[action]:
+                members = lowered.groups[index].members
+                reached.update((index, rank) for rank in program.ranks if rank in members)
     for group in lowered.groups:
         present = (rank for rank in group.ranks if rank in lowered.plan.stages_on)  # others: equal ones
         times = {rank: reached[group.index, rank] for rank in present}

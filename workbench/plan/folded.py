@@ -1,6 +1,6 @@
 """Equal replicas folded into one: what is judged of one holds for all, and its sums are those of all."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -26,22 +26,42 @@ from workbench.schedule.reductions import with_reductions
 
 _EQUAL_PLACES: Remembered[bool] = Remembered(1024)
 _EQUAL_BATCHES: Remembered[bool] = Remembered(64)
+Lies = Callable[[Cluster, Sequence[int]], tuple[object, ...]]  # of a component's ranks, by place
+
+
+@kept
+def checked_part(plan: Plan) -> Plan:
+    """The plan with the first of each set of equal components, in which all others break no other rule.
+
+    Its gradient groups hold the ranks of all. Components are equal as `alike_replicas` says, on equal nodes.
+    So rows, their order, bytes and refusals of one are those of its equals but for names, and the first has
+    the lowest ranks; times are not, which ask for links. Replicas that shard weights wait for each other at
+    every gather, so there each is one of every module, and all have to be equal. The plan itself where no
+    two are, or where ranks share cores, and with them memory.
+
+    Complexity: O(items + actions + ranks).
+    """
+    return plan if _ports(plan) is None else _firsts(plan, _lying_alike(plan, alike_replicas(plan), _nodes))
 
 
 @kept
 def judged_part(plan: Plan) -> Plan:
-    """The plan with the first of each set of equal components, which stand for the others.
+    """As `checked_part`, of components that lie alike besides; those that send by one port count as one.
 
-    Its gradient groups hold the ranks of all, and each takes part in its collectives as often as in the
-    whole. Components are equal as `alike_replicas` says, those that send by one port taken together; they
-    lie alike on equal nodes. So passes and messages of one begin and end when those of its equals do, and
-    times and bytes of what is left are those of the whole plan, to the last bit. Replicas that shard
-    weights wait for each other at every gather, so there each is one of every module, and all have to be
-    equal. The plan itself where no two are.
+    Each takes part in its collectives as often as in the whole. So passes and messages of one begin and end
+    when those of its equals do, and times of what is left are those of the whole plan, to the last bit.
 
     Complexity: O(items + actions + ranks).
     """
-    sets = _alike_in_place(plan)
+    ports = _ports(plan)
+    if ports is None:
+        return plan
+    sets = alike_together(plan, ports) if ports else alike_replicas(plan)
+    return _firsts(plan, _lying_alike(plan, sets, _lies))
+
+
+def _firsts(plan: Plan, sets: Sequence[Sequence[Component]]) -> Plan:
+    """The plan with the first of each set; itself where none has two, or their gathers are unlike."""
     units = shard_units(plan)
     if all(len(alike) == 1 for alike in sets) or (units and not _gather_alike(plan, units, sets)):
         return plan
@@ -77,22 +97,29 @@ def _stands_for(part: Plan, groups: tuple[GradientGroup, ...], replicas: dict[st
     return part
 
 
-def _alike_in_place(plan: Plan) -> list[list[Component]]:
-    """Sets of equal components that also lie alike, each behind a first one with lower ranks."""
-    sharing = _by_port(plan.cluster, [component.ranks for component in components(plan)])
-    if sharing is None:
-        return []
-    sets = alike_together(plan, sharing) if sharing else alike_replicas(plan)
+def _lying_alike(plan: Plan, sets: Iterable[Sequence[Component]], lies: Lies) -> list[list[Component]]:
+    """Those of each set that also lie alike, behind a first one with lower ranks; none where one has not."""
     found: dict[tuple[object, ...], list[Component]] = {}
     for number, alike in enumerate(sets):
         for component in alike:
-            place = number, _lies(plan.cluster, component.ranks)
+            place = number, lies(plan.cluster, component.ranks)
             held = found.setdefault(place, [component])
             if component is not held[0]:
                 if any(own >= other for own, other in zip(held[0].ranks, component.ranks, strict=True)):
                     return []
                 held.append(component)
     return list(found.values())
+
+
+@kept
+def _ports(plan: Plan) -> list[tuple[int, ...]] | None:
+    """As `_by_port`, of the plan's components."""
+    return _by_port(plan.cluster, [component.ranks for component in components(plan)])
+
+
+def _nodes(cluster: Cluster, ranks: Sequence[int]) -> tuple[object, ...]:
+    """On what kinds of nodes."""
+    return tuple(cluster.nodes[cluster.node_of(rank)] for rank in ranks)
 
 
 def _lies(cluster: Cluster, ranks: Sequence[int]) -> tuple[object, ...]:
@@ -184,13 +211,17 @@ class Folded:
 
         Complexity: O(actions + groups x replicas).
         """
-        key = Same(self.one.cluster), self.stride, self.num_replicas
-        if not _EQUAL_PLACES.answer(key, self._lie_alike):
+        if not self._lies_alike:
             return judged_part(self.whole)
         part = self._reducing
         for group in gradient_groups(part):
             optimizer_shards(part, group)  # refuses numbers of instances
         return part
+
+    @property
+    def checked(self) -> Plan:
+        """As `checked_part` of the whole, likewise."""
+        return self.judged if self._lies_alike else checked_part(self.whole)
 
     @cached_property
     def whole(self) -> Plan:
@@ -236,10 +267,17 @@ class Folded:
     def _known(self) -> dict[tuple[int, ...], tuple[int, ...]]:
         return {}  # by ranks of one replica, as groups of its layers mostly have the same; filled on use
 
-    def _lie_alike(self) -> bool:
+    @cached_property
+    def _lies_alike(self) -> bool:
+        """Whether each replica lies as the first, and none sends by a port of another."""
         cluster, size = self.one.cluster, self.stride
         replicas = [range(d * size, (d + 1) * size) for d in range(self.num_replicas)]
-        return _by_port(cluster, replicas) == [] and len({_lies(cluster, ranks) for ranks in replicas}) == 1
+        return _EQUAL_PLACES.answer(
+            (Same(cluster), size, self.num_replicas),
+            lambda: (
+                _by_port(cluster, replicas) == [] and len({_lies(cluster, ranks) for ranks in replicas}) == 1
+            ),
+        )
 
     def _stage(self, stage: Stage, d: int) -> Stage:
         ranks = tuple(tuple(rank + d * self.stride for rank in row) for row in stage.ranks)

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from typing import Any
 
 from workbench.plan.kept import kept
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import ModuleSettings, Plan, Sharding, Stage
 from workbench.plan.remembered import Remembered, Same
 from workbench.plan.routing import Routing, routing_of
 
@@ -37,7 +37,8 @@ def frame_of(plan: Plan) -> Frame:
     """The plan's frame: all but the layers of its stages, and of these what they show at their borders.
 
     That is the size of what leaves a stage, which gradients run in it and behind it, and which edges end in
-    it. Weights are no part of it, so gradient groups are not. Models and clusters are told apart as objects.
+    it. Weights are no part of it, so gradient groups are not, nor who updates which of them. Models and
+    clusters are told apart as objects.
 
     Complexity: O(stages + items + actions).
     """
@@ -67,12 +68,17 @@ def frame_of(plan: Plan) -> Frame:
             plan.programs,
             settings.precision,
             settings.boundaries,
-            tuple((each.module, each.sharding, each.instances) for each in settings.modules),
+            tuple((each.module, each.instances) for each in settings.modules if _is_gathered(each)),
             tuple(stage.id for stage in in_order),
             stages,
         )
     )
     return _ONE.answer(frame, lambda: frame)
+
+
+def _is_gathered(own: ModuleSettings) -> bool:
+    """Whether passes wait for weights; sharded optimizer states change the sums and updates behind them."""
+    return own.sharding is Sharding.PARAMETERS
 
 
 def _present(routing: Routing, modules: Collection[str]) -> Present:

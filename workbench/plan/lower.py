@@ -32,6 +32,9 @@ from workbench.schedule.action import Action, Pass
 
 MOST_ROWS = 200_000  # of all plans that are remembered
 _ROWS: Remembered[Numbered] = Remembered(MOST_ROWS, lambda rows: len(rows.transfers) + 1)
+_ORIGINAL: Remembered[list[ProducerRows]] = Remembered(  # a plan and parts of it have the same
+    MOST_ROWS, lambda runs: sum(len(run.drafts) for run in runs) + 1
+)
 
 
 @collector_paused()
@@ -282,7 +285,7 @@ def _runs(plan: Plan) -> list[ProducerRows]:
     """Rows of the first of equal replicas, and the same rows under the names of each of the others."""
     alike = alike_replicas(plan)
     part = firsts_of(plan, alike) if alike else plan
-    runs = _original_runs(part)
+    runs = _ORIGINAL.answer(frame_of(part), lambda: _original_runs(part))
     copied = []
     for first, *others in alike:
         stages = set(first.stages)
@@ -290,7 +293,7 @@ def _runs(plan: Plan) -> list[ProducerRows]:
         for other in others:
             names = Names(first, other)
             copied += [names.rows(run) for run in of_first]
-    return runs + copied
+    return [*runs, *copied]
 
 
 def _original_runs(plan: Plan) -> list[ProducerRows]:

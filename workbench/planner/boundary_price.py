@@ -9,8 +9,11 @@ from workbench.cost.group_link import group_link
 from workbench.job.job import Job
 from workbench.model.layer import TokenCount
 from workbench.model.model_graph import Edge
+from workbench.plan.remembered import Remembered, Same
 from workbench.planner.layout_choice import ModuleChoice
 from workbench.planner.module_price import ModulePrices
+
+_TOKENS: Remembered[float] = Remembered(64)
 
 
 class Boundary(NamedTuple):
@@ -36,8 +39,13 @@ def num_readers(edge: Edge, stage_layers: Sequence[int]) -> int:
 def crossing_tokens(job: Job, edge: Edge) -> float:
     """Mean tokens of a sample that cross an edge: what its source emits there.
 
-    Complexity: O(segments).
+    Complexity: O(segments); O(1) again.
     """
+    key = Same(job.model), Same(job.batch), edge
+    return _TOKENS.answer(key, lambda: _crossing_tokens(job, edge))
+
+
+def _crossing_tokens(job: Job, edge: Edge) -> float:
     source = job.model.module(edge.source)
     is_inside = source.layers[edge.after_layer].emits is TokenCount.IN
     segments = [segment for sample in job.batch for segment in sample.of(source.modality)]

@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heapreplace
 from itertools import count, islice
+from math import inf
 from typing import NamedTuple
+
+import numpy as np
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
@@ -132,21 +135,31 @@ def _best_first(families: Sequence[Family]) -> Iterator[Bounded]:
     """Layouts by ascending bound.
 
     A family whose bound is the smallest is bounded more closely; one that is the smallest even so is opened.
+    Of equal bounds families come first, then layouts in the order in which their families were opened.
     """
-    waiting: list[tuple[float, int, LayoutChoice | Family, bool]] = [
-        (family.bound_s, number, family, False) for number, family in enumerate(families)
-    ]
+    waiting = [(family.bound_s, number, None, _by_bound(family)) for number, family in enumerate(families)]
     heapify(waiting)
     numbers = count(len(waiting))
     while waiting:
-        bound_s, number, found, is_close = heappop(waiting)
-        if isinstance(found, LayoutChoice):
-            yield bound_s, found
-        elif not is_close:
-            heappush(waiting, (max(found.closer_s(), bound_s), number, found, True))
-        else:
-            for own_s, choice in found.layouts():
-                heappush(waiting, (max(own_s, bound_s), next(numbers), choice, True))
+        bound_s, number, choice, rest = waiting[0]
+        if choice is not None:
+            yield bound_s, choice
+        follows_s, follower = next(rest, (inf, None))
+        if follows_s == inf:
+            heappop(waiting)
+            continue
+        is_opened = choice is None and follower is not None
+        heapreplace(waiting, (follows_s, next(numbers) if is_opened else number, follower, rest))
+
+
+def _by_bound(family: Family) -> Iterator[tuple[float, LayoutChoice | None]]:
+    """A closer bound on the family, then its layouts by theirs, each made when it is its turn."""
+    closer_s = max(family.closer_s(), family.bound_s)
+    yield closer_s, None
+    layouts = family.layouts()
+    bounds_s = np.maximum(layouts.bounds_s, closer_s)
+    for place in np.argsort(bounds_s, kind="stable").tolist():
+        yield float(bounds_s[place]), layouts.at(place)
 
 
 class _Progress(NamedTuple):

@@ -1,18 +1,21 @@
 """Every layout that a mode allows on so many ranks, with a bound on its step."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from itertools import product
 from math import prod
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from workbench.job.job import ModuleLayout
 from workbench.model.model_graph import Module
 from workbench.plan.plan import Recompute
 from workbench.planner.expert_choices import expert_choices, expert_counts
 from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
-from workbench.planner.layout_step import LayoutSteps
+from workbench.planner.layout_step import LayoutSteps, moves_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +34,26 @@ class Freedom:
 
 
 Bounded = tuple[float, LayoutChoice]  # seconds that the step is not shorter than, and the layout
+Floats = NDArray[np.float64]
+
+
+class Layouts(NamedTuple):
+    """Layouts in order, of which each is made when it is asked for.
+
+    Args:
+        bounds_s: [L] no step of each is shorter.
+        at: the one at a place.
+    """
+
+    bounds_s: Floats
+    at: Callable[[int], LayoutChoice]
+
+
+class _Part(NamedTuple):
+    """Choices of one encoder, and seconds of each that all layouts with it have in common."""
+
+    choices: Sequence[ModuleChoice]
+    seconds: Floats
 
 
 class Family(NamedTuple):
@@ -40,13 +63,13 @@ class Family(NamedTuple):
         bound_s: no step of them is shorter; cheap, the LLM is not even cut into stages.
         most: how many at most.
         closer_s: a closer bound on all, which takes longer.
-        layouts: each with a bound of its own.
+        layouts: all of them, each with a bound of its own.
     """
 
     bound_s: float
     most: int
     closer_s: Callable[[], float]
-    layouts: Callable[[], Iterator[Bounded]]
+    layouts: Callable[[], Layouts]
 
 
 class LayoutSpace:
@@ -88,7 +111,9 @@ class LayoutSpace:
     def layouts(self, mode: Mode) -> Iterator[Bounded]:
         """All layouts, each with its bound."""
         for family in self.families(mode):
-            yield from family.layouts()
+            layouts = family.layouts()
+            for place, bound_s in enumerate(layouts.bounds_s.tolist()):
+                yield bound_s, layouts.at(place)
 
     def obstacle(self) -> str | None:
         """What keeps some module from every layout, even on all ranks; None where each has one."""
@@ -149,23 +174,24 @@ class LayoutSpace:
                 closer_s = partial(self._steps.llm_s, llm)
                 yield Family(self._steps.llm_bound_s(llm), prod(map(len, parts)), closer_s, layouts)
 
-    def _joint(self, llm: ModuleChoice, parts: list[list[ModuleChoice]]) -> Iterator[Bounded]:
-        for encoders in product(*parts):
-            choice = LayoutChoice(mode=Mode.HOMOGENEOUS, encoders=encoders, llm=llm)
-            yield self._steps.joint_s(choice), choice
+    def _joint(self, llm: ModuleChoice, grids: list[list[ModuleChoice]]) -> Layouts:
+        parts = [_part(choices, self._steps.passes_s) for choices in grids]
+        return Layouts(self._steps.joint_s(llm, _sums_s(parts)), partial(_made, Mode.HOMOGENEOUS, llm, parts))
 
     def _colocated(self) -> Iterator[Family]:
         spread = [[c for c in self._choices(e, self._num_ranks) if c.pp == 1] for e in self._encoders]
+        of_dp: dict[int, list[_Part]] = {}  # all that phases and replicas that nest ask of the LLM
         for llm in self._llm_choices(self._num_ranks):
-            parts = [
-                [(self._steps.phases_s(c, llm), c) for c in choices if _nests(c.dp, llm.dp)]
-                for choices in spread
-            ]
-            if all(parts):
-                phases_s = sum(min(seconds for seconds, _ in pairs) for pairs in parts)
+            if llm.dp not in of_dp:
+                nested = ([c for c in choices if _nests(c.dp, llm.dp)] for choices in spread)
+                phase_s = partial(self._steps.phases_s, llm=llm)
+                of_dp[llm.dp] = [_part(choices, phase_s) for choices in nested]
+            parts = of_dp[llm.dp]
+            if all(part.choices for part in parts):
+                phases_s = sum(float(part.seconds.min()) for part in parts)
                 yield Family(
                     self._steps.llm_bound_s(llm) + phases_s,
-                    prod(map(len, parts)) * len(self._offloads()),
+                    prod(len(part.choices) for part in parts) * len(self._offloads()),
                     partial(self._phased_s, llm, phases_s),
                     partial(self._phased, llm, parts),
                 )
@@ -173,16 +199,19 @@ class LayoutSpace:
     def _phased_s(self, llm: ModuleChoice, phases_s: float) -> float:
         return self._steps.llm_s(llm) + phases_s
 
-    def _phased(self, llm: ModuleChoice, parts: list[list[tuple[float, ModuleChoice]]]) -> Iterator[Bounded]:
-        """Colocated: one module after the other."""
-        llm_s = self._steps.llm_s(llm)
-        for found in product(*parts):
-            encoders = tuple([choice for _, choice in found])
-            phases_s = llm_s + sum([seconds for seconds, _ in found])
-            for offload in self._offloads():
-                moves_s = self._steps.moves_s(encoders) if offload else 0.0
-                choice = LayoutChoice(mode=Mode.COLOCATED, encoders=encoders, llm=llm, offload=offload)
-                yield phases_s + moves_s, choice
+    def _phased(self, llm: ModuleChoice, parts: Sequence[_Part]) -> Layouts:
+        """Colocated: one module after the other, each combination with every answer about offload."""
+        phases_s, offloads = self._steps.llm_s(llm) + _sums_s(parts), self._offloads()
+        bounds_s = [phases_s] * len(offloads)
+        if True in offloads:
+            moved = [_part(part.choices, self._steps.prices.moved_bytes) for part in parts]
+            bounds_s[offloads.index(True)] = phases_s + moves_s(_sums_s(moved))
+
+        def at(place: int) -> LayoutChoice:
+            place, which = divmod(place, len(offloads))
+            return _made(Mode.COLOCATED, llm, parts, place, offload=offloads[which])
+
+        return Layouts(np.stack(bounds_s, axis=-1).ravel(), at)
 
     def _offloads(self) -> tuple[bool, ...]:
         schedule = self._job.schedule
@@ -215,14 +244,12 @@ class LayoutSpace:
             self._least_s[key] = min(self._steps.busy_s(choice, llm) for choice in distinct)
         return self._least_s[key]
 
-    def _beside(self, llm: ModuleChoice, islands: list[list[ModuleChoice]]) -> Iterator[Bounded]:
+    def _beside(self, llm: ModuleChoice, islands: list[list[ModuleChoice]]) -> Layouts:
         """Apart: modules side by side."""
-        parts = [[(self._steps.busy_s(e, llm), e) for e in island] for island in islands]
-        llm_s = self._steps.llm_s(llm)
-        for found in product(*parts):
-            encoders = tuple([choice for _, choice in found])
-            choice = LayoutChoice(mode=Mode.APART, encoders=encoders, llm=llm)
-            yield max(llm_s, max([seconds for seconds, _ in found], default=0.0)), choice
+        parts = [_part(island, partial(self._steps.busy_s, llm=llm)) for island in islands]
+        slowest_s = _every(np.maximum, (part.seconds for part in parts))
+        bounds_s = np.maximum(slowest_s, self._steps.llm_s(llm))
+        return Layouts(bounds_s, partial(_made, Mode.APART, llm, parts))
 
     def _sharded(self) -> Iterator[Family]:
         for llm, parts in self._alike():
@@ -246,10 +273,9 @@ class LayoutSpace:
             if llm.tp == llm.pp == llm.ep == llm.instances == 1 and grids is not None:
                 yield llm, [[c for c in self._settings(grid) if c.instances == 1] for grid in grids]
 
-    def _flat(self, mode: Mode, llm: ModuleChoice, parts: list[list[ModuleChoice]]) -> Iterator[Bounded]:
-        for encoders in product(*parts):
-            choice = LayoutChoice(mode=mode, encoders=encoders, llm=llm)
-            yield self._steps.step(choice).step_s, choice
+    def _flat(self, mode: Mode, llm: ModuleChoice, parts: list[list[ModuleChoice]]) -> Layouts:
+        found = [LayoutChoice(mode=mode, encoders=encoders, llm=llm) for encoders in product(*parts)]
+        return Layouts(np.array([self._steps.step(choice).step_s for choice in found]), found.__getitem__)
 
     def _like(self, llm: ModuleChoice) -> list[ModuleChoice] | None:
         """The LLM's tp, cp and dp for every encoder; None where an encoder does not allow them."""
@@ -329,6 +355,28 @@ class LayoutSpace:
             for instances in self._freedom.instances
             if grid.num_holders % instances == 0 == grid.num_expert_holders % instances
         ]
+
+
+def _part(choices: Sequence[ModuleChoice], seconds: Callable[[ModuleChoice], float]) -> _Part:
+    return _Part(choices, np.array([seconds(choice) for choice in choices], dtype=np.float64))
+
+
+def _sums_s(parts: Iterable[_Part]) -> Floats:
+    return _every(np.add, (part.seconds for part in parts))
+
+
+def _every(joined: np.ufunc, parts: Iterable[Floats]) -> Floats:
+    """Of all combinations of one of each, in the order of `itertools.product`: from 0, one after the other."""
+    return reduce(lambda found, part: joined.outer(found, part).ravel(), parts, np.zeros(1))
+
+
+def _made(
+    mode: Mode, llm: ModuleChoice, parts: Sequence[_Part], place: int, *, offload: bool = False
+) -> LayoutChoice:
+    """The combination at a place in the order of `itertools.product`."""
+    places = np.unravel_index(place, tuple(len(part.choices) for part in parts))
+    encoders = tuple(part.choices[at] for part, at in zip(parts, places, strict=True))
+    return LayoutChoice(mode=mode, encoders=encoders, llm=llm, offload=offload)
 
 
 def _agrees(given: ModuleLayout, grid: ModuleChoice) -> bool:

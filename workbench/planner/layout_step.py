@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from workbench.balance.microbatches.pipeline_time import iteration_s
 from workbench.balance.stages.partition import partition
@@ -22,6 +23,8 @@ from workbench.planner.sharded_step import sharded_step
 from workbench.timing.price import HOST_BYTES_PER_S
 
 _partition = cache(partition)
+Floats = NDArray[np.float64]
+Bytes = TypeVar("Bytes", float, Floats)
 
 
 class ModuleChain(NamedTuple):
@@ -51,6 +54,7 @@ class Account(NamedTuple):
     state_bytes: float
 
 
+_PRICES: Remembered[ModulePrices] = Remembered(8)
 _STEPS: "Remembered[LayoutSteps]" = Remembered(32)
 
 
@@ -58,12 +62,12 @@ def steps_of(job: Job, cost: CostModel) -> "LayoutSteps":
     """Those of all jobs that differ in layouts, replicas and schedule alone share what was priced.
 
     Windows of a schedule are told apart, as they decide which samples a colocated encoder takes together.
+    Jobs that differ in the microbatch size as well share the prices of modules.
     """
-    key = (
-        (Same(cost), Same(job.model), Same(job.cluster), Same(job.batch)),
-        (job.microbatch_samples, job.settings, job.schedule.window, job.schedule.run_ahead),
-    )
-    return _STEPS.answer(key, lambda: LayoutSteps(job, cost)).of(job)
+    priced = Same(cost), Same(job.model), Same(job.cluster), Same(job.batch), job.settings
+    key = priced, job.microbatch_samples, job.schedule.window, job.schedule.run_ahead
+    prices = _PRICES.answer(priced, lambda: ModulePrices(job, cost))
+    return _STEPS.answer(key, lambda: LayoutSteps(job, cost, prices)).of(job)
 
 
 class LayoutSteps:
@@ -80,10 +84,11 @@ class LayoutSteps:
     Args:
         job: whose cluster, batch, microbatch size and kernels hold.
         cost: the machine.
+        prices: of a job that differs in microbatches, layouts and schedule alone; None: they are the job's.
     """
 
-    def __init__(self, job: Job, cost: CostModel) -> None:
-        self.job, self.prices = job, ModulePrices(job, cost)
+    def __init__(self, job: Job, cost: CostModel, prices: ModulePrices | None = None) -> None:
+        self.job, self.prices = job, prices or ModulePrices(job, cost)
         self._chains: dict[tuple[ModuleChoice, int | None], ModuleChain] = {}
         self._accounts: dict[tuple[ModuleChoice, Totals], Account] = {}
         self._llm_s: dict[ModuleChoice, float] = {}
@@ -107,7 +112,7 @@ class LayoutSteps:
 
     def _found(self, choice: LayoutChoice) -> LayoutStep:
         if choice.mode in (Mode.SHARDED, Mode.HYBRID):
-            return sharded_step(self.prices, choice)
+            return sharded_step(self.prices, choice, self.job.microbatch_samples)
         return {
             Mode.HOMOGENEOUS: self._homogeneous,
             Mode.COLOCATED: self._colocated,
@@ -124,8 +129,7 @@ class LayoutSteps:
 
     def llm_bound_s(self, llm: ModuleChoice) -> float:
         """Seconds that `llm_s` is not shorter than, without cutting the LLM into stages."""
-        each_s = self.prices.passes_s(llm, self.job.microbatch_samples)
-        return least_pipeline_s(each_s, llm.pp, self._rounds(llm))
+        return least_pipeline_s(self.passes_s(llm), llm.pp, self._rounds(llm))
 
     def phases_s(self, encoder: ModuleChoice, llm: ModuleChoice) -> float:
         """Seconds of an encoder's passes over all samples of a replica: what colocation adds to the LLM's."""
@@ -139,10 +143,6 @@ class LayoutSteps:
         span = min(rounds, max(window, -(-encoder.dp // per_round)))
         return -(-span * per_round // encoder.dp), rounds / span
 
-    def moves_s(self, encoders: Sequence[ModuleChoice]) -> float:
-        """Seconds to bring colocated encoders to the host and back."""
-        return 2 * sum(map(self.prices.moved_bytes, encoders)) / HOST_BYTES_PER_S
-
     def busy_s(self, encoder: ModuleChoice, llm: ModuleChoice) -> float:
         """Seconds for which an encoder apart keeps its busiest rank, on average over its stages."""
         per_round = llm.dp * self.job.microbatch_samples
@@ -150,11 +150,17 @@ class LayoutSteps:
         calls = self._rounds(llm) * per_round / (encoder.dp * samples)
         return calls * self.prices.passes_s(encoder, samples) / encoder.pp
 
-    def joint_s(self, choice: LayoutChoice) -> float:
-        """Seconds for which one grid keeps the busiest rank, on average over its stages."""
-        samples = self.job.microbatch_samples
-        each = sum(self.prices.passes_s(part, samples) for part in (*choice.encoders, choice.llm))
-        return self._rounds(choice.llm) * each / choice.llm.pp
+    def passes_s(self, choice: ModuleChoice) -> float:
+        """Seconds of a forward and a backward of all the module's layers over a microbatch."""
+        return self.prices.passes_s(choice, self.job.microbatch_samples)
+
+    def joint_s(self, llm: ModuleChoice, encoders_s: Floats) -> Floats:
+        """Seconds for which one grid keeps the busiest rank, on average over its stages.
+
+        Args:
+            encoders_s: of all encoders' passes together.
+        """
+        return self._rounds(llm) * (encoders_s + self.passes_s(llm)) / llm.pp
 
     def state_fits(self, choice: ModuleChoice) -> bool:
         """Whether the module's mean stage would fit with nothing beside it; False: no layout of it does."""
@@ -213,8 +219,8 @@ class LayoutSteps:
         passes_s = phases_s + boundary_s + self.llm_s(choice.llm)
         more = [2 * num_bytes, *[0.0] * (len(ranks) - 1)]  # features and their gradients
         if choice.offload:  # encoders' state and the LLM's activations are never there at once
-            passes_s += self.moves_s(choice.encoders)
             moved = sum(map(self.prices.moved_bytes, choice.encoders))
+            passes_s += moves_s(moved)
             kept = [llm.in_flight * llm.layers.kept_bytes for llm, *_ in ranks]
             more = [extra - min(moved, own) for extra, own in zip(more, kept, strict=True)]
         return self._step(ranks, passes_s, boundary_s, num_bytes, _counts(chain), more)
@@ -345,6 +351,11 @@ class LayoutSteps:
                 ),
             )
         return self._accounts[key]
+
+
+def moves_s(num_bytes: Bytes) -> Bytes:
+    """Seconds to bring so much of colocated encoders to the host and back."""
+    return 2 * num_bytes / HOST_BYTES_PER_S
 
 
 def _held_bytes(parts: Sequence[Held], accounts: Sequence[Account]) -> float:

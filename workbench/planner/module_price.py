@@ -91,7 +91,7 @@ class ModulePrices:
     A microbatch is as long as the mean of those that the batch gives.
 
     Args:
-        job: whose model, batch, cluster and kernels are priced.
+        job: whose model, batch, cluster and settings are priced, in microbatches of any size.
         cost: the machine.
     """
 

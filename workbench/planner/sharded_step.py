@@ -28,22 +28,25 @@ class _Round:
     sum_s: float
 
 
-def sharded_step(prices: ModulePrices, choice: LayoutChoice) -> LayoutStep:
+def sharded_step(prices: ModulePrices, choice: LayoutChoice, num_samples: int) -> LayoutStep:
     """All modules on all ranks, parameters gathered layer by layer, each a layer ahead of its use.
 
     A forward gathers, a backward gathers again and scatters gradients; each hides behind the layer
     that computes meanwhile. A layer without a backward is gathered once. Several instances of all
     parameters add up their parts of gradients layer by layer, in the last microbatch's backward.
 
+    Args:
+        num_samples: of a microbatch.
+
     Source: Zhao et al. 2023, "PyTorch FSDP", sections 3.2.2, 3.3 and 4.
 
     Complexity: O(layers).
     """
     job = prices.job
-    num_rounds = len(job.batch) // (choice.llm.dp * job.microbatch_samples)
+    num_rounds = len(job.batch) // (choice.llm.dp * num_samples)
     layers: list[tuple[ModuleChoice, Totals]] = []
     for part in (*choice.encoders, choice.llm):
-        layers += [(part, layer) for layer in prices.layers(part, job.microbatch_samples)]
+        layers += [(part, layer) for layer in prices.layers(part, num_samples)]
     moved = [prices.sharded_exchange(part, layer) for part, layer in layers]
     slowed_s = loss_on(job.cluster)
     busy = [busy_share(_near(prices, part)) for part, _ in layers]
@@ -68,7 +71,7 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice) -> LayoutStep:
         boundary_bytes=0.0,
         peak_bytes=round(held + PREFETCHED * whole + working),
         memory_bytes=min(node.memory_bytes for node in job.cluster.nodes),
-        llm_layers=(len(prices.layers(choice.llm, job.microbatch_samples)),),
+        llm_layers=(len(prices.layers(choice.llm, num_samples)),),
     )
 
 

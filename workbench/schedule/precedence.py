@@ -59,7 +59,8 @@ def longest_path(
         end = start[node] + duration[node]
         if delay is None:
             for later in followers[node]:
-                start[later] = max(start[later], end)
+                if end > start[later]:  # noqa: PLR1730  (a call for every edge)
+                    start[later] = end
         else:
             for later, behind in zip(followers[node], delay[node], strict=True):
                 start[later] = max(start[later], end + behind)

@@ -3,7 +3,7 @@
 from workbench.memory.account import MemoryTable, check_memory, memory_table
 from workbench.plan.check import check
 from workbench.plan.deadlock import check_deadlock
-from workbench.plan.folded import Folded, judged_part
+from workbench.plan.folded import Folded, checked_part, judged_part
 from workbench.plan.key_exchange import check_key_exchange
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
@@ -25,19 +25,20 @@ def accept(plan: Plan) -> tuple[Lowered, MemoryTable]:
 def judged(plan: Plan | Folded) -> tuple[Lowered, MemoryTable]:
     """As `accept`, but lowered with one replica of each set of equal ones, which stand for all.
 
-    Times, bytes and refusals are those of the whole plan.
+    Times, bytes and refusals are those of the whole plan. Of replicas that send by one port the account holds
+    one, and what is lowered all: they wait for each other.
 
     Raises:
         ValueError: as `accept`.
     """
     if isinstance(plan, Folded):
-        part, whole = plan.judged, None
+        part, timed, whole = plan.checked, plan.judged, None
         check(plan.one)
         check_key_exchange(plan.one)
     else:
         check(plan)
         check_key_exchange(plan)
-        part, whole = judged_part(plan), plan
+        part, timed, whole = checked_part(plan), judged_part(plan), plan
     lowered = lower(part)
     try:
         check_deadlock(lowered)
@@ -47,7 +48,7 @@ def judged(plan: Plan | Folded) -> tuple[Lowered, MemoryTable]:
         raise
     memory = memory_table(lowered)
     check_memory(lowered, memory)
-    return lowered, memory
+    return lowered if timed is part else lower(timed), memory
 
 
 def checked(plan: Plan) -> Lowered:

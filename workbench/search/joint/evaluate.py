@@ -6,6 +6,7 @@ from math import inf
 from typing import Protocol, runtime_checkable
 
 from workbench.collector import collector_paused
+from workbench.explain.timeline import Timeline
 from workbench.job.device_pools import check_taken
 from workbench.job.job import Job
 from workbench.model.layer import TokenCount
@@ -17,7 +18,6 @@ from workbench.plan.work import work_of
 from workbench.search.joint.choice import Choice, build
 from workbench.search.joint.move import Move, Space
 from workbench.search.joint.replan import Replan
-from workbench.trace import Trace
 
 LEAST_SHARE = 0.95  # of an even share of tokens, on the rank that a stage is priced by
 UNCHANGED = "it changes nothing"
@@ -32,8 +32,8 @@ class Judge(Protocol):
     def value(self, plan: Plan) -> float:
         """Lower is better, of a plan that is accepted; ValueError with the reason where it is refused."""
 
-    def replay(self, plan: Plan) -> Trace:
-        """The plan's trace by the engine; ValueError where it is refused."""
+    def timeline(self, plan: Plan) -> Timeline:
+        """When the plan's step does what; ValueError where it is refused."""
 
 
 @runtime_checkable

@@ -3,8 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from workbench.explain.critical_path import critical_path
-from workbench.plan.lower import lower
+from workbench.explain.critical_path import path_of
 from workbench.plan.plan import Plan
 from workbench.search.joint.evaluate import Judge
 
@@ -34,11 +33,10 @@ class Hints:
 
 
 def hints_of(plan: Plan, judge: Judge) -> Hints:
-    """What the step's end waited for. Complexity: one run of the engine."""
-    trace = judge.replay(plan)
+    """What the step's end waited for. Complexity: that of the judge's times."""
     stages: Counter[int] = Counter()
     microbatches: Counter[MicrobatchKey] = Counter()
-    for step in critical_path(lower(plan), trace):
+    for step in path_of(judge.timeline(plan)):
         if step.action is None or step.action.stage is None:
             continue
         stage = plan.stage[step.action.stage]

@@ -6,6 +6,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from workbench.cost.model import CostModel
+from workbench.explain.timeline import Timeline
 from workbench.job.job import Job
 from workbench.memory.account import memory_groups, memory_table, peak_bytes
 from workbench.plan.lower import lower
@@ -13,7 +14,6 @@ from workbench.plan.plan import ModuleSettings, Plan, Recompute, Sharding
 from workbench.search.joint.choice import Choice, build
 from workbench.search.joint.setting_moves import with_settings
 from workbench.search.joint.starts import Task, start_of
-from workbench.trace import Trace
 from workbench.units import gib
 
 ROOMIER = 2**20  # times the memory: whatever a strategy does fits
@@ -40,7 +40,7 @@ class _AnyPlan:
     def value(self, plan: Plan) -> float:
         return 0.0
 
-    def replay(self, plan: Plan) -> Trace:
+    def timeline(self, plan: Plan) -> Timeline:
         raise NotImplementedError
 
 

@@ -10,6 +10,7 @@ from workbench.bounded_file import read_bounded
 from workbench.cost.model import CostModel
 from workbench.data.sample import Sample
 from workbench.elastic.availability import Availability, Rates, parse_trace, random_trace
+from workbench.explain.timeline import Timeline
 from workbench.job.job import Job
 from workbench.job.run_options import asked
 from workbench.plan.lowered import Lowered
@@ -22,7 +23,6 @@ from workbench.search.objectives.plan_judge import Measure, PlanJudge, rank_seco
 from workbench.search.objectives.recovery import FailureSim, RecoveryCosts
 from workbench.search.objectives.step_times import Over, OverBatches, OwnBatch, Planning, StepJudge
 from workbench.strategies.next_step import next_step
-from workbench.trace import Trace
 from workbench.units import S_PER_HOUR, duration_s
 
 TRACES = 5  # random ones, for an interval
@@ -106,13 +106,13 @@ class Executors:
 
     Args:
         seconds: of a step, simulated.
-        trace: of a plan, simulated.
+        timeline: of a plan's step, simulated.
         failures: of a job that recovers, simulated.
         clock: seconds, for planning.
     """
 
     seconds: Callable[[Lowered], float]
-    trace: Callable[[Plan], Trace]
+    timeline: Callable[[Plan], Timeline]
     failures: FailureSim
     clock: Callable[[], float]
 
@@ -162,7 +162,7 @@ def judge_for(
         measure = DollarsPerSample(job)
     else:
         measure = rank_seconds if objective is Objective.THROUGHPUT else step_seconds
-    return PlanJudge(times=times, measure=measure, trace=executors.trace, asked=words)
+    return PlanJudge(times=times, measure=measure, timeline=executors.timeline, asked=words)
 
 
 def _replan(

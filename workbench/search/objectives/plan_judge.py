@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from workbench.explain.timeline import Timeline
 from workbench.plan.plan import Plan
 from workbench.schedule.choice import Schedule
 from workbench.search.objectives.step_times import StepJudge, StepTimes
-from workbench.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +54,13 @@ class PlanJudge:
     Args:
         times: seconds of a plan's steps.
         measure: what counts.
-        trace: of a plan on the batch that it was made for.
+        timeline: of a plan's step on the batch that it was made for.
         asked: the objective in the words of its flags, as JSON data: what decides it.
     """
 
     times: StepJudge
     measure: Measure
-    trace: Callable[[Plan], Trace]
+    timeline: Callable[[Plan], Timeline]
     asked: Mapping[str, Any]
 
     def judged(self, plan: Plan, schedule: Schedule | None = None) -> Judged:
@@ -86,10 +86,6 @@ class PlanJudge:
         return isinstance(self.measure, LimitedMeasure) and (
             self.measure.is_above(plan, self.times(plan, None), limit)
         )
-
-    def replay(self, plan: Plan) -> Trace:
-        """Its trace on the batch that it was made for; ValueError for a plan that is refused."""
-        return self.trace(plan)
 
 
 def step_seconds(plan: Plan, times: StepTimes, schedule: Schedule | None) -> Judged:
