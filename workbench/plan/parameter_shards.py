@@ -46,6 +46,9 @@ _UNITS: Remembered[tuple[ShardUnit, ...]] = Remembered(
     1_000_000, lambda units: sum(len(u.ranks) for u in units) + 1
 )
 
+_SIZES: Remembered[tuple[tuple[int, ...], tuple[int, ...]]] = Remembered(65_536)
+_CUT: Remembered[tuple[Stage, ...]] = Remembered(1_000_000, len)
+
 
 def _shards_any(plan: Plan) -> bool:
     return any(settings.sharding is Sharding.PARAMETERS for settings in plan.settings.modules)
@@ -134,12 +137,17 @@ def in_units(draft: Plan) -> Plan:
     """
     if not _shards_any(draft) and [stage.id for stage in draft.stages] == list(range(len(draft.stages))):
         return draft
+    sharded = tuple(each.module for each in draft.settings.modules if each.sharding is Sharding.PARAMETERS)
+    return replace(draft, stages=_CUT.answer((draft.stages, sharded), lambda: _cut(draft.stages, sharded)))
+
+
+def _cut(whole: tuple[Stage, ...], sharded: tuple[str, ...]) -> tuple[Stage, ...]:
     stages: list[Stage] = []
-    for stage in draft.stages:
+    for stage in whole:
         first, last = stage.layers
-        cuts = [(at, at + 1) for at in range(first, last)] if is_sharded(draft, stage) else [stage.layers]
+        cuts = [(at, at + 1) for at in range(first, last)] if stage.module in sharded else [stage.layers]
         stages += [replace(stage, id=len(stages) + index, layers=cut) for index, cut in enumerate(cuts)]
-    return replace(draft, stages=tuple(stages))
+    return tuple(stages)
 
 
 def _check_stage(plan: Plan, stage: Stage) -> None:
@@ -166,9 +174,18 @@ def _unit(plan: Plan, stages: list[Stage]) -> ShardUnit:
     ranks = sorted(rank for stage in stages for rank in stage.flat_ranks)
     if len(set(ranks)) != len(ranks):
         raise ValueError(f"stages {[stage.id for stage in stages]}: replicas of sharded weights share a rank")
+    key = Same(plan.model), stages[0].module, stages[0].layers
+    trained, frozen = _SIZES.answer(key, lambda: _sizes(plan, stages[0]))
+    return ShardUnit(
+        stages=tuple(stage.id for stage in stages), ranks=tuple(ranks), trained=trained, frozen=frozen
+    )
+
+
+def _sizes(plan: Plan, stage: Stage) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Elements of its own weights that train and of each tied one, and of those that do not train."""
     own = {True: 0, False: 0}
     tied: dict[bool, dict[str, int]] = {True: {}, False: {}}
-    for layer in plan.model.module(stages[0].module).layers[slice(*stages[0].layers)]:
+    for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
         shared = {name for _, name in layer.tied}
         for parameter in layer.parameters():
             if parameter.name in shared:
@@ -179,9 +196,7 @@ def _unit(plan: Plan, stages: list[Stage]) -> ShardUnit:
         tuple(size for size in (own[is_trained], *tied[is_trained].values()) if size)
         for is_trained in (True, False)
     )
-    return ShardUnit(
-        stages=tuple(stage.id for stage in stages), ranks=tuple(ranks), trained=trained, frozen=frozen
-    )
+    return trained, frozen
 
 
 def _check_equal(plan: Plan, units: tuple[ShardUnit, ...]) -> None:

@@ -46,7 +46,7 @@ class Passes(NamedTuple):
         is_last: [A] whether nothing of the microbatch is held on the stage behind it.
         reads: [A] forwards that read a forward which no backward keeps; else -1.
         inputs, followers: by pass.
-        first, count: [S] a stage's first forward, and how many it has.
+        first, num_forwards: [S] a stage's first forward, and how many it has.
         group, position: [S] see `PassGraph`.
     """
 
@@ -58,7 +58,7 @@ class Passes(NamedTuple):
     inputs: Rows
     followers: Rows
     first: Ints
-    count: Ints
+    num_forwards: Ints
     group: Ints
     position: Ints
 
@@ -152,7 +152,7 @@ def play(  # noqa: C901, PLR0912, PLR0915  (one loop: its parts share a dozen ar
             heappush(ends, (end, chosen))
             for at in range(followers.at[chosen], followers.at[chosen + 1]):
                 later = followers.of[at]
-                if missing[later] == 1:
+                if patience > 0 and missing[later] == 1:
                     heappush(arrivals[passes.group[stage_of[later]]], (end, later))
             soonest = group_end[group]
             for at in range(inputs.at[chosen], inputs.at[chosen + 1]):
@@ -225,7 +225,7 @@ def _choice(  # noqa: C901, PLR0911, PLR0912, PLR0913, PLR0917  (what the loop a
         at = rules.orders.at[order] + done[order]
         if at < rules.orders.at[order + 1] and missing[rules.orders.of[at]] == 0:
             done[order] += 1
-            return rules.orders.of[at]
+            return int(rules.orders.of[at])
     if backwards:
         return heappop(backwards)[2]
     forward = -1  # the first possible one that somebody reads or that has a backward, else any possible one
@@ -258,7 +258,7 @@ def _choice(  # noqa: C901, PLR0911, PLR0912, PLR0913, PLR0917  (what the loop a
 def _next_forward(stage: int, passes: Passes, missing: Ints, begun: Ints) -> int:
     """The stage's next forward, if its inputs are there; else -1."""
     number = passes.first[stage] + begun[stage]
-    return number if begun[stage] < passes.count[stage] and missing[number] == 0 else -1
+    return number if begun[stage] < passes.num_forwards[stage] and missing[number] == 0 else -1
 
 
 @compiled
@@ -276,7 +276,7 @@ def _may(stage: int, rules: Rules, begun: Ints, held: Floats) -> bool:
         if own < rules.wanted.of[min(first + begun[rules.reader[row]], end - 1)]:
             return True
         needed = max(needed, rules.wanted.of[end - 1])
-    return own >= needed
+    return bool(own >= needed)
 
 
 @compiled

@@ -55,14 +55,14 @@ class PassGraph:
     def passes(self) -> Passes:
         """The same in arrays, stages by their places in `nodes`."""
         place = {stage: index for index, stage in enumerate(self.nodes)}
-        stage = np.array([place[stage] for stage, _, _ in self.actions], np.int64)
+        stage = np.array([place[action.stage or 0] for action in self.actions], np.int64)
         kind = np.array([_CODES[kind] for _, kind, _ in self.actions], np.int64)
         microbatch = np.array([microbatch for _, _, microbatch in self.actions], np.int64)
         inputs, followers = rows(self.inputs), rows(self.followers)
         # a forward that some backward follows is kept for it; one that nothing follows is kept for nobody
         is_read = kind == FORWARD
         is_read[inputs.of[np.repeat(kind != FORWARD, np.diff(inputs.at))]] = False
-        count = np.array([node.num_microbatches for node in self.nodes.values()], np.int64)
+        num_forwards = np.array([node.num_microbatches for node in self.nodes.values()], np.int64)
         # W comes behind its I, of the same stage and microbatch, in a row
         is_last = kind != FORWARD
         is_last[:-1] &= kind[1:] != WEIGHT
@@ -74,8 +74,8 @@ class PassGraph:
             reads=np.where(is_read, np.diff(followers.at), -1),
             inputs=inputs,
             followers=followers,
-            first=np.searchsorted(stage, np.arange(len(count))),
-            count=count,
+            first=np.searchsorted(stage, np.arange(len(num_forwards))),
+            num_forwards=num_forwards,
             group=np.array([self.group_of[stage] for stage in self.nodes], np.int64),
             position=np.array([self.position[stage] for stage in self.nodes], np.int64),
         )
