@@ -143,7 +143,8 @@ def give_copied(plan: Plan, draft: Plan) -> None:
         component._replace(programs=tuple(held)) for component, held in zip(found, programs, strict=True)
     )
     give(plan, components, copied)
-    give(plan, alike_replicas, (copied,))
+    sets: tuple[tuple[Component, ...], ...] = (copied,)
+    give(plan, alike_replicas, sets)
 
 
 def part_of(plan: Plan, replicas: Collection[Place]) -> Plan:
