@@ -11,6 +11,7 @@ from experiments.bench.speed_cases import CASES
 from tests.test_candidates import COST, in_brief, in_full, job_of, on_nodes_of
 from workbench.job.job import Job
 from workbench.plan import build as building
+from workbench.plan.alike import alike_replicas, components
 from workbench.plan.folded import checked_part, judged_part
 from workbench.plan.plan import ModuleSettings, Plan, Sharding
 from workbench.planner.layout_choice import Degrees
@@ -79,6 +80,9 @@ def in_no_part(job: Job, choice: Choice) -> Plan:
 def holds(job: Job, choice: Choice) -> Plan:
     plan = build(job, choice, COST)
     assert plan == in_no_part(job, choice)
+    for known in (plan, judged_part(plan)):  # what is alike in a copy has to be found anew
+        anew = replace(known)
+        assert (components(known), alike_replicas(known)) == (components(anew), alike_replicas(anew))
     assert in_brief(plan) == in_full(plan)
     return plan
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from workbench.on_demand import OnDemand
-from workbench.plan.kept import kept
+from workbench.plan.kept import give, kept
 from workbench.plan.plan import Boundaries, Plan, Program, Stage
 from workbench.schedule.action import Action
 
@@ -123,8 +123,32 @@ def first_of_all(plan: Plan) -> Plan:
 
 
 def firsts_of(plan: Plan, sets: Iterable[Sequence[Component]]) -> Plan:
-    """The plan with the first component of each set alone."""
-    return part_of(plan, {replica for first, *_ in sets for replica in first.replicas})
+    """The plan with the first component of each set alone; what is alike in it is known of the plan."""
+    replicas = {replica for first, *_ in sets for replica in first.replicas}
+    part = part_of(plan, replicas)
+    left = (tuple(one for one in each if one.replicas[0] in replicas) for each in alike_replicas(plan))
+    alike = tuple(each for each in left if each)
+    if sum(map(len, alike)) > 1:
+        give(part, alike_replicas, alike)
+    return part
+
+
+def give_copied(plan: Plan, draft: Plan) -> None:
+    """Let a plan have the equal components of its draft, each with copies of the programs of the first.
+
+    Complexity: O(ranks).
+    """
+    ((*found,),) = alike_replicas(draft)
+    number = {rank: at for at, component in enumerate(found) for rank in component.ranks}
+    programs: list[list[Program]] = [[] for _ in found]
+    for program in plan.programs:
+        programs[number[program.ranks[0]]].append(program)
+    copied = tuple(
+        component._replace(programs=tuple(held)) for component, held in zip(found, programs, strict=True)
+    )
+    give(plan, components, copied)
+    sets: tuple[tuple[Component, ...], ...] = (copied,)
+    give(plan, alike_replicas, sets)
 
 
 def part_of(plan: Plan, replicas: Collection[Place]) -> Plan:

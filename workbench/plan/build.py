@@ -8,7 +8,7 @@ from workbench.collector import collector_paused
 from workbench.data.sample import Item, Sample
 from workbench.model.layer import LayerKind
 from workbench.model.model_graph import TEXT
-from workbench.plan.alike import alike_replicas, first_of_all
+from workbench.plan.alike import alike_replicas, first_of_all, give_copied
 from workbench.plan.check import check
 from workbench.plan.frame import Frame, frame_of
 from workbench.plan.gradient_groups import gradient_groups, reduction_order
@@ -55,7 +55,10 @@ def with_programs(
         ValueError: what `check` refuses, stages whose ranks overlap without being equal, or a
             `run_ahead` where no encoder is frozen.
     """
-    plan = replace(draft, programs=_programs(draft, schedule or Schedule(), duration))
+    programs, part = _programs(draft, schedule or Schedule(), duration)
+    plan = replace(draft, programs=programs)
+    if part is not draft:
+        give_copied(plan, draft)
     give(plan, shard_units, shard_units(draft))  # programs are no matter of these
     give(plan, gradient_groups, gradient_groups(draft))
     give(plan, reduction_order, reduction_order(draft))
@@ -63,18 +66,23 @@ def with_programs(
     return plan
 
 
-def _programs(draft: Plan, schedule: Schedule, duration: Callable[[Action], float]) -> tuple[Program, ...]:
-    """Those of one replica, and the same under their own names of all others, where these equal it."""
+def _programs(
+    draft: Plan, schedule: Schedule, duration: Callable[[Action], float]
+) -> tuple[tuple[Program, ...], Plan]:
+    """Those of one replica, and the same under their own names of all others, where these equal it.
+
+    With the part of the draft that they were made for.
+    """
     part = first_of_all(draft)
     if part is draft or duration is not one_unit or schedule.kind.spec.shares_ranks_in_part:
-        return _closed(draft, draft, _passes(draft, schedule, duration))
+        return _closed(draft, draft, _passes(draft, schedule, duration)), draft
     try:
         passes = _passes(part, schedule, duration)
     except ValueError:  # told by the stages of all replicas
         passes = _passes(draft, schedule, duration)
         part = draft
     programs = _closed(draft, part, passes)
-    return programs if part is draft else _of_all(draft, programs)
+    return programs if part is draft else _of_all(draft, programs), part
 
 
 def _of_all(draft: Plan, programs: tuple[Program, ...]) -> tuple[Program, ...]:
