@@ -19,7 +19,7 @@ from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample
 from workbench.job.job import Job, ModuleLayout
-from workbench.memory import stage as stage_bytes
+from workbench.memory import sizes as stage_bytes
 from workbench.memory.account import memory_table
 from workbench.plan.folded import Folded, judged_part
 from workbench.plan.lower import lower
