@@ -133,22 +133,24 @@ def firsts_of(plan: Plan, sets: Iterable[Sequence[Component]]) -> Plan:
     return part
 
 
-def give_copied(plan: Plan, draft: Plan) -> None:
-    """Let a plan have the equal components of its draft, each with copies of the programs of the first.
+def with_copied(draft: Plan, programs: tuple[Program, ...]) -> Plan:
+    """The draft with programs, those of each of its equal components copied from the first: they stay equal.
 
     Complexity: O(ranks).
     """
+    plan = replace(draft, programs=programs)
     ((*found,),) = alike_replicas(draft)
     number = {rank: at for at, component in enumerate(found) for rank in component.ranks}
-    programs: list[list[Program]] = [[] for _ in found]
-    for program in plan.programs:
-        programs[number[program.ranks[0]]].append(program)
+    of_each: list[list[Program]] = [[] for _ in found]
+    for program in programs:
+        of_each[number[program.ranks[0]]].append(program)
     copied = tuple(
-        component._replace(programs=tuple(held)) for component, held in zip(found, programs, strict=True)
+        component._replace(programs=tuple(held)) for component, held in zip(found, of_each, strict=True)
     )
     give(plan, components, copied)
     sets: tuple[tuple[Component, ...], ...] = (copied,)
     give(plan, alike_replicas, sets)
+    return plan
 
 
 def part_of(plan: Plan, replicas: Collection[Place]) -> Plan:

@@ -1,6 +1,7 @@
 """Builds a plan out of answers: stages and microbatches in, programs out."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 
@@ -8,7 +9,7 @@ from workbench.collector import collector_paused
 from workbench.data.sample import Item, Sample
 from workbench.model.layer import LayerKind
 from workbench.model.model_graph import TEXT
-from workbench.plan.alike import alike_replicas, first_of_all, give_copied
+from workbench.plan.alike import alike_replicas, first_of_all, with_copied
 from workbench.plan.check import check
 from workbench.plan.frame import Frame, frame_of
 from workbench.plan.gradient_groups import gradient_groups, reduction_order
@@ -55,10 +56,7 @@ def with_programs(
         ValueError: what `check` refuses, stages whose ranks overlap without being equal, or a
             `run_ahead` where no encoder is frozen.
     """
-    programs, part = _programs(draft, schedule or Schedule(), duration)
-    plan = replace(draft, programs=programs)
-    if part is not draft:
-        give_copied(plan, draft)
+    plan = _programmed(draft, schedule or Schedule(), duration)
     give(plan, shard_units, shard_units(draft))  # programs are no matter of these
     give(plan, gradient_groups, gradient_groups(draft))
     give(plan, reduction_order, reduction_order(draft))
@@ -66,23 +64,14 @@ def with_programs(
     return plan
 
 
-def _programs(
-    draft: Plan, schedule: Schedule, duration: Callable[[Action], float]
-) -> tuple[tuple[Program, ...], Plan]:
-    """Those of one replica, and the same under their own names of all others, where these equal it.
-
-    With the part of the draft that they were made for.
-    """
+def _programmed(draft: Plan, schedule: Schedule, duration: Callable[[Action], float]) -> Plan:
+    """With programs of one replica, and the same under their own names of all that equal it."""
     part = first_of_all(draft)
-    if part is draft or duration is not one_unit or schedule.kind.spec.shares_ranks_in_part:
-        return _closed(draft, draft, _passes(draft, schedule, duration)), draft
-    try:
-        passes = _passes(part, schedule, duration)
-    except ValueError:  # told by the stages of all replicas
-        passes = _passes(draft, schedule, duration)
-        part = draft
-    programs = _closed(draft, part, passes)
-    return programs if part is draft else _of_all(draft, programs), part
+    if part is not draft and duration is one_unit and not schedule.kind.spec.shares_ranks_in_part:
+        with suppress(ValueError):  # told by the stages of all replicas
+            programs = _closed(draft, part, _passes(part, schedule, duration))
+            return with_copied(draft, _of_all(draft, programs))
+    return replace(draft, programs=_closed(draft, draft, _passes(draft, schedule, duration)))
 
 
 def _of_all(draft: Plan, programs: tuple[Program, ...]) -> tuple[Program, ...]:
