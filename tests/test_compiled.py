@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workbench.compiled import can_keep_files, compiled
+from workbench.compiled import check_descriptors, compiled
 from workbench.on_demand import OnDemand
 
 
@@ -58,9 +59,49 @@ def test_a_module_on_demand_is_the_module():
         _ = OnDemand("no_such_module").anything
 
 
-def test_a_folder_that_keeps_no_files_is_told_from_a_process_without_descriptors(tmp_path):
-    assert can_keep_files(tmp_path)
-    assert not can_keep_files(tmp_path / "none")
+SQUARE = """
+from workbench.compiled import compiled
+
+@compiled
+def square(number: int) -> int:
+    return number * number
+
+print(square(7))
+"""
+
+
+def said_by(module: Path, cache: Path) -> str:
+    return subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import sys; sys.path.insert(0, {str(module.parent)!r}); import {module.stem}",
+        ],
+        env=os.environ | {"XDG_CACHE_HOME": str(cache)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+
+def test_machine_code_is_kept_beside_its_module_else_in_the_cache_of_the_user_else_nowhere(tmp_path: Path):
+    module, cache = tmp_path / "package" / "square_of.py", tmp_path / "cache"
+    module.parent.mkdir()
+    module.write_text(SQUARE)
+    assert said_by(module, cache) == "49\n"
+    assert list(module.parent.glob("__pycache__/*.nbi"))
+    assert not cache.exists()
+    shutil.rmtree(module.parent / "__pycache__")
+    (module.parent / "__pycache__").write_text("no folder")
+    assert said_by(module, cache) == "49\n"
+    assert list(cache.rglob("*.nbi"))
+    shutil.rmtree(cache)
+    cache.write_text("no folder")
+    assert said_by(module, cache) == "49\n"
+
+
+def test_a_process_without_descriptors_says_so(tmp_path: Path):
+    check_descriptors()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with ExitStack() as held:
         held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
@@ -71,4 +112,4 @@ def test_a_folder_that_keeps_no_files_is_told_from_a_process_without_descriptors
         os.close(lowest)
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
         with pytest.raises(OSError, match="Too many open files"):
-            can_keep_files(tmp_path)
+            check_descriptors()

@@ -1,10 +1,8 @@
 """Functions in machine code: compiled, and the compiler imported, when one of them is first called."""
 
-import errno
-import tempfile
+import os
 from collections.abc import Callable
 from functools import update_wrapper
-from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from workbench.on_demand import OnDemand
@@ -15,7 +13,7 @@ Result = TypeVar("Result")
 
 
 def compiled(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """The function in machine code; kept in its folder where that can be written.
+    """The function in machine code, kept beside its module or else in the user's cache.
 
     It may call other functions that are compiled so, of its own module or imported by their names.
     """
@@ -33,27 +31,28 @@ class _Compiled(Generic[Given, Result]):
 
     def _compile(self) -> Callable[Given, Result]:
         """As numba has it, which it compiles for each kind of arguments; so are those that it calls."""
-        code, names = cast(Any, self._function).__code__, cast(Any, self._function).__globals__
-        folder = Path(code.co_filename).parent
-        made = self._machine_code = numba.njit(cache=can_keep_files(folder))(self._function)
-        for name in code.co_names:
+        names = cast(Any, self._function).__globals__
+        made = self._machine_code = _in_machine_code(self._function)
+        for name in cast(Any, self._function).__code__.co_names:
             called = names.get(name)
             if isinstance(called, _Compiled):
                 names[name] = called._machine_code or called._compile()
-        return cast(Callable[Given, Result], made)
+        return made
 
 
-def can_keep_files(folder: Path) -> bool:
-    """Whether numba can: it makes a file to find out, and says of any failure that there is no place.
+def _in_machine_code(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Kept in a file where numba finds a place for it.
 
     Raises:
-        OSError: this process may open no further file, which says nothing of the folder.
+        OSError: this process may open no further file, which says nothing of places.
     """
-    kept = folder / "__pycache__"
     try:
-        with tempfile.TemporaryFile(dir=kept if kept.is_dir() else folder):
-            return True
-    except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise
-        return False
+        return cast(Callable[Given, Result], numba.njit(cache=True)(function))
+    except RuntimeError:  # said of any failure to make a file
+        check_descriptors()
+        return cast(Callable[Given, Result], numba.njit(function))
+
+
+def check_descriptors() -> None:
+    """OSError where this process may open no further file."""
+    os.close(os.open(os.devnull, os.O_RDONLY))
