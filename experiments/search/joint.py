@@ -116,7 +116,7 @@ class Part:
 def of_speed(asked: Asked, progress: Told) -> dict[str, Any]:
     """Candidates a second."""
     progress("speeds")
-    return speeds.speeds(seed=asked.seed, limit_s=asked.budget_s)
+    return speeds.speeds(seed=asked.seed)
 
 
 WHOLE = "speed"  # the part that has no rows

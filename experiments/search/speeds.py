@@ -23,6 +23,7 @@ from workbench.strategies.registry import PLANNERS
 
 START = "megatron-heterogeneous"
 CANDIDATES = {24: 400, 1296: 24}
+LIMIT_S = 120.0  # of CPU, should a machine be slow
 LARGE_GPUS, LARGE_CANDIDATES, LARGE_LIMIT_S = 10_000, 24, 600.0
 WORKERS = 2
 
@@ -42,7 +43,7 @@ def job_of(case: Case) -> Job:
     )
 
 
-def rate_of(case: Case, candidates: int, *, seed: int, limit_s: float) -> dict[str, Any]:
+def rate_of(case: Case, candidates: int, *, seed: int) -> dict[str, Any]:
     """Candidates a second of one case, and what came out."""
     seen: list[tuple[float, int]] = []
 
@@ -52,7 +53,7 @@ def rate_of(case: Case, candidates: int, *, seed: int, limit_s: float) -> dict[s
     job = job_of(case)
     cost = CostModel(load_profile(PROFILE))
     scope = Scope(seed=seed, planners={START: PLANNERS[START]})
-    stop = Stop(candidates=candidates, seconds=limit_s, clock=time.process_time)
+    stop = Stop(candidates=candidates, seconds=LIMIT_S, clock=time.process_time)
     found = joint_search(job, cost, IterationJudge(cost), stop=stop, scope=scope, progress=told)
     (first_s, _), (last_s, counted) = seen[0], seen[-1]
     return _record(found) | {"candidates_per_s": counted / max(last_s - first_s, 1e-9)}
@@ -75,11 +76,10 @@ def large(*, seed: int, gpus: int = LARGE_GPUS) -> dict[str, Any]:
     return _record(found) | {"gpus": job.cluster.num_ranks}
 
 
-def speeds(*, seed: int, limit_s: float) -> dict[str, Any]:
+def speeds(*, seed: int) -> dict[str, Any]:
     """All three."""
     small, middle = (
-        rate_of(case, CANDIDATES[gpus], seed=seed, limit_s=limit_s)
-        for case, gpus in zip(CASES[1:], CANDIDATES, strict=True)
+        rate_of(case, CANDIDATES[gpus], seed=seed) for case, gpus in zip(CASES[1:], CANDIDATES, strict=True)
     )
     whole = large(seed=seed)
     return {
