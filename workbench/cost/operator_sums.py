@@ -58,19 +58,18 @@ class OperatorSums:
 
     def layer(self, layer: Layer) -> LayerTime:
         """Of a layer as a rank of the grid has it."""
-        forward_s, input_grad_s, weight_grad_s, doubts = zip(
-            *self._operators.of_layer(layer, self._work), strict=True
-        )
+        operators = self._operators.of_layer(layer, self._work)
         pairs = self._pairs(layer)
         forward_comm, backward_comm = self._communication(layer, pairs)
         first = self._operators.prepared(layer).first
-        interior = sum(input_grad_s[first + 1 :])
+        interior = sum([passes.input_grad_s for passes in operators[first + 1 :]])
         interior += sum([seconds for index, seconds in backward_comm if index > first])
         time = LayerTime(
-            sum(forward_s) + forward_comm,
-            sum(input_grad_s) + sum([seconds for _, seconds in backward_comm]),
-            sum(weight_grad_s),
-            frozenset(self.unmeasured).union(*doubts),
+            sum([passes.forward_s for passes in operators]) + forward_comm,
+            sum([passes.input_grad_s for passes in operators])
+            + sum([seconds for _, seconds in backward_comm]),
+            sum([passes.weight_grad_s for passes in operators]),
+            frozenset(self.unmeasured).union(*[passes.unmeasured for passes in operators]),
             interior,
         )
         return self._launched(time, layer, pairs)
