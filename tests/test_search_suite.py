@@ -220,6 +220,8 @@ def test_rows_of_this_commit_are_not_made_anew(monkeypatch):
     assert [some.names for some in joint.rows("speed", asked, made)] == [["speed"]]
     of_spaces = [len(some.names) for some in joint.rows("regret", asked, made)]
     assert (sum(of_spaces), max(of_spaces)) == (len(spaces()), 2)
+    one = replace(asked, spaces=(spaces()[0].name,))
+    assert [some.names for some in joint.rows("regret", one, made)] == [list(one.spaces)]
     monkeypatch.setattr(joint, "commit", lambda: "here-dirty")
     assert [list(some.names) for some in joint.rows("aware", asked, made)] == [["a", "b"], ["c"]]
 

@@ -8,8 +8,8 @@ Setup:   the jobs of `experiments.search.jobs` with layouts left open. Every reg
          Spaces that are listed whole: `regret`. Questions one by one: `ablation`. Candidates a second:
          `speeds`. Winner and others executed: `executed`, apart.
 Differs: jobs are smaller than the papers', each says how; corpora stand for data sets.
-Run:     python -m experiments.search.joint [--job NAME] [--part PART] [--budget SECONDS] [--seed N]
-         [--processes N] [--json] [--out PATH]
+Run:     python -m experiments.search.joint [--job NAME] [--space NAME] [--part PART] [--budget SECONDS]
+         [--seed N] [--processes N] [--json] [--out PATH]
 """
 
 import json
@@ -44,12 +44,14 @@ class Asked:
 
     Args:
         names: of jobs.
+        spaces: that `regret` lists; none: all.
         budget_s: CPU seconds of every search.
         seed: of all draws.
         processes: that take one job or space at a time; each counts its own CPU seconds.
     """
 
     names: Sequence[str]
+    spaces: Sequence[str] = ()
     budget_s: float
     seed: int
     processes: int
@@ -173,7 +175,8 @@ def rows(part: str, asked: Asked, record: Mapping[str, Any]) -> Iterator[Asked]:
 
     A row is had that the same commit made, without changes of its own.
     """
-    names = [space.name for space in spaces()] if part == "regret" else asked.names
+    listed = asked.spaces or [space.name for space in spaces()]
+    names = listed if part == "regret" else asked.names
     if part == WHOLE:
         names = [WHOLE]
     here, made = commit(), record.get("made", {}).get(part, {})
@@ -239,6 +242,8 @@ def main() -> int:
     """0 when the goals are met, 1 when one is missed, 2 for bad input."""
     parser = command_line(__doc__)
     parser.add_argument("--job", choices=JOBS, action="append", help="only this one; repeatable")
+    listed = [space.name for space in spaces()]
+    parser.add_argument("--space", choices=listed, action="append", help="of regret, likewise")
     parser.add_argument("--part", choices=PARTS, action="append", help="only this one; repeatable")
     parser.add_argument(
         "--budget",
@@ -262,7 +267,11 @@ def main() -> int:
         check_writable(given.out)
 
     asked = Asked(
-        names=given.job or tuple(JOBS), budget_s=given.budget, seed=given.seed, processes=given.processes
+        names=given.job or tuple(JOBS),
+        spaces=given.space or (),
+        budget_s=given.budget,
+        seed=given.seed,
+        processes=given.processes,
     )
     before = json.loads(given.out.read_text()) if given.out is not None and given.out.exists() else {}
     try:
