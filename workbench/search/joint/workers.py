@@ -5,6 +5,7 @@ import os
 import pickle
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -12,7 +13,8 @@ from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from multiprocessing.queues import Queue
-from typing import NamedTuple, Protocol, TypeVar
+from threading import Thread
+from typing import NamedTuple, Protocol, TypeVar, cast
 
 from workbench.search.joint.choice import Choice
 from workbench.search.joint.evaluate import Judge, Outcome, evaluated
@@ -25,6 +27,7 @@ _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 Known = tuple[Space, Judge]
 CHUNK = 4  # candidates that a worker gets at once
+FLUSHED_EVERY_S = 0.001
 
 
 class Asked(NamedTuple):
@@ -143,7 +146,14 @@ class Several(Workers):
     def close(self) -> None:
         """End the processes, whatever they do."""
         processes = self._processes
+        manager = cast(Thread | None, self._pool._executor_manager_thread)
         self._pool.shutdown(wait=False, cancel_futures=True)
+        # In Python 3.11 the pool's thread fails if a process dies before it took what is cancelled away.
+        end_s = time.monotonic() + LOOK_EVERY_S
+        while self._pool._cancel_pending_futures and manager is not None and manager.is_alive():
+            if time.monotonic() > end_s:
+                break
+            time.sleep(FLUSHED_EVERY_S)
         for process in processes:
             _kill(process)
 
