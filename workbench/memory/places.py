@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.plan.plan import Plan
+from workbench.plan.row_columns import numbers_of
 from workbench.schedule.action import COMPUTE, Action, Pass
 
 Ints = NDArray[np.int64]
@@ -71,5 +72,4 @@ class Places:
 
     def numbers(self, actions: Iterable[Action | None]) -> Ints:
         """Of a column of actions; NOWHERE for one that is in no program."""
-        get = self.number.get
-        return np.array([NOWHERE if action is None else get(action, NOWHERE) for action in actions], np.int64)
+        return numbers_of(actions, self.number)

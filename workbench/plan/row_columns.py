@@ -1,6 +1,6 @@
 """Rows as arrays, and proofs over these that they break no rule; who finds none looks at row after row."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import NamedTuple
 
@@ -61,13 +61,13 @@ def columns_of(lowered: Lowered) -> RowColumns:
     )
 
 
-def numbers_of(actions: Sequence[Action], numbers: Mapping[Action, int]) -> Ints:
+def numbers_of(actions: Iterable[Action | None], numbers: Mapping[Action, int]) -> Ints:
     """[actions] their numbers; -1: of none. One object again and again, as in rows, is looked up once."""
     found: list[int] = []
     last, number = None, -1
     for action in actions:
         if action is not last:
-            last, number = action, numbers.get(action, -1)
+            last, number = action, -1 if action is None else numbers.get(action, -1)
         found.append(number)
     return np.array(found, dtype=np.int64)
 
