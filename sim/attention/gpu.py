@@ -15,10 +15,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from workbench.arrays import Floats, Ints
 from workbench.compiled import compiled
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 # Streaming multiprocessors by `Node.device`; data sheets of NVIDIA (A40: GA102, A100: GA100,
 # H100 and H200 SXM: GH100).

@@ -11,7 +11,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from sim.attention.gpu import Floats, Ints, Schedule, list_schedule, longest_first
+from sim.attention.gpu import Schedule, list_schedule, longest_first
+from workbench.arrays import Floats, Ints
 
 WAVES = (1.0, 2.0, 4.0, 8.0)  # pieces per unit that a split may aim at
 WORTH_SPLITTING = 1.25  # a row is cut only when it is longer than this many aims

@@ -17,8 +17,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from sim.attention.gpu import Floats, activity
+from sim.attention.gpu import activity
 from sim.attention.pieces import LaunchRun, Order, Pieces, Split, UnitTiming, cut, run_launch
+from workbench.arrays import Floats
 from workbench.model.layer import Attention
 
 

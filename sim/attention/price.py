@@ -8,9 +8,10 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from sim.attention.gpu import COMPUTE_UNITS, Floats, Ints, compute_units
+from sim.attention.gpu import COMPUTE_UNITS, compute_units
 from sim.attention.pieces import UnitTiming
 from sim.attention.policies import Gpu, Kernel, Launches, Wires, launches_of, simulate_attention
+from workbench.arrays import Floats, Ints
 from workbench.cost.collectives import Collective
 from workbench.cost.hardware import Link
 from workbench.cost.kernel_times import ELEMENT_BYTES

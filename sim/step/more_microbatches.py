@@ -4,20 +4,18 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sim.step.deadlock import DeadlockError
 from sim.step.durations import task_durations_s
 from sim.step.sweep_loop import run
 from sim.step.wire import Wires, wires
+from workbench.arrays import Floats, Ints
 from workbench.plan.lowered import Lowered
 from workbench.plan.task_graph import adjacency, num_missing
 from workbench.schedule.action import Action, Pass, TaskKind
 from workbench.timing.price import Price
 
 Orders = tuple[tuple[Action, ...], ...]
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 KINDS = (Pass.B, Pass.F)  # in the order of `issue_key`
 

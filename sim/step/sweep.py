@@ -4,19 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sim.step.deadlock import DeadlockError
 from sim.step.durations import task_durations_s
 from sim.step.lanes import shares_cores
 from sim.step.sweep_loop import run
 from sim.step.wire import wires
+from workbench.arrays import Floats
 from workbench.collector import collector_paused
 from workbench.explain.timeline import Timeline, earlier
 from workbench.plan.lowered import Lowered
 from workbench.schedule.action import STEP, Action
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,9 @@
 from heapq import heapify, heappop, heappush
 
 import numpy as np
-from numpy.typing import NDArray
 
+from workbench.arrays import Floats, Ints
 from workbench.compiled import compiled
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 TASK_ENDS, TRANSMITTED, ARRIVES = 0, 1, 2
 

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from math import frexp, inf, isfinite, ldexp
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from workbench.arrays import Ints
 
 UNITS_LOG2 = 38  # the whole chain takes at most 2**38 units, so that 5 x stages x chain stays in int64
 

@@ -7,8 +7,9 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.arrays import Ints
 from workbench.compiled import compiled
-from workbench.elastic.chain import Ints, LayerChain
+from workbench.elastic.chain import LayerChain
 from workbench.elastic.template import Template, TemplateStage
 
 NEVER = np.int64(1) << 60

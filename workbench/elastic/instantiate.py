@@ -4,15 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from workbench.arrays import Floats, Ints
 from workbench.compiled import compiled
 from workbench.elastic.batch_distribution import distribute
 from workbench.elastic.node_specification import TemplateSet
 from workbench.elastic.template import Template
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

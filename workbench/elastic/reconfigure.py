@@ -7,8 +7,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from workbench.arrays import Ints
 from workbench.elastic.copies import Copy, copies_between, holders_of
 from workbench.elastic.layout import NodeLayout, held_layers
 from workbench.elastic.node_specification import TemplateSet
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 else:
     optimize = OnDemand("scipy.optimize")
 
-Ints = NDArray[np.int64]
 Held = Mapping[str, Sequence[int]]  # layers by node, consecutive ones
 
 

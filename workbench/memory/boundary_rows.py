@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from workbench.arrays import Flags, Ints
 from workbench.memory.accounts import Accounts
-from workbench.memory.places import NOWHERE, Bools, Ints, Places
+from workbench.memory.places import NOWHERE, Places
 from workbench.plan.frame import frame_of
 from workbench.plan.lowered import Lowered, Route, Slice, Transfer
 from workbench.plan.remembered import Remembered, Same
@@ -33,7 +34,7 @@ class RowLines(NamedTuple):
     held: Ints
     passed_on: Ints
     output_end: Ints
-    is_joined: Bools
+    is_joined: Flags
 
 
 _KNOWN: Remembered[RowLines] = Remembered(MOST_CELLS, lambda lines: len(lines.acquired) + 1)

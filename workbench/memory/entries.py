@@ -9,9 +9,10 @@ from math import ceil
 
 import numpy as np
 
+from workbench.arrays import Ints
 from workbench.memory.accounts import Accounts
 from workbench.memory.boundary_rows import RowLines, row_lines
-from workbench.memory.places import BACKWARDS, Ints
+from workbench.memory.places import BACKWARDS
 from workbench.memory.stage import (
     GRADIENTS,
     StateKind,

@@ -4,14 +4,12 @@ from collections.abc import Collection, Iterable
 from itertools import chain
 
 import numpy as np
-from numpy.typing import NDArray
 
+from workbench.arrays import Ints
 from workbench.plan.plan import Plan
 from workbench.plan.row_columns import numbers_of
 from workbench.schedule.action import COMPUTE, Action, Pass
 
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 BACKWARDS = (Pass.B, Pass.I)  # what a forward keeps is given back at their end
 NOWHERE = -1
 

@@ -10,13 +10,11 @@ from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from workbench.arrays import Ints
 from workbench.plan.plan import Plan
 from workbench.schedule.action import COMPUTE, Action
 from workbench.schedule.precedence import longest_path
-
-Ints = NDArray[np.int64]
 
 
 class Ends(Protocol):

@@ -5,15 +5,13 @@ from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from workbench.arrays import Flags, Ints
 from workbench.plan.lowered import Lowered, Route
 from workbench.plan.order import compute_actions, ticks_of
 from workbench.schedule.action import Action, Pass, TaskKind
 
 TALKS = (Pass.F, Pass.B, Pass.I)  # passes that send and receive
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 _ROUTES = {id(route): number for number, route in enumerate(Route)}
 _LOCAL, _RELAY, _BROADCAST = (_ROUTES[id(route)] for route in (Route.LOCAL, Route.RELAY, Route.BROADCAST))
 

@@ -17,14 +17,13 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from workbench.arrays import Ints
 from workbench.plan.parameter_shards import sharded_stages, unit_of
 from workbench.plan.plan import Plan, Program
 from workbench.schedule.action import MEANING, Action, TaskKind
 from workbench.schedule.sharded import waits_of
-
-Ints = NDArray[np.int64]
 
 
 class Task(NamedTuple):

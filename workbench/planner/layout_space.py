@@ -8,8 +8,8 @@ from math import prod
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from workbench.arrays import Floats
 from workbench.job.job import ModuleLayout
 from workbench.model.model_graph import Module
 from workbench.plan.plan import Recompute
@@ -34,7 +34,6 @@ class Freedom:
 
 
 Bounded = tuple[float, LayoutChoice]  # seconds that the step is not shorter than, and the layout
-Floats = NDArray[np.float64]
 
 
 class Layouts(NamedTuple):

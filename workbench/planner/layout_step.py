@@ -8,8 +8,8 @@ from functools import cache
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from workbench.arrays import Floats
 from workbench.balance.microbatches.pipeline_time import iteration_s
 from workbench.balance.stages.partition import partition
 from workbench.cost.group_link import group_link
@@ -23,7 +23,6 @@ from workbench.planner.sharded_step import sharded_step
 from workbench.timing.price import HOST_BYTES_PER_S
 
 _partition = cache(partition)
-Floats = NDArray[np.float64]
 Bytes = TypeVar("Bytes", float, Floats)
 
 

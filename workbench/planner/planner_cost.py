@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from workbench.arrays import Flags
 from workbench.cost.model import CostModel
 from workbench.plan.lowered import Lowered
 from workbench.planner.layer_cost import LayerCost
 from workbench.schedule.action import COMPUTE, Action, Pass
 from workbench.timing.critical_path import critical_path_s
 from workbench.timing.price import price
-from workbench.timing.stage_seconds import Flags, Seconds
+from workbench.timing.stage_seconds import Seconds
 
 
 @dataclass(frozen=True, slots=True)

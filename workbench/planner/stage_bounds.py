@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.arrays import Flags
 from workbench.cost.model import CostModel
 from workbench.memory.sizes import Sizes
 from workbench.memory.stage import GRADIENTS, state_of
@@ -15,7 +16,7 @@ from workbench.plan.plan import KeyExchange, Plan, Stage
 from workbench.plan.routing import Routing, routing_of
 from workbench.planner.planner_cost import PlannerCost
 from workbench.schedule.choice import Schedule, ScheduleKind
-from workbench.timing.stage_seconds import Flags, PassSeconds, Seconds, StageSeconds
+from workbench.timing.stage_seconds import PassSeconds, Seconds, StageSeconds
 from workbench.units import gib
 
 _Key = tuple[str, int]  # module and replica

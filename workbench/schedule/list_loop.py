@@ -6,13 +6,9 @@ from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from workbench.arrays import Flags, Floats, Ints
 from workbench.compiled import compiled
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 
 FORWARD, BACKWARD, WEIGHT = 0, 1, 2  # B and I are alike here: a W follows or does not
 ROUNDING = 1e-9  # shares of a microbatch are fractions

@@ -7,8 +7,9 @@ from math import inf
 
 import numpy as np
 
+from workbench.arrays import Flags, Floats, Ints
 from workbench.schedule.action import Action
-from workbench.schedule.list_loop import WEIGHT, Flags, Floats, Ints, Rows, Rules, offsets, play, rows
+from workbench.schedule.list_loop import WEIGHT, Rows, Rules, offsets, play, rows
 from workbench.schedule.pass_graph import Group, PassGraph
 
 

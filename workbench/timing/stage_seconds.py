@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.arrays import Flags
 from workbench.cost.model import CostModel, Work
 from workbench.data.sample import Item
 from workbench.model.frozen import Needs
@@ -18,7 +19,6 @@ from workbench.timing.grid_links import GridCost, GridLinks, grid_links
 from workbench.timing.pass_times import pace, pass_times
 
 Seconds = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 KINDS = (Pass.F, Pass.B, Pass.I, Pass.W)
 
 

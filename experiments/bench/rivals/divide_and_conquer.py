@@ -5,7 +5,8 @@ from collections.abc import Callable
 import numpy as np
 from numba import njit
 
-from workbench.elastic.chain import Ints, LayerChain
+from workbench.arrays import Ints
+from workbench.elastic.chain import LayerChain
 from workbench.elastic.template import Template, TemplateStage
 
 NEVER = np.int64(1) << 60
