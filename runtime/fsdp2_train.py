@@ -30,6 +30,7 @@ from runtime.preprocess.source import source_of
 from runtime.reference import all_items, features_of, whole_stage
 from runtime.step.stage_module import build_stage_module
 from workbench.data.sample import Sample
+from workbench.ending import leave
 from workbench.model.model_graph import Module
 from workbench.plan.codec import read_plan
 from workbench.plan.plan import Plan, Recompute
@@ -239,3 +240,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave(0)

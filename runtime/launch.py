@@ -35,7 +35,7 @@ from runtime.world.local_world import join_launched
 from runtime.world.neighbours import Neighbours, owners_of_all
 from runtime.world.pool import Place, Pool
 from workbench.drift import YARDSTICK
-from workbench.ending import Ended, ending_by_signal
+from workbench.ending import Ended, ending_by_signal, leave
 from workbench.job.run_options import RunOptions, add_arguments
 from workbench.memory.account import static_holders
 from workbench.model.checkpoint import check_weights
@@ -363,17 +363,6 @@ def _parse(arguments: Sequence[str] | None) -> dict[str, Any]:
     parser.add_argument("plan", type=Path, help="plan file")
     add_arguments(parser, RunOptions, HELPS)
     return vars(parser.parse_args(arguments))
-
-
-def leave(code: int) -> NoReturn:
-    """End this process at once.
-
-    What Python takes down at its end are gloo's groups as well, and they wait for collectives that are under
-    way, whose peers may be waiting for the end of this process.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 if __name__ == "__main__":

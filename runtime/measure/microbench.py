@@ -38,6 +38,7 @@ from workbench.calibrate.measurement import (
     read_measurement,
     write_measurement,
 )
+from workbench.ending import leave
 
 BAD_INPUT = 2  # exit code
 BAR = 30  # characters
@@ -312,4 +313,4 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
