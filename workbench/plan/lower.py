@@ -85,8 +85,6 @@ class _Passes:
         self._number = dict(routing.plan.program_actions)
         self._forward: dict[int, Ints] = {}
         self._backward: dict[int, Ints] = {}
-        self._computes: dict[int, Flags] = {}
-        self._present: dict[tuple[str, int], list[frozenset[str]]] = {}
 
     @property
     def actions(self) -> tuple[Action, ...]:
@@ -117,30 +115,14 @@ class _Passes:
         return np.array([of.setdefault(action, len(of)) for action in actions], dtype=np.int64)
 
     def computes(self, stage: Stage) -> Flags:
-        """[microbatches] whether it has a backward, as `Routing.has_backward`."""
-        if stage.id not in self._computes:
-            routing, has_loss = self._routing, self._plan.model.module(stage.module).has_loss
-            present = self._present_in(stage)
-            does = {modules: routing.computes(stage, modules).any for modules in set(present)}
-            each = zip(present, self.microbatches(stage), strict=True)
-            self._computes[stage.id] = np.array(
-                [does[modules] and (has_loss or routing.is_read(m)) for modules, m in each], dtype=np.bool_
-            )
-        return self._computes[stage.id]
+        """[microbatches] whether it has a backward."""
+        return np.array(self._routing.backwards(stage), dtype=np.bool_)
 
     def carries(self, stage: Stage, layer: int) -> Flags:
         """[microbatches] whether what leaves that layer asks for a gradient."""
-        present = self._present_in(stage)
-        does = {
-            modules: self._routing.flow_of(modules).carries[stage.module][layer] for modules in set(present)
-        }
+        present, flow_of = self._routing.present_in((stage.module, stage.replica)), self._routing.flow_of
+        does = {modules: flow_of(modules).carries[stage.module][layer] for modules in set(present)}
         return np.array([does[modules] for modules in present], dtype=np.bool_)
-
-    def _present_in(self, stage: Stage) -> list[frozenset[str]]:
-        place = stage.module, stage.replica
-        if place not in self._present:
-            self._present[place] = list(map(self._routing.present, self.microbatches(stage)))
-        return self._present[place]
 
 
 _Way = tuple[str, bool, Stage, Stage]  # edge, whether backward, from stage, to stage
