@@ -125,6 +125,15 @@ class _Passes:
         return np.array([does[modules] for modules in present], dtype=np.bool_)
 
 
+class _Sent(NamedTuple):
+    """What places of a stage hold of microbatches, by place, microbatch, content and its tokens."""
+
+    place: Ints
+    at: Ints
+    content: Ints
+    num_tokens: Ints
+
+
 _Way = tuple[str, bool, Stage, Stage]  # edge, whether backward, from stage, to stage
 
 
@@ -138,7 +147,7 @@ class _Drafting:
         self._links_of: dict[tuple[object, ...], tuple[int, ...]] = {}
         self._contents: list[tuple[Slice, ...]] = []
         self._drafts: list[tuple[int, int, int, int, int]] = []  # one at a time
-        self._columns: list[Ints] = []  # [5, many] each
+        self._columns: list[tuple[Ints, ...]] = []  # many at a time
         self._held: dict[tuple[int, TokenCount], tuple[tuple[Run, ...], ...]] = {}
 
     def drafts(self) -> Drafts:
@@ -149,8 +158,8 @@ class _Drafting:
             for replica in self._plan.replicas(edge.target):
                 for consumer in self._routing.reading_stages(edge, replica):
                     self._add_edge(edge, consumer)
-        one_by_one = np.array(self._drafts, dtype=np.int64).reshape(-1, 5).T
-        link, producer, consumer, content, num_tokens = np.concatenate((*self._columns, one_by_one), axis=1)
+        self._columns.append(tuple(np.array(self._drafts, dtype=np.int64).reshape(-1, 5).T))
+        link, producer, consumer, content, num_tokens = map(np.concatenate, zip(*self._columns, strict=True))
         return Drafts(
             links=tuple(self._links),
             actions=self._passes.actions,
@@ -169,36 +178,37 @@ class _Drafting:
     def _add_inside(self, chain: Sequence[Stage]) -> None:
         """Between the stages of one replica: what is sent of a microbatch is the same between all."""
         passes, layers = self._passes, self._plan.model.module(chain[0].module).layers
-        known: dict[TokenCount, list[tuple[int, Ints, Ints]]] = {}
+        known: dict[TokenCount, _Sent] = {}
         for producer, consumer in pairwise(chain):
             after_layer = producer.layers[1] - 1
-            count = layers[after_layer].emits
-            if count not in known:
-                known[count] = self._inside(chain[0], count)
-            forward = passes.forward(producer), passes.forward(consumer)
-            backward = passes.backward(consumer), passes.backward(producer)
+            layer = layers[after_layer]
+            if layer.emits not in known:
+                known[layer.emits] = self._inside(producer, layer.emits)
+            sent = known[layer.emits]
+            ends = passes.forward(producer)[sent.at], passes.forward(consumer)[sent.at]
+            link = self._inside_links((producer.module, False, producer, consumer), layer.out_width)
+            self._columns.append((link[sent.place], *ends, sent.content, sent.num_tokens))
             is_back = passes.computes(consumer) & passes.carries(producer, after_layer)
-            for place, content, num_tokens in known[count]:
-                places = place, place
-                for ends, is_there, way in (
-                    (forward, num_tokens > 0, (producer.module, False, producer, consumer)),
-                    (backward, is_back & (num_tokens > 0), (producer.module, True, consumer, producer)),
-                ):
-                    (number,) = self._numbers_of(way, places, layers[after_layer].out_width)
-                    columns = np.full(len(content), number), *ends, content, num_tokens
-                    self._columns.append(np.stack(columns)[:, is_there])
+            if is_back.any():
+                place, at, content, num_tokens = (column[is_back[sent.at]] for column in sent)
+                ends = passes.backward(consumer)[at], passes.backward(producer)[at]
+                link = self._inside_links((producer.module, True, consumer, producer), layer.out_width)
+                self._columns.append((link[place], *ends, content, num_tokens))
 
-    def _inside(self, stage: Stage, count: TokenCount) -> list[tuple[int, Ints, Ints]]:
-        """By context-parallel place [microbatches] the contents of rows from there, and their tokens."""
-        each = [_inside(self._held_runs(m, count)) for m in self._passes.microbatches(stage)]
-        return [
-            (
-                place,
-                np.array([self._content(slices) if slices else -1 for slices in of_place], dtype=np.int64),
-                np.array(list(map(_tokens, of_place)), dtype=np.int64),
-            )
-            for place, of_place in enumerate(zip(*each, strict=True))
+    def _inside_links(self, way: _Way, width: int) -> Ints:
+        """[places] from each to the same of the other stage, whose tokens are in one part."""
+        each = [self._numbers_of(way, (place, place), width) for place in range(way[2].cp)]
+        return np.array(each, dtype=np.int64)[:, 0]
+
+    def _inside(self, stage: Stage, count: TokenCount) -> _Sent:
+        """What every place of the stage has of every microbatch."""
+        each = [
+            (place, at, self._content(slices), num_tokens)
+            for at, microbatch in enumerate(self._passes.microbatches(stage))
+            for place, slices in enumerate(_inside(self._held_runs(microbatch, count)))
+            if (num_tokens := _tokens(slices))
         ]
+        return _Sent(*np.array(each, dtype=np.int64).reshape(-1, 4).T)
 
     def _add_edge(self, edge: Edge, consumer: Stage) -> None:
         """For every stage that reads the edge: gradients of all of them are summed at the producer."""
