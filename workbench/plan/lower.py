@@ -156,8 +156,8 @@ class _Drafting:
             self._add_inside(chain)
         for edge in self._plan.model.edges:
             for replica in self._plan.replicas(edge.target):
-                for consumer in self._routing.reading_stages(edge, replica):
-                    self._add_edge(edge, consumer)
+                for reader in self._routing.reading_stages(edge, replica):
+                    self._add_edge(edge, reader)
         self._columns.append(tuple(np.array(self._drafts, dtype=np.int64).reshape(-1, 5).T))
         link, producer, consumer, content, num_tokens = map(np.concatenate, zip(*self._columns, strict=True))
         return Drafts(
