@@ -12,7 +12,6 @@ from workbench.job.notations.words import nearest_of
 from workbench.job.parts import batch_of, cluster_of, model_of
 from workbench.job.schema import JobSpec, LayoutSpec
 from workbench.masks.patterns import check_masks
-from workbench.model.layer import Attention
 from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.expert_groups import check_expert_degree
 from workbench.plan.kernels import Kernels
@@ -305,13 +304,11 @@ def _check_stage_layers(job: Job, layout: ModuleLayout, num_layers: int) -> None
 
 
 def _check_tensor_parallel(job: Job, layout: ModuleLayout) -> None:
-    for layer in job.model.module(layout.module).layers:
-        for operator in layer.operators:
-            heads = operator.num_kv_heads if isinstance(operator, Attention) else layout.tp
-            if heads % layout.tp:
-                valid = [degree for degree in range(1, heads + 1) if heads % degree == 0]
-                nearest = min(valid, key=lambda degree: abs(degree - layout.tp))
-                raise ValueError(
-                    f"job {job.name!r}: tp of module {layout.module!r} must divide its {heads} key/value "
-                    f"heads, got {layout.tp}; nearest: {nearest}"
-                )
+    for heads in sorted(job.model.module(layout.module).kv_heads):
+        if heads % layout.tp:
+            valid = [degree for degree in range(1, heads + 1) if heads % degree == 0]
+            nearest = min(valid, key=lambda degree: abs(degree - layout.tp))
+            raise ValueError(
+                f"job {job.name!r}: tp of module {layout.module!r} must divide its {heads} key/value "
+                f"heads, got {layout.tp}; nearest: {nearest}"
+            )

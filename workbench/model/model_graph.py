@@ -31,13 +31,13 @@ class Source:
     feature_layer: int | None = field(default=None, metadata={WHERE_SET: True})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Module:
     """A node of the model DAG: a chain of layers working on one modality.
 
     The module whose modality is "text" is the LLM: its items are whole samples and it computes the
     next-token loss. A module that the LLM's states enter and that ends with a head is a generator, with a
-    loss of its own.
+    loss of its own. No `slots`: what is cached of its layers, every job asks for.
 
     Args:
         name: unique in the model.
@@ -77,7 +77,7 @@ class Module:
         """The layer whose output other modules read: the last one that is no loss."""
         return len(self.layers) - 1 - (self.layers[-1].kind is LayerKind.HEAD)
 
-    @property
+    @cached_property
     def kv_heads(self) -> frozenset[int]:
         """Numbers of key/value heads of its attentions: what a tp must divide."""
         operators = (operator for layer in self.layers for operator in layer.operators)

@@ -8,6 +8,7 @@ from workbench.on_demand import OnDemand
 from workbench.plan.kept import give, kept
 from workbench.plan.plan import Boundaries, Plan, Program, Stage
 from workbench.plan.remembered import Remembered, Same, one
+from workbench.plan.work import sample_kinds
 from workbench.schedule.action import Action
 
 MOST_REPLICAS = 500_000  # of all plans whose components are remembered
@@ -224,6 +225,7 @@ def _shape(plan: Plan, component: Component) -> object:
     stage_at[None] = -1  # of STEP
     rank_at = {rank: place for place, rank in enumerate(component.ranks)}
     sample_at = {sample: place for place, sample in enumerate(component.samples)}
+    kinds = sample_kinds(plan.batch)
     of_module: dict[str, list[int]] = {}
     for module, replica in component.replicas:
         of_module.setdefault(module, []).append(replica)
@@ -233,7 +235,7 @@ def _shape(plan: Plan, component: Component) -> object:
     }
     return (
         tuple(_stage_shape(plan.stage[stage], stage_at, rank_at, replica_at) for stage in component.stages),
-        tuple((plan.sample[sample].segments, plan.sample[sample].mask) for sample in component.samples),
+        tuple([kinds[sample] for sample in component.samples]),
         tuple(
             tuple(
                 (m.index, tuple([tuple([(sample_at[sample], k) for sample, k in row]) for row in m.rows]))

@@ -26,6 +26,7 @@ from workbench.schedule.reductions import with_reductions
 
 _EQUAL_PLACES: Remembered[bool] = Remembered(1024)
 _EQUAL_BATCHES: Remembered[bool] = Remembered(64)
+_LIES: Remembered[tuple[object, ...]] = Remembered(2_000_000, len)
 Lies = Callable[[Cluster, Sequence[int]], tuple[object, ...]]  # of a component's ranks, by place
 
 
@@ -124,6 +125,10 @@ def _nodes(cluster: Cluster, ranks: Sequence[int]) -> tuple[object, ...]:
 
 def _lies(cluster: Cluster, ranks: Sequence[int]) -> tuple[object, ...]:
     """On which nodes and cards, by their places among those of the ranks."""
+    return _LIES.answer((Same(cluster), ranks), lambda: _places(cluster, ranks))
+
+
+def _places(cluster: Cluster, ranks: Sequence[int]) -> tuple[object, ...]:
     nodes: dict[int, int] = {}
     cards: dict[tuple[int, int], int] = {}
     return tuple(

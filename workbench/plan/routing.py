@@ -9,12 +9,15 @@ from workbench.model.layer import TokenCount
 from workbench.model.model_graph import TEXT, Edge, Module
 from workbench.plan.kept import kept
 from workbench.plan.plan import Microbatch, Plan, Stage
-from workbench.plan.remembered import Remembered, Same
+from workbench.plan.remembered import Remembered, Same, one
 
 _Segments = dict[str, dict[int, dict[Item, Segment]]]
 _SEGMENTS: Remembered[_Segments] = Remembered(16)
 _FLOWS: Remembered[GradientFlow] = Remembered(1024)
-_READ: Remembered[frozenset[tuple[str, int, int]]] = Remembered(200_000, lambda read: len(read) + 1)
+_Holders = dict[tuple[str, Item], tuple["Holding", ...]]
+_HOLDERS: Remembered[_Holders] = Remembered(1_000_000, lambda holders: len(holders) + 1)
+_Read = frozenset[tuple[str, int, int]]
+_READ: Remembered[_Read] = Remembered(1_000_000, lambda read: len(read) + 1)
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,10 @@ class Routing:
         return found
 
     @cached_property
-    def _holders(self) -> dict[tuple[str, Item], tuple[Holding, ...]]:
+    def _holders(self) -> _Holders:
+        return _HOLDERS.answer(Same(one(self.plan.microbatches)), self._find_holders)
+
+    def _find_holders(self) -> _Holders:
         found: dict[tuple[str, Item], list[Holding]] = {}
         for microbatch in sorted(self.plan.microbatches, key=lambda m: (m.replica, m.index)):
             for item in microbatch.items:
@@ -169,17 +175,17 @@ class Routing:
         return {key: tuple(holders) for key, holders in found.items()}
 
     @cached_property
-    def _read(self) -> frozenset[tuple[str, int, int]]:
+    def _read(self) -> _Read:
         """Who reads what follows from the microbatches, but where several hold an item."""
         if any(len(holders) > 1 for holders in self._holders.values()):
             return self._find_read()
         plan = self.plan
         edges = ((edge, replica) for edge in plan.model.edges for replica in plan.replicas(edge.target))
         are_read = tuple([bool(self.reading_stages(edge, replica)) for edge, replica in edges])
-        key = Same(plan.model), Same(plan.batch), plan.microbatches, are_read
+        key = Same(plan.model), Same(plan.batch), Same(one(plan.microbatches)), are_read
         return _READ.answer(key, self._find_read)
 
-    def _find_read(self) -> frozenset[tuple[str, int, int]]:
+    def _find_read(self) -> _Read:
         read: set[tuple[str, int, int]] = set()
         for edge in self.plan.model.edges:
             for microbatch in self.plan.microbatches:

@@ -46,12 +46,16 @@ def row_kind(plan: Plan, items: tuple[Item, ...]) -> RowKind:
 
     Complexity: O(items), and O(batch) once for a batch.
     """
-    kinds = _KINDS.answer(Same(plan.batch), lambda: _kinds(plan.batch))
+    kinds = sample_kinds(plan.batch)
     return tuple([(kinds[item.sample], item.k) for item in items])
 
 
+def sample_kinds(batch: Sequence[Sample]) -> dict[int, int]:
+    """Sample -> the first one with equal segments and an equal mask. O(batch), once for a batch."""
+    return _KINDS.answer(Same(batch), lambda: _kinds(batch))
+
+
 def _kinds(batch: Sequence[Sample]) -> dict[int, int]:
-    """Sample -> the first one with equal segments and an equal mask."""
     first: dict[tuple[tuple[Segment, ...], str], int] = {}
     return {sample.id: first.setdefault((sample.segments, sample.mask), sample.id) for sample in batch}
 

@@ -13,6 +13,7 @@ from workbench.arrays import Floats
 from workbench.job.job import ModuleLayout
 from workbench.model.model_graph import Module
 from workbench.plan.plan import Recompute
+from workbench.plan.remembered import Remembered, Same
 from workbench.planner.expert_choices import expert_choices, expert_counts
 from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
 from workbench.planner.layout_step import LayoutSteps, moves_s
@@ -33,6 +34,7 @@ class Freedom:
     offload: tuple[bool, ...] = (False, True)
 
 
+_FITTING: Remembered[list[ModuleChoice]] = Remembered(100_000, lambda choices: len(choices) + 1)
 Bounded = tuple[float, LayoutChoice]  # seconds that the step is not shorter than, and the layout
 
 
@@ -92,7 +94,6 @@ class LayoutSpace:
         self._llm = model.llm
         self._encoders = model.encoders
         self._least_s: dict[tuple[str, int, int], float] = {}
-        self._fitting: dict[tuple[str, int], list[ModuleChoice]] = {}
         self._heads = {module.name: module.kv_heads for module in model.modules}
         self._experts = {module.name: expert_counts(module) for module in model.modules}
         self._check_encoders()
@@ -317,11 +318,10 @@ class LayoutSpace:
 
     def _choices(self, module: Module, num_ranks: int) -> list[ModuleChoice]:
         """All choices of a module on so many ranks whose state can fit."""
-        key = module.name, num_ranks
-        if key not in self._fitting:
-            found = [choice for choice in self._all(module, num_ranks) if self._steps.state_fits(choice)]
-            self._fitting[key] = found
-        return self._fitting[key]
+        key = Same(self._steps.prices), self._job.layouts, self._freedom, module.name, num_ranks
+        return _FITTING.answer(
+            key, lambda: [c for c in self._all(module, num_ranks) if self._steps.state_fits(c)]
+        )
 
     def _all(self, module: Module, num_ranks: int) -> list[ModuleChoice]:
         grids = (

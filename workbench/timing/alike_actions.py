@@ -1,4 +1,4 @@
-"""Actions of a plan that take equal times: passes of one stage over microbatches of equal work."""
+"""Actions of a plan that take equal times: a stage's passes over microbatches of equal work, and its rounds."""
 
 from collections.abc import Hashable
 from typing import NamedTuple
@@ -48,7 +48,7 @@ def _alike_actions(plan: Plan, *, by_tokens: bool) -> AlikeActions:
     sets: dict[Hashable, int] = {}
     set_of: dict[Action, int] = {}
     for action in plan.program_actions:
-        key: Hashable = action
+        key: Hashable = action.stage, action.kind
         if action.kind in COMPUTE:
             shape = shapes.of(action)
             key = action if by_tokens else (action.stage, action.kind, shape)

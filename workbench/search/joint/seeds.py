@@ -3,13 +3,14 @@
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import combinations, product
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.plan.plan import Recompute, Sharding
 from workbench.planner.layout_choice import Degrees, LayoutChoice, Mode, ModuleChoice
-from workbench.planner.layout_search import likely_layouts, usable_ranks
+from workbench.planner.layout_search import FoundLayout, likely_layouts, usable_ranks
 from workbench.search.joint.arrangement import Arrangement, Placement
 from workbench.search.joint.grouping_moves import Grouping, Regroup
 from workbench.search.joint.layout_moves import Arrange
@@ -73,13 +74,17 @@ def _seeds(job: Job, cost: CostModel, questions: Collection[Question]) -> Iterat
     regroups = Question.GROUPING in questions
     ways = _ways(job) if regroups else ((),)
     modes = _modes(job)
-    if not any(likely_layouts(replace(job, layouts=()), cost, mode, PRICED) for mode in modes):
+
+    @cache
+    def likely(mode: Mode, size: int) -> tuple[FoundLayout, ...]:
+        return likely_layouts(replace(job, layouts=(), microbatch_samples=size), cost, mode, PRICED)
+
+    if not any(likely(mode, job.microbatch_samples) for mode in modes):
         yield from _on_one_grid(job, questions)
         return
     for size in sizes:
-        free = replace(job, layouts=(), microbatch_samples=size)
         for mode in modes:
-            for each in likely_layouts(free, cost, mode, PRICED)[:KEPT]:
+            for each in likely(mode, size)[:KEPT]:
                 samples = size if regroups else None
                 moves = _moves(job, each.choice, samples, settings=Question.MEMORY in questions)
                 yield from ((*moves, *way) for way in ways)
