@@ -68,15 +68,15 @@ class Routing:
         """Where gradients run for microbatches in which these modules are present."""
         return self._flows[present]
 
-    def _runs(self, stage: Stage, microbatch: Microbatch) -> Needs:
-        """Which kinds of gradients any layer of the stage computes for this microbatch."""
-        key = self.present(microbatch), stage.module, stage.layers
-        if key not in self._runs_in:
-            needs = self.flow(microbatch).needs[stage.module][slice(*stage.layers)]
-            self._runs_in[key] = Needs(
+    def computes(self, stage: Stage, present: frozenset[str]) -> Needs:
+        """Which kinds of gradients any layer of the stage computes where these modules are present."""
+        key = present, stage.module, stage.layers
+        if key not in self._computes_in:
+            needs = self.flow_of(present).needs[stage.module][slice(*stage.layers)]
+            self._computes_in[key] = Needs(
                 any(need.input_grad for need in needs), any(need.weight_grad for need in needs)
             )
-        return self._runs_in[key]
+        return self._computes_in[key]
 
     def boundary_stage(self, module: str, replica: int, layer: int) -> Stage:
         """The stage of that replica that holds that layer."""
@@ -113,13 +113,15 @@ class Routing:
         It does when a layer of it needs one and the result is used: the module has the
         loss, or some consumer reads this very copy.
         """
-        if not self._runs(stage, microbatch).any:
+        if not self.computes(stage, self.present(microbatch)).any:
             return False
         return self.plan.model.module(stage.module).has_loss or self.is_read(microbatch)
 
     def trains(self, stage: Stage, microbatch: Microbatch) -> bool:
         """Whether the stage computes weight gradients for this microbatch: W, where it is split."""
-        return self._runs(stage, microbatch).weight_grad and self.has_backward(stage, microbatch)
+        return self.computes(stage, self.present(microbatch)).weight_grad and self.has_backward(
+            stage, microbatch
+        )
 
     def is_read(self, microbatch: Microbatch) -> bool:
         """Whether some consumer reads this very copy."""
@@ -165,7 +167,7 @@ class Routing:
         return {}  # by module and rows; filled on use
 
     @cached_property
-    def _runs_in(self) -> dict[tuple[frozenset[str], str, tuple[int, int]], Needs]:
+    def _computes_in(self) -> dict[tuple[frozenset[str], str, tuple[int, int]], Needs]:
         return {}  # by modules present, module and layers; filled on use
 
     @cached_property
