@@ -49,7 +49,9 @@ def test_nothing_is_kept_that_another_beats_by_much(costs):
     for each in costs:
         archive.add(each, each)
     for each in archive:
-        assert not any(all(own * (1 + SHARE) * ROUNDING < old for own, old in zip(c, each, strict=True)) for c in costs)
+        assert not any(
+            all(own * (1 + SHARE) * ROUNDING < old for own, old in zip(c, each, strict=True)) for c in costs
+        )
 
 
 @dataclass
