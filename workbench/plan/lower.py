@@ -85,8 +85,6 @@ class _Passes:
         self._number = dict(routing.plan.program_actions)
         self._forward: dict[int, Ints] = {}
         self._backward: dict[int, Ints] = {}
-        self._computes: dict[int, Flags] = {}
-        self._present: dict[tuple[str, int], list[frozenset[str]]] = {}
 
     @property
     def actions(self) -> tuple[Action, ...]:
@@ -117,30 +115,23 @@ class _Passes:
         return np.array([of.setdefault(action, len(of)) for action in actions], dtype=np.int64)
 
     def computes(self, stage: Stage) -> Flags:
-        """[microbatches] whether it has a backward, as `Routing.has_backward`."""
-        if stage.id not in self._computes:
-            routing, has_loss = self._routing, self._plan.model.module(stage.module).has_loss
-            present = self._present_in(stage)
-            does = {modules: routing.computes(stage, modules).any for modules in set(present)}
-            each = zip(present, self.microbatches(stage), strict=True)
-            self._computes[stage.id] = np.array(
-                [does[modules] and (has_loss or routing.is_read(m)) for modules, m in each], dtype=np.bool_
-            )
-        return self._computes[stage.id]
+        """[microbatches] whether it has a backward."""
+        return np.array(self._routing.backwards(stage), dtype=np.bool_)
 
     def carries(self, stage: Stage, layer: int) -> Flags:
         """[microbatches] whether what leaves that layer asks for a gradient."""
-        present = self._present_in(stage)
-        does = {
-            modules: self._routing.flow_of(modules).carries[stage.module][layer] for modules in set(present)
-        }
+        present, flow_of = self._routing.present_in((stage.module, stage.replica)), self._routing.flow_of
+        does = {modules: flow_of(modules).carries[stage.module][layer] for modules in set(present)}
         return np.array([does[modules] for modules in present], dtype=np.bool_)
 
-    def _present_in(self, stage: Stage) -> list[frozenset[str]]:
-        place = stage.module, stage.replica
-        if place not in self._present:
-            self._present[place] = list(map(self._routing.present, self.microbatches(stage)))
-        return self._present[place]
+
+class _Sent(NamedTuple):
+    """What places of a stage hold of microbatches, by place, microbatch, content and its tokens."""
+
+    place: Ints
+    at: Ints
+    content: Ints
+    num_tokens: Ints
 
 
 _Way = tuple[str, bool, Stage, Stage]  # edge, whether backward, from stage, to stage
@@ -156,7 +147,7 @@ class _Drafting:
         self._links_of: dict[tuple[object, ...], tuple[int, ...]] = {}
         self._contents: list[tuple[Slice, ...]] = []
         self._drafts: list[tuple[int, int, int, int, int]] = []  # one at a time
-        self._columns: list[Ints] = []  # [5, many] each
+        self._columns: list[tuple[Ints, ...]] = []  # many at a time
         self._held: dict[tuple[int, TokenCount], tuple[tuple[Run, ...], ...]] = {}
 
     def drafts(self) -> Drafts:
@@ -165,10 +156,10 @@ class _Drafting:
             self._add_inside(chain)
         for edge in self._plan.model.edges:
             for replica in self._plan.replicas(edge.target):
-                for consumer in self._routing.reading_stages(edge, replica):
-                    self._add_edge(edge, consumer)
-        one_by_one = np.array(self._drafts, dtype=np.int64).reshape(-1, 5).T
-        link, producer, consumer, content, num_tokens = np.concatenate((*self._columns, one_by_one), axis=1)
+                for reader in self._routing.reading_stages(edge, replica):
+                    self._add_edge(edge, reader)
+        self._columns.append(tuple(np.array(self._drafts, dtype=np.int64).reshape(-1, 5).T))
+        link, producer, consumer, content, num_tokens = map(np.concatenate, zip(*self._columns, strict=True))
         return Drafts(
             links=tuple(self._links),
             actions=self._passes.actions,
@@ -187,36 +178,37 @@ class _Drafting:
     def _add_inside(self, chain: Sequence[Stage]) -> None:
         """Between the stages of one replica: what is sent of a microbatch is the same between all."""
         passes, layers = self._passes, self._plan.model.module(chain[0].module).layers
-        known: dict[TokenCount, list[tuple[int, Ints, Ints]]] = {}
+        known: dict[TokenCount, _Sent] = {}
         for producer, consumer in pairwise(chain):
             after_layer = producer.layers[1] - 1
-            count = layers[after_layer].emits
-            if count not in known:
-                known[count] = self._inside(chain[0], count)
-            forward = passes.forward(producer), passes.forward(consumer)
-            backward = passes.backward(consumer), passes.backward(producer)
+            layer = layers[after_layer]
+            if layer.emits not in known:
+                known[layer.emits] = self._inside(producer, layer.emits)
+            sent = known[layer.emits]
+            ends = passes.forward(producer)[sent.at], passes.forward(consumer)[sent.at]
+            link = self._inside_links((producer.module, False, producer, consumer), layer.out_width)
+            self._columns.append((link[sent.place], *ends, sent.content, sent.num_tokens))
             is_back = passes.computes(consumer) & passes.carries(producer, after_layer)
-            for place, content, num_tokens in known[count]:
-                places = place, place
-                for ends, is_there, way in (
-                    (forward, num_tokens > 0, (producer.module, False, producer, consumer)),
-                    (backward, is_back & (num_tokens > 0), (producer.module, True, consumer, producer)),
-                ):
-                    (number,) = self._numbers_of(way, places, layers[after_layer].out_width)
-                    columns = np.full(len(content), number), *ends, content, num_tokens
-                    self._columns.append(np.stack(columns)[:, is_there])
+            if is_back.any():
+                place, at, content, num_tokens = (column[is_back[sent.at]] for column in sent)
+                ends = passes.backward(consumer)[at], passes.backward(producer)[at]
+                link = self._inside_links((producer.module, True, consumer, producer), layer.out_width)
+                self._columns.append((link[place], *ends, content, num_tokens))
 
-    def _inside(self, stage: Stage, count: TokenCount) -> list[tuple[int, Ints, Ints]]:
-        """By context-parallel place [microbatches] the contents of rows from there, and their tokens."""
-        each = [_inside(self._held_runs(m, count)) for m in self._passes.microbatches(stage)]
-        return [
-            (
-                place,
-                np.array([self._content(slices) if slices else -1 for slices in of_place], dtype=np.int64),
-                np.array(list(map(_tokens, of_place)), dtype=np.int64),
-            )
-            for place, of_place in enumerate(zip(*each, strict=True))
+    def _inside_links(self, way: _Way, width: int) -> Ints:
+        """[places] from each to the same of the other stage, whose tokens are in one part."""
+        each = [self._numbers_of(way, (place, place), width) for place in range(way[2].cp)]
+        return np.array(each, dtype=np.int64)[:, 0]
+
+    def _inside(self, stage: Stage, count: TokenCount) -> _Sent:
+        """What every place of the stage has of every microbatch."""
+        each = [
+            (place, at, self._content(slices), num_tokens)
+            for at, microbatch in enumerate(self._passes.microbatches(stage))
+            for place, slices in enumerate(_inside(self._held_runs(microbatch, count)))
+            if (num_tokens := _tokens(slices))
         ]
+        return _Sent(*np.array(each, dtype=np.int64).reshape(-1, 4).T)
 
     def _add_edge(self, edge: Edge, consumer: Stage) -> None:
         """For every stage that reads the edge: gradients of all of them are summed at the producer."""

@@ -14,6 +14,7 @@ from workbench.plan.remembered import Remembered, Same
 _Segments = dict[str, dict[int, dict[Item, Segment]]]
 _SEGMENTS: Remembered[_Segments] = Remembered(16)
 _FLOWS: Remembered[GradientFlow] = Remembered(1024)
+_READ: Remembered[frozenset[tuple[str, int, int]]] = Remembered(200_000, lambda read: len(read) + 1)
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,12 @@ class Routing:
             samples = frozenset(item.sample for item in microbatch.items)
             self._present_in[key] = self._present[microbatch.module, samples]
         return self._present_in[key]
+
+    def present_in(self, place: tuple[str, int]) -> tuple[frozenset[str], ...]:
+        """`present` of every microbatch of a module's replica."""
+        if place not in self._present_at:
+            self._present_at[place] = tuple(map(self.present, self.plan.microbatches_of.get(place, ())))
+        return self._present_at[place]
 
     def flow(self, microbatch: Microbatch) -> GradientFlow:
         """Where gradients run for this microbatch: modules missing from it carry none."""
@@ -117,6 +124,18 @@ class Routing:
             return False
         return self.plan.model.module(stage.module).has_loss or self.is_read(microbatch)
 
+    def backwards(self, stage: Stage) -> tuple[bool, ...]:
+        """`has_backward` of every microbatch of the stage's replica."""
+        if stage.id not in self._backwards:
+            has_loss, place = self.plan.model.module(stage.module).has_loss, (stage.module, stage.replica)
+            present = self.present_in(place)
+            does = {modules: self.computes(stage, modules).any for modules in set(present)}
+            each = zip(present, self.plan.microbatches_of.get(place, ()), strict=True)
+            self._backwards[stage.id] = tuple(
+                [does[modules] and (has_loss or self.is_read(microbatch)) for modules, microbatch in each]
+            )
+        return self._backwards[stage.id]
+
     def trains(self, stage: Stage, microbatch: Microbatch) -> bool:
         """Whether the stage computes weight gradients for this microbatch: W, where it is split."""
         return self.computes(stage, self.present(microbatch)).weight_grad and self.has_backward(
@@ -151,6 +170,16 @@ class Routing:
 
     @cached_property
     def _read(self) -> frozenset[tuple[str, int, int]]:
+        """Who reads what follows from the microbatches, but where several hold an item."""
+        if any(len(holders) > 1 for holders in self._holders.values()):
+            return self._find_read()
+        plan = self.plan
+        edges = ((edge, replica) for edge in plan.model.edges for replica in plan.replicas(edge.target))
+        are_read = tuple([bool(self.reading_stages(edge, replica)) for edge, replica in edges])
+        key = Same(plan.model), Same(plan.batch), plan.microbatches, are_read
+        return _READ.answer(key, self._find_read)
+
+    def _find_read(self) -> frozenset[tuple[str, int, int]]:
         read: set[tuple[str, int, int]] = set()
         for edge in self.plan.model.edges:
             for microbatch in self.plan.microbatches:
@@ -169,6 +198,14 @@ class Routing:
     @cached_property
     def _computes_in(self) -> dict[tuple[frozenset[str], str, tuple[int, int]], Needs]:
         return {}  # by modules present, module and layers; filled on use
+
+    @cached_property
+    def _backwards(self) -> dict[int, tuple[bool, ...]]:
+        return {}  # by stage; filled on use
+
+    @cached_property
+    def _present_at(self) -> dict[tuple[str, int], tuple[frozenset[str], ...]]:
+        return {}  # by module and replica; filled on use
 
     @cached_property
     def _present(self) -> "_Present":
