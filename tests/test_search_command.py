@@ -90,6 +90,11 @@ def test_a_joint_search_for_money_begins_with_the_plans_of_a_search_for_money(
     assert named["joint"]["value"] == record["joint_value"]
     assert "joint" in record["front"], "no plan has fewer dollars"
     assert set(values) <= set(named)
+    logged = {number: json.loads(line) for number, line in enumerate(log.read_text().splitlines())}
+    judged = {int(name.split()[-1]) for name in named if name.startswith("joint, candidate")}
+    assert all(named[f"joint, candidate {each}"]["value"] == logged[each]["value"] for each in judged)
+    held = {each["strategy"] for each in record["plans"] if each["strategy"].startswith("joint, held")}
+    assert judged or held
     again = search(priced, *flags, "--joint", "--replay", log)
     assert json.loads(again.stdout.splitlines()[-1])["value"] == record["joint_value"]
     other = search(priced, "--joint", "--replay", log)

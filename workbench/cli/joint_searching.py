@@ -141,7 +141,8 @@ def search_jointly(
     A search without a budget of time finds the same again, so its result is kept in `results`.
 
     Args:
-        pareto: picture of the plans that it began with and held at its end; None: none is drawn.
+        pareto: picture of the plans that it began with, of those that it held at its end, and of all others
+            that none beats by more than a little; None: none is drawn.
     """
     from sim.predict import predict, predict_within
 
@@ -155,7 +156,13 @@ def search_jointly(
     if told.ablate is not None:
         return _ablate(sought, told, as_json=as_json)
     job, cost, judge = sought.job, sought.cost, sought.value_of
-    scope = Scope(seed=sought.seed, fixed=fixed, planners=sought.planners, lower=sought.lower)
+    scope = Scope(
+        seed=sought.seed,
+        fixed=fixed,
+        planners=sought.planners,
+        lower=sought.lower,
+        keeps_front=pareto is not None,
+    )
     decided = ("joint", repr(stop), str(scope.seed), repr(fixed), *sought.planners, sought.judge)
     key = result_key(job, cost, decided, f"{sought.judging.objective} {sought.judging.decided}")
     results = None if stop.seconds is not None or told.log is not None or pareto is not None else results
@@ -198,11 +205,12 @@ def _check_together(told: Told, pareto: Path | None) -> None:
 
 
 def _plans_record(sought: Sought, found: Found) -> dict[str, Any]:
-    """The record of a search whose strategies' plans are what this one began with and what it held."""
+    """The record of a search whose strategies' plans are the plans that this one began with and kept."""
     from sim.predict import predict_within
 
     plans = {"joint": found.plan}
     plans |= {f"joint, held {number}": plan for number, (_, plan) in enumerate(found.runners_up, 2)}
+    plans |= {f"joint, candidate {index}": plan for index, plan in found.front}
     plans |= {start.name: start.plan for start in found.starts if start.plan is not None}
     candidates = search(
         sought.job,

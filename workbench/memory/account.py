@@ -10,6 +10,8 @@ from workbench.memory.accounts import Accounts
 from workbench.memory.entries import Lines, gradient_lines, rank_lines
 from workbench.memory.stage import GRADIENTS, state_of
 from workbench.plan.alike import alike_replicas
+from workbench.plan.kept import give, kept
+from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.plan.parameter_shards import ShardUnit
 from workbench.plan.plan import Plan
@@ -138,6 +140,13 @@ def peak_bytes(lowered: Lowered, table: MemoryTable) -> dict[int, int]:
     return {rank: peak.num_bytes for rank, peak in _peaks(lowered.plan, table).items()}
 
 
+@kept
+def fullest_bytes(plan: Plan) -> int:
+    """Most bytes that any rank of a plan holds at once; known once its memory was checked."""
+    lowered = lower(plan)
+    return max(peak_bytes(lowered, memory_table(lowered)).values())
+
+
 def check_memory(lowered: Lowered, table: MemoryTable) -> None:
     """Refuse a plan that does not fit: ValueError with rank, action, largest holders and what would do.
 
@@ -145,6 +154,7 @@ def check_memory(lowered: Lowered, table: MemoryTable) -> None:
     """
     plan = lowered.plan
     peaks = _peaks(plan, table)
+    give(plan, fullest_bytes, max(peak.num_bytes for peak in peaks.values()))
     for index, group in memory_groups(plan):
         node = plan.cluster.nodes[index]
         total = sum(peaks[rank].num_bytes for rank in group)

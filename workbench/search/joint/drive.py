@@ -9,6 +9,7 @@ from math import inf
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
+from workbench.plan.plan import Plan
 from workbench.planner.strategy_spec import Planner
 from workbench.search.joint.arrangement import arrangement_of
 from workbench.search.joint.choice import Choice, draft_of
@@ -30,6 +31,7 @@ from workbench.search.joint.take import taken
 from workbench.search.joint.terms import Scope, Stop
 from workbench.search.joint.workers import Asked, Workers
 from workbench.search.joint.yields import Yield
+from workbench.search.objectives.archive import Archive
 from workbench.strategies.registry import PLANNERS, PRICED
 
 ROUND = 24  # candidates between two looks at what they gave
@@ -57,6 +59,7 @@ class _Search:
     replanned: Yield = field(default_factory=lambda: Yield(REPLANNED))
     moved: Yield = field(default_factory=lambda: Yield(1 - REPLANNED))
     seeded: Iterator[Moves] = field(default_factory=lambda: iter(()))
+    front: Archive[tuple[int, Choice, Moves]] = field(default_factory=Archive)
 
     def round(self) -> list[tuple[Seat, Moves]]:
         """The next candidates: seeds first, then plans of strategies, then of some seats their share."""
@@ -106,6 +109,8 @@ class _Search:
             before = self.seats[0].value
             accepted = outcome.value is not None and self._seated(seat, moves, outcome.value, index)
             self.candidates += outcome.value is not None
+            if outcome.costs:
+                self.front.add(outcome.costs, (index, seat.choice, moves))
             if self.replans is not None and isinstance(moves[0], Replan):
                 self.replans.learn(moves[0], outcome.value, self.space.job)
             elif seat.proposals is not None:
@@ -170,7 +175,9 @@ def joint_search(
     """
     began_s = stop.clock()
     parts = fewer_ranks(job, cost, judge)
-    space = Space(job, cost, {}, _planners(job, scope), counts_ranks=bool(parts))
+    space = Space(
+        job, cost, {}, _planners(job, scope), counts_ranks=bool(parts), keeps_front=scope.keeps_front
+    )
     with opened(space, judge, workers) as crew:
         least = cache(partial(scope.lower, job, cost))
 
@@ -326,4 +333,13 @@ def _found(held: _Search, starts: Sequence[Start], bound: float, times_s: tuple[
         starts=tuple(starts),
         log=tuple(held.log),
         runners_up=tuple((seat.value, plan_of(held.space, seat.choice)) for seat in others),
+        front=tuple(_front(held)),
     )
+
+
+def _front(held: _Search) -> Iterator[tuple[int, Plan]]:
+    """Made again; those that are held are among the others."""
+    seats = {seat.index for seat in held.seats}
+    for index, base, moves in held.front:
+        if index not in seats:
+            yield index, plan_of(held.space, changed(held.space, base, moves))

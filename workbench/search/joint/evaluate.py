@@ -9,7 +9,9 @@ from workbench.collector import collector_paused
 from workbench.explain.timeline import Timeline
 from workbench.job.device_pools import check_taken
 from workbench.job.job import Job
+from workbench.memory.account import fullest_bytes
 from workbench.model.layer import TokenCount
+from workbench.plan.folded import checked_part
 from workbench.plan.plan import Plan
 from workbench.plan.remembered import Remembered, Same, forget_all
 from workbench.plan.routing import routing_of
@@ -18,6 +20,8 @@ from workbench.plan.work import work_of
 from workbench.search.joint.choice import Choice, build
 from workbench.search.joint.move import Move, Space
 from workbench.search.joint.replan import Replan
+from workbench.search.objectives.pareto import Point
+from workbench.units import S_PER_HOUR
 
 LEAST_SHARE = 0.95  # of an even share of tokens, on the rank that a stage is priced by
 UNCHANGED = "it changes nothing"
@@ -44,12 +48,25 @@ class LimitedJudge(Judge, Protocol):
         """Whether no value below the limit is to be had with this plan; ValueError where it is refused."""
 
 
+@runtime_checkable
+class SteppedJudge(Judge, Protocol):
+    """A judge whose values are not seconds of a step."""
+
+    def value_and_step_s(self, plan: Plan) -> tuple[float, float]:
+        """As `value`, with the seconds of a step."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one candidate: a value, or why there is none."""
+    """Of one candidate: a value, or why there is none.
+
+    Args:
+        costs: as of a `Point`, where the search keeps a front.
+    """
 
     value: float | None
     refusal: str = ""
+    costs: tuple[float, ...] = ()
 
 
 @collector_paused()
@@ -69,12 +86,35 @@ def evaluated(space: Space, judge: Judge, base: Choice, moves: Sequence[Move], l
             plan = plan_of(space, choice)
         if limit < inf and isinstance(judge, LimitedJudge) and judge.is_above(plan, limit):
             return Outcome(None, PASSED_OVER)
-        return Outcome(judge.value(plan))
+        if not space.keeps_front:
+            return Outcome(judge.value(plan))
+        value, step_s = _value_and_step_s(judge, plan)
+        return Outcome(value, costs=_costs(space.job, plan, step_s))
     except ValueError as error:
         return Outcome(None, str(error))
     finally:
         if space.job.cluster.num_ranks > MANY_RANKS:
             forget_all()
+
+
+def _value_and_step_s(judge: Judge, plan: Plan) -> tuple[float, float]:
+    if isinstance(judge, SteppedJudge):
+        return judge.value_and_step_s(plan)
+    value = judge.value(plan)
+    return value, value
+
+
+def _costs(job: Job, plan: Plan, step_s: float) -> tuple[float, ...]:
+    """What the judge made of the plan holds its memory already, but where it judged other batches."""
+    per_hour = job.dollars_per_hour(plan.ranks)
+    point = Point(
+        name=plan.strategy,
+        time_s=step_s,
+        memory_bytes=fullest_bytes(checked_part(plan)),
+        gpus=len(plan.ranks),
+        dollars=None if per_hour is None else per_hour / S_PER_HOUR * step_s,
+    )
+    return point.costs
 
 
 def changed(space: Space, base: Choice, moves: Sequence[Move]) -> Choice:

@@ -58,6 +58,8 @@ class Found:
         search_s: of these, behind the starts.
         starts: every strategy, with its plan or its refusal.
         log: every candidate.
+        front: where it is kept, candidates by their place in the log whose plans, among all that had a value,
+            no other beats by more than a little in time, memory, GPUs and dollars; the fastest first.
         runners_up: plans of the other choices that the search held, with their values, best first.
     """
 
@@ -72,6 +74,7 @@ class Found:
     starts: tuple[Start, ...]
     log: tuple[Entry, ...]
     runners_up: tuple[tuple[float, Plan], ...] = ()
+    front: tuple[tuple[int, Plan], ...] = ()
 
     @property
     def candidates_per_s(self) -> float:

@@ -19,6 +19,8 @@ from workbench.search.joint.take import Take, taken
 from workbench.search.joint.terms import Scope
 from workbench.search.joint.written import read_move, written
 
+AS_LOGGED = "want the job, the profile, the objective and the version of the log"
+
 
 def log_lines(job: Job, scope: Scope, found: Found) -> Iterator[str]:
     """Everything that a replay needs, and why each candidate was not taken."""
@@ -80,7 +82,7 @@ def replayed(
             if start.choice is not None:
                 space.starts[start.name], plans[start.name] = start.choice, start.plan
     if logged.start not in space.starts:
-        raise ValueError(f"replay: strategy {logged.start!r} has no plan of job {job.name!r}")
+        raise ValueError(f"replay: strategy {logged.start!r} has no plan of job {job.name!r}; {AS_LOGGED}")
     try:
         moves = (*taken(space, logged.fixed), *asked)
         plan = plans[logged.start]
@@ -91,8 +93,7 @@ def replayed(
         raise ValueError(f"replay: {error}") from None
     if value != logged.value and not is_timed:
         raise ValueError(
-            f"replay: the answer has a value of {value!r}, logged was {logged.value!r}; want the job, the "
-            "profile, the objective and the version of the log"
+            f"replay: the answer has a value of {value!r}, logged was {logged.value!r}; {AS_LOGGED}"
         )
     return plan, value
 

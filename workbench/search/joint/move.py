@@ -20,6 +20,7 @@ class Space:
         cost: its machine.
         starts: choices that a search starts from, by strategy.
         planners: of strategies that may plan anew, by name.
+        keeps_front: whether outcomes say what plans cost besides their value.
         counts_ranks: whether a plan on fewer ranks may be better, though its step takes longer.
     """
 
@@ -28,6 +29,7 @@ class Space:
     starts: dict[str, Choice]
     planners: Mapping[str, Planner] = field(default_factory=dict)
     counts_ranks: bool = False
+    keeps_front: bool = False
 
 
 class Move(Protocol):

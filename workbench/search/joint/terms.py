@@ -56,6 +56,7 @@ class Scope:
         starts: already planned and judged, in place of the planners'; None: not yet.
         lower: a bound of the judge's values, by default of the seconds of the job's own step; `no_bound`
             for other judges.
+        keeps_front: whether plans of all candidates that no other one beats by more than a little are wanted.
     """
 
     seed: int = 0
@@ -63,3 +64,4 @@ class Scope:
     planners: Mapping[str, Planner] | None = None
     starts: tuple[Start, ...] | None = None
     lower: LowerBound = lower_bound_s
+    keeps_front: bool = False

@@ -76,10 +76,15 @@ class PlanJudge:
 
     def value(self, plan: Plan, schedule: Schedule | None = None) -> float:
         """The figure; ValueError where a plan is refused, `MissesLimitError` where it misses a limit."""
+        value, _ = self.value_and_step_s(plan, schedule)
+        return value
+
+    def value_and_step_s(self, plan: Plan, schedule: Schedule | None = None) -> tuple[float, float]:
+        """As `value`, with the seconds of a step."""
         found = self.judged(plan, schedule)
         if found.misses:
             raise MissesLimitError(found.misses, found.value)
-        return found.value
+        return found.value, found.times.step_s
 
     def is_above(self, plan: Plan, limit: float) -> bool:
         """Whether no value below the limit is to be had with the plan, as far as its measure says so."""
