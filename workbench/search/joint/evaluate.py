@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from workbench.collector import collector_paused
 from workbench.explain.timeline import Timeline
@@ -18,12 +18,13 @@ from workbench.plan.work import work_of
 from workbench.search.joint.choice import Choice, build
 from workbench.search.joint.move import Move, Space
 from workbench.search.joint.replan import Replan
+from workbench.search.objectives.plan_judge import Judged
+from workbench.search.objectives.race import Race
 
 LEAST_SHARE = 0.95  # of an even share of tokens, on the rank that a stage is priced by
 UNCHANGED = "it changes nothing"
 MANY_RANKS = 4096  # what is remembered of one plan of so many takes a gigabyte, and serves few others
 _CHANGED: Remembered[Choice] = Remembered(256)  # by candidate: those that become seats are asked for again
-PASSED_OVER = "not better than what is held, by what its steps take where nothing fails"
 
 
 class Judge(Protocol):
@@ -38,27 +39,44 @@ class Judge(Protocol):
 
 @runtime_checkable
 class LimitedJudge(Judge, Protocol):
-    """A judge that tells plans apart that are not worth a look, for less than their value takes."""
+    """A judge that tells for less than their value takes which plans are of no use."""
 
-    def is_above(self, plan: Plan, limit: float) -> bool:
-        """Whether no value below the limit is to be had with this plan; ValueError where it is refused."""
+    def within(self, plan: Plan, limit: float, race: Race | None) -> Judged:
+        """The value with steps; ValueError with the reason where a plan is refused.
+
+        Args:
+            limit: a plan that has no value below is refused as soon as that is known.
+            race: by which it may be refused as soon as that is likely; None: only when it is known.
+        """
+
+
+class Asked(NamedTuple):
+    """A candidate: moves from a choice.
+
+    Args:
+        limit: the value above which it may be passed over.
+        race: by which it may be passed over when that is likely; None: only when it is known.
+    """
+
+    base: Choice
+    moves: tuple[Move, ...]
+    limit: float = inf
+    race: Race | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one candidate: a value, or why there is none."""
+    """Of one candidate: a value, with the steps of batches that it was judged by; or why there is none."""
 
     value: float | None
     refusal: str = ""
+    batches_s: tuple[float, ...] = ()
 
 
 @collector_paused()
-def evaluated(space: Space, judge: Judge, base: Choice, moves: Sequence[Move], limit: float = inf) -> Outcome:
-    """A choice after some moves: built, and held against the judge. What a strategy plans anew is a plan.
-
-    Args:
-        limit: a plan whose value is above it may be passed over.
-    """
+def evaluated(space: Space, judge: Judge, asked: Asked) -> Outcome:
+    """A choice after some moves: built, and held against the judge. What a strategy plans anew is a plan."""
+    base, moves, limit, race = asked
     try:
         if isinstance(moves[0], Replan) and len(moves) == 1:
             plan = _checked(space.job, moves[0].plan(space))
@@ -67,14 +85,20 @@ def evaluated(space: Space, judge: Judge, base: Choice, moves: Sequence[Move], l
             if choice == base:
                 return Outcome(None, UNCHANGED)
             plan = plan_of(space, choice)
-        if limit < inf and isinstance(judge, LimitedJudge) and judge.is_above(plan, limit):
-            return Outcome(None, PASSED_OVER)
-        return Outcome(judge.value(plan))
+        return outcome_of(plan, judge, limit, race)
     except ValueError as error:
         return Outcome(None, str(error))
     finally:
         if space.job.cluster.num_ranks > MANY_RANKS:
             forget_all()
+
+
+def outcome_of(plan: Plan, judge: Judge, limit: float = inf, race: Race | None = None) -> Outcome:
+    """A plan's value, as `LimitedJudge.within`; ValueError where it is refused."""
+    if not isinstance(judge, LimitedJudge):
+        return Outcome(judge.value(plan))
+    found = judge.within(plan, limit, race)
+    return Outcome(found.value, batches_s=found.times.batches_s)
 
 
 def changed(space: Space, base: Choice, moves: Sequence[Move]) -> Choice:
