@@ -7,8 +7,10 @@ from typing import NamedTuple
 from workbench.on_demand import OnDemand
 from workbench.plan.kept import give, kept
 from workbench.plan.plan import Boundaries, Plan, Program, Stage
+from workbench.plan.remembered import Remembered, Same, one
 from workbench.schedule.action import Action
 
+MOST_REPLICAS = 500_000  # of all plans whose components are remembered
 nx = OnDemand("networkx")
 Place = tuple[str, int]  # a module and one of its replicas
 
@@ -36,6 +38,12 @@ class Component(NamedTuple):
         return {a: b for mine, theirs in pairs for a, b in zip(mine.actions, theirs.actions, strict=True)}
 
 
+_COMPONENTS: Remembered[tuple[Component, ...]] = Remembered(MOST_REPLICAS, lambda found: len(found) + 1)
+_ALIKE: Remembered[tuple[tuple[Component, ...], ...]] = Remembered(
+    MOST_REPLICAS, lambda sets: sum(map(len, sets)) + 1
+)
+
+
 @kept
 def alike_replicas(plan: Plan) -> tuple[tuple[Component, ...], ...]:
     """Sets of equal components, each in ascending order, the sets in that of their first ones.
@@ -50,7 +58,7 @@ def alike_replicas(plan: Plan) -> tuple[tuple[Component, ...], ...]:
 
     Complexity: O(items + actions + ranks).
     """
-    return _sets(plan, components(plan))
+    return _ALIKE.answer(_decided_by(plan), lambda: _sets(plan, components(plan)))
 
 
 def alike_together(plan: Plan, links: Iterable[Sequence[int]]) -> tuple[tuple[Component, ...], ...]:
@@ -73,7 +81,14 @@ def components(plan: Plan) -> tuple[Component, ...]:
     is_brokered = plan.settings.boundaries is Boundaries.BROKERS  # a row passes another replica's rank
     if plan.token_shards or is_brokered or max(map(len, _numbers(plan).values())) < 2:
         return ()
-    return _made(plan, _linked(plan)) or ()
+    return _COMPONENTS.answer(_decided_by(plan), lambda: _made(plan, _linked(plan)) or ())
+
+
+@kept
+def _decided_by(plan: Plan) -> tuple[Same, ...]:
+    """All that components and their shapes follow from."""
+    parts = plan.model, plan.batch, one(plan.stages), one(plan.microbatches), plan.programs
+    return tuple(map(Same, parts))
 
 
 def _numbers(plan: Plan) -> dict[str, tuple[int, ...]]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from workbench.plan.kept import kept
 from workbench.plan.plan import ModuleSettings, Plan, Sharding, Stage
-from workbench.plan.remembered import Remembered, Same
+from workbench.plan.remembered import Remembered, Same, one
 from workbench.plan.routing import Routing, routing_of
 
 Needs = tuple[tuple[bool, bool, bool], ...]  # carries, computes an input's gradient, computes weights'
@@ -47,7 +47,7 @@ def frame_of(plan: Plan) -> Frame:
     in_order = sorted(plan.stages, key=lambda stage: (stage.module, stage.layers, stage.replica))
     modules = {stage.module for stage in plan.stages}
     present = _PRESENT.answer(
-        (Same(plan.model), Same(plan.batch), plan.microbatches, *sorted(modules)),
+        (Same(plan.model), Same(plan.batch), Same(one(plan.microbatches)), *sorted(modules)),
         lambda: _present(routing, modules),
     )
     stages = tuple(
@@ -62,10 +62,7 @@ def frame_of(plan: Plan) -> Frame:
         (
             Same(plan.model),
             Same(plan.cluster),  # who sends between unequal grids goes by its links
-            plan.batch,
-            plan.microbatches,
-            plan.token_shards,
-            plan.programs,
+            *(Same(one(each)) for each in (plan.batch, plan.microbatches, plan.token_shards, plan.programs)),
             settings.precision,
             settings.boundaries,
             tuple((each.module, each.instances) for each in settings.modules if _is_gathered(each)),

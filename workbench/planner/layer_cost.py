@@ -11,7 +11,7 @@ from workbench.model.frozen import FrozenRule, Needs, gradient_needs
 from workbench.model.layer import Layer
 from workbench.model.model_graph import ModelGraph
 from workbench.plan.plan import Plan, Recompute
-from workbench.plan.remembered import Remembered, Same
+from workbench.plan.remembered import Remembered, Same, one
 from workbench.plan.sequence import dividing
 from workbench.plan.work import work_of
 from workbench.planner.assembly import layout_of
@@ -33,6 +33,7 @@ class AlikeLayers(NamedTuple):
 
 
 _ALIKE: Remembered[AlikeLayers] = Remembered(256)
+_SHAPES: Remembered[Shapes] = Remembered(1024)
 
 
 def alike_layers(model: ModelGraph, module: str, rule: FrozenRule = FrozenRule.EXACT) -> AlikeLayers:
@@ -123,7 +124,13 @@ def believed_layers_s(
 
 
 def _shapes(draft: Plan, module: str) -> Shapes:
-    """Distinct microbatch shapes of a module and the share of each."""
+    """Distinct microbatch shapes of a module and the share of each; who owns tokens goes by the stages."""
+    owned = (Same(draft.token_shards), Same(draft.stages)) if draft.token_shards else ()
+    key = Same(draft.model), Same(draft.batch), Same(one(draft.microbatches)), owned, module
+    return _SHAPES.answer(key, lambda: _distinct(draft, module))
+
+
+def _distinct(draft: Plan, module: str) -> Shapes:
     works = Counter(work_of(draft, m) for m in draft.microbatches if m.module == module)
     total = sum(works.values())
     return [(work, times / total) for work, times in works.items()]
