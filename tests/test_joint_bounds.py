@@ -28,7 +28,7 @@ from workbench.search.joint.arrangement import Arrangement, Placement
 from workbench.search.joint.bounds import lower_bound_s
 from workbench.search.joint.choice import TokenRule, build, choice_of
 from workbench.search.joint.drive import joint_search
-from workbench.search.joint.evaluate import evaluated
+from workbench.search.joint.evaluate import Asked, evaluated
 from workbench.search.joint.grouping_moves import Exchange, Resize
 from workbench.search.joint.layout_moves import Arrange
 from workbench.search.joint.move import Space
@@ -158,7 +158,7 @@ def every_value() -> tuple[float, ...]:
     values = []
     for arrangement, grouping, rule in product(every_arrangement(), groupings, rules):
         moves = (Arrange(arrangement), *grouping, Distribute(rule))
-        outcome = evaluated(space, IterationJudge(cost()), base, moves)
+        outcome = evaluated(space, IterationJudge(cost()), Asked(base, moves))
         if outcome.value is not None:
             values.append(outcome.value)
     return tuple(values)

@@ -18,7 +18,7 @@ from workbench.search.joint.ablation import ablated
 from workbench.search.joint.arrangement import Arrangement, Placement
 from workbench.search.joint.choice import TokenRule, build
 from workbench.search.joint.drive import joint_search
-from workbench.search.joint.evaluate import evaluated
+from workbench.search.joint.evaluate import Asked, evaluated
 from workbench.search.joint.found import Found, State
 from workbench.search.joint.grouping_moves import Exchange, Grouping, MoveSample, Regroup, Reorder, Resize
 from workbench.search.joint.layout_moves import Arrange, CutStages, Reschedule, RunEncodersAhead, ShiftLayer
@@ -332,7 +332,7 @@ def test_keys_that_cannot_be_divided_are_refused_before_an_order_is_made_by_dura
         Reschedule(usual(kind)),
     )
     choice = next(each.choice for each in found().starts if each.name == "cornstarch")
-    outcome = evaluated(Space(small(), cost(), {}), IterationJudge(cost()), choice, moves)
+    outcome = evaluated(Space(small(), cost(), {}), IterationJudge(cost()), Asked(choice, moves))
     assert outcome.value is None
     assert "cp must divide the 2 key/value heads" in outcome.refusal
 

@@ -10,7 +10,7 @@ from workbench.job.machines import cost_of
 from workbench.planner.layout_choice import Degrees
 from workbench.search.joint.arrangement import Arrangement, Placement, arrangement_of
 from workbench.search.joint.choice import Choice, choice_of, draft_of
-from workbench.search.joint.evaluate import evaluated
+from workbench.search.joint.evaluate import Asked, evaluated
 from workbench.search.joint.grouping import llm_of
 from workbench.search.joint.layout_moves import Arrange
 from workbench.search.joint.layout_neighbours import arrangements_near
@@ -84,4 +84,4 @@ def test_modules_change_pools_and_stay_in_those_that_take_them():
         assert read_move(written(move)) == move
         stages = move.apply(space, choice).stages
         assert arrangement_of(job, stages, choice.schedule, draft_of(job, choice), cost) == other
-        assert evaluated(space, judge, choice, (move,)).value is not None
+        assert evaluated(space, judge, Asked(choice, (move,))).value is not None

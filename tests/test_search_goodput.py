@@ -28,7 +28,7 @@ from workbench.search.objectives.goodput import Goodput, checkpoint_bytes
 from workbench.search.objectives.money import TrainingDollars, steps_for
 from workbench.search.objectives.objective import Objective
 from workbench.search.objectives.recovery import Recovering, Recovery, RecoveryCosts
-from workbench.search.objectives.step_times import OwnBatch
+from workbench.search.objectives.step_times import OwnBatch, PassedOverError
 from workbench.search.objectives.template_plans import NAME as TEMPLATES
 from workbench.search.objectives.template_plans import TemplatePlanner
 from workbench.strategies.registry import PLANNERS
@@ -176,7 +176,7 @@ def test_the_way_that_gets_furthest_is_chosen() -> None:
     measure = judge(mtbf="2h", repair="1m", restart="10m").measure
     times = OwnBatch(lambda lowered: step_s(lowered, cost()))(plan)
     found = measure(plan, times, None)
-    ways = list(measure.ways(plan, times, None))
+    ways = list(measure.ways(plan, measure.on_nodes(plan, times, None)))
     assert {way.kind for way in ways} == set(Recovering)
     assert found.figures["useful_samples_per_s"] >= max(useful(measure, way) for way in ways)
     assert found.figures["recovery"] == "replicas"
@@ -189,7 +189,9 @@ def test_the_way_that_gets_furthest_is_chosen() -> None:
             ),
         ),
     )
-    assert {way.kind for way in measure.ways(sharded, times, None)} == {Recovering.CHECKPOINT}
+    assert {way.kind for way in measure.ways(sharded, measure.on_nodes(sharded, times, None))} == {
+        Recovering.CHECKPOINT
+    }
 
 
 @pytest.mark.parametrize("strategy", ["cornstarch", "fsdp"])
@@ -198,7 +200,7 @@ def test_on_every_number_of_nodes_as_many_pipelines_go_on_as_can(strategy: str) 
     plan = made(strategy)
     measure = judge(mtbf="2h", repair="10m", restart="10m").measure
     step = OwnBatch(lambda lowered: step_s(lowered, cost()))
-    way = next(iter(measure.ways(plan, step(plan), None)))
+    way = next(iter(measure.ways(plan, measure.on_nodes(plan, step(plan), None))))
     every_s: list[tuple[int, float]] = []
     for kept in range(1, num_pipelines(plan) + 1):
         with suppress(ValueError):  # one rank alone shards nothing
@@ -228,12 +230,16 @@ def test_no_plan_is_passed_over_whose_value_is_below_the_limit(strategy, mtbf, r
     on, held = losing(link_gb_per_s, mtbf, repair)
     plan = PLANNERS[strategy](on, cost(), lambda *_: None)
     value, times = held.value(plan), held.times(plan, None)
-    least = held.measure.least(plan, times)
+    least = held.measure.least(plan, held.measure.on_nodes(plan, times, None))
     assert 0 < least <= value
     limits = [share * edge for edge in (least, value, times.step_s / len(plan.batch)) for share in (0.9, 1.1)]
     for limit in limits:
-        assert not held.is_above(plan, limit) or value >= limit
-    assert held.is_above(plan, 0.9 * min(least, times.step_s / len(plan.batch)))
+        with suppress(PassedOverError):
+            assert held.within(plan, limit).value == value
+            continue
+        assert value >= limit
+    with pytest.raises(PassedOverError):
+        held.within(plan, 0.9 * min(least, times.step_s / len(plan.batch)))
 
 
 def test_a_plan_that_is_faster_on_fewer_nodes_is_looked_at() -> None:
@@ -242,7 +248,7 @@ def test_a_plan_that_is_faster_on_fewer_nodes_is_looked_at() -> None:
     plan = PLANNERS["cornstarch"](on, cost(), lambda *_: None)
     value, step_s = held.value(plan), held.times(plan, None).step_s
     assert value < step_s / len(plan.batch)
-    assert not held.is_above(plan, 1.01 * value)
+    assert held.within(plan, 1.01 * value).value == value
 
 
 def test_the_interval_is_about_the_best_of_all() -> None:
@@ -251,7 +257,7 @@ def test_the_interval_is_about_the_best_of_all() -> None:
     measure = judge(on=job(1), mtbf="30m", storage_gb_per_s=1e-5).measure
     times = OwnBatch(lambda lowered: step_s(lowered, cost()))(plan)
     found = measure(plan, times, None).figures
-    ways = list(measure.ways(plan, times, None))
+    ways = list(measure.ways(plan, measure.on_nodes(plan, times, None)))
     tried = {
         every: max(useful(measure, replace(way, checkpoint_every=every)) for way in ways)
         for every in (round(found["checkpoint_every_daly"] * 2.0**power) for power in range(-3, 4))

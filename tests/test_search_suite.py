@@ -27,11 +27,12 @@ from workbench.planner.strategy_spec import Chooser
 from workbench.schedule.choice import Schedule
 from workbench.search.joint import seeds as seeds_of_layouts
 from workbench.search.joint.choice import TokenRule, choice_of
-from workbench.search.joint.evaluate import evaluated
+from workbench.search.joint.evaluate import Asked, evaluated
 from workbench.search.joint.move import Space
 from workbench.search.joint.own_spaces import OWN_SPACES, Draws
 from workbench.search.joint.question import Question
 from workbench.search.joint.seeds import seeds
+from workbench.search.objectives.step_times import PassedOverError
 from workbench.strategies import disttrain, megatron_homogeneous
 from workbench.strategies.registry import BY_NAME
 
@@ -111,7 +112,7 @@ def test_a_model_whose_layouts_no_step_model_knows_is_seeded_with_grids_that_all
     job, cost, judge = prepared(JOBS["disttrain"])
     base = choice_of(job, disttrain.plan(job, cost, silent), cost)
     first = islice(seeds(job, cost, frozenset(Question)), 6)
-    found = [evaluated(Space(job, cost, {}), judge, base, moves).value for moves in first]
+    found = [evaluated(Space(job, cost, {}), judge, Asked(base, moves)).value for moves in first]
     assert min(value for value in found if value is not None) < 3.7
     held = list(seeds(job, cost, {Question.LAYOUT}))
     assert held
@@ -230,11 +231,13 @@ def test_a_plan_whose_steps_alone_are_too_long_is_passed_over():
     job, cost, judge = prepared(JOBS["failures"])
     plan = BY_NAME["megatron-colocated"].planner(job, cost, silent)
     times = judge.times(plan, None)
-    least = judge.measure.least(plan, times)
-    assert least < judge.value(plan)
+    least = judge.measure.least(plan, judge.measure.on_nodes(plan, times, None))
+    value = judge.value(plan)
+    assert least < value
     step_s = times.step_s / len(plan.batch)
-    assert judge.is_above(plan, min(least, step_s))
-    assert not judge.is_above(plan, max(least, step_s) * 1.001)
+    with pytest.raises(PassedOverError):
+        judge.within(plan, min(least, step_s))
+    assert judge.within(plan, max(least, step_s) * 1.001).value == value
 
 
 def test_spaces_that_are_no_longer_listed_leave_the_record():

@@ -23,7 +23,7 @@ CHOICES = list(BY_SITE.values())
 
 
 def seat(place: int, value: float, tried: int = 0) -> Seat:
-    return Seat(value, CHOICES[place], place, "drawn", tried)
+    return Seat(value, CHOICES[place], place, "drawn", tried=tried)
 
 
 def test_of_every_site_the_best_has_a_seat():

@@ -1,4 +1,4 @@
-"""Actions of a plan that take equal times: a stage's passes over microbatches of equal work, and its rounds."""
+"""Actions of a plan that take equal times: a stage's passes over microbatches of equal work, its rounds."""
 
 from collections.abc import Hashable
 from typing import NamedTuple

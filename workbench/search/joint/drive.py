@@ -14,7 +14,7 @@ from workbench.planner.strategy_spec import Planner
 from workbench.search.joint.arrangement import arrangement_of
 from workbench.search.joint.choice import Choice, draft_of
 from workbench.search.joint.crew import Crew, opened
-from workbench.search.joint.evaluate import UNCHANGED, Judge, Outcome, changed, plan_of
+from workbench.search.joint.evaluate import UNCHANGED, Asked, Judge, Outcome, changed, plan_of
 from workbench.search.joint.fewer_ranks import fewer_ranks
 from workbench.search.joint.found import Entry, Found, State, path_of, value_of
 from workbench.search.joint.hints import hints_of
@@ -29,9 +29,10 @@ from workbench.search.joint.starting import planned_starts
 from workbench.search.joint.starts import Start
 from workbench.search.joint.take import taken
 from workbench.search.joint.terms import Scope, Stop
-from workbench.search.joint.workers import Asked, Workers
+from workbench.search.joint.workers import Workers
 from workbench.search.joint.yields import Yield
 from workbench.search.objectives.archive import Archive
+from workbench.search.objectives.race import race_of
 from workbench.strategies.registry import PLANNERS, PRICED
 
 ROUND = 24  # candidates between two looks at what they gave
@@ -82,7 +83,7 @@ class _Search:
         return ROUND * share / (1 - share)
 
     def limit(self, moves: Moves) -> float:
-        """A candidate of these moves with a value above it becomes nothing."""
+        """A candidate of these moves with a value above it is seldom of use."""
         held = self.seats[HELD - 1].value if len(self.seats) >= HELD else inf
         if self.replans is not None and isinstance(moves[0], Replan):
             return max(held, self.replans.limit(moves[0]))
@@ -107,7 +108,7 @@ class _Search:
         for (seat, moves), outcome in zip(asked, outcomes, strict=False):
             index = len(self.log) + 1
             before = self.seats[0].value
-            accepted = outcome.value is not None and self._seated(seat, moves, outcome.value, index)
+            accepted = self._seated(seat, moves, outcome, index)
             self.candidates += outcome.value is not None
             if outcome.costs:
                 self.front.add(outcome.costs, (index, seat.choice, moves))
@@ -131,11 +132,13 @@ class _Search:
             )
             self.log.append(entry)
 
-    def _seated(self, base: Seat, moves: Moves, value: float, index: int) -> bool:
-        if len(self.seats) == SEATS and value >= self.seats[-1].value:
+    def _seated(self, base: Seat, moves: Moves, outcome: Outcome, index: int) -> bool:
+        value = outcome.value
+        if value is None or (len(self.seats) == SEATS and value >= self.seats[-1].value):
             return False
         start = moves[0].strategy if isinstance(moves[0], Replan) else base.start
-        taken = Seat(value, changed(self.space, base.choice, moves), index, start)
+        choice = changed(self.space, base.choice, moves)
+        taken = Seat(value, choice, index, start, outcome.batches_s)
         if start == base.start and base.proposals is not None:
             taken.first = tuple(move for move in base.proposals.best if move not in moves)
         seats = seated(self.seats, taken)
@@ -230,7 +233,11 @@ def _first_seats(
 ) -> list[Seat]:
     """The starts, best first; with fixed questions, each with those answers."""
     valued = [start for start in starts if start.value is not None and start.choice is not None]
-    seats = [Seat(value_of(start), start.choice, start.name, start.name) for start in valued if start.choice]
+    seats = [
+        Seat(value_of(start), start.choice, start.name, start.name, start.batches_s)
+        for start in valued
+        if start.choice
+    ]
     if fixed:
         seats = _with_fixed(space, seats, fixed, crew)
     distinct: dict[float, Seat] = {}
@@ -259,7 +266,7 @@ def _with_fixed(
     for seat, outcome in zip(seats, outcomes, strict=True):
         if outcome.value is not None:
             choice = changed(space, seat.choice, moves)
-            found.append(Seat(outcome.value, choice, seat.index, seat.start))
+            found.append(Seat(outcome.value, choice, seat.index, seat.start, outcome.batches_s))
         elif outcome.refusal == UNCHANGED:
             found.append(seat)
         refusal = refusal or outcome.refusal
@@ -293,7 +300,8 @@ def _run(
         if not asked:
             return
         outcomes: list[Outcome] = []
-        candidates = [Asked(seat.choice, moves, held.limit(moves)) for seat, moves in asked]
+        race = race_of([seat.batches_s for seat in held.seats])
+        candidates = [Asked(seat.choice, moves, held.limit(moves), race) for seat, moves in asked]
         for outcome in crew.outcomes(held.space, candidates):
             outcomes.append(outcome)
             if stop.seconds is not None and stop.clock() - began_s > stop.seconds:

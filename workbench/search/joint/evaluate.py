@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from workbench.collector import collector_paused
 from workbench.explain.timeline import Timeline
@@ -21,13 +21,14 @@ from workbench.search.joint.choice import Choice, build
 from workbench.search.joint.move import Move, Space
 from workbench.search.joint.replan import Replan
 from workbench.search.objectives.pareto import Point
+from workbench.search.objectives.plan_judge import Judged
+from workbench.search.objectives.race import Race
 from workbench.units import S_PER_HOUR
 
 LEAST_SHARE = 0.95  # of an even share of tokens, on the rank that a stage is priced by
 UNCHANGED = "it changes nothing"
 MANY_RANKS = 4096  # what is remembered of one plan of so many takes a gigabyte, and serves few others
 _CHANGED: Remembered[Choice] = Remembered(256)  # by candidate: those that become seats are asked for again
-PASSED_OVER = "not better than what is held, by what its steps take where nothing fails"
 
 
 class Judge(Protocol):
@@ -42,18 +43,29 @@ class Judge(Protocol):
 
 @runtime_checkable
 class LimitedJudge(Judge, Protocol):
-    """A judge that tells plans apart that are not worth a look, for less than their value takes."""
+    """A judge that tells for less than their value takes which plans are of no use."""
 
-    def is_above(self, plan: Plan, limit: float) -> bool:
-        """Whether no value below the limit is to be had with this plan; ValueError where it is refused."""
+    def within(self, plan: Plan, limit: float, race: Race | None) -> Judged:
+        """The value with steps; ValueError with the reason where a plan is refused.
+
+        Args:
+            limit: a plan that has no value below is refused as soon as that is known.
+            race: by which it may be refused as soon as that is likely; None: only when it is known.
+        """
 
 
-@runtime_checkable
-class SteppedJudge(Judge, Protocol):
-    """A judge whose values are not seconds of a step."""
+class Asked(NamedTuple):
+    """A candidate: moves from a choice.
 
-    def value_and_step_s(self, plan: Plan) -> tuple[float, float]:
-        """As `value`, with the seconds of a step."""
+    Args:
+        limit: the value above which it may be passed over.
+        race: by which it may be passed over when that is likely; None: only when it is known.
+    """
+
+    base: Choice
+    moves: tuple[Move, ...]
+    limit: float = inf
+    race: Race | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +74,19 @@ class Outcome:
 
     Args:
         costs: as of a `Point`, where the search keeps a front.
+        batches_s: steps of the batches that it was judged by.
     """
 
     value: float | None
     refusal: str = ""
     costs: tuple[float, ...] = ()
+    batches_s: tuple[float, ...] = ()
 
 
 @collector_paused()
-def evaluated(space: Space, judge: Judge, base: Choice, moves: Sequence[Move], limit: float = inf) -> Outcome:
-    """A choice after some moves: built, and held against the judge. What a strategy plans anew is a plan.
-
-    Args:
-        limit: a plan whose value is above it may be passed over.
-    """
+def evaluated(space: Space, judge: Judge, asked: Asked) -> Outcome:
+    """A choice after some moves: built, and held against the judge. What a strategy plans anew is a plan."""
+    base, moves, limit, race = asked
     try:
         if isinstance(moves[0], Replan) and len(moves) == 1:
             plan = _checked(space.job, moves[0].plan(space))
@@ -84,12 +95,8 @@ def evaluated(space: Space, judge: Judge, base: Choice, moves: Sequence[Move], l
             if choice == base:
                 return Outcome(None, UNCHANGED)
             plan = plan_of(space, choice)
-        if limit < inf and isinstance(judge, LimitedJudge) and judge.is_above(plan, limit):
-            return Outcome(None, PASSED_OVER)
-        if not space.keeps_front:
-            return Outcome(judge.value(plan))
-        value, step_s = _value_and_step_s(judge, plan)
-        return Outcome(value, costs=_costs(space.job, plan, step_s))
+        front_of = space.job if space.keeps_front else None
+        return outcome_of(plan, judge, limit, race, front_of=front_of)
     except ValueError as error:
         return Outcome(None, str(error))
     finally:
@@ -97,11 +104,27 @@ def evaluated(space: Space, judge: Judge, base: Choice, moves: Sequence[Move], l
             forget_all()
 
 
-def _value_and_step_s(judge: Judge, plan: Plan) -> tuple[float, float]:
-    if isinstance(judge, SteppedJudge):
-        return judge.value_and_step_s(plan)
-    value = judge.value(plan)
-    return value, value
+def outcome_of(
+    plan: Plan,
+    judge: Judge,
+    limit: float = inf,
+    race: Race | None = None,
+    *,
+    front_of: Job | None = None,
+) -> Outcome:
+    """A plan's value, as `LimitedJudge.within`; ValueError where it is refused.
+
+    Args:
+        front_of: the job, where its front is kept.
+    """
+    if isinstance(judge, LimitedJudge):
+        found = judge.within(plan, limit, race)
+        value, step_s, batches_s = found.value, found.times.step_s, found.times.batches_s
+    else:
+        value = step_s = judge.value(plan)
+        batches_s = ()
+    costs = () if front_of is None else _costs(front_of, plan, step_s)
+    return Outcome(value, costs=costs, batches_s=batches_s)
 
 
 def _costs(job: Job, plan: Plan, step_s: float) -> tuple[float, ...]:

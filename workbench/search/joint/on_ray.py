@@ -14,10 +14,10 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from workbench.on_demand import OnDemand
-from workbench.search.joint.evaluate import Judge, Outcome, evaluated
+from workbench.search.joint.evaluate import Asked, Judge, Outcome, evaluated
 from workbench.search.joint.move import Space
 from workbench.search.joint.starts import Start, Task, start_of
-from workbench.search.joint.workers import Asked, Workers, chunks_of
+from workbench.search.joint.workers import Workers, chunks_of
 from workbench.search.kept_results import code_hash
 
 ray = OnDemand("ray")
@@ -45,7 +45,7 @@ class _Worker:
     def outcomes(self, task: tuple[dict[str, Any], Sequence[Asked]]) -> list[Outcome]:
         starts, asked = task
         here = replace(self._space, starts=starts)
-        return [evaluated(here, self._judge, base, moves, limit) for base, moves, limit in asked]
+        return [evaluated(here, self._judge, each) for each in asked]
 
 
 class _Running(NamedTuple):

@@ -25,6 +25,7 @@ class Seat:
         value: of its plan.
         index: of the candidate that it was, or the name of a start.
         start: whose plan it comes from.
+        batches_s: steps of the batches that it was judged by; none: it was not by batches.
         tried: candidates made from it, those of the seat before it at the same site counting half.
         proposals: moves from it; None: it was not asked yet.
         first: moves that gained something elsewhere.
@@ -34,6 +35,7 @@ class Seat:
     choice: Choice
     index: int | str
     start: str
+    batches_s: tuple[float, ...] = ()
     tried: int = 0
     proposals: Proposals | None = None
     first: tuple[Move, ...] = ()

@@ -11,7 +11,7 @@ from workbench.job.job import Job
 from workbench.plan.plan import Plan
 from workbench.planner.strategy_spec import Planner
 from workbench.search.joint.choice import Choice, choice_of
-from workbench.search.joint.evaluate import Judge
+from workbench.search.joint.evaluate import Judge, outcome_of
 from workbench.search.joint.fewer_ranks import Part
 from workbench.search.objectives.plan_judge import MissesLimitError
 from workbench.strategies.registry import BY_NAME
@@ -28,6 +28,7 @@ class Start:
         name: of the strategy; of a plan without the job's layouts with `OPEN` behind it, of one on fewer
             ranks with the part's name.
         choice: the plan's answers.
+        batches_s: steps of the batches that it was judged by; none: it was not by batches.
         misses_by: of a plan that only misses a limit: less is nearer.
     """
 
@@ -35,6 +36,7 @@ class Start:
     plan: Plan | None = None
     choice: Choice | None = None
     value: float | None = None
+    batches_s: tuple[float, ...] = ()
     refusal: str = ""
     misses_by: float | None = None
 
@@ -95,11 +97,17 @@ def start_of(task: Task, cost: CostModel, judge: Judge) -> Start:
         plan, job = task.planner(task.job, cost, told), task.job
         if task.part is not None:
             plan, job = task.part.moved(plan), task.part.whole
-        value = judge.value(plan)
+        found = outcome_of(plan, judge)
     except MissesLimitError as error:
         return Start(name=task.name, refusal=str(error), misses_by=error.value)
     except ValueError as error:
         return Start(name=task.name, refusal=str(error))
     except _OutOfTime:
         return Start(name=task.name, refusal=OUT_OF_TIME)
-    return Start(name=task.name, plan=plan, choice=choice_of(job, plan, cost), value=value)
+    return Start(
+        name=task.name,
+        plan=plan,
+        choice=choice_of(job, plan, cost),
+        value=found.value,
+        batches_s=found.batches_s,
+    )

@@ -11,14 +11,13 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import replace
-from math import inf
 from multiprocessing.queues import Queue
 from threading import Thread
-from typing import NamedTuple, Protocol, TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 from workbench.search.joint.choice import Choice
-from workbench.search.joint.evaluate import Judge, Outcome, evaluated
-from workbench.search.joint.move import Move, Space
+from workbench.search.joint.evaluate import Asked, Judge, Outcome, evaluated
+from workbench.search.joint.move import Space
 from workbench.search.joint.starts import Start, Task, start_of
 from workbench.stopped import LOOK_EVERY_S, StopWatch
 from workbench.supervised import Parent, as_parent, end_with
@@ -28,14 +27,6 @@ _Result = TypeVar("_Result")
 Known = tuple[Space, Judge]
 CHUNK = 4  # candidates that a worker gets at once
 FLUSHED_EVERY_S = 0.001
-
-
-class Asked(NamedTuple):
-    """A candidate: moves from a choice, and the value above which it may be passed over."""
-
-    base: Choice
-    moves: tuple[Move, ...]
-    limit: float = inf
 
 
 def chunks_of(asked: Sequence[Asked]) -> list[Sequence[Asked]]:
@@ -72,8 +63,8 @@ class Here(Workers):
             yield start_of(task, self._space.cost, self._judge)
 
     def outcomes(self, space: Space, asked: Sequence[Asked]) -> Iterator[Outcome]:
-        for base, moves, limit in asked:
-            yield evaluated(space, self._judge, base, moves, limit)
+        for each in asked:
+            yield evaluated(space, self._judge, each)
 
 
 class Several(Workers):
@@ -185,4 +176,4 @@ def _outcomes(task: tuple[dict[str, Choice], Iterable[Asked]]) -> list[Outcome]:
     starts, asked = task
     space, judge = _known[-1]
     here = replace(space, starts=starts)
-    return [evaluated(here, judge, base, moves, limit) for base, moves, limit in asked]
+    return [evaluated(here, judge, each) for each in asked]

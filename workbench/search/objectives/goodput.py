@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -19,13 +19,14 @@ from workbench.search.objectives.checkpoint_interval import daly_s
 from workbench.search.objectives.fewer_nodes import nodes_of_first, num_nodes, num_pipelines, with_pipelines
 from workbench.search.objectives.plan_judge import Judged
 from workbench.search.objectives.recovery import FailureSim, Recovering, Recovery, RecoveryCosts
-from workbench.search.objectives.step_times import StepJudge, StepTimes, standard_error
+from workbench.search.objectives.step_times import PassedOverError, StepJudge, StepTimes, standard_error
 from workbench.strategies.elastic_templates import ElasticTemplates
 
 FARTHER = 2**0.5  # the next interval between checkpoints that is tried
 MOST_TRIED = 4  # to either side of the closed form's
 
-OnNodes = tuple[int, float]  # number of nodes, seconds of a step on them
+Going = tuple[int, float]  # number of nodes, seconds of a step on them
+OnNodes = Mapping[int, Going]  # by number of pipelines; of templates, by number of nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,20 @@ class Goodput:
 
     def __call__(self, plan: Plan, times: StepTimes, schedule: Schedule | None) -> Judged:
         """ValueError where not one sample counts."""
-        tried = [self._followed(way) for way in self.ways(plan, times, schedule)]
+        return self._best(plan, times, self.on_nodes(plan, times, schedule))
+
+    def within(self, plan: Plan, times: StepTimes, limit: float) -> Judged:
+        """As `__call__`; `PassedOverError` where the value is at least the limit whatever fails.
+
+        A plan whose own step leaves room below the limit is looked at as a whole.
+        """
+        on = self.on_nodes(plan, times, None)
+        if times.step_s / len(plan.batch) >= limit and self.least(plan, on) >= limit:
+            raise PassedOverError
+        return self._best(plan, times, on)
+
+    def _best(self, plan: Plan, times: StepTimes, on: OnNodes) -> Judged:
+        tried = [self._followed(way) for way in self.ways(plan, on)]
         saving = [each for each in tried if each.way.checkpoint_every is not None]
         if saving:
             tried.append(self._climbed(max(saving, key=lambda each: each.mean)))
@@ -93,14 +107,7 @@ class Goodput:
         }
         return Judged(value=1 / best.mean, times=times, figures=figures)
 
-    def is_above(self, plan: Plan, times: StepTimes, limit: float) -> bool:
-        """Whether a plan's value is at least the limit, by steps that are simulated and no failure.
-
-        A plan whose own step leaves room below the limit is not looked at further: only its value tells.
-        """
-        return times.step_s / len(plan.batch) >= limit and self.least(plan, times) >= limit
-
-    def least(self, plan: Plan, times: StepTimes) -> float:
+    def least(self, plan: Plan, on: OnNodes) -> float:
         """Seconds of a sample if all nodes that are there worked all the time; inf where none ever goes on.
 
         No value of the plan is below. A job trains at any time on some of the nodes that are there, as a
@@ -109,8 +116,7 @@ class Goodput:
         summed over the trace. Steps on fewer nodes have to be known for that: where they wait less for
         one another, they may be shorter than the plan's own.
         """
-        rates = self._rates(plan, list(self._of_nodes(plan, times, None)))
-        most = self.mean_of(rates)
+        most = self.mean_of(self._rates(plan, on.values()))
         return 1 / most if most else math.inf
 
     def mean_of(self, by_nodes: Sequence[float]) -> float:
@@ -122,12 +128,11 @@ class Goodput:
         spans = pairwise((*starts, (self.until_s, 0.0)))
         return sum(held * (end_s - begin_s) for (begin_s, held), (end_s, _) in spans) / self.until_s
 
-    def _of_nodes(self, plan: Plan, times: StepTimes, schedule: Schedule | None) -> Iterable[OnNodes]:
+    def on_nodes(self, plan: Plan, times: StepTimes, schedule: Schedule | None) -> OnNodes:
         """Steps that some way to recover may go on with."""
         if plan.strategy == template_plans.NAME:
-            found = template_plans.templates_of(self.job, self.cost, self.costs.copies - 1)
-            return self._of_templates(found, plan, times)
-        return self._of_pipelines(plan, times, schedule).values()
+            return self._of_templates(plan, times)
+        return self._of_pipelines(plan, times, schedule)
 
     def _followed(self, way: Recovery) -> Followed:
         return Followed(way, tuple(self.simulate(way, trace, self.until_s) for trace in self.traces))
@@ -145,20 +150,18 @@ class Goodput:
                 best = found
         return best
 
-    def ways(self, plan: Plan, times: StepTimes, schedule: Schedule | None) -> Iterator[Recovery]:
+    def ways(self, plan: Plan, on: OnNodes) -> Iterator[Recovery]:
         """All ways in which the plan can recover, checkpoints as often as the closed form says."""
         if plan.strategy == template_plans.NAME:
-            found = template_plans.templates_of(self.job, self.cost, self.costs.copies - 1)
-            yield from self._in_memory(plan, self._of_templates(found, plan, times), found.copy_s)
+            yield from self._in_memory(plan, on.values(), self._templates.copy_s)
             return
-        by_pipelines = self._of_pipelines(plan, times, schedule)
-        yield from self._from_checkpoints(plan, list(by_pipelines.values()))
+        yield from self._from_checkpoints(plan, on.values())
         has_copies = all(plan.settings.of(m.name).sharding is Sharding.NONE for m in plan.model.modules)
-        enough = [found for kept, found in by_pipelines.items() if kept >= self.costs.copies]
+        enough = [found for kept, found in on.items() if kept >= self.costs.copies]
         if has_copies and enough:
             yield from self._in_memory(plan, enough, self._copy_s(plan))
 
-    def _of_pipelines(self, plan: Plan, times: StepTimes, schedule: Schedule | None) -> dict[int, OnNodes]:
+    def _of_pipelines(self, plan: Plan, times: StepTimes, schedule: Schedule | None) -> OnNodes:
         """By number of pipelines left: as many as go on each number of nodes that is ever there."""
         whole = num_pipelines(plan)
         found = {whole: (num_nodes(plan), times.step_s)}
@@ -175,19 +178,25 @@ class Goodput:
             unserved = {count for count in unserved if count < nodes}
         return found
 
-    def _of_templates(self, templates: ElasticTemplates, plan: Plan, times: StepTimes) -> list[OnNodes]:
-        """Of the numbers of nodes that ever are there."""
+    def _of_templates(self, plan: Plan, times: StepTimes) -> OnNodes:
+        """By the numbers of nodes that ever are there."""
+        templates = self._templates
         most, least = num_nodes(plan), templates.planned.specification.threshold
         fewer = [count for count in sorted(self._counts) if least <= count < most]
         plans = (template_plans.plan_of_templates(templates, count) for count in fewer)
         steps_s = (self.times(each, None).step_s for each in plans)
-        return [(most, times.step_s), *zip(fewer, steps_s, strict=True)]
+        on = zip((most, *fewer), (times.step_s, *steps_s), strict=True)
+        return {count: (count, step_s) for count, step_s in on}
+
+    @cached_property
+    def _templates(self) -> ElasticTemplates:
+        return template_plans.templates_of(self.job, self.cost, self.costs.copies - 1)
 
     @cached_property
     def _counts(self) -> set[int]:
         return {count for trace in self.traces for _, count in trace.num_nodes()}
 
-    def _from_checkpoints(self, plan: Plan, by_nodes: Sequence[OnNodes]) -> Iterator[Recovery]:
+    def _from_checkpoints(self, plan: Plan, by_nodes: Collection[Going]) -> Iterator[Recovery]:
         saved, loaded = checkpoint_bytes(plan)
         rate = self.costs.storage_bytes_per_s
         for takes_in in (True, False):
@@ -202,7 +211,7 @@ class Goodput:
             )
             yield replace(way, checkpoint_every=self._daly_steps(way))
 
-    def _in_memory(self, plan: Plan, by_nodes: Sequence[OnNodes], copy_s: float) -> Iterator[Recovery]:
+    def _in_memory(self, plan: Plan, by_nodes: Collection[Going], copy_s: float) -> Iterator[Recovery]:
         for takes_in in (True, False):
             yield Recovery(
                 kind=Recovering.REPLICAS,
@@ -212,7 +221,7 @@ class Goodput:
                 takes_in=takes_in,
             )
 
-    def _rates(self, plan: Plan, by_nodes: Sequence[OnNodes]) -> tuple[float, ...]:
+    def _rates(self, plan: Plan, by_nodes: Collection[Going]) -> tuple[float, ...]:
         """By number of nodes: of those steps that go on them, the shortest."""
         return tuple(
             max(

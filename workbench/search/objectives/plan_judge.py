@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Protocol, runtime_checkable
 
 from workbench.explain.timeline import Timeline
 from workbench.plan.plan import Plan
 from workbench.schedule.choice import Schedule
+from workbench.search.objectives.race import Race
 from workbench.search.objectives.step_times import StepJudge, StepTimes
 
 
@@ -28,15 +30,15 @@ class Judged:
 
 
 Measure = Callable[[Plan, StepTimes, Schedule | None], Judged]
-"""From steps to what counts; ValueError where the plan cannot be judged so."""
+"""From steps to what counts, no less for longer steps; ValueError where the plan cannot be judged so."""
 
 
 @runtime_checkable
 class LimitedMeasure(Protocol):
-    """A measure that may tell for less than the value takes that it is not below a limit."""
+    """A measure that tells itself, for less than the value takes, that it is not below a limit."""
 
-    def is_above(self, plan: Plan, times: StepTimes, limit: float) -> bool:
-        """Whether the plan's value is known to be at least the limit."""
+    def within(self, plan: Plan, times: StepTimes, limit: float) -> Judged:
+        """As the measure; `PassedOverError` where the plan's value is known to be at least the limit."""
 
 
 class MissesLimitError(ValueError):
@@ -76,21 +78,36 @@ class PlanJudge:
 
     def value(self, plan: Plan, schedule: Schedule | None = None) -> float:
         """The figure; ValueError where a plan is refused, `MissesLimitError` where it misses a limit."""
-        value, _ = self.value_and_step_s(plan, schedule)
-        return value
+        return _met(self.judged(plan, schedule)).value
 
-    def value_and_step_s(self, plan: Plan, schedule: Schedule | None = None) -> tuple[float, float]:
-        """As `value`, with the seconds of a step."""
-        found = self.judged(plan, schedule)
-        if found.misses:
-            raise MissesLimitError(found.misses, found.value)
-        return found.value, found.times.step_s
+    def within(self, plan: Plan, limit: float, race: Race | None = None) -> Judged:
+        """The figures of a plan that has to have a value below the limit to be of use.
 
-    def is_above(self, plan: Plan, limit: float) -> bool:
-        """Whether no value below the limit is to be had with the plan, as far as its measure says so."""
-        return isinstance(self.measure, LimitedMeasure) and (
-            self.measure.is_above(plan, self.times(plan, None), limit)
-        )
+        Args:
+            race: what the steps of some batches say about those of others; None: nothing.
+
+        Raises:
+            PassedOverError: the value is known, or by the race likely, to be no less than the limit before
+                all batches are planned or all failures are followed.
+            MissesLimitError: it misses a limit of its own.
+            ValueError: it is refused.
+        """
+
+        def is_enough(step_s: float) -> bool:
+            found = self.measure(plan, StepTimes(step_s=step_s, batches_s=()), None)
+            return bool(found.misses) or found.value >= limit
+
+        if limit == inf:
+            return _met(self.judged(plan))
+        if isinstance(self.measure, LimitedMeasure):
+            return _met(self.measure.within(plan, self.times(plan), limit))
+        return _met(self.measure(plan, self.times(plan, is_enough=is_enough, race=race), None))
+
+
+def _met(found: Judged) -> Judged:
+    if found.misses:
+        raise MissesLimitError(found.misses, found.value)
+    return found
 
 
 def step_seconds(plan: Plan, times: StepTimes, schedule: Schedule | None) -> Judged:

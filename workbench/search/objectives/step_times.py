@@ -5,11 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, floor, sqrt
+from typing import Protocol
 
 from workbench.data.sample import Sample
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.schedule.choice import Schedule
+from workbench.search.objectives.race import Race
 from workbench.timing.accept import accept, judged
 
 Replan = Callable[[Plan, Sequence[Sample], Schedule | None], Plan]
@@ -59,8 +61,40 @@ class StepTimes:
         return standard_error(self.batches_s)
 
 
-StepJudge = Callable[[Plan, Schedule | None], StepTimes]
-"""ValueError where a batch has no plan on the stages, or one that does not fit."""
+class PassedOverError(ValueError):
+    """A plan that is known not to be better than what is held, before its value is."""
+
+    def __init__(self) -> None:
+        super().__init__("not better than what is held, as far as it was looked at")
+
+
+def never(step_s: float) -> bool:
+    """Every plan is looked at as a whole."""
+    return False
+
+
+class StepJudge(Protocol):
+    """What says how long a plan's steps are."""
+
+    def __call__(
+        self,
+        plan: Plan,
+        schedule: Schedule | None = None,
+        *,
+        is_enough: Callable[[float], bool] = never,
+        race: Race | None = None,
+    ) -> StepTimes:
+        """All steps of a plan.
+
+        Args:
+            schedule: of the plan, where it is not the job's.
+            is_enough: whether a plan is passed over whose `step_s` is no less; it holds for all above.
+            race: what steps of some batches say about those of others; None: nothing.
+
+        Raises:
+            ValueError: a batch has no plan on the stages, or one that does not fit.
+            PassedOverError: `is_enough`, by some of the batches.
+        """
 
 
 def standard_error(values: Sequence[float]) -> float | None:
@@ -94,7 +128,14 @@ class OwnBatch:
 
     seconds: Callable[[Lowered], float]
 
-    def __call__(self, plan: Plan, schedule: Schedule | None = None) -> StepTimes:
+    def __call__(
+        self,
+        plan: Plan,
+        schedule: Schedule | None = None,
+        *,
+        is_enough: Callable[[float], bool] = never,
+        race: Race | None = None,
+    ) -> StepTimes:
         lowered, _ = judged(plan)
         step_s = self.seconds(lowered)
         return StepTimes(step_s=step_s, batches_s=(step_s,))
@@ -125,7 +166,14 @@ class OverBatches:
     planning: Planning
     clock: Callable[[], float]
 
-    def __call__(self, plan: Plan, schedule: Schedule | None = None) -> StepTimes:
+    def __call__(
+        self,
+        plan: Plan,
+        schedule: Schedule | None = None,
+        *,
+        is_enough: Callable[[float], bool] = never,
+        race: Race | None = None,
+    ) -> StepTimes:
         took_s: list[float] = []
         steps_s: list[float] = []
         for number, batch in enumerate(self.batches, 1):
@@ -136,6 +184,8 @@ class OverBatches:
                 raise ValueError(f"batch {number} of {len(self.batches)}: {error}") from None
             took_s.append(self.clock() - start_s)
             steps_s.append(self.seconds(lowered))
+            if number < len(self.batches) and is_enough(self._least_s(steps_s, race)):
+                raise PassedOverError
         planning_s = statistics.median_low(took_s)
         charged = self.planning is Planning.CHARGED
         batches_s = [step_s + planning_s if charged else max(step_s, planning_s) for step_s in steps_s]
@@ -145,3 +195,8 @@ class OverBatches:
             planning_s=planning_s,
             late=0 if charged else sum(step_s < planning_s for step_s in steps_s),
         )
+
+    def _least_s(self, seen_s: Sequence[float], race: Race | None) -> float:
+        """What it comes to at least: planning only adds, and all three figures grow with every step."""
+        others = [0.0] * (len(self.batches) - len(seen_s)) if race is None else race.others_s(seen_s)
+        return summary([*seen_s, *others], self.over)
