@@ -1,4 +1,4 @@
-"""Actions of a plan that take equal times: a stage's passes over microbatches of equal work, and its rounds."""
+"""Actions of a plan that take equal times: passes of one stage over equal work, rounds of one stage."""
 
 from collections.abc import Hashable
 from typing import NamedTuple
