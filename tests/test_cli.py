@@ -277,9 +277,10 @@ def test_a_killed_rank_ends_the_run_with_its_cause(plan: Path):
         os.kill(ranks[-1], signal.SIGKILL)
         out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2
-    assert err.startswith("workbench: error: rank ")
-    assert "SIGKILL" in err
-    assert err.count("\n") == 1
+    # One that is killed while ranks connect is also told by gloo, which logs that at every level.
+    (line,) = (line for line in err.splitlines() if "gloo/transport" not in line)
+    assert line.startswith("workbench: error: rank ")
+    assert "SIGKILL" in line
     assert out == ""
     assert not plan.with_name("run.json").exists()
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)

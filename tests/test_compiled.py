@@ -100,6 +100,16 @@ def test_machine_code_is_kept_beside_its_module_else_in_the_cache_of_the_user_el
     assert said_by(module, cache) == "49\n"
 
 
+def test_whoever_waits_is_told_once_that_something_is_compiled_and_not_that_it_is_read(tmp_path: Path):
+    module = tmp_path / "square_of.py"
+    told = 'with telling(lambda: print("compiling")):\n    print(square(7), square(8), square(8.5))'
+    module.write_text(
+        SQUARE.replace("import compiled", "import compiled, telling").replace("print(square(7))", told)
+    )
+    assert said_by(module, tmp_path) == "compiling\n49 64 72.25\n"
+    assert said_by(module, tmp_path) == "49 64 72.25\n"
+
+
 def test_a_process_without_descriptors_says_so(tmp_path: Path):
     check_descriptors()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -129,7 +129,7 @@ def test_programs_that_cannot_go_on_are_named():
     lowered = lower(plan)
     row = next(row for row in lowered.transfers if row.source_rank != row.destination_rank)
     circular = row._replace(producer=row.consumer, consumer=row.producer)
-    inputs = lowered.inputs | {row.producer: (row.row,)}
+    inputs = dict(lowered.inputs) | {row.producer: (row.row,)}
     rows = tuple(circular if other is row else other for other in lowered.transfers)
     with pytest.raises(ValueError, match=f"rank {row.source_rank} before {row.producer} waits for"):
         emulate(replace(lowered, transfers=rows, inputs=inputs), SETTINGS)

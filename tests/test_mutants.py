@@ -95,7 +95,7 @@ def meaning(meanings: dict[str, Meaning]) -> Meaning:
 
 def test_a_row_that_is_never_sent_is_a_deadlock(lowered, meaning):
     row = first_row(lowered)
-    outputs = lowered.outputs | {
+    outputs = dict(lowered.outputs) | {
         row.producer: tuple(n for n in lowered.outputs[row.producer] if n != row.row)
     }
     found = judge(replace(lowered, outputs=outputs), meaning)
@@ -265,7 +265,7 @@ def test_a_stage_that_reads_aside_waits_for_its_own_copy(plans, meanings):
     lowered = lower(plans[name])
     rows = [row for row in lowered.transfers if row.edge == "vision>llm" and row.producer.kind is Pass.F]
     assert len({row.consumer.stage for row in rows}) == 3
-    outputs = lowered.outputs | {
+    outputs = dict(lowered.outputs) | {
         rows[-1].producer: tuple(n for n in lowered.outputs[rows[-1].producer] if n != rows[-1].row)
     }
     found = judge(replace(lowered, outputs=outputs), meanings[name])
@@ -279,6 +279,6 @@ def test_rows_of_what_sends_nothing_are_refused(lowered, kind: Pass):
     row = first_row(lowered, kind=Pass.B)
     silent = row.producer._replace(kind=kind)
     rows = tuple(r._replace(producer=silent) if r.row == row.row else r for r in lowered.transfers)
-    outputs = lowered.outputs | {row.producer: (), silent: (row.row,)}
+    outputs = dict(lowered.outputs) | {row.producer: (), silent: (row.row,)}
     with pytest.raises(ValueError, match=f"{silent} neither sends nor receives"):
         check_deadlock(replace(lowered, transfers=rows, outputs=outputs))

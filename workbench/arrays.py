@@ -1,4 +1,6 @@
-"""Types of arrays."""
+"""Types of arrays, and arrays of parts of unequal length, end to end."""
+
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,3 +8,18 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+
+
+def ints(values: Iterable[int]) -> Ints:
+    """[values]"""
+    return np.fromiter(values, np.int64)
+
+
+def starts(lengths: Ints) -> Ints:
+    """[parts] where each starts."""
+    return np.cumsum(lengths) - lengths
+
+
+def spans(first: Ints, lengths: Ints) -> Ints:
+    """[sum of lengths] first, first + 1, ... of each part."""
+    return np.repeat(first - starts(lengths), lengths) + np.arange(lengths.sum())

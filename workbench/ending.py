@@ -101,8 +101,8 @@ def leave(code: int) -> NoReturn:
     """End this process at once: for programs with gloo's process groups.
 
     When Python takes itself down, gloo's threads outlive it. They wait for collectives that are under way,
-    whose peers may be waiting for the end of this process. One that then lets go of a Python object aborts the
-    process: Python ends a thread that asks for its lock by unwinding code that must not be unwound.
+    whose peers may be waiting for the end of this process. One that then lets go of a Python object aborts
+    the process: Python ends a thread that asks for its lock by unwinding code that must not be unwound.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,7 +1,7 @@
 """Single edits of a lowered plan: of a transfer row, its place, or a gradient group."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import wraps
 
@@ -50,8 +50,8 @@ def drop_row(lowered: Lowered, row: Transfer, rng: random.Random) -> Lowered:
 def duplicate_row(lowered: Lowered, row: Transfer, _: random.Random) -> Lowered:
     """Once more, under a number of its own."""
     again = row._replace(row=len(lowered.transfers))
-    inputs = lowered.inputs | {row.consumer: (*lowered.inputs[row.consumer], again.row)}
-    outputs = lowered.outputs | {row.producer: (*lowered.outputs[row.producer], again.row)}
+    inputs = dict(lowered.inputs) | {row.consumer: (*lowered.inputs[row.consumer], again.row)}
+    outputs = dict(lowered.outputs) | {row.producer: (*lowered.outputs[row.producer], again.row)}
     return replace(lowered, transfers=(*lowered.transfers, again), inputs=inputs, outputs=outputs)
 
 
@@ -66,7 +66,7 @@ def swap_rows(lowered: Lowered, rng: random.Random) -> Lowered | None:
     def moved(number: int) -> int:
         return pair.get(number, number)
 
-    def renamed(table: dict[Action, tuple[int, ...]]) -> dict[Action, tuple[int, ...]]:
+    def renamed(table: Mapping[Action, tuple[int, ...]]) -> dict[Action, tuple[int, ...]]:
         return {action: tuple(map(moved, rows)) for action, rows in table.items()}
 
     rows = [
@@ -106,7 +106,7 @@ def re_end_row(lowered: Lowered, row: Transfer, rng: random.Random) -> Lowered:
         inputs[row.consumer] = tuple(n for n in inputs[row.consumer] if n != row.row)
         inputs[action] = (*inputs.get(action, ()), row.row)
     if rng.random() < 0.3:
-        inputs, outputs = lowered.inputs, lowered.outputs
+        inputs, outputs = dict(lowered.inputs), dict(lowered.outputs)
     return replace(_with_row(lowered, changed), inputs=inputs, outputs=outputs)
 
 

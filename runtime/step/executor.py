@@ -330,7 +330,7 @@ DOES: Mapping[Pass, Callable[[Executor, Action, Arrived, Stamp], None]] = {
     Pass.STEP: Executor._step,
 }
 
-Rows = dict[Action, tuple[int, ...]]
+Rows = Mapping[Action, tuple[int, ...]]
 
 
 def rows_by_action(rows: Rows, is_mine: Callable[[int], bool]) -> Rows:

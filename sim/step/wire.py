@@ -43,25 +43,20 @@ def wires(lowered: Lowered) -> Wires:
 
 
 def _wires(lowered: Lowered) -> Wires:
-    cluster, rows = lowered.plan.cluster, lowered.transfers
+    cluster, rows = lowered.plan.cluster, lowered.rows
     node_of = [index for index, node in enumerate(cluster.nodes) for _ in range(node.num_ranks)]
-    place: dict[tuple[int, tuple[int, ...]], int] = {}  # of every pair of ends
-    places = [place.setdefault((row.source_rank, row.destination_ranks), len(place)) for row in rows]
     numbers: dict[tuple[str, int, int], int] = {}
-    found: list[tuple[float, float, int]] = []  # bytes a second, latency, port
-    for source, destinations in place:
-        port = _port_of(cluster, node_of, source, destinations)
+    found = np.zeros((3, len(rows.ends)))  # bytes a second, latency, port
+    used, first = np.unique(rows.end, return_index=True)
+    for end in used[np.argsort(first)].tolist():
+        port = _port_of(cluster, node_of, *rows.ends[end])
         if port is None:
-            found.append((inf, 0.0, -1))
+            found[:, end] = inf, 0.0, -1
         else:
             name, link = port
-            found.append((link.bytes_per_s, link.latency_s, numbers.setdefault(name, len(numbers))))
-    bytes_per_s, latency_s, number = map(np.array, zip(*found, strict=True) if found else ((), (), ()))
-    of_row = np.array(places, dtype=np.int64)
-    num_bytes = np.array([row.num_bytes for row in rows], dtype=float)
-    return Wires(
-        num_bytes / bytes_per_s[of_row], latency_s[of_row].astype(float), number[of_row].astype(np.int64)
-    )
+            found[:, end] = link.bytes_per_s, link.latency_s, numbers.setdefault(name, len(numbers))
+    bytes_per_s, latency_s, number = found[:, rows.end]
+    return Wires(rows.num_bytes / bytes_per_s, latency_s, number.astype(np.int64))
 
 
 def _port_of(

@@ -17,6 +17,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from typer.core import TyperGroup
 
+from workbench.compiled import telling
 from workbench.ending import Ended, ending_by_signal
 from workbench.plain_text import plain
 from workbench.report.table_rows import Format, written
@@ -56,6 +57,12 @@ def print_error(text: str) -> None:
     sys.stderr.write(f"workbench: error: {plain(text)}\n")
 
 
+def _tell_compiling() -> None:
+    """To whoever waits for it."""
+    if sys.stderr.isatty():
+        sys.stderr.write("workbench: compiling to machine code, kept for the next time (some ten seconds)\n")
+
+
 INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -68,7 +75,7 @@ class OneLineErrors(TyperGroup):
     def main(self, *args: Any, **extra: Any) -> NoReturn:
         """Run the command line and exit."""
         try:
-            with ending_by_signal():
+            with ending_by_signal(), telling(_tell_compiling):
                 code = super().main(*args, **(extra | {"standalone_mode": False}))
         except (ValueError, OSError, typer.TyperException) as error:
             print_error(one_line(error))

@@ -1,7 +1,7 @@
 """What the accounts of ranks share: bytes of stages, places of actions, rows, gradients that are reduced."""
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable
 from functools import cached_property
 
 from workbench.memory.places import BACKWARDS
@@ -9,7 +9,7 @@ from workbench.memory.sizes import Sizes
 from workbench.memory.stage import StateKind, state_of
 from workbench.plan.frame import frame_of
 from workbench.plan.gradient_groups import num_replicas
-from workbench.plan.lowered import GradientGroup, Lowered, Transfer
+from workbench.plan.lowered import GradientGroup, Lowered
 from workbench.plan.parameter_shards import sharded_stages
 from workbench.plan.plan import Stage
 from workbench.plan.routing import routing_of
@@ -94,14 +94,6 @@ class Accounts:
         for stage, kind, num_bytes in state_of(self.plan, rank):
             sizes[stage.id, kind] += num_bytes
         return tuple((self.plan.stage[stage], kind, n) for (stage, kind), n in sizes.items())
-
-    @cached_property
-    def rows(self) -> Sequence[Transfer]:
-        """Those that begin or end on a rank whose account is wanted."""
-        rows, ranks = self.lowered.transfers, frozenset(self.ranks)
-        if ranks.issuperset(self.plan.ranks):
-            return rows
-        return [r for r in rows if r.source_rank in ranks or not ranks.isdisjoint(r.destination_ranks)]
 
     @cached_property
     def backwards(self) -> dict[tuple[int | None, int | None], Action]:

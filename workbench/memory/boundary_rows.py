@@ -1,16 +1,14 @@
 """What ranks hold of the rows that they send and receive, in columns: a plan may have 10^5 of them."""
 
-from collections.abc import Sequence
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
-from workbench.arrays import Flags, Ints
+from workbench.arrays import Flags, Ints, ints, spans, starts
 from workbench.memory.accounts import Accounts
 from workbench.memory.places import NOWHERE, Places
 from workbench.plan.frame import frame_of
-from workbench.plan.lowered import Lowered, Route, Slice, Transfer
+from workbench.plan.lowered import ROUTES, Route, Slice
 from workbench.plan.remembered import Remembered, Same
 
 MOST_CELLS = 1_000_000  # of all plans whose rows are remembered
@@ -53,30 +51,37 @@ def row_lines(accounts: Accounts) -> RowLines:
 class _Rows:
     """Rows by column; `row` is by end, of which a row has as many as destinations."""
 
-    def __init__(self, lowered: Lowered, rows: Sequence[Transfer], places: Places) -> None:
-        columns = zip(*rows, strict=True) if rows else ((),) * len(Transfer._fields)
-        of = dict(zip(Transfer._fields, columns, strict=True))
-        edges = {edge: number for number, edge in enumerate(dict.fromkeys(of["edge"]))}
-        self.num_edges = len(edges)
-        self.edge = np.array([edges[edge] for edge in of["edge"]], np.int64)
+    def __init__(self, accounts: Accounts, places: Places) -> None:
+        of, picked = accounts.lowered.rows, _rows_on(accounts)
+        self.num_edges = len(of.edges)
+        self.edge, route = of.edge[picked], of.route[picked]
         self.is_local, self.is_p2p, self.is_broadcast, self.is_relay = (
-            np.array([each is route for each in of["route"]], np.bool_)
-            for route in (Route.LOCAL, Route.P2P, Route.BROADCAST, Route.RELAY)
+            route == ROUTES[each] for each in (Route.LOCAL, Route.P2P, Route.BROADCAST, Route.RELAY)
         )
-        self.num_bytes = np.array(of["num_bytes"], np.int64)
-        self.source = np.array(of["source_rank"], np.int64)
-        self.producer, self.consumer = places.numbers(of["producer"]), places.numbers(of["consumer"])
-        shapes = {id(slices): slices for slices in of["slices"]}  # rows of many boundaries share them
-        is_view = {name: _is_view(slices) for name, slices in shapes.items()}
-        is_whole = {name: _is_whole(slices) for name, slices in shapes.items()}
-        self.is_view = np.array([is_view[id(slices)] for slices in of["slices"]], np.bool_)
-        self.is_whole = np.array([is_whole[id(slices)] for slices in of["slices"]], np.bool_)
+        self.num_bytes, self.source = of.num_bytes[picked], of.source[picked]
+        numbers = of.numbers(places.number)
+        self.producer, self.consumer = numbers[of.producer[picked]], numbers[of.consumer[picked]]
+        content = of.content[picked]
+        is_view, is_whole = (
+            np.array([test(slices) for slices in of.contents], np.bool_) for test in (_is_view, _is_whole)
+        )
+        self.is_view, self.is_whole = is_view[content], is_whole[content]
         # Whether its sender has received it, and so sends it when it comes to the consumer itself.
-        before = [None if row is None else lowered.transfers[row].route for row in of["after"]]
-        self.is_passed_on = np.array([each not in (None, Route.LOCAL) for each in before], np.bool_)
-        self.destination = np.array([*chain.from_iterable(of["destination_ranks"])], np.int64)
-        num_ends = [len(ranks) for ranks in of["destination_ranks"]]
-        self.row, self.first_end = np.repeat(np.arange(len(rows)), num_ends), np.cumsum(num_ends) - num_ends
+        after = of.after[picked]
+        self.is_passed_on = (after >= 0) & (of.route[after] != ROUTES[Route.LOCAL])
+        num_ends = of.num_destinations[picked]
+        self.first_end = starts(num_ends)
+        self.destination = of.destination[spans(starts(of.num_destinations)[picked], num_ends)]
+        self.row = np.repeat(np.arange(len(picked)), num_ends)
+
+
+def _rows_on(accounts: Accounts) -> Ints:
+    """Those that begin or end on a rank whose account is wanted."""
+    rows, ranks = accounts.lowered.rows, frozenset(accounts.ranks)
+    if ranks.issuperset(accounts.plan.ranks):
+        return np.arange(len(rows))
+    is_on = [source in ranks or not ranks.isdisjoint(others) for source, others in rows.ends]
+    return np.flatnonzero(np.array(is_on, np.bool_)[rows.end])
 
 
 class _RowAccount:
@@ -88,8 +93,8 @@ class _RowAccount:
         acquired, released, held, passed_on = np.zeros((4, num_cells), np.int64)
         ends, is_joined = np.arange(num_cells), np.zeros(num_cells, np.bool_)
         self.lines = RowLines(places.first, acquired, released, held, passed_on, ends, is_joined)
-        self._rows = rows = _Rows(accounts.lowered, accounts.rows, places)
-        if not accounts.rows:
+        self._rows = rows = _Rows(accounts, places)
+        if not len(rows.source):
             return
         self._is_read_in_place = np.zeros(len(rows.source), np.bool_)
         self._sent_at = places.at(rows.producer, rows.source)
@@ -180,10 +185,13 @@ class _RowAccount:
 
     def _backward_at(self, row: Ints) -> Ints:
         """Place of the backward of each row's consumer on the sender's rank; NOWHERE where there is none."""
-        actions, of = list(self._places.number), self._accounts.backwards
-        consumers = [actions[number] for number in self._rows.consumer[row]]
-        backward = [of.get((action.stage, action.microbatch)) for action in consumers]
-        return self._places.at(self._places.numbers(backward), self._rows.source[row])
+        number, of = self._places.number, self._accounts.backwards
+        actions = list(number)
+        consumers, of_row = np.unique(self._rows.consumer[row], return_inverse=True)
+        each = map(actions.__getitem__, consumers.tolist())
+        backward = [of.get((action.stage, action.microbatch)) for action in each]
+        numbers = ints(NOWHERE if action is None else number[action] for action in backward)
+        return self._places.at(numbers[of_row], self._rows.source[row])
 
     def _sent_ends(self) -> Ints:
         """By row, the last place before one that proves the row received, else one behind the program.

@@ -1,14 +1,13 @@
 """Where actions stand in the programs of ranks, looked up for whole columns at a time."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from itertools import chain
 
 import numpy as np
 
 from workbench.arrays import Ints
 from workbench.plan.plan import Plan
-from workbench.plan.row_columns import numbers_of
-from workbench.schedule.action import COMPUTE, Action, Pass
+from workbench.schedule.action import COMPUTE, Pass
 
 BACKWARDS = (Pass.B, Pass.I)  # what a forward keeps is given back at their end
 NOWHERE = -1
@@ -30,7 +29,7 @@ class Places:
     """
 
     def __init__(self, plan: Plan, ranks: Collection[int]) -> None:
-        self.number = {action: number for number, action in enumerate(plan.program_actions)}
+        self.number = plan.program_actions
         kinds = [action.kind for action in self.number]
         self.is_forward = np.array([kind is Pass.F for kind in kinds], np.bool_)
         self.is_backward = np.array([kind in BACKWARDS for kind in kinds], np.bool_)
@@ -67,7 +66,3 @@ class Places:
         is_there = (action >= 0) & (program >= 0) & (found >= 0)
         is_there &= self._keys[found] == key
         return np.where(is_there, self._place_of[found], NOWHERE)
-
-    def numbers(self, actions: Iterable[Action | None]) -> Ints:
-        """Of a column of actions; NOWHERE for one that is in no program."""
-        return numbers_of(actions, self.number)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from workbench.data.sample import Item
 from workbench.masks.patterns import check_masks
@@ -65,6 +66,8 @@ def _check_stages(plan: Plan) -> None:
     repeated = [stage_id for stage_id, times in Counter(s.id for s in plan.stages).items() if times > 1]
     if repeated:
         raise ValueError(f"stage ids must be unique, {repeated[0]} is used twice")
+    num_ranks = plan.cluster.num_ranks
+    fitting: set[tuple[object, ...]] = set()
     for stage in plan.stages:
         layers = plan.model.module(stage.module).layers
         first, last = stage.layers
@@ -78,22 +81,21 @@ def _check_stages(plan: Plan) -> None:
         ranks = stage.flat_ranks
         if len(set(ranks)) != len(ranks):
             raise ValueError(f"stage {stage.id}: a rank stands twice in {ranks}")
-        for rank in ranks:
-            if not 0 <= rank < plan.cluster.num_ranks:
-                raise ValueError(
-                    f"stage {stage.id}: rank {rank} is not there, cluster {plan.cluster.name!r} "
-                    f"has ranks 0..{plan.cluster.num_ranks - 1}"
-                )
-        _check_layers(plan, stage)
+        if min(ranks) < 0 or max(ranks) >= num_ranks:
+            rank = next(rank for rank in ranks if not 0 <= rank < num_ranks)
+            raise ValueError(
+                f"stage {stage.id}: rank {rank} is not there, cluster {plan.cluster.name!r} "
+                f"has ranks 0..{num_ranks - 1}"
+            )
+        shape = stage.module, stage.layers, stage.cp, stage.tp, stage.ep
+        if shape not in fitting:
+            _FITTING_LAYERS.answer((Same(plan.model), shape), partial(_check_layers, plan, stage))
+            fitting.add(shape)
 
 
 def _check_layers(plan: Plan, stage: Stage) -> None:
-    def check_each() -> None:
-        _check_heads(plan, stage)
-        check_experts(stage, plan.model.module(stage.module).layers)
-
-    shape = stage.module, stage.layers, stage.cp, stage.tp, stage.ep
-    _FITTING_LAYERS.answer((Same(plan.model), shape), check_each)
+    _check_heads(plan, stage)
+    check_experts(stage, plan.model.module(stage.module).layers)
 
 
 def _check_heads(plan: Plan, stage: Stage) -> None:
@@ -215,12 +217,16 @@ def _wanted_actions(routing: Routing, stages: Sequence[Stage]) -> dict[int, _Wan
     for stage in stages:
         actions = {reduction_of(stage.id)} if stage.id in reduced else set()
         weights = set()
-        for microbatch in plan.microbatches_of.get((stage.module, stage.replica), ()):
-            actions.add(Action(stage.id, Pass.F, microbatch.index))
-            if routing.has_backward(stage, microbatch):
-                whole = Action(stage.id, Pass.B, microbatch.index)
+        place = stage.module, stage.replica
+        each = plan.microbatches_of.get(place, ())
+        actions.update(Action(stage.id, Pass.F, m.index) for m in each)
+        for m, is_back, present in zip(
+            each, routing.backwards(stage), routing.present_in(place), strict=True
+        ):
+            if is_back:
+                whole = Action(stage.id, Pass.B, m.index)
                 actions.add(whole)
-                if routing.trains(stage, microbatch):
+                if routing.computes(stage, present).weight_grad:
                     weights.add(whole)
         found[stage.id] = _Wanted(actions, weights, is_sharded(plan, stage))
     return found

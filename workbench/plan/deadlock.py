@@ -9,9 +9,8 @@ import numpy as np
 
 from workbench.plan.kept import kept
 from workbench.plan.lowered import Lowered, Route, Transfer
-from workbench.plan.order import issue_ticks
 from workbench.plan.remembered import Remembered
-from workbench.plan.row_columns import TALKS, are_rows_sound, columns_of, goes_forward
+from workbench.plan.row_proofs import TALKS, are_rows_sound, goes_forward, row_ticks
 from workbench.plan.task_graph import Task
 from workbench.schedule.action import STEP, Action, TaskKind
 from workbench.schedule.precedence import ring
@@ -75,11 +74,10 @@ def _check(lowered: Lowered) -> None:
     """All but rings of sums of gradients alone."""
     places = _places(lowered)
     _check_programs(lowered, places)
-    rows = columns_of(lowered)
-    if not are_rows_sound(lowered, rows):
+    if not are_rows_sound(lowered):
         _check_rows(lowered, places)
     _check_groups(lowered)
-    if not goes_forward(lowered, rows):
+    if not goes_forward(lowered):
         by_communicator = _by_communicator(lowered)
         _check_rings(lowered, _queues_of_slots(lowered, by_communicator.values()))
         _check_send_order(lowered, places, by_communicator.values())
@@ -124,11 +122,11 @@ def _places(lowered: Lowered) -> Places:
 
 def _queues_of_slots(lowered: Lowered, by_communicator: Iterable[list[Transfer]]) -> list[list[Slot]]:
     """By communicator, rows that are one unit as rendezvous: single ones, or opposite ones of a tick."""
-    ticks = issue_ticks(lowered.plan, lowered.transfers)
+    ticks, numbers = row_ticks(lowered), lowered.plan.program_actions
     queues: list[list[Slot]] = []
     for queue in by_communicator:
         slots: list[Slot] = []
-        for _, members in groupby(queue, key=lambda row: (row.route, ticks[row.producer])):
+        for _, members in groupby(queue, key=lambda row: (row.route, ticks[numbers.get(row.producer, -1)])):
             rows = list(members)
             is_one = rows[0].route is Route.P2P and len({row.source_rank for row in rows}) == 2
             slots += [rows] if is_one else [[row] for row in rows]

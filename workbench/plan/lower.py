@@ -1,10 +1,12 @@
 """From a plan to what machines need: transfer rows and their order."""
 
-from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+import numpy as np
+
+from workbench.arrays import Flags, Ints
 from workbench.collector import collector_paused
 from workbench.data.sample import Item
 from workbench.model.layer import TokenCount
@@ -12,28 +14,20 @@ from workbench.model.model_graph import Edge
 from workbench.plan.alike import alike_replicas, firsts_of
 from workbench.plan.frame import frame_of
 from workbench.plan.gradient_groups import gradient_groups, reductions
-from workbench.plan.lowered import Direction, Lowered, Slice
+from workbench.plan.lowered import Lowered, Rows, Slice
 from workbench.plan.order import issue_ticks
 from workbench.plan.paths import cut, ways
 from workbench.plan.plan import Microbatch, Plan, Stage
 from workbench.plan.remembered import Remembered
 from workbench.plan.routing import Holding, Routing, routing_of
-from workbench.plan.row_drafts import (
-    Names,
-    Numbered,
-    ProducerRows,
-    RowContent,
-    RowDraft,
-    in_issue_order,
-    issue_key,
-)
+from workbench.plan.row_drafts import Drafts, Link, in_issue_order
 from workbench.plan.token_owners import Run, feature_runs, goes_to_owners, held_runs
 from workbench.schedule.action import Action, Pass
 
 MOST_ROWS = 200_000  # of all plans that are remembered
-_ROWS: Remembered[Numbered] = Remembered(MOST_ROWS, lambda rows: len(rows.transfers) + 1)
-_ORIGINAL: Remembered[list[ProducerRows]] = Remembered(  # a plan and parts of it have the same
-    MOST_ROWS, lambda runs: sum(len(run.drafts) for run in runs) + 1
+_ROWS: Remembered[Rows] = Remembered(MOST_ROWS, lambda rows: len(rows) + 1)
+_ORIGINAL: Remembered[Drafts] = Remembered(  # a plan and parts of it have the same
+    MOST_ROWS, lambda drafts: len(drafts.link) + 1
 )
 
 
@@ -51,16 +45,24 @@ def lower(plan: Plan) -> Lowered:
 
     Complexity: O(actions + rows + items) apart from sorting.
     """
-    rows = _ROWS.answer(frame_of(plan), lambda: in_issue_order(_runs(plan)))
+    rows = _ROWS.answer(frame_of(plan), lambda: _rows(plan))
     groups = gradient_groups(plan)
     return Lowered(
         plan=plan,
-        transfers=rows.transfers,
-        inputs=rows.inputs,
-        outputs=rows.outputs,
+        transfers=rows,
+        inputs=rows.by_consumer,
+        outputs=rows.by_producer,
         groups=groups,
         reductions=reductions(plan, groups),
     )
+
+
+def _rows(plan: Plan) -> Rows:
+    """Rows of the first of equal replicas, and the same rows under the names of each of the others."""
+    alike = alike_replicas(plan)
+    part = firsts_of(plan, alike) if alike else plan
+    drafts = _ORIGINAL.answer(frame_of(part), lambda: _Drafting(part).drafts())
+    return in_issue_order(drafts, alike)
 
 
 class _Part(NamedTuple):
@@ -69,96 +71,224 @@ class _Part(NamedTuple):
     slices: tuple[Slice, ...]
     source: int
     destination: int | None
-    num_tokens: int
 
 
-def _part(slices: tuple[Slice, ...], source: int, destination: int | None) -> _Part:
-    return _Part(slices, source, destination, sum([piece.num_tokens for piece in slices]))
+def _tokens(slices: tuple[Slice, ...]) -> int:
+    return sum([piece.num_tokens for piece in slices])
 
 
-@dataclass(frozen=True, slots=True)
-class _Boundary:
-    """A tensor that crosses from one stage to another for one pair of microbatches.
+class _Passes:
+    """Numbers of passes, by stage and microbatch: the plan's, then those that are in no program."""
 
-    `forward` are its tokens from the producer's places, `backward` those of its gradient from the
-    consumer's; None where none makes the way back.
-    """
+    def __init__(self, routing: Routing) -> None:
+        self._routing, self._plan = routing, routing.plan
+        self._number = dict(routing.plan.program_actions)
+        self._forward: dict[int, Ints] = {}
+        self._backward: dict[int, Ints] = {}
 
-    edge: str
-    producer: Stage
-    consumer: Stage
-    source: Microbatch
-    target: Microbatch
-    after_layer: int
-    forward: tuple[_Part, ...]
-    backward: tuple[_Part, ...] | None
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """By number."""
+        return tuple(self._number)
 
+    def microbatches(self, stage: Stage) -> tuple[Microbatch, ...]:
+        """Of the stage's replica."""
+        return self._plan.microbatches_of.get((stage.module, stage.replica), ())
 
-def _boundaries(routing: Routing) -> Iterator[_Boundary]:
-    plan = routing.plan
-    for (module, replica), chain in plan.chain.items():
-        for microbatch in plan.microbatches_of.get((module, replica), ()):
-            carries = routing.flow(microbatch).carries[module]
-            layers = plan.model.module(module).layers
-            held: dict[TokenCount, tuple[_Part, ...]] = {}  # the same between all stages
-            for producer, consumer in pairwise(chain):
-                after_layer = producer.layers[1] - 1
-                count = layers[after_layer].emits
-                if count not in held:
-                    held[count] = _inside(routing, microbatch, count)
-                parts = held[count]
-                gradient = carries[after_layer] and routing.has_backward(consumer, microbatch)
-                yield _Boundary(
-                    module,
-                    producer,
-                    consumer,
-                    microbatch,
-                    microbatch,
-                    after_layer,
-                    parts,
-                    parts if gradient else None,
-                )
-    for edge in plan.model.edges:
-        yield from _edge_boundaries(routing, edge)
+    def forward(self, stage: Stage) -> Ints:
+        """[microbatches]"""
+        if stage.id not in self._forward:
+            each = [Action(stage.id, Pass.F, m.index) for m in self.microbatches(stage)]
+            self._forward[stage.id] = self._numbers(each)
+        return self._forward[stage.id]
 
+    def backward(self, stage: Stage) -> Ints:
+        """[microbatches] what computes the input's gradient: `I` where the backward is split, else `B`."""
+        if stage.id not in self._backward:
+            split = [Action(stage.id, Pass.I, m.index) for m in self.microbatches(stage)]
+            each = [action if action in self._number else action._replace(kind=Pass.B) for action in split]
+            self._backward[stage.id] = self._numbers(each)
+        return self._backward[stage.id]
 
-def _edge_boundaries(routing: Routing, edge: Edge) -> Iterator[_Boundary]:
-    """One for every stage that reads the edge: gradients of all of them are summed at the producer."""
-    plan = routing.plan
-    for replica in plan.replicas(edge.target):
-        for consumer in routing.reading_stages(edge, replica):
-            for target in plan.microbatches_of.get((edge.target, replica), ()):
-                yield from _into_microbatch(routing, edge, consumer, target)
+    def _numbers(self, actions: Sequence[Action]) -> Ints:
+        of = self._number
+        return np.array([of.setdefault(action, len(of)) for action in actions], dtype=np.int64)
+
+    def computes(self, stage: Stage) -> Flags:
+        """[microbatches] whether it has a backward."""
+        return np.array(self._routing.backwards(stage), dtype=np.bool_)
+
+    def carries(self, stage: Stage, layer: int) -> Flags:
+        """[microbatches] whether what leaves that layer asks for a gradient."""
+        present, flow_of = self._routing.present_in((stage.module, stage.replica)), self._routing.flow_of
+        does = {modules: flow_of(modules).carries[stage.module][layer] for modules in set(present)}
+        return np.array([does[modules] for modules in present], dtype=np.bool_)
 
 
-def _into_microbatch(
-    routing: Routing, edge: Edge, consumer: Stage, target: Microbatch
-) -> Iterator[_Boundary]:
-    plan = routing.plan
-    count = plan.model.module(edge.source).layers[edge.after_layer].emits
-    features, is_own = feature_runs(routing, edge, target), goes_to_owners(routing, edge, target)
-    for holding, starts in _sources(routing, edge, consumer, target).items():
-        source = plan.microbatches_of[edge.source, holding.replica][holding.microbatch]
+class _Sent(NamedTuple):
+    """What places of a stage hold of microbatches, by place, microbatch, content and its tokens."""
+
+    place: Ints
+    at: Ints
+    content: Ints
+    num_tokens: Ints
+
+
+_Way = tuple[str, bool, Stage, Stage]  # edge, whether backward, from stage, to stage
+
+
+class _Drafting:
+    """All rows of a plan without those numbers: what crosses from one stage to another, on its paths."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan, self._routing = plan, routing_of(plan)
+        self._passes = _Passes(self._routing)
+        self._links: list[Link] = []
+        self._links_of: dict[tuple[object, ...], tuple[int, ...]] = {}
+        self._contents: list[tuple[Slice, ...]] = []
+        self._drafts: list[tuple[int, int, int, int, int]] = []  # one at a time
+        self._columns: list[tuple[Ints, ...]] = []  # many at a time
+        self._held: dict[tuple[int, TokenCount], tuple[tuple[Run, ...], ...]] = {}
+
+    def drafts(self) -> Drafts:
+        """Of all boundaries."""
+        for chain in self._plan.chain.values():
+            self._add_inside(chain)
+        for edge in self._plan.model.edges:
+            for replica in self._plan.replicas(edge.target):
+                for reader in self._routing.reading_stages(edge, replica):
+                    self._add_edge(edge, reader)
+        self._columns.append(tuple(np.array(self._drafts, dtype=np.int64).reshape(-1, 5).T))
+        link, producer, consumer, content, num_tokens = map(np.concatenate, zip(*self._columns, strict=True))
+        return Drafts(
+            links=tuple(self._links),
+            actions=self._passes.actions,
+            contents=tuple(self._contents),
+            ticks=issue_ticks(self._plan, *self._in_programs(producer, consumer)),
+            link=link,
+            producer=producer,
+            consumer=consumer,
+            content=content,
+            num_tokens=num_tokens,
+        )
+
+    def _in_programs(self, *numbers: Ints) -> tuple[Ints, ...]:
+        return tuple(np.where(each < len(self._plan.program_actions), each, -1) for each in numbers)
+
+    def _add_inside(self, chain: Sequence[Stage]) -> None:
+        """Between the stages of one replica: what is sent of a microbatch is the same between all."""
+        passes, layers = self._passes, self._plan.model.module(chain[0].module).layers
+        known: dict[TokenCount, _Sent] = {}
+        for producer, consumer in pairwise(chain):
+            after_layer = producer.layers[1] - 1
+            layer = layers[after_layer]
+            if layer.emits not in known:
+                known[layer.emits] = self._inside(producer, layer.emits)
+            sent = known[layer.emits]
+            ends = passes.forward(producer)[sent.at], passes.forward(consumer)[sent.at]
+            link = self._inside_links((producer.module, False, producer, consumer), layer.out_width)
+            self._columns.append((link[sent.place], *ends, sent.content, sent.num_tokens))
+            is_back = passes.computes(consumer) & passes.carries(producer, after_layer)
+            if is_back.any():
+                place, at, content, num_tokens = (column[is_back[sent.at]] for column in sent)
+                ends = passes.backward(consumer)[at], passes.backward(producer)[at]
+                link = self._inside_links((producer.module, True, consumer, producer), layer.out_width)
+                self._columns.append((link[place], *ends, content, num_tokens))
+
+    def _inside_links(self, way: _Way, width: int) -> Ints:
+        """[places] from each to the same of the other stage, whose tokens are in one part."""
+        each = [self._numbers_of(way, (place, place), width) for place in range(way[2].cp)]
+        return np.array(each, dtype=np.int64)[:, 0]
+
+    def _inside(self, stage: Stage, count: TokenCount) -> _Sent:
+        """What every place of the stage has of every microbatch."""
+        each = [
+            (place, at, self._content(slices), num_tokens)
+            for at, microbatch in enumerate(self._passes.microbatches(stage))
+            for place, slices in enumerate(_inside(self._held_runs(microbatch, count)))
+            if (num_tokens := _tokens(slices))
+        ]
+        return _Sent(*np.array(each, dtype=np.int64).reshape(-1, 4).T)
+
+    def _add_edge(self, edge: Edge, consumer: Stage) -> None:
+        """For every stage that reads the edge: gradients of all of them are summed at the producer."""
+        passes, is_back = self._passes, self._passes.computes(consumer)
+        for at, target in enumerate(passes.microbatches(consumer)):
+            features = feature_runs(self._routing, edge, target)
+            for holding, starts in _sources(self._routing, edge, consumer, target).items():
+                self._add_from(edge, holding, starts, (consumer, at, bool(is_back[at])), features)
+
+    def _add_from(
+        self,
+        edge: Edge,
+        holding: Holding,
+        starts: Mapping[Item, int],
+        into: tuple[Stage, int, bool],
+        features: Sequence[Sequence[Run]],
+    ) -> None:
+        """What one microbatch of the producer has of one of the consumer's.
+
+        Args:
+            edge: between them.
+            holding: of the producer.
+            starts: of its items, in the consumer's tensor.
+            into: the consuming stage, its microbatch, and whether that has a backward.
+            features: of the consumer's microbatch, by place.
+        """
+        routing, passes, (consumer, at, is_back) = self._routing, self._passes, into
+        source = self._plan.microbatches_of[edge.source, holding.replica][holding.microbatch]
         producer = routing.boundary_stage(edge.source, holding.replica, edge.after_layer)
-        carries = routing.flow(source).carries[edge.source][edge.after_layer]
-        gradient = carries and routing.has_backward(consumer, target)
-        made = held_runs(routing, source, count)
-        if is_own:
+        layer = self._plan.model.module(edge.source).layers[edge.after_layer]
+        made = self._held_runs(source, layer.emits)
+        if goes_to_owners(routing, edge, passes.microbatches(consumer)[at]):
             forward = _exchanged(made, features, starts)
         else:
-            forward = tuple(_part(_sent(runs, starts), place, None) for place, runs in enumerate(made))
-        backward = None
-        if gradient and producer.cp > 1:
-            backward = _exchanged(features, made, starts)
-        elif gradient:
-            returned = _returned(features, _offsets(routing, source, count), starts)
-            backward = tuple(_part(slices, place, None) for place, slices in enumerate(returned))
-        yield _Boundary(edge.name, producer, consumer, source, target, edge.after_layer, forward, backward)
+            forward = [_Part(_sent(runs, starts), place, None) for place, runs in enumerate(made)]
+        ends = int(passes.forward(producer)[holding.microbatch]), int(passes.forward(consumer)[at])
+        self._add((edge.name, False, producer, consumer), ends, layer.out_width, forward)
+        if is_back and routing.flow(source).carries[edge.source][edge.after_layer]:
+            if producer.cp > 1:
+                backward = _exchanged(features, made, starts)
+            else:
+                returned = _returned(features, _offsets(routing, source, layer.emits), starts)
+                backward = [_Part(slices, place, None) for place, slices in enumerate(returned)]
+            ends = int(passes.backward(consumer)[at]), int(passes.backward(producer)[holding.microbatch])
+            self._add((edge.name, True, consumer, producer), ends, layer.out_width, backward)
+
+    def _held_runs(self, microbatch: Microbatch, count: TokenCount) -> tuple[tuple[Run, ...], ...]:
+        key = id(microbatch), count  # the plan's own
+        if key not in self._held:
+            self._held[key] = held_runs(self._routing, microbatch, count)
+        return self._held[key]
+
+    def _add(self, way: _Way, ends: tuple[int, int], width: int, sent: Sequence[_Part]) -> None:
+        """Rows between two passes, from every context-parallel place that has tokens of it."""
+        for slices, source, destination in sent:
+            if num_tokens := _tokens(slices):
+                links = self._numbers_of(way, (source, destination), width)
+                for link, (pieces, tokens) in zip(links, cut(slices, num_tokens, len(links)), strict=True):
+                    if tokens:
+                        self._drafts.append((link, *ends, self._content(pieces), tokens))
+
+    def _content(self, slices: tuple[Slice, ...]) -> int:
+        self._contents.append(slices)
+        return len(self._contents) - 1
+
+    def _numbers_of(self, way: _Way, places: tuple[int, int | None], width: int) -> tuple[int, ...]:
+        """The links from place to place, one for each part of the tokens."""
+        edge, is_backward, producer, consumer = way
+        key = edge, is_backward, producer.id, consumer.id, places
+        if key not in self._links_of:
+            found = ways(self._plan, producer.id, consumer.id, *places)
+            first, num_bytes = len(self._links), width * self._plan.settings.precision.num_bytes
+            self._links += [Link(edge, is_backward, width, num_bytes, paths) for paths in found]
+            self._links_of[key] = tuple(range(first, len(self._links)))
+        return self._links_of[key]
 
 
 def _exchanged(
     sources: Sequence[Sequence[Run]], destinations: Sequence[Sequence[Run]], wanted: Container[Item]
-) -> tuple[_Part, ...]:
+) -> list[_Part]:
     """What each place of one side holds and each place of the other has in its tensor, of the wanted items.
 
     Complexity: O(runs x places).
@@ -169,11 +299,11 @@ def _exchanged(
         for run in runs:
             if run.item in wanted:
                 held[-1].setdefault(run.item, []).append(run)
-    return tuple(
-        _part(_common(runs, of_item), here, there)
+    return [
+        _Part(_common(runs, of_item), here, there)
         for here, runs in enumerate(sources)
         for there, of_item in enumerate(held)
-    )
+    ]
 
 
 def _common(runs: Sequence[Run], others: Mapping[Item, Sequence[Run]]) -> tuple[Slice, ...]:
@@ -189,16 +319,16 @@ def _common(runs: Sequence[Run], others: Mapping[Item, Sequence[Run]]) -> tuple[
     return tuple(found)
 
 
-def _inside(routing: Routing, microbatch: Microbatch, count: TokenCount) -> tuple[_Part, ...]:
-    """What a rank holds of every item: at the same place on both sides."""
-    parts = []
-    for place, runs in enumerate(held_runs(routing, microbatch, count)):
-        held: dict[Item, Slice] = {}
+def _inside(held: Sequence[Sequence[Run]]) -> list[tuple[Slice, ...]]:
+    """By place, what a rank holds of every item: at the same place on both sides."""
+    found = []
+    for runs in held:
+        of_item: dict[Item, Slice] = {}
         for run in runs:
-            so_far = held.get(run.item, Slice(run.item, run.start, run.start, 0))
-            held[run.item] = so_far._replace(num_tokens=so_far.num_tokens + run.num_tokens)
-        parts.append(_part(tuple(held.values()), place, place))
-    return tuple(parts)
+            so_far = of_item.get(run.item, Slice(run.item, run.start, run.start, 0))
+            of_item[run.item] = so_far._replace(num_tokens=so_far.num_tokens + run.num_tokens)
+        found.append(tuple(of_item.values()))
+    return found
 
 
 def _sent(runs: Sequence[Run], starts: Mapping[Item, int]) -> tuple[Slice, ...]:
@@ -246,76 +376,3 @@ def _sources(
         found.setdefault(routing.holding(edge, item, consumer), {})[item] = start
         start += routing.tokens(source, item, count)
     return found
-
-
-def _drafts(plan: Plan, boundary: _Boundary) -> list[RowDraft]:
-    """The rows of one boundary, forward and, where a gradient flows, back."""
-    producer, consumer = boundary.producer, boundary.consumer
-    source, target = boundary.source.index, boundary.target.index
-    width = plan.model.module(producer.module).layers[boundary.after_layer].out_width
-    there = Action(producer.id, Pass.F, source), Action(consumer.id, Pass.F, target)
-    drafts = _one_way(plan, boundary.edge, Direction.FORWARD, there, width, boundary.forward)
-    if boundary.backward is not None:
-        back = _backward_action(plan, consumer, target), _backward_action(plan, producer, source)
-        drafts += _one_way(plan, boundary.edge, Direction.BACKWARD, back, width, boundary.backward)
-    return drafts
-
-
-def _one_way(
-    plan: Plan,
-    edge: str,
-    direction: Direction,
-    ends: tuple[Action, Action],
-    width: int,
-    parts: Sequence[_Part],
-) -> list[RowDraft]:
-    """From every context-parallel place that has tokens of it."""
-    producer, consumer = ends
-    token_bytes = width * plan.settings.precision.num_bytes
-    drafts = []
-    for slices, source, destination, num_tokens in parts:
-        if not num_tokens:
-            continue
-        found = ways(plan, producer.stage, consumer.stage, source, destination)
-        for paths, (pieces, tokens) in zip(found, cut(slices, num_tokens, len(found)), strict=True):
-            if tokens:
-                num_bytes = tokens * token_bytes
-                content = RowContent(edge, direction, producer, consumer, width, pieces, tokens, num_bytes)
-                drafts.append(RowDraft(content, paths))
-    return drafts
-
-
-def _backward_action(plan: Plan, stage: Stage, microbatch: int) -> Action:
-    """The action that computes the input gradient: `I` where the plan splits the backward, else `B`."""
-    split = Action(stage.id, Pass.I, microbatch)
-    return split if split in plan.program_actions else Action(stage.id, Pass.B, microbatch)
-
-
-def _runs(plan: Plan) -> list[ProducerRows]:
-    """Rows of the first of equal replicas, and the same rows under the names of each of the others."""
-    alike = alike_replicas(plan)
-    part = firsts_of(plan, alike) if alike else plan
-    runs = _ORIGINAL.answer(frame_of(part), lambda: _original_runs(part))
-    copied = []
-    for first, *others in alike:
-        stages = set(first.stages)
-        of_first = [run for run in runs if run.producer.stage in stages]
-        for other in others:
-            names = Names(first, other)
-            copied += [names.rows(run) for run in of_first]
-    return [*runs, *copied]
-
-
-def _original_runs(plan: Plan) -> list[ProducerRows]:
-    routing = routing_of(plan)
-    drafts = [row for boundary in _boundaries(routing) for row in _drafts(plan, boundary)]
-    ticks = issue_ticks(plan, drafts)
-    by_producer: dict[Action, list[RowDraft]] = {}
-    for draft in drafts:
-        by_producer.setdefault(draft.producer, []).append(draft)
-    return [
-        ProducerRows(
-            ticks[producer], producer, tuple(sorted(held, key=lambda draft: issue_key(draft.consumer)))
-        )
-        for producer, held in by_producer.items()
-    ]

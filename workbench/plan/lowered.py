@@ -1,11 +1,15 @@
 """The lowered plan: what machines need, derived once; every machine reads only this."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar, cast, overload
 
+import numpy as np
+
+from workbench.arrays import Flags, Ints, ints, spans, starts
 from workbench.data.sample import Item
 from workbench.plan.frame import frame_of
 from workbench.plan.parameter_shards import shard_units
@@ -16,6 +20,7 @@ from workbench.schedule.action import Action
 
 MOST_NODES = 300_000  # of all task graphs that are remembered
 _GRAPHS: Remembered[TaskGraph] = Remembered(MOST_NODES, lambda graph: graph.num_nodes + 1)
+Thing = TypeVar("Thing")
 
 
 class Direction(StrEnum):
@@ -78,6 +83,209 @@ class Transfer(NamedTuple):
         return self.destination_ranks[0]
 
 
+class Ends(NamedTuple):
+    """The ranks of a row."""
+
+    source_rank: int
+    destination_ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Rows(Sequence[Transfer]):
+    """All rows, in columns of R entries, as `lower` makes them and who looks at all of them reads them.
+
+    As a sequence, the same rows as objects, made when the first is asked for. No `slots`: they are cached.
+
+    Args:
+        number: what each says its number is.
+        edge, route: place in `edges`, and among all routes.
+        is_backward: whether a gradient goes back.
+        producer, consumer: place in `actions`.
+        end: place in `ends`.
+        content: place in `contents`.
+        named: place in `names`.
+        num_tokens, width, num_bytes: as in `Transfer`.
+        after: row; -1: none.
+        edges, actions, ends: that the rows name.
+        contents: slices, for many rows each.
+        names: sample -> what it is called in these rows; empty: as it is.
+    """
+
+    number: Ints
+    edge: Ints
+    route: Ints
+    is_backward: Flags
+    producer: Ints
+    consumer: Ints
+    end: Ints
+    content: Ints
+    named: Ints
+    num_tokens: Ints
+    width: Ints
+    num_bytes: Ints
+    after: Ints
+    edges: Sequence[str]
+    actions: Sequence[Action]
+    ends: Sequence[Ends]
+    contents: Sequence[tuple[Slice, ...]]
+    names: Sequence[Mapping[int, int]] = ({},)
+
+    @classmethod
+    def of(cls, transfers: Sequence[Transfer]) -> "Rows":
+        """Rows as they stand, whatever they say; those of `lower` themselves. O(rows)."""
+        if isinstance(transfers, Rows):
+            return transfers
+        rows = tuple(transfers)
+        edges, actions, ends = _Numbers[str](), _Numbers[Action](), _Numbers[Ends]()
+        contents: dict[int, tuple[Slice, ...]] = {id(row.slices): row.slices for row in rows}
+        place = {name: number for number, name in enumerate(contents)}
+        found = cls(
+            number=ints(row.row for row in rows),
+            edge=ints(edges[row.edge] for row in rows),
+            route=ints(ROUTES[row.route] for row in rows),
+            is_backward=np.array([row.direction is Direction.BACKWARD for row in rows], dtype=np.bool_),
+            producer=ints(actions[row.producer] for row in rows),
+            consumer=ints(actions[row.consumer] for row in rows),
+            end=ints(ends[Ends(row.source_rank, row.destination_ranks)] for row in rows),
+            content=ints(place[id(row.slices)] for row in rows),
+            named=np.zeros(len(rows), dtype=np.int64),
+            num_tokens=ints(row.num_tokens for row in rows),
+            width=ints(row.width for row in rows),
+            num_bytes=ints(row.num_bytes for row in rows),
+            after=ints(-1 if row.after is None else row.after for row in rows),
+            edges=tuple(edges),
+            actions=tuple(actions),
+            ends=tuple(ends),
+            contents=tuple(contents.values()),
+        )
+        vars(found)["_made"] = rows
+        return found
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    def __iter__(self) -> Iterator[Transfer]:
+        return iter(self._made)
+
+    @overload
+    def __getitem__(self, index: int) -> Transfer: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Transfer, ...]: ...
+    def __getitem__(self, index: int | slice) -> Transfer | tuple[Transfer, ...]:
+        return self._made[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rows | tuple) and self._made == tuple(other)
+
+    __hash__ = object.__hash__
+
+    @cached_property
+    def source(self) -> Ints:
+        """[R] the rank that sends."""
+        return ints(ends.source_rank for ends in self.ends)[self.end]
+
+    @cached_property
+    def num_destinations(self) -> Ints:
+        """[R] ranks that receive."""
+        return self._num_destinations[self.end]
+
+    @cached_property
+    def destination(self) -> Ints:
+        """[sum of num_destinations] ranks that receive, row after row."""
+        flat = ints(chain.from_iterable(ends.destination_ranks for ends in self.ends))
+        return flat[spans(starts(self._num_destinations)[self.end], self.num_destinations)]
+
+    @cached_property
+    def _num_destinations(self) -> Ints:
+        """[ends]"""
+        return ints(len(ends.destination_ranks) for ends in self.ends)
+
+    @cached_property
+    def by_consumer(self) -> Mapping[Action, tuple[int, ...]]:
+        """What each action waits for."""
+        return RowsByAction(self.actions, self.consumer)
+
+    @cached_property
+    def by_producer(self) -> Mapping[Action, tuple[int, ...]]:
+        """What each action's end makes ready."""
+        return RowsByAction(self.actions, self.producer)
+
+    def numbers(self, of: Mapping[Action, int]) -> Ints:
+        """[actions] the numbers of actions; -1: of none."""
+        return ints(of.get(action, -1) for action in self.actions)
+
+    @cached_property
+    def _made(self) -> tuple[Transfer, ...]:
+        slices: dict[tuple[int, int], tuple[Slice, ...]] = {}
+        for content, name in dict.fromkeys(zip(self.content.tolist(), self.named.tolist(), strict=True)):
+            slices[content, name] = _renamed(self.contents[content], self.names[name])
+        directions, routes = tuple(Direction), tuple(Route)
+        columns = (
+            self.number.tolist(),
+            map(self.edges.__getitem__, self.edge.tolist()),
+            map(directions.__getitem__, self.is_backward.tolist()),
+            map(routes.__getitem__, self.route.tolist()),
+            map(self.actions.__getitem__, self.producer.tolist()),
+            map(self.actions.__getitem__, self.consumer.tolist()),
+            map(self.ends.__getitem__, self.end.tolist()),
+            map(slices.__getitem__, zip(self.content.tolist(), self.named.tolist(), strict=True)),
+            self.num_tokens.tolist(),
+            self.width.tolist(),
+            self.num_bytes.tolist(),
+            (None if row < 0 else row for row in self.after.tolist()),
+        )
+        return tuple(
+            [
+                Transfer(*row[:6], *row[6], *row[7:])
+                for row in zip(*cast(tuple[Iterable[Any], ...], columns), strict=True)
+            ]
+        )
+
+
+ROUTES = {route: number for number, route in enumerate(Route)}  # as in columns
+
+
+class RowsByAction(Mapping[Action, tuple[int, ...]]):
+    """Numbers of the rows that have an action as one end; looked up when the first is asked for.
+
+    Args:
+        actions: by number.
+        end: [rows] number of an action.
+    """
+
+    def __init__(self, actions: Sequence[Action], end: Ints) -> None:
+        self._actions, self.end = actions, end
+
+    @cached_property
+    def _table(self) -> dict[Action, tuple[int, ...]]:
+        found: dict[int, list[int]] = {}
+        for row, action in enumerate(self.end.tolist()):
+            found.setdefault(action, []).append(row)
+        return {self._actions[action]: tuple(rows) for action, rows in found.items()}
+
+    def __getitem__(self, action: Action) -> tuple[int, ...]:
+        return self._table[action]
+
+    def __iter__(self) -> Iterator[Action]:
+        return iter(self._table)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+
+class _Numbers(dict[Thing, int]):
+    """Things -> their numbers, in the order in which they are asked for first."""
+
+    def __missing__(self, thing: Thing) -> int:
+        return self.setdefault(thing, len(self))
+
+
+def _renamed(slices: tuple[Slice, ...], names: Mapping[int, int]) -> tuple[Slice, ...]:
+    if not names:
+        return slices
+    return tuple([piece._replace(item=Item(names[piece.item.sample], piece.item.k)) for piece in slices])
+
+
 class Weights(NamedTuple):
     """Weights that always travel together: a layer's own (`shared` None), or one tied weight.
 
@@ -123,17 +331,22 @@ class Lowered:
     """
 
     plan: Plan
-    transfers: tuple[Transfer, ...]
-    inputs: dict[Action, tuple[int, ...]]
-    outputs: dict[Action, tuple[int, ...]]
+    transfers: Sequence[Transfer]
+    inputs: Mapping[Action, tuple[int, ...]]
+    outputs: Mapping[Action, tuple[int, ...]]
     groups: tuple[GradientGroup, ...]
     reductions: dict[Action, tuple[int, ...]]
+
+    @cached_property
+    def rows(self) -> Rows:
+        """The transfers in columns."""
+        return Rows.of(self.transfers)
 
     @cached_property
     def tasks(self) -> TaskGraph:
         """Who waits for whom. ValueError for a rank that would reduce a gradient group twice."""
         return _GRAPHS.answer(
-            self.order, lambda: task_graph(self.plan, self.transfers, self.groups, self.reductions)
+            self.order, lambda: task_graph(self.plan, self.rows, self.groups, self.reductions)
         )
 
     @cached_property

@@ -249,7 +249,10 @@ def check_rounds(plan: Plan, units: tuple[ShardUnit, ...], twins: Mapping[int, i
         for stage in unit.stages:
             distinct.setdefault(twins.get(stage, stage), stage)
         for stage in distinct.values():
+            by_program: dict[int, int] = {}  # ranks of one program break the same rules
             for rank in plan.stage[stage].flat_ranks:
+                by_program.setdefault(id(plan.program.get(rank)), rank)
+            for rank in by_program.values():
                 told = [
                     action._replace(stage=unit.stages[0])
                     for action in _rounds(plan, rank, stage, is_trained=bool(unit.trained))

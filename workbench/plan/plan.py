@@ -330,9 +330,10 @@ class Plan:
         return {rank: program.actions for program in self.programs for rank in program.ranks}
 
     @cached_property
-    def program_actions(self) -> dict[Action, None]:
-        """Every action of every program, in order of first appearance (an ordered set)."""
-        return dict.fromkeys(action for program in self.programs for action in program.actions)
+    def program_actions(self) -> dict[Action, int]:
+        """Every action of every program -> its number, in order of first appearance."""
+        each = dict.fromkeys(action for program in self.programs for action in program.actions)
+        return dict(zip(each, range(len(each)), strict=True))
 
     def ranks_of(self, action: Action) -> tuple[int, ...]:
         """Who does it: the ranks of its stage, for STEP all."""

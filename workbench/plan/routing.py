@@ -16,8 +16,7 @@ _SEGMENTS: Remembered[_Segments] = Remembered(16)
 _FLOWS: Remembered[GradientFlow] = Remembered(1024)
 _Holders = dict[tuple[str, Item], tuple["Holding", ...]]
 _HOLDERS: Remembered[_Holders] = Remembered(1_000_000, lambda holders: len(holders) + 1)
-_Read = frozenset[tuple[str, int, int]]
-_READ: Remembered[_Read] = Remembered(1_000_000, lambda read: len(read) + 1)
+_READ: Remembered[frozenset[tuple[str, int, int]]] = Remembered(200_000, lambda read: len(read) + 1)
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,12 @@ class Routing:
             self._present_in[key] = self._present[microbatch.module, samples]
         return self._present_in[key]
 
+    def present_in(self, place: tuple[str, int]) -> tuple[frozenset[str], ...]:
+        """`present` of every microbatch of a module's replica."""
+        if place not in self._present_at:
+            self._present_at[place] = tuple(map(self.present, self.plan.microbatches_of.get(place, ())))
+        return self._present_at[place]
+
     def flow(self, microbatch: Microbatch) -> GradientFlow:
         """Where gradients run for this microbatch: modules missing from it carry none."""
         return self.flow_of(self.present(microbatch))
@@ -72,15 +77,15 @@ class Routing:
         """Where gradients run for microbatches in which these modules are present."""
         return self._flows[present]
 
-    def _runs(self, stage: Stage, microbatch: Microbatch) -> Needs:
-        """Which kinds of gradients any layer of the stage computes for this microbatch."""
-        key = self.present(microbatch), stage.module, stage.layers
-        if key not in self._runs_in:
-            needs = self.flow(microbatch).needs[stage.module][slice(*stage.layers)]
-            self._runs_in[key] = Needs(
+    def computes(self, stage: Stage, present: frozenset[str]) -> Needs:
+        """Which kinds of gradients any layer of the stage computes where these modules are present."""
+        key = present, stage.module, stage.layers
+        if key not in self._computes_in:
+            needs = self.flow_of(present).needs[stage.module][slice(*stage.layers)]
+            self._computes_in[key] = Needs(
                 any(need.input_grad for need in needs), any(need.weight_grad for need in needs)
             )
-        return self._runs_in[key]
+        return self._computes_in[key]
 
     def boundary_stage(self, module: str, replica: int, layer: int) -> Stage:
         """The stage of that replica that holds that layer."""
@@ -117,13 +122,27 @@ class Routing:
         It does when a layer of it needs one and the result is used: the module has the
         loss, or some consumer reads this very copy.
         """
-        if not self._runs(stage, microbatch).any:
+        if not self.computes(stage, self.present(microbatch)).any:
             return False
         return self.plan.model.module(stage.module).has_loss or self.is_read(microbatch)
 
+    def backwards(self, stage: Stage) -> tuple[bool, ...]:
+        """`has_backward` of every microbatch of the stage's replica."""
+        if stage.id not in self._backwards:
+            has_loss, place = self.plan.model.module(stage.module).has_loss, (stage.module, stage.replica)
+            present = self.present_in(place)
+            does = {modules: self.computes(stage, modules).any for modules in set(present)}
+            each = zip(present, self.plan.microbatches_of.get(place, ()), strict=True)
+            self._backwards[stage.id] = tuple(
+                [does[modules] and (has_loss or self.is_read(microbatch)) for modules, microbatch in each]
+            )
+        return self._backwards[stage.id]
+
     def trains(self, stage: Stage, microbatch: Microbatch) -> bool:
         """Whether the stage computes weight gradients for this microbatch: W, where it is split."""
-        return self._runs(stage, microbatch).weight_grad and self.has_backward(stage, microbatch)
+        return self.computes(stage, self.present(microbatch)).weight_grad and self.has_backward(
+            stage, microbatch
+        )
 
     def is_read(self, microbatch: Microbatch) -> bool:
         """Whether some consumer reads this very copy."""
@@ -155,11 +174,17 @@ class Routing:
         return {key: tuple(holders) for key, holders in found.items()}
 
     @cached_property
-    def _read(self) -> _Read:
-        parts = self.plan.model, self.plan.batch, one(self.plan.microbatches), one(self.plan.stages)
-        return _READ.answer(tuple(map(Same, parts)), self._find_read)
+    def _read(self) -> frozenset[tuple[str, int, int]]:
+        """Who reads what follows from the microbatches, but where several hold an item."""
+        if any(len(holders) > 1 for holders in self._holders.values()):
+            return self._find_read()
+        plan = self.plan
+        edges = ((edge, replica) for edge in plan.model.edges for replica in plan.replicas(edge.target))
+        are_read = tuple([bool(self.reading_stages(edge, replica)) for edge, replica in edges])
+        key = Same(plan.model), Same(plan.batch), Same(one(plan.microbatches)), are_read
+        return _READ.answer(key, self._find_read)
 
-    def _find_read(self) -> _Read:
+    def _find_read(self) -> frozenset[tuple[str, int, int]]:
         read: set[tuple[str, int, int]] = set()
         for edge in self.plan.model.edges:
             for microbatch in self.plan.microbatches:
@@ -176,8 +201,16 @@ class Routing:
         return {}  # by module and rows; filled on use
 
     @cached_property
-    def _runs_in(self) -> dict[tuple[frozenset[str], str, tuple[int, int]], Needs]:
+    def _computes_in(self) -> dict[tuple[frozenset[str], str, tuple[int, int]], Needs]:
         return {}  # by modules present, module and layers; filled on use
+
+    @cached_property
+    def _backwards(self) -> dict[int, tuple[bool, ...]]:
+        return {}  # by stage; filled on use
+
+    @cached_property
+    def _present_at(self) -> dict[tuple[str, int], tuple[frozenset[str], ...]]:
+        return {}  # by module and replica; filled on use
 
     @cached_property
     def _present(self) -> "_Present":

@@ -1,25 +1,14 @@
 """Rows before they have numbers: copied from a replica to its equals, then put in their order."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from workbench.data.sample import Item
+import numpy as np
+
+from workbench.arrays import Ints, ints, spans, starts
 from workbench.plan.alike import Component
-from workbench.plan.lowered import Direction, Route, Slice, Transfer
-from workbench.schedule.action import Action
-
-
-class RowContent(NamedTuple):
-    """What a row carries, from which pass to which; fields as in `Transfer`."""
-
-    edge: str
-    direction: Direction
-    producer: Action
-    consumer: Action
-    width: int
-    slices: tuple[Slice, ...] = ()
-    num_tokens: int = 0
-    num_bytes: int = 0
+from workbench.plan.lowered import ROUTES, Ends, Route, Rows, Slice
+from workbench.schedule.action import Action, Pass
 
 
 class Path(NamedTuple):
@@ -31,121 +20,157 @@ class Path(NamedTuple):
     follows: bool = False
 
 
-class RowDraft(NamedTuple):
-    """Rows without numbers, one after another: the same content on several paths."""
+class Link(NamedTuple):
+    """What rows from one stage to another have in common, whatever the microbatch.
 
-    content: RowContent
-    paths: tuple[Path, ...]
-
-    @property
-    def producer(self) -> Action:
-        return self.content.producer
-
-    @property
-    def consumer(self) -> Action:
-        return self.content.consumer
-
-
-class ProducerRows(NamedTuple):
-    """All rows of one producer, by consumer; pieces of one boundary stay together.
-
-    They are the drafts as they stand, or where `names` are given those of an equal replica.
+    Args:
+        edge, is_backward, width: as in `Rows`.
+        token_bytes: of one token.
+        paths: of rows with the same content, one after another.
     """
 
-    tick: int
-    producer: Action
-    drafts: tuple[RowDraft, ...]
-    names: "Names | None" = None
-
-    def renamed(self) -> Iterable[RowDraft]:
-        """The drafts by their own names."""
-        return self.drafts if self.names is None else map(self.names.draft, self.drafts)
+    edge: str
+    is_backward: bool
+    width: int
+    token_bytes: int
+    paths: tuple[Path, ...]
 
 
-class Names:
-    """What stages, ranks and samples of one replica are called in an equal one."""
+class Drafts(NamedTuple):
+    """Rows without numbers, in columns of D entries; each stands for as many as its link has paths.
 
-    def __init__(self, first: Component, other: Component) -> None:
-        self._rank = dict(zip(first.ranks, other.ranks, strict=True))
-        self._action = first.actions_as(other)
-        self._sample = dict(zip(first.samples, other.samples, strict=True))
-        # by identity: rows of many boundaries share them
-        self._slices: dict[int, tuple[Slice, ...]] = {}
-        self._paths: dict[int, tuple[Path, ...]] = {}
+    Args:
+        links, actions, contents: that columns name; actions are those of the plan's programs, then others.
+        ticks: [actions of programs + 1] in which they end, see `issue_ticks`.
+        link, producer, consumer, content: place in these.
+        num_tokens: of each path's row.
+    """
 
-    def rows(self, of_first: ProducerRows) -> ProducerRows:
-        """The other replica's rows."""
-        return of_first._replace(producer=self._action[of_first.producer], names=self)
+    links: tuple[Link, ...]
+    actions: tuple[Action, ...]
+    contents: tuple[tuple[Slice, ...], ...]
+    ticks: Ints
+    link: Ints
+    producer: Ints
+    consumer: Ints
+    content: Ints
+    num_tokens: Ints
 
-    def draft(self, of_first: RowDraft) -> RowDraft:
-        """The other replica's draft."""
-        (edge, direction, producer, consumer, width, slices, num_tokens, num_bytes), paths = of_first
-        content = RowContent(
-            edge,
-            direction,
-            self._action[producer],
-            self._action[consumer],
-            width,
-            self._renamed_slices(slices),
-            num_tokens,
-            num_bytes,
+
+def in_issue_order(drafts: Drafts, alike: Sequence[Sequence[Component]]) -> Rows:
+    """The rows, by tick of the producer, producer, consumer, in which the order of drafts decides ties.
+
+    Args:
+        drafts: of the first component of each set, and of all in none.
+        alike: sets of equal components, which have the rows of their first ones by their own names.
+
+    Complexity: O(rows) machine operations, and sorting.
+    """
+    used, both = np.unique(np.stack((drafts.producer, drafts.consumer)), return_inverse=True)
+    all_rows = _Copied(drafts, used, *both.reshape(2, -1))
+    for first, *others in alike:
+        for other in others:
+            all_rows.add(first, other)
+    return all_rows.in_order()
+
+
+class _Copied:
+    """Drafts, and the same under other names."""
+
+    def __init__(self, drafts: Drafts, used: Ints, producer: Ints, consumer: Ints) -> None:
+        self._drafts, self._ends_of = drafts, (producer, consumer)
+        self._actions = [drafts.actions[number] for number in used.tolist()]
+        self._stage = ints(action.stage or 0 for action in self._actions)
+        in_programs = len(drafts.ticks) - 1
+        self._ticks = [drafts.ticks[np.where(used < in_programs, used, in_programs)]]
+        paths = [path for link in drafts.links for path in link.paths]
+        self._ends = list(dict.fromkeys(Ends(path.source_rank, path.destination_ranks) for path in paths))
+        self._paths = paths
+        # Of the drafts themselves, then of each copy
+        self._columns = [np.stack((np.arange(len(producer)), producer, consumer, np.zeros_like(producer)))]
+        self._end_numbers = [np.arange(len(self._ends))]
+        self._names: list[Mapping[int, int]] = [{}]
+
+    def add(self, first: Component, other: Component) -> None:
+        """The rows of one component as those of its equal."""
+        (producer, consumer), (drafts, _, _, _) = self._ends_of, self._columns[0]
+        actions, ends = self._actions[: len(self._stage)], self._ends[: len(self._end_numbers[0])]
+        is_own = np.isin(self._stage, first.stages)
+        of_first = np.flatnonzero(is_own[producer])
+        stage = dict(zip(first.stages, other.stages, strict=True))
+        rank = dict(zip(first.ranks, other.ranks, strict=True))
+        number = len(self._actions) + np.cumsum(is_own) - 1
+        self._columns.append(
+            np.stack(
+                (
+                    drafts[of_first],
+                    number[producer[of_first]],
+                    number[consumer[of_first]],
+                    np.full(len(of_first), len(self._names)),
+                )
+            )
         )
-        return RowDraft(content, self._renamed_paths(paths))
+        own = [action for action, is_there in zip(actions, is_own.tolist(), strict=True) if is_there]
+        self._actions += [Action(stage[of or 0], kind, microbatch) for of, kind, microbatch in own]
+        self._ticks.append(self._ticks[0][is_own])
+        is_end = np.array([source in rank for source, _ in ends], dtype=np.bool_)
+        self._end_numbers.append(len(self._ends) + np.cumsum(is_end) - 1)
+        self._ends += [
+            Ends(rank[source], tuple([rank[one] for one in destinations]))
+            for source, destinations in ends
+            if source in rank
+        ]
+        self._names.append(dict(zip(first.samples, other.samples, strict=True)))
 
-    def _renamed_slices(self, slices: tuple[Slice, ...]) -> tuple[Slice, ...]:
-        if id(slices) not in self._slices:
-            sample = self._sample
-            self._slices[id(slices)] = tuple(
-                Slice(Item(sample[item.sample], item.k), source, destination, num_tokens)
-                for item, source, destination, num_tokens in slices
-            )
-        return self._slices[id(slices)]
-
-    def _renamed_paths(self, paths: tuple[Path, ...]) -> tuple[Path, ...]:
-        if id(paths) not in self._paths:
-            rank = self._rank
-            self._paths[id(paths)] = tuple(
-                Path(route, rank[source], tuple(rank[one] for one in destinations), follows)
-                for route, source, destinations, follows in paths
-            )
-        return self._paths[id(paths)]
-
-
-class Numbered(NamedTuple):
-    """Rows in their order, and which of them an action waits for and makes ready; see `Lowered`."""
-
-    transfers: tuple[Transfer, ...]
-    inputs: dict[Action, tuple[int, ...]]
-    outputs: dict[Action, tuple[int, ...]]
-
-
-def in_issue_order(runs: Iterable[ProducerRows]) -> Numbered:
-    """Number the rows by (tick of the producer, producer, consumer)."""
-    transfers: list[Transfer] = []
-    inputs: dict[Action, list[int]] = {}
-    outputs: dict[Action, tuple[int, ...]] = {}
-    row, last = 0, None
-    waiting: list[int] = []
-    for run in sorted(runs, key=lambda run: (run.tick, issue_key(run.producer))):
-        first = row
-        for content, paths in run.renamed():
-            edge, direction, producer, consumer, width, slices, num_tokens, num_bytes = content
-            if consumer is not last:
-                last, waiting = consumer, inputs.setdefault(consumer, [])
-            for route, source, destinations, follows in paths:
-                after = row - 1 if follows else None
-                ends = producer, consumer, source, destinations
-                size = slices, num_tokens, width, num_bytes
-                transfers.append(_new(Transfer, (row, edge, direction, route, *ends, *size, after)))
-                waiting.append(row)
-                row += 1
-        outputs[run.producer] = tuple(range(first, row))
-    return Numbered(tuple(transfers), {action: tuple(rows) for action, rows in inputs.items()}, outputs)
+    def in_order(self) -> Rows:
+        """All of them, with numbers."""
+        links, edges = self._drafts.links, list(dict.fromkeys(link.edge for link in self._drafts.links))
+        ticks = np.concatenate(self._ticks)
+        draft, producer, consumer, named = np.concatenate(self._columns, axis=1)
+        key = _places(self._actions, ticks)[producer] * len(ticks) + _places(self._actions)[consumer]
+        order = np.argsort(key, kind="stable")
+        num_paths = ints(len(link.paths) for link in links)
+        of_link = self._drafts.link[draft[order]]
+        times = num_paths[of_link]
+        path, of_row = spans(starts(num_paths)[of_link], times), np.repeat(order, times)
+        draft, named, of_link = draft[of_row], named[of_row], np.repeat(of_link, times)
+        number_of = {ends: number for number, ends in enumerate(self._ends[: len(self._end_numbers[0])])}
+        end_of = ints(number_of[Ends(path.source_rank, path.destination_ranks)] for path in self._paths)
+        follows = np.array([path.follows for path in self._paths], dtype=np.bool_)
+        num_tokens, number = self._drafts.num_tokens[draft], np.arange(len(path))
+        return Rows(
+            number=number,
+            edge=ints(edges.index(link.edge) for link in links)[of_link],
+            route=ints(ROUTES[path.route] for path in self._paths)[path],
+            is_backward=np.array([link.is_backward for link in links], dtype=np.bool_)[of_link],
+            producer=producer[of_row],
+            consumer=consumer[of_row],
+            end=np.stack(self._end_numbers)[named, end_of[path]],
+            content=self._drafts.content[draft],
+            named=named,
+            num_tokens=num_tokens,
+            width=ints(link.width for link in links)[of_link],
+            num_bytes=num_tokens * ints(link.token_bytes for link in links)[of_link],
+            after=np.where(follows[path], number - 1, -1),
+            edges=edges,
+            actions=self._actions,
+            ends=self._ends,
+            contents=self._drafts.contents,
+            names=self._names,
+        )
 
 
-_new = tuple.__new__  # without the keywords of a named tuple, of which there are 10^5
+_KINDS = {kind: place for place, kind in enumerate(sorted(Pass))}
 
 
-def issue_key(action: Action) -> tuple[int, str, int]:
-    """Order of the passes of one tick."""
-    return (action.stage or 0, action.kind, action.microbatch or 0)
+def _places(actions: Sequence[Action], *first: Ints) -> Ints:
+    """[actions] place of each when they stand in order, by what is given first."""
+    columns = (
+        ints(action.microbatch or 0 for action in actions),
+        ints(_KINDS[action.kind] for action in actions),
+        ints(action.stage or 0 for action in actions),
+    )
+    order = np.lexsort((*columns, *first))
+    found = np.empty_like(order)
+    found[order] = np.arange(len(order))
+    return found

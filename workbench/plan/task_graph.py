@@ -57,15 +57,17 @@ class Joined(NamedTuple):
     awaited: tuple[int, ...] = ()
 
 
-class OrderedRow(Protocol):
-    """A row of communication, as far as order goes."""
+class OrderedRows(Protocol):
+    """Rows of communication, as far as order goes; columns as in `lowered.Rows`."""
 
     @property
-    def producer(self) -> Action: ...
+    def actions(self) -> Sequence[Action]: ...
     @property
-    def consumer(self) -> Action: ...
+    def producer(self) -> Ints: ...
     @property
-    def after(self) -> int | None: ...
+    def consumer(self) -> Ints: ...
+    @property
+    def after(self) -> Ints: ...
 
 
 class OrderedGroup(Protocol):
@@ -135,7 +137,7 @@ def adjacency(before: Ints, after: Ints, num_nodes: int) -> tuple[Ints, Ints]:
 
 def task_graph(
     plan: Plan,
-    rows: Sequence[OrderedRow],
+    rows: OrderedRows,
     groups: Iterable[OrderedGroup],
     reductions: Mapping[Action, tuple[int, ...]],
 ) -> TaskGraph:
@@ -147,35 +149,21 @@ def task_graph(
     Complexity: O(actions x programs + rows + members of groups).
     """
     graph = _Builder(plan, {group.index: group.ranks for group in groups}, reductions)
-    num_tasks = len(graph.tasks)
-    nodes = num_tasks + np.arange(len(rows))
-    awaited = _places(graph.passes, (row.consumer for row in rows))
-    made = _places(graph.passes, (row.producer for row in rows))
-    ready = [
-        task if row.after is None else num_tasks + row.after for task, row in zip(made, rows, strict=True)
-    ]
+    num_tasks, num_rows = len(graph.tasks), len(rows.after)
+    nodes = num_tasks + np.arange(num_rows)
+    passes = np.array([graph.passes[action] for action in rows.actions], dtype=np.int64)
+    ready = np.where(rows.after < 0, passes[rows.producer], num_tasks + rows.after)
     return TaskGraph(
         tasks=tuple(graph.tasks),
-        num_rows=len(rows),
+        num_rows=num_rows,
         before=_joined(graph.before, ready, nodes),
-        after=_joined(graph.after, nodes, awaited),
+        after=_joined(graph.after, nodes, passes[rows.consumer]),
         passes=graph.passes,
         steps=graph.steps,
         groups=graph.groups,
         fsdp=tuple(graph.fsdp),
         reductions=graph.reductions,
     )
-
-
-def _places(passes: Mapping[Action, int], actions: Iterable[Action]) -> list[int]:
-    """Their tasks; what names the same object again and again, as rows do, is looked up once."""
-    found: list[int] = []
-    last, index = None, -1
-    for action in actions:
-        if action is not last:
-            last, index = action, passes[action]
-        found.append(index)
-    return found
 
 
 def _joined(of_tasks: Sequence[int], into_rows: ArrayLike, out_of_rows: ArrayLike) -> Ints:

@@ -86,6 +86,8 @@ def joint_table(record: Record) -> tuple[str, Table, str]:
             table.add_row(str(entry["candidate"]), question, words, "")
         question, words = lines[-1]
         table.add_row(str(entry["candidate"]), question, words, shown(entry["value"]))
+    if not record["path"]:
+        table.add_row("", "", "none: no candidate was better", shown(record[f"joint_{unit}"]))
     than = "no plan is faster than" if is_time else "no plan has less than"
     least = f"{than} {shown(record[f'lower_bound_{unit}'])}, gap {record['gap']:.1%}"
     bound = least if record[f"lower_bound_{unit}"] else "no lower bound is known"

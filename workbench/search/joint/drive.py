@@ -14,6 +14,7 @@ from workbench.search.joint.arrangement import arrangement_of
 from workbench.search.joint.choice import Choice, draft_of
 from workbench.search.joint.crew import Crew, opened
 from workbench.search.joint.evaluate import UNCHANGED, Judge, Outcome, changed, plan_of
+from workbench.search.joint.fewer_ranks import fewer_ranks
 from workbench.search.joint.found import Entry, Found, State, path_of, value_of
 from workbench.search.joint.hints import hints_of
 from workbench.search.joint.move import Space
@@ -149,12 +150,12 @@ def joint_search(
 ) -> Found:
     """The best plan of a job over all questions together, by a judge.
 
-    Starts are the plans of all strategies, on the job as it is and with its layouts left open; so the
-    answer is never worse than any of them. From the best choices come rounds of candidates: answers of
-    other strategies to single questions, likely layouts, moves that the critical path points at, random
-    regroupings, and several moves at once. Stopped by gap or candidates, the answer depends on nothing but
-    the arguments and the seed, whatever the workers; stopped by time or asked to end, on how far it came:
-    `log` says it.
+    Starts are the plans of all strategies, on the job as it is and with its layouts left open, and on fewer
+    ranks where the judge counts them; so the answer is never worse than any of them. From the best choices
+    come rounds of candidates: answers of other strategies to single questions, likely layouts, moves that the
+    critical path points at, random regroupings, and several moves at once. Stopped by gap or candidates, the
+    answer depends on nothing but the arguments and the seed, whatever the workers; stopped by time or asked
+    to end, on how far it came: `log` says it.
 
     Args:
         judge: lower is better; several workers pickle it, with job and cost model.
@@ -168,14 +169,15 @@ def joint_search(
             do not go together.
     """
     began_s = stop.clock()
-    space = Space(job, cost, {}, _planners(job, scope))
+    parts = fewer_ranks(job, cost, judge)
+    space = Space(job, cost, {}, _planners(job, scope), counts_ranks=bool(parts))
     with opened(space, judge, workers) as crew:
         least = cache(partial(scope.lower, job, cost))
 
         def told(best: Start) -> None:
             progress(_begun(best, least(None), stop.clock() - began_s))
 
-        starts = scope.starts or planned_starts(space, crew, stop, began_s, told)
+        starts = scope.starts or planned_starts(space, crew, stop, began_s, told, parts)
         started_s = stop.clock()
         space.starts.update({each.name: each.choice for each in starts if each.choice is not None})
         seats = _first_seats(space, starts, scope.fixed, crew)
@@ -184,7 +186,7 @@ def joint_search(
         valued = [(each.name, value_of(each), each.choice) for each in starts if each.choice is not None]
         replans = None if scope.fixed else Replans(job, space.planners, valued, random.Random(rng.random()))
         held = _Search(space, judge, questions, rng, _unlike(seats), seats[0], replans)
-        held.seeded = seeds(job, cost, questions)
+        held.seeded = seeds(job, cost, questions, [part.job for part in parts if part.is_front])
         bound = least(held.seats[0].choice if Question.LAYOUT in scope.fixed else None)
         bound = min(bound, held.seats[0].value)
         _run(held, crew, stop, began_s, bound, progress)
@@ -206,7 +208,8 @@ def searched_starts(
     """What `joint_search` starts from, for several searches of one job; arguments and errors as there."""
     space = Space(job, cost, {}, _planners(job, scope))
     with opened(space, judge, workers) as crew:
-        return planned_starts(space, crew, stop, stop.clock())
+        parts = fewer_ranks(job, cost, judge)
+        return planned_starts(space, crew, stop, stop.clock(), parts=parts)
 
 
 def _planners(job: Job, scope: Scope) -> Mapping[str, Planner]:

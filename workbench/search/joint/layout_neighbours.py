@@ -153,6 +153,15 @@ def _other_replicas(job: Job, arrangement: Arrangement) -> Iterator[tuple[Degree
                 yield some
 
 
+def with_fewer_replicas(arrangement: Arrangement) -> Iterator[Arrangement]:
+    """The same with one or two replicas of the whole model less, or half of them: other ranks are idle."""
+    (most, *others) = {each.dp for each in arrangement.degrees}
+    for replicas in sorted({most - 1, most - 2, most // 2}, reverse=True):
+        if replicas > 0 and not others:
+            fewer = tuple(replace(each, dp=replicas) for each in arrangement.degrees)
+            yield replace(arrangement, degrees=fewer)
+
+
 def _sizes_near(degrees: Degrees) -> Iterator[Degrees]:
     """These, and with one of them halved, doubled, or a stage less or more."""
     yield degrees

@@ -10,6 +10,7 @@ from workbench.job.job import Job
 from workbench.plan.plan import Plan
 from workbench.planner.strategy_spec import Planner
 from workbench.search.joint.evaluate import Judge, changed, plan_of
+from workbench.search.joint.fewer_ranks import fewer_ranks
 from workbench.search.joint.found import Entry, Found, path_of
 from workbench.search.joint.move import Move, Space
 from workbench.search.joint.question import Question
@@ -73,7 +74,7 @@ def replayed(
     asked: list[Move] = [move for entry in logged.path for move in entry.moves]
     names = {logged.start, *logged.fixed.values(), *(m.start for m in asked if isinstance(m, Take))}
     space, plans = Space(job, cost, {}, planners), {}
-    for task in start_tasks(job, planners):
+    for task in start_tasks(job, planners, fewer_ranks(job, cost, judge)):
         if task.name in names:
             start = start_of(task, cost, judge)
             if start.choice is not None:

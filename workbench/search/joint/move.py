@@ -20,12 +20,14 @@ class Space:
         cost: its machine.
         starts: choices that a search starts from, by strategy.
         planners: of strategies that may plan anew, by name.
+        counts_ranks: whether a plan on fewer ranks may be better, though its step takes longer.
     """
 
     job: Job
     cost: CostModel
     starts: dict[str, Choice]
     planners: Mapping[str, Planner] = field(default_factory=dict)
+    counts_ranks: bool = False
 
 
 class Move(Protocol):

@@ -25,18 +25,18 @@ def bound_for(judge: PlanJudge) -> LowerBound:
     """
     measure = judge.measure
     if measure is step_seconds:
-        return _over_batches(judge, lower_bound_s)
+        return over_batches(judge, lower_bound_s)
     if measure is rank_seconds:
-        return _over_batches(
+        return over_batches(
             judge, lambda job, cost, layout: least_rank_s(job, cost, layout, even) / len(job.batch)
         )
     if isinstance(measure, DollarsPerSample):
-        return _over_batches(judge, lambda job, cost, layout: _dollars(job, cost, layout) / len(job.batch))
+        return over_batches(judge, lambda job, cost, layout: _dollars(job, cost, layout) / len(job.batch))
     if isinstance(measure, TrainingDollars):
         num_steps = measure.num_steps
-        return _over_batches(judge, lambda job, cost, layout: num_steps * _dollars(job, cost, layout))
+        return over_batches(judge, lambda job, cost, layout: num_steps * _dollars(job, cost, layout))
     if isinstance(measure, Goodput):
-        return _over_batches(
+        return over_batches(
             judge,
             lambda job, cost, layout: (
                 least_rank_s(job, cost, layout, even) / len(job.batch) / _mean_ranks(job, measure)
@@ -45,7 +45,8 @@ def bound_for(judge: PlanJudge) -> LowerBound:
     return no_bound
 
 
-def _over_batches(judge: PlanJudge, one: LowerBound) -> LowerBound:
+def over_batches(judge: PlanJudge, one: LowerBound) -> LowerBound:
+    """A bound of one batch as one of what the judge makes of all its batches."""
     times = judge.times
     if not isinstance(times, OverBatches):
         return one

@@ -23,7 +23,7 @@ from workbench.search.joint.layout_moves import (
     RunEncodersAhead,
     ShiftLayer,
 )
-from workbench.search.joint.layout_neighbours import arrangements_near
+from workbench.search.joint.layout_neighbours import arrangements_near, with_fewer_replicas
 from workbench.search.joint.move import Move, Space
 from workbench.search.joint.question import Question
 from workbench.search.joint.setting_moves import Distribute, ExchangeKeys, Keep, shardings
@@ -177,6 +177,8 @@ def _singles(space: Space, choice: Choice, draft: Plan, arrangement: Arrangement
     yield from _takes(space)
     if arrangement is not None:
         yield from map(Arrange, arrangements_near(space.job, choice, arrangement))
+        if space.counts_ranks:
+            yield from map(Arrange, with_fewer_replicas(arrangement))
     yield from map(Reschedule, _schedules(space.job, choice.schedule, draft))
     yield from _boundaries(draft)
     yield from map(RunEncodersAhead, LEADS)

@@ -1,5 +1,6 @@
 """Layouts that are likely to be fast by the step model, as moves from any choice."""
 
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -20,6 +21,7 @@ from workbench.search.joint.question import Question
 from workbench.search.joint.setting_moves import Keep
 
 PRICED = 24  # layouts of a mode and microbatch size whose step is worked out
+ON_ALL = 3  # layouts on all ranks for one on fewer
 KEPT = 3  # of those, that become candidates
 MOST_DIVISIONS = 25_000  # of ranks into islands of encoders: to bound the layouts of so many takes seconds
 _PLACEMENTS = {
@@ -29,7 +31,31 @@ _PLACEMENTS = {
 }
 
 
-def seeds(job: Job, cost: CostModel, questions: Collection[Question]) -> Iterator[Moves]:
+def seeds(
+    job: Job, cost: CostModel, questions: Collection[Question], fewer: Sequence[Job] = ()
+) -> Iterator[Moves]:
+    """Layouts on all ranks, and between them, in turn, those on fewer.
+
+    Args:
+        fewer: the job on fewer of its first ranks.
+    """
+    on_all = _seeds(job, cost, questions)
+    on_fewer = _in_turn([_seeds(each, cost, questions) for each in fewer])
+    return _in_turn([*[on_all] * ON_ALL, on_fewer]) if fewer else on_all
+
+
+def _in_turn(some: Sequence[Iterator[Moves]]) -> Iterator[Moves]:
+    """One of each as long as it has any."""
+    waiting = deque(some)
+    while waiting:
+        each = waiting.popleft()
+        found = next(each, None)
+        if found is not None:
+            waiting.append(each)
+            yield found
+
+
+def _seeds(job: Job, cost: CostModel, questions: Collection[Question]) -> Iterator[Moves]:
     """Plain layouts, then the best of every mode and microbatch size, the job's own size first.
 
     Where the step model knows none, as of a model with a generator, every grid that all modules share.

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import inf
 
 from workbench.job.job import Job
+from workbench.search.joint.fewer_ranks import Part
 from workbench.search.joint.found import value_of
 from workbench.search.joint.move import Space
 from workbench.search.joint.nearest_fit import nearest_fit
@@ -13,6 +14,7 @@ from workbench.search.joint.workers import Workers
 
 LIKELY_SHARE = 0.3  # of the time, at most, for plans that are likely to be good
 OTHER_SHARE = 0.1  # behind that, for all others: strategies plan anew in the search as well
+FEWER_SHARE = 0.1  # behind that, for plans on fewer ranks
 TOO_LARGE = "does not fit"  # in refusals of plans for their memory
 
 
@@ -22,14 +24,16 @@ def planned_starts(
     stop: Stop,
     began_s: float,
     told: Callable[[Start], None] = lambda best: None,
+    parts: Sequence[Part] = (),
 ) -> tuple[Start, ...]:
     """All strategies, those with layouts also without the job's; as far as their share of the time goes.
 
     Args:
+        parts: of the cluster, on which those that choose degrees start as well.
         told: the best so far, after each start, as soon as one has a value.
     """
     job = space.job
-    tasks = list(start_tasks(job, space.planners))
+    tasks = list(start_tasks(job, space.planners, parts))
     best: list[Start] = []
 
     def starts(some: Sequence[Task]) -> Iterator[Start]:
@@ -73,7 +77,13 @@ def _in_slices(
             return -inf
         return (began_s + (share if has_plan else 1.0) * seconds - stop.clock()) * num_workers
 
-    for more, group in ((LIKELY_SHARE, [task for task in tasks if task.is_likely]), (OTHER_SHARE, tasks)):
+    whole = [task for task in tasks if task.part is None]
+    groups = (
+        (LIKELY_SHARE, [task for task in whole if task.is_likely]),
+        (OTHER_SHARE, whole),
+        (FEWER_SHARE, [task for task in tasks if task.part is not None]),
+    )
+    for more, group in groups:
         slice_s, share = 0.0, more + (stop.clock() - began_s) / seconds
         waiting = [task for task in group if found[task.name].refusal == OUT_OF_TIME]
         while waiting and left_s(share) > 2 * slice_s:
@@ -92,7 +102,7 @@ def _refused(tasks: Sequence[Task], starts: Sequence[Start], stop: Stop) -> Iter
     """Strategies whose plans do not fit, to be asked again; each for a tenth of the time."""
     limit_s = inf if stop.seconds is None else stop.seconds / 10
     for task, start in zip(tasks, starts, strict=True):
-        if TOO_LARGE in start.refusal:
+        if task.part is None and TOO_LARGE in start.refusal:
             yield task._replace(seconds=limit_s, clock=stop.clock)
 
 

@@ -1,6 +1,6 @@
 """What a search starts from: the plan of every registered strategy."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from time import monotonic
@@ -12,6 +12,7 @@ from workbench.plan.plan import Plan
 from workbench.planner.strategy_spec import Planner
 from workbench.search.joint.choice import Choice, choice_of
 from workbench.search.joint.evaluate import Judge
+from workbench.search.joint.fewer_ranks import Part
 from workbench.search.objectives.plan_judge import MissesLimitError
 from workbench.strategies.registry import BY_NAME
 
@@ -24,7 +25,8 @@ class Start:
     """One strategy's plan with its value, or why there is none.
 
     Args:
-        name: of the strategy; of a plan without the job's layouts with `OPEN` behind it.
+        name: of the strategy; of a plan without the job's layouts with `OPEN` behind it, of one on fewer
+            ranks with the part's name.
         choice: the plan's answers.
         misses_by: of a plan that only misses a limit: less is nearer.
     """
@@ -44,6 +46,7 @@ class Task(NamedTuple):
         name: of the start.
         is_likely: whether nothing that the strategy leaves to its users is open.
         seconds: by the clock, after which the planner is stopped.
+        part: of the cluster, whose job it is; None: the whole.
     """
 
     name: str
@@ -52,14 +55,18 @@ class Task(NamedTuple):
     is_likely: bool = False
     seconds: float = inf
     clock: Callable[[], float] = monotonic
+    part: Part | None = None
 
 
 class _OutOfTime(Exception):  # noqa: N818  (no error: the planner is told to stop)
     """A planner was stopped."""
 
 
-def start_tasks(job: Job, planners: Mapping[str, Planner]) -> Iterator[Task]:
-    """Every strategy on the job as it is, then those that choose degrees on the job without its layouts."""
+def start_tasks(job: Job, planners: Mapping[str, Planner], parts: Sequence[Part] = ()) -> Iterator[Task]:
+    """Every strategy on the job as it is, then those that choose degrees on the job without its layouts.
+
+    Last these again on every part of the cluster.
+    """
     searching = {name for name in planners if name in BY_NAME and BY_NAME[name].searches_layouts}
     for name, planner in planners.items():
         yield Task(name, planner, job, is_likely=bool(job.layouts) or name in searching)
@@ -67,6 +74,10 @@ def start_tasks(job: Job, planners: Mapping[str, Planner]) -> Iterator[Task]:
         for name, planner in planners.items():
             if name in searching:
                 yield Task(name + OPEN, planner, replace(job, layouts=()))
+    for part in parts:
+        for name, planner in planners.items():
+            if name in searching:
+                yield Task(f"{name} {part.name}", planner, part.job, part=part)
 
 
 def start_of(task: Task, cost: CostModel, judge: Judge) -> Start:
@@ -81,7 +92,9 @@ def start_of(task: Task, cost: CostModel, judge: Judge) -> Start:
             raise _OutOfTime
 
     try:
-        plan = task.planner(task.job, cost, told)
+        plan, job = task.planner(task.job, cost, told), task.job
+        if task.part is not None:
+            plan, job = task.part.moved(plan), task.part.whole
         value = judge.value(plan)
     except MissesLimitError as error:
         return Start(name=task.name, refusal=str(error), misses_by=error.value)
@@ -89,4 +102,4 @@ def start_of(task: Task, cost: CostModel, judge: Judge) -> Start:
         return Start(name=task.name, refusal=str(error))
     except _OutOfTime:
         return Start(name=task.name, refusal=OUT_OF_TIME)
-    return Start(name=task.name, plan=plan, choice=choice_of(task.job, plan, cost), value=value)
+    return Start(name=task.name, plan=plan, choice=choice_of(job, plan, cost), value=value)

@@ -238,7 +238,7 @@ class Goodput:
         return link.latency_s + max(held.values()) / link.bytes_per_s
 
 
-def checkpoint_bytes(plan: Plan) -> tuple[int, int]:
+def checkpoint_bytes(plan: Plan | Job) -> tuple[int, int]:
     """(saved, loaded) of the whole model: trained weights with their optimizer's state; and frozen ones.
 
     Complexity: O(parameters).
