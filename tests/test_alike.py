@@ -15,6 +15,7 @@ from workbench.plan.check import check
 from workbench.plan.lower import lower
 from workbench.plan.parameter_shards import in_units
 from workbench.plan.plan import ModuleSettings, Plan, Program, Recompute, Settings, Sharding
+from workbench.plan.remembered import forget_all
 from workbench.schedule.choice import Schedule, ScheduleKind
 
 SMALL = replace(
@@ -24,6 +25,7 @@ SMALL = replace(
     replicas=3,
     microbatches=4,
 )
+NODE_EACH = replace(SMALL, layout=SMALL.layout | {"llm": (2, 2)})
 
 
 def changed_sample(plan: Plan) -> Plan:
@@ -56,7 +58,8 @@ def in_parts(plan: Plan, instances: int) -> Plan:
 
 
 PLANS = {
-    "three equal": lambda: plan_of(SMALL),
+    "three equal": lambda: plan_of(NODE_EACH),
+    "one cut by nodes where it gathers": lambda: plan_of(SMALL),
     "one unlike two equal": lambda: changed_sample(plan_of(SMALL)),
     "all unlike": lambda: plan_of(replace(SMALL, is_drawn=True)),
     "zb-h1": lambda: scheduled(plan_of(SMALL), ScheduleKind.ZB_H1, Settings()),
@@ -76,7 +79,8 @@ def test_rows_and_memory_are_those_of_the_plan_derived_whole(name, monkeypatch):
     table = memory_table(lowered)
     for module in (lowering, account, checking):
         monkeypatch.setattr(module, "alike_replicas", lambda plan: ())
-    whole = lower(plan)
+    forget_all()
+    whole = lower(replace(plan))
     assert whole == lowered
     assert [list(whole.inputs), list(whole.outputs)] == [list(lowered.inputs), list(lowered.outputs)]
     assert memory_table(whole) == table
@@ -87,6 +91,7 @@ def test_rows_and_memory_are_those_of_the_plan_derived_whole(name, monkeypatch):
     ("name", "sets"),
     [
         ("three equal", [[0, 1, 2]]),
+        ("one cut by nodes where it gathers", [[0, 1], [2]]),
         ("one unlike two equal", [[0, 1], [2]]),
         ("all unlike", [[0], [1], [2]]),
         ("weights in parts, an instance of two each", [[0, 1, 2, 3]]),
@@ -131,7 +136,7 @@ def shared(plan: Plan) -> Plan:
 
 @pytest.mark.parametrize("change", [moved, shared])
 def test_replicas_with_ranks_or_samples_in_common_are_one_component(change):
-    alike = alike_replicas(change(plan_of(replace(SMALL, replicas=4))))
+    alike = alike_replicas(change(plan_of(replace(NODE_EACH, replicas=4))))
     found = [[sorted({replica for _, replica in one.replicas}) for one in each] for each in alike]
     assert found == [[[0, 1]], [[2], [3]]]
 

@@ -1,13 +1,16 @@
 """Parts of a plan that are equal but for names: what is derived of one of them holds for the others."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import NamedTuple
 
 from workbench.on_demand import OnDemand
 from workbench.plan.kept import give, kept
+from workbench.plan.paths import ways
 from workbench.plan.plan import Boundaries, Plan, Program, Stage
 from workbench.plan.remembered import Remembered, Same, one
+from workbench.plan.routing import routing_of
 from workbench.plan.work import sample_kinds
 from workbench.schedule.action import Action
 
@@ -55,7 +58,7 @@ def alike_replicas(plan: Plan) -> tuple[tuple[Component, ...], ...]:
     alone; of sharded weights every rank has a part of one size. Where every module has as many replicas, a
     component is one of each, or several of each where samples go from one to another; where some have more,
     as many as feed each other. Empty where a program spans two of them, or there are no two. Links and
-    devices are not compared.
+    devices are not compared, but for what links decide: how many ranks send what crosses an edge.
 
     Complexity: O(items + actions + ranks).
     """
@@ -88,7 +91,7 @@ def components(plan: Plan) -> tuple[Component, ...]:
 @kept
 def _decided_by(plan: Plan) -> tuple[Same, ...]:
     """All that components and their shapes follow from."""
-    parts = plan.model, plan.batch, one(plan.stages), one(plan.microbatches), plan.programs
+    parts = plan.model, plan.batch, one(plan.stages), one(plan.microbatches), plan.programs, plan.cluster
     return tuple(map(Same, parts))
 
 
@@ -124,9 +127,9 @@ def _linked(plan: Plan) -> list[list[Place]]:
     return list({id(group): group for group in group_of.values()}.values())
 
 
-def _sets(plan: Plan, found: Iterable[Component]) -> tuple[tuple[Component, ...], ...]:
+def _sets(plan: Plan, found: Sequence[Component]) -> tuple[tuple[Component, ...], ...]:
     sets: dict[object, list[Component]] = {}
-    for component in found:
+    for component in found if len(found) > 1 else ():
         sets.setdefault(_shape(plan, component), []).append(component)
     return tuple(map(tuple, sets.values())) if sum(map(len, sets.values())) > 1 else ()
 
@@ -244,7 +247,22 @@ def _shape(plan: Plan, component: Component) -> object:
             for place in in_order
         ),
         tuple(_program_shape(program, stage_at, rank_at) for program in component.programs),
+        tuple(_num_senders(plan, component)),
     )
+
+
+def _num_senders(plan: Plan, component: Component) -> Iterator[int]:
+    """Of whatever may cross an edge between two places, one way and the other."""
+    routing = routing_of(plan)
+    for edge in plan.model.edges:
+        sources = [number for module, number in component.replicas if module == edge.source]
+        targets = [number for module, number in component.replicas if module == edge.target]
+        produced = [routing.boundary_stage(edge.source, number, edge.after_layer) for number in sources]
+        read = [stage for number in targets for stage in routing.reading_stages(edge, number)]
+        for producer, consumer in product(produced, read):
+            for here, there in ((producer, consumer), (consumer, producer)):
+                for from_place, to_place in product(range(here.cp), (None, *range(there.cp))):
+                    yield len(ways(plan, here.id, there.id, from_place, to_place))
 
 
 def _stage_shape(

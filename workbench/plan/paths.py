@@ -3,12 +3,21 @@
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from math import gcd
+from typing import NamedTuple
 
 from workbench.cost.hardware import Cluster
 from workbench.plan.kept import kept
 from workbench.plan.lowered import Route, Slice
 from workbench.plan.plan import Boundaries, Plan, Stage
-from workbench.plan.row_drafts import Path
+
+
+class Path(NamedTuple):
+    """Where a row goes; `follows`: it broadcasts what the row before it brought."""
+
+    route: Route
+    source_rank: int
+    destination_ranks: tuple[int, ...]
+    follows: bool = False
 
 
 def cut(

@@ -7,17 +7,9 @@ import numpy as np
 
 from workbench.arrays import Ints, ints, spans, starts
 from workbench.plan.alike import Component
-from workbench.plan.lowered import ROUTES, Ends, Route, Rows, Slice
+from workbench.plan.lowered import ROUTES, Ends, Rows, Slice
+from workbench.plan.paths import Path
 from workbench.schedule.action import Action, Pass
-
-
-class Path(NamedTuple):
-    """Where a row goes; `follows`: it broadcasts what the row before it brought."""
-
-    route: Route
-    source_rank: int
-    destination_ranks: tuple[int, ...]
-    follows: bool = False
 
 
 class Link(NamedTuple):
