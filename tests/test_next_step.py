@@ -10,6 +10,10 @@ from tests.tiny_valm import tiny_batch, tiny_valm
 from workbench.data.sample import Sample
 from workbench.job.job import Job, ModuleLayout
 from workbench.plan.check import check
+from workbench.plan.following import next_plan
+from workbench.plan.plan import Plan
+from workbench.planner.assembly import scheduled
+from workbench.planner.groupings import Grouping, dealt, grouped_again, groups_of, replicas_of, way_of
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.strategies.next_step import next_step
 from workbench.strategies.registry import PLANNERS, STRATEGIES
@@ -76,3 +80,45 @@ def test_a_regrouped_batch_has_the_schedule_of_the_job() -> None:
     again = next_step(made, made.batch, job, cost())
     assert again == made
     assert next_step(made, made.batch, job_of(0), cost()).programs != made.programs
+
+
+def in_a_search(way: Grouping, number: int = 0) -> Plan:
+    """A plan of no strategy, its batch grouped by a way."""
+    job = job_of(number)
+    made = PLANNERS["cornstarch"](job, cost(), lambda *_: None)
+    draft = replace(made, strategy="joint", microbatches=grouped_again(job, cost(), way, made.microbatches))
+    return scheduled(replace(draft, programs=()), job.schedule, cost())
+
+
+@pytest.mark.parametrize("way", [way for way in Grouping if way is not Grouping.EVEN])
+def test_a_plan_of_no_strategy_is_grouped_again_by_its_way(way: Grouping) -> None:
+    first, made = job_of(0), in_a_search(way)
+    assert next_step(made, made.batch, first, cost()) == made
+    for seed in range(1, 5):
+        found = next_step(made, batch_of(seed), first, cost())
+        assert found.stages == made.stages
+        assert found.microbatches == in_a_search(way, seed).microbatches
+
+
+def test_a_batch_that_has_no_such_groups_takes_the_places_of_the_first() -> None:
+    """Even microbatches, of which replicas want unequal numbers in some batches."""
+    first, refused = job_of(0), 0
+    made = in_a_search(Grouping.EVEN)
+    for seed in range(1, 9):
+        found = next_step(made, batch_of(seed), first, cost())
+        try:
+            assert found.microbatches == in_a_search(Grouping.EVEN, seed).microbatches
+        except ValueError:
+            refused += 1
+            assert found == next_plan(made, batch_of(seed))
+    assert 0 < refused < 8
+
+
+def test_samples_that_no_way_has_put_there_keep_their_places() -> None:
+    first, made = job_of(0), in_a_search(Grouping.EVEN_COUNTS)
+    groups = groups_of(first, made.microbatches)
+    swapped = [(groups[1][0], *groups[0][1:]), (groups[0][0], *groups[1][1:]), *groups[2:]]
+    draft = replace(made, microbatches=dealt(first, swapped, replicas_of(first, made.microbatches)))
+    moved = scheduled(replace(draft, programs=()), first.schedule, cost())
+    assert way_of(first, cost(), moved.microbatches) is None
+    assert next_step(moved, batch_of(1), first, cost()) == next_plan(moved, batch_of(1))

@@ -22,7 +22,10 @@ UNSHARDED = 2  # of a grid's plans, without sharded weights: the first
 LIKELY = 4  # of those on the smallest grid, and of pipelines: tried ahead of all others
 PIECES = 8  # of stages that train
 SIZES = 2  # of microbatches, the largest that there are
-SPLIT = tuple(usual(kind) for kind in reversed(ScheduleKind) if kind.spec.splits_backward)
+SPLIT = sorted(
+    (usual(kind) for kind in reversed(ScheduleKind) if kind.spec.splits_backward),
+    key=lambda schedule: schedule.virtual_stages,  # of several a cut has no pieces, so they come last
+)
 
 
 def plain_layouts(job: Job, questions: Collection[Question]) -> Iterator[Moves]:
@@ -128,7 +131,7 @@ def _stages_of_nodes(job: Job, questions: Collection[Question]) -> Iterator[Move
                 *_in_turn(questions),
                 Arrange(arrangement, size),
                 Reschedule(schedule),
-                *_cut(questions),
+                *(_cut(questions) if schedule.virtual_stages == 1 else ()),
             )
 
 
