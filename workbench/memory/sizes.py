@@ -13,7 +13,7 @@ from workbench.memory.stage import StateKind, stage_state
 from workbench.model.frozen import Needs
 from workbench.model.layer import Layer, TokenCount
 from workbench.model.model_graph import TEXT
-from workbench.plan.contents import contents
+from workbench.plan.contents import contents, layer_kinds
 from workbench.plan.expert_groups import held_elements
 from workbench.plan.gradient_groups import num_replicas
 from workbench.plan.plan import Microbatch, Plan, Recompute, Stage
@@ -94,13 +94,23 @@ class Sizes:
         self._known_split: dict[tuple[int, int], StageSplitBytes] = {}
         self._settings: dict[tuple[int, Grid], tuple[object, Setting]] = {}
         self._needs: dict[tuple[int, frozenset[str] | None], tuple[object, tuple[Needs, ...]]] = {}
-        self._decisive = _one((Same(plan.model), plan.settings))
+        self._settled: dict[str, object] = {}
+
+    def _settings_of_passes(self, module: str) -> object:
+        """All that settings decide of what a module's passes take."""
+        if module not in self._settled:
+            every, own = self._plan.settings, self._plan.settings.of(module)
+            cut = own.recompute, own.computed_again, own.sequence_parallel
+            self._settled[module] = _one((Same(self._plan.model), every.precision, every.kernels, cut))
+        return self._settled[module]
 
     def state(self, stage: Stage) -> _State:
         """What a rank of the stage holds of its parameters, where it shares none with other stages."""
-        shape = stage.module, stage.layers, stage.tp, stage.cp, stage.ep
+        every, own = self._plan.settings, self._plan.settings.of(stage.module)
+        settings = every.precision, every.optimizer_precision, every.kernels, own.sharding, own.instances
+        shape = stage.module, layer_kinds(self._plan, stage), stage.tp, stage.cp, stage.ep
         replicas = num_replicas(self._plan)[stage.module]
-        return _STATES.answer((self._decisive, shape, replicas), lambda: self._state(stage))
+        return _STATES.answer((Same(self._plan.model), settings, shape, replicas), lambda: self._state(stage))
 
     def _state(self, stage: Stage) -> _State:
         """By layer, but where some have tied weights; layers that differ in name alone hold the same."""
@@ -168,7 +178,7 @@ class Sizes:
             needs = self._routing.flow(microbatch).needs[stage.module][slice(*stage.layers)]
             if not keeps:
                 needs = (Needs(input_grad=False, weight_grad=False),) * len(needs)
-            key = self._decisive, stage.module, contents(self._plan, stage), needs
+            key = self._settings_of_passes(stage.module), stage.module, contents(self._plan, stage), needs
             self._needs[name] = _one(key), needs
         return self._needs[name]
 
@@ -184,7 +194,8 @@ class Sizes:
         if self._plan.token_shards:
             return self._setting(stage, microbatch)
         rows, grid = self._row_kinds(microbatch), (stage.tp, stage.cp, stage.ep)
-        key = self._decisive, Same(self._plan.batch), stage.module, rows, grid
+        settings = self._settings_of_passes(stage.module)
+        key = settings, Same(self._plan.batch), stage.module, rows, grid
         return _SETTINGS.answer(key, lambda: self._setting(stage, microbatch))
 
     def _setting(self, stage: Stage, microbatch: Microbatch) -> Setting:
