@@ -92,6 +92,8 @@ class Sizes:
         self._numbers: dict[Hashable, int] = {}
         self._known: dict[tuple[int, int, bool], StageBytes] = {}
         self._known_split: dict[tuple[int, int], StageSplitBytes] = {}
+        self._each: dict[tuple[int, bool], list[StageBytes]] = {}
+        self._each_split: dict[int, list[StageSplitBytes]] = {}
         self._settings: dict[tuple[int, Grid], tuple[object, Setting]] = {}
         self._needs: dict[tuple[int, frozenset[str] | None], tuple[object, tuple[Needs, ...]]] = {}
         self._settled: dict[str, object] = {}
@@ -129,6 +131,20 @@ class Sizes:
             for part, num_bytes in self.state(replace(stage, layers=(index, index + 1))).items():
                 sizes[part] += count * num_bytes
         return sizes
+
+    def each(self, stage: Stage, *, keeps: bool) -> list[StageBytes]:
+        """`of` every microbatch of the stage's replica."""
+        if (key := (stage.id, keeps)) not in self._each:
+            held = self._plan.microbatches_of.get((stage.module, stage.replica), ())
+            self._each[key] = [self.of(stage, microbatch, keeps=keeps) for microbatch in held]
+        return self._each[key]
+
+    def each_split(self, stage: Stage) -> list[StageSplitBytes]:
+        """`split` of every microbatch of the stage's replica."""
+        if stage.id not in self._each_split:
+            held = self._plan.microbatches_of.get((stage.module, stage.replica), ())
+            self._each_split[stage.id] = [self.split(stage, microbatch) for microbatch in held]
+        return self._each_split[stage.id]
 
     def of(self, stage: Stage, microbatch: Microbatch, *, keeps: bool) -> StageBytes:
         """Of that stage; `keeps` False: no backward follows, so nothing is kept."""

@@ -148,14 +148,14 @@ def schedule_nodes(plan: Plan) -> tuple[ScheduleNode, ...]:
     consumers = _consumers(routing)
     nodes = []
     for stage in plan.stages:
-        microbatches = plan.microbatches_of.get((stage.module, stage.replica), ())
+        backward = routing.backwards(stage)
         nodes.append(
             ScheduleNode(
                 stage=stage.id,
-                num_microbatches=len(microbatches),
-                backward=tuple(routing.has_backward(stage, m) for m in microbatches),
+                num_microbatches=len(backward),
+                backward=backward,
                 consumers=tuple(consumers.get(stage.id, ())),
-                weights=tuple(routing.trains(stage, m) for m in microbatches),
+                weights=routing.trained(stage),
             )
         )
     return tuple(nodes)

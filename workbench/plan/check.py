@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 
 from workbench.data.sample import Item
 from workbench.masks.patterns import check_masks
@@ -227,19 +228,11 @@ def _wanted_actions(routing: Routing, stages: Sequence[Stage]) -> dict[int, _Wan
     plan, reduced = routing.plan, set(reduction_order(routing.plan))
     found: dict[int, _Wanted] = {}
     for stage in stages:
-        actions = {reduction_of(stage.id)} if stage.id in reduced else set()
-        weights = set()
-        place = stage.module, stage.replica
-        each = plan.microbatches_of.get(place, ())
-        actions.update(Action(stage.id, Pass.F, m.index) for m in each)
-        for m, is_back, present in zip(
-            each, routing.backwards(stage), routing.present_in(place), strict=True
-        ):
-            if is_back:
-                whole = Action(stage.id, Pass.B, m.index)
-                actions.add(whole)
-                if routing.computes(stage, present).weight_grad:
-                    weights.add(whole)
+        backward = routing.backwards(stage)
+        whole = [Action(stage.id, Pass.B, index) for index in range(len(backward))]
+        actions = {Action(stage.id, Pass.F, index) for index in range(len(backward))}
+        actions.update(compress(whole, backward), [reduction_of(stage.id)] if stage.id in reduced else ())
+        weights = set(compress(whole, routing.trained(stage)))
         found[stage.id] = _Wanted(actions, weights, is_sharded(plan, stage))
     return found
 
