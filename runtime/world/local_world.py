@@ -62,6 +62,7 @@ def join_launched(environment: Mapping[str, str], *, wait_s: float, device: torc
         end_with_launcher()
     rank, size = (_number(environment, name) for name in ("RANK", "WORLD_SIZE"))
     file = meeting_of(environment)
+    store: Store
     if file is None:
         where = f"{_said(environment, 'MASTER_ADDR')}:{_number(environment, 'MASTER_PORT')}"
         store = _tcp_store(environment, where, rank, wait_s)
