@@ -7,6 +7,7 @@ from functools import cache, partial
 from itertools import islice
 from math import inf
 
+from workbench.collector import collector_paused
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.plan.plan import Plan
@@ -309,21 +310,29 @@ def _run(
         progress(state)
         if _is_over(state, stop):
             return
-        asked = held.round()
-        if not asked:
+        if not _has_looked(held, crew, stop, began_s):
             return
-        outcomes: list[Outcome] = []
-        race = race_of([seat.batches_s for seat in held.seats])
-        candidates = [Asked(seat.choice, moves, held.limit(moves), race) for seat, moves in asked]
-        for outcome in crew.outcomes(held.space, candidates):
-            outcomes.append(outcome)
-            if stop.seconds is not None and stop.clock() - began_s > stop.seconds:
-                break
-            if stop.candidates is not None and held.candidates + _valued(outcomes) >= stop.candidates:
-                break
-            if stop.is_asked():
-                break
-        held.took(asked, outcomes)
+
+
+@collector_paused()
+def _has_looked(held: _Search, crew: Workers, stop: Stop, began_s: float) -> bool:
+    """One round: what the next candidates give. Whether there were any."""
+    asked = held.round()
+    if not asked:
+        return False
+    outcomes: list[Outcome] = []
+    race = race_of([seat.batches_s for seat in held.seats])
+    candidates = [Asked(seat.choice, moves, held.limit(moves), race) for seat, moves in asked]
+    for outcome in crew.outcomes(held.space, candidates):
+        outcomes.append(outcome)
+        if stop.seconds is not None and stop.clock() - began_s > stop.seconds:
+            break
+        if stop.candidates is not None and held.candidates + _valued(outcomes) >= stop.candidates:
+            break
+        if stop.is_asked():
+            break
+    held.took(asked, outcomes)
+    return True
 
 
 def _valued(outcomes: Sequence[Outcome]) -> int:
