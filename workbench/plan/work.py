@@ -50,6 +50,12 @@ def row_kind(plan: Plan, items: tuple[Item, ...]) -> RowKind:
     return tuple([(kinds[item.sample], item.k) for item in items])
 
 
+def row_kinds(plan: Plan, microbatch: Microbatch) -> tuple[RowKind, ...]:
+    """Of every row of a microbatch."""
+    kinds = sample_kinds(plan.batch)
+    return tuple([tuple([(kinds[item.sample], item.k) for item in row]) for row in microbatch.rows])
+
+
 def sample_kinds(batch: Sequence[Sample]) -> dict[int, int]:
     """Sample -> the first one with equal segments and an equal mask. O(batch), once for a batch."""
     return _KINDS.answer(Same(batch), lambda: _kinds(batch))
@@ -73,8 +79,7 @@ def work_of(plan: Plan, microbatch: Microbatch) -> Work:
     tiles of the mask. Kept, as every rank of a stage asks.
     """
     module = plan.model.module(microbatch.module)
-    of_rows = tuple(row_kind(plan, row) for row in microbatch.rows)
-    key = Same(plan.model), Same(plan.batch), microbatch.module, of_rows
+    key = Same(plan.model), Same(plan.batch), microbatch.module, row_kinds(plan, microbatch)
     rows = _ROWS.answer(key, lambda: tuple(_row(plan, module, row) for row in microbatch.rows))
     shards = {shard.row: shard for shard in plan.token_shards if _is_of(shard, microbatch)}
     if not shards:
