@@ -21,7 +21,7 @@ from workbench.plan.remembered import Remembered, Same
 from workbench.plan.routing import Routing
 from workbench.plan.sequence import token_borders
 from workbench.plan.token_owners import held_runs
-from workbench.plan.work import row_kind, work_of
+from workbench.plan.work import row_kinds, work_of
 
 MOST_STAGES = 16_384  # that are remembered, each over a microbatch
 
@@ -177,13 +177,10 @@ class Sizes:
         """One for microbatches of which equal stages take equal bytes."""
         name = microbatch.module, microbatch.replica, microbatch.index
         if name not in self._microbatches:
-            kind = name if self._plan.token_shards else (microbatch.module, self._row_kinds(microbatch))
+            kind = name if self._plan.token_shards else (microbatch.module, row_kinds(self._plan, microbatch))
             key = kind, self._routing.present(microbatch)
             self._microbatches[name] = self._numbers.setdefault(key, len(self._numbers))
         return self._microbatches[name]
-
-    def _row_kinds(self, microbatch: Microbatch) -> tuple[Hashable, ...]:
-        return tuple(row_kind(self._plan, row) for row in microbatch.rows)
 
     def _layers_with_needs(
         self, stage: Stage, microbatch: Microbatch, *, keeps: bool
@@ -209,7 +206,7 @@ class Sizes:
     def _remembered_setting(self, stage: Stage, microbatch: Microbatch) -> Setting:
         if self._plan.token_shards:
             return self._setting(stage, microbatch)
-        rows, grid = self._row_kinds(microbatch), (stage.tp, stage.cp, stage.ep)
+        rows, grid = row_kinds(self._plan, microbatch), (stage.tp, stage.cp, stage.ep)
         settings = self._settings_of_passes(stage.module)
         key = settings, Same(self._plan.batch), stage.module, rows, grid
         return _SETTINGS.answer(key, lambda: self._setting(stage, microbatch))

@@ -104,14 +104,15 @@ def reductions(plan: Plan, groups: tuple[GradientGroup, ...]) -> dict[Action, tu
         if len(group.ranks) > 1:
             by_weights.setdefault(group.weights[0], []).append(group)
     is_last = _last_reducers(plan)
+    weights_of = {stage.id: _weights_of(plan, stage) for stage in plan.stages}
     tied: dict[tuple[str, int, int], dict[Weights, None]] = {}  # by module, replica and first rank
     for stage in plan.stages:
         held = tied.setdefault((stage.module, stage.replica, stage.flat_ranks[0]), {})
-        held.update((weights, None) for weights in _weights_of(plan, stage) if weights.shared is not None)
+        held.update((weights, None) for weights in weights_of[stage.id] if weights.shared is not None)
     for stage in plan.stages:
         if not _reduces(plan, stage):
             continue
-        own = [weights for weights in _weights_of(plan, stage) if weights.shared is None]
+        own = [weights for weights in weights_of[stage.id] if weights.shared is None]
         key = stage.module, stage.replica, stage.flat_ranks[0]
         mine = [
             group.index

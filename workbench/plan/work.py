@@ -50,6 +50,12 @@ def row_kind(plan: Plan, items: tuple[Item, ...]) -> RowKind:
     return tuple([(kinds[item.sample], item.k) for item in items])
 
 
+def row_kinds(plan: Plan, microbatch: Microbatch) -> tuple[RowKind, ...]:
+    """Of every row of a microbatch."""
+    kinds = sample_kinds(plan.batch)
+    return tuple([tuple([(kinds[item.sample], item.k) for item in row]) for row in microbatch.rows])
+
+
 def sample_kinds(batch: Sequence[Sample]) -> dict[int, int]:
     """Sample -> the first one with equal segments and an equal mask. O(batch), once for a batch."""
     return _KINDS.answer(Same(batch), lambda: _kinds(batch))
@@ -92,8 +98,7 @@ def _even(plan: Plan, microbatch: Microbatch) -> Work:
     name, decided_by = microbatch.module, (Same(plan.model), Same(plan.batch))
 
     def of_kinds() -> Work:
-        kinds = tuple(row_kind(plan, row) for row in microbatch.rows)
-        return _EVEN.answer((*decided_by, name, kinds), of_rows)
+        return _EVEN.answer((*decided_by, name, row_kinds(plan, microbatch)), of_rows)
 
     def of_rows() -> Work:
         module = plan.model.module(name)

@@ -13,7 +13,7 @@ from workbench.plan.plan import KeyExchange, Microbatch, Plan
 from workbench.plan.remembered import Remembered, Same
 from workbench.plan.routing import routing_of
 from workbench.plan.token_owners import owned_tokens, row_shards
-from workbench.plan.work import row_kind, row_mask
+from workbench.plan.work import row_kinds, row_mask
 from workbench.timing.attention import AttentionCall, AttentionModel, AttentionTime, identity_of
 
 SUM_BYTES = 4  # gradients on their way are float32, or wider where the activations are
@@ -110,7 +110,7 @@ class ExchangedAttention:
         name = (microbatch.module, microbatch.replica, microbatch.index)
         if name not in self._known:
             plan = self._plan
-            kinds = tuple(row_kind(plan, row) for row in microbatch.rows)
+            kinds = row_kinds(plan, microbatch)
             owners = tuple((each.block_tokens, each.owners) for each in row_shards(self._routing, microbatch))
             num_ranks = plan.chain[microbatch.module, microbatch.replica][0].cp
             key = Same(plan.model), Same(plan.batch), microbatch.module, kinds, owners, num_ranks

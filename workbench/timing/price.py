@@ -202,12 +202,13 @@ class _Pricing:
     def _remembered_times(self, stage: Stage, microbatch: Microbatch) -> PassTimes:
         if self._attention_identity is None:
             return self._stage_times(stage, microbatch)
-        plan, settings = self._plan, self._plan.settings
+        plan, settings, own = self._plan, self._plan.settings, self._plan.settings.of(stage.module)
         needs = self._routing.flow(microbatch).needs[stage.module][slice(*stage.layers)]
         grid = stage.module, contents(plan, stage), needs, stage.tp, stage.cp, stage.ep, self._links[stage.id]
         key = (
             (Same(self._cost_on[stage.id]), Same(plan.model), grid),
-            (settings.precision, settings.of(stage.module), settings.kernels.cuts_sequence),
+            (settings.precision, settings.kernels.cuts_sequence, own.sequence_parallel),
+            (own.recompute, own.computed_again, own.key_exchange),
             (work_of(plan, microbatch), self._routing.present(microbatch)),
             () if self._attention is None else self._tokens(stage, microbatch),
         )
