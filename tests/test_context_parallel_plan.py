@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -9,12 +11,16 @@ from hypothesis import strategies as st
 
 from tests.plans import WIDTH, cluster, disjoint_plan, sample, two_encoders
 from workbench.model.layer import TokenCount
+from workbench.plan import lower as lowering
+from workbench.plan.build import batched_microbatches, with_programs
 from workbench.plan.check import check
+from workbench.plan.crossing import shape_of
 from workbench.plan.deadlock import check_deadlock
 from workbench.plan.gradient_groups import gradient_groups
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Direction, Route, Slice, Transfer
 from workbench.plan.plan import Plan, TokenShard
+from workbench.plan.remembered import forget_all
 from workbench.plan.routing import Routing
 from workbench.plan.token_owners import held_runs, owned_parts, row_shards, row_tokens
 
@@ -119,6 +125,31 @@ def test_features_go_to_the_owner_of_every_token_and_their_gradients_come_back_f
             returned = [(t.source_rank, index) for t in back for index in tokens(t, "source_start")]
             own = [(rank, index) for rank in stage.flat_ranks for index in range(owners.count(rank))]
             assert sorted(received) == sorted(returned) == own
+
+
+@st.composite
+def of_few_sizes(draw: st.DrawFn) -> Plan:
+    """Samples of two sizes, some to a microbatch, with owners or without."""
+    sizes = draw(st.lists(st.booleans(), min_size=4, max_size=8).filter(lambda sizes: len(sizes) % 2 == 0))
+    batch = [sample(at, images=1 + big, sounds=1 - big) for at, big in enumerate(sizes)]
+    cp = draw(st.integers(1, 3))
+    plan = replace(cp_plan(cp, draw(st.integers(1, 2)), batch), programs=(), microbatches=())
+    count = draw(st.integers(1, 2))
+    microbatches = batched_microbatches(plan, samples_per_microbatch=count, replicas=range(1))
+    plan = with_programs(replace(plan, microbatches=microbatches))
+    return replace(plan, token_shards=shards_of(plan, draw, cp)) if draw(st.booleans()) else plan
+
+
+@given(of_few_sizes())
+def test_rows_are_those_of_every_microbatch_lowered_by_itself(plan: Plan) -> None:
+    def by_name(*given: Any) -> tuple[tuple[object, ...], tuple[int, ...]]:
+        shape, samples = shape_of(*given)
+        return (shape, samples, given[1][-1].index), samples
+
+    rows = lower(plan).transfers
+    forget_all()
+    with patch.object(lowering, "shape_of", by_name):
+        assert lower(replace(plan)).transfers == rows
 
 
 def tokens(row: Transfer, end: str) -> list[int]:

@@ -1,6 +1,6 @@
 """What one microbatch has of another, or hands on: once for all that differ in their samples alone."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -23,14 +23,14 @@ class Part(NamedTuple):
 
 
 def shape_of(
-    plan: Plan, microbatches: Sequence[Microbatch], starts: Mapping[Item, int]
+    plan: Plan, microbatches: Sequence[Microbatch], items: Iterable[Item]
 ) -> tuple[tuple[object, ...], tuple[int, ...]]:
     """All that decides what crosses between microbatches, whatever their samples are called; and these.
 
     Args:
         plan: theirs.
         microbatches: that produces, and that consumes.
-        starts: of items that cross, in the consumer's tensor.
+        items: that cross.
 
     Complexity: O(items).
     """
@@ -45,7 +45,7 @@ def shape_of(
             for m in microbatches
         ]
     )
-    crossing = tuple([(at[sample], k, start) for (sample, k), start in starts.items()])
+    crossing = tuple([(at[sample], k) for sample, k in items])  # not all in both where several hold an item
     kinds = sample_kinds(plan.batch)
     return (of_each, crossing, tuple([kinds[sample] for sample in at])), tuple(at)
 

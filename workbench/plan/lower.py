@@ -219,7 +219,7 @@ class _Drafting:
 
     def _held_inside(self, microbatch: Microbatch, count: TokenCount) -> tuple[_Crossing, int]:
         """What each place of its stages has of it, and how its samples are called there."""
-        shape, samples = shape_of(self._plan, (microbatch,), {})
+        shape, samples = shape_of(self._plan, (microbatch,), ())
         return self._crossing(
             (microbatch.module, count, shape), samples, lambda: inside(self._held_runs(microbatch, count))
         )
