@@ -124,7 +124,7 @@ def timeline_of(plan: Plan, cost: CostModel) -> Timeline:
     prices = prices_of(lowered, cost)
     if _shares_cores(lowered):
         return timeline(lowered, simulate(lowered, prices.duration_s, step_s=prices.step_s))
-    return _sweep(lowered).timeline(prices.duration_s, prices.step_s)
+    return Sweep(lowered).timeline(prices.duration_s, prices.step_s)
 
 
 def _shares_cores(lowered: Lowered) -> bool:
@@ -139,19 +139,13 @@ def iteration_s(lowered: Lowered, prices: Price, orders: Orders | None = None) -
         orders: the passes of more microbatches than the plan's, see `MoreMicrobatches`.
     """
     if orders is not None:
-        return _of_more(lowered, orders).iteration_s(prices)
-    return _sweep(lowered).iteration_s(prices.duration_s, prices.step_s)
-
-
-@kept
-def _sweep(lowered: Lowered) -> Sweep:
-    """Compiled once: a row is timed at several prices."""
-    return Sweep(lowered)
+        return _of_more(lowered, orders).iteration_s(lowered, prices)
+    return Sweep(lowered).iteration_s(prices.duration_s, prices.step_s)
 
 
 @kept
 def _of_more(lowered: Lowered, orders: Orders) -> MoreMicrobatches:
-    """Likewise."""
+    """Compiled once: a row is timed at several prices."""
     return MoreMicrobatches(lowered, orders)
 
 

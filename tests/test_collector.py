@@ -1,17 +1,24 @@
 """The garbage collector is paused while plans are made, and collects them afterwards."""
 
 import gc
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from experiments.oobleck import chaos_job
 from runtime.elastic.replan import start_layout, write_plan
+from sim.predict import IterationJudge
+from tests.test_alike import PLANS
+from tests.test_joint_search import searched, small
+from tests.test_strategies import cost
 from workbench.collector import collector_paused
 from workbench.plan.plan import Plan
+from workbench.plan.remembered import forget_all
 
-PLANS = 160
+STEPS = 160
 
 
 class Chained:
@@ -29,7 +36,8 @@ def chain(length: int) -> Chained:
 
 
 def num_plans() -> int:
-    return sum(type(each) is Plan for each in gc.get_objects())
+    """That have programs: drafts are small."""
+    return sum(type(each) is Plan and bool(each.programs) for each in gc.get_objects())
 
 
 def is_old(thing: object) -> bool:
@@ -42,6 +50,14 @@ def unfrozen() -> Iterator[None]:
     gc.unfreeze()
     yield
     gc.freeze()
+
+
+@pytest.fixture
+def stopped() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.mark.usefixtures("unfrozen")
@@ -62,6 +78,31 @@ def test_plans_of_step_after_step_are_collected(tmp_path: Path):
     layout = start_layout(job, ("a", "b"))
     gc.collect()
     before = num_plans()
-    for step in range(PLANS):
+    for step in range(STEPS):
         write_plan(job, layout, step, tmp_path / "plan")
-    assert num_plans() - before < PLANS / 2
+    assert num_plans() - before < STEPS / 2
+
+
+@pytest.mark.usefixtures("stopped")
+@pytest.mark.parametrize("plan_of", PLANS.values(), ids=PLANS)
+def test_a_plan_that_was_judged_goes_at_once_when_it_is_dropped(plan_of: Callable[[], Plan]):
+    """It is in no cycle with what is kept of it; what plans share is forgotten first."""
+    plan, judge = replace(plan_of()), IterationJudge(cost())
+    judge.value(plan)
+    judge.timeline(plan)
+    dropped = weakref.ref(plan)
+    del plan
+    forget_all()
+    assert dropped() is None
+
+
+@pytest.mark.usefixtures("stopped")
+def test_a_search_leaves_no_plans_behind():
+    searched(small(), candidates=1)  # what is made once and stays
+    forget_all()
+    before = num_plans()
+    found = searched(small())
+    assert num_plans() > before
+    del found
+    forget_all()
+    assert num_plans() == before

@@ -3,10 +3,8 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from runtime.data.batches import SyntheticSource
 from runtime.reference import Reference
 from runtime.step.optimizer import OptimizerSettings
 from tests.command_line import accept, refuse
+from tests.free_port import free_port
 from workbench.cli.exporting import SimulatedPrices
 from workbench.export.export import export
 from workbench.export.folder import check_folder, write_folder
@@ -47,15 +46,6 @@ batch:
   samples: 8
   mixture: {seed: 1, text_tokens: [12, 24], items: {vision: {most: 1, missing: 0.6}}}
 """
-
-
-def free_port() -> int:
-    """One that nobody listens on, and that no connection gets meanwhile: systems give those higher ones."""
-    for port in range(20_000 + os.getpid() % 10_000, 32_000):
-        with socket.socket() as bound, suppress(OSError):
-            bound.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no port is free")
 
 
 @pytest.fixture(scope="module")

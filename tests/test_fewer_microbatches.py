@@ -102,4 +102,4 @@ def test_orders_that_wait_for_each_other_are_refused():
     backwards_first = tuple(sorted(orders[0], key=lambda action: action.kind))
     prices = price(lowered, CostModel(load_profile(row.gpu)))
     with pytest.raises(ValueError, match="wait for each other"):
-        MoreMicrobatches(lowered, (backwards_first, orders[1])).iteration_s(prices)
+        MoreMicrobatches(lowered, (backwards_first, orders[1])).iteration_s(lowered, prices)

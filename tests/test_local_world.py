@@ -10,8 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.world.local_world import INTERFACE, MEETING, join_launched, meeting_of
+from runtime.world.failure import RankError
+from runtime.world.local_world import AGENT, INTERFACE, MEETING, join_launched, meeting_of
 from runtime.world.pool import Place, Pool
+from tests.free_port import free_port
 
 LAUNCHED = {
     "RANK": "1",
@@ -128,3 +130,58 @@ def test_launched_ranks_of_one_machine_need_no_address(pool: Pool, tmp_path: Pat
     assert "MASTER_ADDR" not in LAUNCHED
     assert pool.run(join, 2, tmp_path) == [2, 2]
     assert (tmp_path / MEETING).exists()
+
+
+def refusal(place: Place, launched: dict[str, str], ranks: tuple[int, ...], wait_s: float) -> str:
+    """Why this process cannot join the world as one of these ranks."""
+    dist.destroy_process_group()
+    try:
+        join_launched(launched | {"RANK": str(ranks[place.process])}, wait_s=wait_s)
+    except (ValueError, RankError) as error:
+        return str(error)
+    return "joined"
+
+
+def test_a_rank_that_does_not_come_is_named_by_all_others(pool: Pool) -> None:
+    """In the time that is asked for, where gloo says "Wait timeout", and torch how many came."""
+    where = {"WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    first, third = pool.run(refusal, 2, where, (0, 2), 2.0)
+    meant = f"2 of 4 ranks have not come to 127.0.0.1:{where['MASTER_PORT']} within 2 s: 1, 3"
+    assert first == meant
+    # The first rank listens for all; who began later may find it gone.
+    gone = f"127.0.0.1:{where['MASTER_PORT']}, where all ranks meet, is gone"
+    assert third in (meant, gone)
+
+
+def test_ranks_of_one_machine_name_those_that_do_not_come(pool: Pool, tmp_path: Path) -> None:
+    error_file = {"LOCAL_RANK": "0", "TORCHELASTIC_ERROR_FILE": str(tmp_path / "0" / "error.json")}
+    here = {"WORLD_SIZE": "40", "LOCAL_WORLD_SIZE": "40"} | error_file
+    (said,) = pool.run(refusal, 1, here, (1,), 1.0)
+    assert (
+        said
+        == f"39 of 40 ranks have not come to {tmp_path / MEETING} within 1 s: 0, 2, 3, 4, 5, 6, 7, 8, ..."
+    )
+
+
+def test_where_nobody_listens_is_told(pool: Pool) -> None:
+    where = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    (said,) = pool.run(refusal, 1, where, (1,), 1.0)
+    assert said.startswith(
+        f"nobody answers within 1 s at 127.0.0.1:{where['MASTER_PORT']}, where all ranks meet"
+    )
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"MASTER_PORT": ""}, "MASTER_PORT is not set; a launcher, such as torchrun, sets it"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE: want a whole number, got 'two'"),
+        ({"MASTER_PORT": "port"}, "MASTER_PORT: want a whole number, got 'port'"),
+    ],
+)
+def test_what_a_launcher_left_out_is_named(changed: dict[str, str], said: str) -> None:
+    whole = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    assert AGENT not in whole
+    with pytest.raises(ValueError, match=said):
+        join_launched(whole | changed, wait_s=1.0)

@@ -27,6 +27,7 @@ from runtime.measure.cells import cell_sizes, operator_cells
 from runtime.measure.clock import Clock
 from runtime.measure.wires import COLLECTIVES, Ring, time_collective, time_messages, time_overlap
 from runtime.world.device import NAMES, kind_of, launched_device
+from runtime.world.failure import RankError
 from runtime.world.local_world import join_launched
 from workbench.calibrate.measurement import (
     CollectiveRow,
@@ -241,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     try:
         _measure(options)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RankError) as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         return BAD_INPUT
     finally:

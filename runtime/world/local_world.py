@@ -1,4 +1,4 @@
-"""A world of ranks on one machine: they meet in a file and talk over loopback, so no name server is asked."""
+"""Ranks meet and join a world: on one machine in a file and over loopback, so no name server is asked."""
 
 import os
 import socket
@@ -8,15 +8,18 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from runtime.world.device import CPU, backend_of
+from runtime.world.failure import RankError, first_line
 from workbench.supervised import end_with_launcher
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
 LOOPBACK = ("lo", "lo0")  # of Linux, of macOS
 AGENT = "TORCHELASTIC_RUN_ID"  # set where torchrun's agent started this process
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # "True" where it listens at the launcher's address itself
 MEETING = "world"  # a file's name
+NUM_NAMED = 8  # absent ranks
 
 
 def join_here(
@@ -34,17 +37,13 @@ def join_here(
         backend: as torch names it; None: that of the device.
         device: of this rank. NCCL's communicators are bound to it and connected at once.
     """
-    if (loopback := _loopback()) is not None:
-        os.environ.setdefault(INTERFACE, loopback)
-    store = FileStore(str(file), -1)
-    store.set_timeout(timedelta(seconds=wait_s))
-    dist.init_process_group(
-        backend or backend_of(device),
-        store=store,
+    _join(
+        _file_store(file),
         rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=wait_s),
-        device_id=_bound(device),
+        size=size,
+        wait_s=wait_s,
+        backend=backend or backend_of(device),
+        device=device,
     )
 
 
@@ -54,17 +53,23 @@ def join_launched(environment: Mapping[str, str], *, wait_s: float, device: torc
     Where all its ranks are on this machine and torchrun made a folder for them, which is new for every
     attempt, they meet there; all others meet at the launcher's address. From here on a process of torchrun
     ends with its agent.
+
+    Raises:
+        ValueError: the environment lacks something.
+        RankError: a rank did not come within `wait_s`, or there is no place to meet.
     """
     if AGENT in environment:
         end_with_launcher()
+    rank, size = (_number(environment, name) for name in ("RANK", "WORLD_SIZE"))
     file = meeting_of(environment)
+    store: Store
     if file is None:
-        dist.init_process_group(
-            backend_of(device), timeout=timedelta(seconds=wait_s), device_id=_bound(device)
-        )
+        where = f"{_said(environment, 'MASTER_ADDR')}:{_number(environment, 'MASTER_PORT')}"
+        store = _tcp_store(environment, where, rank, wait_s)
     else:
-        rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-        join_here(file, rank=rank, size=size, wait_s=wait_s, device=device)
+        where, store = str(file), _file_store(file)
+    _meet(store, where, rank=rank, size=size, wait_s=wait_s)
+    _join(store, rank=rank, size=size, wait_s=wait_s, backend=backend_of(device), device=device)
 
 
 def meeting_of(environment: Mapping[str, str]) -> Path | None:
@@ -77,6 +82,81 @@ def meeting_of(environment: Mapping[str, str]) -> Path | None:
     is_alone = size is not None and size == here
     is_own_folder = own.is_absolute() and own.parent.name == environment.get("LOCAL_RANK")
     return own.parents[1] / MEETING if is_alone and is_own_folder else None
+
+
+def _said(environment: Mapping[str, str], name: str) -> str:
+    if not environment.get(name):
+        raise ValueError(f"{name} is not set; a launcher, such as torchrun, sets it")
+    return environment[name]
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    said = _said(environment, name)
+    if not said.isdecimal():
+        raise ValueError(f"{name}: want a whole number, got {said!r}")
+    return int(said)
+
+
+def _file_store(file: Path) -> FileStore:
+    if (loopback := _loopback()) is not None:
+        os.environ.setdefault(INTERFACE, loopback)
+    return FileStore(str(file), -1)
+
+
+def _tcp_store(environment: Mapping[str, str], where: str, rank: int, wait_s: float) -> TCPStore:
+    """At the launcher's address, where its agent listens, or the first rank."""
+    host, _, port = where.rpartition(":")
+    listens = rank == 0 and environment.get(AGENT_STORE) != "True"
+    try:
+        return TCPStore(
+            host,
+            int(port),
+            is_master=listens,
+            timeout=timedelta(seconds=wait_s),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+    except dist.DistError as error:
+        doing = "cannot listen" if listens else f"nobody answers within {wait_s:g} s"
+        raise RankError(
+            f"{doing} at {where}, where all ranks meet: {first_line(error)}", peers=(0,)
+        ) from error
+
+
+def _meet(store: Store, where: str, *, rank: int, size: int, wait_s: float) -> None:
+    """Wait until all ranks have come; gloo would wait for each in turn, and say for nobody whom it missed."""
+
+    def came(other: int) -> str:
+        return f"came/{other}"
+
+    try:
+        store.set(came(rank), "")
+        if store.add("came", 1) == size:
+            store.set("all came", "")
+        store.wait(["all came"], timedelta(seconds=wait_s))
+    except RuntimeError as error:
+        try:
+            absent = [other for other in range(size) if not store.check([came(other)])]
+        except RuntimeError:
+            raise RankError(f"{where}, where all ranks meet, is gone", peers=(0,)) from error
+        if absent:
+            named = ", ".join(map(str, absent[:NUM_NAMED])) + ", ..." * (len(absent) > NUM_NAMED)
+            raise RankError(
+                f"{len(absent)} of {size} ranks have not come to {where} within {wait_s:g} s: {named}",
+                peers=tuple(absent),
+            ) from error
+
+
+def _join(store: Store, *, rank: int, size: int, wait_s: float, backend: str, device: torch.device) -> None:
+    store.set_timeout(timedelta(seconds=wait_s))
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=wait_s),
+        device_id=_bound(device),
+    )
 
 
 def _bound(device: torch.device) -> torch.device | None:

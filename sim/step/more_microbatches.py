@@ -49,13 +49,13 @@ class MoreMicrobatches:
         rows = passes.number + len(tail.tasks) + np.arange(len(messages.producer))
         before = np.concatenate((passes.before, tail.before, messages.producer, rows))
         after = np.concatenate((passes.after, tail.after, rows, messages.consumer))
-        self._lowered, self._passes, self._tail = lowered, passes, tail
+        self._passes, self._tail = passes, tail
         self._wires = messages.wires
         self._waits = _waits(before, after, passes.number + len(tail.tasks) + len(rows))
 
-    def iteration_s(self, prices: Price) -> float:
-        """Seconds of an iteration at the prices of the plan; DeadlockError for orders that never end."""
-        durations_s = _durations_s(self._lowered, prices, self._passes, self._tail)
+    def iteration_s(self, lowered: Lowered, prices: Price) -> float:
+        """Seconds of an iteration at prices of the same plan; DeadlockError where orders never end."""
+        durations_s = _durations_s(lowered, prices, self._passes, self._tail)
         end_s = _ends_s(durations_s, self._wires, self._waits)
         if np.isnan(end_s).any():
             raise DeadlockError("the orders of these microbatches never end: passes wait for each other")

@@ -258,7 +258,7 @@ class LeastTimes:
 
     def _attention_rates(self, operator: Attention) -> tuple[float, float]:
         """FLOP/s of a forward, and of a backward over these."""
-        rows = [Work((row,)) for row in self._stock.rows]
+        rows = [Work((row,)) for row in dict.fromkeys(self._stock.rows)]
         rows = [row for row in rows if operator_tokens(operator, row, WHOLE) > 0]
         lengths = [length_of(operator, row, WHOLE) for row in rows]
         queries = operator_tokens(operator, self._stock, WHOLE)

@@ -18,7 +18,7 @@ from workbench.plan.gradient_groups import gradient_groups, num_replicas, reduct
 from workbench.plan.kept import give, kept
 from workbench.plan.lowered import GradientGroup
 from workbench.plan.lying import by_port, kinds, lies
-from workbench.plan.optimizer_shards import optimizer_shards
+from workbench.plan.optimizer_shards import check_instances
 from workbench.plan.parameter_shards import ShardUnit, shard_units
 from workbench.plan.plan import Microbatch, Plan, Program, Settings, Sharding, Stage
 from workbench.plan.remembered import Remembered, Same
@@ -178,8 +178,7 @@ class Folded:
         if not self._lies_alike:
             return judged_part(self.whole)
         part = self._reducing
-        for group in gradient_groups(part):
-            optimizer_shards(part, group)  # refuses numbers of instances
+        check_instances(part, gradient_groups(part))
         return part
 
     @property

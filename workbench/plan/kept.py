@@ -9,6 +9,7 @@ from workbench.plan.plan import Plan
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 Owner = TypeVar("Owner")
+_ITSELF: Any = object()  # in the place of an answer that is the plan: one that names itself is in a cycle
 
 
 def kept(
@@ -17,6 +18,8 @@ def kept(
     """A function of a plan, and of what is hashable, that answers again what it has answered before.
 
     The answers live as long as the plan object, like its look-up tables; `replace` makes a plan without them.
+    None may name the plan but be it: with what is kept of it, a plan that is dropped goes at once, and does
+    not wait for the garbage collector.
     """
     name = _name(derive)
 
@@ -25,8 +28,10 @@ def kept(
         answers: dict[Any, Result] = vars(plan).setdefault(name, {})
         key = args if not kwargs else (args, *sorted(kwargs.items()))
         if key not in answers:
-            answers[key] = derive(plan, *args, **kwargs)
-        return answers[key]
+            found = derive(plan, *args, **kwargs)
+            answers[key] = _ITSELF if found is plan else found
+        known = answers[key]
+        return plan if known is _ITSELF else known
 
     return answer
 

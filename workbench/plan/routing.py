@@ -1,7 +1,6 @@
 """Who needs what from whom, and where gradients run: derived from the plan's items, never stored."""
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 from workbench.data.sample import Item, Segment
 from workbench.model.frozen import GradientFlow, Needs, gradient_flow
@@ -17,6 +16,7 @@ _FLOWS: Remembered[GradientFlow] = Remembered(1024)
 _Holders = dict[tuple[str, Item], tuple["Holding", ...]]
 _HOLDERS: Remembered[_Holders] = Remembered(1_000_000, lambda holders: len(holders) + 1)
 _Read = frozenset[tuple[str, int, int]]
+_Rows = tuple[tuple[Item, ...], ...]
 _READ: Remembered[_Read] = Remembered(1_000_000, lambda read: len(read) + 1)
 
 
@@ -28,11 +28,31 @@ class Holding:
     microbatch: int
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
+class _Tables:
+    """What was looked up of a plan; filled on use.
+
+    They are kept with the plan and do not name it: a plan in a cycle would wait for the garbage collector,
+    with all that is derived of it.
+    """
+
+    segments: _Segments | None = None
+    holders: _Holders | None = None
+    read: _Read | None = None
+    flows: dict[frozenset[str], GradientFlow] = field(default_factory=dict)  # by modules present
+    present: dict[tuple[str, frozenset[int]], frozenset[str]] = field(default_factory=dict)  # and by samples
+    present_in: dict[tuple[str, _Rows], frozenset[str]] = field(default_factory=dict)  # by module and rows
+    present_at: dict[tuple[str, int], tuple[frozenset[str], ...]] = field(default_factory=dict)  # by replica
+    computes: dict[tuple[frozenset[str], str, tuple[int, int]], Needs] = field(default_factory=dict)
+    backwards: dict[int, tuple[bool, ...]] = field(default_factory=dict)  # by stage
+
+
+@dataclass(frozen=True, slots=True)
 class Routing:
-    """Look-ups over one plan. All are cached: ask `routing_of` for it."""
+    """Look-ups over one plan. All are kept: ask `routing_of` for it."""
 
     plan: Plan
+    _tables: _Tables
 
     def items(self, module: str, sample: int) -> tuple[Item, ...]:
         """Items of a module in one sample, in sequence order; the LLM's item is the sample."""
@@ -58,17 +78,18 @@ class Routing:
 
     def present(self, microbatch: Microbatch) -> frozenset[str]:
         """Modules, at any distance upstream, that have items in the microbatch's samples."""
-        key = microbatch.module, microbatch.rows
-        if key not in self._present_in:
+        key, known = (microbatch.module, microbatch.rows), self._tables.present_in
+        if key not in known:
             samples = frozenset(item.sample for item in microbatch.items)
-            self._present_in[key] = self._present[microbatch.module, samples]
-        return self._present_in[key]
+            known[key] = self._present(microbatch.module, samples)
+        return known[key]
 
     def present_in(self, place: tuple[str, int]) -> tuple[frozenset[str], ...]:
         """`present` of every microbatch of a module's replica."""
-        if place not in self._present_at:
-            self._present_at[place] = tuple(map(self.present, self.plan.microbatches_of.get(place, ())))
-        return self._present_at[place]
+        known = self._tables.present_at
+        if place not in known:
+            known[place] = tuple(map(self.present, self.plan.microbatches_of.get(place, ())))
+        return known[place]
 
     def flow(self, microbatch: Microbatch) -> GradientFlow:
         """Where gradients run for this microbatch: modules missing from it carry none."""
@@ -76,17 +97,20 @@ class Routing:
 
     def flow_of(self, present: frozenset[str]) -> GradientFlow:
         """Where gradients run for microbatches in which these modules are present."""
-        return self._flows[present]
+        known, model = self._tables.flows, self.plan.model
+        if present not in known:
+            known[present] = _FLOWS.answer((Same(model), present), lambda: gradient_flow(model, present))
+        return known[present]
 
     def computes(self, stage: Stage, present: frozenset[str]) -> Needs:
         """Which kinds of gradients any layer of the stage computes where these modules are present."""
-        key = present, stage.module, stage.layers
-        if key not in self._computes_in:
+        key, known = (present, stage.module, stage.layers), self._tables.computes
+        if key not in known:
             needs = self.flow_of(present).needs[stage.module][slice(*stage.layers)]
-            self._computes_in[key] = Needs(
+            known[key] = Needs(
                 any(need.input_grad for need in needs), any(need.weight_grad for need in needs)
             )
-        return self._computes_in[key]
+        return known[key]
 
     def boundary_stage(self, module: str, replica: int, layer: int) -> Stage:
         """The stage of that replica that holds that layer."""
@@ -129,30 +153,34 @@ class Routing:
 
     def backwards(self, stage: Stage) -> tuple[bool, ...]:
         """`has_backward` of every microbatch of the stage's replica."""
-        if stage.id not in self._backwards:
+        known = self._tables.backwards
+        if stage.id not in known:
             has_loss, place = self.plan.model.module(stage.module).has_loss, (stage.module, stage.replica)
             present = self.present_in(place)
             does = {modules: self.computes(stage, modules).any for modules in set(present)}
             each = zip(present, self.plan.microbatches_of.get(place, ()), strict=True)
-            self._backwards[stage.id] = tuple(
+            known[stage.id] = tuple(
                 [does[modules] and (has_loss or self.is_read(microbatch)) for modules, microbatch in each]
             )
-        return self._backwards[stage.id]
+        return known[stage.id]
 
-    def trains(self, stage: Stage, microbatch: Microbatch) -> bool:
-        """Whether the stage computes weight gradients for this microbatch: W, where it is split."""
-        return self.computes(stage, self.present(microbatch)).weight_grad and self.has_backward(
-            stage, microbatch
-        )
+    def trained(self, stage: Stage) -> tuple[bool, ...]:
+        """Of every microbatch, whether the stage computes weight gradients for it: W, where it is split."""
+        each = zip(self.present_in((stage.module, stage.replica)), self.backwards(stage), strict=True)
+        return tuple([is_back and self.computes(stage, modules).weight_grad for modules, is_back in each])
 
     def is_read(self, microbatch: Microbatch) -> bool:
         """Whether some consumer reads this very copy."""
         return (microbatch.module, microbatch.replica, microbatch.index) in self._read
 
-    @cached_property
+    @property
     def _segments(self) -> _Segments:
         """Modality -> sample -> item -> its segment, in sequence order."""
-        return _SEGMENTS.answer((Same(self.plan.model), Same(self.plan.batch)), self._by_modality)
+        tables = self._tables
+        if tables.segments is None:
+            key = Same(self.plan.model), Same(self.plan.batch)
+            tables.segments = _SEGMENTS.answer(key, self._by_modality)
+        return tables.segments
 
     def _by_modality(self) -> _Segments:
         found: _Segments = {m.modality: {} for m in self.plan.model.modules}
@@ -162,9 +190,12 @@ class Routing:
                 of_modality.setdefault(sample.id, {})[Item(sample.id, segment.k)] = segment
         return found
 
-    @cached_property
+    @property
     def _holders(self) -> _Holders:
-        return _HOLDERS.answer(Same(one(self.plan.microbatches)), self._find_holders)
+        tables = self._tables
+        if tables.holders is None:
+            tables.holders = _HOLDERS.answer(Same(one(self.plan.microbatches)), self._find_holders)
+        return tables.holders
 
     def _find_holders(self) -> _Holders:
         found: dict[tuple[str, Item], list[Holding]] = {}
@@ -174,8 +205,14 @@ class Routing:
                 found.setdefault((microbatch.module, item), []).append(holding)
         return {key: tuple(holders) for key, holders in found.items()}
 
-    @cached_property
+    @property
     def _read(self) -> _Read:
+        tables = self._tables
+        if tables.read is None:
+            tables.read = self._read_copies()
+        return tables.read
+
+    def _read_copies(self) -> _Read:
         """Who reads what follows from the microbatches, but where several hold an item."""
         if any(len(holders) > 1 for holders in self._holders.values()):
             return self._find_read()
@@ -188,70 +225,31 @@ class Routing:
     def _find_read(self) -> _Read:
         read: set[tuple[str, int, int]] = set()
         for edge in self.plan.model.edges:
-            for microbatch in self.plan.microbatches:
-                if microbatch.module != edge.target:
-                    continue
-                for consumer in self.reading_stages(edge, microbatch.replica):
-                    for item in self.wanted(edge, microbatch):
-                        holder = self.holding(edge, item, consumer)
-                        read.add((edge.source, holder.replica, holder.microbatch))
+            for replica in self.plan.replicas(edge.target):
+                consumers = self.reading_stages(edge, replica)
+                for microbatch in self.plan.microbatches_of.get((edge.target, replica), ()):
+                    for item in self.wanted(edge, microbatch) if consumers else ():
+                        held = {self.holding(edge, item, consumer) for consumer in consumers}
+                        read.update((edge.source, holder.replica, holder.microbatch) for holder in held)
         return frozenset(read)
 
-    @cached_property
-    def _present_in(self) -> dict[tuple[str, tuple[tuple[Item, ...], ...]], frozenset[str]]:
-        return {}  # by module and rows; filled on use
+    def _present(self, module: str, samples: frozenset[int]) -> frozenset[str]:
+        """Modules upstream with items in the samples."""
+        known = self._tables.present
+        if (module, samples) not in known:
+            found: set[str] = set()
+            for edge in self.plan.model.edges_into(module):
+                if any(self.items(edge.source, sample) for sample in samples):
+                    found |= {edge.source} | self._present(edge.source, samples)
+            known[module, samples] = frozenset(found)
+        return known[module, samples]
 
-    @cached_property
-    def _computes_in(self) -> dict[tuple[frozenset[str], str, tuple[int, int]], Needs]:
-        return {}  # by modules present, module and layers; filled on use
 
-    @cached_property
-    def _backwards(self) -> dict[int, tuple[bool, ...]]:
-        return {}  # by stage; filled on use
-
-    @cached_property
-    def _present_at(self) -> dict[tuple[str, int], tuple[frozenset[str], ...]]:
-        return {}  # by module and replica; filled on use
-
-    @cached_property
-    def _present(self) -> "_Present":
-        return _Present(self)
-
-    @cached_property
-    def _flows(self) -> "_Flows":
-        return _Flows(self.plan)
+def routing_of(plan: Plan) -> Routing:
+    """The plan's `Routing`; all of one plan share their tables."""
+    return Routing(plan, _tables(plan))
 
 
 @kept
-def routing_of(plan: Plan) -> Routing:
-    """The plan's one `Routing`."""
-    return Routing(plan)
-
-
-class _Present(dict[tuple[str, frozenset[int]], frozenset[str]]):
-    """(module, samples) -> modules upstream with items in them; computed on first use."""
-
-    def __init__(self, routing: Routing) -> None:
-        super().__init__()
-        self._routing = routing
-
-    def __missing__(self, key: tuple[str, frozenset[int]]) -> frozenset[str]:
-        module, samples = key
-        found: set[str] = set()
-        for edge in self._routing.plan.model.edges_into(module):
-            if any(self._routing.items(edge.source, sample) for sample in samples):
-                found |= {edge.source} | self[edge.source, samples]
-        return self.setdefault(key, frozenset(found))
-
-
-class _Flows(dict[frozenset[str], GradientFlow]):
-    """Present modules -> gradient flow; computed on first use."""
-
-    def __init__(self, plan: Plan) -> None:
-        super().__init__()
-        self._plan = plan
-
-    def __missing__(self, present: frozenset[str]) -> GradientFlow:
-        model = self._plan.model
-        flow = _FLOWS.answer((Same(model), present), lambda: gradient_flow(model, present))
-        return self.setdefault(present, flow)
+def _tables(plan: Plan) -> _Tables:
+    return _Tables()

@@ -37,7 +37,7 @@ def _masked_area(segments: tuple[Segment, ...], mask: str) -> int:
 
 RowKind = tuple[tuple[int, int], ...]
 _KINDS: Remembered[dict[int, int]] = Remembered(64)
-_ROWS: Remembered[tuple[RowWork, ...]] = Remembered(65_536)
+_EVEN: Remembered[Work] = Remembered(65_536)  # by rows, and by those of the first equal samples
 _SHARES: Remembered[list[tuple[float, float]]] = Remembered(65_536)
 
 
@@ -72,21 +72,34 @@ def work_of(plan: Plan, microbatch: Microbatch) -> Work:
     Complexity: O(items) for causal and full masks; others, and token shards, go through the
     tiles of the mask. Kept, as every rank of a stage asks.
     """
-    module = plan.model.module(microbatch.module)
-    of_rows = tuple(row_kind(plan, row) for row in microbatch.rows)
-    key = Same(plan.model), Same(plan.batch), microbatch.module, of_rows
-    rows = _ROWS.answer(key, lambda: tuple(_row(plan, module, row) for row in microbatch.rows))
+    even = _even(plan, microbatch)
     shards = {shard.row: shard for shard in plan.token_shards if _is_of(shard, microbatch)}
     if not shards:
-        return Work(rows)
+        return even
+    module = plan.model.module(microbatch.module)
     num_owners = plan.chain[microbatch.module, microbatch.replica][0].cp
     shares = [
         _shares(plan, module, row, shards.get(index), num_owners) for index, row in enumerate(microbatch.rows)
     ]
     slowest = max(range(num_owners), key=lambda owner: (sum(share[owner][1] for share in shares), -owner))
     return Work(
-        tuple(_owned(row, share[slowest], num_owners) for row, share in zip(rows, shares, strict=True))
+        tuple(_owned(row, share[slowest], num_owners) for row, share in zip(even.rows, shares, strict=True))
     )
+
+
+def _even(plan: Plan, microbatch: Microbatch) -> Work:
+    """Without token shards: of rows of equal samples the same object, which knows its sums and its hash."""
+    name, decided_by = microbatch.module, (Same(plan.model), Same(plan.batch))
+
+    def of_kinds() -> Work:
+        kinds = tuple(row_kind(plan, row) for row in microbatch.rows)
+        return _EVEN.answer((*decided_by, name, kinds), of_rows)
+
+    def of_rows() -> Work:
+        module = plan.model.module(name)
+        return Work(tuple(_row(plan, module, row) for row in microbatch.rows))
+
+    return _EVEN.answer((*decided_by, name, microbatch.rows), of_kinds)
 
 
 def _row(plan: Plan, module: Module, items: tuple[Item, ...]) -> RowWork:

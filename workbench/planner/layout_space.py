@@ -166,10 +166,13 @@ class LayoutSpace:
                 )
 
     def _homogeneous(self) -> Iterator[Family]:
+        of_grid: dict[tuple[int, int, int], list[list[ModuleChoice]] | None] = {}  # by tp, cp, dp of all
         for llm in self._llm_choices(self._num_ranks):
-            grids = self._like(llm)
-            if grids is not None:
-                parts = [self._settings(grid) for grid in grids]
+            grid = llm.tp, llm.cp, llm.dp
+            if grid not in of_grid:
+                of_grid[grid] = self._like(llm)
+            parts = of_grid[grid]
+            if parts is not None:
                 layouts = partial(self._joint, llm, parts)
                 closer_s = partial(self._steps.llm_s, llm)
                 yield Family(self._steps.llm_bound_s(llm), prod(map(len, parts)), closer_s, layouts)
@@ -271,19 +274,19 @@ class LayoutSpace:
     def _alike(self) -> Iterator[tuple[ModuleChoice, list[list[ModuleChoice]]]]:
         """Every module as replicas of all its layers on the same ranks: the LLM, each encoder's choices."""
         for llm in self._divided(self._all(self._llm, self._num_ranks)):
-            grids = self._like(llm)
-            if llm.tp == llm.pp == llm.ep == llm.instances == 1 and grids is not None:
-                yield llm, [[c for c in self._settings(grid) if c.instances == 1] for grid in grids]
+            parts = self._like(llm) if llm.tp == llm.pp == llm.ep == llm.instances == 1 else None
+            if parts is not None:
+                yield llm, [[c for c in part if c.instances == 1] for part in parts]
 
     def _flat(self, mode: Mode, llm: ModuleChoice, parts: list[list[ModuleChoice]]) -> Layouts:
         found = [LayoutChoice(mode=mode, encoders=encoders, llm=llm) for encoders in product(*parts)]
         return Layouts(np.array([self._steps.step(choice).step_s for choice in found]), found.__getitem__)
 
-    def _like(self, llm: ModuleChoice) -> list[ModuleChoice] | None:
-        """The LLM's tp, cp and dp for every encoder; None where an encoder does not allow them."""
+    def _like(self, llm: ModuleChoice) -> list[list[ModuleChoice]] | None:
+        """Choices of every encoder with the LLM's tp, cp and dp; None where one does not allow them."""
         grids = [ModuleChoice(module=e.name, tp=llm.tp, cp=llm.cp, dp=llm.dp) for e in self._encoders]
         allowed = [self._allows(e, g) for e, g in zip(self._encoders, grids, strict=True)]
-        return grids if all(allowed) else None
+        return [self._settings(grid) for grid in grids] if all(allowed) else None
 
     def _island_sizes(self) -> Iterator[tuple[int, ...]]:
         """Ranks of each encoder: whole nodes where there are several, at least one rank left for the LLM.

@@ -1,12 +1,14 @@
 """Seconds of every action of a lowered plan on the machine of one cost model."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from workbench.collector import collector_paused
 from workbench.cost.beside import loss_on
 from workbench.cost.collectives import Collective
 from workbench.cost.group_link import busy_share
+from workbench.cost.hardware import Cluster
 from workbench.cost.model import CostModel, LayerTime, Work
 from workbench.memory.stage import GRADIENTS, state_of
 from workbench.model.block_modules import BlockModule, part_of
@@ -88,6 +90,16 @@ def price(lowered: Lowered, cost: CostModel, *, attention: AttentionModel | None
     return Price(durations_s, pricing.steps_s, tuple(sorted(pricing.all_unmeasured())))
 
 
+def _machines(cost: CostModel, cluster: Cluster) -> Callable[[Sequence[int]], CostModel]:
+    """The machine that ranks are; ValueError where they are of several kinds. Not a method: no cycle."""
+
+    @cache
+    def of(ranks: tuple[int, ...]) -> CostModel:
+        return cost.on(cluster.device_of(ranks))
+
+    return lambda ranks: of(tuple(ranks))
+
+
 class _Pricing:
     def __init__(self, lowered: Lowered, cost: CostModel, attention: AttentionModel | None) -> None:
         self._lowered, self._cost, self._plan = lowered, cost, lowered.plan
@@ -98,7 +110,7 @@ class _Pricing:
         self._microbatch = {(m.module, m.replica, m.index): m for m in self._plan.microbatches}
         self._work: dict[tuple[str, int, int], Work] = {}
         self._known: dict[tuple[int, int], PassTimes] = {}
-        self._machines: dict[tuple[int, ...], CostModel] = {}  # by ranks
+        self._cost_of = _machines(cost, self._plan.cluster)
         self._cost_on = {stage.id: self._stage_cost(stage) for stage in self._plan.stages}
         self._links = {stage.id: grid_links(self._plan.cluster, stage) for stage in self._plan.stages}
         self._kinds: dict[tuple[object, ...], int] = {}
@@ -313,13 +325,6 @@ class _Pricing:
             + cost.profile.pipeline_factor(Pass.STEP) * self._update_s(elements[rank], cost)
             for rank, cost in machines.items()
         }
-
-    def _cost_of(self, ranks: Sequence[int]) -> CostModel:
-        """The machine that these ranks are; ValueError where they are of several kinds."""
-        key = tuple(ranks)
-        if key not in self._machines:
-            self._machines[key] = self._cost.on(self._plan.cluster.device_of(ranks))
-        return self._machines[key]
 
     def _stage_cost(self, stage: Stage) -> CostModel:
         """The stage's machine, with tensor-parallel sums in as many pieces as its module's settings say."""

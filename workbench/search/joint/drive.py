@@ -7,6 +7,7 @@ from functools import cache, partial
 from itertools import islice
 from math import inf
 
+from workbench.collector import collector_paused
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.plan.plan import Plan
@@ -32,7 +33,9 @@ from workbench.search.joint.terms import Scope, Stop
 from workbench.search.joint.workers import Workers
 from workbench.search.joint.yields import Yield
 from workbench.search.objectives.archive import Archive
+from workbench.search.objectives.plan_judge import PlanJudge
 from workbench.search.objectives.race import race_of
+from workbench.search.objectives.step_times import OverBatches
 from workbench.strategies.registry import PLANNERS, PRICED
 
 ROUND = 24  # candidates between two looks at what they gave
@@ -179,7 +182,13 @@ def joint_search(
     began_s = stop.clock()
     parts = fewer_ranks(job, cost, judge)
     space = Space(
-        job, cost, {}, _planners(job, scope), counts_ranks=bool(parts), keeps_front=scope.keeps_front
+        job,
+        cost,
+        {},
+        _planners(job, scope),
+        counts_ranks=bool(parts),
+        keeps_front=scope.keeps_front,
+        varies=_varies(judge),
     )
     with opened(space, judge, workers) as crew:
         least = cache(partial(scope.lower, job, cost))
@@ -220,6 +229,11 @@ def searched_starts(
     with opened(space, judge, workers) as crew:
         parts = fewer_ranks(job, cost, judge)
         return planned_starts(space, crew, stop, stop.clock(), parts=parts)
+
+
+def _varies(judge: Judge) -> bool:
+    times = judge.times if isinstance(judge, PlanJudge) else None
+    return isinstance(times, OverBatches) and len(times.batches) > 1
 
 
 def _planners(job: Job, scope: Scope) -> Mapping[str, Planner]:
@@ -296,21 +310,29 @@ def _run(
         progress(state)
         if _is_over(state, stop):
             return
-        asked = held.round()
-        if not asked:
+        if not _has_looked(held, crew, stop, began_s):
             return
-        outcomes: list[Outcome] = []
-        race = race_of([seat.batches_s for seat in held.seats])
-        candidates = [Asked(seat.choice, moves, held.limit(moves), race) for seat, moves in asked]
-        for outcome in crew.outcomes(held.space, candidates):
-            outcomes.append(outcome)
-            if stop.seconds is not None and stop.clock() - began_s > stop.seconds:
-                break
-            if stop.candidates is not None and held.candidates + _valued(outcomes) >= stop.candidates:
-                break
-            if stop.is_asked():
-                break
-        held.took(asked, outcomes)
+
+
+@collector_paused()
+def _has_looked(held: _Search, crew: Workers, stop: Stop, began_s: float) -> bool:
+    """One round: what the next candidates give. Whether there were any."""
+    asked = held.round()
+    if not asked:
+        return False
+    outcomes: list[Outcome] = []
+    race = race_of([seat.batches_s for seat in held.seats])
+    candidates = [Asked(seat.choice, moves, held.limit(moves), race) for seat, moves in asked]
+    for outcome in crew.outcomes(held.space, candidates):
+        outcomes.append(outcome)
+        if stop.seconds is not None and stop.clock() - began_s > stop.seconds:
+            break
+        if stop.candidates is not None and held.candidates + _valued(outcomes) >= stop.candidates:
+            break
+        if stop.is_asked():
+            break
+    held.took(asked, outcomes)
+    return True
 
 
 def _valued(outcomes: Sequence[Outcome]) -> int:

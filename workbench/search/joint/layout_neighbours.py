@@ -9,11 +9,11 @@ from workbench.explain.neighbours import ChangeKind, neighbours
 from workbench.job.device_pools import check_taken
 from workbench.job.job import Job
 from workbench.planner.assembly import check_ranks, dp_of, layout_of
+from workbench.planner.groupings import groups_of, llm_of
 from workbench.planner.layout_choice import Degrees
 from workbench.planner.layout_search import usable_ranks
 from workbench.search.joint.arrangement import Arrangement, Placement, check_placement
 from workbench.search.joint.choice import Choice
-from workbench.search.joint.grouping import groups_of, llm_of
 
 
 def job_of(job: Job, choice: Choice, arrangement: Arrangement) -> Job:
@@ -70,7 +70,7 @@ def arrangements_near(job: Job, choice: Choice, arrangement: Arrangement) -> Ite
                 )
             except ValueError:  # experts that the new degrees cannot hold, or no replica
                 continue
-            if other != arrangement and _takes_place(job, other):
+            if other != arrangement and other not in found and _takes_place(job, other):
                 found[other] = None
     yield from found
     yield from _other_pools(job, arrangement)
@@ -90,13 +90,15 @@ def _other_pools(job: Job, arrangement: Arrangement) -> Iterator[Arrangement]:
 
 def _takes_place(job: Job, arrangement: Arrangement) -> bool:
     """Whether degrees go with the placement, on no more ranks than there are, of pools that take them."""
+    if arrangement.num_ranks(llm_of(job)) > usable_ranks(job):
+        return False
     try:
         check_placement(job, arrangement)
         if arrangement.placement is Placement.ISLANDS:
             _check_pools(job, arrangement)
     except ValueError:
         return False
-    return arrangement.num_ranks(llm_of(job)) <= usable_ranks(job)
+    return True
 
 
 def _check_pools(job: Job, arrangement: Arrangement) -> None:
