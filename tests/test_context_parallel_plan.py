@@ -21,7 +21,7 @@ from workbench.plan.lower import lower
 from workbench.plan.lowered import Direction, Route, Slice, Transfer
 from workbench.plan.plan import Plan, TokenShard
 from workbench.plan.remembered import forget_all
-from workbench.plan.routing import Routing
+from workbench.plan.routing import routing_of
 from workbench.plan.token_owners import held_runs, owned_parts, row_shards, row_tokens
 
 BATCH = [sample(0), sample(1, images=0), sample(2, images=2, sounds=0), sample(3, images=0, sounds=0)]
@@ -37,7 +37,7 @@ def cp_plan(cp: int = 2, encoder_cp: int = 1, batch=None, trainable: bool = True
 
 def shards_of(plan: Plan, draw: st.DrawFn, cp: int) -> tuple[TokenShard, ...]:
     """Any owners at all, also ranks without a token."""
-    routing = Routing(plan)
+    routing = routing_of(plan)
     shards = []
     for microbatch in plan.microbatches:
         if microbatch.module != "llm":
@@ -186,10 +186,10 @@ def test_backward_slices_lead_to_the_producers_tokens() -> None:
 def test_without_shards_a_row_is_cut_zigzag() -> None:
     plan = cp_plan(2, batch=[sample(0, images=0, sounds=0, text=6)])
     llm = plan.microbatches_of["llm", 0][0]
-    (shard,) = row_shards(Routing(plan), llm)
+    (shard,) = row_shards(routing_of(plan), llm)
     assert (shard.block_tokens, shard.owners) == (2, (0, 1, 1, 0))
     short = cp_plan(4, batch=[sample(0, images=0, sounds=0, text=1)])
-    (shard,) = row_shards(Routing(short), short.microbatches_of["llm", 0][0])
+    (shard,) = row_shards(routing_of(short), short.microbatches_of["llm", 0][0])
     assert (shard.block_tokens, shard.owners) == (1, (0, 1, 2))  # rank 3 has none of the 3 tokens
 
 
@@ -206,10 +206,10 @@ def test_owned_parts_say_what_every_block_says(block: int, owners: list[int], da
 def test_a_context_parallel_encoder_hands_over_what_each_rank_holds() -> None:
     """Behind the layer that halves the tokens, a token belongs to the owner of its fraction of the item."""
     plan = cp_plan(2, encoder_cp=2, batch=[sample(0, images=1, sounds=1)])
-    routing = Routing(plan)
+    routing = routing_of(plan)
     vision = plan.microbatches_of["vision", 0][0]
     shard = TokenShard(module="vision", replica=0, microbatch=0, row=0, block_tokens=3, owners=(0, 1, 0))
-    routing = Routing(replace(plan, token_shards=(shard,)))
+    routing = routing_of(replace(plan, token_shards=(shard,)))
     inside = held_runs(routing, vision, TokenCount.IN)
     behind = held_runs(routing, vision, TokenCount.OUT)
     assert [sum(run.num_tokens for run in runs) for runs in inside] == [5, 3]
