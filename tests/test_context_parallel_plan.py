@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -9,13 +11,17 @@ from hypothesis import strategies as st
 
 from tests.plans import WIDTH, cluster, disjoint_plan, sample, two_encoders
 from workbench.model.layer import TokenCount
+from workbench.plan import lower as lowering
+from workbench.plan.build import batched_microbatches, with_programs
 from workbench.plan.check import check
+from workbench.plan.crossing import shape_of
 from workbench.plan.deadlock import check_deadlock
 from workbench.plan.gradient_groups import gradient_groups
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Direction, Route, Slice, Transfer
 from workbench.plan.plan import Plan, TokenShard
-from workbench.plan.routing import Routing
+from workbench.plan.remembered import forget_all
+from workbench.plan.routing import routing_of
 from workbench.plan.token_owners import held_runs, owned_parts, row_shards, row_tokens
 
 BATCH = [sample(0), sample(1, images=0), sample(2, images=2, sounds=0), sample(3, images=0, sounds=0)]
@@ -31,7 +37,7 @@ def cp_plan(cp: int = 2, encoder_cp: int = 1, batch=None, trainable: bool = True
 
 def shards_of(plan: Plan, draw: st.DrawFn, cp: int) -> tuple[TokenShard, ...]:
     """Any owners at all, also ranks without a token."""
-    routing = Routing(plan)
+    routing = routing_of(plan)
     shards = []
     for microbatch in plan.microbatches:
         if microbatch.module != "llm":
@@ -121,6 +127,31 @@ def test_features_go_to_the_owner_of_every_token_and_their_gradients_come_back_f
             assert sorted(received) == sorted(returned) == own
 
 
+@st.composite
+def of_few_sizes(draw: st.DrawFn) -> Plan:
+    """Samples of two sizes, some to a microbatch, with owners or without."""
+    sizes = draw(st.lists(st.booleans(), min_size=4, max_size=8).filter(lambda sizes: len(sizes) % 2 == 0))
+    batch = [sample(at, images=1 + big, sounds=1 - big) for at, big in enumerate(sizes)]
+    cp = draw(st.integers(1, 3))
+    plan = replace(cp_plan(cp, draw(st.integers(1, 2)), batch), programs=(), microbatches=())
+    count = draw(st.integers(1, 2))
+    microbatches = batched_microbatches(plan, samples_per_microbatch=count, replicas=range(1))
+    plan = with_programs(replace(plan, microbatches=microbatches))
+    return replace(plan, token_shards=shards_of(plan, draw, cp)) if draw(st.booleans()) else plan
+
+
+@given(of_few_sizes())
+def test_rows_are_those_of_every_microbatch_lowered_by_itself(plan: Plan) -> None:
+    def by_name(*given: Any) -> tuple[tuple[object, ...], tuple[int, ...]]:
+        shape, samples = shape_of(*given)
+        return (shape, samples, given[1][-1].index), samples
+
+    rows = lower(plan).transfers
+    forget_all()
+    with patch.object(lowering, "shape_of", by_name):
+        assert lower(replace(plan)).transfers == rows
+
+
 def tokens(row: Transfer, end: str) -> list[int]:
     """Places of a row's tokens in the tensor at one end."""
     starts = ((getattr(piece, end), piece.num_tokens) for piece in row.slices)
@@ -155,10 +186,10 @@ def test_backward_slices_lead_to_the_producers_tokens() -> None:
 def test_without_shards_a_row_is_cut_zigzag() -> None:
     plan = cp_plan(2, batch=[sample(0, images=0, sounds=0, text=6)])
     llm = plan.microbatches_of["llm", 0][0]
-    (shard,) = row_shards(Routing(plan), llm)
+    (shard,) = row_shards(routing_of(plan), llm)
     assert (shard.block_tokens, shard.owners) == (2, (0, 1, 1, 0))
     short = cp_plan(4, batch=[sample(0, images=0, sounds=0, text=1)])
-    (shard,) = row_shards(Routing(short), short.microbatches_of["llm", 0][0])
+    (shard,) = row_shards(routing_of(short), short.microbatches_of["llm", 0][0])
     assert (shard.block_tokens, shard.owners) == (1, (0, 1, 2))  # rank 3 has none of the 3 tokens
 
 
@@ -175,10 +206,10 @@ def test_owned_parts_say_what_every_block_says(block: int, owners: list[int], da
 def test_a_context_parallel_encoder_hands_over_what_each_rank_holds() -> None:
     """Behind the layer that halves the tokens, a token belongs to the owner of its fraction of the item."""
     plan = cp_plan(2, encoder_cp=2, batch=[sample(0, images=1, sounds=1)])
-    routing = Routing(plan)
+    routing = routing_of(plan)
     vision = plan.microbatches_of["vision", 0][0]
     shard = TokenShard(module="vision", replica=0, microbatch=0, row=0, block_tokens=3, owners=(0, 1, 0))
-    routing = Routing(replace(plan, token_shards=(shard,)))
+    routing = routing_of(replace(plan, token_shards=(shard,)))
     inside = held_runs(routing, vision, TokenCount.IN)
     behind = held_runs(routing, vision, TokenCount.OUT)
     assert [sum(run.num_tokens for run in runs) for runs in inside] == [5, 3]

@@ -1,7 +1,7 @@
 """From a plan to what machines need: transfer rows and their order."""
 
-from collections.abc import Container, Mapping, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from workbench.data.sample import Item
 from workbench.model.layer import TokenCount
 from workbench.model.model_graph import Edge
 from workbench.plan.alike import alike_replicas, firsts_of
+from workbench.plan.crossing import Part, exchanged, inside, offsets, returned, sent, shape_of
 from workbench.plan.frame import frame_of
 from workbench.plan.gradient_groups import gradient_groups, reductions
 from workbench.plan.lowered import Lowered, Rows, Slice
@@ -65,18 +66,6 @@ def _rows(plan: Plan) -> Rows:
     return in_issue_order(drafts, alike)
 
 
-class _Part(NamedTuple):
-    """Tokens that one context-parallel place of a stage sends to one of another; None: to all its ranks."""
-
-    slices: tuple[Slice, ...]
-    source: int
-    destination: int | None
-
-
-def _tokens(slices: tuple[Slice, ...]) -> int:
-    return sum([piece.num_tokens for piece in slices])
-
-
 class _Passes:
     """Numbers of passes, by stage and microbatch: the plan's, then those that are in no program."""
 
@@ -126,12 +115,21 @@ class _Passes:
 
 
 class _Sent(NamedTuple):
-    """What places of a stage hold of microbatches, by place, microbatch, content and its tokens."""
+    """What places of a stage hold of microbatches, by place, microbatch, content, its name and tokens."""
 
     place: Ints
     at: Ints
     content: Ints
+    named: Ints
     num_tokens: Ints
+
+
+class _Crossing(NamedTuple):
+    """What crosses for one microbatch, and for all with other samples in the place of its own."""
+
+    number: int
+    samples: tuple[int, ...]
+    parts: tuple[Part, ...]
 
 
 _Way = tuple[str, bool, Stage, Stage]  # edge, whether backward, from stage, to stage
@@ -146,7 +144,11 @@ class _Drafting:
         self._links: list[Link] = []
         self._links_of: dict[tuple[object, ...], tuple[int, ...]] = {}
         self._contents: list[tuple[Slice, ...]] = []
-        self._drafts: list[tuple[int, int, int, int, int]] = []  # one at a time
+        self._crossings: dict[tuple[object, ...], _Crossing] = {}
+        self._rows_of: dict[tuple[object, ...], list[tuple[int, int, int]]] = {}
+        self._cut: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self._names: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {((), ()): 0}
+        self._drafts: list[tuple[int, int, int, int, int, int]] = []  # one at a time
         self._columns: list[tuple[Ints, ...]] = []  # many at a time
         self._held: dict[tuple[int, TokenCount], tuple[tuple[Run, ...], ...]] = {}
 
@@ -158,17 +160,21 @@ class _Drafting:
             for replica in self._plan.replicas(edge.target):
                 for reader in self._routing.reading_stages(edge, replica):
                     self._add_edge(edge, reader)
-        self._columns.append(tuple(np.array(self._drafts, dtype=np.int64).reshape(-1, 5).T))
-        link, producer, consumer, content, num_tokens = map(np.concatenate, zip(*self._columns, strict=True))
+        self._columns.append(tuple(np.array(self._drafts, dtype=np.int64).reshape(-1, 6).T))
+        link, producer, consumer, content, named, num_tokens = map(
+            np.concatenate, zip(*self._columns, strict=True)
+        )
         return Drafts(
             links=tuple(self._links),
             actions=self._passes.actions,
             contents=tuple(self._contents),
+            names=tuple(dict(zip(*each, strict=True)) for each in self._names),
             ticks=issue_ticks(self._plan, *self._in_programs(producer, consumer)),
             link=link,
             producer=producer,
             consumer=consumer,
             content=content,
+            named=named,
             num_tokens=num_tokens,
         )
 
@@ -187,13 +193,13 @@ class _Drafting:
             sent = known[layer.emits]
             ends = passes.forward(producer)[sent.at], passes.forward(consumer)[sent.at]
             link = self._inside_links((producer.module, False, producer, consumer), layer.out_width)
-            self._columns.append((link[sent.place], *ends, sent.content, sent.num_tokens))
+            self._columns.append((link[sent.place], *ends, sent.content, sent.named, sent.num_tokens))
             is_back = passes.computes(consumer) & passes.carries(producer, after_layer)
             if is_back.any():
-                place, at, content, num_tokens = (column[is_back[sent.at]] for column in sent)
+                place, at, content, named, num_tokens = (column[is_back[sent.at]] for column in sent)
                 ends = passes.backward(consumer)[at], passes.backward(producer)[at]
                 link = self._inside_links((producer.module, True, consumer, producer), layer.out_width)
-                self._columns.append((link[place], *ends, content, num_tokens))
+                self._columns.append((link[place], *ends, content, named, num_tokens))
 
     def _inside_links(self, way: _Way, width: int) -> Ints:
         """[places] from each to the same of the other stage, whose tokens are in one part."""
@@ -203,28 +209,30 @@ class _Drafting:
     def _inside(self, stage: Stage, count: TokenCount) -> _Sent:
         """What every place of the stage has of every microbatch."""
         each = [
-            (place, at, self._content(slices), num_tokens)
+            (part.source, at, content, named, num_tokens)
             for at, microbatch in enumerate(self._passes.microbatches(stage))
-            for place, slices in enumerate(_inside(self._held_runs(microbatch, count)))
-            if (num_tokens := _tokens(slices))
+            for crossing, named in [self._held_inside(microbatch, count)]
+            for part in crossing.parts
+            for content, num_tokens in self._contents_of(part, 1)
         ]
-        return _Sent(*np.array(each, dtype=np.int64).reshape(-1, 4).T)
+        return _Sent(*np.array(each, dtype=np.int64).reshape(-1, 5).T)
+
+    def _held_inside(self, microbatch: Microbatch, count: TokenCount) -> tuple[_Crossing, int]:
+        """What each place of its stages has of it, and how its samples are called there."""
+        shape, samples = shape_of(self._plan, (microbatch,), ())
+        return self._crossing(
+            (microbatch.module, count, shape), samples, lambda: inside(self._held_runs(microbatch, count))
+        )
 
     def _add_edge(self, edge: Edge, consumer: Stage) -> None:
         """For every stage that reads the edge: gradients of all of them are summed at the producer."""
-        passes, is_back = self._passes, self._passes.computes(consumer)
-        for at, target in enumerate(passes.microbatches(consumer)):
-            features = feature_runs(self._routing, edge, target)
+        is_back = self._passes.computes(consumer)
+        for at, target in enumerate(self._passes.microbatches(consumer)):
             for holding, starts in _sources(self._routing, edge, consumer, target).items():
-                self._add_from(edge, holding, starts, (consumer, at, bool(is_back[at])), features)
+                self._add_from(edge, holding, starts, (consumer, at, bool(is_back[at])))
 
     def _add_from(
-        self,
-        edge: Edge,
-        holding: Holding,
-        starts: Mapping[Item, int],
-        into: tuple[Stage, int, bool],
-        features: Sequence[Sequence[Run]],
+        self, edge: Edge, holding: Holding, starts: Mapping[Item, int], into: tuple[Stage, int, bool]
     ) -> None:
         """What one microbatch of the producer has of one of the consumer's.
 
@@ -233,27 +241,33 @@ class _Drafting:
             holding: of the producer.
             starts: of its items, in the consumer's tensor.
             into: the consuming stage, its microbatch, and whether that has a backward.
-            features: of the consumer's microbatch, by place.
         """
         routing, passes, (consumer, at, is_back) = self._routing, self._passes, into
         source = self._plan.microbatches_of[edge.source, holding.replica][holding.microbatch]
+        target = passes.microbatches(consumer)[at]
         producer = routing.boundary_stage(edge.source, holding.replica, edge.after_layer)
         layer = self._plan.model.module(edge.source).layers[edge.after_layer]
-        made = self._held_runs(source, layer.emits)
-        if goes_to_owners(routing, edge, passes.microbatches(consumer)[at]):
-            forward = _exchanged(made, features, starts)
-        else:
-            forward = [_Part(_sent(runs, starts), place, None) for place, runs in enumerate(made)]
-        ends = int(passes.forward(producer)[holding.microbatch]), int(passes.forward(consumer)[at])
-        self._add((edge.name, False, producer, consumer), ends, layer.out_width, forward)
-        if is_back and routing.flow(source).carries[edge.source][edge.after_layer]:
+        shape, samples = shape_of(self._plan, (source, target), starts)
+
+        def forward() -> tuple[Part, ...]:
+            made = self._held_runs(source, layer.emits)
+            if goes_to_owners(routing, edge, target):
+                return exchanged(made, feature_runs(routing, edge, target), starts)
+            return sent(made, starts)
+
+        def backward() -> tuple[Part, ...]:
+            features = feature_runs(routing, edge, target)
             if producer.cp > 1:
-                backward = _exchanged(features, made, starts)
-            else:
-                returned = _returned(features, _offsets(routing, source, layer.emits), starts)
-                backward = [_Part(slices, place, None) for place, slices in enumerate(returned)]
+                return exchanged(features, self._held_runs(source, layer.emits), starts)
+            return returned(features, offsets(routing, source, layer.emits), starts)
+
+        ends = int(passes.forward(producer)[holding.microbatch]), int(passes.forward(consumer)[at])
+        crossing = self._crossing((edge.name, False, shape), samples, forward)
+        self._add((edge.name, False, producer, consumer), ends, layer.out_width, crossing)
+        if is_back and routing.flow(source).carries[edge.source][edge.after_layer]:
             ends = int(passes.backward(consumer)[at]), int(passes.backward(producer)[holding.microbatch])
-            self._add((edge.name, True, consumer, producer), ends, layer.out_width, backward)
+            crossing = self._crossing((edge.name, True, shape), samples, backward)
+            self._add((edge.name, True, consumer, producer), ends, layer.out_width, crossing)
 
     def _held_runs(self, microbatch: Microbatch, count: TokenCount) -> tuple[tuple[Run, ...], ...]:
         key = id(microbatch), count  # the plan's own
@@ -261,18 +275,45 @@ class _Drafting:
             self._held[key] = held_runs(self._routing, microbatch, count)
         return self._held[key]
 
-    def _add(self, way: _Way, ends: tuple[int, int], width: int, sent: Sequence[_Part]) -> None:
-        """Rows between two passes, from every context-parallel place that has tokens of it."""
-        for slices, source, destination in sent:
-            if num_tokens := _tokens(slices):
-                links = self._numbers_of(way, (source, destination), width)
-                for link, (pieces, tokens) in zip(links, cut(slices, num_tokens, len(links)), strict=True):
-                    if tokens:
-                        self._drafts.append((link, *ends, self._content(pieces), tokens))
+    def _crossing(
+        self, key: tuple[object, ...], samples: tuple[int, ...], derive: Callable[[], tuple[Part, ...]]
+    ) -> tuple[_Crossing, int]:
+        """What crosses wherever the shape is this, and the number of the names that samples have there."""
+        if key not in self._crossings:
+            self._crossings[key] = _Crossing(len(self._crossings), samples, derive())
+        found = self._crossings[key]
+        if samples == found.samples:
+            return found, 0
+        return found, self._names.setdefault((found.samples, samples), len(self._names))
 
-    def _content(self, slices: tuple[Slice, ...]) -> int:
-        self._contents.append(slices)
-        return len(self._contents) - 1
+    def _add(self, way: _Way, ends: tuple[int, int], width: int, crossing: tuple[_Crossing, int]) -> None:
+        """Rows between two passes, from every context-parallel place that has tokens of it."""
+        edge, is_backward, producer, consumer = way
+        of, named = crossing
+        key = edge, is_backward, producer.id, consumer.id, of.number
+        if key not in self._rows_of:
+            self._rows_of[key] = [
+                (link, content, num_tokens)
+                for part in of.parts
+                for links in [self._numbers_of(way, (part.source, part.destination), width)]
+                for link, (content, num_tokens) in zip(
+                    links, self._contents_of(part, len(links)), strict=True
+                )
+                if num_tokens
+            ]
+        self._drafts += [
+            (link, *ends, content, named, num_tokens) for link, content, num_tokens in self._rows_of[key]
+        ]
+
+    def _contents_of(self, part: Part, num_parts: int) -> list[tuple[int, int]]:
+        """Numbers of what each of as many parts brings, each with its tokens."""
+        key = id(part), num_parts  # a crossing's own
+        if key not in self._cut:
+            self._cut[key] = []
+            for slices, num_tokens in cut(part.slices, part.num_tokens, num_parts):
+                self._cut[key].append((len(self._contents), num_tokens))
+                self._contents += [slices] if num_tokens else []  # fewer tokens than parts
+        return self._cut[key]
 
     def _numbers_of(self, way: _Way, places: tuple[int, int | None], width: int) -> tuple[int, ...]:
         """The links from place to place, one for each part of the tokens."""
@@ -284,84 +325,6 @@ class _Drafting:
             self._links += [Link(edge, is_backward, width, num_bytes, paths) for paths in found]
             self._links_of[key] = tuple(range(first, len(self._links)))
         return self._links_of[key]
-
-
-def _exchanged(
-    sources: Sequence[Sequence[Run]], destinations: Sequence[Sequence[Run]], wanted: Container[Item]
-) -> list[_Part]:
-    """What each place of one side holds and each place of the other has in its tensor, of the wanted items.
-
-    Complexity: O(runs x places).
-    """
-    held: list[dict[Item, list[Run]]] = []
-    for runs in destinations:
-        held.append({})
-        for run in runs:
-            if run.item in wanted:
-                held[-1].setdefault(run.item, []).append(run)
-    return [
-        _Part(_common(runs, of_item), here, there)
-        for here, runs in enumerate(sources)
-        for there, of_item in enumerate(held)
-    ]
-
-
-def _common(runs: Sequence[Run], others: Mapping[Item, Sequence[Run]]) -> tuple[Slice, ...]:
-    """The tokens of runs that stand in runs of another tensor, with their places in both."""
-    found = []
-    for item, run_first, run_start, run_tokens in runs:
-        for _, other_first, other_start, other_tokens in others.get(item, ()):
-            first = other_first if other_first > run_first else run_first
-            num_tokens = min(run_first + run_tokens, other_first + other_tokens) - first
-            if num_tokens > 0:
-                starts = run_start + first - run_first, other_start + first - other_first
-                found.append(Slice(item, *starts, num_tokens))
-    return tuple(found)
-
-
-def _inside(held: Sequence[Sequence[Run]]) -> list[tuple[Slice, ...]]:
-    """By place, what a rank holds of every item: at the same place on both sides."""
-    found = []
-    for runs in held:
-        of_item: dict[Item, Slice] = {}
-        for run in runs:
-            so_far = of_item.get(run.item, Slice(run.item, run.start, run.start, 0))
-            of_item[run.item] = so_far._replace(num_tokens=so_far.num_tokens + run.num_tokens)
-        found.append(tuple(of_item.values()))
-    return found
-
-
-def _sent(runs: Sequence[Run], starts: Mapping[Item, int]) -> tuple[Slice, ...]:
-    """What one producing rank holds of an edge's items, in the order in which the consumer needs them."""
-    held: dict[Item, list[Run]] = {}
-    for run in runs:
-        held.setdefault(run.item, []).append(run)
-    return tuple(
-        Slice(item, run.start, start + run.first, run.num_tokens)
-        for item, start in starts.items()
-        for run in held.get(item, ())
-    )
-
-
-def _returned(
-    features: Sequence[Sequence[Run]], offsets: Mapping[Item, int], starts: Mapping[Item, int]
-) -> tuple[tuple[Slice, ...], ...]:
-    """By context-parallel place of the consumer, the gradients of one producer's items."""
-    return tuple(
-        tuple(
-            Slice(run.item, run.start, offsets[run.item] + run.first, run.num_tokens)
-            for run in runs
-            if run.item in starts
-        )
-        for runs in features
-    )
-
-
-def _offsets(routing: Routing, microbatch: Microbatch, count: TokenCount) -> dict[Item, int]:
-    """Where every item starts in the whole packed tensor."""
-    module = routing.plan.model.module(microbatch.module)
-    tokens = [routing.tokens(module, item, count) for item in microbatch.items]
-    return dict(zip(microbatch.items, accumulate(tokens, initial=0), strict=False))
 
 
 def _sources(

@@ -1,7 +1,7 @@
 """The lowered plan: what machines need, derived once; every machine reads only this."""
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from itertools import chain
@@ -103,12 +103,12 @@ class Rows(Sequence[Transfer]):
         producer, consumer: place in `actions`.
         end: place in `ends`.
         content: place in `contents`.
-        named: place in `names`.
+        named: number of its names.
         num_tokens, width, num_bytes: as in `Transfer`.
         after: row; -1: none.
         edges, actions, ends: that the rows name.
         contents: slices, for many rows each.
-        names: sample -> what it is called in these rows; empty: as it is.
+        names: number -> sample of a content -> what it is called in a row; empty: as it is.
     """
 
     number: Ints
@@ -128,7 +128,7 @@ class Rows(Sequence[Transfer]):
     actions: Sequence[Action]
     ends: Sequence[Ends]
     contents: Sequence[tuple[Slice, ...]]
-    names: Sequence[Mapping[int, int]] = ({},)
+    names: Mapping[int, Mapping[int, int]] = field(default_factory=lambda: {0: {}})
 
     @classmethod
     def of(cls, transfers: Sequence[Transfer]) -> "Rows":
@@ -217,8 +217,9 @@ class Rows(Sequence[Transfer]):
     @cached_property
     def _made(self) -> tuple[Transfer, ...]:
         slices: dict[tuple[int, int], tuple[Slice, ...]] = {}
+        names = {name: self.names[name] for name in set(self.named.tolist())}
         for content, name in dict.fromkeys(zip(self.content.tolist(), self.named.tolist(), strict=True)):
-            slices[content, name] = _renamed(self.contents[content], self.names[name])
+            slices[content, name] = _renamed(self.contents[content], names[name])
         directions, routes = tuple(Direction), tuple(Route)
         columns = (
             self.number.tolist(),

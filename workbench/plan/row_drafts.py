@@ -1,6 +1,6 @@
 """Rows before they have numbers: copied from a replica to its equals, then put in their order."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -33,19 +33,22 @@ class Drafts(NamedTuple):
 
     Args:
         links, actions, contents: that columns name; actions are those of the plan's programs, then others.
+        names: of samples in contents, as in `Rows`; the first is empty.
         ticks: [actions of programs + 1] in which they end, see `issue_ticks`.
-        link, producer, consumer, content: place in these.
+        link, producer, consumer, content, named: place in these.
         num_tokens: of each path's row.
     """
 
     links: tuple[Link, ...]
     actions: tuple[Action, ...]
     contents: tuple[tuple[Slice, ...], ...]
+    names: tuple[Mapping[int, int], ...]
     ticks: Ints
     link: Ints
     producer: Ints
     consumer: Ints
     content: Ints
+    named: Ints
     num_tokens: Ints
 
 
@@ -139,7 +142,7 @@ class _Copied:
             consumer=consumer[of_row],
             end=np.stack(self._end_numbers)[named, end_of[path]],
             content=self._drafts.content[draft],
-            named=named,
+            named=named * len(self._drafts.names) + self._drafts.named[draft],
             num_tokens=num_tokens,
             width=ints(link.width for link in links)[of_link],
             num_bytes=num_tokens * ints(link.token_bytes for link in links)[of_link],
@@ -148,8 +151,37 @@ class _Copied:
             actions=self._actions,
             ends=self._ends,
             contents=self._drafts.contents,
-            names=self._names,
+            names=_Names(self._drafts.names, self._names),
         )
+
+
+class _Names(Mapping[int, Mapping[int, int]]):
+    """For each copy, names of samples in contents, by what the copy calls those; made when one is asked for.
+
+    Args:
+        of_contents: sample -> what the drafts call it; empty: as it is.
+        of_copies: what the drafts call it -> what the copy does; empty: as it is.
+    """
+
+    def __init__(
+        self, of_contents: Sequence[Mapping[int, int]], of_copies: Sequence[Mapping[int, int]]
+    ) -> None:
+        self._of_contents, self._of_copies = of_contents, of_copies
+
+    def __len__(self) -> int:
+        return len(self._of_contents) * len(self._of_copies)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self)))
+
+    def __getitem__(self, number: int) -> Mapping[int, int]:
+        copy, content = divmod(number, len(self._of_contents))
+        return _then(self._of_contents[content], self._of_copies[copy])
+
+
+def _then(first: Mapping[int, int], other: Mapping[int, int]) -> Mapping[int, int]:
+    """What names become that are renamed; an empty one leaves all as it is."""
+    return {sample: other[name] for sample, name in first.items()} if first and other else first or other
 
 
 _KINDS = {kind: place for place, kind in enumerate(sorted(Pass))}
