@@ -33,10 +33,10 @@ def _trains(plan: Plan) -> frozenset[tuple[int | None, int | None]]:
     """(stage, microbatch) that have weight gradients."""
     routing = Routing(plan)
     return frozenset(
-        (stage.id, microbatch.index)
+        (stage.id, index)
         for stage in plan.stages
-        for microbatch in plan.microbatches_of.get((stage.module, stage.replica), ())
-        if routing.trains(stage, microbatch)
+        for index, is_trained in enumerate(routing.trained(stage))
+        if is_trained
     )
 
 

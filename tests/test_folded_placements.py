@@ -14,11 +14,11 @@ from workbench.plan import build as building
 from workbench.plan.alike import alike_replicas, components
 from workbench.plan.folded import checked_part, judged_part
 from workbench.plan.plan import ModuleSettings, Plan, Sharding
+from workbench.planner.groupings import dealt
 from workbench.planner.layout_choice import Degrees
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 from workbench.search.joint.arrangement import Arrangement, Placement, stages_of
 from workbench.search.joint.choice import Choice, build, draft_of
-from workbench.search.joint.grouping import dealt
 
 MODULES = ("vision", "audio", "llm")
 CASE = replace(

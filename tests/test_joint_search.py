@@ -12,6 +12,7 @@ from tests.tiny_valm import tiny_batch
 from workbench.memory.account import memory_table, peak_bytes
 from workbench.plan.lower import lower
 from workbench.plan.plan import KeyExchange, ModuleSettings, Recompute, Settings, Sharding
+from workbench.planner.groupings import Grouping
 from workbench.planner.layout_choice import Degrees
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.search.joint.ablation import ablated
@@ -20,7 +21,7 @@ from workbench.search.joint.choice import TokenRule, build
 from workbench.search.joint.drive import joint_search
 from workbench.search.joint.evaluate import Asked, evaluated
 from workbench.search.joint.found import Found, State
-from workbench.search.joint.grouping_moves import Exchange, Grouping, MoveSample, Regroup, Reorder, Resize
+from workbench.search.joint.grouping_moves import Exchange, MoveSample, Regroup, Reorder, Resize
 from workbench.search.joint.layout_moves import Arrange, CutStages, Reschedule, RunEncodersAhead, ShiftLayer
 from workbench.search.joint.log import log_lines, replayed
 from workbench.search.joint.move import Space

@@ -7,11 +7,11 @@ from experiments.search.spaces import spaces
 from sim.predict import IterationJudge
 from workbench.job.job import load_job
 from workbench.job.machines import cost_of
+from workbench.planner.groupings import llm_of
 from workbench.planner.layout_choice import Degrees
 from workbench.search.joint.arrangement import Arrangement, Placement, arrangement_of
 from workbench.search.joint.choice import Choice, choice_of, draft_of
 from workbench.search.joint.evaluate import Asked, evaluated
-from workbench.search.joint.grouping import llm_of
 from workbench.search.joint.layout_moves import Arrange
 from workbench.search.joint.layout_neighbours import arrangements_near
 from workbench.search.joint.move import Space

@@ -2,12 +2,13 @@
 
 from workbench.job.job import ModuleLayout
 from workbench.plan.plan import ModuleSettings, Recompute, Sharding
+from workbench.planner.groupings import Grouping
 from workbench.planner.layout_choice import Degrees
 from workbench.report.joint_tables import told_moves
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.search.joint.arrangement import Arrangement, Placement
 from workbench.search.joint.choice import TokenRule
-from workbench.search.joint.grouping_moves import Exchange, Grouping, Regroup, Resize
+from workbench.search.joint.grouping_moves import Exchange, Regroup, Resize
 from workbench.search.joint.layout_moves import Arrange, CutStages, Reschedule, ShiftLayer
 from workbench.search.joint.move import Move
 from workbench.search.joint.question import Question

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from experiments.search.spaces import spaces
+from workbench.planner.groupings import dealt, groups_of, resized
 from workbench.search.joint.choice import Choice, draft_of
 from workbench.search.joint.evaluate import changed
-from workbench.search.joint.grouping import dealt, exchanged, groups_of, resized
+from workbench.search.joint.grouping import exchanged
 from workbench.search.joint.move import Space
 from workbench.search.joint.proposals import QUICK, Proposals
 from workbench.search.joint.question import Question

@@ -12,10 +12,10 @@ from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Settings
 from workbench.plan.remembered import Remembered
 from workbench.planner.assembly import disjoint_stages
 from workbench.planner.block_cuts import Cuts
+from workbench.planner.groupings import Group, dealt
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 from workbench.search.joint.choice import Choice, TokenRule, build
 from workbench.search.joint.evaluate import plan_of
-from workbench.search.joint.grouping import Group, dealt
 from workbench.search.joint.move import Space
 
 AWAY = 1  # layers by which a border may lie away from an even cut's

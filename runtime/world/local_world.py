@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore, Store
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from runtime.world.device import CPU, backend_of
 from runtime.world.failure import RankError, first_line
@@ -62,6 +62,7 @@ def join_launched(environment: Mapping[str, str], *, wait_s: float, device: torc
         end_with_launcher()
     rank, size = (_number(environment, name) for name in ("RANK", "WORLD_SIZE"))
     file = meeting_of(environment)
+    store: Store
     if file is None:
         where = f"{_said(environment, 'MASTER_ADDR')}:{_number(environment, 'MASTER_PORT')}"
         store = _tcp_store(environment, where, rank, wait_s)
@@ -102,12 +103,12 @@ def _file_store(file: Path) -> FileStore:
     return FileStore(str(file), -1)
 
 
-def _tcp_store(environment: Mapping[str, str], where: str, rank: int, wait_s: float) -> dist.TCPStore:
+def _tcp_store(environment: Mapping[str, str], where: str, rank: int, wait_s: float) -> TCPStore:
     """At the launcher's address, where its agent listens, or the first rank."""
     host, _, port = where.rpartition(":")
     listens = rank == 0 and environment.get(AGENT_STORE) != "True"
     try:
-        return dist.TCPStore(
+        return TCPStore(
             host,
             int(port),
             is_master=listens,
@@ -146,9 +147,7 @@ def _meet(store: Store, where: str, *, rank: int, size: int, wait_s: float) -> N
             ) from error
 
 
-def _join(
-    store: Store, *, rank: int, size: int, wait_s: float, backend: str, device: torch.device
-) -> None:
+def _join(store: Store, *, rank: int, size: int, wait_s: float, backend: str, device: torch.device) -> None:
     store.set_timeout(timedelta(seconds=wait_s))
     dist.init_process_group(
         backend,

@@ -54,7 +54,7 @@ class MoreMicrobatches:
         self._waits = _waits(before, after, passes.number + len(tail.tasks) + len(rows))
 
     def iteration_s(self, lowered: Lowered, prices: Price) -> float:
-        """Seconds of an iteration at prices of the same plan; DeadlockError for orders that never end."""
+        """Seconds of an iteration at prices of the same plan; DeadlockError where orders never end."""
         durations_s = _durations_s(lowered, prices, self._passes, self._tail)
         end_s = _ends_s(durations_s, self._wires, self._waits)
         if np.isnan(end_s).any():

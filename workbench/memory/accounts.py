@@ -46,13 +46,13 @@ class Accounts:
 
     def decisive(self, rank: int) -> Hashable:
         """All that decides a rank's account but its rows, in any plan."""
-        stages = self.plan.stages_on.get(rank, ())
-        own = tuple((stage.layers, self.units.get(stage.id)) for stage in stages)
-        return *self._shared, rank, own, tuple(self.reduced.get(rank, {}).items())
-
-    @cached_property
-    def _shared(self) -> tuple[Hashable, ...]:
-        return frame_of(self.plan), self.plan.settings, tuple(num_replicas(self.plan).items())
+        settings, replicas = self.plan.settings, num_replicas(self.plan)
+        own = tuple(
+            (stage.layers, self.units.get(stage.id), settings.of(stage.module), replicas[stage.module])
+            for stage in self.plan.stages_on.get(rank, ())
+        )
+        every = frame_of(self.plan), settings.kernels, settings.optimizer_precision
+        return *every, rank, own, tuple(self.reduced.get(rank, {}).items())
 
     @cached_property
     def reduced(self) -> dict[int, dict[Action, tuple[int, int]]]:

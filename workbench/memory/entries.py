@@ -13,6 +13,7 @@ from workbench.arrays import Ints
 from workbench.memory.accounts import Accounts
 from workbench.memory.boundary_rows import RowLines, row_lines
 from workbench.memory.places import BACKWARDS
+from workbench.memory.sizes import StageBytes, StageSplitBytes
 from workbench.memory.stage import (
     GRADIENTS,
     StateKind,
@@ -20,7 +21,7 @@ from workbench.memory.stage import (
 )
 from workbench.model.layer import Pointwise
 from workbench.plan.kernels import Kernels
-from workbench.plan.plan import Microbatch, Plan, Stage
+from workbench.plan.plan import Plan, Stage
 from workbench.plan.remembered import Remembered
 from workbench.schedule.action import STEP, Action, Pass
 
@@ -117,7 +118,7 @@ class _PassAccount:
         if action.kind in BACKWARDS:
             return 0, 0, 0, self._add_backward(position, action), 0
         if action.kind is Pass.W:
-            split = self._sizes.split(*self._of(action))
+            split = self._split(action)
             is_first = position == self._first_weights[action.stage]
             self._hold(position, position, split.first if is_first else split.adding)
         elif action.kind is Pass.REDUCE_SCATTER:
@@ -138,22 +139,20 @@ class _PassAccount:
         return self._places[action]
 
     def _add_forward(self, position: int, action: Action) -> tuple[int, int, int, int, int]:
-        stage, microbatch = self._of(action)
         backward = self._accounts.backwards.get((action.stage, action.microbatch))
-        size = self._sizes.of(stage, microbatch, keeps=backward is not None)
+        size = self._size(action, keeps=backward is not None)
         self._hold(position, position, size.forward)
         until = 0 if backward is None else self._place(backward) - position
         return size.kept, size.input_kept, size.output, 0, until
 
     def _add_backward(self, position: int, action: Action) -> int:
         """What it joins its gradients to."""
-        stage, microbatch = self._of(action)
-        size = self._sizes.of(stage, microbatch, keeps=True)
+        size = self._size(action, keeps=True)
         if action.kind is Pass.I:
-            self._hold(position, position, self._sizes.split(stage, microbatch).input_pass)
+            self._hold(position, position, self._split(action).input_pass)
             self._add_left(position, action)
         else:
-            is_first = position == self._first_weights[stage.id] or stage.id in self._accounts.units
+            is_first = position == self._first_weights[action.stage] or action.stage in self._accounts.units
             self._hold(position, position, size.first if is_first else size.accumulating)
         return size.output
 
@@ -161,11 +160,10 @@ class _PassAccount:
         """What an I leaves for its W, and, from a stage's first I on, gradients that only I makes."""
         weights = action._replace(kind=Pass.W)
         if weights in self._places:
-            left = self._sizes.split(*self._of(action)).left
-            self._hold(position + 1, self._place(weights), left)
-        stage, _ = self._of(action)
-        if position == self._first_split[stage.id] and stage.id in self._first_weights:
-            self._hold(position, self._first_weights[stage.id], _early_gradient_bytes(self._plan, stage))
+            self._hold(position + 1, self._place(weights), self._split(action).left)
+        if position == self._first_split[action.stage] and action.stage in self._first_weights:
+            early = _early_gradient_bytes(self._plan, self._stage(action))
+            self._hold(position, self._first_weights[action.stage], early)
 
     def _add_bucket(self, position: int, action: Action) -> None:
         """A reduction's copy of the gradients, until STEP makes it the gradients themselves.
@@ -256,11 +254,15 @@ class _PassAccount:
             if layer.trainable:
                 yield from updated_elements(self._plan, stage, layer)
 
-    def _of(self, action: Action) -> tuple[Stage, Microbatch]:
+    def _size(self, action: Action, *, keeps: bool) -> StageBytes:
+        return self._sizes.each(self._stage(action), keeps=keeps)[action.microbatch or 0]
+
+    def _split(self, action: Action) -> StageSplitBytes:
+        return self._sizes.each_split(self._stage(action))[action.microbatch or 0]
+
+    def _stage(self, action: Action) -> Stage:
         assert action.stage is not None
-        assert action.microbatch is not None
-        stage = self._plan.stage[action.stage]
-        return stage, self._plan.microbatches_of[stage.module, stage.replica][action.microbatch]
+        return self._plan.stage[action.stage]
 
 
 def _early_gradient_bytes(plan: Plan, stage: Stage) -> int:

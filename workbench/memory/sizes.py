@@ -13,7 +13,7 @@ from workbench.memory.stage import StateKind, stage_state
 from workbench.model.frozen import Needs
 from workbench.model.layer import Layer, TokenCount
 from workbench.model.model_graph import TEXT
-from workbench.plan.contents import contents
+from workbench.plan.contents import contents, layer_kinds
 from workbench.plan.expert_groups import held_elements
 from workbench.plan.gradient_groups import num_replicas
 from workbench.plan.plan import Microbatch, Plan, Recompute, Stage
@@ -92,15 +92,27 @@ class Sizes:
         self._numbers: dict[Hashable, int] = {}
         self._known: dict[tuple[int, int, bool], StageBytes] = {}
         self._known_split: dict[tuple[int, int], StageSplitBytes] = {}
+        self._each: dict[tuple[int, bool], list[StageBytes]] = {}
+        self._each_split: dict[int, list[StageSplitBytes]] = {}
         self._settings: dict[tuple[int, Grid], tuple[object, Setting]] = {}
         self._needs: dict[tuple[int, frozenset[str] | None], tuple[object, tuple[Needs, ...]]] = {}
-        self._decisive = _one((Same(plan.model), plan.settings))
+        self._settled: dict[str, object] = {}
+
+    def _settings_of_passes(self, module: str) -> object:
+        """All that settings decide of what a module's passes take."""
+        if module not in self._settled:
+            every, own = self._plan.settings, self._plan.settings.of(module)
+            cut = own.recompute, own.computed_again, own.sequence_parallel
+            self._settled[module] = _one((Same(self._plan.model), every.precision, every.kernels, cut))
+        return self._settled[module]
 
     def state(self, stage: Stage) -> _State:
         """What a rank of the stage holds of its parameters, where it shares none with other stages."""
-        shape = stage.module, stage.layers, stage.tp, stage.cp, stage.ep
+        every, own = self._plan.settings, self._plan.settings.of(stage.module)
+        settings = every.precision, every.optimizer_precision, every.kernels, own.sharding, own.instances
+        shape = stage.module, layer_kinds(self._plan, stage), stage.tp, stage.cp, stage.ep
         replicas = num_replicas(self._plan)[stage.module]
-        return _STATES.answer((self._decisive, shape, replicas), lambda: self._state(stage))
+        return _STATES.answer((Same(self._plan.model), settings, shape, replicas), lambda: self._state(stage))
 
     def _state(self, stage: Stage) -> _State:
         """By layer, but where some have tied weights; layers that differ in name alone hold the same."""
@@ -119,6 +131,20 @@ class Sizes:
             for part, num_bytes in self.state(replace(stage, layers=(index, index + 1))).items():
                 sizes[part] += count * num_bytes
         return sizes
+
+    def each(self, stage: Stage, *, keeps: bool) -> list[StageBytes]:
+        """`of` every microbatch of the stage's replica."""
+        if (key := (stage.id, keeps)) not in self._each:
+            held = self._plan.microbatches_of.get((stage.module, stage.replica), ())
+            self._each[key] = [self.of(stage, microbatch, keeps=keeps) for microbatch in held]
+        return self._each[key]
+
+    def each_split(self, stage: Stage) -> list[StageSplitBytes]:
+        """`split` of every microbatch of the stage's replica."""
+        if stage.id not in self._each_split:
+            held = self._plan.microbatches_of.get((stage.module, stage.replica), ())
+            self._each_split[stage.id] = [self.split(stage, microbatch) for microbatch in held]
+        return self._each_split[stage.id]
 
     def of(self, stage: Stage, microbatch: Microbatch, *, keeps: bool) -> StageBytes:
         """Of that stage; `keeps` False: no backward follows, so nothing is kept."""
@@ -168,7 +194,7 @@ class Sizes:
             needs = self._routing.flow(microbatch).needs[stage.module][slice(*stage.layers)]
             if not keeps:
                 needs = (Needs(input_grad=False, weight_grad=False),) * len(needs)
-            key = self._decisive, stage.module, contents(self._plan, stage), needs
+            key = self._settings_of_passes(stage.module), stage.module, contents(self._plan, stage), needs
             self._needs[name] = _one(key), needs
         return self._needs[name]
 
@@ -184,7 +210,8 @@ class Sizes:
         if self._plan.token_shards:
             return self._setting(stage, microbatch)
         rows, grid = self._row_kinds(microbatch), (stage.tp, stage.cp, stage.ep)
-        key = self._decisive, Same(self._plan.batch), stage.module, rows, grid
+        settings = self._settings_of_passes(stage.module)
+        key = settings, Same(self._plan.batch), stage.module, rows, grid
         return _SETTINGS.answer(key, lambda: self._setting(stage, microbatch))
 
     def _setting(self, stage: Stage, microbatch: Microbatch) -> Setting:

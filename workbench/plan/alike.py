@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from workbench.on_demand import OnDemand
 from workbench.plan.kept import give, kept
-from workbench.plan.paths import ways
+from workbench.plan.lying import lies
+from workbench.plan.paths import num_senders
 from workbench.plan.plan import Boundaries, Plan, Program, Stage
 from workbench.plan.remembered import Remembered, Same, one
 from workbench.plan.routing import routing_of
@@ -46,6 +47,7 @@ _COMPONENTS: Remembered[tuple[Component, ...]] = Remembered(MOST_REPLICAS, lambd
 _ALIKE: Remembered[tuple[tuple[Component, ...], ...]] = Remembered(
     MOST_REPLICAS, lambda sets: sum(map(len, sets)) + 1
 )
+_SENDERS: Remembered[tuple[int, ...]] = Remembered(2_000_000, lambda found: len(found) + 1)
 
 
 @kept
@@ -236,8 +238,10 @@ def _shape(plan: Plan, component: Component) -> object:
     replica_at = {
         (module, replica): at for module, held in of_module.items() for at, replica in enumerate(sorted(held))
     }
+    stages = tuple([_stage_shape(plan.stage[s], stage_at, rank_at, replica_at) for s in component.stages])
+    lie = Same(plan.model), Same(plan.cluster), stages, lies(plan.cluster, component.ranks)
     return (
-        tuple(_stage_shape(plan.stage[stage], stage_at, rank_at, replica_at) for stage in component.stages),
+        stages,
         tuple([kinds[sample] for sample in component.samples]),
         tuple(
             tuple(
@@ -247,7 +251,7 @@ def _shape(plan: Plan, component: Component) -> object:
             for place in in_order
         ),
         tuple(_program_shape(program, stage_at, rank_at) for program in component.programs),
-        tuple(_num_senders(plan, component)),
+        _SENDERS.answer(lie, lambda: tuple(_num_senders(plan, component))),
     )
 
 
@@ -262,7 +266,7 @@ def _num_senders(plan: Plan, component: Component) -> Iterator[int]:
         for producer, consumer in product(produced, read):
             for here, there in ((producer, consumer), (consumer, producer)):
                 for from_place, to_place in product(range(here.cp), (None, *range(there.cp))):
-                    yield len(ways(plan, here.id, there.id, from_place, to_place))
+                    yield num_senders(plan.cluster, here, there, from_place, to_place)
 
 
 def _stage_shape(

@@ -13,10 +13,10 @@ from workbench.plan.alike import alike_replicas, first_of_all, with_copied
 from workbench.plan.check import check
 from workbench.plan.frame import Frame, frame_of
 from workbench.plan.gradient_groups import gradient_groups, reduction_order
-from workbench.plan.kept import give, kept
+from workbench.plan.kept import give
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Microbatch, Plan, Program, Stage
-from workbench.plan.remembered import Remembered, Same
+from workbench.plan.remembered import Remembered, Same, one
 from workbench.plan.routing import Routing, routing_of
 from workbench.schedule.action import STEP, Action
 from workbench.schedule.choice import Schedule, ScheduleKind
@@ -29,6 +29,7 @@ from workbench.schedule.sharded import with_rounds
 
 MOST_ACTIONS = 500_000  # of all orders that are remembered
 Piece = tuple[Item, ...]  # items of one sample that stay together
+_GROUPS: Remembered[dict[Group, tuple[int, ...]]] = Remembered(64)  # of the last stages
 _PROBLEM: Remembered[Frame] = Remembered(4096)  # of a frame: what a schedule is made for
 _PREPARED: Remembered[Prepared] = Remembered(MOST_ACTIONS, lambda prepared: prepared.num_passes + 1)
 _PROGRAMS: Remembered[tuple[Program, ...]] = Remembered(
@@ -147,14 +148,14 @@ def schedule_nodes(plan: Plan) -> tuple[ScheduleNode, ...]:
     consumers = _consumers(routing)
     nodes = []
     for stage in plan.stages:
-        microbatches = plan.microbatches_of.get((stage.module, stage.replica), ())
+        backward = routing.backwards(stage)
         nodes.append(
             ScheduleNode(
                 stage=stage.id,
-                num_microbatches=len(microbatches),
-                backward=tuple(routing.has_backward(stage, m) for m in microbatches),
+                num_microbatches=len(backward),
+                backward=backward,
                 consumers=tuple(consumers.get(stage.id, ())),
-                weights=tuple(routing.trains(stage, m) for m in microbatches),
+                weights=routing.trained(stage),
             )
         )
     return tuple(nodes)
@@ -209,17 +210,19 @@ def _inner(plan: Plan) -> tuple[int, ...]:
     return tuple(stage.id for stage in plan.stages if stage.module in inner)
 
 
-@kept
 def _rank_groups(plan: Plan) -> dict[Group, tuple[int, ...]]:
     """Stages that some ranks hold, in forward order (modules in the model's order, then layers) -> ranks."""
+    return _GROUPS.answer((Same(plan.model), Same(one(plan.stages))), lambda: _rank_groups_of(plan))
+
+
+def _rank_groups_of(plan: Plan) -> dict[Group, tuple[int, ...]]:
     position = {module.name: index for index, module in enumerate(plan.model.modules)}
     in_order = sorted(plan.stages, key=lambda stage: (position[stage.module], stage.layers, stage.replica))
     place = {stage.id: index for index, stage in enumerate(in_order)}
     group_of: dict[tuple[int, ...], Group] = {}
     ranks_of: dict[Group, list[int]] = {}
-    listed = dict.fromkeys(rank for stage in plan.stages for rank in sorted(stage.flat_ranks))
-    for rank in listed:
-        held = tuple(stage.id for stage in plan.stages_on[rank])
+    for rank in dict.fromkeys(rank for stage in plan.stages for rank in sorted(stage.flat_ranks)):
+        held = tuple([stage.id for stage in plan.stages_on[rank]])
         if held not in group_of:
             group_of[held] = tuple(sorted(held, key=place.__getitem__))
         ranks_of.setdefault(group_of[held], []).append(rank)

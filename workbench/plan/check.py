@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 
 from workbench.data.sample import Item
 from workbench.masks.patterns import check_masks
@@ -13,15 +14,17 @@ from workbench.plan.expert_groups import check_experts
 from workbench.plan.frame import frame_of
 from workbench.plan.gradient_groups import gradient_groups, reduction_order
 from workbench.plan.kept import kept
-from workbench.plan.optimizer_shards import optimizer_shards
+from workbench.plan.optimizer_shards import check_instances
 from workbench.plan.parameter_shards import check_rounds, is_sharded, shard_units
 from workbench.plan.plan import Plan, Stage, TokenShard
-from workbench.plan.remembered import Remembered, Same
+from workbench.plan.remembered import Remembered, Same, one
 from workbench.plan.routing import Routing, routing_of
 from workbench.plan.token_owners import row_tokens
 from workbench.schedule.action import COMPUTE, REDUCTIONS, ROUND, STEP, Action, Pass, reduction_of
 
+_SOUND_ROUNDS: Remembered[None] = Remembered(1024)
 _FITTING_LAYERS: Remembered[None] = Remembered(16_384)
+_SOUND_STAGES: Remembered[None] = Remembered(1024)
 _SOUND_ITEMS: Remembered[None] = Remembered(1024)
 _SOUND_ORDERS: Remembered[None] = Remembered(1024)
 
@@ -37,24 +40,34 @@ def check(plan: Plan) -> None:
     divide the ranks that hold the same weights; sharded weights are whole for every pass and
     gathered alike by all who share them.
     """
-    _check_stages(plan)
-    _check_replicas(plan)
-    _check_microbatches(plan)
-    check_masks(plan.batch)
+    model, stages = Same(plan.model), Same(one(plan.stages))
+    _SOUND_STAGES.answer((model, Same(plan.cluster), stages), lambda: _check_layout(plan))
     replicas = tuple(plan.replicas(module.name) for module in plan.model.modules)
-    held = Same(plan.model), Same(plan.batch), plan.microbatches, replicas
-    _SOUND_ITEMS.answer(held, lambda: _check_items(routing_of(plan)))
+    held = model, Same(plan.batch), Same(one(plan.microbatches)), replicas
+    _SOUND_ITEMS.answer(held, lambda: _check_data(plan))
     order = frame_of(first_of_all(plan)), reduction_order(plan)
     _SOUND_ORDERS.answer(order, lambda: _check_orders(routing_of(plan)))
-    for group in gradient_groups(plan):
-        optimizer_shards(plan, group)  # refuses numbers of instances
-    check_rounds(plan, shard_units(plan), _twins(plan))
+    check_instances(plan, gradient_groups(plan))
+    if units := shard_units(plan):
+        rounds = Same(units), stages, Same(one(plan.programs))
+        _SOUND_ROUNDS.answer(rounds, lambda: check_rounds(plan, units, _twins(plan)))
 
 
 def _twins(plan: Plan) -> dict[int, int]:
     """Stage of a replica that equals an earlier one -> the stage at its place there."""
     pairs = [(first, other) for first, *others in alike_replicas(plan) for other in others]
     return {b: a for first, other in pairs for a, b in zip(first.stages, other.stages, strict=True)}
+
+
+def _check_layout(plan: Plan) -> None:
+    _check_stages(plan)
+    _check_replicas(plan)
+
+
+def _check_data(plan: Plan) -> None:
+    _check_microbatches(plan)
+    check_masks(plan.batch)
+    _check_items(routing_of(plan))
 
 
 def _check_orders(routing: Routing) -> None:
@@ -215,19 +228,11 @@ def _wanted_actions(routing: Routing, stages: Sequence[Stage]) -> dict[int, _Wan
     plan, reduced = routing.plan, set(reduction_order(routing.plan))
     found: dict[int, _Wanted] = {}
     for stage in stages:
-        actions = {reduction_of(stage.id)} if stage.id in reduced else set()
-        weights = set()
-        place = stage.module, stage.replica
-        each = plan.microbatches_of.get(place, ())
-        actions.update(Action(stage.id, Pass.F, m.index) for m in each)
-        for m, is_back, present in zip(
-            each, routing.backwards(stage), routing.present_in(place), strict=True
-        ):
-            if is_back:
-                whole = Action(stage.id, Pass.B, m.index)
-                actions.add(whole)
-                if routing.computes(stage, present).weight_grad:
-                    weights.add(whole)
+        backward = routing.backwards(stage)
+        whole = [Action(stage.id, Pass.B, index) for index in range(len(backward))]
+        actions = {Action(stage.id, Pass.F, index) for index in range(len(backward))}
+        actions.update(compress(whole, backward), [reduction_of(stage.id)] if stage.id in reduced else ())
+        weights = set(compress(whole, routing.trained(stage)))
         found[stage.id] = _Wanted(actions, weights, is_sharded(plan, stage))
     return found
 

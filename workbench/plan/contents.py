@@ -43,6 +43,11 @@ def _contents(plan: Plan, stage: Stage) -> Hashable:
     return numbers[first:last], divided, numbers[first - 1] if first else None, last == len(numbers)
 
 
+def layer_kinds(plan: Plan, stage: Stage) -> tuple[int, ...]:
+    """Of every layer of a stage a number, within a model and a module; equal ones differ in name alone."""
+    return _numbers(plan, stage.module)[slice(*stage.layers)]
+
+
 def _numbers(plan: Plan, module: str) -> tuple[int, ...]:
     """[layers] equal ones have one number; equal operators are one object where a model repeats them."""
 

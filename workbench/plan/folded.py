@@ -17,7 +17,8 @@ from workbench.plan.alike import (
 from workbench.plan.gradient_groups import gradient_groups, num_replicas, reduction_order
 from workbench.plan.kept import give, kept
 from workbench.plan.lowered import GradientGroup
-from workbench.plan.optimizer_shards import optimizer_shards
+from workbench.plan.lying import by_port, kinds, lies
+from workbench.plan.optimizer_shards import check_instances
 from workbench.plan.parameter_shards import ShardUnit, shard_units
 from workbench.plan.plan import Microbatch, Plan, Program, Settings, Sharding, Stage
 from workbench.plan.remembered import Remembered, Same
@@ -26,8 +27,7 @@ from workbench.schedule.reductions import with_reductions
 
 _EQUAL_PLACES: Remembered[bool] = Remembered(1024)
 _EQUAL_BATCHES: Remembered[bool] = Remembered(64)
-_LIES: Remembered[tuple[object, ...]] = Remembered(2_000_000, len)
-Lies = Callable[[Cluster, Sequence[int]], tuple[object, ...]]  # of a component's ranks, by place
+Lies = Callable[[Cluster, tuple[int, ...]], tuple[object, ...]]  # of a component's ranks, by place
 
 
 @kept
@@ -42,7 +42,7 @@ def checked_part(plan: Plan) -> Plan:
 
     Complexity: O(items + actions + ranks).
     """
-    return plan if _ports(plan) is None else _firsts(plan, _lying_alike(plan, alike_replicas(plan), _nodes))
+    return plan if _ports(plan) is None else _firsts(plan, _lying_alike(plan, alike_replicas(plan), kinds))
 
 
 @kept
@@ -58,7 +58,7 @@ def judged_part(plan: Plan) -> Plan:
     if ports is None:
         return plan
     sets = alike_together(plan, ports) if ports else alike_replicas(plan)
-    return _firsts(plan, _lying_alike(plan, sets, _lies))
+    return _firsts(plan, _lying_alike(plan, sets, lies))
 
 
 def _firsts(plan: Plan, sets: Sequence[Sequence[Component]]) -> Plan:
@@ -82,7 +82,7 @@ def _gather_alike(plan: Plan, units: Iterable[ShardUnit], sets: Sequence[Sequenc
     for unit in units:
         stage = plan.stage[unit.stages[0]]
         lie.setdefault((stage.module, stage.layers), set()).add(unit.ranks)
-    known = {ranks: _lies(plan.cluster, ranks) for of_layers in lie.values() for ranks in of_layers}
+    known = {ranks: lies(plan.cluster, ranks) for of_layers in lie.values() for ranks in of_layers}
     return all(len({known[ranks] for ranks in held}) == 1 for held in lie.values())
 
 
@@ -98,12 +98,12 @@ def _stands_for(part: Plan, groups: tuple[GradientGroup, ...], replicas: dict[st
     return part
 
 
-def _lying_alike(plan: Plan, sets: Iterable[Sequence[Component]], lies: Lies) -> list[list[Component]]:
+def _lying_alike(plan: Plan, sets: Iterable[Sequence[Component]], by: Lies) -> list[list[Component]]:
     """Those of each set that also lie alike, behind a first one with lower ranks; none where one has not."""
     found: dict[tuple[object, ...], list[Component]] = {}
     for number, alike in enumerate(sets):
         for component in alike:
-            place = number, lies(plan.cluster, component.ranks)
+            place = number, by(plan.cluster, component.ranks)
             held = found.setdefault(place, [component])
             if component is not held[0]:
                 if any(own >= other for own, other in zip(held[0].ranks, component.ranks, strict=True)):
@@ -114,49 +114,8 @@ def _lying_alike(plan: Plan, sets: Iterable[Sequence[Component]], lies: Lies) ->
 
 @kept
 def _ports(plan: Plan) -> list[tuple[int, ...]] | None:
-    """As `_by_port`, of the plan's components."""
-    return _by_port(plan.cluster, [component.ranks for component in components(plan)])
-
-
-def _nodes(cluster: Cluster, ranks: Sequence[int]) -> tuple[object, ...]:
-    """On what kinds of nodes."""
-    return tuple(cluster.nodes[cluster.node_of(rank)] for rank in ranks)
-
-
-def _lies(cluster: Cluster, ranks: Sequence[int]) -> tuple[object, ...]:
-    """On which nodes and cards, by their places among those of the ranks."""
-    return _LIES.answer((Same(cluster), ranks), lambda: _places(cluster, ranks))
-
-
-def _places(cluster: Cluster, ranks: Sequence[int]) -> tuple[object, ...]:
-    nodes: dict[int, int] = {}
-    cards: dict[tuple[int, int], int] = {}
-    return tuple(
-        (
-            nodes.setdefault(card[0], len(nodes)),
-            cards.setdefault(card, len(cards)),
-            cluster.nodes[card[0]],
-        )
-        for card in (_card_of(cluster, rank) for rank in ranks)
-    )
-
-
-def _card_of(cluster: Cluster, rank: int) -> tuple[int, int]:
-    node = cluster.node_of(rank)
-    return node, cluster.nodes[node].card_of(cluster.place_of(rank))
-
-
-def _by_port(cluster: Cluster, parts: Iterable[Sequence[int]]) -> list[tuple[int, ...]] | None:
-    """Who sends by one card, by place; those inside a node send by none. None where they share cores."""
-    senders: dict[tuple[int, int], list[int]] = {}
-    for place, ranks in enumerate(parts):
-        cards = {_card_of(cluster, rank) for rank in ranks}
-        if any(cluster.nodes[node].num_cores is not None for node, _ in cards):
-            return None
-        if len({node for node, _ in cards}) > 1:
-            for card in cards:
-                senders.setdefault(card, []).append(place)
-    return list({tuple(places): None for places in senders.values() if len(places) > 1})
+    """As `by_port`, of the plan's components."""
+    return by_port(plan.cluster, [component.ranks for component in components(plan)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,8 +178,7 @@ class Folded:
         if not self._lies_alike:
             return judged_part(self.whole)
         part = self._reducing
-        for group in gradient_groups(part):
-            optimizer_shards(part, group)  # refuses numbers of instances
+        check_instances(part, gradient_groups(part))
         return part
 
     @property
@@ -280,7 +238,8 @@ class Folded:
         return _EQUAL_PLACES.answer(
             (Same(cluster), size, self.num_replicas),
             lambda: (
-                _by_port(cluster, replicas) == [] and len({_lies(cluster, ranks) for ranks in replicas}) == 1
+                by_port(cluster, replicas) == []
+                and len({lies(cluster, tuple(ranks)) for ranks in replicas}) == 1
             ),
         )
 

@@ -26,6 +26,7 @@ def next_plan(
     policy: Policy = longest_first_exchanged,
     block_tokens: int = BLOCK_TOKENS,
     schedule: Schedule | None = None,
+    microbatches: tuple[Microbatch, ...] | None = None,
 ) -> Plan:
     """The plan of another batch for the same ranks and weights, checked.
 
@@ -41,6 +42,7 @@ def next_plan(
         batch: as many samples, of any lengths and masks.
         policy, block_tokens: of the token shards, see `token_shards`.
         schedule: of programs made anew; None: the plan's, as `schedule_of` tells it.
+        microbatches: of the batch, grouped already; None: samples take places as said above.
 
     Raises:
         ValueError: another number of samples; encoder microbatches that neither follow the samples
@@ -52,7 +54,7 @@ def next_plan(
     if len(batch) != len(plan.batch):
         raise ValueError(f"next batch: the plan has places for {len(plan.batch)} samples, got {len(batch)}")
     draft = replace(plan, batch=tuple(batch), token_shards=())
-    draft = replace(draft, microbatches=_microbatches(plan, draft))
+    draft = replace(draft, microbatches=_microbatches(plan, draft) if microbatches is None else microbatches)
     draft = _with_fitting_programs(plan, draft, schedule)
     modules = dict.fromkeys(shard.module for shard in plan.token_shards)
     shards = tuple(

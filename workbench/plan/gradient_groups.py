@@ -1,6 +1,7 @@
 """Which ranks hold the same weights and sum their gradients, and which action does it."""
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from workbench.model.experts import is_of_expert
@@ -16,11 +17,13 @@ from workbench.plan.kept import kept
 from workbench.plan.lowered import GradientGroup, Weights
 from workbench.plan.parameter_shards import ShardUnit, sharded_stages
 from workbench.plan.plan import Plan, Stage
-from workbench.plan.remembered import Remembered, Same
+from workbench.plan.remembered import Remembered, Same, one
 from workbench.plan.tied import equal_stages
 from workbench.schedule.action import REDUCTIONS, Action, reduction_of
 
 _MOST_RANKS = 1_000_000  # of all groups that are remembered
+_OF_PLAN: Remembered[tuple[GradientGroup, ...]] = Remembered(64)  # of the last stages
+_ORDERS: Remembered[tuple[int, ...]] = Remembered(64)
 _OF_MODULE: Remembered[tuple[GradientGroup, ...]] = Remembered(
     _MOST_RANKS, lambda groups: sum(len(group.ranks) for group in groups) + 1
 )
@@ -35,10 +38,9 @@ def gradient_groups(plan: Plan) -> tuple[GradientGroup, ...]:
     stands; every rank issues its groups in this order. Of weights that are sharded, there is a
     group per part: the ranks that hold it in any instance.
     """
-    groups: list[GradientGroup] = []
-    for each in _by_module(plan):
-        groups += each
-    return tuple(groups)
+    sharding = tuple((each.module, each.sharding, each.instances) for each in plan.settings.modules)
+    key = Same(plan.model), Same(one(plan.stages)), sharding
+    return _OF_PLAN.answer(key, lambda: tuple(itertools.chain.from_iterable(_by_module(plan))))
 
 
 def _by_module(plan: Plan) -> Iterator[tuple[GradientGroup, ...]]:
@@ -129,8 +131,13 @@ def reduction_order(plan: Plan) -> tuple[int, ...]:
     One order for the whole plan: where a rank has several stages, all ranks reduce the same
     groups in the same order, so that no two wait for each other.
     """
+    groups = gradient_groups(plan)
+    return _ORDERS.answer((Same(groups), Same(one(plan.stages))), lambda: _reduction_order(plan, groups))
+
+
+def _reduction_order(plan: Plan, groups: Iterable[GradientGroup]) -> tuple[int, ...]:
     first_group: dict[Weights, int] = {}
-    for group in gradient_groups(plan):
+    for group in groups:
         if len(group.ranks) > 1:
             first_group.setdefault(group.weights[0], group.index)
     found: list[tuple[int, int]] = []

@@ -1,5 +1,6 @@
 """Which rank updates which part of the weights that several ranks hold."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -53,6 +54,15 @@ def optimizer_shards(plan: Plan, group: GradientGroup) -> OptimizerShards:
             f"the same weights, got {settings.instances}; nearest: {nearest}"
         )
     return _instances(group.ranks, num_ranks // settings.instances)
+
+
+def check_instances(plan: Plan, groups: Iterable[GradientGroup]) -> None:
+    """Raise ValueError as `optimizer_shards` of the first group that is refused: by its module and size."""
+    first_of: dict[tuple[str, int], GradientGroup] = {}
+    for group in groups:
+        first_of.setdefault((group.weights[0].module, len(group.ranks)), group)
+    for group in first_of.values():
+        optimizer_shards(plan, group)
 
 
 @lru_cache(maxsize=16_384)

@@ -8,7 +8,11 @@ from typing import NamedTuple
 from workbench.cost.hardware import Cluster
 from workbench.plan.kept import kept
 from workbench.plan.lowered import Route, Slice
+from workbench.plan.lying import lies, places
 from workbench.plan.plan import Boundaries, Plan, Stage
+from workbench.plan.remembered import Remembered, Same
+
+_EACH_SENDS: Remembered[bool] = Remembered(65_536)
 
 
 class Path(NamedTuple):
@@ -65,18 +69,37 @@ def ways(
     Where the plan has brokers, one sender sends to the broker, which hands it on to the destination's.
     """
     here, there = plan.stage[source or 0], plan.stage[destination or 0]
-    one = (_paths(plan, source, destination, from_place, to_place),)
+    one = _paths(plan, source, destination, from_place, to_place)
     if here.module != there.module and plan.settings.boundaries is Boundaries.BROKERS:
-        return (_over(_broker(plan, here, there), one[0]),)
-    from_ranks = here.ranks[from_place]
-    to_ranks = there.flat_ranks if to_place is None else there.ranks[to_place]
-    is_unequal = len(from_ranks) != len(to_ranks) and not {*from_ranks} & {*to_ranks}
-    if here.module == there.module or not is_unequal or len(from_ranks) == 1:
-        return one
-    every = tuple(
-        _to_group(rank, to_ranks[index % len(to_ranks)], to_ranks) for index, rank in enumerate(from_ranks)
+        return (_over(_broker(plan, here, there), one),)
+    from_ranks, to_ranks = here.ranks[from_place], _receivers(there, to_place)
+    if num_senders(plan.cluster, here, there, from_place, to_place) == 1:
+        return (one,)
+    return _from_each(from_ranks, to_ranks)
+
+
+def num_senders(cluster: Cluster, here: Stage, there: Stage, from_place: int, to_place: int | None) -> int:
+    """How many ranks of a place send a part each to one of another stage, see `ways`; there are no brokers.
+
+    Complexity: O(ranks), and O(ranks^2) once for ranks that lie so.
+    """
+    from_ranks, to_ranks = here.ranks[from_place], _receivers(there, to_place)
+    if here.module == there.module or len(from_ranks) in {1, len(to_ranks)} or {*from_ranks} & {*to_ranks}:
+        return 1
+    key = Same(cluster), len(from_ranks), lies(cluster, (*from_ranks, *to_ranks))
+    return (
+        len(from_ranks) if _EACH_SENDS.answer(key, lambda: _each_sends(cluster, from_ranks, to_ranks)) else 1
     )
-    return min(one, every, key=lambda each: _byte_s(plan.cluster, each))
+
+
+def _each_sends(cluster: Cluster, from_ranks: Sequence[int], to_ranks: Sequence[int]) -> bool:
+    """Whether that takes less time than one sender."""
+    one, each = (_leader_to_group(from_ranks, to_ranks),), _from_each(from_ranks, to_ranks)
+    return _byte_s(cluster, each) < _byte_s(cluster, one)
+
+
+def _receivers(stage: Stage, place: int | None) -> tuple[int, ...]:
+    return stage.flat_ranks if place is None else stage.ranks[place]
 
 
 def _broker(plan: Plan, here: Stage, there: Stage) -> int | None:
@@ -115,11 +138,11 @@ def _over(broker: int | None, direct: tuple[Path, ...]) -> tuple[Path, ...]:
 def _byte_s(cluster: Cluster, parts: Sequence[Sequence[Path]]) -> float:
     """Seconds a byte of all tokens: of the busiest port that they are sent from, then broadcast from."""
     busy_s: dict[tuple[bool, int, int], float] = {}
+    place_of = places(cluster)
     for path in (path for paths in parts for path in paths):
-        nodes = {cluster.node_of(rank) for rank in (path.source_rank, *path.destination_ranks)}
-        node, index = cluster.node_of(path.source_rank), cluster.place_of(path.source_rank)
-        port = -1 - path.source_rank if len(nodes) == 1 else cluster.nodes[node].card_of(index)
-        key = path.follows, node, port
+        node, card, _ = place_of[path.source_rank]
+        nodes = {node, *(place_of[rank].node for rank in path.destination_ranks)}
+        key = path.follows, node, -1 - path.source_rank if len(nodes) == 1 else card
         busy_s[key] = busy_s.get(key, 0.0) + 1 / (len(parts) * cluster.link_of(nodes).bytes_per_s)
     return sum(
         max((busy for (follows, _, _), busy in busy_s.items() if follows is hop), default=0.0)
@@ -149,11 +172,8 @@ def _paths(
     sections 3.1 and 3.2. Differs: there the leader gets what only some ranks own, too.
     """
     here, there = plan.stage[source or 0], plan.stage[destination or 0]
-    from_ranks = here.ranks[from_place]
-    if to_place is None:
-        return _leader_to_group(from_ranks, there.flat_ranks)
-    to_ranks = there.ranks[to_place]
-    if here.module == there.module and len(from_ranks) == len(to_ranks):
+    from_ranks, to_ranks = here.ranks[from_place], _receivers(there, to_place)
+    if here.module == there.module and to_place is not None and len(from_ranks) == len(to_ranks):
         return tuple(map(_path, from_ranks, to_ranks))
     return _leader_to_group(from_ranks, to_ranks)
 
@@ -170,6 +190,13 @@ def _leader_to_group(from_ranks: Sequence[int], to_ranks: Sequence[int]) -> tupl
     if others:
         paths.append(Path(Route.BROADCAST, leader, others, follows=True))
     return tuple(paths)
+
+
+def _from_each(from_ranks: Sequence[int], to_ranks: Sequence[int]) -> tuple[tuple[Path, ...], ...]:
+    """The i-th to the i-th of a group, which broadcasts that part to the others."""
+    return tuple(
+        _to_group(rank, to_ranks[index % len(to_ranks)], to_ranks) for index, rank in enumerate(from_ranks)
+    )
 
 
 def _to_group(from_rank: int, leader: int, to_ranks: Sequence[int]) -> tuple[Path, ...]:

@@ -12,6 +12,7 @@ from workbench.data.sample import WHERE_SET, Item, Sample
 from workbench.model.block_modules import BlockModule
 from workbench.model.model_graph import ModelGraph
 from workbench.plan.kernels import Kernels
+from workbench.plan.remembered import Remembered, Same, one
 from workbench.schedule.action import Action
 
 
@@ -283,18 +284,18 @@ class Plan:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @cached_property
+    def _layout(self) -> "_Layout":
+        return _LAYOUTS.answer(Same(one(self.stages)), lambda: _Layout(self.stages))
+
+    @cached_property
     def stage(self) -> dict[int, Stage]:
         """Stages by id."""
-        return {stage.id: stage for stage in self.stages}
+        return self._layout.stage
 
     @cached_property
     def stages_on(self) -> dict[int, tuple[Stage, ...]]:
         """Rank -> its stages, in the plan's order."""
-        found: dict[int, list[Stage]] = {}
-        for stage in self.stages:
-            for rank in stage.flat_ranks:
-                found.setdefault(rank, []).append(stage)
-        return {rank: tuple(stages) for rank, stages in found.items()}
+        return self._layout.stages_on
 
     @cached_property
     def sample(self) -> dict[int, Sample]:
@@ -304,10 +305,7 @@ class Plan:
     @cached_property
     def chain(self) -> dict[tuple[str, int], tuple[Stage, ...]]:
         """(module, replica) -> its stages in layer order."""
-        chains: dict[tuple[str, int], list[Stage]] = {}
-        for stage in sorted(self.stages, key=lambda stage: (stage.layers, stage.id)):
-            chains.setdefault((stage.module, stage.replica), []).append(stage)
-        return {key: tuple(stages) for key, stages in chains.items()}
+        return self._layout.chain
 
     @cached_property
     def microbatches_of(self) -> dict[tuple[str, int], tuple[Microbatch, ...]]:
@@ -341,16 +339,49 @@ class Plan:
 
     def replicas(self, module: str) -> tuple[int, ...]:
         """Of a module, ascending; none for one without stages."""
-        return self._replicas.get(module, ())
+        return self._layout.replicas.get(module, ())
 
     @cached_property
-    def _replicas(self) -> dict[str, tuple[int, ...]]:
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks that take part, ascending."""
+        return self._layout.ranks
+
+
+class _Layout:
+    """Look-up tables of stages, as `Plan` has them: shared by all plans of equal ones."""
+
+    def __init__(self, stages: tuple[Stage, ...]) -> None:
+        self._stages = stages
+
+    @cached_property
+    def stage(self) -> dict[int, Stage]:
+        return {stage.id: stage for stage in self._stages}
+
+    @cached_property
+    def stages_on(self) -> dict[int, tuple[Stage, ...]]:
+        found: dict[int, list[Stage]] = {}
+        for stage in self._stages:
+            for rank in stage.flat_ranks:
+                found.setdefault(rank, []).append(stage)
+        return {rank: tuple(stages) for rank, stages in found.items()}
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted(self.stages_on))
+
+    @cached_property
+    def chain(self) -> dict[tuple[str, int], tuple[Stage, ...]]:
+        chains: dict[tuple[str, int], list[Stage]] = {}
+        for stage in sorted(self._stages, key=lambda stage: (stage.layers, stage.id)):
+            chains.setdefault((stage.module, stage.replica), []).append(stage)
+        return {key: tuple(stages) for key, stages in chains.items()}
+
+    @cached_property
+    def replicas(self) -> dict[str, tuple[int, ...]]:
         found: dict[str, list[int]] = {}
         for module, replica in sorted(self.chain):
             found.setdefault(module, []).append(replica)
         return {module: tuple(replicas) for module, replicas in found.items()}
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Ranks that take part, ascending."""
-        return tuple(sorted({rank for stage in self.stages for rank in stage.flat_ranks}))
+
+_LAYOUTS: Remembered[_Layout] = Remembered(64)  # of the last plans; one of 10,000 ranks has some megabytes

@@ -164,11 +164,10 @@ class Routing:
             )
         return known[stage.id]
 
-    def trains(self, stage: Stage, microbatch: Microbatch) -> bool:
-        """Whether the stage computes weight gradients for this microbatch: W, where it is split."""
-        return self.computes(stage, self.present(microbatch)).weight_grad and self.has_backward(
-            stage, microbatch
-        )
+    def trained(self, stage: Stage) -> tuple[bool, ...]:
+        """Of every microbatch, whether the stage computes weight gradients for it: W, where it is split."""
+        each = zip(self.present_in((stage.module, stage.replica)), self.backwards(stage), strict=True)
+        return tuple([is_back and self.computes(stage, modules).weight_grad for modules, is_back in each])
 
     def is_read(self, microbatch: Microbatch) -> bool:
         """Whether some consumer reads this very copy."""
@@ -226,13 +225,12 @@ class Routing:
     def _find_read(self) -> _Read:
         read: set[tuple[str, int, int]] = set()
         for edge in self.plan.model.edges:
-            for microbatch in self.plan.microbatches:
-                if microbatch.module != edge.target:
-                    continue
-                for consumer in self.reading_stages(edge, microbatch.replica):
-                    for item in self.wanted(edge, microbatch):
-                        holder = self.holding(edge, item, consumer)
-                        read.add((edge.source, holder.replica, holder.microbatch))
+            for replica in self.plan.replicas(edge.target):
+                consumers = self.reading_stages(edge, replica)
+                for microbatch in self.plan.microbatches_of.get((edge.target, replica), ()):
+                    for item in self.wanted(edge, microbatch) if consumers else ():
+                        held = {self.holding(edge, item, consumer) for consumer in consumers}
+                        read.update((edge.source, holder.replica, holder.microbatch) for holder in held)
         return frozenset(read)
 
     def _present(self, module: str, samples: frozenset[int]) -> frozenset[str]:

@@ -217,17 +217,18 @@ class _Builder:
 
     def _add_program(self, program: Program) -> None:
         """Passes and fsdp collectives are the same on all its ranks, all-reduces and STEP each rank's own."""
-        waits = waits_of(program.actions)
+        waits = waits_of(program.actions) if self._units else {}
         last_pass: int | None = None
         collectives: list[Joined] = []
         sums: list[Joined] = []  # tasks still to be told, rank by rank
         has_step = False
         for action in program.actions:
-            awaited = tuple([self._collectives[wait] for wait in waits.get(action, ())])
+            awaited = tuple([self._collectives[wait] for wait in waits.get(action, ())]) if waits else ()
             kind = MEANING[action.kind].task
             if kind is TaskKind.PASS:
-                self._follow(self.passes[action], last_pass, *awaited)
-                last_pass = self.passes[action]
+                task = self.passes[action]
+                self._follow(task, last_pass, *awaited)
+                last_pass = task
             elif kind is TaskKind.FSDP:
                 task = self._collectives[action]
                 self._follow(task, last_pass, collectives[-1].tasks[0] if collectives else None)

@@ -8,6 +8,7 @@ from workbench.data.sample import Sample
 from workbench.job.job import Job
 from workbench.plan.following import next_plan
 from workbench.plan.plan import Plan
+from workbench.planner.groupings import grouped_again, way_of
 from workbench.planner.plan_layouts import Placing, layouts_of
 from workbench.planner.strategy_spec import Regroup
 from workbench.schedule.choice import Schedule
@@ -21,8 +22,9 @@ def next_step(
     """The per-step part of a plan made anew for a batch; ranks, layers and settings stay.
 
     Strategies that decide by the samples' work which of them go together do it again. All others put
-    the i-th sample where the i-th one stood, as the runtime does when it plans the next step; a plan of no
-    strategy, whose groups do not carry over, is grouped by work as Entrain does it.
+    the i-th sample where the i-th one stood, as the runtime does when it plans the next step. A plan of no
+    strategy that is grouped by a named way, see `groupings`, is grouped by it again where the batch allows;
+    one whose groups do not carry over is grouped by work as Entrain does it.
 
     Args:
         plan: of any batch of as many samples.
@@ -36,6 +38,8 @@ def next_step(
     spec = BY_NAME.get(plan.strategy)
     if spec is not None and spec.regroup is not None:
         return _regrouped(spec.regroup, plan, batch, job, cost, schedule)
+    if spec is None and (found := _by_its_way(plan, batch, job, cost, schedule)) is not None:
+        return found
     try:
         return next_plan(plan, batch, schedule=schedule)
     except ValueError as error:
@@ -46,6 +50,21 @@ def next_step(
         return _regrouped(entrain.regroup, plan, batch, job, cost, schedule)
     except ValueError:
         raise refusal from None
+
+
+def _by_its_way(
+    plan: Plan, batch: Sequence[Sample], job: Job, cost: CostModel, schedule: Schedule | None
+) -> Plan | None:
+    """None where the plan's own batch is not grouped by a named way, or this one cannot be."""
+    was = job if job.batch is plan.batch else replace(job, batch=plan.batch)
+    way = way_of(was, cost, plan.microbatches)
+    if way is None:
+        return None
+    try:
+        microbatches = grouped_again(replace(job, batch=tuple(batch)), cost, way, plan.microbatches)
+        return next_plan(plan, batch, schedule=schedule, microbatches=microbatches)
+    except ValueError:  # no such groups, or none that the plan's programs take
+        return None
 
 
 def _regrouped(

@@ -4,7 +4,7 @@ from collections.abc import Hashable
 from typing import NamedTuple
 
 from workbench.plan.frame import frame_of
-from workbench.plan.plan import Plan
+from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.remembered import Remembered
 from workbench.plan.routing import routing_of
 from workbench.plan.work import work_of
@@ -62,20 +62,21 @@ class _Shapes:
 
     def __init__(self, plan: Plan) -> None:
         self._plan, self._routing = plan, routing_of(plan)
-        self._microbatch = {(m.module, m.replica, m.index): m for m in plan.microbatches}
         self._numbers: dict[Hashable, int] = {}
-        self._known: dict[tuple[str, int, int], int] = {}
+        self._known: dict[tuple[str, int], list[int]] = {}  # by microbatch
 
     def of(self, action: Action) -> int:
         """Of a pass, if it is one."""
-        stage = self._plan.stage[action.stage or 0]
-        name = stage.module, stage.replica, action.microbatch or 0
-        microbatch = self._microbatch.get(name)
-        if microbatch is None:
+        stage, index = self._plan.stage[action.stage or 0], action.microbatch or 0
+        place = stage.module, stage.replica
+        if place not in self._known:
+            self._known[place] = [*map(self._number, self._plan.microbatches_of.get(place, ()))]
+        if not 0 <= index < len(self._known[place]):
             raise ValueError(f"action {action}: {stage.module!r} has no microbatch {action.microbatch}")
-        if action.kind is not Pass.F and not self._routing.has_backward(stage, microbatch):
+        if action.kind is not Pass.F and not self._routing.backwards(stage)[index]:
             raise ValueError(f"action {action}: no gradient runs in stage {stage.id}, it has no backward")
-        if name not in self._known:
-            shape = work_of(self._plan, microbatch), self._routing.present(microbatch)
-            self._known[name] = self._numbers.setdefault(shape, len(self._numbers))
-        return self._known[name]
+        return self._known[place][index]
+
+    def _number(self, microbatch: Microbatch) -> int:
+        shape = work_of(self._plan, microbatch), self._routing.present(microbatch)
+        return self._numbers.setdefault(shape, len(self._numbers))

@@ -9,7 +9,7 @@ from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.model.layer import Shard
 from workbench.plan.lowered import GradientGroup, Lowered, Weights
-from workbench.plan.optimizer_shards import optimizer_shards
+from workbench.plan.optimizer_shards import OptimizerShards, optimizer_shards
 from workbench.plan.plan import Stage
 from workbench.plan.remembered import Remembered, Same
 from workbench.plan.sequence import can_divide, token_borders
@@ -59,13 +59,13 @@ class WeightPrices:
         where one rank has the weights to itself, tensor-parallel ranks add up their parts only then.
         """
         shards = optimizer_shards(self._plan, group)
-        instance, peers = shards.instances[0], shards.peers(group.ranks[0])
+        instance = shards.instances[0]
         found = self._partial_s(group) if len(group.ranks) == 1 else 0.0
         if len(instance) == 1:
             return found
         run = self._cost_of(instance[:1]).execution
         if run.instance_sums is InstanceSums.AT_STEP:
-            found += self._instances_s(group, len(instance), peers)
+            found += self._instances_s(group, shards)
         num_bytes = group.num_elements * self._plan.settings.precision.num_bytes
         if run.updated_weights is UpdatedWeights.GATHERED:
             return found + self.collective_s(Collective.ALL_GATHER, num_bytes, instance)
@@ -83,10 +83,10 @@ class WeightPrices:
             found += 1 if weights.layer is None else len(layers[weights.layer].parameters())
         return found
 
-    def _instances_s(self, group: GradientGroup, num_parts: int, peers: Sequence[int]) -> float:
+    def _instances_s(self, group: GradientGroup, shards: OptimizerShards) -> float:
         """One rank's part of a group added up over instances."""
-        part_bytes = group.num_elements * self._plan.settings.gradient_bytes / num_parts
-        return self.collective_s(Collective.ALL_REDUCE, part_bytes, peers)
+        part_bytes = group.num_elements * self._plan.settings.gradient_bytes / shards.num_shards
+        return self.collective_s(Collective.ALL_REDUCE, part_bytes, shards.peers(group.ranks[0]))
 
     def _reduction_s(self, group: GradientGroup) -> float:
         """One all-reduce; where an optimizer updates parts, they are all that a rank needs the sum of."""
@@ -101,7 +101,7 @@ class WeightPrices:
         else:
             found += self._owners_s(group, num_bytes, instance)
         if run.instance_sums is InstanceSums.BEHIND_EACH:
-            found += self._instances_s(group, len(instance), shards.peers(group.ranks[0]))
+            found += self._instances_s(group, shards)
         return found
 
     def _partial_s(self, group: GradientGroup) -> float:

@@ -9,11 +9,11 @@ from workbench.job.job import Job
 from workbench.plan.plan import Plan, Stage
 from workbench.planner.assembly import blocks_cut, disjoint_stages
 from workbench.planner.block_cuts import Cuts
+from workbench.planner.groupings import llm_of
 from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.layout_choice import Degrees, LayoutChoice, Mode, ModuleChoice, degrees_of
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.schedule.choice import Schedule
-from workbench.search.joint.grouping import llm_of
 from workbench.strategies.encoders_colocated import colocated_stages
 from workbench.strategies.megatron_heterogeneous import grid_stages
 from workbench.strategies.megatron_homogeneous import first_stage_encoders

@@ -33,7 +33,9 @@ from workbench.search.joint.terms import Scope, Stop
 from workbench.search.joint.workers import Workers
 from workbench.search.joint.yields import Yield
 from workbench.search.objectives.archive import Archive
+from workbench.search.objectives.plan_judge import PlanJudge
 from workbench.search.objectives.race import race_of
+from workbench.search.objectives.step_times import OverBatches
 from workbench.strategies.registry import PLANNERS, PRICED
 
 ROUND = 24  # candidates between two looks at what they gave
@@ -180,7 +182,13 @@ def joint_search(
     began_s = stop.clock()
     parts = fewer_ranks(job, cost, judge)
     space = Space(
-        job, cost, {}, _planners(job, scope), counts_ranks=bool(parts), keeps_front=scope.keeps_front
+        job,
+        cost,
+        {},
+        _planners(job, scope),
+        counts_ranks=bool(parts),
+        keeps_front=scope.keeps_front,
+        varies=_varies(judge),
     )
     with opened(space, judge, workers) as crew:
         least = cache(partial(scope.lower, job, cost))
@@ -221,6 +229,11 @@ def searched_starts(
     with opened(space, judge, workers) as crew:
         parts = fewer_ranks(job, cost, judge)
         return planned_starts(space, crew, stop, stop.clock(), parts=parts)
+
+
+def _varies(judge: Judge) -> bool:
+    times = judge.times if isinstance(judge, PlanJudge) else None
+    return isinstance(times, OverBatches) and len(times.batches) > 1
 
 
 def _planners(job: Job, scope: Scope) -> Mapping[str, Planner]:

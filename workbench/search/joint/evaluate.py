@@ -17,7 +17,10 @@ from workbench.plan.remembered import Remembered, Same, forget_all
 from workbench.plan.routing import routing_of
 from workbench.plan.token_owners import row_tokens
 from workbench.plan.work import work_of
+from workbench.planner.groupings import way_of
 from workbench.search.joint.choice import Choice, build
+from workbench.search.joint.grouping_moves import Regroup, Resize
+from workbench.search.joint.layout_moves import Arrange
 from workbench.search.joint.move import Move, Space
 from workbench.search.joint.replan import Replan
 from workbench.search.objectives.pareto import Point
@@ -146,10 +149,24 @@ def changed(space: Space, base: Choice, moves: Sequence[Move]) -> Choice:
     def derive() -> Choice:
         choice = base
         for move in moves:
-            choice = move.apply(space, choice)
+            choice = _as_ruled(space, choice, move.apply(space, choice), move)
         return choice
 
     return _CHANGED.answer((Same(space), Same(base), tuple(moves)), derive)
+
+
+def _as_ruled(space: Space, was: Choice, choice: Choice, move: Move) -> Choice:
+    """A choice with other numbers of microbatches or replicas, grouped by the same way as before.
+
+    Else samples would only keep their order, and the groups of the judged batch would follow from no rule.
+    """
+    if choice.microbatches == was.microbatches or not isinstance(move, (Arrange, Resize)):
+        return choice
+    way = way_of(space.job, space.cost, was.microbatches)
+    try:
+        return choice if way is None else Regroup(way).apply(space, choice)
+    except ValueError:  # so many cannot be grouped so
+        return choice
 
 
 def plan_of(space: Space, choice: Choice) -> Plan:

@@ -1,66 +1,15 @@
-"""Samples between microbatches: exchanged, moved, deferred, put in another order, cut anew."""
+"""Samples between microbatches: exchanged, moved, deferred, put in another order."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from workbench.data.sample import Item
 from workbench.job.job import Job
-from workbench.plan.build import chunked_microbatches, shared_microbatches
 from workbench.plan.plan import Microbatch
 from workbench.plan.routing import Routing, routing_of
 from workbench.planner.assembly import empty_draft
-
-Group = tuple[int, ...]  # ids of samples
-
-
-def llm_of(job: Job) -> str:
-    """The module of modality text."""
-    return job.model.llm.name
-
-
-def groups_of(job: Job, microbatches: Sequence[Microbatch]) -> tuple[Group, ...]:
-    """Samples of the LLM's microbatches: the first of every replica, then the second, ..."""
-    mine = [m for m in microbatches if m.module == llm_of(job)]
-    ordered = sorted(mine, key=lambda m: (m.index, m.replica))
-    return tuple(tuple(dict.fromkeys(item.sample for item in m.items)) for m in ordered)
-
-
-def dealt(job: Job, groups: Sequence[Group], replicas: Mapping[str, int]) -> tuple[Microbatch, ...]:
-    """Microbatches of all modules, the groups dealt to the LLM's replicas in turn.
-
-    Modules with as many replicas as the LLM have the same groups; where some have others, groups are cut
-    again into equal ones in the same order of samples.
-
-    Raises:
-        ValueError: fewer groups than replicas, or samples that do not divide.
-    """
-    draft, llm = empty_draft(job, "joint"), llm_of(job)
-    sample = draft.sample
-    num = replicas[llm]
-    if len(groups) < num:
-        raise ValueError(f"{len(groups)} microbatches are too few for {num} replicas; nearest: {len(groups)}")
-    if set(replicas.values()) == {num}:
-        chunks = [[sample[member] for member in group] for group in groups]
-        return chunked_microbatches(draft, {place: chunks[place::num] for place in range(num)})
-    in_order = tuple(sample[member] for group in groups for member in group)
-    size = max(1, len(in_order) // len(groups))
-    rounds = job.schedule.window if job.schedule.kind.spec.takes("window") else 1
-    return shared_microbatches(
-        replace(draft, batch=in_order), samples_per_microbatch=size, dp=replicas, rounds=rounds
-    )
-
-
-def resized(groups: Sequence[Group], size: int) -> tuple[Group, ...]:
-    """The same order of samples in groups of another size, each in the order of ids, which says no more.
-
-    ValueError where it does not divide them.
-    """
-    members = [member for group in groups for member in group]
-    if size < 1 or len(members) % size:
-        raise ValueError(f"{len(members)} samples are no multiple of microbatches of {size}")
-    starts = range(0, len(members), size)
-    return tuple(tuple(sorted(members[start : start + size])) for start in starts)
+from workbench.planner.groupings import dealt, groups_of, llm_of, replicas_of
 
 
 def exchanged(
@@ -88,13 +37,6 @@ def exchanged(
         for place, each in zip(places, held, strict=True):
             found[place] = each
     return tuple(found)
-
-
-def replicas_of(job: Job, microbatches: Sequence[Microbatch]) -> dict[str, int]:
-    """Replicas of every module; one that has no microbatch counts as having the LLM's."""
-    held = dict.fromkeys((each.module, each.replica) for each in microbatches)
-    counts = Counter(module for module, _ in held)
-    return {module.name: counts[module.name] or counts[llm_of(job)] for module in job.model.modules}
 
 
 def _is_dealt(job: Job, microbatches: Sequence[Microbatch]) -> bool:

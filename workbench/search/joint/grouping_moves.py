@@ -2,26 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import ClassVar
 
-from workbench.balance.microbatches.assignment import hierarchical_assignment
-from workbench.balance.microbatches.reorder import reorder_samples
-from workbench.balance.tokens.policies import longest_first_equal_counts
 from workbench.plan.plan import Microbatch
-from workbench.planner.sample_work import sample_work
-from workbench.search.joint.choice import Choice
-from workbench.search.joint.grouping import (
-    Group,
+from workbench.planner.groupings import (
+    Grouping,
     dealt,
-    exchanged,
+    grouped_again,
     groups_of,
     llm_of,
-    moved,
-    reordered,
     replicas_of,
     resized,
 )
+from workbench.search.joint.choice import Choice
+from workbench.search.joint.grouping import exchanged, moved, reordered
 from workbench.search.joint.move import Space
 from workbench.search.joint.question import Question
 
@@ -81,16 +75,6 @@ class Resize:
         return regrouped(choice, dealt(space.job, groups, replicas))
 
 
-class Grouping(StrEnum):
-    """Named ways to group a batch."""
-
-    ARRIVAL = "as they came"
-    HEAVIEST_FIRST = "heaviest first"
-    LIGHTEST_FIRST = "lightest first"
-    EVEN_REPLICAS = "even replicas"
-    EVEN = "even microbatches"
-
-
 @dataclass(frozen=True, slots=True)
 class Regroup:
     """All samples grouped anew by a named way, as many microbatches as before."""
@@ -99,43 +83,7 @@ class Regroup:
     way: Grouping
 
     def apply(self, space: Space, choice: Choice) -> Choice:
-        job = space.job
-        replicas = replicas_of(job, choice.microbatches)
-        groups = _grouped(space, self.way, groups_of(job, choice.microbatches), replicas[llm_of(job)])
-        return regrouped(choice, dealt(job, groups, replicas))
-
-
-def _grouped(space: Space, way: Grouping, was: Sequence[Group], replicas: int) -> tuple[Group, ...]:
-    job = space.job
-    ids = [sample.id for sample in job.batch]
-    size = max(1, len(ids) // len(was))
-    work = sample_work(job, space.cost)
-    whole = [encoder_s + llm_s for encoder_s, llm_s in zip(*work, strict=True)]
-    heaviest = sorted(range(len(ids)), key=lambda place: (-whole[place], place))
-    if way is Grouping.EVEN:
-        found = hierarchical_assignment(
-            work.encoder_s, work.llm_s, num_replicas=replicas, num_microbatches=max(1, len(was) // replicas)
-        )
-        rounds = zip(*(each.llm for each in found), strict=False)
-        groups = [tuple(ids[place] for place in held) for each in rounds for held in each if held]
-        if sorted(member for group in groups for member in group) != sorted(ids):
-            raise ValueError("replicas have unequal numbers of even microbatches")
-        return tuple(groups)
-    if way is Grouping.EVEN_REPLICAS:
-        held = reorder_samples(whole, replicas, longest_first_equal_counts)
-        heaviest = [
-            place
-            for start in range(0, len(held[0]), size)
-            for own in held
-            for place in own[start : start + size]
-        ]
-    in_order = {
-        Grouping.ARRIVAL: list(range(len(ids))),
-        Grouping.HEAVIEST_FIRST: heaviest,
-        Grouping.LIGHTEST_FIRST: heaviest[::-1],
-        Grouping.EVEN_REPLICAS: heaviest,
-    }[way]
-    return resized([tuple(ids[place] for place in in_order)], size)
+        return regrouped(choice, grouped_again(space.job, space.cost, self.way, choice.microbatches))
 
 
 def regrouped(choice: Choice, microbatches: Sequence[Microbatch]) -> Choice:

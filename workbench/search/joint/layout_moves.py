@@ -10,6 +10,7 @@ from workbench.model.layer import Layer
 from workbench.plan.plan import Program, Sharding, Stage
 from workbench.planner.assembly import cut
 from workbench.planner.block_cuts import even_blocks
+from workbench.planner.groupings import dealt, groups_of, llm_of, replicas_of, resized
 from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.layout_choice import Degrees
 from workbench.planner.planner_cost import FROZEN_AWARE
@@ -17,7 +18,6 @@ from workbench.schedule.choice import Schedule, rank_block, usual_in_phases
 from workbench.schedule.eager import with_eager_forwards
 from workbench.search.joint.arrangement import Arrangement, Placement, stages_of
 from workbench.search.joint.choice import Choice, build, draft_of
-from workbench.search.joint.grouping import dealt, groups_of, llm_of, replicas_of, resized
 from workbench.search.joint.move import Space
 from workbench.search.joint.question import Question
 

@@ -9,11 +9,11 @@ from workbench.explain.neighbours import ChangeKind, neighbours
 from workbench.job.device_pools import check_taken
 from workbench.job.job import Job
 from workbench.planner.assembly import check_ranks, dp_of, layout_of
+from workbench.planner.groupings import groups_of, llm_of
 from workbench.planner.layout_choice import Degrees
 from workbench.planner.layout_search import usable_ranks
 from workbench.search.joint.arrangement import Arrangement, Placement, check_placement
 from workbench.search.joint.choice import Choice
-from workbench.search.joint.grouping import groups_of, llm_of
 
 
 def job_of(job: Job, choice: Choice, arrangement: Arrangement) -> Job:

@@ -20,6 +20,7 @@ class Space:
         cost: its machine.
         starts: choices that a search starts from, by strategy.
         planners: of strategies that may plan anew, by name.
+        varies: whether plans are judged by other batches too, so that a grouping counts as a rule for each.
         keeps_front: whether outcomes say what plans cost besides their value.
         counts_ranks: whether a plan on fewer ranks may be better, though its step takes longer.
     """
@@ -30,6 +31,7 @@ class Space:
     planners: Mapping[str, Planner] = field(default_factory=dict)
     counts_ranks: bool = False
     keeps_front: bool = False
+    varies: bool = False
 
 
 class Move(Protocol):

@@ -5,15 +5,16 @@ from itertools import chain, product
 
 from workbench.job.job import Job
 from workbench.plan.plan import Recompute, Sharding
+from workbench.planner.groupings import Grouping, differ
 from workbench.planner.layout_choice import Degrees
 from workbench.planner.layout_search import usable_ranks
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.search.joint.arrangement import Arrangement, Placement
-from workbench.search.joint.grouping_moves import Grouping, Regroup
+from workbench.search.joint.grouping_moves import Regroup
 from workbench.search.joint.layout_moves import Arrange, CutStages, Reschedule
 from workbench.search.joint.move import Move
 from workbench.search.joint.own_spaces import CP_SIZES, tensor_sizes
-from workbench.search.joint.proposals import Moves, differ
+from workbench.search.joint.proposals import Moves
 from workbench.search.joint.question import Question
 from workbench.search.joint.setting_moves import Keep, instance_counts
 
@@ -54,7 +55,7 @@ def plain_layouts(job: Job, questions: Collection[Question]) -> Iterator[Moves]:
 def _groupings(job: Job, questions: Collection[Question]) -> tuple[Moves, ...]:
     if Question.GROUPING not in questions or not differ(job.batch):
         return ((),)
-    return (Regroup(Grouping.EVEN),), (Regroup(Grouping.EVEN_REPLICAS),)
+    return tuple((Regroup(way),) for way in (Grouping.EVEN_COUNTS, Grouping.EVEN, Grouping.EVEN_REPLICAS))
 
 
 def _grids(job: Job) -> list[tuple[int, int]]:

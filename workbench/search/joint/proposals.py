@@ -5,16 +5,15 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, zip_longest
 
-from workbench.data.sample import Sample
 from workbench.explain.neighbours import ChangeKind, neighbours
 from workbench.job.job import Job, ModuleLayout
 from workbench.plan.plan import KeyExchange, Plan
+from workbench.planner.groupings import Grouping, differ, groups_of, llm_of
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 from workbench.search.joint.arrangement import Arrangement
 from workbench.search.joint.choice import Choice, TokenRule, draft_of
 from workbench.search.joint.evaluate import changed
-from workbench.search.joint.grouping import groups_of, llm_of
-from workbench.search.joint.grouping_moves import Exchange, Grouping, MoveSample, Regroup, Reorder, Resize
+from workbench.search.joint.grouping_moves import Exchange, MoveSample, Regroup, Reorder, Resize
 from workbench.search.joint.hints import Hints
 from workbench.search.joint.layout_moves import (
     Arrange,
@@ -146,11 +145,6 @@ def steers(draft: Plan) -> bool:
     return differ(draft.batch) or any(len(chain) > 1 for chain in draft.chain.values())
 
 
-def differ(batch: Sequence[Sample]) -> bool:
-    """Whether samples are not all alike."""
-    return len({(sample.segments, sample.mask) for sample in batch}) > 1
-
-
 def _in_turn(moves: Sequence[Move]) -> list[Move]:
     """One of every kind in turn, so that kinds with few moves are not behind those with many."""
     kinds: dict[type[Move], list[Move]] = {}
@@ -222,8 +216,10 @@ def _schedules(job: Job, now: Schedule, draft: Plan) -> Iterator[Schedule]:
 
 def _boundaries(draft: Plan) -> Iterator[Move]:
     for module in draft.model.modules:
-        num = len(draft.chain[module.name, draft.replicas(module.name)[0]])
-        for place in range(num - 1):
+        chain = draft.chain[module.name, draft.replicas(module.name)[0]]
+        for place in range(len(chain) - 1):
+            if chain[place].ranks == chain[place + 1].ranks:  # the same ranks do both
+                continue
             yield ShiftLayer(module.name, place, 1)
             yield ShiftLayer(module.name, place, -1)
 
@@ -281,10 +277,11 @@ def _tokens(choice: Choice, draft: Plan) -> Iterator[Move]:
 def _regroupings(space: Space, draft: Plan, hints: Hints | None, rng: random.Random) -> Iterator[Move]:
     """Random exchanges, moves, deferrals and reorderings, of samples on the critical path more often.
 
-    None where all samples are alike.
+    None where all samples are alike, or where other batches are judged too: what stands where in one of
+    them says nothing about the others.
     """
     kinds = {sample.id: (sample.segments, sample.mask) for sample in draft.batch}
-    if not differ(draft.batch):
+    if not differ(draft.batch) or space.varies:
         return
     llm = llm_of(space.job)
     held = [microbatch for microbatch in draft.microbatches if microbatch.module == llm]

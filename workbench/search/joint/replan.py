@@ -9,11 +9,11 @@ from typing import ClassVar
 from workbench.job.job import Job, ModuleLayout
 from workbench.plan.plan import ModuleSettings, Plan
 from workbench.plan.remembered import Remembered, Same
+from workbench.planner.groupings import groups_of, llm_of
 from workbench.planner.layout_choice import degrees_of
 from workbench.planner.strategy_spec import Chooser, Planner
 from workbench.schedule.choice import Schedule
 from workbench.search.joint.choice import NAME, Choice, choice_of, draft_of, num_actions
-from workbench.search.joint.grouping import groups_of, llm_of
 from workbench.search.joint.move import Space
 from workbench.search.joint.own_spaces import OWN_SPACES, Draws
 from workbench.search.joint.question import Question

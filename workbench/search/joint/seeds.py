@@ -9,14 +9,15 @@ from itertools import combinations, product
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.plan.plan import Recompute, Sharding
+from workbench.planner.groupings import Grouping, differ
 from workbench.planner.layout_choice import Degrees, LayoutChoice, Mode, ModuleChoice
 from workbench.planner.layout_search import FoundLayout, likely_layouts, usable_ranks
 from workbench.search.joint.arrangement import Arrangement, Placement
-from workbench.search.joint.grouping_moves import Grouping, Regroup
+from workbench.search.joint.grouping_moves import Regroup
 from workbench.search.joint.layout_moves import Arrange
 from workbench.search.joint.own_spaces import CP_SIZES, tensor_sizes
 from workbench.search.joint.plain_layouts import plain_layouts
-from workbench.search.joint.proposals import Moves, differ
+from workbench.search.joint.proposals import Moves
 from workbench.search.joint.question import Question
 from workbench.search.joint.setting_moves import Keep
 
@@ -133,7 +134,7 @@ def _memory_ways(modules: Sequence[str]) -> Iterator[Moves]:
 
 
 def _ways(job: Job) -> tuple[Moves, ...]:
-    even = (Grouping.EVEN_REPLICAS, Grouping.EVEN)
+    even = (Grouping.EVEN_COUNTS, Grouping.EVEN)
     return tuple((Regroup(way),) for way in even) if differ(job.batch) else ((),)
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from workbench.planner.groupings import dealt, groups_of, replicas_of
 from workbench.search.joint.choice import Choice
-from workbench.search.joint.grouping import dealt, groups_of, replicas_of
 from workbench.search.joint.grouping_moves import regrouped
 from workbench.search.joint.layout_moves import Reschedule
 from workbench.search.joint.move import Space
