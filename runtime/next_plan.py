@@ -1,6 +1,5 @@
 """A process beside the first rank that plans and lowers the next batch while a step runs."""
 
-import gc
 import os
 import pickle
 import queue
@@ -165,5 +164,4 @@ def main(arguments: Sequence[str]) -> int:
             forget_all()
         batch: Any = pickle.loads(message)
         _write(sys.stdout.buffer, pickle.dumps(answer_for(plan, batch, block_tokens)))
-        gc.collect()  # large plans are not collected by themselves, see `collector_paused`; nobody waits now
     return 0

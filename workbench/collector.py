@@ -13,9 +13,9 @@ def collector_paused(many: int = MANY) -> Iterator[None]:
 
     The collector walks what is there again and again as it grows, which took half the time of lowering
     1,296 ranks. Where many were made meanwhile, they count as old at once: a collector that starts again
-    would walk all of them. Old ones are hardly ever collected, so fewer are left young: a plan and what is
-    derived of it name each other, and a program that plans step after step would keep them all. Where
-    somebody keeps objects frozen, those stay so, and it is walked. One that stands still already stays so.
+    would walk all of them. Old ones are hardly ever collected, so fewer are left young: a program that makes
+    cycles step after step would keep them all. Where somebody keeps objects frozen, those stay so, and it is
+    walked. One that stands still already stays so.
 
     Args:
         many: from how many objects on they count as old. Fewer of modules, which stay; not

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from workbench.plan.plan import Plan
 
@@ -25,13 +25,13 @@ def kept(
 
     @wraps(derive)
     def answer(plan: Owner, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
-        answers: dict[Any, Result] = vars(plan).setdefault(name, {})
+        answers: dict[Any, Any] = vars(plan).setdefault(name, {})
         key = args if not kwargs else (args, *sorted(kwargs.items()))
         if key not in answers:
             found = derive(plan, *args, **kwargs)
             answers[key] = _ITSELF if found is plan else found
         known = answers[key]
-        return plan if known is _ITSELF else known
+        return cast(Result, plan if known is _ITSELF else known)
 
     return answer
 

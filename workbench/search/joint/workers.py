@@ -15,6 +15,7 @@ from multiprocessing.queues import Queue
 from threading import Thread
 from typing import Protocol, TypeVar, cast
 
+from workbench.collector import collector_paused
 from workbench.search.joint.choice import Choice
 from workbench.search.joint.evaluate import Asked, Judge, Outcome, evaluated
 from workbench.search.joint.move import Space
@@ -172,6 +173,7 @@ def _start(task: Task) -> Start:
     return start_of(task, space.cost, judge)
 
 
+@collector_paused()
 def _outcomes(task: tuple[dict[str, Choice], Iterable[Asked]]) -> list[Outcome]:
     starts, asked = task
     space, judge = _known[-1]
