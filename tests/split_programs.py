@@ -6,7 +6,7 @@ from random import Random
 
 from workbench.plan.check import check
 from workbench.plan.plan import Plan
-from workbench.plan.routing import Routing
+from workbench.plan.routing import routing_of
 from workbench.schedule.action import STEP, Action, Pass
 
 Order = Callable[[Sequence[Action]], Sequence[Action]]  # of a program's passes, I and W side by side
@@ -31,7 +31,7 @@ def split(plan: Plan, order: Order = lambda passes: passes) -> Plan:
 
 def _trains(plan: Plan) -> frozenset[tuple[int | None, int | None]]:
     """(stage, microbatch) that have weight gradients."""
-    routing = Routing(plan)
+    routing = routing_of(plan)
     return frozenset(
         (stage.id, index)
         for stage in plan.stages

@@ -28,7 +28,7 @@ from workbench.model.layer import Attention, Layer, LayerKind, Matmul, TokenCoun
 from workbench.model.model_graph import ModelGraph, Module
 from workbench.plan.lower import lower
 from workbench.plan.plan import Microbatch, Plan, TokenShard
-from workbench.plan.routing import Routing
+from workbench.plan.routing import routing_of
 from workbench.plan.token_owners import owned_tokens
 from workbench.timing.attention import AttentionCall, AttentionTime
 from workbench.timing.price import price
@@ -128,13 +128,13 @@ def test_tiles_by_row_slot_and_column(num_slots):
 def test_ranks_own_the_tokens_of_their_blocks():
     owners = (0, 1, 1, 0, 1, 0, 0, 1)
     plan = plan_of(2, owners)
-    found = owned_tokens(Routing(plan), plan.microbatches[0])
+    found = owned_tokens(routing_of(plan), plan.microbatches[0])
     assert [tokens.tolist() for tokens in found] == [
         [t for t in range(LENGTH) if owners[t // BLOCK] == rank] for rank in range(2)
     ]
     short = replace(plan, token_shards=(replace(plan.token_shards[0], owners=owners[:7]),))
     with pytest.raises(ValueError, match="row 0: 7 blocks of 128 do not cover 1024 tokens"):
-        owned_tokens(Routing(short), short.microbatches[0])
+        owned_tokens(routing_of(short), short.microbatches[0])
 
 
 @pytest.mark.parametrize("mask", ["causal", "full", "multimodal", "gemma"])
@@ -172,7 +172,7 @@ def test_a_stage_takes_what_its_slowest_rank_takes():
 def test_without_shards_the_plan_is_zigzag():
     """1,024 tokens on 2 ranks: four runs of 256, the outer two on rank 0."""
     plan = plan_of(2)
-    found = owned_tokens(Routing(plan), plan.microbatches[0])
+    found = owned_tokens(routing_of(plan), plan.microbatches[0])
     assert [tokens.tolist() for tokens in found] == [
         [*range(256), *range(768, 1024)],
         [*range(256, 768)],

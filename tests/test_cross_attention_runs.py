@@ -34,7 +34,7 @@ from workbench.plan.codec import dumps, loads
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Direction
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings
-from workbench.plan.routing import Routing
+from workbench.plan.routing import routing_of
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
@@ -215,7 +215,7 @@ def test_costs_count_what_is_read() -> None:
     assert forward[2] < 0.7 * forward[0]
     spans = simulate(lowered, priced.duration_s).spans
     assert len(spans) >= len(plan.program_actions)
-    sizes = Sizes(plan, Routing(plan))
+    sizes = Sizes(plan, routing_of(plan))
     kept = [sizes.of(plan.stage[2], m, keeps=True).kept for m in plan.microbatches_of["llm", 0]]
     assert kept[2] < 0.7 * kept[0] < kept[3]
 

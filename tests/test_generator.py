@@ -36,7 +36,7 @@ from workbench.model.projector import Projector
 from workbench.model.zoo import from_shape
 from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings
-from workbench.plan.routing import Routing
+from workbench.plan.routing import routing_of
 from workbench.schedule.action import Pass
 from workbench.strategies import cornstarch, megatron_heterogeneous
 from workbench.timing.price import price
@@ -201,7 +201,7 @@ def test_states_leave_before_the_head() -> None:
     assert (edge.after_layer, edge.before_layer) == (4, 0)
     rows = [row for row in lower(plan).transfers if row.edge == edge.name]
     assert {row.width for row in rows} == {32}
-    wanted = Routing(plan).wanted(edge, plan.microbatches_of["generator", 0][0])
+    wanted = routing_of(plan).wanted(edge, plan.microbatches_of["generator", 0][0])
     assert [tuple(item) for item in wanted] == [(0, 0)]
 
 

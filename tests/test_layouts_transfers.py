@@ -14,7 +14,7 @@ from workbench.model.trainable import Trainable
 from workbench.plan.deadlock import check_deadlock
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Direction, Route
-from workbench.plan.routing import Routing
+from workbench.plan.routing import routing_of
 from workbench.plan.token_owners import held_runs
 
 EVERYTHING = tiny_valm(vision=Trainable.ALL, audio=Trainable.ALL)
@@ -29,7 +29,7 @@ class Boundaries:
 
     def __init__(self, plan):
         self.lowered, self.plan = lower(plan), plan
-        self.routing = Routing(plan)
+        self.routing = routing_of(plan)
         self.random = torch.Generator().manual_seed(7)
 
     def integers(self, tokens, width):

@@ -17,7 +17,7 @@ from workbench.memory.account import check_memory, memory_table, peak_bytes
 from workbench.model.trainable import Trainable
 from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Plan, Recompute, Sharding
-from workbench.plan.routing import Routing
+from workbench.plan.routing import routing_of
 from workbench.planner.layout_choice import Mode
 from workbench.planner.layout_space import LayoutSpace
 from workbench.planner.layout_step import LayoutSteps
@@ -104,7 +104,7 @@ def test_no_plan_is_believed_faster_or_holds_less(
     assert bounds.seconds(plan) <= planner_cost.plan_s(lowered, cost()) * (1 + 1e-9)
     peaks = peak_bytes(lowered, memory_table(lowered))
     for rank in plan.ranks:
-        assert bounds.held_bytes(Routing(plan), rank) <= peaks[rank]
+        assert bounds.held_bytes(routing_of(plan), rank) <= peaks[rank]
 
 
 @pytest.mark.parametrize("strategy", [cornstarch.plan, cornstarch.plan_frozen_unaware])
@@ -123,8 +123,8 @@ def test_gaps_of_1f1b_and_microbatches_in_flight_are_no_more_than_there_are(stra
         waits += found_s > gpipe.seconds(plan) * (1 + 1e-9)
         peaks = peak_bytes(lowered, memory_table(lowered))
         for rank in plan.ranks:
-            held = bounds.held_bytes(Routing(plan), rank)
-            assert gpipe.held_bytes(Routing(plan), rank) <= held <= peaks[rank]
+            held = bounds.held_bytes(routing_of(plan), rank)
+            assert gpipe.held_bytes(routing_of(plan), rank) <= held <= peaks[rank]
     assert (
         waits or planner_cost is FROZEN_AWARE
     )  # whose stages are so even that the last one's passes bound them

@@ -265,7 +265,7 @@ class LayoutSpace:
     def _hybrid(self) -> Iterator[Family]:
         """Instances of two ranks or more each."""
         for llm, parts in self._alike():
-            for count in _divisors(llm.dp):
+            for count in divisors(llm.dp):
                 if 1 < count < llm.num_holders:
                     several = [[replace(c, instances=count) for c in part] for part in parts]
                     flat = partial(self._flat, Mode.HYBRID, replace(llm, instances=count), several)
@@ -336,10 +336,10 @@ class LayoutSpace:
 
     def _degrees(self, module: Module, num_ranks: int) -> Iterator[tuple[int, int, int]]:
         node = self._job.cluster.nodes[0].num_ranks
-        for tp in _divisors(num_ranks):
+        for tp in divisors(num_ranks):
             if node % tp == 0:
-                for cp in _powers_of_two(num_ranks // tp):
-                    for pp in _divisors(num_ranks // (tp * cp)):
+                for cp in (each for each in divisors(num_ranks // tp) if each.bit_count() == 1):
+                    for pp in divisors(num_ranks // (tp * cp)):
                         if pp <= len(module.layers):
                             yield tp, cp, pp
 
@@ -391,10 +391,6 @@ def _nests(first: int, second: int) -> bool:
     return max(first, second) % min(first, second) == 0
 
 
-def _divisors(number: int) -> list[int]:
+def divisors(number: int) -> list[int]:
+    """Ascending."""
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
-
-
-def _powers_of_two(number: int) -> list[int]:
-    """Those that divide it."""
-    return [1 << exponent for exponent in range(number.bit_length()) if number % (1 << exponent) == 0]

@@ -10,6 +10,7 @@ from workbench.cost.model import CostModel
 from workbench.job.device_pools import Pool
 from workbench.job.job import Job
 from workbench.plan.plan import Plan
+from workbench.planner.layout_space import divisors
 from workbench.search.joint.bounds import lower_bound_s
 from workbench.search.joint.evaluate import Judge
 from workbench.search.joint.objective_bounds import over_batches
@@ -94,12 +95,8 @@ def _first(job: Job, count: int) -> Part:
 
 def _counts(nodes: Sequence[Node]) -> list[int]:
     """Ranks of the first node that divide it, and of as many nodes as divide them."""
-    inside, whole = _divisors(nodes[0].num_ranks), _divisors(len(nodes))
+    inside, whole = divisors(nodes[0].num_ranks), divisors(len(nodes))
     return [*inside, *(sum(node.num_ranks for node in nodes[:count]) for count in whole[1:])]
-
-
-def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]
 
 
 def _of_pools(job: Job) -> Iterator[Part]:
