@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from runtime.data.batches import DataSource, SyntheticSource
 from runtime.models.weights import exporting, refuse_taken
+from runtime.next_plan import Rule
 from runtime.preprocess.source import following_of, source_of
 from runtime.rank_job import Build, Collect, RunSettings, run_rank
 from runtime.rank_report import RankReport, RankState
@@ -36,6 +37,8 @@ from runtime.world.neighbours import Neighbours, owners_of_all
 from runtime.world.pool import Place, Pool
 from workbench.drift import YARDSTICK
 from workbench.ending import Ended, ending_by_signal, leave
+from workbench.job.job import load_job
+from workbench.job.machines import cost_of
 from workbench.job.run_options import RunOptions, add_arguments
 from workbench.memory.account import static_holders
 from workbench.model.checkpoint import check_weights
@@ -45,6 +48,7 @@ from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.plan.runnable import check_runnable
+from workbench.strategies.next_step import NextStep
 from workbench.timing.accept import accept
 from workbench.timing.provenance import DEVICE
 from workbench.trace import Trace
@@ -300,6 +304,17 @@ def _give_up(reason: str) -> NoReturn:
     leave(BAD_INPUT)
 
 
+def _rule_of(path: Path, plan: Plan) -> Rule:
+    """Of the job file that a plan was made of; ValueError for another's."""
+    job = load_job(path)
+    for what, mine, its in (("model", plan.model, job.model), ("cluster", plan.cluster, job.cluster)):
+        if mine != its:
+            raise ValueError(
+                f"--job {path}: its {what} is not the plan's; want the job that the plan was made of"
+            )
+    return NextStep(job=job, cost=cost_of(job, None, None))
+
+
 def prepare(options: RunOptions, plan: Plan) -> tuple[RunSettings, DataSource | None]:
     """What options stand for: the settings of every rank, and the data; None: synthetic.
 
@@ -310,10 +325,14 @@ def prepare(options: RunOptions, plan: Plan) -> tuple[RunSettings, DataSource | 
     check_runnable(plan)
     if options.next_samples and options.data is None:
         raise ValueError("--next-samples takes them from a data folder; want --data FOLDER")
+    if options.job is not None and not options.next_samples:
+        raise ValueError("--job groups the next samples; want --next-samples")
     if options.resume and options.checkpoint is None:
         raise ValueError("--resume goes on from a folder of checkpoints; want --checkpoint FOLDER")
     source = source_of(options.data, options.data_keys, timeout_s=options.timeout_s)
     following = following_of(source if options.next_samples else None, plan)
+    if options.job is not None:
+        following = replace(following, rule=_rule_of(options.job, plan))
     collect = Collect.MEMORY if options.watch_memory else Collect.NOTHING
     settings = RunSettings(**options.of_steps, following=following, collect=collect)
     if options.checkpoint is None:

@@ -8,14 +8,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any
 
 from workbench.data.sample import Sample
-from workbench.plan.following import BLOCK_TOKENS, next_plan
+from workbench.plan.following import next_plan
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.plan.remembered import FORGET_EVERY, forget_all
@@ -24,6 +24,8 @@ from workbench.supervised import as_arguments, as_parent, end_with, from_argumen
 from workbench.timing.accept import accept
 
 HEADER_BYTES = 8
+Rule = Callable[[Plan, Sequence[Sample]], Plan]
+"""A plan of some batch, and the next batch: its plan, on the same stages; can be pickled."""
 FAR_SIDE = "import sys; from runtime.next_plan import main; sys.exit(main(sys.argv[1:]))"
 
 
@@ -51,10 +53,10 @@ class Planner:
 
     Args:
         plan: of the first batch.
-        block_tokens: of the token shards.
+        rule: what plans the next one.
     """
 
-    def __init__(self, plan: Plan, *, block_tokens: int = BLOCK_TOKENS) -> None:
+    def __init__(self, plan: Plan, *, rule: Rule = next_plan) -> None:
         path = os.pathsep.join(entry for entry in sys.path if entry)
         self._process = subprocess.Popen(
             [sys.executable, "-c", FAR_SIDE, *as_arguments(as_parent())],
@@ -67,7 +69,7 @@ class Planner:
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._talk, self._listen)]
         for thread in self._threads:
             thread.start()
-        self._requests.put((plan, block_tokens))
+        self._requests.put((plan, rule))
 
     def ask(self, batch: Sequence[Sample]) -> None:
         """Start planning a batch; returns at once. Answers come in the order of asking."""
@@ -128,11 +130,11 @@ def planned(message: bytes) -> Planned:
     return found
 
 
-def answer_for(plan: Plan, batch: Sequence[Sample], block_tokens: int) -> Planned:
+def answer_for(plan: Plan, batch: Sequence[Sample], rule: Rule) -> Planned:
     """Plan, check and lower one batch; a refusal is an answer, too."""
     start_s = time.perf_counter()
     try:
-        lowered, _ = accept(next_plan(plan, batch, block_tokens=block_tokens))
+        lowered, _ = accept(rule(plan, batch))
     except ValueError as error:
         refusal = " ".join(str(error).split())
         return Planned(lowered=None, refusal=refusal, start_s=start_s, end_s=time.perf_counter())
@@ -158,10 +160,10 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     first = _read(sys.stdin.buffer)
     assert first is not None, "the plan comes first"
-    plan, block_tokens = pickle.loads(first)
+    plan, rule = pickle.loads(first)
     for number, message in enumerate(iter(partial(_read, sys.stdin.buffer), None)):
         if number % FORGET_EVERY == 0:
             forget_all()
         batch: Any = pickle.loads(message)
-        _write(sys.stdout.buffer, pickle.dumps(answer_for(plan, batch, block_tokens)))
+        _write(sys.stdout.buffer, pickle.dumps(answer_for(plan, batch, rule)))
     return 0

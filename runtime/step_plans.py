@@ -9,12 +9,12 @@ from itertools import count, cycle, islice
 import torch
 import torch.distributed as dist
 
-from runtime.next_plan import Planned, Planner, planned
+from runtime.next_plan import Planned, Planner, Rule, planned
 from runtime.world.communicators import open_pairs, pairs_of
 from runtime.world.failure import RankError, first_line
 from runtime.world.mesh import Mesh, PairKey
 from workbench.data.sample import Sample
-from workbench.plan.following import BLOCK_TOKENS
+from workbench.plan.following import next_plan
 from workbench.plan.lowered import Lowered
 
 
@@ -24,11 +24,11 @@ class NextBatches:
 
     Args:
         batches: each of as many samples as the plan's.
-        block_tokens: of token shards.
+        rule: what plans each of them; as it stands, the i-th sample where the i-th one stood.
     """
 
     batches: tuple[tuple[Sample, ...], ...] = ()
-    block_tokens: int = BLOCK_TOKENS
+    rule: Rule = next_plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class StepPlans:
         if following.batches and not dist.is_initialized():
             raise ValueError("batches that follow the first one need a process per rank")
         if following.batches and mesh.rank == mesh.ranks[0]:
-            self._planner = Planner(first.plan, block_tokens=following.block_tokens)
+            self._planner = Planner(first.plan, rule=following.rule)
 
     def next(self, steps_left: int) -> Lowered:
         """The plan of the next step; a collective of all ranks where batches follow.

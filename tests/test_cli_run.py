@@ -6,8 +6,16 @@ from pathlib import Path
 import pytest
 
 from runtime.data.scenes import make
+from runtime.launch import RunResult, prepare, run_lowered
+from runtime.world.pool import Pool
 from tests.command_line import JOB, accept, answered, refuse
+from workbench.job.job import load_job
+from workbench.job.machines import cost_of
+from workbench.job.run_options import RunOptions
 from workbench.plan.codec import read_plan
+from workbench.plan.following import next_plan
+from workbench.plan.lower import lower
+from workbench.strategies.next_step import next_step
 from workbench.trace_json import read_trace
 
 
@@ -107,3 +115,36 @@ def test_key_exchange_is_a_layout_of_the_job(job: Path):
 def test_numbers_out_of_bounds(plan: Path, option: str, value: object):
     words = f"{option.removeprefix('--')} must be"
     refuse("run", plan, "--local", option, value, words=words, folder=plan.parent)
+
+
+def test_next_samples_are_grouped_as_the_strategy_groups_them(job: Path, pool: Pool):
+    """As `search --batches` judges the plan; without its job, each stands where one of the first stood."""
+    folder = folder_of_masks(job.with_name("data"))
+    job.write_text(JOB.replace("precision: float32", "precision: float64"))
+    file = job.with_name("plan.json")
+    accept("plan", job, "--strategy", "entrain", "--data", folder, "-o", file)
+    plan, loaded = read_plan(file), load_job(job)
+    of_both: list[RunResult] = []
+    for named in (job, None):
+        options = RunOptions(data=str(folder), next_samples=True, job=named, steps=3)
+        settings, source = prepare(options, plan)
+        of_both.append(run_lowered(lower(plan), settings, source=source, pool=pool))
+    grouped, placed = of_both
+    cost = cost_of(loaded, None, None)
+    batches = [step.plan.batch for step in placed.plans]
+    assert [step.plan.batch for step in grouped.plans] == batches
+    ruled = [next_step(plan, batch, loaded, cost) for batch in batches[1:]]
+    assert [step.plan for step in grouped.plans][1:] == ruled
+    assert [step.plan for step in placed.plans][1:] == [next_plan(plan, batch) for batch in batches[1:]]
+    assert grouped.plans[1].plan.microbatches != placed.plans[1].plan.microbatches
+    for one, other in zip(grouped.losses, placed.losses, strict=True):
+        assert abs(one - other) <= 1e-10 * abs(one)
+
+
+def test_the_job_that_groups_samples_has_to_be_the_plans(job: Path, plan: Path):
+    folder = folder_of_masks(job.with_name("data"))
+    run = ("run", plan, "--local", "--data", folder, "--job", job)
+    refuse(*run, words="--job groups the next samples; want --next-samples", folder=job.parent)
+    job.write_text(JOB.replace("memory_gib: 1", "memory_gib: 2"))
+    words = "its cluster is not the plan's; want the job that the plan was made of"
+    refuse(*run, "--next-samples", words=words, folder=job.parent)

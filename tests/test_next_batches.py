@@ -29,7 +29,7 @@ BATCHES = (
     (Sample(20, (TEXT,)), Sample(21, (TEXT,)), embedded(22, "gemma")),
     (embedded(30, "full"), prepended(31, "gemma"), embedded(32, "causal")),
 )
-FOLLOWING = NextBatches(batches=BATCHES, block_tokens=2)
+FOLLOWING = NextBatches(batches=BATCHES, rule=partial(next_plan, block_tokens=2))
 
 
 def settings_of(steps: int, precision: Precision = Precision.FLOAT64, **other: object) -> RunSettings:

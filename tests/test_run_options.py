@@ -84,6 +84,7 @@ VALUES = {
     "data": ("d", "d"),
     "data_keys": ("k", Path("k")),
     "next_samples": ("", True),
+    "job": ("j", Path("j")),
     "checkpoint": ("c", Path("c")),
     "checkpoint_every": ("6", 6),
     "resume": ("", True),

@@ -23,7 +23,7 @@ from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
 from workbench.job.job import Job, ModuleLayout, load_job
-from workbench.plan.following import BLOCK_TOKENS
+from workbench.plan.following import next_plan
 from workbench.strategies import cornstarch
 from workbench.units import ms
 
@@ -72,9 +72,7 @@ def measured(length: int) -> dict[str, float]:
     """Milliseconds of planning, median and longest, and of the shortest step."""
     job, cost = job_of(length), CostModel(load_profile("A40"))
     plan = cornstarch.plan(job, cost)
-    answers = [
-        answer_for(plan, batch_of(job, length, seed), BLOCK_TOKENS) for seed in range(1, NUM_BATCHES + 1)
-    ]
+    answers = [answer_for(plan, batch_of(job, length, seed), next_plan) for seed in range(1, NUM_BATCHES + 1)]
     refused = [answer.refusal for answer in answers if answer.lowered is None]
     if refused:
         raise ValueError(refused[0])

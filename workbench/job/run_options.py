@@ -92,6 +92,13 @@ class RunOptions(StepOptions):
         default=None, metadata=asked("client's keys for a preprocessing server, see `preprocess keys`")
     )
     next_samples: bool = field(default=False, metadata=asked("every step takes the next samples of the data"))
+    job: Path | None = field(
+        default=None,
+        metadata=asked(
+            "file of the job that the plan was made of: next samples are grouped as the first were, by its "
+            "profile; default: each stands where one of the first stood"
+        ),
+    )
     checkpoint: Path | None = field(default=None, metadata=asked("folder to save to while it runs"))
     checkpoint_every: int = field(default=10, metadata=asked("steps"))
     resume: bool = field(

@@ -1,7 +1,7 @@
 """The plan of another batch with a plan's stages: which samples go together, who owns their tokens."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from workbench.cost.model import CostModel
 from workbench.data.sample import Sample
@@ -22,7 +22,7 @@ def next_step(
     """The per-step part of a plan made anew for a batch; ranks, layers and settings stay.
 
     Strategies that decide by the samples' work which of them go together do it again. All others put
-    the i-th sample where the i-th one stood, as the runtime does when it plans the next step. A plan of no
+    the i-th sample where the i-th one stood, as the runtime does where it is not told the job. A plan of no
     strategy that is grouped by a named way, see `groupings`, is grouped by it again where the batch allows;
     one whose groups do not carry over is grouped by work as Entrain does it.
 
@@ -50,6 +50,18 @@ def next_step(
         return _regrouped(entrain.regroup, plan, batch, job, cost, schedule)
     except ValueError:
         raise refusal from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextStep:
+    """`next_step` of one job at its machine's prices, for whoever plans while a step runs."""
+
+    job: Job
+    cost: CostModel
+
+    def __call__(self, plan: Plan, batch: Sequence[Sample]) -> Plan:
+        """As `next_step`."""
+        return next_step(plan, batch, self.job, self.cost)
 
 
 def _by_its_way(
