@@ -2,6 +2,7 @@
 
 import pickle
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -114,7 +115,7 @@ def test_what_cannot_follow_is_refused_by_name() -> None:
 
 def test_a_process_answers_in_order_and_says_what_it_refuses() -> None:
     plan = with_owners(plan_of("everything", "ee"), "lpt")
-    planner = Planner(plan, block_tokens=2)
+    planner = Planner(plan, rule=partial(next_plan, block_tokens=2))
     try:
         for batch in (BATCHES["ep"], BATCHES["causal"], BATCHES["ep"]):
             planner.ask(batch)
