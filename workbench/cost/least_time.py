@@ -2,14 +2,11 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from heapq import heapify, heappop, heappush
-from itertools import count
 from typing import NamedTuple
 
 from workbench.cost.execution import AttentionKernel, Lookups
-from workbench.cost.interpolate import NARROW, Cell
 from workbench.cost.kernel_times import length_of
 from workbench.cost.measured import MeasuredLayer
 from workbench.cost.model import CostModel
@@ -17,7 +14,6 @@ from workbench.cost.operator_passes import OperatorPasses
 from workbench.cost.profile import Direction
 from workbench.cost.roofline import (
     ATTENTION_BACKWARD_FLOP,
-    Gemm,
     Grid,
     RowWork,
     Work,
@@ -25,18 +21,13 @@ from workbench.cost.roofline import (
     gemm_of,
     operator_tokens,
 )
-from workbench.cost.sustained import in_direction
 from workbench.model.experts import num_experts
 from workbench.model.frozen import Needs
-from workbench.model.layer import Attention, Layer, Lookup, Matmul, Pointwise, Shard
+from workbench.model.layer import Attention, Layer, Lookup, Matmul, Pointwise
 from workbench.schedule.action import Pass
 
 WHOLE = Grid()  # the layer uncut
 LONG = 16384  # tokens of the causal launch at whose rate attention is simulated tile by tile
-HALVED = 96  # cells, until what no call takes less than is taken as it is
-LOOKED = 4  # halvings between two looks at what a call in the middle of a cell takes
-NEAR = 0.98  # of that: near enough
-FEWEST = 1e-3  # tokens of a call: fewer than any has
 
 
 class LeastTime(NamedTuple):
@@ -74,30 +65,12 @@ def least_of(times: Iterable[LeastTime]) -> LeastTime:
     return LeastTime(way_s, min(each.all_s for each in found) - way_s)
 
 
-class _Cell(NamedTuple):
-    """Calls with some tensor-parallel degrees and tokens.
-
-    Args:
-        seconds: times ranks, that the stock takes at least in such calls.
-        number: that tells cells of equal seconds apart.
-        tp: least and most degree.
-        tokens: fewest and most.
-        tables: of every product and direction, the part of the table.
-    """
-
-    seconds: float
-    number: int
-    tp: tuple[int, int]
-    tokens: tuple[float, float]
-    tables: tuple[Cell | None, ...]
-
-
 class LeastTimes:
     """What layers take at least whose calls take rows out of a stock, in whatever parts.
 
     Products at the rates that the profile gives to the best number of tokens and tensor-parallel ranks of a
-    call, which are the same for all products of a layer and in all passes over one microbatch; tokens are
-    any number up to the stock's. Fused attention at the best rate that a call can have; memory-bound kernels
+    call, which are the same for all products of a layer and in all passes over one microbatch, see
+    `LeastProducts`. Fused attention at the best rate that a call can have; memory-bound kernels
     at their best rate, without what does not grow with tokens; collectives, launches and overheads for
     nothing; layers measured whole by their fit without what a call takes. What cross-attention takes is left
     out; layers with experts have the best rate of any shape.
@@ -123,9 +96,6 @@ class LeastTimes:
     ) -> None:
         self._cost, self._precision, self._stock = cost, precision, stock
         self._num_ranks, self._cuts_tokens = num_ranks, cuts_tokens
-        self._products: dict[tuple[object, ...], float] = {}
-        self._tables: dict[tuple[object, ...], Cell | None] = {}
-        self._numbers = count()
         self._attentions: dict[Attention, tuple[float, float]] = {}
 
     def cutting_tokens(self) -> "LeastTimes":
@@ -142,8 +112,7 @@ class LeastTimes:
         Args:
             needs: which gradients it computes.
 
-        Complexity: O(operators + measured grids), and 2 x `HALVED` cells of a table for every product of a
-        layer not yet seen.
+        Complexity: O(operators + measured grids), and that of `LeastProducts.seconds`.
         """
         if layer.reads_context:
             return NOTHING
@@ -187,63 +156,12 @@ class LeastTimes:
         tokens, stock = (operator_tokens(products[0], each, WHOLE) for each in (work, self._stock))
         if not tokens:
             return NOTHING
+        least = self._cost.least_products(self._precision)
+        kinds = Counter((gemm_of(each, work, WHOLE), each.shard) for each in products)
         way = (Direction.FORWARD, *[Direction.INPUT_GRAD] * needs.input_grad)
         every = (*way, *[Direction.WEIGHT_GRAD] * needs.weight_grad)
-        way_s, all_s = (self._products_s(products, tps, each) for each in (way, every))
-        return LeastTime(way_s, max(all_s - way_s, 0.0)).scaled(tokens / stock)
-
-    def _products_s(
-        self, products: Sequence[Matmul], tps: tuple[tuple[int, int], ...], directions: tuple[Direction, ...]
-    ) -> float:
-        """Of the whole stock.
-
-        Of all calls those with the least seconds a token are looked for: cells of degrees and tokens whose
-        seconds are not known to be more than another's are halved, so many times.
-        """
-        kinds = Counter((gemm_of(each, self._stock, WHOLE), each.shard) for each in products)
-        if not tps:
-            flop = sum(gemm.flop * num for (gemm, _), num in kinds.items())
-            return len(directions) * flop / self._cost.most_product_flop_per_s(self._precision)
-        key = tuple(kinds.items()), tps, directions
-        if key not in self._products:
-            most = max(gemm.m for gemm, _ in kinds)
-            cells = [self._cell(kinds, directions, tp, (min(FEWEST, most), most), None) for tp in tps]
-            heapify(cells)
-            taken_s = math.inf
-            for number in range(HALVED):
-                (few, many), cell = cells[0].tokens, cells[0]
-                if many < few * 2**NARROW or cell.seconds > NEAR * taken_s:
-                    break
-                heappop(cells)
-                middle = math.sqrt(few * many)
-                if number % LOOKED == 0:
-                    taken_s = min(
-                        taken_s, self._cell(kinds, directions, cell.tp, (middle, middle), cell).seconds
-                    )
-                for half in ((few, middle), (middle, many)):
-                    heappush(cells, self._cell(kinds, directions, cell.tp, half, cell))
-            self._products[key] = cells[0].seconds
-        return self._products[key]
-
-    def _cell(
-        self,
-        kinds: Mapping[tuple[Gemm, Shard], int],
-        directions: tuple[Direction, ...],
-        tp: tuple[int, int],
-        tokens: tuple[float, float],
-        within: _Cell | None,
-    ) -> _Cell:
-        tables, seconds = [], 0.0
-        around = iter(within.tables if within else [None] * len(kinds) * len(directions))
-        for (whole, shard), num in kinds.items():
-            for direction in directions:
-                key, inside = (whole, shard, direction, tp, tokens), next(around)
-                if key not in self._tables:
-                    low, high = (in_direction(at, direction) for at in _box(whole, shard, tp, tokens))
-                    self._tables[key] = self._cost.product_cell(low, high, inside)
-                tables.append(self._tables[key])
-                seconds += num * whole.flop / self._cost.most_product_flop_per_s(self._precision, tables[-1])
-        return _Cell(seconds, next(self._numbers), tp, tokens, tuple(tables))
+        way_s, all_s = (least.seconds(kinds, tps, each, stock) for each in (way, every))
+        return LeastTime(way_s, max(all_s - way_s, 0.0))
 
     def _attention(self, operator: Attention, work: Work, needs: Needs) -> LeastTime:
         flop = attention_flop(operator, work, WHOLE)
@@ -292,15 +210,6 @@ class LeastTimes:
         )
         way = moved.forward + needs.input_grad * moved.input_grad
         return LeastTime(way / rate, needs.weight_grad * weights / rate)
-
-
-def _box(whole: Gemm, shard: Shard, tp: tuple[int, int], tokens: tuple[float, float]) -> tuple[Gemm, Gemm]:
-    """Least and most sizes of a product on so many ranks, with so many tokens."""
-    (few, many), (_, n, k) = tp, whole
-    columns = (n / many, n / few) if shard is Shard.COLUMN else (n, n)
-    rows = (k / many, k / few) if shard is Shard.ROW else (k, k)
-    least, most = (Gemm(*sizes) for sizes in zip(tokens, columns, rows, strict=True))
-    return least, most
 
 
 def _measured(measured: MeasuredLayer, work: Work, num_ranks: int, needs: Needs) -> LeastTime:

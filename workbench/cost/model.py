@@ -15,6 +15,7 @@ from workbench.cost.expert_parallel import on_rank
 from workbench.cost.hardware import Link
 from workbench.cost.kernel_times import ELEMENT_BYTES, KernelTimes
 from workbench.cost.layer_time import LayerTime, unmeasured_of
+from workbench.cost.least_products import LeastProducts
 from workbench.cost.measured import MeasuredLayer, from_measured, in_one_piece
 from workbench.cost.operator_passes import OperatorPasses
 from workbench.cost.operator_sums import Links, OperatorSums
@@ -70,6 +71,7 @@ class CostModel(KernelTimes):
         self._signatures = Signatures()
         self._experts = _ExpertParallel()
         self._variants: dict[object, CostModel] = {}
+        self._least_products: dict[str, LeastProducts] = {}
 
     def on(self, device: str) -> "CostModel":
         """The model of that kind of device: this one where none stands beside it under that name."""
@@ -118,9 +120,16 @@ class CostModel(KernelTimes):
     def _copied(self) -> "CostModel":
         other = copy(self)
         other._known, other._operators, other._variants, other._products = {}, {}, {}, {}
+        other._least_products = {}
         for name in ("clock_share", "product_share"):  # of the execution
             vars(other).pop(name, None)
         return other
+
+    def least_products(self, precision: str) -> LeastProducts:
+        """What products take at least; made once, so that its answers are shared."""
+        if precision not in self._least_products:
+            self._least_products[precision] = LeastProducts(self, precision)
+        return self._least_products[precision]
 
     def layer_time(
         self,

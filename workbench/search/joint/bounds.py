@@ -1,7 +1,7 @@
 """What no plan of a job beats: work over ranks, and the way of one sample."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from itertools import repeat
 
 from workbench.cost.least_time import NOTHING, LeastTime, LeastTimes, least_of
 from workbench.cost.model import CostModel, Work
@@ -10,6 +10,7 @@ from workbench.plan.build import chunked_microbatches
 from workbench.plan.routing import routing_of
 from workbench.plan.work import work_of
 from workbench.planner.assembly import empty_draft
+from workbench.planner.layer_cost import alike_layers
 from workbench.planner.layout_search import usable_ranks
 from workbench.search.joint.choice import Choice
 from workbench.search.joint.evaluate import LEAST_SHARE
@@ -45,7 +46,7 @@ def lower_bound_s(job: Job, cost: CostModel, layout: Choice | None) -> float:
     Args:
         layout: the choice whose stages stay on their ranks; None: layouts are open.
 
-    Complexity: O(distinct samples x layers), and one bound of a table for every product's shape.
+    Complexity: O(distinct samples x kinds of layers), and one bound of a table for every product's shape.
     """
     work, updates_s = _works(job, cost, layout, even), _updates_s(job, cost, even)
     totals = {
@@ -98,17 +99,20 @@ def _works(job: Job, cost: CostModel, layout: Choice | None, weight: Weight) -> 
             continue
         stock = Work(tuple(row for _, _, work in mine for row in work.rows))
         families = list(_families(job, cost, layout, module.name, stock))
+        firsts = alike_layers(job.model, module.name).firsts
         known: dict[tuple[object, ...], LeastTime] = {}
         for sample, needs, work in mine:
             key = needs, work
             if key not in known:
+                kinds = Counter(zip(firsts, needs, strict=True))
                 tried = (
-                    sum(map(least.of, module.layers, repeat(work), needs), NOTHING).scaled(
-                        share * weight(device)
-                    )
-                    for device, share, least in families
+                    [least.of(module.layers[at], work, need).scaled(num) for (at, need), num in kinds.items()]
+                    for _, _, least in families
                 )
-                known[key] = least_of(tried)
+                known[key] = least_of(
+                    sum(times, NOTHING).scaled(share * weight(device))
+                    for (device, share, _), times in zip(families, tried, strict=True)
+                )
             found[sample][module.name] = known[key]
     return found
 
