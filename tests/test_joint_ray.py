@@ -14,12 +14,12 @@ from tests.test_joint_search import FEW, small
 from tests.test_strategies import cost
 from workbench.explain.timeline import Timeline
 from workbench.plan.plan import Plan
-from workbench.search.joint.crew import Crew, RayWorkers
 from workbench.search.joint.drive import joint_search
 from workbench.search.joint.evaluate import Judge
 from workbench.search.joint.found import Found
 from workbench.search.joint.on_ray import joined
 from workbench.search.joint.terms import Scope, Stop
+from workbench.search.joint.worker_pool import RayWorkers, WorkerSpec
 from workbench.strategies.registry import PLANNERS
 
 NODES = 2
@@ -42,7 +42,7 @@ def address():
         cluster.shutdown()
 
 
-def searched(workers: Crew, judge: Judge, candidates: int = 8, progress=lambda state: None) -> Found:
+def searched(workers: WorkerSpec, judge: Judge, candidates: int = 8, progress=lambda state: None) -> Found:
     planners = {name: PLANNERS[name] for name in FEW[:2]}
     stop, scope = Stop(candidates=candidates), Scope(planners=planners)
     return joint_search(small(), cost(), judge, stop=stop, scope=scope, workers=workers, progress=progress)

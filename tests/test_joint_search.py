@@ -25,13 +25,13 @@ from workbench.search.joint.grouping_moves import Exchange, MoveSample, Regroup,
 from workbench.search.joint.layout_moves import Arrange, CutStages, Reschedule, RunEncodersAhead, ShiftLayer
 from workbench.search.joint.log import log_lines, replayed
 from workbench.search.joint.move import Space
+from workbench.search.joint.move_json import MOVES, move_from_json, move_to_json
 from workbench.search.joint.question import Question
 from workbench.search.joint.replan import Replan, replan_of
 from workbench.search.joint.setting_moves import Distribute, ExchangeKeys, Keep
 from workbench.search.joint.starts import OUT_OF_TIME
 from workbench.search.joint.take import Take
 from workbench.search.joint.terms import Scope, Stop
-from workbench.search.joint.written import MOVES, read_move, written
 from workbench.strategies.registry import PLANNERS
 
 BATCH = tiny_batch(images=(1, 2, 0, 1, 2, 0, 1, 1), clips=(1, 0, 0, 2, 1, 1, 0, 2))
@@ -211,7 +211,7 @@ EVERY_MOVE = (
 @pytest.mark.parametrize("move", EVERY_MOVE, ids=lambda move: type(move).__name__)
 def test_a_move_is_read_as_it_was_written(move):
     assert {type(each).__name__ for each in EVERY_MOVE} == set(MOVES)
-    assert read_move(written(move)) == move
+    assert move_from_json(move_to_json(move)) == move
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_a_move_is_read_as_it_was_written(move):
 )
 def test_what_is_no_move_is_refused(data, reason):
     with pytest.raises(ValueError, match=reason):
-        read_move(data)
+        move_from_json(data)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from workbench.search.joint.evaluate import Asked, evaluated
 from workbench.search.joint.layout_moves import Arrange
 from workbench.search.joint.layout_neighbours import arrangements_near
 from workbench.search.joint.move import Space
-from workbench.search.joint.written import read_move, written
+from workbench.search.joint.move_json import move_from_json, move_to_json
 from workbench.strategies.registry import BY_NAME
 
 SPACE = next(space for space in spaces() if space.name == "audio frozen")  # four ranks
@@ -81,7 +81,7 @@ def test_modules_change_pools_and_stay_in_those_that_take_them():
     )
     for other in (deeper, replace(now, first_ranks=(16, None))):
         move = Arrange(other)
-        assert read_move(written(move)) == move
+        assert move_from_json(move_to_json(move)) == move
         stages = move.apply(space, choice).stages
         assert arrangement_of(job, stages, choice.schedule, draft_of(job, choice), cost) == other
         assert evaluated(space, judge, Asked(choice, (move,))).value is not None

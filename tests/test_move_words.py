@@ -11,15 +11,15 @@ from workbench.search.joint.choice import TokenRule
 from workbench.search.joint.grouping_moves import Exchange, Regroup, Resize
 from workbench.search.joint.layout_moves import Arrange, CutStages, Reschedule, ShiftLayer
 from workbench.search.joint.move import Move
+from workbench.search.joint.move_json import move_to_json
 from workbench.search.joint.question import Question
 from workbench.search.joint.replan import Replan
 from workbench.search.joint.setting_moves import Distribute, Keep
 from workbench.search.joint.take import Take
-from workbench.search.joint.written import written
 
 
 def told(*moves: Move) -> list[tuple[str, str]]:
-    return list(told_moves([{"question": move.question.value, **written(move)} for move in moves]))
+    return list(told_moves([{"question": move.question.value, **move_to_json(move)} for move in moves]))
 
 
 def keep(module: str | None, recompute: Recompute = Recompute.NONE) -> Keep:

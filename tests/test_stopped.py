@@ -41,7 +41,7 @@ from workbench.plan.codec import write_plan
 from workbench.plan.lower import lower
 from workbench.search.joint.move import Space
 from workbench.search.joint.starts import start_tasks
-from workbench.search.joint.workers import Several
+from workbench.search.joint.workers import LocalProcesses
 from workbench.stopped import LOOKS, StopWatch, is_stopped
 from workbench.strategies.registry import PLANNERS
 
@@ -270,7 +270,7 @@ def test_a_signal_at_the_instant_of_a_fork_ends_the_child_and_not_its_copy_of_th
 
 def test_a_stopped_search_worker_is_replaced_and_what_it_had_is_done(capsys):
     task = next(iter(start_tasks(small(), {"cornstarch": PLANNERS["cornstarch"]})))
-    workers = Several(Space(small(), cost(), {}), IterationJudge(cost()), 1)
+    workers = LocalProcesses(Space(small(), cost(), {}), IterationJudge(cost()), 1)
     others = descendants_of(os.getpid())
     try:
         (undisturbed,) = workers.starts([task])
@@ -298,7 +298,7 @@ def test_a_search_worker_that_is_stopped_as_soon_as_it_is_there_is_replaced(caps
 
     stopper, net = stopping(worker), threading.Timer(PATIENCE_S, let_go)
     net.start()
-    workers = Several(Space(small(), cost(), {}), IterationJudge(cost()), 1)
+    workers = LocalProcesses(Space(small(), cost(), {}), IterationJudge(cost()), 1)
     try:
         (start,) = workers.starts([task])
     finally:

@@ -34,7 +34,6 @@ from workbench.report.search_tables import search_record
 from workbench.search.drive import aimed, search
 from workbench.search.joint.ablation import Gain, ablated
 from workbench.search.joint.bounds import LowerBound, lower_bound_s
-from workbench.search.joint.crew import Crew, RayWorkers
 from workbench.search.joint.drive import joint_search, searched_starts
 from workbench.search.joint.evaluate import Judge
 from workbench.search.joint.found import Found, State
@@ -42,6 +41,7 @@ from workbench.search.joint.log import log_lines, replayed
 from workbench.search.joint.objective_bounds import bound_for
 from workbench.search.joint.question import Question
 from workbench.search.joint.terms import Scope, Stop
+from workbench.search.joint.worker_pool import RayWorkers, WorkerSpec
 from workbench.search.kept_results import Kept, KeptResults, result_key
 from workbench.search.objectives.objective import Objective
 from workbench.strategies.registry import BY_NAME
@@ -85,7 +85,7 @@ class Told:
     )
 
     @property
-    def crew(self) -> Crew:
+    def worker_spec(self) -> WorkerSpec:
         """Who evaluates."""
         return self.workers if self.ray is None else RayWorkers(address=self.ray, num=self.workers)
 
@@ -175,7 +175,9 @@ def search_jointly(
         noting(signal.SIGINT, answer=ENDING) as interrupts,
     ):
         stop = replace(stop, is_asked=lambda: bool(interrupts))
-        found = joint_search(job, cost, judge, stop=stop, scope=scope, workers=told.crew, progress=progress)
+        found = joint_search(
+            job, cost, judge, stop=stop, scope=scope, workers=told.worker_spec, progress=progress
+        )
         results = None if interrupts else results
     if told.log is not None:
         write_text("".join(f"{line}\n" for line in log_lines(job, scope, found)), told.log)
@@ -314,7 +316,7 @@ def _replay(sought: Sought, log: Path, *, as_json: bool) -> tuple[Plan, Callable
 
 def _ablate(sought: Sought, told: Told, *, as_json: bool) -> tuple[Plan, Callable[[], None]]:
     job, cost, judge = sought.job, sought.cost, sought.value_of
-    strategy, stop, workers = str(told.ablate), stop_of(told), told.crew
+    strategy, stop, workers = str(told.ablate), stop_of(told), told.worker_spec
     scope = Scope(seed=sought.seed, planners=sought.planners, lower=sought.lower)
     rows: list[Gain] = []
     with ticking("ablation", len(Question) + 1, quiet=as_json) as ticker:

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from workbench.on_demand import OnDemand
 from workbench.plan.kept import give, kept
-from workbench.plan.lying import lies
 from workbench.plan.paths import num_senders
 from workbench.plan.plan import Boundaries, Plan, Program, Stage
+from workbench.plan.rank_placement import relative_placement
 from workbench.plan.remembered import Remembered, Same, one
 from workbench.plan.routing import routing_of
 from workbench.plan.work import sample_kinds
@@ -239,7 +239,8 @@ def _shape(plan: Plan, component: Component) -> object:
         (module, replica): at for module, held in of_module.items() for at, replica in enumerate(sorted(held))
     }
     stages = tuple([_stage_shape(plan.stage[s], stage_at, rank_at, replica_at) for s in component.stages])
-    lie = Same(plan.model), Same(plan.cluster), stages, lies(plan.cluster, component.ranks)
+    placement = relative_placement(plan.cluster, component.ranks)
+    senders_key = Same(plan.model), Same(plan.cluster), stages, placement
     return (
         stages,
         tuple([kinds[sample] for sample in component.samples]),
@@ -251,7 +252,7 @@ def _shape(plan: Plan, component: Component) -> object:
             for place in in_order
         ),
         tuple(_program_shape(program, stage_at, rank_at) for program in component.programs),
-        _SENDERS.answer(lie, lambda: tuple(_num_senders(plan, component))),
+        _SENDERS.answer(senders_key, lambda: tuple(_num_senders(plan, component))),
     )
 
 

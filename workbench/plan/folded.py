@@ -17,17 +17,17 @@ from workbench.plan.alike import (
 from workbench.plan.gradient_groups import gradient_groups, num_replicas, reduction_order
 from workbench.plan.kept import give, kept
 from workbench.plan.lowered import GradientGroup
-from workbench.plan.lying import by_port, kinds, lies
 from workbench.plan.optimizer_shards import check_instances
 from workbench.plan.parameter_shards import ShardUnit, shard_units
 from workbench.plan.plan import Microbatch, Plan, Program, Settings, Sharding, Stage
+from workbench.plan.rank_placement import by_port, node_kinds, relative_placement
 from workbench.plan.remembered import Remembered, Same
 from workbench.schedule.action import CLOSING, STEP, Action
 from workbench.schedule.reductions import with_reductions
 
 _EQUAL_PLACES: Remembered[bool] = Remembered(1024)
 _EQUAL_BATCHES: Remembered[bool] = Remembered(64)
-Lies = Callable[[Cluster, tuple[int, ...]], tuple[object, ...]]  # of a component's ranks, by place
+PlacementOf = Callable[[Cluster, tuple[int, ...]], tuple[object, ...]]  # of a component's ranks, by place
 
 
 @kept
@@ -42,7 +42,9 @@ def checked_part(plan: Plan) -> Plan:
 
     Complexity: O(items + actions + ranks).
     """
-    return plan if _ports(plan) is None else _firsts(plan, _lying_alike(plan, alike_replicas(plan), kinds))
+    if _ports(plan) is None:
+        return plan
+    return _firsts(plan, _placed_alike(plan, alike_replicas(plan), node_kinds))
 
 
 @kept
@@ -58,7 +60,7 @@ def judged_part(plan: Plan) -> Plan:
     if ports is None:
         return plan
     sets = alike_together(plan, ports) if ports else alike_replicas(plan)
-    return _firsts(plan, _lying_alike(plan, sets, lies))
+    return _firsts(plan, _placed_alike(plan, sets, relative_placement))
 
 
 def _firsts(plan: Plan, sets: Sequence[Sequence[Component]]) -> Plan:
@@ -78,12 +80,13 @@ def _gather_alike(plan: Plan, units: Iterable[ShardUnit], sets: Sequence[Sequenc
     """Whether the sharded weights of equal replicas are gathered in equal times, by all of them at once."""
     if len(sets) > 1 or len(sets[0][0].replicas) > len(plan.model.modules):
         return False
-    lie: dict[tuple[str, tuple[int, int]], set[tuple[int, ...]]] = {}
+    ranks_of: dict[tuple[str, tuple[int, int]], set[tuple[int, ...]]] = {}
     for unit in units:
         stage = plan.stage[unit.stages[0]]
-        lie.setdefault((stage.module, stage.layers), set()).add(unit.ranks)
-    known = {ranks: lies(plan.cluster, ranks) for of_layers in lie.values() for ranks in of_layers}
-    return all(len({known[ranks] for ranks in held}) == 1 for held in lie.values())
+        ranks_of.setdefault((stage.module, stage.layers), set()).add(unit.ranks)
+    return all(
+        len({relative_placement(plan.cluster, ranks) for ranks in held}) == 1 for held in ranks_of.values()
+    )
 
 
 def _units_in(part: Plan, units: Iterable[ShardUnit]) -> tuple[ShardUnit, ...]:
@@ -98,7 +101,7 @@ def _stands_for(part: Plan, groups: tuple[GradientGroup, ...], replicas: dict[st
     return part
 
 
-def _lying_alike(plan: Plan, sets: Iterable[Sequence[Component]], by: Lies) -> list[list[Component]]:
+def _placed_alike(plan: Plan, sets: Iterable[Sequence[Component]], by: PlacementOf) -> list[list[Component]]:
     """Those of each set that also lie alike, behind a first one with lower ranks; none where one has not."""
     found: dict[tuple[object, ...], list[Component]] = {}
     for number, alike in enumerate(sets):
@@ -239,7 +242,7 @@ class Folded:
             (Same(cluster), size, self.num_replicas),
             lambda: (
                 by_port(cluster, replicas) == []
-                and len({lies(cluster, tuple(ranks)) for ranks in replicas}) == 1
+                and len({relative_placement(cluster, tuple(ranks)) for ranks in replicas}) == 1
             ),
         )
 

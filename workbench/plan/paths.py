@@ -8,8 +8,8 @@ from typing import NamedTuple
 from workbench.cost.hardware import Cluster
 from workbench.plan.kept import kept
 from workbench.plan.lowered import Route, Slice
-from workbench.plan.lying import lies, places
 from workbench.plan.plan import Boundaries, Plan, Stage
+from workbench.plan.rank_placement import places, relative_placement
 from workbench.plan.remembered import Remembered, Same
 
 _EACH_SENDS: Remembered[bool] = Remembered(65_536)
@@ -81,15 +81,14 @@ def ways(
 def num_senders(cluster: Cluster, here: Stage, there: Stage, from_place: int, to_place: int | None) -> int:
     """How many ranks of a place send a part each to one of another stage, see `ways`; there are no brokers.
 
-    Complexity: O(ranks), and O(ranks^2) once for ranks that lie so.
+    Complexity: O(ranks), and O(ranks^2) once for each relative placement.
     """
     from_ranks, to_ranks = here.ranks[from_place], _receivers(there, to_place)
     if here.module == there.module or len(from_ranks) in {1, len(to_ranks)} or {*from_ranks} & {*to_ranks}:
         return 1
-    key = Same(cluster), len(from_ranks), lies(cluster, (*from_ranks, *to_ranks))
-    return (
-        len(from_ranks) if _EACH_SENDS.answer(key, lambda: _each_sends(cluster, from_ranks, to_ranks)) else 1
-    )
+    key = Same(cluster), len(from_ranks), relative_placement(cluster, (*from_ranks, *to_ranks))
+    each_sends = _EACH_SENDS.answer(key, lambda: _each_sends(cluster, from_ranks, to_ranks))
+    return len(from_ranks) if each_sends else 1
 
 
 def _each_sends(cluster: Cluster, from_ranks: Sequence[int], to_ranks: Sequence[int]) -> bool:

@@ -10,8 +10,8 @@ from workbench.report.search_tables import asked_text, layout_record
 from workbench.report.tables import milliseconds, titled
 from workbench.search.joint.ablation import Gain
 from workbench.search.joint.found import Found
+from workbench.search.joint.move_json import move_to_json
 from workbench.search.joint.starts import Start
-from workbench.search.joint.written import written
 from workbench.search.objectives.objective import Objective
 from workbench.trace import Trace
 
@@ -51,7 +51,7 @@ def joint_record(
             {
                 "candidate": entry.index,
                 "value": entry.value,
-                "moves": [{"question": move.question.value, **written(move)} for move in entry.moves],
+                "moves": [{"question": move.question.value, **move_to_json(move)} for move in entry.moves],
             }
             for entry in found.path
         ],

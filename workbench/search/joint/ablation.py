@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.search.joint.choice import choice_of
-from workbench.search.joint.crew import Crew
 from workbench.search.joint.drive import joint_search
 from workbench.search.joint.evaluate import Judge
 from workbench.search.joint.found import Found
 from workbench.search.joint.question import Question
 from workbench.search.joint.starts import Start
 from workbench.search.joint.terms import Scope, Stop
+from workbench.search.joint.worker_pool import WorkerSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ def ablated(
     *,
     scope: Scope,
     stop: Stop,
-    workers: Crew = 1,
+    workers: WorkerSpec = 1,
 ) -> Iterator[Gain]:
     """Each question alone, then all together, each with the same end.
 

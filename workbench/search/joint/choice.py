@@ -21,7 +21,7 @@ from workbench.planner.assembly import scheduled
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 
 NAME = "joint"
-MOST_ACTIONS = 50_000  # of all plans that are remembered: a candidate that becomes a seat is looked at again
+MOST_ACTIONS = 50_000  # of all plans that are remembered: an incumbent is looked at again
 
 
 class TokenRule(StrEnum):

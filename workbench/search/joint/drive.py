@@ -14,24 +14,24 @@ from workbench.plan.plan import Plan
 from workbench.planner.strategy_spec import Planner
 from workbench.search.joint.arrangement import arrangement_of
 from workbench.search.joint.choice import Choice, draft_of
-from workbench.search.joint.crew import Crew, opened
+from workbench.search.joint.credit import Credit
 from workbench.search.joint.evaluate import UNCHANGED, Asked, Judge, Outcome, changed, plan_of
 from workbench.search.joint.fewer_ranks import fewer_ranks
 from workbench.search.joint.found import Entry, Found, State, path_of, value_of
 from workbench.search.joint.hints import hints_of
+from workbench.search.joint.incumbents import HELD, MOST_INCUMBENTS, Incumbent, admitted, shares
 from workbench.search.joint.move import Space
 from workbench.search.joint.own_spaces import OWN_SPACES
 from workbench.search.joint.proposals import Moves, Proposals, steers
 from workbench.search.joint.question import Question
 from workbench.search.joint.replan import Replan, Replans
-from workbench.search.joint.seats import HELD, SEATS, Seat, seated, shares
 from workbench.search.joint.seeds import seeds
 from workbench.search.joint.starting import planned_starts
 from workbench.search.joint.starts import Start
 from workbench.search.joint.take import taken
 from workbench.search.joint.terms import Scope, Stop
+from workbench.search.joint.worker_pool import WorkerSpec, worker_pool
 from workbench.search.joint.workers import Workers
-from workbench.search.joint.yields import Yield
 from workbench.search.objectives.archive import Archive
 from workbench.search.objectives.plan_judge import PlanJudge
 from workbench.search.objectives.race import race_of
@@ -54,27 +54,27 @@ class _Search:
     judge: Judge
     questions: frozenset[Question]
     rng: random.Random
-    seats: list[Seat]
-    origin: Seat
+    incumbents: list[Incumbent]
+    origin: Incumbent
     replans: Replans | None
     log: list[Entry] = field(default_factory=list)
     candidates: int = 0
     seen: set[Choice] = field(default_factory=set)
-    replanned: Yield = field(default_factory=lambda: Yield(REPLANNED))
-    moved: Yield = field(default_factory=lambda: Yield(1 - REPLANNED))
+    replanned: Credit = field(default_factory=lambda: Credit(REPLANNED))
+    moved: Credit = field(default_factory=lambda: Credit(1 - REPLANNED))
     seeded: Iterator[Moves] = field(default_factory=lambda: iter(()))
     front: Archive[tuple[int, Choice, Moves]] = field(default_factory=Archive)
 
-    def round(self) -> list[tuple[Seat, Moves]]:
-        """The next candidates: seeds first, then plans of strategies, then of some seats their share."""
+    def round(self) -> list[tuple[Incumbent, Moves]]:
+        """The next candidates: seeds first, then plans of strategies, then of some incumbents their share."""
         seeded = islice(self.seeded, SEEDED if self.log else FIRST_SEEDED)
-        asked: list[tuple[Seat, Moves]] = [(self.seats[0], moves) for moves in seeded]
+        asked: list[tuple[Incumbent, Moves]] = [(self.incumbents[0], moves) for moves in seeded]
         if self.replans is not None:
             asked += [(self.origin, (move,)) for move in self.replans.next(self._replans_effort())]
-        for seat, count in shares(self.seats, ROUND):
-            if seat.proposals is None:
-                seat.proposals = self._proposals(seat)
-            asked += [(seat, moves) for moves in seat.proposals.next(count, self.seen)]
+        for incumbent, count in shares(self.incumbents, ROUND):
+            if incumbent.proposals is None:
+                incumbent.proposals = self._proposals(incumbent)
+            asked += [(incumbent, moves) for moves in incumbent.proposals.next(count, self.seen)]
         return asked
 
     def _replans_effort(self) -> float:
@@ -87,13 +87,13 @@ class _Search:
 
     def limit(self, moves: Moves) -> float:
         """A candidate of these moves with a value above it is seldom of use."""
-        held = self.seats[HELD - 1].value if len(self.seats) >= HELD else inf
+        held = self.incumbents[HELD - 1].value if len(self.incumbents) >= HELD else inf
         if self.replans is not None and isinstance(moves[0], Replan):
             return max(held, self.replans.limit(moves[0]))
         return held
 
-    def _proposals(self, seat: Seat) -> Proposals:
-        space, choice = self.space, seat.choice
+    def _proposals(self, incumbent: Incumbent) -> Proposals:
+        space, choice = self.space, incumbent.choice
         draft = draft_of(space.job, choice)
         arrangement = arrangement_of(space.job, choice.stages, choice.schedule, draft, space.cost)
         return Proposals(
@@ -103,31 +103,31 @@ class _Search:
             hints=hints_of(plan_of(space, choice), self.judge) if steers(draft) else None,
             questions=self.questions,
             rng=random.Random(self.rng.random()),
-            first=seat.first,
+            first=incumbent.first,
         )
 
-    def took(self, asked: Sequence[tuple[Seat, Moves]], outcomes: Sequence[Outcome]) -> None:
-        """Log what candidates gave; the best become seats."""
-        for (seat, moves), outcome in zip(asked, outcomes, strict=False):
+    def took(self, asked: Sequence[tuple[Incumbent, Moves]], outcomes: Sequence[Outcome]) -> None:
+        """Log what candidates gave; the best become incumbents."""
+        for (incumbent, moves), outcome in zip(asked, outcomes, strict=False):
             index = len(self.log) + 1
-            before = self.seats[0].value
-            accepted = self._seated(seat, moves, outcome, index)
+            before = self.incumbents[0].value
+            accepted = self._admitted(incumbent, moves, outcome, index)
             self.candidates += outcome.value is not None
             if outcome.costs:
-                self.front.add(outcome.costs, (index, seat.choice, moves))
+                self.front.add(outcome.costs, (index, incumbent.choice, moves))
             if self.replans is not None and isinstance(moves[0], Replan):
                 self.replans.learn(moves[0], outcome.value, self.space.job)
-            elif seat.proposals is not None:
-                seat.tried += 1
+            elif incumbent.proposals is not None:
+                incumbent.tried += 1
                 if outcome.value is not None:
-                    seat.proposals.learn(moves, loss=outcome.value / seat.value - 1)
+                    incumbent.proposals.learn(moves, loss=outcome.value / incumbent.value - 1)
             replan = moves[0] if isinstance(moves[0], Replan) else None
             of_kind = self.moved if replan is None else self.replanned
             effort = 1.0 if replan is None else OWN_SPACES[replan.strategy].effort
-            of_kind.add(effort, before, self.seats[0].value)
+            of_kind.add(effort, before, self.incumbents[0].value)
             entry = Entry(
                 index=index,
-                base=seat.index,
+                base=incumbent.index,
                 moves=moves,
                 value=outcome.value,
                 refusal=outcome.refusal,
@@ -135,18 +135,18 @@ class _Search:
             )
             self.log.append(entry)
 
-    def _seated(self, base: Seat, moves: Moves, outcome: Outcome, index: int) -> bool:
+    def _admitted(self, base: Incumbent, moves: Moves, outcome: Outcome, index: int) -> bool:
         value = outcome.value
-        if value is None or (len(self.seats) == SEATS and value >= self.seats[-1].value):
+        if value is None or (len(self.incumbents) == MOST_INCUMBENTS and value >= self.incumbents[-1].value):
             return False
         start = moves[0].strategy if isinstance(moves[0], Replan) else base.start
         choice = changed(self.space, base.choice, moves)
-        taken = Seat(value, choice, index, start, outcome.batches_s)
+        taken = Incumbent(value, choice, index, start, outcome.batches_s)
         if start == base.start and base.proposals is not None:
             taken.first = tuple(move for move in base.proposals.best if move not in moves)
-        seats = seated(self.seats, taken)
-        self.seats = self.seats if seats is None else seats
-        return seats is not None
+        incumbents = admitted(self.incumbents, taken)
+        self.incumbents = self.incumbents if incumbents is None else incumbents
+        return incumbents is not None
 
 
 def joint_search(
@@ -156,7 +156,7 @@ def joint_search(
     *,
     stop: Stop,
     scope: Scope = ANYWHERE,
-    workers: Crew = 1,
+    workers: WorkerSpec = 1,
     progress: Callable[[State], None] = lambda state: None,
 ) -> Found:
     """The best plan of a job over all questions together, by a judge.
@@ -190,25 +190,25 @@ def joint_search(
         keeps_front=scope.keeps_front,
         varies=_varies(judge),
     )
-    with opened(space, judge, workers) as crew:
+    with worker_pool(space, judge, workers) as pool:
         least = cache(partial(scope.lower, job, cost))
 
         def told(best: Start) -> None:
             progress(_begun(best, least(None), stop.clock() - began_s))
 
-        starts = scope.starts or planned_starts(space, crew, stop, began_s, told, parts)
+        starts = scope.starts or planned_starts(space, pool, stop, began_s, told, parts)
         started_s = stop.clock()
         space.starts.update({each.name: each.choice for each in starts if each.choice is not None})
-        seats = _first_seats(space, starts, scope.fixed, crew)
+        incumbents = _first_incumbents(space, starts, scope.fixed, pool)
         questions = frozenset(Question) - set(scope.fixed)
         rng = random.Random(scope.seed)
         valued = [(each.name, value_of(each), each.choice) for each in starts if each.choice is not None]
         replans = None if scope.fixed else Replans(job, space.planners, valued, random.Random(rng.random()))
-        held = _Search(space, judge, questions, rng, _unlike(seats), seats[0], replans)
+        held = _Search(space, judge, questions, rng, _unlike(incumbents), incumbents[0], replans)
         held.seeded = seeds(job, cost, questions, [part.job for part in parts if part.is_front])
-        bound = least(held.seats[0].choice if Question.LAYOUT in scope.fixed else None)
-        bound = min(bound, held.seats[0].value)
-        _run(held, crew, stop, began_s, bound, progress)
+        bound = least(held.incumbents[0].choice if Question.LAYOUT in scope.fixed else None)
+        bound = min(bound, held.incumbents[0].value)
+        _run(held, pool, stop, began_s, bound, progress)
     ended_s = stop.clock()
     return _found(held, starts, bound, (ended_s - began_s, ended_s - started_s))
 
@@ -222,13 +222,13 @@ def _begun(best: Start, bound: float, seconds: float) -> State:
 
 
 def searched_starts(
-    job: Job, cost: CostModel, judge: Judge, *, stop: Stop, scope: Scope = ANYWHERE, workers: Crew = 1
+    job: Job, cost: CostModel, judge: Judge, *, stop: Stop, scope: Scope = ANYWHERE, workers: WorkerSpec = 1
 ) -> tuple[Start, ...]:
     """What `joint_search` starts from, for several searches of one job; arguments and errors as there."""
     space = Space(job, cost, {}, _planners(job, scope))
-    with opened(space, judge, workers) as crew:
+    with worker_pool(space, judge, workers) as pool:
         parts = fewer_ranks(job, cost, judge)
-        return planned_starts(space, crew, stop, stop.clock(), parts=parts)
+        return planned_starts(space, pool, stop, stop.clock(), parts=parts)
 
 
 def _varies(judge: Judge) -> bool:
@@ -242,47 +242,49 @@ def _planners(job: Job, scope: Scope) -> Mapping[str, Planner]:
     return PLANNERS | (PRICED if job.has_prices else {})
 
 
-def _first_seats(
-    space: Space, starts: Sequence[Start], fixed: Mapping[Question, str], crew: Workers
-) -> list[Seat]:
+def _first_incumbents(
+    space: Space, starts: Sequence[Start], fixed: Mapping[Question, str], pool: Workers
+) -> list[Incumbent]:
     """The starts, best first; with fixed questions, each with those answers."""
     valued = [start for start in starts if start.value is not None and start.choice is not None]
-    seats = [
-        Seat(value_of(start), start.choice, start.name, start.name, start.batches_s)
+    incumbents = [
+        Incumbent(value_of(start), start.choice, start.name, start.name, start.batches_s)
         for start in valued
         if start.choice
     ]
     if fixed:
-        seats = _with_fixed(space, seats, fixed, crew)
-    distinct: dict[float, Seat] = {}
-    for seat in sorted(seats, key=lambda seat: seat.value):
-        distinct.setdefault(seat.value, seat)
+        incumbents = _with_fixed(space, incumbents, fixed, pool)
+    distinct: dict[float, Incumbent] = {}
+    for incumbent in sorted(incumbents, key=lambda incumbent: incumbent.value):
+        distinct.setdefault(incumbent.value, incumbent)
     return list(distinct.values())
 
 
-def _unlike(seats: Sequence[Seat]) -> list[Seat]:
+def _unlike(incumbents: Sequence[Incumbent]) -> list[Incumbent]:
     """The best of them in all places."""
-    found: list[Seat] = []
-    for seat in seats:
-        found = seated(found, seat) or found
+    found: list[Incumbent] = []
+    for incumbent in incumbents:
+        found = admitted(found, incumbent) or found
     return found
 
 
 def _with_fixed(
     space: Space,
-    seats: Sequence[Seat],
+    incumbents: Sequence[Incumbent],
     fixed: Mapping[Question, str],
-    crew: Workers,
-) -> list[Seat]:
+    pool: Workers,
+) -> list[Incumbent]:
     moves = taken(space, fixed)
     found, refusal = [], ""
-    outcomes = crew.outcomes(space, [Asked(seat.choice, moves) for seat in seats])
-    for seat, outcome in zip(seats, outcomes, strict=True):
+    outcomes = pool.outcomes(space, [Asked(incumbent.choice, moves) for incumbent in incumbents])
+    for incumbent, outcome in zip(incumbents, outcomes, strict=True):
         if outcome.value is not None:
-            choice = changed(space, seat.choice, moves)
-            found.append(Seat(outcome.value, choice, seat.index, seat.start, outcome.batches_s))
+            choice = changed(space, incumbent.choice, moves)
+            found.append(
+                Incumbent(outcome.value, choice, incumbent.index, incumbent.start, outcome.batches_s)
+            )
         elif outcome.refusal == UNCHANGED:
-            found.append(seat)
+            found.append(incumbent)
         refusal = refusal or outcome.refusal
     if not found:
         told = ", ".join(f"{question} of {name}" for question, name in fixed.items())
@@ -292,14 +294,14 @@ def _with_fixed(
 
 def _run(
     held: _Search,
-    crew: Workers,
+    pool: Workers,
     stop: Stop,
     began_s: float,
     bound: float,
     progress: Callable[[State], None],
 ) -> None:
     while True:
-        best = held.seats[0]
+        best = held.incumbents[0]
         state = State(
             best=best.value,
             best_from=best.start,
@@ -310,20 +312,20 @@ def _run(
         progress(state)
         if _is_over(state, stop):
             return
-        if not _has_looked(held, crew, stop, began_s):
+        if not _has_looked(held, pool, stop, began_s):
             return
 
 
 @collector_paused()
-def _has_looked(held: _Search, crew: Workers, stop: Stop, began_s: float) -> bool:
+def _has_looked(held: _Search, pool: Workers, stop: Stop, began_s: float) -> bool:
     """One round: what the next candidates give. Whether there were any."""
     asked = held.round()
     if not asked:
         return False
     outcomes: list[Outcome] = []
-    race = race_of([seat.batches_s for seat in held.seats])
-    candidates = [Asked(seat.choice, moves, held.limit(moves), race) for seat, moves in asked]
-    for outcome in crew.outcomes(held.space, candidates):
+    race = race_of([incumbent.batches_s for incumbent in held.incumbents])
+    candidates = [Asked(incumbent.choice, moves, held.limit(moves), race) for incumbent, moves in asked]
+    for outcome in pool.outcomes(held.space, candidates):
         outcomes.append(outcome)
         if stop.seconds is not None and stop.clock() - began_s > stop.seconds:
             break
@@ -347,7 +349,7 @@ def _is_over(state: State, stop: Stop) -> bool:
 
 
 def _found(held: _Search, starts: Sequence[Start], bound: float, times_s: tuple[float, float]) -> Found:
-    best, *others = held.seats
+    best, *others = held.incumbents
     plan = next((s.plan for s in starts if s.name == best.index and s.plan is not None), None)
     if plan is None or held.space.starts.get(best.start) != best.choice:
         plan = plan_of(held.space, best.choice)
@@ -362,14 +364,14 @@ def _found(held: _Search, starts: Sequence[Start], bound: float, times_s: tuple[
         search_s=times_s[1],
         starts=tuple(starts),
         log=tuple(held.log),
-        runners_up=tuple((seat.value, plan_of(held.space, seat.choice)) for seat in others),
+        runners_up=tuple((incumbent.value, plan_of(held.space, incumbent.choice)) for incumbent in others),
         front=tuple(_front(held)),
     )
 
 
 def _front(held: _Search) -> Iterator[tuple[int, Plan]]:
     """Made again; those that are held are among the others."""
-    seats = {seat.index for seat in held.seats}
+    incumbents = {incumbent.index for incumbent in held.incumbents}
     for index, base, moves in held.front:
-        if index not in seats:
+        if index not in incumbents:
             yield index, plan_of(held.space, changed(held.space, base, moves))

@@ -31,7 +31,7 @@ from workbench.units import S_PER_HOUR
 LEAST_SHARE = 0.95  # of an even share of tokens, on the rank that a stage is priced by
 UNCHANGED = "it changes nothing"
 MANY_RANKS = 4096  # what is remembered of one plan of so many takes a gigabyte, and serves few others
-_CHANGED: Remembered[Choice] = Remembered(256)  # by candidate: those that become seats are asked for again
+_CHANGED: Remembered[Choice] = Remembered(256)  # by candidate: incumbents are asked for again
 
 
 class Judge(Protocol):

@@ -13,11 +13,11 @@ from workbench.search.joint.evaluate import Judge, changed, plan_of
 from workbench.search.joint.fewer_ranks import fewer_ranks
 from workbench.search.joint.found import Entry, Found, path_of
 from workbench.search.joint.move import Move, Space
+from workbench.search.joint.move_json import move_from_json, move_to_json
 from workbench.search.joint.question import Question
 from workbench.search.joint.starts import start_of, start_tasks
 from workbench.search.joint.take import Take, taken
 from workbench.search.joint.terms import Scope
-from workbench.search.joint.written import read_move, written
 
 AS_LOGGED = "want the job, the profile, the objective and the version of the log"
 
@@ -37,7 +37,7 @@ def entry_record(entry: Entry) -> dict[str, Any]:
     return {
         "candidate": entry.index,
         "base": entry.base,
-        "moves": [written(move) for move in entry.moves],
+        "moves": [move_to_json(move) for move in entry.moves],
         "value": entry.value,
         "refusal": entry.refusal,
         "accepted": entry.accepted,
@@ -126,7 +126,7 @@ def _entry(data: Mapping[str, Any]) -> Entry:
     return Entry(
         index=index,
         base=base,
-        moves=tuple(read_move(move) for move in data["moves"]),
+        moves=tuple(move_from_json(move) for move in data["moves"]),
         value=data["value"],
         refusal=data["refusal"],
         accepted=data["accepted"],

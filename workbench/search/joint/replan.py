@@ -23,7 +23,7 @@ NEAR_SHARE = 0.7  # of the draws of a strategy that has a plan: next to its best
 UNTRIED = 5  # draws after which a strategy counts half as one that may be the best
 REPEATED = 20  # draws one after the other that were made before: a strategy gives none this time
 PROMISE = 4  # power of how good a strategy's best plan is
-MOST_ACTIONS = 500_000  # of all plans that are remembered: one that becomes a seat is asked for again
+MOST_ACTIONS = 500_000  # of all plans that are remembered: one that becomes an incumbent is asked for again
 _PLANS: Remembered[Plan] = Remembered(MOST_ACTIONS, num_actions)
 
 

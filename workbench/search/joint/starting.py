@@ -20,7 +20,7 @@ TOO_LARGE = "does not fit"  # in refusals of plans for their memory
 
 def planned_starts(
     space: Space,
-    crew: Workers,
+    pool: Workers,
     stop: Stop,
     began_s: float,
     told: Callable[[Start], None] = lambda best: None,
@@ -37,7 +37,7 @@ def planned_starts(
     best: list[Start] = []
 
     def starts(some: Sequence[Task]) -> Iterator[Start]:
-        for start in crew.starts(some):
+        for start in pool.starts(some):
             if start.value is not None:
                 best[:] = [min((*best, start), key=value_of)]
             if best:
@@ -49,7 +49,7 @@ def planned_starts(
     if stop.seconds is None:
         found = tuple(starts(tasks))
     else:
-        found = _in_slices(tasks, starts, crew.num, stop, began_s)
+        found = _in_slices(tasks, starts, pool.num, stop, began_s)
     if all(start.value is None for start in found):
         nearest = nearest_fit(job, space.cost, _refused(tasks, found, stop))
         raise ValueError(_none_text(job, found, nearest))

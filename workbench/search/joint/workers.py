@@ -51,7 +51,7 @@ class Workers(Protocol):
         """What becomes of every candidate."""
 
 
-class Here(Workers):
+class InProcess(Workers):
     """This process, one after the other."""
 
     num = 1
@@ -68,7 +68,7 @@ class Here(Workers):
             yield evaluated(space, self._judge, each)
 
 
-class Several(Workers):
+class LocalProcesses(Workers):
     """Processes of this machine that end with it; one that dies is replaced, and what it had is done again.
 
     What they are told is pickled here and not by a thread of a queue: beside it this one goes on, and objects

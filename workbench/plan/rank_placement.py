@@ -1,4 +1,4 @@
-"""How ranks lie to one another: on which nodes and cards, whatever their numbers."""
+"""Where ranks are placed relative to one another: on which nodes and cards, whatever their numbers."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -15,20 +15,20 @@ class Place(NamedTuple):
     kind: int
 
 
-Lie = tuple[Place, ...]
-_PLACES: Remembered[Lie] = Remembered(64)
-_LIES: Remembered[Lie] = Remembered(2_000_000, len)
+RankPlacement = tuple[Place, ...]
+_PLACES: Remembered[RankPlacement] = Remembered(64)
+_RELATIVE: Remembered[RankPlacement] = Remembered(2_000_000, len)
 
 
-def lies(cluster: Cluster, ranks: tuple[int, ...]) -> Lie:
-    """By rank, node and card counted among those of the ranks: two equal lie alike in their cluster.
+def relative_placement(cluster: Cluster, ranks: tuple[int, ...]) -> RankPlacement:
+    """By rank, node and card counted among those of the ranks; links follow from it.
 
-    What links decide among ranks, it follows from this. Complexity: O(ranks), once for the same ranks.
+    Complexity: O(ranks), once for the same ranks.
     """
-    return _LIES.answer((Same(cluster), ranks), lambda: _lies(places(cluster), ranks))
+    return _RELATIVE.answer((Same(cluster), ranks), lambda: _relative_placement(places(cluster), ranks))
 
 
-def _lies(of: Lie, ranks: Iterable[int]) -> Lie:
+def _relative_placement(of: RankPlacement, ranks: Iterable[int]) -> RankPlacement:
     nodes: dict[int, int] = {}
     cards: dict[tuple[int, int], int] = {}
     return tuple(
@@ -39,18 +39,18 @@ def _lies(of: Lie, ranks: Iterable[int]) -> Lie:
     )
 
 
-def kinds(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[int, ...]:
+def node_kinds(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[int, ...]:
     """By rank, on what kind of node."""
     of = places(cluster)
     return tuple(of[rank].kind for rank in ranks)
 
 
-def places(cluster: Cluster) -> Lie:
+def places(cluster: Cluster) -> RankPlacement:
     """Of every rank. O(ranks), once for a cluster."""
     return _PLACES.answer(Same(cluster), lambda: _places(cluster.nodes))
 
 
-def _places(nodes: Sequence[Node]) -> Lie:
+def _places(nodes: Sequence[Node]) -> RankPlacement:
     first: dict[Node, int] = {}
     return tuple(
         Place(number, node.card_of(at), first.setdefault(node, number))

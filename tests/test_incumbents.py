@@ -10,10 +10,10 @@ from workbench.planner.groupings import dealt, groups_of, resized
 from workbench.search.joint.choice import Choice, draft_of
 from workbench.search.joint.evaluate import changed
 from workbench.search.joint.grouping import exchanged
+from workbench.search.joint.incumbents import BEST_SHARE, OTHERS, Incumbent, admitted, shares, site_of
 from workbench.search.joint.move import Space
 from workbench.search.joint.proposals import QUICK, Proposals
 from workbench.search.joint.question import Question
-from workbench.search.joint.seats import BEST_SHARE, OTHERS, Seat, seated, shares, site_of
 
 SPACE = next(space for space in spaces() if space.name == "audio frozen")
 BY_SITE: dict[object, Choice] = {}
@@ -23,26 +23,26 @@ AMONG = Space(SPACE.job, SPACE.cost, {})
 CHOICES = list(BY_SITE.values())
 
 
-def seat(place: int, value: float, tried: int = 0) -> Seat:
-    return Seat(value, CHOICES[place], place, "drawn", tried=tried)
+def incumbent(place: int, value: float, tried: int = 0) -> Incumbent:
+    return Incumbent(value, CHOICES[place], place, "drawn", tried=tried)
 
 
 def test_of_every_site_the_best_has_a_seat():
-    seats = seated([], seat(0, 3.0))
-    seats = seated(seats, seat(1, 2.0))
-    assert [each.value for each in seats] == [2.0, 3.0]
-    assert seated(seats, seat(1, 2.5)) is None
-    assert [each.value for each in seated(seats, seat(0, 1.0))] == [1.0, 2.0]
+    incumbents = admitted([], incumbent(0, 3.0))
+    incumbents = admitted(incumbents, incumbent(1, 2.0))
+    assert [each.value for each in incumbents] == [2.0, 3.0]
+    assert admitted(incumbents, incumbent(1, 2.5)) is None
+    assert [each.value for each in admitted(incumbents, incumbent(0, 1.0))] == [1.0, 2.0]
 
 
 def test_what_is_as_good_as_equal_has_one_seat():
-    seats = [seat(0, 2.0)]
-    assert seated(seats, seat(1, 2.0)) is None
-    assert [each.index for each in seated(seats, seat(1, 2.0 - 1e-9))] == [1]
+    incumbents = [incumbent(0, 2.0)]
+    assert admitted(incumbents, incumbent(1, 2.0)) is None
+    assert [each.index for each in admitted(incumbents, incumbent(1, 2.0 - 1e-9))] == [1]
 
 
 def test_a_better_choice_at_the_same_site_has_half_of_what_was_tried_there():
-    (held,) = seated([seat(0, 2.0, tried=9)], seat(0, 1.9))
+    (held,) = admitted([incumbent(0, 2.0, tried=9)], incumbent(0, 1.9))
     assert held.tried == 4
 
 
@@ -51,29 +51,31 @@ def test_another_number_of_microbatches_has_a_seat_of_its_own():
     ids = [sample.id for sample in SPACE.job.batch]
     counts = dict.fromkeys((each.module for each in held.microbatches), 1)
     single, paired = (
-        Seat(value, replace(held, microbatches=dealt(SPACE.job, groups, counts)), 0, "drawn")
+        Incumbent(value, replace(held, microbatches=dealt(SPACE.job, groups, counts)), 0, "drawn")
         for value, groups in ((2.1, [(each,) for each in ids]), (2.0, [(ids[0], ids[1]), (ids[2], ids[3])]))
     )
-    assert seated([paired], single) == [paired, single]
+    assert admitted([paired], single) == [paired, single]
 
 
 def test_there_are_no_more_seats_than_said(monkeypatch):
-    monkeypatch.setattr("workbench.search.joint.seats.SEATS", 5)
+    monkeypatch.setattr("workbench.search.joint.incumbents.MOST_INCUMBENTS", 5)
     assert len(CHOICES) > 5
-    seats = []
+    incumbents = []
     for index in range(len(CHOICES)):
-        seats = seated(seats, seat(index, 100.0 - index)) or seats
-    assert [each.value for each in seats] == sorted(100.0 - index for index in range(len(CHOICES)))[:5]
-    assert seated(seats, seat(0, 101.0)) is None
+        incumbents = admitted(incumbents, incumbent(index, 100.0 - index)) or incumbents
+    assert [each.value for each in incumbents] == sorted(100.0 - index for index in range(len(CHOICES)))[:5]
+    assert admitted(incumbents, incumbent(0, 101.0)) is None
 
 
 def test_the_best_and_those_that_promise_most_share_a_round():
-    many, few = seat(1, 2.0, tried=500), seat(2, 2.1)
-    found = {each.index: count for each, count in shares([seat(0, 1.9), many, few], 24)}
+    many, few = incumbent(1, 2.0, tried=500), incumbent(2, 2.1)
+    found = {each.index: count for each, count in shares([incumbent(0, 1.9), many, few], 24)}
     assert found[0] == round(BEST_SHARE * 24)
     assert sum(found.values()) >= 24
-    rest = [seat(index, 2 + index / 100, tried=500 if index == 1 else 0) for index in range(1, OTHERS + 2)]
-    assert {each.index for each, _ in shares([seat(0, 1.9), *rest], 24)} == {0, *range(2, OTHERS + 2)}
+    rest = [
+        incumbent(index, 2 + index / 100, tried=500 if index == 1 else 0) for index in range(1, OTHERS + 2)
+    ]
+    assert {each.index for each, _ in shares([incumbent(0, 1.9), *rest], 24)} == {0, *range(2, OTHERS + 2)}
     assert list(shares([many], 24)) == [(many, 24)]
 
 

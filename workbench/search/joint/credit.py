@@ -7,7 +7,7 @@ KEPT = 0.9  # of what is known, from round to round: what gains at first soon do
 
 
 @dataclass(slots=True)
-class Yield:
+class Credit:
     """What a kind of candidates has gained for its effort, of which its first share is a guess."""
 
     share: float

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from workbench.search.joint.evaluate import Judge
 from workbench.search.joint.move import Space
 from workbench.search.joint.on_ray import OnRay
-from workbench.search.joint.workers import Here, Several, Workers
+from workbench.search.joint.workers import InProcess, LocalProcesses, Workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,24 +23,24 @@ class RayWorkers:
     num: int
 
 
-Crew = int | RayWorkers  # processes of this machine, >= 1, or others
+WorkerSpec = int | RayWorkers  # processes of this machine, >= 1, or others
 
 
 @contextmanager
-def opened(space: Space, judge: Judge, crew: Crew) -> Iterator[Workers]:
+def worker_pool(space: Space, judge: Judge, spec: WorkerSpec) -> Iterator[Workers]:
     """The workers, closed behind the block; one of this machine is this process.
 
     Raises:
         ValueError: there are none, no cluster answers at the address, or it has not so many CPUs.
     """
-    num = crew.num if isinstance(crew, RayWorkers) else crew
+    num = spec.num if isinstance(spec, RayWorkers) else spec
     if num < 1:
         raise ValueError(f"joint search: want workers >= 1, got {num}; nearest: 1")
-    if isinstance(crew, RayWorkers):
-        with closing(OnRay(space, judge, num, crew.address)) as cluster:
+    if isinstance(spec, RayWorkers):
+        with closing(OnRay(space, judge, num, spec.address)) as cluster:
             yield cluster
     elif num == 1:
-        yield Here(space, judge)
+        yield InProcess(space, judge)
     else:
-        with closing(Several(space, judge, num)) as several:
-            yield several
+        with closing(LocalProcesses(space, judge, num)) as processes:
+            yield processes

@@ -35,7 +35,7 @@ MOVES: dict[str, type[Any]] = {
 }
 
 
-def written(move: Move) -> dict[str, Any]:
+def move_to_json(move: Move) -> dict[str, Any]:
     """As JSON data: the move's name and its fields."""
     data = _plain(move)
     assert isinstance(data, dict), "moves are dataclasses"
@@ -50,7 +50,7 @@ def _plain(value: object) -> Any:
     return [_plain(each) for each in value] if isinstance(value, tuple) else value
 
 
-def read_move(data: Mapping[str, Any]) -> Move:
+def move_from_json(data: Mapping[str, Any]) -> Move:
     """The move that was written; ValueError for what is none."""
     name = data.get("move")
     kind = MOVES.get(str(name))
