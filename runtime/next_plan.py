@@ -17,8 +17,8 @@ from typing import IO, Any
 from workbench.data.sample import Sample
 from workbench.plan.following import next_plan
 from workbench.plan.lowered import Lowered
+from workbench.plan.lru_cache import CLEAR_EVERY, clear_caches
 from workbench.plan.plan import Plan
-from workbench.plan.remembered import FORGET_EVERY, forget_all
 from workbench.stopped import LOOK_EVERY_S, StopWatch
 from workbench.supervised import as_arguments, as_parent, end_with, from_arguments
 from workbench.timing.accept import accept
@@ -162,8 +162,8 @@ def main(arguments: Sequence[str]) -> int:
     assert first is not None, "the plan comes first"
     plan, rule = pickle.loads(first)
     for number, message in enumerate(iter(partial(_read, sys.stdin.buffer), None)):
-        if number % FORGET_EVERY == 0:
-            forget_all()
+        if number % CLEAR_EVERY == 0:
+            clear_caches()
         batch: Any = pickle.loads(message)
         _write(sys.stdout.buffer, pickle.dumps(answer_for(plan, batch, rule)))
     return 0

@@ -15,7 +15,7 @@ from workbench.elastic.layerwise import LastBackward
 from workbench.explain.timeline import Timeline, timeline
 from workbench.memory.account import MemoryTable
 from workbench.plan.folded import Folded
-from workbench.plan.kept import kept
+from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.schedule.action import Action
@@ -143,7 +143,7 @@ def iteration_s(lowered: Lowered, prices: Price, orders: Orders | None = None) -
     return Sweep(lowered).iteration_s(prices.duration_s, prices.step_s)
 
 
-@kept
+@cached_on_instance
 def _of_more(lowered: Lowered, orders: Orders) -> MoreMicrobatches:
     """Compiled once: a row is timed at several prices."""
     return MoreMicrobatches(lowered, orders)

@@ -13,9 +13,9 @@ from workbench.plan.alike import alike_replicas, part_of
 from workbench.plan.build import with_programs
 from workbench.plan.check import check
 from workbench.plan.lower import lower
+from workbench.plan.lru_cache import clear_caches
 from workbench.plan.parameter_shards import in_units
 from workbench.plan.plan import ModuleSettings, Plan, Program, Recompute, Settings, Sharding
-from workbench.plan.remembered import forget_all
 from workbench.schedule.choice import Schedule, ScheduleKind
 
 SMALL = replace(
@@ -79,7 +79,7 @@ def test_rows_and_memory_are_those_of_the_plan_derived_whole(name, monkeypatch):
     table = memory_table(lowered)
     for module in (lowering, account, checking):
         monkeypatch.setattr(module, "alike_replicas", lambda plan: ())
-    forget_all()
+    clear_caches()
     whole = lower(replace(plan))
     assert whole == lowered
     assert [list(whole.inputs), list(whole.outputs)] == [list(lowered.inputs), list(lowered.outputs)]

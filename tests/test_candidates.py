@@ -23,8 +23,8 @@ from workbench.memory import sizes as stage_bytes
 from workbench.memory.account import memory_table
 from workbench.plan.folded import Folded, judged_part
 from workbench.plan.lower import lower
+from workbench.plan.lru_cache import Identity, LruCache, clear_caches
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Sharding
-from workbench.plan.remembered import Remembered, Same, forget_all
 from workbench.planner.one_replica import one_replica
 from workbench.planner.stage_counts import silent
 from workbench.schedule.choice import ScheduleKind, usual
@@ -45,9 +45,9 @@ SMALL = replace(
 
 @pytest.fixture(autouse=True)
 def _nothing_remembered() -> Iterator[None]:
-    forget_all()
+    clear_caches()
     yield
-    forget_all()
+    clear_caches()
 
 
 def job_of(case: Case = SMALL) -> Job:
@@ -67,7 +67,7 @@ def candidate_of(job: Job) -> bench.Candidate:
 
 def in_full(plan: Plan, cost: CostModel = COST) -> float | str:
     """Every replica lowered, nothing remembered, and the engine instead of the sweep."""
-    forget_all()
+    clear_caches()
     try:
         return predict(*accept(plan), cost).iteration_s
     except ValueError as error:
@@ -95,7 +95,7 @@ def test_a_walk_gives_what_each_candidate_gives_alone() -> None:
     walk = list(islice(bench.walk(candidate_of(job_of()), moves), 12))
     fast = [bench.judged(each, COST) for each in walk]
     assert len(set(fast)) > 2
-    forget_all()
+    clear_caches()
     assert fast == [bench.judged_before(each, COST) for each in walk]
 
 
@@ -138,10 +138,10 @@ def test_stages_of_equal_layers_take_and_hold_what_they_do_alone(data: st.DataOb
     candidate = candidate_of(job)
     cuts = tuple(pairwise((0, first, first + width, first + 2 * width, count)))
     plan = bench.built(replace(candidate, cuts={**candidate.cuts, "llm": cuts}), COST)
-    forget_all()
+    clear_caches()
     lowered = lower(plan)
     found = price(lowered, COST).durations_s, memory_table(lowered)
-    forget_all()
+    clear_caches()
     with pytest.MonkeyPatch.context() as patch:
         for module in (pricing, stage_bytes):
             patch.setattr(module, "contents", lambda plan, stage: (stage.layers, stage.tp))
@@ -312,9 +312,9 @@ def test_frames_differ_in_all_that_rows_follow_from() -> None:
         replace(plan, batch=tuple(map(with_other_sizes, plan.batch))),
         replace(plan, settings=replace(plan.settings, precision=Precision.FLOAT32)),
     ):
-        forget_all()
+        clear_caches()
         alone = lower(replace(other)).transfers
-        forget_all()
+        clear_caches()
         lower(replace(plan))
         assert lower(replace(other)).transfers == alone
     cut = bench.built(bench.with_other_cut(candidate_of(job_of()), rng), COST)
@@ -343,26 +343,26 @@ def test_remembers_the_last_used_up_to_its_size() -> None:
         asked.append(text)
         return len(text)
 
-    lengths = Remembered[int](6, lambda number: number)
+    lengths = LruCache[int](6, lambda number: number)
     for text in ("aaa", "bb", "aaa", "cc", "bb", "ddddddd", "ddddddd"):
-        assert lengths.answer(text, lambda text=text: length(text)) == len(text)  # type: ignore[misc]
+        assert lengths.get_or(text, lambda text=text: length(text)) == len(text)  # type: ignore[misc]
     assert asked == ["aaa", "bb", "cc", "bb", "ddddddd", "ddddddd"]
     assert lengths.get("aaa") is None
     assert lengths.get("bb") == 2
 
 
 def test_a_refusal_is_not_remembered() -> None:
-    known: Remembered[None] = Remembered(3)
+    known: LruCache[None] = LruCache(3)
 
     def refuse() -> None:
         raise ValueError("no")
 
     for _ in range(2):
         with pytest.raises(ValueError, match="no"):
-            known.answer("key", refuse)
-    assert Same("a") != Same("b")
+            known.get_or("key", refuse)
+    assert Identity("a") != Identity("b")
     one = [1]
-    assert Same(one) == Same(one) != Same([1])
+    assert Identity(one) == Identity(one) != Identity([1])
 
 
 def test_the_bench_compares_both_ways() -> None:

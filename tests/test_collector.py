@@ -15,8 +15,8 @@ from tests.test_alike import PLANS
 from tests.test_joint_search import searched, small
 from tests.test_strategies import cost
 from workbench.collector import collector_paused
+from workbench.plan.lru_cache import clear_caches
 from workbench.plan.plan import Plan
-from workbench.plan.remembered import forget_all
 
 STEPS = 160
 
@@ -92,17 +92,17 @@ def test_a_plan_that_was_judged_goes_at_once_when_it_is_dropped(plan_of: Callabl
     judge.timeline(plan)
     dropped = weakref.ref(plan)
     del plan
-    forget_all()
+    clear_caches()
     assert dropped() is None
 
 
 @pytest.mark.usefixtures("stopped")
 def test_a_search_leaves_no_plans_behind():
     searched(small(), candidates=1)  # what is made once and stays
-    forget_all()
+    clear_caches()
     before = num_plans()
     found = searched(small())
     assert num_plans() > before
     del found
-    forget_all()
+    clear_caches()
     assert num_plans() == before

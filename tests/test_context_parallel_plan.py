@@ -19,8 +19,8 @@ from workbench.plan.deadlock import check_deadlock
 from workbench.plan.gradient_groups import gradient_groups
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Direction, Route, Slice, Transfer
+from workbench.plan.lru_cache import clear_caches
 from workbench.plan.plan import Plan, TokenShard
-from workbench.plan.remembered import forget_all
 from workbench.plan.routing import routing_of
 from workbench.plan.token_owners import held_runs, owned_parts, row_shards, row_tokens
 
@@ -147,7 +147,7 @@ def test_rows_are_those_of_every_microbatch_lowered_by_itself(plan: Plan) -> Non
         return (shape, samples, given[1][-1].index), samples
 
     rows = lower(plan).transfers
-    forget_all()
+    clear_caches()
     with patch.object(lowering, "shape_of", by_name):
         assert lower(replace(plan)).transfers == rows
 

@@ -1,4 +1,4 @@
-"""What a new user tripped over: one meaning of nodes, profiles that are remembered, folders left alone."""
+"""What a new user tripped over: one meaning of nodes, profiles that are cached, folders left alone."""
 
 import json
 import shutil

@@ -29,8 +29,8 @@ from workbench.cost.profile import load_profile
 from workbench.job.job import Job, ModuleLayout, load_job
 from workbench.job.machines import cost_of
 from workbench.plan.folded import Folded
+from workbench.plan.lru_cache import clear_caches
 from workbench.plan.plan import Plan
-from workbench.plan.remembered import forget_all
 from workbench.planner.assembly import disjoint_stages, draft_plan, layout_of, scheduled
 from workbench.planner.block_cuts import Cuts
 from workbench.planner.one_replica import one_replica
@@ -149,7 +149,7 @@ def judged(candidate: Candidate, cost: CostModel) -> float | str:
 
 def judged_before(candidate: Candidate, cost: CostModel) -> float | str:
     """The same, alone and in full."""
-    forget_all()
+    clear_caches()
     try:
         lowered, _ = accept(built(candidate, cost))
         return step_s(lowered, cost)
@@ -160,7 +160,7 @@ def judged_before(candidate: Candidate, cost: CostModel) -> float | str:
 def rates(candidates: Sequence[Candidate], cost: CostModel, num_before: int) -> Rates:
     """Judge all of them one way, and some the other; nothing is remembered when it begins."""
     judged_before(candidates[0], cost)  # compiles, and fills the cost model
-    forget_all()
+    clear_caches()
     cpu_s, wall_s = time.process_time(), time.perf_counter()
     found = [judged(candidate, cost) for candidate in candidates]
     cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
@@ -235,7 +235,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         show(name, each)
     huge = replace(large, name="10008 GPUs", replicas=139)
     candidates, cost = many_gpus(few, huge)
-    forget_all()
+    clear_caches()
     cpu_s, wall_s = time.process_time(), time.perf_counter()
     times_s = [judged(candidate, cost) for candidate in candidates]
     cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s

@@ -24,7 +24,7 @@ from workbench.memory.account import check_memory, memory_table
 from workbench.memory.layer import layer_bytes
 from workbench.plan.codec import plan_hash
 from workbench.plan.lower import lower
-from workbench.plan.remembered import forget_all
+from workbench.plan.lru_cache import clear_caches
 from workbench.timing.price import price
 
 GPUS_24, GPUS_1296 = CASES[1:]
@@ -67,7 +67,7 @@ def plan_rate(case: Case, profile: Profile, num_plans: int) -> PlanRate:
 def _seconds(case: Case, number: int, profile: Profile) -> dict[str, float]:
     """CPU seconds of each step of one plan's way, with nothing remembered of the plan before."""
     layer_bytes.cache_clear()
-    forget_all()
+    clear_caches()
     clock_s = [time.process_time()]
 
     def has_ended() -> None:

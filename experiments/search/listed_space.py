@@ -8,8 +8,8 @@ from itertools import combinations, pairwise, product
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job, ModuleLayout
+from workbench.plan.lru_cache import LruCache
 from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Settings
-from workbench.plan.remembered import Remembered
 from workbench.planner.assembly import disjoint_stages
 from workbench.planner.block_cuts import Cuts
 from workbench.planner.groupings import Group, dealt
@@ -20,7 +20,7 @@ from workbench.search.joint.move import Space
 
 AWAY = 1  # layers by which a border may lie away from an even cut's
 Shape = tuple[int, int, int]  # tensor- and context-parallel ranks of a stage, stages
-_DIGESTS: Remembered[str] = Remembered(100_000)
+_DIGESTS: LruCache[str] = LruCache(100_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +183,7 @@ def answers_of(plan: Plan) -> dict[str, str]:
 
 
 def _known(part: Hashable) -> str:
-    return _DIGESTS.answer(part, lambda: _digest(repr(part)))
+    return _DIGESTS.get_or(part, lambda: _digest(repr(part)))
 
 
 def _digest(text: str) -> str:

@@ -15,7 +15,7 @@ from runtime.elastic.progress import Progress, save_progress
 from runtime.elastic.replan import Replanned, after_loss, after_warning, start_layout, write_plan
 from runtime.world.scratch import ScratchFolder
 from workbench.elastic.layout import NodeLayout
-from workbench.plan.remembered import FORGET_EVERY, forget_all
+from workbench.plan.lru_cache import CLEAR_EVERY, clear_caches
 
 MOST_UNEXPLAINED = 2  # disturbances in a row in which nobody was lost
 
@@ -194,8 +194,8 @@ class ElasticTraining:
         path = self._scratch.path / f"step{self.step}"
         if self._planned != (self.step, layout):
             (path.parent / f"step{self.step - 2}").unlink(missing_ok=True)
-            if self.step % FORGET_EVERY == 0:
-                forget_all()
+            if self.step % CLEAR_EVERY == 0:
+                clear_caches()
             write_plan(self.job, layout, self.step, path)
             self._planned = (self.step, layout)
         return path

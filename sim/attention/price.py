@@ -20,8 +20,8 @@ from workbench.cost.roofline import ATTENTION_BACKWARD_FLOP, Grid, RowWork, Work
 from workbench.masks.bitfield import Bitfield, concatenate
 from workbench.masks.tiles import PARTIAL, Tiles, classify
 from workbench.model.layer import Attention, TokenCount
+from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Microbatch, Plan
-from workbench.plan.remembered import Remembered, Same
 from workbench.plan.routing import Routing, routing_of
 from workbench.plan.token_owners import owned_tokens, row_shards
 from workbench.plan.work import row_kind, row_mask
@@ -33,10 +33,8 @@ LONG_ROW = Work((RowWork(LONG, LONG, LONG * (LONG + 1) // 2),))
 TILE = (128, 128)
 MOST_TILES = 20_000_000  # remembered
 _RankTiles = tuple[tuple[Tiles, ...], tuple[int, ...]]  # and number of tokens, of every rank
-_TILES: Remembered[_RankTiles] = Remembered(
-    MOST_TILES, lambda of: sum(len(tiles.columns) for tiles in of[0]) + 1
-)
-_TIMES: Remembered[AttentionTime] = Remembered(65_536)
+_TILES: LruCache[_RankTiles] = LruCache(MOST_TILES, lambda of: sum(len(tiles.columns) for tiles in of[0]) + 1)
+_TIMES: LruCache[AttentionTime] = LruCache(65_536)
 
 
 def weights(tiles: Tiles, partial_tile: float = 1.0) -> Floats:
@@ -110,7 +108,7 @@ class SimulatedAttention:
     @property
     def identity(self) -> Hashable:
         """What times follow from beside a call, see `identity_of`."""
-        return Same(self._cost), self._kernel, self._num_units
+        return Identity(self._cost), self._kernel, self._num_units
 
     def __call__(self, call: AttentionCall) -> AttentionTime | None:
         operator, stage, microbatch = call.operator, call.stage, call.microbatch
@@ -125,8 +123,8 @@ class SimulatedAttention:
         if name not in self._tiles:
             self._tiles[name] = _rank_tiles(self._routing, microbatch)
         tiles = self._tiles[name]
-        key = Same(tiles), stage.tp, stage.cp, shape, link, call.plan.settings.precision, self.identity
-        return _TIMES.answer(key, lambda: self._time(call, *tiles, link))
+        key = Identity(tiles), stage.tp, stage.cp, shape, link, call.plan.settings.precision, self.identity
+        return _TIMES.get_or(key, lambda: self._time(call, *tiles, link))
 
     def _time(
         self, call: AttentionCall, tiles: tuple[Tiles, ...], tokens: tuple[int, ...], link: Link
@@ -154,8 +152,8 @@ def _rank_tiles(routing: Routing, microbatch: Microbatch) -> _RankTiles:
     kinds = tuple(row_kind(plan, row) for row in microbatch.rows)
     owners = tuple((shard.block_tokens, shard.owners) for shard in row_shards(routing, microbatch))
     num_ranks = plan.chain[microbatch.module, microbatch.replica][0].cp
-    key = Same(plan.model), Same(plan.batch), microbatch.module, kinds, owners, num_ranks
-    return _TILES.answer(key, lambda: _tiles_of(routing, microbatch))
+    key = Identity(plan.model), Identity(plan.batch), microbatch.module, kinds, owners, num_ranks
+    return _TILES.get_or(key, lambda: _tiles_of(routing, microbatch))
 
 
 def _tiles_of(routing: Routing, microbatch: Microbatch) -> _RankTiles:

@@ -13,7 +13,7 @@ from simpy.core import Environment
 from sim.clock import after, at_last
 from workbench.cost.hardware import Cluster, Link
 from workbench.plan.lowered import Lowered
-from workbench.plan.remembered import Remembered, Same
+from workbench.plan.lru_cache import Identity, LruCache
 
 
 class Wires(NamedTuple):
@@ -30,7 +30,7 @@ class Wires(NamedTuple):
     port: NDArray[np.int64]
 
 
-_KNOWN: Remembered[Wires] = Remembered(1_000_000, lambda of: len(of.port) + 1)
+_KNOWN: LruCache[Wires] = LruCache(1_000_000, lambda of: len(of.port) + 1)
 
 
 def wires(lowered: Lowered) -> Wires:
@@ -38,8 +38,8 @@ def wires(lowered: Lowered) -> Wires:
 
     Complexity: O(rows); rows and clusters that it has been asked for of late are remembered.
     """
-    key = Same(lowered.transfers), Same(lowered.plan.cluster)
-    return _KNOWN.answer(key, lambda: _wires(lowered))
+    key = Identity(lowered.transfers), Identity(lowered.plan.cluster)
+    return _KNOWN.get_or(key, lambda: _wires(lowered))
 
 
 def _wires(lowered: Lowered) -> Wires:

@@ -8,7 +8,7 @@ from workbench.llm_table.llm_row import DataOverlap, LlmRow
 from workbench.llm_table.row_prices import scattered
 from workbench.plan.expert_groups import held_elements
 from workbench.plan.gradient_groups import reductions
-from workbench.plan.kept import give
+from workbench.plan.instance_cache import set_cached
 from workbench.plan.lowered import GradientGroup, Lowered, Weights
 from workbench.plan.parameter_shards import ShardUnit, shard_units
 from workbench.plan.plan import ModuleSettings, Plan, Program, Sharding, Stage
@@ -153,7 +153,7 @@ def sharding_for(lowered: Lowered, *, num_ranks: int, stride: int, group: int) -
         for index, (stage, unit) in enumerate(zip(lowered.plan.stages, units, strict=True))
     )
     plan = _with_rounds(lowered.plan, units, is_hybrid=num_copies > 1)
-    give(plan, shard_units, units)
+    set_cached(plan, shard_units, units)
     reductions: dict[Action, tuple[int, ...]] = {
         reduction_of(stage.id): (index,)
         for index, stage in enumerate(plan.stages)

@@ -10,7 +10,7 @@ from workbench.memory.accounts import Accounts
 from workbench.memory.entries import Lines, gradient_lines, rank_lines
 from workbench.memory.stage import GRADIENTS, state_of
 from workbench.plan.alike import alike_replicas
-from workbench.plan.kept import give, kept
+from workbench.plan.instance_cache import cached_on_instance, set_cached
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.plan.parameter_shards import ShardUnit
@@ -140,7 +140,7 @@ def peak_bytes(lowered: Lowered, table: MemoryTable) -> dict[int, int]:
     return {rank: peak.num_bytes for rank, peak in _peaks(lowered.plan, table).items()}
 
 
-@kept
+@cached_on_instance
 def fullest_bytes(plan: Plan) -> int:
     """Most bytes that any rank of a plan holds at once; known once its memory was checked."""
     lowered = lower(plan)
@@ -154,7 +154,7 @@ def check_memory(lowered: Lowered, table: MemoryTable) -> None:
     """
     plan = lowered.plan
     peaks = _peaks(plan, table)
-    give(plan, fullest_bytes, max(peak.num_bytes for peak in peaks.values()))
+    set_cached(plan, fullest_bytes, max(peak.num_bytes for peak in peaks.values()))
     for index, group in memory_groups(plan):
         node = plan.cluster.nodes[index]
         total = sum(peaks[rank].num_bytes for rank in group)

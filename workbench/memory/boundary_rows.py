@@ -9,7 +9,7 @@ from workbench.memory.accounts import Accounts
 from workbench.memory.places import NOWHERE, Places
 from workbench.plan.frame import frame_of
 from workbench.plan.lowered import ROUTES, Route, Slice
-from workbench.plan.remembered import Remembered, Same
+from workbench.plan.lru_cache import Identity, LruCache
 
 MOST_CELLS = 1_000_000  # of all plans whose rows are remembered
 
@@ -35,7 +35,7 @@ class RowLines(NamedTuple):
     is_joined: Flags
 
 
-_KNOWN: Remembered[RowLines] = Remembered(MOST_CELLS, lambda lines: len(lines.acquired) + 1)
+_KNOWN: LruCache[RowLines] = LruCache(MOST_CELLS, lambda lines: len(lines.acquired) + 1)
 
 
 def row_lines(accounts: Accounts) -> RowLines:
@@ -44,8 +44,8 @@ def row_lines(accounts: Accounts) -> RowLines:
     Complexity: O((rows + actions) x log), of rows that begin or end on them.
     """
     lowered = accounts.lowered
-    key = frame_of(lowered.plan), Same(lowered.transfers), accounts.ranks
-    return _KNOWN.answer(key, lambda: _RowAccount(accounts).lines)
+    key = frame_of(lowered.plan), Identity(lowered.transfers), accounts.ranks
+    return _KNOWN.get_or(key, lambda: _RowAccount(accounts).lines)
 
 
 class _Rows:

@@ -21,12 +21,12 @@ from workbench.memory.stage import (
 )
 from workbench.model.layer import Pointwise
 from workbench.plan.kernels import Kernels
+from workbench.plan.lru_cache import LruCache
 from workbench.plan.plan import Plan, Stage
-from workbench.plan.remembered import Remembered
 from workbench.schedule.action import STEP, Action, Pass
 
 MOST_ACTIONS = 1_000_000  # of all ranks whose passes are remembered
-_PASSES: Remembered[Ints] = Remembered(MOST_ACTIONS, lambda columns: columns.shape[1] + 1)
+_PASSES: LruCache[Ints] = LruCache(MOST_ACTIONS, lambda columns: columns.shape[1] + 1)
 WEIGHTS = (Pass.B, Pass.W)  # these make gradients of matrices and tables
 
 
@@ -45,7 +45,7 @@ def rank_lines(accounts: Accounts) -> dict[int, Lines]:
     for rank in accounts.ranks:
         shape = accounts.shape(rank)
         if shape not in of_shape:
-            of_shape[shape] = _PASSES.answer(accounts.decisive(rank), _PassAccount(accounts, rank).columns)
+            of_shape[shape] = _PASSES.get_or(accounts.decisive(rank), _PassAccount(accounts, rank).columns)
         passes.append(of_shape[shape])
     rows = row_lines(accounts)
     both = (

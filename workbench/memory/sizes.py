@@ -16,14 +16,14 @@ from workbench.model.model_graph import TEXT
 from workbench.plan.contents import contents, layer_kinds
 from workbench.plan.expert_groups import held_elements
 from workbench.plan.gradient_groups import num_replicas
+from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Microbatch, Plan, Recompute, Stage
-from workbench.plan.remembered import Remembered, Same
 from workbench.plan.routing import Routing
 from workbench.plan.sequence import token_borders
 from workbench.plan.token_owners import held_runs
 from workbench.plan.work import row_kinds, work_of
 
-MOST_STAGES = 16_384  # that are remembered, each over a microbatch
+MOST_STAGES = 16_384  # that are cached, each over a microbatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +70,16 @@ def _scaled_row(row: RowWork, factor: float) -> RowWork:
 
 
 _State = Mapping[StateKind, int]  # part -> bytes
-_STATES: Remembered[_State] = Remembered(MOST_STAGES)
-_SETTINGS: Remembered[Setting] = Remembered(MOST_STAGES)
-_ONES: Remembered[object] = Remembered(MOST_STAGES)
-_SUMS: Remembered[StageBytes] = Remembered(MOST_STAGES)
-_SPLIT_SUMS: Remembered[StageSplitBytes] = Remembered(MOST_STAGES)
+_STATES: LruCache[_State] = LruCache(MOST_STAGES)
+_SETTINGS: LruCache[Setting] = LruCache(MOST_STAGES)
+_ONES: LruCache[object] = LruCache(MOST_STAGES)
+_SUMS: LruCache[StageBytes] = LruCache(MOST_STAGES)
+_SPLIT_SUMS: LruCache[StageSplitBytes] = LruCache(MOST_STAGES)
 
 
 def _one(key: Hashable) -> object:
     """The same object for equal keys, which is quick to hash."""
-    return _ONES.answer(key, object)
+    return _ONES.get_or(key, object)
 
 
 class Sizes:
@@ -103,7 +103,7 @@ class Sizes:
         if module not in self._settled:
             every, own = self._plan.settings, self._plan.settings.of(module)
             cut = own.recompute, own.computed_again, own.sequence_parallel
-            self._settled[module] = _one((Same(self._plan.model), every.precision, every.kernels, cut))
+            self._settled[module] = _one((Identity(self._plan.model), every.precision, every.kernels, cut))
         return self._settled[module]
 
     def state(self, stage: Stage) -> _State:
@@ -112,7 +112,8 @@ class Sizes:
         settings = every.precision, every.optimizer_precision, every.kernels, own.sharding, own.instances
         shape = stage.module, layer_kinds(self._plan, stage), stage.tp, stage.cp, stage.ep
         replicas = num_replicas(self._plan)[stage.module]
-        return _STATES.answer((Same(self._plan.model), settings, shape, replicas), lambda: self._state(stage))
+        key = Identity(self._plan.model), settings, shape, replicas
+        return _STATES.get_or(key, lambda: self._state(stage))
 
     def _state(self, stage: Stage) -> _State:
         """By layer, but where some have tied weights; layers that differ in name alone hold the same."""
@@ -152,7 +153,7 @@ class Sizes:
         if key not in self._known:
             layers, needs = self._layers_with_needs(stage, microbatch, keeps=keeps)
             name, setting = self._equal_setting(stage, microbatch)
-            self._known[key] = _SUMS.answer((layers, name), lambda: self._sum(stage, needs, setting))
+            self._known[key] = _SUMS.get_or((layers, name), lambda: self._sum(stage, needs, setting))
         return self._known[key]
 
     def split(self, stage: Stage, microbatch: Microbatch) -> StageSplitBytes:
@@ -161,7 +162,7 @@ class Sizes:
         if key not in self._known_split:
             layers, needs = self._layers_with_needs(stage, microbatch, keeps=True)
             name, setting = self._equal_setting(stage, microbatch)
-            self._known_split[key] = _SPLIT_SUMS.answer(
+            self._known_split[key] = _SPLIT_SUMS.get_or(
                 (layers, name), lambda: self._sum_split(stage, needs, setting)
             )
         return self._known_split[key]
@@ -208,8 +209,8 @@ class Sizes:
             return self._setting(stage, microbatch)
         rows, grid = row_kinds(self._plan, microbatch), (stage.tp, stage.cp, stage.ep)
         settings = self._settings_of_passes(stage.module)
-        key = settings, Same(self._plan.batch), stage.module, rows, grid
-        return _SETTINGS.answer(key, lambda: self._setting(stage, microbatch))
+        key = settings, Identity(self._plan.batch), stage.module, rows, grid
+        return _SETTINGS.get_or(key, lambda: self._setting(stage, microbatch))
 
     def _setting(self, stage: Stage, microbatch: Microbatch) -> Setting:
         module = self._plan.model.module(stage.module)

@@ -6,11 +6,11 @@ from itertools import product
 from typing import NamedTuple
 
 from workbench.on_demand import OnDemand
-from workbench.plan.kept import give, kept
+from workbench.plan.instance_cache import cached_on_instance, set_cached
+from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.paths import num_senders
 from workbench.plan.plan import Boundaries, Plan, Program, Stage
 from workbench.plan.rank_placement import relative_placement
-from workbench.plan.remembered import Remembered, Same, one
 from workbench.plan.routing import routing_of
 from workbench.plan.work import sample_kinds
 from workbench.schedule.action import Action
@@ -43,14 +43,14 @@ class Component(NamedTuple):
         return {a: b for mine, theirs in pairs for a, b in zip(mine.actions, theirs.actions, strict=True)}
 
 
-_COMPONENTS: Remembered[tuple[Component, ...]] = Remembered(MOST_REPLICAS, lambda found: len(found) + 1)
-_ALIKE: Remembered[tuple[tuple[Component, ...], ...]] = Remembered(
+_COMPONENTS: LruCache[tuple[Component, ...]] = LruCache(MOST_REPLICAS, lambda found: len(found) + 1)
+_ALIKE: LruCache[tuple[tuple[Component, ...], ...]] = LruCache(
     MOST_REPLICAS, lambda sets: sum(map(len, sets)) + 1
 )
-_SENDERS: Remembered[tuple[int, ...]] = Remembered(2_000_000, lambda found: len(found) + 1)
+_SENDERS: LruCache[tuple[int, ...]] = LruCache(2_000_000, lambda found: len(found) + 1)
 
 
-@kept
+@cached_on_instance
 def alike_replicas(plan: Plan) -> tuple[tuple[Component, ...], ...]:
     """Sets of equal components, each in ascending order, the sets in that of their first ones.
 
@@ -64,7 +64,7 @@ def alike_replicas(plan: Plan) -> tuple[tuple[Component, ...], ...]:
 
     Complexity: O(items + actions + ranks).
     """
-    return _ALIKE.answer(_decided_by(plan), lambda: _sets(plan, components(plan)))
+    return _ALIKE.get_or(_decided_by(plan), lambda: _sets(plan, components(plan)))
 
 
 def alike_together(plan: Plan, links: Iterable[Sequence[int]]) -> tuple[tuple[Component, ...], ...]:
@@ -81,20 +81,20 @@ def alike_together(plan: Plan, links: Iterable[Sequence[int]]) -> tuple[tuple[Co
     return _sets(plan, _made(plan, joined) or ())
 
 
-@kept
+@cached_on_instance
 def components(plan: Plan) -> tuple[Component, ...]:
     """Replicas of modules by who has samples or ranks in common; empty where they are not told apart."""
     is_brokered = plan.settings.boundaries is Boundaries.BROKERS  # a row passes another replica's rank
     if plan.token_shards or is_brokered or max(map(len, _numbers(plan).values())) < 2:
         return ()
-    return _COMPONENTS.answer(_decided_by(plan), lambda: _made(plan, _linked(plan)) or ())
+    return _COMPONENTS.get_or(_decided_by(plan), lambda: _made(plan, _linked(plan)) or ())
 
 
-@kept
-def _decided_by(plan: Plan) -> tuple[Same, ...]:
+@cached_on_instance
+def _decided_by(plan: Plan) -> tuple[Identity, ...]:
     """All that components and their shapes follow from."""
-    parts = plan.model, plan.batch, one(plan.stages), one(plan.microbatches), plan.programs, plan.cluster
-    return tuple(map(Same, parts))
+    same = map(Identity, (plan.model, plan.batch, plan.programs, plan.cluster))
+    return (*same, value_key(plan.stages), value_key(plan.microbatches))
 
 
 def _numbers(plan: Plan) -> dict[str, tuple[int, ...]]:
@@ -136,7 +136,7 @@ def _sets(plan: Plan, found: Sequence[Component]) -> tuple[tuple[Component, ...]
     return tuple(map(tuple, sets.values())) if sum(map(len, sets.values())) > 1 else ()
 
 
-@kept
+@cached_on_instance
 def first_of_all(plan: Plan) -> Plan:
     """The plan with its first component alone, where all others equal it; else the plan itself."""
     sets = alike_replicas(plan)
@@ -150,7 +150,7 @@ def firsts_of(plan: Plan, sets: Iterable[Sequence[Component]]) -> Plan:
     left = (tuple(one for one in each if one.replicas[0] in replicas) for each in alike_replicas(plan))
     alike = tuple(each for each in left if each)
     if sum(map(len, alike)) > 1:
-        give(part, alike_replicas, alike)
+        set_cached(part, alike_replicas, alike)
     return part
 
 
@@ -168,9 +168,9 @@ def with_copied(draft: Plan, programs: tuple[Program, ...]) -> Plan:
     copied = tuple(
         component._replace(programs=tuple(held)) for component, held in zip(found, of_each, strict=True)
     )
-    give(plan, components, copied)
+    set_cached(plan, components, copied)
     sets: tuple[tuple[Component, ...], ...] = (copied,)
-    give(plan, alike_replicas, sets)
+    set_cached(plan, alike_replicas, sets)
     return plan
 
 
@@ -240,7 +240,7 @@ def _shape(plan: Plan, component: Component) -> object:
     }
     stages = tuple([_stage_shape(plan.stage[s], stage_at, rank_at, replica_at) for s in component.stages])
     placement = relative_placement(plan.cluster, component.ranks)
-    senders_key = Same(plan.model), Same(plan.cluster), stages, placement
+    senders_key = Identity(plan.model), Identity(plan.cluster), stages, placement
     return (
         stages,
         tuple([kinds[sample] for sample in component.samples]),
@@ -252,7 +252,7 @@ def _shape(plan: Plan, component: Component) -> object:
             for place in in_order
         ),
         tuple(_program_shape(program, stage_at, rank_at) for program in component.programs),
-        _SENDERS.answer(senders_key, lambda: tuple(_num_senders(plan, component))),
+        _SENDERS.get_or(senders_key, lambda: tuple(_num_senders(plan, component))),
     )
 
 

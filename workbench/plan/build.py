@@ -13,10 +13,10 @@ from workbench.plan.alike import alike_replicas, first_of_all, with_copied
 from workbench.plan.check import check
 from workbench.plan.frame import Frame, frame_of
 from workbench.plan.gradient_groups import gradient_groups, reduction_order
-from workbench.plan.kept import give
+from workbench.plan.instance_cache import set_cached
+from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Microbatch, Plan, Program, Stage
-from workbench.plan.remembered import Remembered, Same, one
 from workbench.plan.routing import Routing, routing_of
 from workbench.schedule.action import STEP, Action
 from workbench.schedule.choice import Schedule, ScheduleKind
@@ -27,12 +27,12 @@ from workbench.schedule.programs import Prepared
 from workbench.schedule.reductions import with_reductions
 from workbench.schedule.sharded import with_rounds
 
-MOST_ACTIONS = 500_000  # of all orders that are remembered
+MOST_ACTIONS = 500_000  # of all orders that are cached
 Piece = tuple[Item, ...]  # items of one sample that stay together
-_GROUPS: Remembered[dict[Group, tuple[int, ...]]] = Remembered(64)  # of the last stages
-_PROBLEM: Remembered[Frame] = Remembered(4096)  # of a frame: what a schedule is made for
-_PREPARED: Remembered[Prepared] = Remembered(MOST_ACTIONS, lambda prepared: prepared.num_passes + 1)
-_PROGRAMS: Remembered[tuple[Program, ...]] = Remembered(
+_GROUPS: LruCache[dict[Group, tuple[int, ...]]] = LruCache(64)  # of the last stages
+_PROBLEM: LruCache[Frame] = LruCache(4096)  # of a frame: what a schedule is made for
+_PREPARED: LruCache[Prepared] = LruCache(MOST_ACTIONS, lambda prepared: prepared.num_passes + 1)
+_PROGRAMS: LruCache[tuple[Program, ...]] = LruCache(
     MOST_ACTIONS, lambda programs: sum(len(program.actions) for program in programs) + 1
 )
 
@@ -58,9 +58,9 @@ def with_programs(
             `run_ahead` where no encoder is frozen.
     """
     plan = _programmed(draft, schedule or Schedule(), duration)
-    give(plan, shard_units, shard_units(draft))  # programs are no matter of these
-    give(plan, gradient_groups, gradient_groups(draft))
-    give(plan, reduction_order, reduction_order(draft))
+    set_cached(plan, shard_units, shard_units(draft))  # programs are no matter of these
+    set_cached(plan, gradient_groups, gradient_groups(draft))
+    set_cached(plan, reduction_order, reduction_order(draft))
     check(plan)
     return plan
 
@@ -95,15 +95,15 @@ def _of_all(draft: Plan, programs: tuple[Program, ...]) -> tuple[Program, ...]:
         return tuple(found[ranks] for ranks in groups)
 
     places = tuple((each.ranks, each.stages) for each in (first, *others))
-    return _PROGRAMS.answer((Same(programs), places, groups), derive)
+    return _PROGRAMS.get_or((Identity(programs), places, groups), derive)
 
 
 def _passes(draft: Plan, schedule: Schedule, duration: Callable[[Action], float]) -> Programs:
     """Of every group of stages on the same ranks; plans that look alike to a schedule share them."""
     if not schedule.kind.spec.shares_ranks_in_part:
         _check_equal_ranks(draft)
-    problem = _PROBLEM.answer(frame_of(draft), lambda: _problem(draft))
-    prepared = _PREPARED.answer((problem, schedule), lambda: _prepared(problem, schedule))
+    problem = _PROBLEM.get_or(frame_of(draft), lambda: _problem(draft))
+    prepared = _PREPARED.get_or((problem, schedule), lambda: _prepared(problem, schedule))
     return prepared.usual if duration is one_unit else prepared.programs(duration)
 
 
@@ -139,7 +139,7 @@ def _closed(draft: Plan, part: Plan, passes: Programs) -> tuple[Program, ...]:
             Program(ranks=ranks, actions=(*orders[group], STEP)) for group, ranks in ranks_of.items()
         )
 
-    return _PROGRAMS.answer((Same(passes), tuple(ranks_of.items()), rounds, reduced), derive)
+    return _PROGRAMS.get_or((Identity(passes), tuple(ranks_of.items()), rounds, reduced), derive)
 
 
 def schedule_nodes(plan: Plan) -> tuple[ScheduleNode, ...]:
@@ -212,7 +212,7 @@ def _inner(plan: Plan) -> tuple[int, ...]:
 
 def _rank_groups(plan: Plan) -> dict[Group, tuple[int, ...]]:
     """Stages that some ranks hold, in forward order (modules in the model's order, then layers) -> ranks."""
-    return _GROUPS.answer((Same(plan.model), Same(one(plan.stages))), lambda: _rank_groups_of(plan))
+    return _GROUPS.get_or((Identity(plan.model), value_key(plan.stages)), lambda: _rank_groups_of(plan))
 
 
 def _rank_groups_of(plan: Plan) -> dict[Group, tuple[int, ...]]:

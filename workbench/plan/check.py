@@ -13,23 +13,23 @@ from workbench.plan.alike import alike_replicas, first_of_all
 from workbench.plan.expert_groups import check_experts
 from workbench.plan.frame import frame_of
 from workbench.plan.gradient_groups import gradient_groups, reduction_order
-from workbench.plan.kept import kept
+from workbench.plan.instance_cache import cached_on_instance
+from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.optimizer_shards import check_instances
 from workbench.plan.parameter_shards import check_rounds, is_sharded, shard_units
 from workbench.plan.plan import Plan, Stage, TokenShard
-from workbench.plan.remembered import Remembered, Same, one
 from workbench.plan.routing import Routing, routing_of
 from workbench.plan.token_owners import row_tokens
 from workbench.schedule.action import COMPUTE, REDUCTIONS, ROUND, STEP, Action, Pass, reduction_of
 
-_SOUND_ROUNDS: Remembered[None] = Remembered(1024)
-_FITTING_LAYERS: Remembered[None] = Remembered(16_384)
-_SOUND_STAGES: Remembered[None] = Remembered(1024)
-_SOUND_ITEMS: Remembered[None] = Remembered(1024)
-_SOUND_ORDERS: Remembered[None] = Remembered(1024)
+_SOUND_ROUNDS: LruCache[None] = LruCache(1024)
+_FITTING_LAYERS: LruCache[None] = LruCache(16_384)
+_SOUND_STAGES: LruCache[None] = LruCache(1024)
+_SOUND_ITEMS: LruCache[None] = LruCache(1024)
+_SOUND_ORDERS: LruCache[None] = LruCache(1024)
 
 
-@kept
+@cached_on_instance
 def check(plan: Plan) -> None:
     """Raise ValueError naming the first broken rule; return when the plan is sound.
 
@@ -40,17 +40,17 @@ def check(plan: Plan) -> None:
     divide the ranks that hold the same weights; sharded weights are whole for every pass and
     gathered alike by all who share them.
     """
-    model, stages = Same(plan.model), Same(one(plan.stages))
-    _SOUND_STAGES.answer((model, Same(plan.cluster), stages), lambda: _check_layout(plan))
+    model, stages = Identity(plan.model), value_key(plan.stages)
+    _SOUND_STAGES.get_or((model, Identity(plan.cluster), stages), lambda: _check_layout(plan))
     replicas = tuple(plan.replicas(module.name) for module in plan.model.modules)
-    held = model, Same(plan.batch), Same(one(plan.microbatches)), replicas
-    _SOUND_ITEMS.answer(held, lambda: _check_data(plan))
+    held = model, Identity(plan.batch), value_key(plan.microbatches), replicas
+    _SOUND_ITEMS.get_or(held, lambda: _check_data(plan))
     order = frame_of(first_of_all(plan)), reduction_order(plan)
-    _SOUND_ORDERS.answer(order, lambda: _check_orders(routing_of(plan)))
+    _SOUND_ORDERS.get_or(order, lambda: _check_orders(routing_of(plan)))
     check_instances(plan, gradient_groups(plan))
     if units := shard_units(plan):
-        rounds = Same(units), stages, Same(one(plan.programs))
-        _SOUND_ROUNDS.answer(rounds, lambda: check_rounds(plan, units, _twins(plan)))
+        rounds = Identity(units), stages, value_key(plan.programs)
+        _SOUND_ROUNDS.get_or(rounds, lambda: check_rounds(plan, units, _twins(plan)))
 
 
 def _twins(plan: Plan) -> dict[int, int]:
@@ -102,7 +102,7 @@ def _check_stages(plan: Plan) -> None:
             )
         shape = stage.module, stage.layers, stage.cp, stage.tp, stage.ep
         if shape not in fitting:
-            _FITTING_LAYERS.answer((Same(plan.model), shape), partial(_check_layers, plan, stage))
+            _FITTING_LAYERS.get_or((Identity(plan.model), shape), partial(_check_layers, plan, stage))
             fitting.add(shape)
 
 

@@ -10,7 +10,7 @@ from workbench.data.sample import Item
 from workbench.frozen_json import FrozenJson, Shorthand, check_keys, parse_json
 from workbench.json_schema import Schema, of_dataclass
 from workbench.model.layer import Operator
-from workbench.plan.kept import kept
+from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.plan import Plan
 from workbench.schedule.action import NEWEST, SPELLINGS, Action, Spelling
 from workbench.whole_file import write_text
@@ -20,7 +20,7 @@ SCHEMA_VERSION = NEWEST
 UNNAMED_SINCE = 3  # version of plan and trace files; hashes of earlier ones cover the strategy's name
 
 
-@kept
+@cached_on_instance
 def plan_hash(plan: Plan) -> str:
     """SHA-256 of the canonical JSON of everything that decides the execution.
 
@@ -32,7 +32,7 @@ def plan_hash(plan: Plan) -> str:
     return _digest({key: content[key] for key in content if key != "strategy"})
 
 
-@kept
+@cached_on_instance
 def named_hash(plan: Plan) -> str:
     """The hash that files before version 3 have of a plan: with the strategy's name."""
     return _digest(_JSON[1].encode(plan))

@@ -3,12 +3,12 @@
 from collections.abc import Hashable
 
 from workbench.model.layer import Layer
-from workbench.plan.kept import kept
+from workbench.plan.instance_cache import cached_on_instance
+from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Plan, Stage
-from workbench.plan.remembered import Remembered, Same
 from workbench.plan.sequence import token_borders
 
-_NUMBERS: Remembered[tuple[int, ...]] = Remembered(1024)
+_NUMBERS: LruCache[tuple[int, ...]] = LruCache(1024)
 
 
 def contents(plan: Plan, stage: Stage) -> Hashable:
@@ -26,7 +26,7 @@ def contents(plan: Plan, stage: Stage) -> Hashable:
     return known[key]
 
 
-@kept
+@cached_on_instance
 def _known(plan: Plan) -> dict[tuple[str, tuple[int, int], int], Hashable]:
     """By module, layers and tensor-parallel degree; filled on use."""
     return {}
@@ -57,8 +57,8 @@ def _numbers(plan: Plan, module: str) -> tuple[int, ...]:
             found.setdefault(_shape(layer), len(found)) for layer in plan.model.module(module).layers
         )
 
-    return _NUMBERS.answer((Same(plan.model), module), number)
+    return _NUMBERS.get_or((Identity(plan.model), module), number)
 
 
 def _shape(layer: Layer) -> Hashable:
-    return Same(layer.operators), layer.kind, layer.out_width, layer.emits, layer.trainable, layer.tied
+    return Identity(layer.operators), layer.kind, layer.out_width, layer.emits, layer.trainable, layer.tied

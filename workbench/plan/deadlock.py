@@ -7,9 +7,9 @@ from itertools import chain, groupby, pairwise
 
 import numpy as np
 
-from workbench.plan.kept import kept
+from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.lowered import Lowered, Route, Transfer
-from workbench.plan.remembered import Remembered
+from workbench.plan.lru_cache import LruCache
 from workbench.plan.row_proofs import TALKS, are_rows_sound, goes_forward, row_ticks
 from workbench.plan.task_graph import Task
 from workbench.schedule.action import STEP, Action, TaskKind
@@ -18,8 +18,8 @@ from workbench.schedule.precedence import ring
 MOST_LINKS = 12  # of a ring that a message spells out
 SHOWN = 4  # entries of a queue or program shown on each side of the stuck one
 
-_FREE: Remembered[None] = Remembered(1024)  # orders of passes that every rank can finish
-_FREE_SUMS: Remembered[None] = Remembered(1024)
+_FREE: LruCache[None] = LruCache(1024)  # orders of passes that every rank can finish
+_FREE_SUMS: LruCache[None] = LruCache(1024)
 Places = Mapping[int, Mapping[Action, int]]  # rank -> place of every action in its program
 Slot = list[Transfer]  # rows that complete together
 
@@ -48,8 +48,8 @@ def check_deadlock(lowered: Lowered) -> None:
 
     Complexity: O(actions x ranks of their stage + rows + members of groups), after sorting rows.
     """
-    _FREE.answer(lowered.order_of_passes, lambda: _check(lowered))
-    _FREE_SUMS.answer(lowered.order, lambda: _check_sums(lowered))
+    _FREE.get_or(lowered.order_of_passes, lambda: _check(lowered))
+    _FREE_SUMS.get_or(lowered.order, lambda: _check_sums(lowered))
 
 
 def _check_sums(lowered: Lowered) -> None:
@@ -269,7 +269,7 @@ def _check_row(lowered: Lowered, row: Transfer, place: Places) -> None:
         raise ValueError(f"{describe(row)}: route {row.route} does not fit its ranks")
 
 
-@kept
+@cached_on_instance
 def _check_groups(lowered: Lowered) -> None:
     """Every rank of a group that needs a collective reaches it once."""
     reached: Counter[tuple[int, int]] = Counter()

@@ -15,22 +15,22 @@ from workbench.plan.alike import (
     firsts_of,
 )
 from workbench.plan.gradient_groups import gradient_groups, num_replicas, reduction_order
-from workbench.plan.kept import give, kept
+from workbench.plan.instance_cache import cached_on_instance, set_cached
 from workbench.plan.lowered import GradientGroup
+from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.optimizer_shards import check_instances
 from workbench.plan.parameter_shards import ShardUnit, shard_units
 from workbench.plan.plan import Microbatch, Plan, Program, Settings, Sharding, Stage
 from workbench.plan.rank_placement import by_port, node_kinds, relative_placement
-from workbench.plan.remembered import Remembered, Same
 from workbench.schedule.action import CLOSING, STEP, Action
 from workbench.schedule.reductions import with_reductions
 
-_EQUAL_PLACES: Remembered[bool] = Remembered(1024)
-_EQUAL_BATCHES: Remembered[bool] = Remembered(64)
+_EQUAL_PLACES: LruCache[bool] = LruCache(1024)
+_EQUAL_BATCHES: LruCache[bool] = LruCache(64)
 PlacementOf = Callable[[Cluster, tuple[int, ...]], tuple[object, ...]]  # of a component's ranks, by place
 
 
-@kept
+@cached_on_instance
 def checked_part(plan: Plan) -> Plan:
     """The plan with the first of each set of equal components, in which all others break no other rule.
 
@@ -47,7 +47,7 @@ def checked_part(plan: Plan) -> Plan:
     return _firsts(plan, _placed_alike(plan, alike_replicas(plan), node_kinds))
 
 
-@kept
+@cached_on_instance
 def judged_part(plan: Plan) -> Plan:
     """As `checked_part`, of components that lie alike besides; those that send by one port count as one.
 
@@ -72,7 +72,7 @@ def _firsts(plan: Plan, sets: Sequence[Sequence[Component]]) -> Plan:
     if len(sets) > 1 or len(part.stages) != len(sets[0][0].stages):
         part = firsts_of(plan, sets)
     if units:
-        give(part, shard_units, _units_in(part, units))
+        set_cached(part, shard_units, _units_in(part, units))
     return _stands_for(part, gradient_groups(plan), num_replicas(plan))
 
 
@@ -96,8 +96,8 @@ def _units_in(part: Plan, units: Iterable[ShardUnit]) -> tuple[ShardUnit, ...]:
 
 
 def _stands_for(part: Plan, groups: tuple[GradientGroup, ...], replicas: dict[str, int]) -> Plan:
-    give(part, gradient_groups, groups)
-    give(part, num_replicas, replicas)
+    set_cached(part, gradient_groups, groups)
+    set_cached(part, num_replicas, replicas)
     return part
 
 
@@ -115,7 +115,7 @@ def _placed_alike(plan: Plan, sets: Iterable[Sequence[Component]], by: Placement
     return list(found.values())
 
 
-@kept
+@cached_on_instance
 def _ports(plan: Plan) -> list[tuple[int, ...]] | None:
     """As `by_port`, of the plan's components."""
     return by_port(plan.cluster, [component.ranks for component in components(plan)])
@@ -238,8 +238,8 @@ class Folded:
         """Whether each replica lies as the first, and none sends by a port of another."""
         cluster, size = self.one.cluster, self.stride
         replicas = [range(d * size, (d + 1) * size) for d in range(self.num_replicas)]
-        return _EQUAL_PLACES.answer(
-            (Same(cluster), size, self.num_replicas),
+        return _EQUAL_PLACES.get_or(
+            (Identity(cluster), size, self.num_replicas),
             lambda: (
                 by_port(cluster, replicas) == []
                 and len({relative_placement(cluster, tuple(ranks)) for ranks in replicas}) == 1
@@ -263,7 +263,7 @@ class Folded:
 
 def equal_batches(batches: Sequence[Sequence[Sample]]) -> bool:
     """Whether samples in equal places have equal sizes. O(samples), once for the same batches."""
-    return _EQUAL_BATCHES.answer(Same(batches), lambda: len(set(map(_sizes, batches))) == 1)
+    return _EQUAL_BATCHES.get_or(Identity(batches), lambda: len(set(map(_sizes, batches))) == 1)
 
 
 def _sizes(batch: Sequence[Sample]) -> tuple[object, ...]:

@@ -3,9 +3,9 @@
 from collections.abc import Collection
 from typing import Any
 
-from workbench.plan.kept import kept
+from workbench.plan.instance_cache import cached_on_instance
+from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.plan import ModuleSettings, Plan, Sharding, Stage
-from workbench.plan.remembered import Remembered, Same, one
 from workbench.plan.routing import Routing, routing_of
 
 Needs = tuple[tuple[bool, bool, bool], ...]  # carries, computes an input's gradient, computes weights'
@@ -28,11 +28,11 @@ class Frame:
         return self is other or (isinstance(other, Frame) and self.parts == other.parts)
 
 
-_PRESENT: Remembered[Present] = Remembered(1024)
-_ONE: Remembered[Frame] = Remembered(4096)  # of equal frames, so that they are compared in full once
+_PRESENT: LruCache[Present] = LruCache(1024)
+_ONE: LruCache[Frame] = LruCache(4096)  # of equal frames, so that they are compared in full once
 
 
-@kept
+@cached_on_instance
 def frame_of(plan: Plan) -> Frame:
     """The plan's frame: all but the layers of its stages, and of these what they show at their borders.
 
@@ -46,8 +46,8 @@ def frame_of(plan: Plan) -> Frame:
     index_of = {stage.id: at for chain in plan.chain.values() for at, stage in enumerate(chain)}
     in_order = sorted(plan.stages, key=lambda stage: (stage.module, stage.layers, stage.replica))
     modules = {stage.module for stage in plan.stages}
-    present = _PRESENT.answer(
-        (Same(plan.model), Same(plan.batch), Same(one(plan.microbatches)), *sorted(modules)),
+    present = _PRESENT.get_or(
+        (Identity(plan.model), Identity(plan.batch), value_key(plan.microbatches), *sorted(modules)),
         lambda: _present(routing, modules),
     )
     stages = tuple(
@@ -60,9 +60,9 @@ def frame_of(plan: Plan) -> Frame:
     )
     frame = Frame(
         (
-            Same(plan.model),
-            Same(plan.cluster),  # who sends between unequal grids goes by its links
-            *(Same(one(each)) for each in (plan.batch, plan.microbatches, plan.token_shards, plan.programs)),
+            Identity(plan.model),
+            Identity(plan.cluster),  # who sends between unequal grids goes by its links
+            *(value_key(each) for each in (plan.batch, plan.microbatches, plan.token_shards, plan.programs)),
             settings.precision,
             settings.boundaries,
             tuple((each.module, each.instances) for each in settings.modules if _is_gathered(each)),
@@ -70,7 +70,7 @@ def frame_of(plan: Plan) -> Frame:
             stages,
         )
     )
-    return _ONE.answer(frame, lambda: frame)
+    return _ONE.get_or(frame, lambda: frame)
 
 
 def _is_gathered(own: ModuleSettings) -> bool:

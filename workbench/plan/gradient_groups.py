@@ -13,24 +13,24 @@ from workbench.plan.expert_groups import (
     expert_holders,
     has_expert_parallelism,
 )
-from workbench.plan.kept import kept
+from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.lowered import GradientGroup, Weights
+from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.parameter_shards import ShardUnit, sharded_stages
 from workbench.plan.plan import Plan, Stage
-from workbench.plan.remembered import Remembered, Same, one
 from workbench.plan.tied import equal_stages
 from workbench.schedule.action import REDUCTIONS, Action, reduction_of
 
-_MOST_RANKS = 1_000_000  # of all groups that are remembered
-_OF_PLAN: Remembered[tuple[GradientGroup, ...]] = Remembered(64)  # of the last stages
-_ORDERS: Remembered[tuple[int, ...]] = Remembered(64)
-_OF_MODULE: Remembered[tuple[GradientGroup, ...]] = Remembered(
+_MOST_RANKS = 1_000_000  # of all groups that are cached
+_OF_PLAN: LruCache[tuple[GradientGroup, ...]] = LruCache(64)  # of the last stages
+_ORDERS: LruCache[tuple[int, ...]] = LruCache(64)
+_OF_MODULE: LruCache[tuple[GradientGroup, ...]] = LruCache(
     _MOST_RANKS, lambda groups: sum(len(group.ranks) for group in groups) + 1
 )
-_WEIGHTS: Remembered[tuple[Weights, ...]] = Remembered(65_536)
+_WEIGHTS: LruCache[tuple[Weights, ...]] = LruCache(65_536)
 
 
-@kept
+@cached_on_instance
 def gradient_groups(plan: Plan) -> tuple[GradientGroup, ...]:
     """One group per layer and grid place: the ranks that hold it in any replica.
 
@@ -39,8 +39,8 @@ def gradient_groups(plan: Plan) -> tuple[GradientGroup, ...]:
     group per part: the ranks that hold it in any instance.
     """
     sharding = tuple((each.module, each.sharding, each.instances) for each in plan.settings.modules)
-    key = Same(plan.model), Same(one(plan.stages)), sharding
-    return _OF_PLAN.answer(key, lambda: tuple(itertools.chain.from_iterable(_by_module(plan))))
+    key = Identity(plan.model), value_key(plan.stages), sharding
+    return _OF_PLAN.get_or(key, lambda: tuple(itertools.chain.from_iterable(_by_module(plan))))
 
 
 def _by_module(plan: Plan) -> Iterator[tuple[GradientGroup, ...]]:
@@ -50,14 +50,14 @@ def _by_module(plan: Plan) -> Iterator[tuple[GradientGroup, ...]]:
         chains = [plan.chain[module.name, replica] for replica in plan.replicas(module.name)]
         settings = plan.settings.of(module.name)
         key = (
-            Same(plan.model),
+            Identity(plan.model),
             module.name,
             settings.sharding,
             settings.instances,
             tuple(tuple((stage.layers, stage.ranks, stage.ep) for stage in chain) for chain in chains),
             num_groups,
         )
-        groups = _OF_MODULE.answer(key, partial(_of_module, plan, module, chains, units, num_groups))
+        groups = _OF_MODULE.get_or(key, partial(_of_module, plan, module, chains, units, num_groups))
         num_groups += len(groups)
         yield groups
 
@@ -84,7 +84,7 @@ def _of_module(
     return tuple(groups)
 
 
-@kept
+@cached_on_instance
 def num_replicas(plan: Plan) -> dict[str, int]:
     """Module -> replicas among which its gradients are added up and its state is sharded."""
     return {module.name: len(plan.replicas(module.name)) for module in plan.model.modules}
@@ -125,7 +125,7 @@ def reductions(plan: Plan, groups: tuple[GradientGroup, ...]) -> dict[Action, tu
     return found
 
 
-@kept
+@cached_on_instance
 def reduction_order(plan: Plan) -> tuple[int, ...]:
     """Stages that hold weights which other ranks hold too, in the order in which they are reduced.
 
@@ -133,7 +133,7 @@ def reduction_order(plan: Plan) -> tuple[int, ...]:
     groups in the same order, so that no two wait for each other.
     """
     groups = gradient_groups(plan)
-    return _ORDERS.answer((Same(groups), Same(one(plan.stages))), lambda: _reduction_order(plan, groups))
+    return _ORDERS.get_or((Identity(groups), value_key(plan.stages)), lambda: _reduction_order(plan, groups))
 
 
 def _reduction_order(plan: Plan, groups: Iterable[GradientGroup]) -> tuple[int, ...]:
@@ -155,8 +155,8 @@ def _reduction_order(plan: Plan, groups: Iterable[GradientGroup]) -> tuple[int, 
 
 def _weights_of(plan: Plan, stage: Stage) -> tuple[Weights, ...]:
     """Trainable weights of a stage, each once, last layer first."""
-    key = Same(plan.model), stage.module, stage.layers, stage.ep > 1
-    return _WEIGHTS.answer(key, lambda: _weights_in(plan, stage))
+    key = Identity(plan.model), stage.module, stage.layers, stage.ep > 1
+    return _WEIGHTS.get_or(key, lambda: _weights_in(plan, stage))
 
 
 def _weights_in(plan: Plan, stage: Stage) -> tuple[Weights, ...]:

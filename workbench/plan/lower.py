@@ -16,18 +16,18 @@ from workbench.plan.crossing import Part, exchanged, inside, offsets, returned, 
 from workbench.plan.frame import frame_of
 from workbench.plan.gradient_groups import gradient_groups, reductions
 from workbench.plan.lowered import Lowered, Rows, Slice
+from workbench.plan.lru_cache import LruCache
 from workbench.plan.order import issue_ticks
 from workbench.plan.paths import cut, ways
 from workbench.plan.plan import Microbatch, Plan, Stage
-from workbench.plan.remembered import Remembered
 from workbench.plan.routing import Holding, Routing, routing_of
 from workbench.plan.row_drafts import Drafts, Link, in_issue_order
 from workbench.plan.token_owners import Run, feature_runs, goes_to_owners, held_runs
 from workbench.schedule.action import Action, Pass
 
-MOST_ROWS = 200_000  # of all plans that are remembered
-_ROWS: Remembered[Rows] = Remembered(MOST_ROWS, lambda rows: len(rows) + 1)
-_ORIGINAL: Remembered[Drafts] = Remembered(  # a plan and parts of it have the same
+MOST_ROWS = 200_000  # of all plans that are cached
+_ROWS: LruCache[Rows] = LruCache(MOST_ROWS, lambda rows: len(rows) + 1)
+_ORIGINAL: LruCache[Drafts] = LruCache(  # a plan and parts of it have the same
     MOST_ROWS, lambda drafts: len(drafts.link) + 1
 )
 
@@ -46,7 +46,7 @@ def lower(plan: Plan) -> Lowered:
 
     Complexity: O(actions + rows + items) apart from sorting.
     """
-    rows = _ROWS.answer(frame_of(plan), lambda: _rows(plan))
+    rows = _ROWS.get_or(frame_of(plan), lambda: _rows(plan))
     groups = gradient_groups(plan)
     return Lowered(
         plan=plan,
@@ -62,7 +62,7 @@ def _rows(plan: Plan) -> Rows:
     """Rows of the first of equal replicas, and the same rows under the names of each of the others."""
     alike = alike_replicas(plan)
     part = firsts_of(plan, alike) if alike else plan
-    drafts = _ORIGINAL.answer(frame_of(part), lambda: _Drafting(part).drafts())
+    drafts = _ORIGINAL.get_or(frame_of(part), lambda: _Drafting(part).drafts())
     return in_issue_order(drafts, alike)
 
 

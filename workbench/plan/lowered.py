@@ -12,14 +12,14 @@ import numpy as np
 from workbench.arrays import Flags, Ints, ints, spans, starts
 from workbench.data.sample import Item
 from workbench.plan.frame import frame_of
+from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Plan
-from workbench.plan.remembered import Remembered, Same
 from workbench.plan.task_graph import TaskGraph, task_graph
 from workbench.schedule.action import Action
 
-MOST_NODES = 300_000  # of all task graphs that are remembered
-_GRAPHS: Remembered[TaskGraph] = Remembered(MOST_NODES, lambda graph: graph.num_nodes + 1)
+MOST_NODES = 300_000  # of all task graphs that are cached
+_GRAPHS: LruCache[TaskGraph] = LruCache(MOST_NODES, lambda graph: graph.num_nodes + 1)
 Thing = TypeVar("Thing")
 
 
@@ -346,7 +346,7 @@ class Lowered:
     @cached_property
     def tasks(self) -> TaskGraph:
         """Who waits for whom. ValueError for a rank that would reduce a gradient group twice."""
-        return _GRAPHS.answer(
+        return _GRAPHS.get_or(
             self.order, lambda: task_graph(self.plan, self.rows, self.groups, self.reductions)
         )
 
@@ -359,5 +359,5 @@ class Lowered:
     @cached_property
     def order_of_passes(self) -> Hashable:
         """The same of all but sums of gradients, for which nothing waits but each other and STEP."""
-        rows = Same(self.transfers), Same(self.inputs), Same(self.outputs)
+        rows = Identity(self.transfers), Identity(self.inputs), Identity(self.outputs)
         return frame_of(self.plan), rows, tuple((unit.stages, unit.ranks) for unit in shard_units(self.plan))

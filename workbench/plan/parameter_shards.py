@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from workbench.plan.kept import kept
+from workbench.plan.instance_cache import cached_on_instance
+from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Plan, Sharding, Stage
-from workbench.plan.remembered import Remembered, Same
 from workbench.schedule.action import COMPUTE, FSDP, ROUND, Action, Pass
 
 _IN_ROUNDS = frozenset((*COMPUTE, *ROUND))
@@ -42,12 +42,12 @@ class ShardUnit:
         return self.part(num_elements) * len(self.ranks)
 
 
-_UNITS: Remembered[tuple[ShardUnit, ...]] = Remembered(
+_UNITS: LruCache[tuple[ShardUnit, ...]] = LruCache(
     1_000_000, lambda units: sum(len(u.ranks) for u in units) + 1
 )
 
-_SIZES: Remembered[tuple[tuple[int, ...], tuple[int, ...]]] = Remembered(65_536)
-_CUT: Remembered[tuple[Stage, ...]] = Remembered(1_000_000, len)
+_SIZES: LruCache[tuple[tuple[int, ...], tuple[int, ...]]] = LruCache(65_536)
+_CUT: LruCache[tuple[Stage, ...]] = LruCache(1_000_000, len)
 
 
 def _shards_any(plan: Plan) -> bool:
@@ -59,7 +59,7 @@ def is_sharded(plan: Plan, stage: Stage) -> bool:
     return plan.settings.of(stage.module).sharding is Sharding.PARAMETERS
 
 
-@kept
+@cached_on_instance
 def shard_units(plan: Plan) -> tuple[ShardUnit, ...]:
     """Units of a plan, in the order of its stages. Programs are not looked at.
 
@@ -79,7 +79,7 @@ def shard_units(plan: Plan) -> tuple[ShardUnit, ...]:
     if not _shards_any(plan):
         return ()
     sharding = tuple((each.module, each.sharding, each.instances) for each in plan.settings.modules)
-    return _UNITS.answer((Same(plan.model), plan.stages, sharding), lambda: _units(plan))
+    return _UNITS.get_or((Identity(plan.model), plan.stages, sharding), lambda: _units(plan))
 
 
 def _units(plan: Plan) -> tuple[ShardUnit, ...]:
@@ -138,7 +138,7 @@ def in_units(draft: Plan) -> Plan:
     if not _shards_any(draft) and [stage.id for stage in draft.stages] == list(range(len(draft.stages))):
         return draft
     sharded = tuple(each.module for each in draft.settings.modules if each.sharding is Sharding.PARAMETERS)
-    return replace(draft, stages=_CUT.answer((draft.stages, sharded), lambda: _cut(draft.stages, sharded)))
+    return replace(draft, stages=_CUT.get_or((draft.stages, sharded), lambda: _cut(draft.stages, sharded)))
 
 
 def _cut(whole: tuple[Stage, ...], sharded: tuple[str, ...]) -> tuple[Stage, ...]:
@@ -174,8 +174,8 @@ def _unit(plan: Plan, stages: list[Stage]) -> ShardUnit:
     ranks = sorted(rank for stage in stages for rank in stage.flat_ranks)
     if len(set(ranks)) != len(ranks):
         raise ValueError(f"stages {[stage.id for stage in stages]}: replicas of sharded weights share a rank")
-    key = Same(plan.model), stages[0].module, stages[0].layers
-    trained, frozen = _SIZES.answer(key, lambda: _sizes(plan, stages[0]))
+    key = Identity(plan.model), stages[0].module, stages[0].layers
+    trained, frozen = _SIZES.get_or(key, lambda: _sizes(plan, stages[0]))
     return ShardUnit(
         stages=tuple(stage.id for stage in stages), ranks=tuple(ranks), trained=trained, frozen=frozen
     )
@@ -277,7 +277,7 @@ def _rounds(plan: Plan, rank: int, stage: int, *, is_trained: bool) -> Iterator[
         raise ValueError(f"rank {rank}: {Action(stage, kind, state.number)} is missing from the program")
 
 
-@kept
+@cached_on_instance
 def _by_stage(plan: Plan, rank: int) -> Mapping[int | None, list[Action]]:
     """A rank's passes, gathers, frees and reduce-scatters, of each stage in their order."""
     found: dict[int | None, list[Action]] = {}

@@ -6,13 +6,13 @@ from math import gcd
 from typing import NamedTuple
 
 from workbench.cost.hardware import Cluster
-from workbench.plan.kept import kept
+from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.lowered import Route, Slice
+from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Boundaries, Plan, Stage
 from workbench.plan.rank_placement import places, relative_placement
-from workbench.plan.remembered import Remembered, Same
 
-_EACH_SENDS: Remembered[bool] = Remembered(65_536)
+_EACH_SENDS: LruCache[bool] = LruCache(65_536)
 
 
 class Path(NamedTuple):
@@ -56,7 +56,7 @@ def _between(slices: Sequence[Slice], starts: Sequence[int], first_token: int, e
     return tuple(found)
 
 
-@kept
+@cached_on_instance
 def ways(
     plan: Plan, source: int | None, destination: int | None, from_place: int, to_place: int | None
 ) -> tuple[tuple[Path, ...], ...]:
@@ -86,8 +86,8 @@ def num_senders(cluster: Cluster, here: Stage, there: Stage, from_place: int, to
     from_ranks, to_ranks = here.ranks[from_place], _receivers(there, to_place)
     if here.module == there.module or len(from_ranks) in {1, len(to_ranks)} or {*from_ranks} & {*to_ranks}:
         return 1
-    key = Same(cluster), len(from_ranks), relative_placement(cluster, (*from_ranks, *to_ranks))
-    each_sends = _EACH_SENDS.answer(key, lambda: _each_sends(cluster, from_ranks, to_ranks))
+    key = Identity(cluster), len(from_ranks), relative_placement(cluster, (*from_ranks, *to_ranks))
+    each_sends = _EACH_SENDS.get_or(key, lambda: _each_sends(cluster, from_ranks, to_ranks))
     return len(from_ranks) if each_sends else 1
 
 
@@ -149,7 +149,7 @@ def _byte_s(cluster: Cluster, parts: Sequence[Sequence[Path]]) -> float:
     )
 
 
-@kept
+@cached_on_instance
 def _paths(
     plan: Plan, source: int | None, destination: int | None, from_place: int, to_place: int | None
 ) -> tuple[Path, ...]:

@@ -12,7 +12,7 @@ from workbench.data.sample import WHERE_SET, Item, Sample
 from workbench.model.block_modules import BlockModule
 from workbench.model.model_graph import ModelGraph
 from workbench.plan.kernels import Kernels
-from workbench.plan.remembered import Remembered, Same, one
+from workbench.plan.lru_cache import LruCache, value_key
 from workbench.schedule.action import Action
 
 
@@ -285,7 +285,7 @@ class Plan:
 
     @cached_property
     def _layout(self) -> "_Layout":
-        return _LAYOUTS.answer(Same(one(self.stages)), lambda: _Layout(self.stages))
+        return _LAYOUTS.get_or(value_key(self.stages), lambda: _Layout(self.stages))
 
     @cached_property
     def stage(self) -> dict[int, Stage]:
@@ -384,4 +384,4 @@ class _Layout:
         return {module: tuple(replicas) for module, replicas in found.items()}
 
 
-_LAYOUTS: Remembered[_Layout] = Remembered(64)  # of the last plans; one of 10,000 ranks has some megabytes
+_LAYOUTS: LruCache[_Layout] = LruCache(64)  # of the last plans; one of 10,000 ranks has some megabytes

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from workbench.cost.hardware import Cluster, Node
-from workbench.plan.remembered import Remembered, Same
+from workbench.plan.lru_cache import Identity, LruCache
 
 
 class Place(NamedTuple):
@@ -16,8 +16,8 @@ class Place(NamedTuple):
 
 
 RankPlacement = tuple[Place, ...]
-_PLACES: Remembered[RankPlacement] = Remembered(64)
-_RELATIVE: Remembered[RankPlacement] = Remembered(2_000_000, len)
+_PLACES: LruCache[RankPlacement] = LruCache(64)
+_RELATIVE: LruCache[RankPlacement] = LruCache(2_000_000, len)
 
 
 def relative_placement(cluster: Cluster, ranks: tuple[int, ...]) -> RankPlacement:
@@ -25,7 +25,7 @@ def relative_placement(cluster: Cluster, ranks: tuple[int, ...]) -> RankPlacemen
 
     Complexity: O(ranks), once for the same ranks.
     """
-    return _RELATIVE.answer((Same(cluster), ranks), lambda: _relative_placement(places(cluster), ranks))
+    return _RELATIVE.get_or((Identity(cluster), ranks), lambda: _relative_placement(places(cluster), ranks))
 
 
 def _relative_placement(of: RankPlacement, ranks: Iterable[int]) -> RankPlacement:
@@ -47,7 +47,7 @@ def node_kinds(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[int, ...]:
 
 def places(cluster: Cluster) -> RankPlacement:
     """Of every rank. O(ranks), once for a cluster."""
-    return _PLACES.answer(Same(cluster), lambda: _places(cluster.nodes))
+    return _PLACES.get_or(Identity(cluster), lambda: _places(cluster.nodes))
 
 
 def _places(nodes: Sequence[Node]) -> RankPlacement:

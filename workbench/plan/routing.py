@@ -6,18 +6,18 @@ from workbench.data.sample import Item, Segment
 from workbench.model.frozen import GradientFlow, Needs, gradient_flow
 from workbench.model.layer import TokenCount
 from workbench.model.model_graph import TEXT, Edge, Module
-from workbench.plan.kept import kept
+from workbench.plan.instance_cache import cached_on_instance
+from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.plan import Microbatch, Plan, Stage
-from workbench.plan.remembered import Remembered, Same, one
 
 _Segments = dict[str, dict[int, dict[Item, Segment]]]
-_SEGMENTS: Remembered[_Segments] = Remembered(16)
-_FLOWS: Remembered[GradientFlow] = Remembered(1024)
+_SEGMENTS: LruCache[_Segments] = LruCache(16)
+_FLOWS: LruCache[GradientFlow] = LruCache(1024)
 _Holders = dict[tuple[str, Item], tuple["Holding", ...]]
-_HOLDERS: Remembered[_Holders] = Remembered(1_000_000, lambda holders: len(holders) + 1)
+_HOLDERS: LruCache[_Holders] = LruCache(1_000_000, lambda holders: len(holders) + 1)
 _Read = frozenset[tuple[str, int, int]]
 _Rows = tuple[tuple[Item, ...], ...]
-_READ: Remembered[_Read] = Remembered(1_000_000, lambda read: len(read) + 1)
+_READ: LruCache[_Read] = LruCache(1_000_000, lambda read: len(read) + 1)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Routing:
         """Where gradients run for microbatches in which these modules are present."""
         known, model = self._tables.flows, self.plan.model
         if present not in known:
-            known[present] = _FLOWS.answer((Same(model), present), lambda: gradient_flow(model, present))
+            known[present] = _FLOWS.get_or((Identity(model), present), lambda: gradient_flow(model, present))
         return known[present]
 
     def computes(self, stage: Stage, present: frozenset[str]) -> Needs:
@@ -178,8 +178,8 @@ class Routing:
         """Modality -> sample -> item -> its segment, in sequence order."""
         tables = self._tables
         if tables.segments is None:
-            key = Same(self.plan.model), Same(self.plan.batch)
-            tables.segments = _SEGMENTS.answer(key, self._by_modality)
+            key = Identity(self.plan.model), Identity(self.plan.batch)
+            tables.segments = _SEGMENTS.get_or(key, self._by_modality)
         return tables.segments
 
     def _by_modality(self) -> _Segments:
@@ -194,7 +194,7 @@ class Routing:
     def _holders(self) -> _Holders:
         tables = self._tables
         if tables.holders is None:
-            tables.holders = _HOLDERS.answer(Same(one(self.plan.microbatches)), self._find_holders)
+            tables.holders = _HOLDERS.get_or(value_key(self.plan.microbatches), self._find_holders)
         return tables.holders
 
     def _find_holders(self) -> _Holders:
@@ -219,8 +219,8 @@ class Routing:
         plan = self.plan
         edges = ((edge, replica) for edge in plan.model.edges for replica in plan.replicas(edge.target))
         are_read = tuple([bool(self.reading_stages(edge, replica)) for edge, replica in edges])
-        key = Same(plan.model), Same(plan.batch), Same(one(plan.microbatches)), are_read
-        return _READ.answer(key, self._find_read)
+        key = Identity(plan.model), Identity(plan.batch), value_key(plan.microbatches), are_read
+        return _READ.get_or(key, self._find_read)
 
     def _find_read(self) -> _Read:
         read: set[tuple[str, int, int]] = set()
@@ -250,6 +250,6 @@ def routing_of(plan: Plan) -> Routing:
     return Routing(plan, _tables(plan))
 
 
-@kept
+@cached_on_instance
 def _tables(plan: Plan) -> _Tables:
     return _Tables()

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from workbench.plan.kept import kept
+from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.plan import Plan, Sharding, Stage
 from workbench.schedule.action import MOVES
 
@@ -43,7 +43,7 @@ def equal_stages(plan: Plan, stage: Stage) -> tuple[int, ...]:
     return tuple(sorted({stage.id, *(s.id for s in held if (s.module, s.layers, s.ranks) == mine)}))
 
 
-@kept
+@cached_on_instance
 def _staying(plan: Plan, rank: int) -> tuple[Stage, ...]:
     """Stages of a rank that stay on the device whole, where there are several."""
     stages = plan.stages_on.get(rank, ())

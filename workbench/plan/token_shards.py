@@ -9,13 +9,13 @@ from workbench.balance.tokens.policies import Policy
 from workbench.masks.bitfield import Bitfield
 from workbench.masks.tiles import classify_runs, row_work
 from workbench.model.model_graph import Module
+from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Microbatch, Plan, TokenShard
-from workbench.plan.remembered import Remembered, Same
 from workbench.plan.work import row_kind, row_mask
 
 BlockCosts = tuple[int, NDArray[np.float64]]  # tokens of a block of a row, the cost of every block
-_COSTS: Remembered[BlockCosts] = Remembered(4_096)
-_OWNED: Remembered[list[tuple[int, ...]]] = Remembered(4_096)
+_COSTS: LruCache[BlockCosts] = LruCache(4_096)
+_OWNED: LruCache[list[tuple[int, ...]]] = LruCache(4_096)
 
 
 class Scope(Enum):
@@ -72,8 +72,8 @@ def token_shards(
             continue
         rows = _row_costs(plan, of_module, microbatch, (block_tokens, num_ranks))
         costs = [cost for _, cost in rows]
-        key = tuple(map(Same, costs)), num_ranks, policy, scope  # equal rows have the same costs
-        owners = _OWNED.answer(key, lambda costs=costs, n=num_ranks: _owners(costs, n, policy, scope))  # type: ignore[misc]
+        key = tuple(map(Identity, costs)), num_ranks, policy, scope  # equal rows have the same costs
+        owners = _OWNED.get_or(key, lambda costs=costs, n=num_ranks: _owners(costs, n, policy, scope))  # type: ignore[misc]
         found += [
             TokenShard(
                 module=module,
@@ -91,8 +91,8 @@ def token_shards(
 def _row_costs(plan: Plan, module: Module, microbatch: Microbatch, cut: tuple[int, int]) -> list[BlockCosts]:
     """[row]; `cut` is the block asked for and the ranks."""
     return [
-        _COSTS.answer(
-            (Same(plan.model), Same(plan.batch), module.name, row_kind(plan, items), cut),
+        _COSTS.get_or(
+            (Identity(plan.model), Identity(plan.batch), module.name, row_kind(plan, items), cut),
             lambda items=items: _costs(row_mask(plan, module, items), cut),  # type: ignore[misc]
         )
         for items in microbatch.rows

@@ -14,9 +14,9 @@ from workbench.masks.patterns import CAUSAL, FULL, sample_bitfield
 from workbench.masks.tiles import area
 from workbench.model.layer import TokenCount
 from workbench.model.model_graph import TEXT, Module
-from workbench.plan.kept import kept
+from workbench.plan.instance_cache import cached_on_instance
+from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Microbatch, Plan, TokenShard
-from workbench.plan.remembered import Remembered, Same
 
 
 def attention_area(sample: Sample) -> int:
@@ -36,9 +36,9 @@ def _masked_area(segments: tuple[Segment, ...], mask: str) -> int:
 
 
 RowKind = tuple[tuple[int, int], ...]
-_KINDS: Remembered[dict[int, int]] = Remembered(64)
-_EVEN: Remembered[Work] = Remembered(65_536)  # by rows, and by those of the first equal samples
-_SHARES: Remembered[list[tuple[float, float]]] = Remembered(65_536)
+_KINDS: LruCache[dict[int, int]] = LruCache(64)
+_EVEN: LruCache[Work] = LruCache(65_536)  # by rows, and by those of the first equal samples
+_SHARES: LruCache[list[tuple[float, float]]] = LruCache(65_536)
 
 
 def row_kind(plan: Plan, items: tuple[Item, ...]) -> RowKind:
@@ -58,7 +58,7 @@ def row_kinds(plan: Plan, microbatch: Microbatch) -> tuple[RowKind, ...]:
 
 def sample_kinds(batch: Sequence[Sample]) -> dict[int, int]:
     """Sample -> the first one with equal segments and an equal mask. O(batch), once for a batch."""
-    return _KINDS.answer(Same(batch), lambda: _kinds(batch))
+    return _KINDS.get_or(Identity(batch), lambda: _kinds(batch))
 
 
 def _kinds(batch: Sequence[Sample]) -> dict[int, int]:
@@ -66,7 +66,7 @@ def _kinds(batch: Sequence[Sample]) -> dict[int, int]:
     return {sample.id: first.setdefault((sample.segments, sample.mask), sample.id) for sample in batch}
 
 
-@kept
+@cached_on_instance
 def work_of(plan: Plan, microbatch: Microbatch) -> Work:
     """Tokens and query-key pairs of every row; items of a row do not see each other.
 
@@ -95,16 +95,16 @@ def work_of(plan: Plan, microbatch: Microbatch) -> Work:
 
 def _even(plan: Plan, microbatch: Microbatch) -> Work:
     """Without token shards: of rows of equal samples the same object, which knows its sums and its hash."""
-    name, decided_by = microbatch.module, (Same(plan.model), Same(plan.batch))
+    name, decided_by = microbatch.module, (Identity(plan.model), Identity(plan.batch))
 
     def of_kinds() -> Work:
-        return _EVEN.answer((*decided_by, name, row_kinds(plan, microbatch)), of_rows)
+        return _EVEN.get_or((*decided_by, name, row_kinds(plan, microbatch)), of_rows)
 
     def of_rows() -> Work:
         module = plan.model.module(name)
         return Work(tuple(_row(plan, module, row) for row in microbatch.rows))
 
-    return _EVEN.answer((*decided_by, name, microbatch.rows), of_kinds)
+    return _EVEN.get_or((*decided_by, name, microbatch.rows), of_kinds)
 
 
 def _row(plan: Plan, module: Module, items: tuple[Item, ...]) -> RowWork:
@@ -159,15 +159,15 @@ def _shares(
         whole = _row(plan, module, items)
         return [(whole.tokens_in / num_owners, whole.attention_area / num_owners)] * num_owners
     key = (
-        Same(plan.model),
-        Same(plan.batch),
+        Identity(plan.model),
+        Identity(plan.batch),
         module.name,
         row_kind(plan, items),
         shard.block_tokens,
         shard.owners,
         num_owners,
     )
-    return _SHARES.answer(key, lambda: _owned_shares(row_mask(plan, module, items), shard, num_owners))
+    return _SHARES.get_or(key, lambda: _owned_shares(row_mask(plan, module, items), shard, num_owners))
 
 
 def _owned_shares(field: Bitfield, shard: TokenShard, num_owners: int) -> list[tuple[float, float]]:

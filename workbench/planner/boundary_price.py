@@ -9,11 +9,11 @@ from workbench.cost.group_link import group_link
 from workbench.job.job import Job
 from workbench.model.layer import TokenCount
 from workbench.model.model_graph import Edge
-from workbench.plan.remembered import Remembered, Same
+from workbench.plan.lru_cache import Identity, LruCache
 from workbench.planner.layout_choice import ModuleChoice
 from workbench.planner.module_price import ModulePrices
 
-_TOKENS: Remembered[float] = Remembered(64)
+_TOKENS: LruCache[float] = LruCache(64)
 
 
 class Boundary(NamedTuple):
@@ -41,8 +41,8 @@ def crossing_tokens(job: Job, edge: Edge) -> float:
 
     Complexity: O(segments); O(1) again.
     """
-    key = Same(job.model), Same(job.batch), edge
-    return _TOKENS.answer(key, lambda: _crossing_tokens(job, edge))
+    key = Identity(job.model), Identity(job.batch), edge
+    return _TOKENS.get_or(key, lambda: _crossing_tokens(job, edge))
 
 
 def _crossing_tokens(job: Job, edge: Edge) -> float:

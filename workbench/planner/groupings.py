@@ -13,8 +13,8 @@ from workbench.cost.model import CostModel
 from workbench.data.sample import Sample
 from workbench.job.job import Job
 from workbench.plan.build import chunked_microbatches, shared_microbatches
+from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Microbatch
-from workbench.plan.remembered import Remembered, Same
 from workbench.planner.assembly import empty_draft
 from workbench.planner.sample_work import sample_work
 
@@ -150,8 +150,8 @@ def _of_equal_counts(ids: Sequence[int], work_s: Sequence[float], count: int) ->
     return tuple(tuple(sorted(ids[place] for place in places)) for places in lightest)
 
 
-_GROUPED: Remembered[tuple[Microbatch, ...]] = Remembered(64)  # by way, number and replicas, of one batch
-_WAYS: Remembered[tuple[Grouping, ...]] = Remembered(256)
+_GROUPED: LruCache[tuple[Microbatch, ...]] = LruCache(64)  # by way, number and replicas, of one batch
+_WAYS: LruCache[tuple[Grouping, ...]] = LruCache(256)
 
 
 def grouped_again(
@@ -167,16 +167,17 @@ def way_of(job: Job, cost: CostModel, microbatches: tuple[Microbatch, ...]) -> G
 
     Complexity: the job's batch grouped by every way, once for each number of microbatches and replicas.
     """
-    found = _WAYS.answer((Same(job), Same(cost), Same(microbatches)), lambda: _ways(job, cost, microbatches))
+    key = Identity(job), Identity(cost), Identity(microbatches)
+    found = _WAYS.get_or(key, lambda: _ways(job, cost, microbatches))
     return found[0] if found and found[0] is not Grouping.ARRIVAL else None
 
 
 def _ways(job: Job, cost: CostModel, microbatches: tuple[Microbatch, ...]) -> tuple[Grouping, ...]:
     count, replicas = len(groups_of(job, microbatches)), replicas_of(job, microbatches)
-    known = Same(job), Same(cost), count, tuple(replicas.items())
+    known = Identity(job), Identity(cost), count, tuple(replicas.items())
     for way in Grouping if differ(job.batch) else ():
         try:
-            found = _GROUPED.answer((*known, way), partial(grouped_again, job, cost, way, microbatches))
+            found = _GROUPED.get_or((*known, way), partial(grouped_again, job, cost, way, microbatches))
         except ValueError:  # a batch that has no such groups
             continue
         if found == microbatches:

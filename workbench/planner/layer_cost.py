@@ -10,8 +10,8 @@ from workbench.job.job import Job, ModuleLayout
 from workbench.model.frozen import FrozenRule, Needs, gradient_needs
 from workbench.model.layer import Layer
 from workbench.model.model_graph import ModelGraph
+from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.plan import Plan, Recompute
-from workbench.plan.remembered import Remembered, Same, one
 from workbench.plan.sequence import dividing
 from workbench.plan.work import work_of
 from workbench.planner.assembly import layout_of
@@ -32,13 +32,13 @@ class AlikeLayers(NamedTuple):
     firsts: tuple[int, ...]
 
 
-_ALIKE: Remembered[AlikeLayers] = Remembered(256)
-_SHAPES: Remembered[Shapes] = Remembered(1024)
+_ALIKE: LruCache[AlikeLayers] = LruCache(256)
+_SHAPES: LruCache[Shapes] = LruCache(1024)
 
 
 def alike_layers(model: ModelGraph, module: str, rule: FrozenRule = FrozenRule.EXACT) -> AlikeLayers:
     """Of a module of a model. Complexity: that of `gradient_needs`, once per model."""
-    return _ALIKE.answer((Same(model), module, rule), lambda: _alike_layers(model, module, rule))
+    return _ALIKE.get_or((Identity(model), module, rule), lambda: _alike_layers(model, module, rule))
 
 
 def _alike_layers(model: ModelGraph, module: str, rule: FrozenRule) -> AlikeLayers:
@@ -125,9 +125,9 @@ def believed_layers_s(
 
 def _shapes(draft: Plan, module: str) -> Shapes:
     """Distinct microbatch shapes of a module and the share of each; who owns tokens goes by the stages."""
-    owned = (Same(draft.token_shards), Same(draft.stages)) if draft.token_shards else ()
-    key = Same(draft.model), Same(draft.batch), Same(one(draft.microbatches)), owned, module
-    return _SHAPES.answer(key, lambda: _distinct(draft, module))
+    owned = (Identity(draft.token_shards), Identity(draft.stages)) if draft.token_shards else ()
+    key = Identity(draft.model), Identity(draft.batch), value_key(draft.microbatches), owned, module
+    return _SHAPES.get_or(key, lambda: _distinct(draft, module))
 
 
 def _distinct(draft: Plan, module: str) -> Shapes:

@@ -12,8 +12,8 @@ import numpy as np
 from workbench.arrays import Floats
 from workbench.job.job import ModuleLayout
 from workbench.model.model_graph import Module
+from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Recompute
-from workbench.plan.remembered import Remembered, Same
 from workbench.planner.expert_choices import expert_choices, expert_counts
 from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
 from workbench.planner.layout_step import LayoutSteps, moves_s
@@ -34,7 +34,7 @@ class Freedom:
     offload: tuple[bool, ...] = (False, True)
 
 
-_FITTING: Remembered[list[ModuleChoice]] = Remembered(100_000, lambda choices: len(choices) + 1)
+_FITTING: LruCache[list[ModuleChoice]] = LruCache(100_000, lambda choices: len(choices) + 1)
 Bounded = tuple[float, LayoutChoice]  # seconds that the step is not shorter than, and the layout
 
 
@@ -321,8 +321,8 @@ class LayoutSpace:
 
     def _choices(self, module: Module, num_ranks: int) -> list[ModuleChoice]:
         """All choices of a module on so many ranks whose state can fit."""
-        key = Same(self._steps.prices), self._job.layouts, self._freedom, module.name, num_ranks
-        return _FITTING.answer(
+        key = Identity(self._steps.prices), self._job.layouts, self._freedom, module.name, num_ranks
+        return _FITTING.get_or(
             key, lambda: [c for c in self._all(module, num_ranks) if self._steps.state_fits(c)]
         )
 

@@ -15,7 +15,7 @@ from workbench.balance.stages.partition import partition
 from workbench.cost.group_link import group_link
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
-from workbench.plan.remembered import Remembered, Same
+from workbench.plan.lru_cache import Identity, LruCache
 from workbench.planner.boundary_price import crossing_bytes, num_readers, regrouped, sent
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode, ModuleChoice
 from workbench.planner.module_price import ModulePrices, Totals, total_of
@@ -53,8 +53,8 @@ class Account(NamedTuple):
     state_bytes: float
 
 
-_PRICES: Remembered[ModulePrices] = Remembered(8)
-_STEPS: "Remembered[LayoutSteps]" = Remembered(32)
+_PRICES: LruCache[ModulePrices] = LruCache(8)
+_STEPS: "LruCache[LayoutSteps]" = LruCache(32)
 
 
 def steps_of(job: Job, cost: CostModel) -> "LayoutSteps":
@@ -63,10 +63,10 @@ def steps_of(job: Job, cost: CostModel) -> "LayoutSteps":
     Windows of a schedule are told apart, as they decide which samples a colocated encoder takes together.
     Jobs that differ in the microbatch size as well share the prices of modules.
     """
-    priced = Same(cost), Same(job.model), Same(job.cluster), Same(job.batch), job.settings
+    priced = Identity(cost), Identity(job.model), Identity(job.cluster), Identity(job.batch), job.settings
     key = priced, job.microbatch_samples, job.schedule.window, job.schedule.run_ahead
-    prices = _PRICES.answer(priced, lambda: ModulePrices(job, cost))
-    return _STEPS.answer(key, lambda: LayoutSteps(job, cost, prices)).of(job)
+    prices = _PRICES.get_or(priced, lambda: ModulePrices(job, cost))
+    return _STEPS.get_or(key, lambda: LayoutSteps(job, cost, prices)).of(job)
 
 
 class LayoutSteps:

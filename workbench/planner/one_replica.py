@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from workbench.data.sample import Sample
 from workbench.job.job import Job
 from workbench.plan.folded import Folded, equal_batches
+from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Plan, Settings
-from workbench.plan.remembered import Remembered, Same
 
-_BATCHES: Remembered[tuple[tuple[Sample, ...], ...]] = Remembered(64)
+_BATCHES: LruCache[tuple[tuple[Sample, ...], ...]] = LruCache(64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ def one_replica(job: Job) -> OneReplica:
         raise ValueError(
             f"job {job.name!r}: a batch of {len(job.batch)} samples does not divide by {size} x {replicas}"
         )
-    batches = _BATCHES.answer((Same(job.batch), size, replicas), lambda: _batches(job))
+    batches = _BATCHES.get_or((Identity(job.batch), size, replicas), lambda: _batches(job))
     if not equal_batches(batches):
         raise ValueError(f"job {job.name!r}: samples of its {replicas} replicas differ")
     limit = job.usable_ranks // replicas

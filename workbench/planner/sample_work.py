@@ -9,8 +9,8 @@ from workbench.cost.quadratic import FIT_TOKENS, Quadratic, fit_quadratic
 from workbench.data.sample import Sample
 from workbench.job.job import Job
 from workbench.model.model_graph import TEXT, Module
+from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Recompute
-from workbench.plan.remembered import Remembered, Same
 from workbench.plan.work import work_of
 from workbench.planner.assembly import layout_of, shared_draft
 from workbench.planner.layer_cost import alike_layers, machine_of, mean_cost
@@ -23,7 +23,7 @@ class SampleWork(NamedTuple):
     llm_s: tuple[float, ...]
 
 
-_WORK: Remembered[SampleWork] = Remembered(8)
+_WORK: LruCache[SampleWork] = LruCache(8)
 
 
 def sample_work(job: Job, cost: CostModel) -> SampleWork:
@@ -37,7 +37,7 @@ def sample_work(job: Job, cost: CostModel) -> SampleWork:
     Complexity: O(layers) prices a module, then O(items), and a price for each distinct sample that is read;
     O(1) again for the same job.
     """
-    return _WORK.answer((Same(job), Same(cost)), lambda: _sample_work(job, cost))
+    return _WORK.get_or((Identity(job), Identity(cost)), lambda: _sample_work(job, cost))
 
 
 def _sample_work(job: Job, cost: CostModel) -> SampleWork:

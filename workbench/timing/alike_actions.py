@@ -4,13 +4,13 @@ from collections.abc import Hashable
 from typing import NamedTuple
 
 from workbench.plan.frame import frame_of
+from workbench.plan.lru_cache import LruCache
 from workbench.plan.plan import Microbatch, Plan
-from workbench.plan.remembered import Remembered
 from workbench.plan.routing import routing_of
 from workbench.plan.work import work_of
 from workbench.schedule.action import COMPUTE, Action, Pass
 
-MOST_ACTIONS = 1_000_000  # of all plans that are remembered
+MOST_ACTIONS = 1_000_000  # of all plans that are cached
 
 
 class AlikeActions(NamedTuple):
@@ -25,7 +25,7 @@ class AlikeActions(NamedTuple):
     place: dict[Action, int]
 
 
-_KNOWN: Remembered[AlikeActions] = Remembered(MOST_ACTIONS, lambda alike: len(alike.place) + 1)
+_KNOWN: LruCache[AlikeActions] = LruCache(MOST_ACTIONS, lambda alike: len(alike.place) + 1)
 
 
 def alike_actions(plan: Plan, *, by_tokens: bool) -> AlikeActions:
@@ -40,7 +40,7 @@ def alike_actions(plan: Plan, *, by_tokens: bool) -> AlikeActions:
 
     Complexity: O(actions), of the first plan of a frame.
     """
-    return _KNOWN.answer((frame_of(plan), by_tokens), lambda: _alike_actions(plan, by_tokens=by_tokens))
+    return _KNOWN.get_or((frame_of(plan), by_tokens), lambda: _alike_actions(plan, by_tokens=by_tokens))
 
 
 def _alike_actions(plan: Plan, *, by_tokens: bool) -> AlikeActions:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from workbench.cost.model import LayerTime
 from workbench.model.layer import Attention, Layer
+from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Microbatch, Plan, Stage
-from workbench.plan.remembered import Remembered, Same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ def identity_of(model: AttentionModel | None) -> Hashable | None:
 Times = Mapping[str, AttentionTime]
 """Given times by name of the operator in its layer."""
 
-_REST: Remembered[Layer] = Remembered(4096)  # one object for each, by which the cost model knows it again
+_REST: LruCache[Layer] = LruCache(4096)  # one object for each, by which the cost model knows it again
 
 
 def times_of(model: AttentionModel, plan: Plan, stage: Stage, microbatch: Microbatch, layer: Layer) -> Times:
@@ -81,8 +81,8 @@ def without_attention(layer: Layer, times: Times) -> Layer:
     """
     if not times:
         return layer
-    return _REST.answer(
-        (Same(layer), frozenset(times)),
+    return _REST.get_or(
+        (Identity(layer), frozenset(times)),
         lambda: replace(layer, operators=tuple(one for one in layer.operators if one.name not in times)),
     )
 

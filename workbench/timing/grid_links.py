@@ -6,8 +6,8 @@ from workbench.cost.group_link import slowest_ring
 from workbench.cost.hardware import Cluster, Link
 from workbench.cost.model import CostModel, LayerTime, Work
 from workbench.model.layer import Layer
+from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Stage
-from workbench.plan.remembered import Remembered, Same
 
 
 class GridLinks(NamedTuple):
@@ -47,14 +47,14 @@ class GridCost(NamedTuple):
         )
 
 
-_KNOWN: Remembered[GridLinks] = Remembered(16_384)
+_KNOWN: LruCache[GridLinks] = LruCache(16_384)
 
 
 def grid_links(cluster: Cluster, stage: Stage) -> GridLinks:
     """What the slowest group of each axis runs over: tensor-parallel ranks in a node keep its link when keys
     leave it.
     """
-    return _KNOWN.answer((Same(cluster), stage.ranks, stage.ep), lambda: _grid_links(cluster, stage))
+    return _KNOWN.get_or((Identity(cluster), stage.ranks, stage.ep), lambda: _grid_links(cluster, stage))
 
 
 def _grid_links(cluster: Cluster, stage: Stage) -> GridLinks:

@@ -9,8 +9,8 @@ from workbench.cost.roofline import RowWork, Work
 from workbench.masks.bitfield import concatenate
 from workbench.masks.tiles import area
 from workbench.model.layer import Attention, Layer, LayerKind, TokenCount
+from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import KeyExchange, Microbatch, Plan
-from workbench.plan.remembered import Remembered, Same
 from workbench.plan.routing import routing_of
 from workbench.plan.token_owners import owned_tokens, row_shards
 from workbench.plan.work import row_kinds, row_mask
@@ -27,8 +27,8 @@ class _Blocks:
     pairs: tuple[tuple[int, ...], ...]
 
 
-_BLOCKS: Remembered[_Blocks] = Remembered(16_384)
-_TIMES: Remembered[AttentionTime] = Remembered(16_384)
+_BLOCKS: LruCache[_Blocks] = LruCache(16_384)
+_TIMES: LruCache[AttentionTime] = LruCache(16_384)
 
 
 def with_key_exchange(inner: AttentionModel | None, plan: Plan, cost: CostModel) -> AttentionModel | None:
@@ -69,8 +69,10 @@ class ExchangedAttention:
             self._ring if kind is KeyExchange.RING else self._all_to_all,
         )
         device = call.plan.cluster.device_of(call.stage.flat_ranks)
-        machine = Same(self._cost.on(device)), self._link(call), call.stage.tp, call.plan.settings.precision
-        return _TIMES.answer((Same(blocks), kind, call.operator, machine), lambda: way(call, blocks))
+        machine = Identity(self._cost.on(device)), self._link(call)
+        sizes = call.stage.tp, call.plan.settings.precision
+        key = Identity(blocks), kind, call.operator, machine, sizes
+        return _TIMES.get_or(key, lambda: way(call, blocks))
 
     def _ring(self, call: AttentionCall, blocks: _Blocks) -> AttentionTime:
         num_ranks, longest = len(blocks.tokens), max(blocks.tokens)
@@ -113,8 +115,8 @@ class ExchangedAttention:
             kinds = row_kinds(plan, microbatch)
             owners = tuple((each.block_tokens, each.owners) for each in row_shards(self._routing, microbatch))
             num_ranks = plan.chain[microbatch.module, microbatch.replica][0].cp
-            key = Same(plan.model), Same(plan.batch), microbatch.module, kinds, owners, num_ranks
-            self._known[name] = _BLOCKS.answer(key, lambda: self._seen(microbatch))
+            key = Identity(plan.model), Identity(plan.batch), microbatch.module, kinds, owners, num_ranks
+            self._known[name] = _BLOCKS.get_or(key, lambda: self._seen(microbatch))
         return self._known[name]
 
     def _seen(self, microbatch: Microbatch) -> _Blocks:

@@ -15,10 +15,10 @@ from workbench.model.block_modules import BlockModule, part_of
 from workbench.model.layer import Layer, TokenCount
 from workbench.plan.contents import contents
 from workbench.plan.lowered import Lowered
+from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.parameter_shards import sharded_stages, unit_of
 from workbench.plan.plan import Microbatch, Precision, Settings, Stage
-from workbench.plan.remembered import Remembered, Same
 from workbench.plan.routing import routing_of
 from workbench.plan.sequence import dividing, token_borders
 from workbench.plan.work import work_of
@@ -61,7 +61,7 @@ class Price:
         return self.steps_s[rank]
 
 
-_STAGE_TIMES: Remembered[PassTimes] = Remembered(65_536)
+_STAGE_TIMES: LruCache[PassTimes] = LruCache(65_536)
 
 
 @collector_paused()
@@ -206,13 +206,13 @@ class _Pricing:
         needs = self._routing.flow(microbatch).needs[stage.module][slice(*stage.layers)]
         grid = stage.module, contents(plan, stage), needs, stage.tp, stage.cp, stage.ep, self._links[stage.id]
         key = (
-            (Same(self._cost_on[stage.id]), Same(plan.model), grid),
+            (Identity(self._cost_on[stage.id]), Identity(plan.model), grid),
             (settings.precision, settings.kernels.cuts_sequence, own.sequence_parallel),
             (own.recompute, own.computed_again, own.key_exchange),
             (work_of(plan, microbatch), self._routing.present(microbatch)),
             () if self._attention is None else self._tokens(stage, microbatch),
         )
-        return _STAGE_TIMES.answer(key, lambda: self._stage_times(stage, microbatch))
+        return _STAGE_TIMES.get_or(key, lambda: self._stage_times(stage, microbatch))
 
     def _stage_times(self, stage: Stage, microbatch: Microbatch) -> PassTimes:
         needs = self._routing.flow(microbatch).needs[stage.module][slice(*stage.layers)]
@@ -247,7 +247,7 @@ class _Pricing:
         shards = (plan.token_shard.get((*where, row)) for row in range(len(microbatch.rows)))
         owners = tuple(None if shard is None else (shard.block_tokens, shard.owners) for shard in shards)
         link = plan.cluster.joining(stage.flat_ranks)
-        return self._attention_identity, Same(plan.batch), microbatch.rows, owners, link
+        return self._attention_identity, Identity(plan.batch), microbatch.rows, owners, link
 
     def _grid_of(self, stage: Stage, grid: tuple[object, ...]) -> tuple[object, ...]:
         links, device = self._links[stage.id], self._cost_on[stage.id].profile.device

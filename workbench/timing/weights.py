@@ -9,13 +9,13 @@ from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.model.layer import Shard
 from workbench.plan.lowered import GradientGroup, Lowered, Weights
+from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.optimizer_shards import OptimizerShards, optimizer_shards
 from workbench.plan.plan import Stage
-from workbench.plan.remembered import Remembered, Same
 from workbench.plan.sequence import can_divide, token_borders
 from workbench.schedule.action import Action, Pass
 
-_LINKS: Remembered[Link] = Remembered(16_384)
+_LINKS: LruCache[Link] = LruCache(16_384)
 _ROUND = {
     Pass.ALL_GATHER: Collective.PARAMETERS_GATHER,
     Pass.REDUCE_SCATTER: Collective.PARAMETERS_SCATTER,
@@ -152,5 +152,5 @@ class WeightPrices:
         key = tuple(ranks)
         if key not in self._links:
             cluster = self._plan.cluster
-            self._links[key] = _LINKS.answer((Same(cluster), key), lambda: ring_link(cluster, key))
+            self._links[key] = _LINKS.get_or((Identity(cluster), key), lambda: ring_link(cluster, key))
         return self._links[key]

@@ -14,14 +14,14 @@ from workbench.balance.tokens.policies import (
 )
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
+from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Microbatch, Plan, Program, Settings, Sharding, Stage, TokenShard
-from workbench.plan.remembered import Remembered, Same
 from workbench.plan.token_shards import token_shards
 from workbench.planner.assembly import scheduled
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 
 NAME = "joint"
-MOST_ACTIONS = 50_000  # of all plans that are remembered: an incumbent is looked at again
+MOST_ACTIONS = 50_000  # of all plans that are cached: an incumbent is looked at again
 
 
 class TokenRule(StrEnum):
@@ -70,11 +70,11 @@ class Choice:
 
 
 def num_actions(plan: Plan) -> int:
-    """By which plans weigh that are remembered, with all that was derived of them."""
+    """By which plans weigh that are cached, with all that was derived of them."""
     return sum(len(program.actions) for program in plan.programs) + 1
 
 
-_PLANS: Remembered[Plan] = Remembered(MOST_ACTIONS, num_actions)
+_PLANS: LruCache[Plan] = LruCache(MOST_ACTIONS, num_actions)
 
 
 def build(job: Job, choice: Choice, cost: CostModel) -> Plan:
@@ -86,12 +86,12 @@ def build(job: Job, choice: Choice, cost: CostModel) -> Plan:
 
     Complexity: that of the schedule; of a split backward also a price. O(1) again, soon after.
     """
-    return _PLANS.answer(_key(job, choice, cost), lambda: _built(job, choice, cost))
+    return _PLANS.get_or(_key(job, choice, cost), lambda: _built(job, choice, cost))
 
 
-def _key(job: Job, choice: Choice, cost: CostModel) -> tuple[Same, ...]:
+def _key(job: Job, choice: Choice, cost: CostModel) -> tuple[Identity, ...]:
     """All that the plan of a choice follows from."""
-    return Same(job.model), Same(job.cluster), Same(job.batch), Same(cost), Same(choice)
+    return Identity(job.model), Identity(job.cluster), Identity(job.batch), Identity(cost), Identity(choice)
 
 
 def _built(job: Job, choice: Choice, cost: CostModel) -> Plan:

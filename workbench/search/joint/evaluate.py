@@ -12,8 +12,8 @@ from workbench.job.job import Job
 from workbench.memory.account import fullest_bytes
 from workbench.model.layer import TokenCount
 from workbench.plan.folded import checked_part
+from workbench.plan.lru_cache import Identity, LruCache, clear_caches
 from workbench.plan.plan import Plan
-from workbench.plan.remembered import Remembered, Same, forget_all
 from workbench.plan.routing import routing_of
 from workbench.plan.token_owners import row_tokens
 from workbench.plan.work import work_of
@@ -30,8 +30,8 @@ from workbench.units import S_PER_HOUR
 
 LEAST_SHARE = 0.95  # of an even share of tokens, on the rank that a stage is priced by
 UNCHANGED = "it changes nothing"
-MANY_RANKS = 4096  # what is remembered of one plan of so many takes a gigabyte, and serves few others
-_CHANGED: Remembered[Choice] = Remembered(256)  # by candidate: incumbents are asked for again
+MANY_RANKS = 4096  # what is cached of one plan of so many takes a gigabyte, and serves few others
+_CHANGED: LruCache[Choice] = LruCache(256)  # by candidate: incumbents are asked for again
 
 
 class Judge(Protocol):
@@ -104,7 +104,7 @@ def evaluated(space: Space, judge: Judge, asked: Asked) -> Outcome:
         return Outcome(None, str(error))
     finally:
         if space.job.cluster.num_ranks > MANY_RANKS:
-            forget_all()
+            clear_caches()
 
 
 def outcome_of(
@@ -152,7 +152,7 @@ def changed(space: Space, base: Choice, moves: Sequence[Move]) -> Choice:
             choice = _as_ruled(space, choice, move.apply(space, choice), move)
         return choice
 
-    return _CHANGED.answer((Same(space), Same(base), tuple(moves)), derive)
+    return _CHANGED.get_or((Identity(space), Identity(base), tuple(moves)), derive)
 
 
 def _as_ruled(space: Space, was: Choice, choice: Choice, move: Move) -> Choice:

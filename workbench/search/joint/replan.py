@@ -7,8 +7,8 @@ from math import inf
 from typing import ClassVar
 
 from workbench.job.job import Job, ModuleLayout
+from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import ModuleSettings, Plan
-from workbench.plan.remembered import Remembered, Same
 from workbench.planner.groupings import groups_of, llm_of
 from workbench.planner.layout_choice import degrees_of
 from workbench.planner.strategy_spec import Chooser, Planner
@@ -23,8 +23,8 @@ NEAR_SHARE = 0.7  # of the draws of a strategy that has a plan: next to its best
 UNTRIED = 5  # draws after which a strategy counts half as one that may be the best
 REPEATED = 20  # draws one after the other that were made before: a strategy gives none this time
 PROMISE = 4  # power of how good a strategy's best plan is
-MOST_ACTIONS = 500_000  # of all plans that are remembered: one that becomes an incumbent is asked for again
-_PLANS: Remembered[Plan] = Remembered(MOST_ACTIONS, num_actions)
+MOST_ACTIONS = 500_000  # of all plans that are cached: one that becomes an incumbent is asked for again
+_PLANS: LruCache[Plan] = LruCache(MOST_ACTIONS, num_actions)
 
 
 class _TooMany(Exception):  # noqa: N818  (no error: the planner is told to stop)
@@ -67,7 +67,7 @@ class Replan:
 
     def plan(self, space: Space) -> Plan:
         """The strategy's, under this search's name; ValueError where it has none."""
-        return _PLANS.answer((Same(space), self), lambda: self._planned(space))
+        return _PLANS.get_or((Identity(space), self), lambda: self._planned(space))
 
     def _planned(self, space: Space) -> Plan:
         planner = space.planners.get(self.strategy)

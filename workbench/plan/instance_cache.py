@@ -12,7 +12,7 @@ Owner = TypeVar("Owner")
 _ITSELF: Any = object()  # in the place of an answer that is the plan: one that names itself is in a cycle
 
 
-def kept(
+def cached_on_instance(
     derive: Callable[Concatenate[Owner, Given], Result],
 ) -> Callable[Concatenate[Owner, Given], Result]:
     """A function of a plan, and of what is hashable, that answers again what it has answered before.
@@ -36,8 +36,8 @@ def kept(
     return answer
 
 
-def give(plan: Plan, derive: Callable[[Plan], Result], answer: Result) -> None:
-    """Let a kept function of a plan alone answer so, of a plan that stands for more than it holds."""
+def set_cached(plan: Plan, derive: Callable[[Plan], Result], answer: Result) -> None:
+    """Let a cached function of a plan alone return this, of a plan that stands for more than it holds."""
     vars(plan).setdefault(_name(derive), {})[()] = answer
 
 

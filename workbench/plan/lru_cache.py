@@ -1,4 +1,4 @@
-"""Answers of pure functions by what decides them, shared by all plans; the last used ones are kept."""
+"""Least-recently-used caches of pure functions' results, shared by all plans."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -7,20 +7,20 @@ from typing import Any, Generic, TypeVar, cast
 
 Answer = TypeVar("Answer")
 _NOTHING: Any = object()  # in the place of an answer; keys are large, and hashed at every look-up
-FORGET_EVERY = 100  # batches, in processes that plan one after the other: each has answers of its own
+CLEAR_EVERY = 100  # batches, in processes that plan one after the other: each has answers of its own
 
 
 def _one(answer: object) -> int:
     return 1
 
 
-class Remembered(Generic[Answer]):
-    """What a function has answered, up to a total size; `kept` is for what follows from one plan object.
+class LruCache(Generic[Answer]):
+    """Results by key, up to a total size; `cached_on_instance` is for what follows from one plan object.
 
-    A refusal is not remembered: it is raised each time anew.
+    Exceptions are not cached: they are raised each time anew.
 
     Args:
-        most: size of all answers together; a larger one is given, and not remembered.
+        most: size of all answers together; a larger one is returned, and not cached.
         size_of: an answer's; 1 each by default.
     """
 
@@ -31,7 +31,7 @@ class Remembered(Generic[Answer]):
         self._lock = Lock()
         _ALL.append(self)
 
-    def answer(self, key: Hashable, derive: Callable[[], Answer]) -> Answer:
+    def get_or(self, key: Hashable, derive: Callable[[], Answer]) -> Answer:
         """What `derive` gives, or gave when it was last asked for an equal key, of which all follows."""
         with self._lock:
             known = self._known.get(key, _NOTHING)
@@ -51,7 +51,7 @@ class Remembered(Generic[Answer]):
             return known
 
     def put(self, key: Hashable, answer: Answer) -> None:
-        """Remember an answer of which all follows from the key."""
+        """Cache an answer of which all follows from the key."""
         size = self._size_of(answer)
         with self._lock:
             if size > self._most or key in self._known:
@@ -61,23 +61,23 @@ class Remembered(Generic[Answer]):
             while self._size > self._most:
                 self._size -= self._size_of(self._known.popitem(last=False)[1])
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Everything."""
         with self._lock:
             self._known.clear()
             self._size = 0
 
 
-_ALL: list[Remembered[Any]] = []
+_ALL: list[LruCache[Any]] = []
 
 
-def forget_all() -> None:
-    """Whatever any function remembers: for who measures what an answer costs, or doubts one."""
-    for remembered in _ALL:
-        remembered.forget()
+def clear_caches() -> None:
+    """All of them: for who measures what a result costs, or doubts one."""
+    for cache in _ALL:
+        cache.clear()
 
 
-class Same:
+class Identity:
     """An object as a key that equals itself alone: for what is the same object in all plans of a search."""
 
     __slots__ = ("_of",)
@@ -89,13 +89,13 @@ class Same:
         return object.__hash__(self._of)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self._of is other._of
+        return isinstance(other, Identity) and self._of is other._of
 
 
-_ONE: Remembered[tuple[Any, ...]] = Remembered(2_000_000, lambda things: len(things) + 1)
-_ASKED: Remembered[tuple[Any, ...]] = Remembered(2_000_000, lambda things: len(things) + 1)
+_INTERNED: LruCache[tuple[Any, ...]] = LruCache(2_000_000, lambda things: len(things) + 1)
+_INTERNED_OF: LruCache[tuple[Any, ...]] = LruCache(2_000_000, lambda things: len(things) + 1)
 
 
-def one(things: tuple[Answer, ...]) -> tuple[Answer, ...]:
-    """Of equal tuples the same one, so that it is a key as an object: hashed when it is first asked for."""
-    return _ASKED.answer(Same(things), lambda: _ONE.answer(things, lambda: things))
+def value_key(things: tuple[Answer, ...]) -> Identity:
+    """A key that equals those of equal tuples, which are hashed once each."""
+    return Identity(_INTERNED_OF.get_or(Identity(things), lambda: _INTERNED.get_or(things, lambda: things)))
