@@ -30,11 +30,11 @@ from runtime.preprocess.source import source_of
 from runtime.reference import all_items, features_of, whole_stage
 from runtime.step.stage_module import build_stage_module
 from workbench.data.sample import Sample
-from workbench.ending import leave
 from workbench.model.model_graph import Module
 from workbench.plan.codec import read_plan
 from workbench.plan.plan import Plan, Recompute
 from workbench.plan.runnable import check_targets
+from workbench.termination import leave
 
 HERE = Path(__file__).resolve().parent
 LONGEST_WAIT_S = 60.0

@@ -36,7 +36,6 @@ from runtime.world.local_world import join_launched
 from runtime.world.neighbours import Neighbours, owners_of_all
 from runtime.world.pool import Place, Pool
 from workbench.drift import YARDSTICK
-from workbench.ending import Ended, ending_by_signal, leave
 from workbench.job.job import load_job
 from workbench.job.machines import cost_of
 from workbench.job.run_options import RunOptions, add_arguments
@@ -49,6 +48,7 @@ from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.plan.runnable import check_runnable
 from workbench.strategies.next_step import NextStep
+from workbench.termination import Ended, ending_by_signal, leave
 from workbench.timing.accept import accept
 from workbench.timing.provenance import DEVICE
 from workbench.trace import Trace

@@ -17,7 +17,7 @@ PACKAGES = ("workbench", "sim", "runtime", "experiments")
 DRAWERS = {"utils", "util", "helpers", "helper", "common", "base", "core", "misc"}
 MOST_LINES = 400
 FACE = "workbench/__init__.py"  # the one package with names of its own, and
-FACE_FUNCTIONS = "workbench/face.py"  # what it offers; both import late
+FACE_FUNCTIONS = "workbench/api.py"  # what it offers; both import late
 HEAVY = ("torch", "triton", "simpy", "matplotlib", "transformers")
 
 

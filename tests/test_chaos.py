@@ -23,7 +23,7 @@ from experiments.chaos.proxy import Manners, Proxy
 from experiments.chaos.room import Program, Room
 from experiments.chaos.rounds import Played, summary
 from runtime.state.checkpoint_files import Identity, finish, part_folder, rank_folder
-from runtime.state.rank_notes import RankNotes
+from runtime.state.rank_state import RankNotes
 from runtime.state.tensor_files import write_tensors
 from tests.waiting import PATIENCE_S, eventually
 

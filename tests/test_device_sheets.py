@@ -18,7 +18,7 @@ from workbench.calibrate.device_sheet import (
     shipped_sheet,
     shipped_sheets,
 )
-from workbench.calibrate.earned import Rule, earned
+from workbench.calibrate.leave_one_out import Rule, earned
 from workbench.calibrate.transfer import TILE, product_seconds, rescaled
 from workbench.cli.app import main as workbench
 from workbench.cost.device_limits import PowerLimit

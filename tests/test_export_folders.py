@@ -14,8 +14,8 @@ from workbench.cost.model import CostModel
 from workbench.export.decoder import decoder_of
 from workbench.export.export import export
 from workbench.export.folder import FORMAT, MARK, ranks_by_node
-from workbench.export.mimo_words import equal_stage_layers
-from workbench.export.placed import Placing, llm_of, placed_modules, placing_of, schedule_like
+from workbench.export.mimo_config import equal_stage_layers
+from workbench.export.module_layouts import Placing, llm_of, placed_modules, placing_of, schedule_like
 from workbench.export.registry import BY_NAME, TARGETS
 from workbench.job.job import Job
 from workbench.job.machines import cost_of

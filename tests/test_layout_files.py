@@ -11,7 +11,7 @@ from workbench.job.job import load_job
 from workbench.job.notations.cornstarch import EncoderPlacing
 from workbench.job.notations.layout_file import content_of
 from workbench.plan.codec import read_plan
-from workbench.strategies.placings import PLACINGS, with_layout_file
+from workbench.strategies.encoder_placement import PLACINGS, with_layout_file
 from workbench.strategies.registry import BY_NAME
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny.yaml"

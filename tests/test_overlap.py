@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cost_models import LLAMA_8B, block, causal
-from workbench.cost.beside import left_s, lost_s
 from workbench.cost.collectives import Collective
 from workbench.cost.execution import ActivationCut, Execution, SavedInput
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.overlap import Machine, Pair, added_kernels, exposed_s, pairs_of
+from workbench.cost.overlapped_collectives import left_s, lost_s
 from workbench.cost.profile import Direction, ideal_profile
 from workbench.cost.roofline import Gemm, Grid, gemm_of, placed_messages
 from workbench.model.layer import Matmul, Shard

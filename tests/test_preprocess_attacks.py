@@ -14,11 +14,11 @@ import zmq
 
 from experiments.bench.preprocess_status import NOISES, shout
 from runtime.data.scenes import make
-from runtime.preprocess.doorway import HANDSHAKE_MS
 from runtime.preprocess.inbox import MOST_OF_PEER, Inbox, Letter
 from runtime.preprocess.keys import ClientKeys, make_keys, read_client_keys, write_keys
 from runtime.preprocess.messages import MOST_HEADER_BYTES, Role, parse_message
 from runtime.preprocess.server import MOST_BAD, Server, ServerSettings
+from runtime.preprocess.server_socket import HANDSHAKE_MS
 from runtime.preprocess.stream import Malformed
 from tests.preprocess_service import RULE, WAIT_S, Running, loading, serving
 from tests.waiting import eventually
@@ -263,7 +263,7 @@ def test_frames_are_bounded(folder):
 
 ECHO = """
 import resource
-from runtime.preprocess.doorway import Doorway
+from runtime.preprocess.server_socket import Doorway
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 door = Doorway("127.0.0.1", 0, None, own_client=None)
 print(door.address, flush=True)

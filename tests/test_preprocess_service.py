@@ -195,7 +195,7 @@ def test_waits_end_by_name(folder: Path) -> None:
 
 
 def test_producers_that_cannot_start_end_the_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.preprocess.crew.sys.executable", "/bin/false")
+    monkeypatch.setattr("runtime.preprocess.local_producers.sys.executable", "/bin/false")
     with serving(folder) as server:
         server.ended()
     assert "3 in a row ended before their first word, the last with exit code 1" in str(server.failure)

@@ -6,7 +6,7 @@ import pytest
 
 from sim.predict import iteration_s
 from sim.step.wire import wires
-from workbench.cost import beside
+from workbench.cost import overlapped_collectives
 from workbench.cost.collectives import Collective
 from workbench.cost.execution import Execution, InstanceSums, UpdatedWeights
 from workbench.cost.group_link import ring_link
@@ -170,7 +170,7 @@ def test_passes_between_sharded_weights_lose_what_gathers_beside_them_take(monke
     llm = row(dp=32, zero_stage=3, inter_gbytes_per_s=50)
     _, whole, cost = lowered_of(llm)
     slowed = price(whole, cost).durations_s
-    monkeypatch.setattr(beside, "SLOWED", 0.0)
+    monkeypatch.setattr(overlapped_collectives, "SLOWED", 0.0)
     alone = price(whole, cost).durations_s
     gathers = {a.stage: s for a, s in alone.items() if a.kind is Pass.ALL_GATHER}
     scatters = {a.stage: s for a, s in alone.items() if a.kind is Pass.REDUCE_SCATTER}

@@ -22,7 +22,7 @@ from runtime.data.batches import SyntheticSource
 from runtime.elastic.training import ElasticTraining
 from runtime.launch import run_lowered
 from runtime.next_plan import Planner
-from runtime.preprocess.crew import Crew
+from runtime.preprocess.local_producers import LocalProducers
 from runtime.rank_job import RunSettings
 from runtime.state.checkpoint import Checkpoints
 from runtime.world.failure import WorldFailed
@@ -36,7 +36,6 @@ from tests.test_torchrun import process_of, start
 from tests.tiny_valm import tiny_batch, tiny_valm
 from tests.waiting import PATIENCE_S, eventually
 from workbench import stopped
-from workbench.ending import ended_by_default, ending_by_signal, forking, noting
 from workbench.plan.codec import write_plan
 from workbench.plan.lower import lower
 from workbench.search.joint.move import Space
@@ -44,6 +43,7 @@ from workbench.search.joint.starts import start_tasks
 from workbench.search.joint.workers import LocalProcesses
 from workbench.stopped import LOOKS, StopWatch, is_stopped
 from workbench.strategies.registry import PLANNERS
+from workbench.termination import ended_by_default, ending_by_signal, forking, noting
 
 NOTICED_S = 5.0
 CUTS = {"vision": (5,), "audio": (4,), "llm": (6,)}
@@ -205,17 +205,17 @@ def test_a_stopped_save_is_named(tmp_path):
 
 
 def test_a_stopped_producer_is_replaced(tmp_path, looks, capsys):
-    crew = Crew(1, address="tcp://127.0.0.1:9", folder=tmp_path, keys=None, silence_s=60.0)
+    producers = LocalProducers(1, address="tcp://127.0.0.1:9", folder=tmp_path, keys=None, silence_s=60.0)
     try:
-        (first,) = crew.pids.values()
+        (first,) = producers.pids.values()
         assert eventually(lambda: b"preprocess.producer" in command_of(first))
         os.kill(first, signal.SIGSTOP)
-        assert eventually(lambda: crew.replace_lost() != ())
+        assert eventually(lambda: producers.replace_lost() != ())
         assert looks[first] == LOOKS
-        assert tuple(crew.pids.values()) != (first,)
+        assert tuple(producers.pids.values()) != (first,)
         assert f"process {first}: stopped by a signal" in capsys.readouterr().err
     finally:
-        crew.end()
+        producers.end()
 
 
 def test_a_stopped_planner_is_named(looks):

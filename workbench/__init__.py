@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from workbench.face import plan, run, search, simulate
+    from workbench.api import plan, run, search, simulate
     from workbench.job.job import Job, load_job
     from workbench.job.run_options import RunOptions
     from workbench.plan.lower import lower
@@ -48,8 +48,8 @@ _HOMES = {
     "compare": "workbench.report.compare",
     "load_job": "workbench.job.job",
     "lower": "workbench.plan.lower",
-    "run": "workbench.face",
-    "simulate": "workbench.face",
+    "run": "workbench.api",
+    "simulate": "workbench.api",
 }
 _CALLED = ("plan", "search")  # packages that are functions of the face, too
 
@@ -67,10 +67,10 @@ def __dir__() -> list[str]:
 
 
 class _CalledPackage(ModuleType):
-    """A package that is called as the function of its name in `workbench.face`."""
+    """A package that is called as the function of its name in `workbench.api`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return getattr(import_module("workbench.face"), self.__name__.rpartition(".")[2])(*args, **kwargs)
+        return getattr(import_module("workbench.api"), self.__name__.rpartition(".")[2])(*args, **kwargs)
 
 
 class _Face(ModuleType):

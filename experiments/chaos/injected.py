@@ -13,7 +13,7 @@ from typing import Any
 
 from experiments.chaos.fault import Fault
 from experiments.chaos.forked import main_of
-from workbench.ending import leave
+from workbench.termination import leave
 
 SLOW_S = (0.05, 0.4)  # that a write to the disk takes longer
 JUMP_S = 1e6

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from runtime.preprocess.loader import Batch, ServedLoader, Subscription
-from workbench.ending import Ended, ending_by_signal
+from workbench.termination import Ended, ending_by_signal
 
 STEP_S = 0.03
 NAME = "chaos"

@@ -14,7 +14,7 @@ import numpy as np
 from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.script import script
 from workbench.calibrate.device_sheet import shipped_sheet
-from workbench.calibrate.earned import Earned, Rule, earned
+from workbench.calibrate.leave_one_out import Earned, Rule, earned
 from workbench.cost.collectives import Collective, Collectives
 from workbench.cost.profile import load_profile
 from workbench.units import GB

@@ -19,9 +19,9 @@ import torch
 from runtime.elastic.job import ElasticJob, Member
 from runtime.elastic.member import live
 from runtime.elastic.orders import Broken, Moment, Order, Told
-from workbench.ending import ended_by_default, forking
 from workbench.stopped import LOOK_EVERY_S, StopWatch
 from workbench.supervised import Parent, as_parent, end_with
+from workbench.termination import ended_by_default, forking
 
 JOIN_S = 5.0
 STDERR = 2

@@ -14,8 +14,8 @@ from pathlib import Path
 from runtime.elastic.job import ElasticJob
 from runtime.elastic.replan import Replanned, after_loss, write_plan
 from workbench.elastic.layout import NodeLayout
-from workbench.ending import ended_by_default, forking
 from workbench.supervised import Parent, as_parent, end_with
+from workbench.termination import ended_by_default, forking
 from workbench.whole_file import write_bytes
 
 NEWCOMER = "the node that joins"  # its name until it has one

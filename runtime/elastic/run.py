@@ -22,9 +22,9 @@ from runtime.state.tensor_files import TornError, read_stamp
 from runtime.world.busy_cores import BusyCores, CoreWatch, process_seconds
 from workbench.elastic.reconfigure import CannotContinueError
 from workbench.elastic.step_events import AtStep, StepEvents
-from workbench.ending import noting
 from workbench.plan.plan import Sharding
 from workbench.strategies.elastic_templates import ElasticTemplates
+from workbench.termination import noting
 
 NUM_SAVES = 2  # on the disk at a time: the last one, and the one that is being written
 UNSAVED = "progress was not saved"

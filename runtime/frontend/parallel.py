@@ -44,7 +44,7 @@ from workbench.model.checkpoint import SINGLE
 from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Plan, Settings
 from workbench.planner.stage_counts import silent
-from workbench.strategies.placings import MEANT
+from workbench.strategies.encoder_placement import MEANT
 from workbench.timing.accept import accept
 from workbench.trace import Trace
 

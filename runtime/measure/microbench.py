@@ -39,7 +39,7 @@ from workbench.calibrate.measurement import (
     read_measurement,
     write_measurement,
 )
-from workbench.ending import leave
+from workbench.termination import leave
 
 BAD_INPUT = 2  # exit code
 BAR = 30  # characters

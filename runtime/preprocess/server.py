@@ -14,15 +14,15 @@ import zmq
 
 from runtime.data.records import IMAGE, read_records
 from runtime.preprocess.answers import MOST_WINDOW
-from runtime.preprocess.crew import Crew
-from runtime.preprocess.doorway import Doorway, refuse_open_address
 from runtime.preprocess.example import Buffer, example_of, packed, preprocess
 from runtime.preprocess.images import MalformedImageError, Rule, rule_as_json
 from runtime.preprocess.inbox import Inbox
 from runtime.preprocess.keys import ClientKeys, ServerKeys, client_pair
 from runtime.preprocess.leases import Task
+from runtime.preprocess.local_producers import LocalProducers
 from runtime.preprocess.messages import FIELDS, KINDS_OF, WITH_BUFFERS, Role, parse_message
 from runtime.preprocess.order import OrderSettings
+from runtime.preprocess.server_socket import Doorway, refuse_open_address
 from runtime.preprocess.stream import Content, Held, Malformed, Skipped, Stream
 from workbench.plain_text import plain
 from workbench.units import S_PER_DAY
@@ -129,7 +129,7 @@ class Server:
         self._num_done = 0
         self._next_still_s = self._next_presence_s = 0.0
         self._on = {kind: getattr(self, f"_on_{kind}") for kind in FIELDS}
-        self._crew = Crew(
+        self._crew = LocalProducers(
             settings.num_producers,
             address=self.address,
             folder=settings.folder,

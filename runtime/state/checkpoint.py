@@ -29,14 +29,14 @@ from runtime.state.checkpoint_files import (
     rank_folder,
     refuse_taken,
 )
-from runtime.state.rank_notes import RankNotes, notes_from
+from runtime.state.rank_state import RankNotes, notes_from
 from runtime.state.save_folder import check_folder, give_back, take
 from runtime.state.tensor_files import read_tensors, write_tensors
 from runtime.step.optimizer import step_count
 from runtime.world.failure import RankError, death_of
-from workbench.ending import ended_by_default, forking
 from workbench.stopped import StopWatch
 from workbench.supervised import Parent, as_parent, end_with
+from workbench.termination import ended_by_default, forking
 
 RANDOM = "random/torch"
 ERRORS = 3  # the file number, after standard input, output and error, of the pipe for what went wrong

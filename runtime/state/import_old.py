@@ -24,7 +24,7 @@ from runtime.state.checkpoint_files import (
     part_folder,
     rank_folder,
 )
-from runtime.state.rank_notes import RankNotes, notes_from
+from runtime.state.rank_state import RankNotes, notes_from
 from runtime.state.tensor_files import (
     CHUNK_BYTES,
     OLD_METADATA,

@@ -23,9 +23,9 @@ from runtime.world.cores import Keepers, cores_of
 from runtime.world.failure import Failure, WorldFailed, death_of, failure_of, root_cause
 from runtime.world.local_world import join_here
 from runtime.world.scratch import ScratchFolder
-from workbench.ending import ended_by_default, forking
 from workbench.stopped import LOOK_EVERY_S, stopped_are_killed
 from workbench.supervised import Parent, as_parent, end_with
+from workbench.termination import ended_by_default, forking
 
 GRACE_S = 2.0  # how long survivors may take to report after the first failure
 JOIN_S = 5.0

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from workbench.calibrate.device_sheet import DeviceSheet, check_sheet, shipped_sheet, shipped_sheets
-from workbench.calibrate.earned import RULES, Rule, fits_of
+from workbench.calibrate.leave_one_out import RULES, Rule, fits_of
 from workbench.calibrate.transfer import rescaled
 from workbench.cost.device_limits import FITTED
 from workbench.cost.device_names import shipped_device

@@ -18,9 +18,9 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from workbench.compiled import telling
-from workbench.ending import Ended, ending_by_signal
 from workbench.plain_text import plain
 from workbench.report.table_rows import Format, written
+from workbench.termination import Ended, ending_by_signal
 
 BAD_INPUT = 2  # exit code
 PIPE_COLUMNS = 120  # of text that goes to a file or a pipe, where no table is wider

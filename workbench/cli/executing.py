@@ -13,7 +13,6 @@ from workbench.cli.console import print_result
 from workbench.cli.options import ExecutionFile, Json, PlanFile, PlanProfile, takes
 from workbench.cost.profile import load_profile
 from workbench.drift import drift_warning
-from workbench.ending import Ended
 from workbench.job.device import Device
 from workbench.job.machines import under
 from workbench.job.matching import check_profile, cost_of_file
@@ -35,6 +34,7 @@ from workbench.report.tables import (
     step_names,
     unmeasured_text,
 )
+from workbench.termination import Ended
 from workbench.timing.accept import accept
 from workbench.timing.provenance import noise_of, unmeasured_costs
 from workbench.trace import Trace

@@ -14,7 +14,6 @@ from workbench.cli.console import print_result, warn
 from workbench.cli.judging import Strategy
 from workbench.cli.searching import Judging, draw
 from workbench.cost.model import CostModel
-from workbench.ending import noting
 from workbench.job.job import Job
 from workbench.job.run_options import asked
 from workbench.plan.codec import dumps, loads
@@ -45,6 +44,7 @@ from workbench.search.joint.worker_pool import RayWorkers, WorkerSpec
 from workbench.search.kept_results import Kept, KeptResults, result_key
 from workbench.search.objectives.objective import Objective
 from workbench.strategies.registry import BY_NAME
+from workbench.termination import noting
 from workbench.timing.accept import accept
 from workbench.units import duration_s
 from workbench.whole_file import check_writable, write_text

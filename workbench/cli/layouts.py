@@ -12,7 +12,7 @@ from workbench.job.job import load_job
 from workbench.job.notations.job_layouts import Notation, write_layouts
 from workbench.job.notations.layout_file import content_of, job_with_layouts, placing_of
 from workbench.plan.codec import FORMAT
-from workbench.strategies.placings import MEANT, with_layout_file
+from workbench.strategies.encoder_placement import MEANT, with_layout_file
 from workbench.whole_file import check_writable, write_text
 
 _START_BYTES = 256  # of a plan file: its first key says what it is

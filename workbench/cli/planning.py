@@ -29,7 +29,7 @@ from workbench.report.tables import (
     titled,
 )
 from workbench.schedule.choice import ScheduleKind, usual
-from workbench.strategies.placings import with_layout_file
+from workbench.strategies.encoder_placement import with_layout_file
 from workbench.strategies.registry import BY_NAME
 from workbench.timing.accept import accept
 from workbench.whole_file import check_writable

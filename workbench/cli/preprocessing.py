@@ -13,10 +13,10 @@ import typer
 from workbench.cli.console import print_result, show
 from workbench.cli.options import Json
 from workbench.cli.table_format import lists
-from workbench.ending import noting
 from workbench.job.job import load_job
 from workbench.report.progress import ticking
 from workbench.report.tables import milliseconds, titled
+from workbench.termination import noting
 from workbench.units import ms
 
 if TYPE_CHECKING:
@@ -81,10 +81,10 @@ def serve_command(
         raise ValueError(f"serve: --seconds must be > 0 and finite, got {seconds}")
     if is_open and keys is not None:
         raise ValueError("serve: --open and --keys exclude each other")
-    from runtime.preprocess.doorway import refuse_open_address
     from runtime.preprocess.keys import SERVER_FILE, read_server_keys, write_keys
     from runtime.preprocess.order import OrderSettings, Reordering
     from runtime.preprocess.server import Server, ServerSettings
+    from runtime.preprocess.server_socket import refuse_open_address
     from runtime.preprocess.stream import Malformed
     from runtime.world.scratch import ScratchFolder
 

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import NamedTuple
 
-from workbench.cost.beside import left_s, lost_s
 from workbench.cost.collectives import Collective, Collectives
 from workbench.cost.execution import (
     ActivationCut,
@@ -18,6 +17,7 @@ from workbench.cost.kernel_times import ELEMENT_BYTES, KernelTimes
 from workbench.cost.layer_time import LayerTime
 from workbench.cost.operator_passes import OperatorPasses
 from workbench.cost.overlap import Machine, Pair, Pairs, added_kernels, exposed_s, pairs_of, pieces_of
+from workbench.cost.overlapped_collectives import left_s, lost_s
 from workbench.cost.profile import Direction
 from workbench.cost.roofline import (
     Grid,

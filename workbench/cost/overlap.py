@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from workbench.cost.beside import left_s
 from workbench.cost.collectives import Collective
 from workbench.cost.execution import ActivationCut, Execution, SavedInput
+from workbench.cost.overlapped_collectives import left_s
 from workbench.cost.roofline import Gemm, Grid, Work, gemm_of, placed_messages
 from workbench.model.experts import EXPERT, SHARED
 from workbench.model.layer import Attention, Layer, Matmul, Shard

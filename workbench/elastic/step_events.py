@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from workbench.elastic.availability import Availability, Change
-from workbench.job.notations.words import nearest_of
+from workbench.job.notations.checked_values import nearest_of
 
 
 class Happening(StrEnum):

@@ -1,7 +1,7 @@
 """Makes a folder's files of a plan for a target, or says in one line why there are none."""
 
+from workbench.export.approximation import Prices, Said, nearest, said
 from workbench.export.folder import FORMAT, MARK, common_files
-from workbench.export.said import Prices, Said, nearest, said
 from workbench.export.target import Target
 from workbench.plan.plan import Plan
 from workbench.units import MS_PER_S

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
-from workbench.export.said import Difference, Said
+from workbench.export.approximation import Difference, Said
 from workbench.export.target import Launch, Target
 from workbench.plan.codec import plan_hash
 from workbench.plan.plan import Plan

@@ -9,9 +9,9 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from workbench.export import sayable
-from workbench.export.placed import llm_of, placed_modules
-from workbench.export.said import Change, Said, Way, all_sharded, in_settings
+from workbench.export import expressible
+from workbench.export.approximation import Change, Said, Way, all_sharded, in_settings
+from workbench.export.module_layouts import llm_of, placed_modules
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import PLAN, nccl_environment
 from workbench.plan.codec import dumps
@@ -25,7 +25,7 @@ def _refuses(plan: Plan) -> str | None:
     for module in plan.model.modules:
         if module.source is None:
             return f"module {module.name!r}, which is made from no transformers configuration"
-    return sayable.unplaced(plan) or _cut(plan) or _uneven(plan) or _behind(plan)
+    return expressible.unplaced(plan) or _cut(plan) or _uneven(plan) or _behind(plan)
 
 
 def _cut(plan: Plan) -> str | None:
@@ -58,8 +58,8 @@ def _behind(plan: Plan) -> str | None:
 
 def _changes(plan: Plan) -> Sequence[Change]:
     changes = [
-        *sayable.sharded_alike(plan),
-        *sayable.sharded_as(plan, Sharding.GRADIENTS, Sharding.OPTIMIZER),
+        *expressible.sharded_alike(plan),
+        *expressible.sharded_as(plan, Sharding.GRADIENTS, Sharding.OPTIMIZER),
         *_computed_again(plan),
     ]
     if _encoders_apart(plan):

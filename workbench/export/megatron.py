@@ -6,11 +6,11 @@ Source: Megatron-LM, megatron/training/arguments.py, as megatron-core 0.19.2 shi
 import shlex
 from collections.abc import Sequence
 
-from workbench.export import sayable
+from workbench.export import expressible
+from workbench.export.approximation import LLM_ALONE, Change, Said, longest_tokens, microbatch_samples
 from workbench.export.decoder import Decoder, decoder_of
 from workbench.export.megatron_program import MEGATRON_SEVERAL
-from workbench.export.mimo_limits import encoders_of, unsayable
-from workbench.export.mimo_words import (
+from workbench.export.mimo_config import (
     EXCHANGES,
     LANGUAGE,
     MIMO_WAYS,
@@ -26,8 +26,8 @@ from workbench.export.mimo_words import (
     tokens_of_item,
     transformer_words,
 )
-from workbench.export.placed import Placed, Placing, llm_of, placed_modules
-from workbench.export.said import LLM_ALONE, Change, Said, longest_tokens, microbatch_samples
+from workbench.export.mimo_limits import encoders_of, unsayable
+from workbench.export.module_layouts import Placed, Placing, llm_of, placed_modules
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import nccl_environment
 from workbench.job.notations.job_layouts import MEGATRON_SIZES
@@ -149,10 +149,10 @@ def _changes(plan: Plan) -> Sequence[Change]:
     if len(plan.model.modules) > 1:
         return mimo_changes(plan)
     return (
-        *sayable.equal_lengths(plan),
-        *sayable.wide_optimizer(plan),
-        *sayable.computed_again(plan, RECOMPUTED),
-        *sayable.one_of_schedules(plan, SCHEDULES),
+        *expressible.equal_lengths(plan),
+        *expressible.wide_optimizer(plan),
+        *expressible.computed_again(plan, RECOMPUTED),
+        *expressible.one_of_schedules(plan, SCHEDULES),
     )
 
 

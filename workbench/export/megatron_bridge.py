@@ -6,11 +6,10 @@ megatron-core 0.19.2: TransformerConfig, models/vision/clip_vit_model.py.
 
 from collections.abc import Mapping, Sequence
 
-from workbench.export import sayable
+from workbench.export import expressible
+from workbench.export.approximation import Change, Said, longest_tokens
 from workbench.export.decoder import config_of, decoder_of
-from workbench.export.mimo_limits import encoders_of, unsayable
-from workbench.export.mimo_programs import ONE_MODULE, SEVERAL_MODULES
-from workbench.export.mimo_words import (
+from workbench.export.mimo_config import (
     EXCHANGES,
     MIMO_WAYS,
     PROGRAM,
@@ -27,8 +26,9 @@ from workbench.export.mimo_words import (
     tokens_of_item,
     transformer_words,
 )
-from workbench.export.placed import Placed, Placing, llm_of, placed_modules
-from workbench.export.said import Change, Said, longest_tokens
+from workbench.export.mimo_limits import encoders_of, unsayable
+from workbench.export.mimo_programs import ONE_MODULE, SEVERAL_MODULES
+from workbench.export.module_layouts import Placed, Placing, llm_of, placed_modules
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import nccl_environment
 from workbench.job.notations.layout_string import layout_string
@@ -43,11 +43,11 @@ def _changes(plan: Plan) -> Sequence[Change]:
     if len(plan.model.modules) > 1:
         return (*mimo_changes(plan), *sequence_whole(plan, llm_of(plan)))
     return (
-        *sayable.equal_lengths(plan),
-        *sayable.wide_optimizer(plan),
-        *sayable.sharded_as(plan, Sharding.OPTIMIZER, Sharding.GRADIENTS, Sharding.PARAMETERS),
-        *sayable.computed_again(plan, RECOMPUTED),
-        *sayable.one_of_schedules(plan, SCHEDULES),
+        *expressible.equal_lengths(plan),
+        *expressible.wide_optimizer(plan),
+        *expressible.sharded_as(plan, Sharding.OPTIMIZER, Sharding.GRADIENTS, Sharding.PARAMETERS),
+        *expressible.computed_again(plan, RECOMPUTED),
+        *expressible.one_of_schedules(plan, SCHEDULES),
     )
 
 

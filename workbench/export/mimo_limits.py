@@ -8,10 +8,10 @@ Megatron-Bridge 0.6.2 (Apache-2.0), models/megatron_mimo/megatron_mimo_config.py
 from collections.abc import Collection, Mapping
 from itertools import combinations
 
-from workbench.export import sayable
+from workbench.export import expressible
+from workbench.export.approximation import microbatch_samples
 from workbench.export.decoder import decoder_of
-from workbench.export.placed import Placed, Placing, llm_of, placed_modules, placing_of
-from workbench.export.said import microbatch_samples
+from workbench.export.module_layouts import Placed, Placing, llm_of, placed_modules, placing_of
 from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.layer import LayerKind
 from workbench.model.model_graph import Module
@@ -29,14 +29,17 @@ def unsayable(plan: Plan, placings: Collection[Placing]) -> str | None:
         placings: of several modules that the system has.
     """
     found = (
-        sayable.unplaced(plan) or unsayable_decoder(plan) or sayable.masked(plan) or sayable.too_precise(plan)
+        expressible.unplaced(plan)
+        or inexpressible_decoder(plan)
+        or expressible.masked(plan)
+        or expressible.too_precise(plan)
     )
     if found is not None or len(plan.model.modules) == 1:
-        return found or sayable.frozen_parts(plan)
-    return _unsayable_encoder(plan) or _unsayable_places(plan, placings)
+        return found or expressible.frozen_parts(plan)
+    return _inexpressible_encoder(plan) or _inexpressible_places(plan, placings)
 
 
-def unsayable_decoder(plan: Plan) -> str | None:
+def inexpressible_decoder(plan: Plan) -> str | None:
     """What of the language model Megatron's GPT cannot be built as; None: it can."""
     try:
         decoder = decoder_of(llm_of(plan))
@@ -55,7 +58,7 @@ def encoders_of(plan: Plan) -> list[Module]:
     return [module for module in plan.model.modules if module is not llm_of(plan)]
 
 
-def _unsayable_encoder(plan: Plan) -> str | None:
+def _inexpressible_encoder(plan: Plan) -> str | None:
     for module in encoders_of(plan):
         source = module.source
         if source is None or source.architecture not in TOWERS:
@@ -76,7 +79,7 @@ def _partly_frozen(plan: Plan) -> str | None:
     return None
 
 
-def _unsayable_places(plan: Plan, placings: Collection[Placing]) -> str | None:
+def _inexpressible_places(plan: Plan, placings: Collection[Placing]) -> str | None:
     placed, placing = placed_modules(plan), placing_of(plan)
     llm = llm_of(plan).name
     if placing not in placings:
@@ -94,10 +97,10 @@ def _unsayable_places(plan: Plan, placings: Collection[Placing]) -> str | None:
         found = next((part for part, is_so in parts.items() if is_so), None)
         if found is not None:
             return found
-    return _unsayable_chain(plan, placed)
+    return _inexpressible_chain(plan, placed)
 
 
-def _unsayable_chain(plan: Plan, placed: Mapping[str, Placed]) -> str | None:
+def _inexpressible_chain(plan: Plan, placed: Mapping[str, Placed]) -> str | None:
     """Replicas that do not divide each other, and blocks that do not divide by stages."""
     for one, other in combinations(placed.values(), 2):
         if max(one.dp, other.dp) % min(one.dp, other.dp):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from workbench.export.said import Change, Said, Way
+from workbench.export.approximation import Change, Said, Way
 from workbench.plan.plan import Plan
 
 Files = Mapping[str, str]

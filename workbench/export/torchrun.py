@@ -1,6 +1,6 @@
 """This workbench's own runtime under torchrun: runs any plan as it is."""
 
-from workbench.export.said import Said
+from workbench.export.approximation import Said
 from workbench.export.target import Files, Launch, Target
 from workbench.plan.codec import dumps
 from workbench.plan.plan import Plan

@@ -8,10 +8,8 @@ from dataclasses import replace
 from pprint import pformat
 from typing import Any
 
-from workbench.export import sayable
-from workbench.export.decoder import Decoder, decoder_of
-from workbench.export.placed import Placed, llm_of, placed_modules, schedule_like
-from workbench.export.said import (
+from workbench.export import expressible
+from workbench.export.approximation import (
     LLM_ALONE,
     Change,
     Said,
@@ -19,6 +17,8 @@ from workbench.export.said import (
     longest_tokens,
     microbatch_samples,
 )
+from workbench.export.decoder import Decoder, decoder_of
+from workbench.export.module_layouts import Placed, llm_of, placed_modules, schedule_like
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import nccl_environment
 from workbench.export.torchtitan_program import PROGRAM
@@ -38,15 +38,15 @@ def _refuses(plan: Plan) -> str | None:
         others = ", ".join(repr(m.name) for m in plan.model.modules if m is not llm_of(plan))
         return f"modules beside the language model ({others})"
     return (
-        sayable.unplaced(plan)
-        or _unsayable_decoder(plan)
-        or sayable.masked(plan)
-        or sayable.too_precise(plan)
-        or sayable.frozen_parts(plan)
+        expressible.unplaced(plan)
+        or _inexpressible_decoder(plan)
+        or expressible.masked(plan)
+        or expressible.too_precise(plan)
+        or expressible.frozen_parts(plan)
     )
 
 
-def _unsayable_decoder(plan: Plan) -> str | None:
+def _inexpressible_decoder(plan: Plan) -> str | None:
     module = llm_of(plan)
     try:
         decoder = decoder_of(module)
@@ -69,11 +69,11 @@ def _unsayable_decoder(plan: Plan) -> str | None:
 
 def _changes(plan: Plan) -> Sequence[Change]:
     return (
-        *sayable.equal_lengths(plan),
-        *sayable.sharded_as(plan, Sharding.GRADIENTS, Sharding.OPTIMIZER),
-        *sayable.computed_again(plan, ()),
+        *expressible.equal_lengths(plan),
+        *expressible.sharded_as(plan, Sharding.GRADIENTS, Sharding.OPTIMIZER),
+        *expressible.computed_again(plan, ()),
         *_key_exchange(plan),
-        *sayable.one_of_schedules(plan, SCHEDULES),
+        *expressible.one_of_schedules(plan, SCHEDULES),
     )
 
 

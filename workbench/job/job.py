@@ -8,7 +8,7 @@ from workbench.cost.hardware import Cluster
 from workbench.data.sample import Sample
 from workbench.job.device_pools import Aim, Pool, check_pools, dollars_per_hour, pools_of
 from workbench.job.job_file import read_spec
-from workbench.job.notations.words import nearest_of
+from workbench.job.notations.checked_values import nearest_of
 from workbench.job.parts import batch_of, cluster_of, model_of
 from workbench.job.schema import JobSpec, LayoutSpec
 from workbench.masks.patterns import check_masks

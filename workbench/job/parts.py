@@ -17,7 +17,7 @@ from workbench.data.corpus import (
 )
 from workbench.data.sample import Sample
 from workbench.job.links import link_of, num_cards
-from workbench.job.notations.words import nearest_of
+from workbench.job.notations.checked_values import nearest_of
 from workbench.job.sample_sizes import sized_batch
 from workbench.job.schema import (
     BatchSpec,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import ceil
 
 from workbench.llm_table.llm_row import GradientNumber, LlmRow, Number, Scores, YesNo
-from workbench.llm_table.row_kept import as_kept
+from workbench.llm_table.row_memory import as_kept
 from workbench.memory.accounts import Accounts
 from workbench.memory.entries import Lines, gradient_lines, rank_lines
 from workbench.memory.stage import GRADIENTS, StateKind, state_of

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from workbench.cost.beside import loss_on
 from workbench.cost.group_link import busy_share, group_link
 from workbench.cost.hardware import Link
+from workbench.cost.overlapped_collectives import loss_on
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, ModuleChoice
 from workbench.planner.module_price import BoundaryExchange, ModulePrices, Totals
 from workbench.timing.price import step_bytes

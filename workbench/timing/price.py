@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import cache
 
 from workbench.collector import collector_paused
-from workbench.cost.beside import loss_on
 from workbench.cost.collectives import Collective
 from workbench.cost.group_link import busy_share
 from workbench.cost.hardware import Cluster
 from workbench.cost.model import CostModel, LayerTime, Work
+from workbench.cost.overlapped_collectives import loss_on
 from workbench.memory.stage import GRADIENTS, state_of
 from workbench.model.block_modules import BlockModule, part_of
 from workbench.model.layer import Layer, TokenCount

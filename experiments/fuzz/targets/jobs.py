@@ -11,7 +11,7 @@ from workbench.cli.layouts import layout_command
 from workbench.cli.planning import plan_command
 from workbench.job.job import load_job
 from workbench.job.notations.job_layouts import Notation, write_layouts
-from workbench.strategies.placings import with_layout_file
+from workbench.strategies.encoder_placement import with_layout_file
 
 
 def job_trees() -> list[Any]:

@@ -219,7 +219,7 @@ TARGETS = (
             name=f"served-{role}-{kind}",
             kind=TargetKind.MESSAGE,
             make=partial(_served, role, kind),
-            readers=("runtime.preprocess.doorway:received", "runtime.preprocess.fields:parse_header"),
+            readers=("runtime.preprocess.server_socket:received", "runtime.preprocess.fields:parse_header"),
         )
         for role in Role
         for kind in FIELDS

@@ -13,7 +13,7 @@ from experiments.fuzz.target import Ready, Target, naming
 from experiments.fuzz.targets.models import SAFETENSORS, safetensors_tree
 from experiments.fuzz.targets.writing import JSON, folder_in, json_bytes, reading
 from runtime.state.checkpoint_files import Identity, finish, latest_whole, part_folder, rank_folder
-from runtime.state.rank_notes import RankNotes, notes_from
+from runtime.state.rank_state import RankNotes, notes_from
 from runtime.state.save_folder import LOCK, refuse_writer
 from runtime.state.tensor_files import (
     MANIFEST,
@@ -136,7 +136,7 @@ TARGETS = (
         make=_tensor_file,
         readers=("runtime.state.tensor_files:read_tensors", "runtime.state.tensor_files:_sums"),
     ),
-    Target(name="checkpoint-notes", make=_rank_notes, readers=("runtime.state.rank_notes:notes_from",)),
+    Target(name="checkpoint-notes", make=_rank_notes, readers=("runtime.state.rank_state:notes_from",)),
     Target(
         name="writer-of-a-folder",
         make=_writer,

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.job.job import ModuleLayout
-from workbench.job.notations.words import check_keys, count_of, mapping_of, nearest_of
+from workbench.job.notations.checked_values import check_keys, count_of, mapping_of, nearest_of
 
 PARALLELISMS = "module_parallelisms"
 LANGUAGE = ("language", "llm", "language_model")  # what the notation calls the language model

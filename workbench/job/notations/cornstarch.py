@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from workbench.job.job import ModuleLayout
-from workbench.job.notations.words import check_keys, count_of, mapping_of, nearest_of
+from workbench.job.notations.checked_values import check_keys, count_of, mapping_of, nearest_of
 
 _SIZES = ("tp_size", "cp_size", "pp_size")
 _COUNTS = ("num_microbatches", "microbatch_size", "dp_size")

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from workbench.job.job import PLACES, Job, ModuleLayout, layout_from_spec
 from workbench.job.notations import cornstarch, layout_string, torchtitan
 from workbench.job.notations.bridge import PARALLELISMS, read_parallelisms, write_parallelisms
-from workbench.job.notations.words import check_keys, count_of, mapping_of, nearest_of
+from workbench.job.notations.checked_values import check_keys, count_of, mapping_of, nearest_of
 from workbench.job.schema import LayoutSpec
 
 

@@ -10,7 +10,7 @@ is refused: `norm` apart from `output`, which are one layer here, and parts with
 from collections.abc import Sequence
 from typing import Any
 
-from workbench.job.notations.words import nearest_of
+from workbench.job.notations.checked_values import nearest_of
 
 EMBEDDING, NORM, OUTPUT = "tok_embeddings", "norm", ("output", "lm_head")
 

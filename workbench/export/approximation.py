@@ -1,4 +1,4 @@
-"""What a target does in place of a plan: the plan in steps from what it is to what the target can say."""
+"""What a target does in place of a plan: steps from the plan as it is to what the target can express."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from typing import Protocol
 
 from workbench.cost.model import CostModel
 from workbench.data.sample import Sample, Segment
-from workbench.export.placed import Placed, Placing, llm_of, placed_modules, placing_of, schedule_like
+from workbench.export.module_layouts import Placed, Placing, llm_of, placed_modules, placing_of, schedule_like
 from workbench.job.job import Job, ModuleLayout
 from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.plan import ModuleSettings, Plan, Sharding

@@ -19,7 +19,7 @@ KILLED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)  # says nothing about t
 END_S = 5.0
 
 
-class Crew:
+class LocalProducers:
     """A fixed number of producers.
 
     Args:

@@ -1,4 +1,4 @@
-"""The modules of a plan in megatron-core's words, for systems that build them by its MIMO classes.
+"""The modules of a plan as megatron-core's configurations, for systems that build them by its MIMO classes.
 
 Source: megatron-core 0.19.2 (Apache-2.0): TransformerConfig, models/mimo, models/vision/clip_vit_model.py.
 """
@@ -9,11 +9,18 @@ from dataclasses import replace
 from pprint import pformat
 from typing import Any
 
-from workbench.export import sayable
+from workbench.export import expressible
+from workbench.export.approximation import (
+    Change,
+    Way,
+    in_settings,
+    longest_tokens,
+    microbatch_samples,
+    with_layouts,
+)
 from workbench.export.decoder import Decoder, config_of, decoder_of
 from workbench.export.mimo_limits import PROJECTORS, TOWERS, encoders_of
-from workbench.export.placed import llm_of, placed_modules
-from workbench.export.said import Change, Way, in_settings, longest_tokens, microbatch_samples, with_layouts
+from workbench.export.module_layouts import llm_of, placed_modules
 from workbench.export.target import Files
 from workbench.job.job import Job, ModuleLayout
 from workbench.job.notations.bridge import PARALLELISMS, write_parallelisms
@@ -48,13 +55,13 @@ EXCHANGES = {
 def mimo_changes(plan: Plan) -> Sequence[Change]:
     """What modules of their own grids have otherwise than a plan of several modules."""
     return (
-        *sayable.equal_lengths(plan),
-        *sayable.wide_optimizer(plan),
-        *sayable.sharded_alike(plan),
-        *sayable.sharded_as(plan, Sharding.OPTIMIZER, Sharding.GRADIENTS, Sharding.PARAMETERS),
-        *sayable.computed_again(plan, RECOMPUTED),
+        *expressible.equal_lengths(plan),
+        *expressible.wide_optimizer(plan),
+        *expressible.sharded_alike(plan),
+        *expressible.sharded_as(plan, Sharding.OPTIMIZER, Sharding.GRADIENTS, Sharding.PARAMETERS),
+        *expressible.computed_again(plan, RECOMPUTED),
         *(change for module in encoders_of(plan) for change in sequence_whole(plan, module)),
-        *sayable.one_of_schedules(plan, (ScheduleKind.ONE_F_ONE_B,)),
+        *expressible.one_of_schedules(plan, (ScheduleKind.ONE_F_ONE_B,)),
         *_equal_cuts(plan),
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import workbench
-from workbench import face
+from workbench import api
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny.yaml"
 
@@ -65,7 +65,7 @@ def test_names_are_there_before_and_after_their_packages_are_imported():
 @pytest.mark.parametrize("name", workbench.__all__)
 def test_every_name_says_what_it_is(name: str):
     found = getattr(workbench, name)
-    found = getattr(face, name) if inspect.ismodule(found) else found
+    found = getattr(api, name) if inspect.ismodule(found) else found
     assert inspect.getdoc(found)
     if inspect.isfunction(found):
         signature = inspect.signature(found)

@@ -1,10 +1,10 @@
-"""Parts of a plan that several systems cannot say, and what they do instead: the words and their prices."""
+"""Parts of a plan that several systems cannot express, what they do instead, and what that costs."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from workbench.export.placed import llm_of, placed_modules, schedule_like
-from workbench.export.said import Change, in_settings, longest_tokens, padded, with_schedule
+from workbench.export.approximation import Change, in_settings, longest_tokens, padded, with_schedule
+from workbench.export.module_layouts import llm_of, placed_modules, schedule_like
 from workbench.model.block_modules import BlockModule
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Sharding
 from workbench.schedule.choice import Schedule, ScheduleKind
@@ -70,10 +70,10 @@ def equal_lengths(plan: Plan) -> Sequence[Change]:
     )
 
 
-def one_of_schedules(plan: Plan, sayable: Collection[ScheduleKind]) -> Sequence[Change]:
+def one_of_schedules(plan: Plan, allowed: Collection[ScheduleKind]) -> Sequence[Change]:
     """Where the plan's schedule is none of these: 1F1B instead."""
     kind = schedule_like(plan).kind
-    if kind in sayable:
+    if kind in allowed:
         return ()
     return (
         Change(
@@ -84,30 +84,30 @@ def one_of_schedules(plan: Plan, sayable: Collection[ScheduleKind]) -> Sequence[
     )
 
 
-def computed_again(plan: Plan, sayable: Collection[BlockModule]) -> Sequence[Change]:
+def computed_again(plan: Plan, allowed: Collection[BlockModule]) -> Sequence[Change]:
     """Modules of blocks whose recomputation has no word: their results are kept."""
-    unsayable = sorted(
-        {part for each in plan.settings.modules for part in each.computed_again if part not in sayable}
+    refused = sorted(
+        {part for each in plan.settings.modules for part in each.computed_again if part not in allowed}
     )
-    if not unsayable:
+    if not refused:
         return ()
 
     def kept(settings: ModuleSettings) -> ModuleSettings:
-        parts = tuple(part for part in settings.computed_again if part in sayable)
+        parts = tuple(part for part in settings.computed_again if part in allowed)
         return replace(settings, computed_again=parts)
 
-    return in_settings(f"{', '.join(unsayable)} of blocks computed again", "their results kept", kept)
+    return in_settings(f"{', '.join(refused)} of blocks computed again", "their results kept", kept)
 
 
-def sharded_as(plan: Plan, instead: Sharding, *unsayable: Sharding) -> Sequence[Change]:
+def sharded_as(plan: Plan, instead: Sharding, *refused: Sharding) -> Sequence[Change]:
     """Where something is sharded in a way that has no word: the sharding instead."""
     every = {plan.settings.of(module.name).sharding for module in plan.model.modules}
-    found = sorted(every.intersection(unsayable))
+    found = sorted(every.intersection(refused))
     if not found:
         return ()
 
     def changed(settings: ModuleSettings) -> ModuleSettings:
-        return replace(settings, sharding=instead) if settings.sharding in unsayable else settings
+        return replace(settings, sharding=instead) if settings.sharding in refused else settings
 
     return in_settings(f"sharding {', '.join(found)}", f"sharding {instead}", changed)
 
