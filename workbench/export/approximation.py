@@ -55,7 +55,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class Approximation:
     """What a target makes of a plan.
 
     Args:
@@ -116,7 +116,7 @@ def planned(job: Job, cost: CostModel) -> Plan:
     return megatron_heterogeneous.plan(job, cost)
 
 
-def said(plan: Plan, changes: Sequence[Change], prices: Prices) -> Said:
+def approximated(plan: Plan, changes: Sequence[Change], prices: Prices) -> Approximation:
     """The plan as a target says it, each change priced against what was before it.
 
     Samples, tokens, ranks and passes that the plan arranges otherwise than a target would stand first, as one
@@ -142,7 +142,9 @@ def said(plan: Plan, changes: Sequence[Change], prices: Prices) -> Said:
             raise ValueError(f"{change.has}; with {change.gets} instead: {error}") from None
         found.append(Difference(has=change.has, gets=change.gets, seconds=behind_s - before_s))
         before, before_s = behind, behind_s
-    return Said(plan=plan, step_s=step_s, becomes=before, becomes_s=before_s, differences=tuple(found))
+    return Approximation(
+        plan=plan, step_s=step_s, becomes=before, becomes_s=before_s, differences=tuple(found)
+    )
 
 
 def _arrangement(plan: Plan, job: Job, cost: CostModel) -> tuple[Change, ...]:

@@ -1,6 +1,6 @@
 """Makes a folder's files of a plan for a target, or says in one line why there are none."""
 
-from workbench.export.approximation import Prices, Said, nearest, said
+from workbench.export.approximation import Approximation, Prices, approximated, nearest
 from workbench.export.folder import FORMAT, MARK, common_files
 from workbench.export.target import Target
 from workbench.plan.plan import Plan
@@ -23,15 +23,15 @@ def export(plan: Plan, target: Target, prices: Prices) -> dict[str, str]:
     if part is not None:
         raise ValueError(refusal(plan, target, part, prices))
     try:
-        found = _exact(plan, prices) if target.is_exact else said(plan, target.changes(plan), prices)
+        found = _exact(plan, prices) if target.is_exact else approximated(plan, target.changes(plan), prices)
     except ValueError as error:
         raise ValueError(refusal(plan, target, str(error), prices)) from None
     return dict(target.files(found)) | common_files(target, found)
 
 
-def _exact(plan: Plan, prices: Prices) -> Said:
+def _exact(plan: Plan, prices: Prices) -> Approximation:
     step_s = prices.step_s(plan)
-    return Said(plan=plan, step_s=step_s, becomes=plan, becomes_s=step_s, differences=())
+    return Approximation(plan=plan, step_s=step_s, becomes=plan, becomes_s=step_s, differences=())
 
 
 def refusal(plan: Plan, target: Target, part: str, prices: Prices) -> str:

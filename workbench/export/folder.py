@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
-from workbench.export.approximation import Difference, Said
+from workbench.export.approximation import Approximation, Difference
 from workbench.export.target import Launch, Target
 from workbench.plan.codec import plan_hash
 from workbench.plan.plan import Plan
@@ -34,29 +34,30 @@ def ranks_by_node(plan: Plan) -> tuple[int, ...]:
     return tuple(counts[node] for node in sorted(counts))
 
 
-def common_files(target: Target, said: Said) -> dict[str, str]:
+def common_files(target: Target, approximation: Approximation) -> dict[str, str]:
     """Their texts by name."""
-    launch = target.launch(said)
+    launch = target.launch(approximation)
     return {
-        README: _readme(target, said),
-        LAUNCH: _launch(said.plan, launch),
-        BATCH: _batch(target, said.plan),
+        README: _readme(target, approximation),
+        LAUNCH: _launch(approximation.plan, launch),
+        BATCH: _batch(target, approximation.plan),
         ENVIRONMENT: _environment(launch),
         CONTAINER: f"# Container\n\n{launch.container.strip()}\n",
-        MARK: json.dumps(_mark(target, said), indent=2, sort_keys=True) + "\n",
+        MARK: json.dumps(_mark(target, approximation), indent=2, sort_keys=True) + "\n",
     }
 
 
-def _mark(target: Target, said: Said) -> Mapping[str, object]:
+def _mark(target: Target, approximation: Approximation) -> Mapping[str, object]:
     return {
         "format": FORMAT,
         "target": target.name,
         "system": target.system,
-        "plan_hash": plan_hash(said.plan),
-        "plan_step_s": said.step_s,
-        "exported_step_s": said.becomes_s,
+        "plan_hash": plan_hash(approximation.plan),
+        "plan_step_s": approximation.step_s,
+        "exported_step_s": approximation.becomes_s,
         "differences": [
-            {"has": each.has, "gets": each.gets, "seconds": each.seconds} for each in said.differences
+            {"has": each.has, "gets": each.gets, "seconds": each.seconds}
+            for each in approximation.differences
         ],
     }
 
@@ -115,8 +116,8 @@ def _environment(launch: Launch) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _readme(target: Target, said: Said) -> str:
-    plan = said.plan
+def _readme(target: Target, approximation: Approximation) -> str:
+    plan = approximation.plan
     return f"""# {plan.model.name} under {target.system}
 
 {target.summary[0].upper()}{target.summary[1:]}.
@@ -125,8 +126,8 @@ def _readme(target: Target, said: Said) -> str:
 | --- | --- |
 | plan | strategy {plan.strategy}, hash {plan_hash(plan)[:12]} |
 | ranks | {len(plan.ranks)} on {len(ranks_by_node(plan))} node(s) of {plan.cluster.nodes[0].device} |
-| predicted step of the plan | {_ms(said.step_s)} |
-| predicted step of this folder | {_ms(said.becomes_s)} |
+| predicted step of the plan | {_ms(approximation.step_s)} |
+| predicted step of this folder | {_ms(approximation.becomes_s)} |
 
 ## Start it
 
@@ -136,7 +137,7 @@ the program.
 
 ## What the plan has and {target.name} does otherwise
 
-{_differences(said.differences)}
+{_differences(approximation.differences)}
 """
 
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from workbench.export import expressible
-from workbench.export.approximation import Change, Said, Way, all_sharded, in_settings
+from workbench.export.approximation import Approximation, Change, Way, all_sharded, in_settings
 from workbench.export.module_layouts import llm_of, placed_modules
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import PLAN, nccl_environment
@@ -111,8 +111,8 @@ def layout_words(plan: Plan) -> dict[str, object]:
     }
 
 
-def _files(said: Said) -> Files:
-    plan = said.becomes
+def _files(approximation: Approximation) -> Files:
+    plan = approximation.becomes
     return {
         PLAN: dumps(plan),
         LAYOUT: json.dumps(layout_words(plan), indent=2) + "\n",
@@ -128,8 +128,8 @@ def program_text() -> str:
     return (Path(found.origin).parent / _SOURCE).read_text(encoding="utf-8")
 
 
-def _launch(said: Said) -> Launch:
-    on_host = said.plan.cluster.nodes[0].num_cores is not None
+def _launch(approximation: Approximation) -> Launch:
+    on_host = approximation.plan.cluster.nodes[0].num_cores is not None
     threads = {"OMP_NUM_THREADS": ("1", "one thread a rank: ranks share the cores")}
     return Launch(
         program=f"{PROGRAM} --device {'cpu' if on_host else 'cuda'}",

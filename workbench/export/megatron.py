@@ -7,7 +7,13 @@ import shlex
 from collections.abc import Sequence
 
 from workbench.export import expressible
-from workbench.export.approximation import LLM_ALONE, Change, Said, longest_tokens, microbatch_samples
+from workbench.export.approximation import (
+    LLM_ALONE,
+    Approximation,
+    Change,
+    longest_tokens,
+    microbatch_samples,
+)
 from workbench.export.decoder import Decoder, decoder_of
 from workbench.export.megatron_program import MEGATRON_SEVERAL
 from workbench.export.mimo_config import (
@@ -95,29 +101,29 @@ def decoder_arguments(decoder: Decoder) -> Arguments:
 
 def as_flags(words: Words) -> Arguments:
     """Fields of megatron-core as the flags that set them."""
-    said: Arguments = {}
+    flags: Arguments = {}
     for name, value in words.items():
         flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
         if isinstance(value, bool):
-            said |= {flag: None} if value is not (name in _NEGATED) else {}
+            flags |= {flag: None} if value is not (name in _NEGATED) else {}
         else:
             parts = value if isinstance(value, list | tuple) else [value]
-            said[flag] = (" " if isinstance(value, list) else ",").join(map(str, parts))
-    return said
+            flags[flag] = (" " if isinstance(value, list) else ",").join(map(str, parts))
+    return flags
 
 
 def _layout_arguments(placed: Placed, plan: Plan) -> Arguments:
     layout = placed.layout
-    said: Arguments = {
+    flags: Arguments = {
         f"--{word.replace('_', '-')}": str(getattr(layout, name)) for word, name in MEGATRON_SIZES.items()
     }
     if placed.pp > 1:
-        said["--pipeline-model-parallel-layout"] = layout_string(layout.stage_layers)
+        flags["--pipeline-model-parallel-layout"] = layout_string(layout.stage_layers)
     if layout.ep > 1:
-        said |= {"--expert-model-parallel-size": str(layout.ep), "--expert-tensor-parallel-size": "1"}
+        flags |= {"--expert-model-parallel-size": str(layout.ep), "--expert-tensor-parallel-size": "1"}
     if layout.cp > 1:
-        said["--cp-comm-type"] = EXCHANGES[plan.settings.of(layout.module).key_exchange]
-    return said
+        flags["--cp-comm-type"] = EXCHANGES[plan.settings.of(layout.module).key_exchange]
+    return flags
 
 
 def _settings_arguments(plan: Plan, settings: ModuleSettings, placed: Placed) -> Arguments:
@@ -128,17 +134,17 @@ def _settings_arguments(plan: Plan, settings: ModuleSettings, placed: Placed) ->
 def _sharding_arguments(settings: ModuleSettings) -> Arguments:
     if settings.sharding is Sharding.NONE:
         return {}
-    said: Arguments = {"--use-distributed-optimizer": None}
+    flags: Arguments = {"--use-distributed-optimizer": None}
     if settings.instances > 1:
-        said["--num-distributed-optimizer-instances"] = str(settings.instances)
+        flags["--num-distributed-optimizer-instances"] = str(settings.instances)
     if settings.sharding in _FSDP:
-        said |= {
+        flags |= {
             "--use-megatron-fsdp": None,
             "--data-parallel-sharding-strategy": _FSDP[settings.sharding],
             "--ckpt-format": "fsdp_dtensor",
             "--no-gradient-accumulation-fusion": None,
         }
-    return said
+    return flags
 
 
 def _refuses(plan: Plan) -> str | None:
@@ -156,9 +162,9 @@ def _changes(plan: Plan) -> Sequence[Change]:
     )
 
 
-def as_shell(name: str, said: Arguments) -> str:
+def as_shell(name: str, flags: Arguments) -> str:
     """A shell array, one flag with its value a line."""
-    lines = [flag if value is None else f"{flag} {_quoted(flag, value)}" for flag, value in said.items()]
+    lines = [flag if value is None else f"{flag} {_quoted(flag, value)}" for flag, value in flags.items()]
     return f"{name}=(\n" + "".join(f"  {line}\n" for line in lines) + ")\n"
 
 
@@ -167,10 +173,10 @@ def _quoted(flag: str, value: str) -> str:
     return value if flag == "--recompute-modules" else shlex.quote(value)
 
 
-def _files(said: Said) -> Files:
-    if len(said.becomes.model.modules) > 1:
-        return program_files(MEGATRON_SEVERAL, several_tables(said.becomes))
-    decoder = decoder_of(llm_of(said.becomes))
+def _files(approximation: Approximation) -> Files:
+    if len(approximation.becomes.model.modules) > 1:
+        return program_files(MEGATRON_SEVERAL, several_tables(approximation.becomes))
+    decoder = decoder_of(llm_of(approximation.becomes))
     data: Arguments = {
         "--mock-data": None,
         "--tokenizer-type": "NullTokenizer",
@@ -178,7 +184,7 @@ def _files(said: Said) -> Files:
     }
     about = "# Random tokens, to try it out; put --data-path and a tokenizer of your own here.\n"
     return {
-        ARGUMENTS: as_shell("ARGUMENTS", _positions(arguments_of(said.becomes))),
+        ARGUMENTS: as_shell("ARGUMENTS", _positions(arguments_of(approximation.becomes))),
         DATA: about + as_shell("DATA", data),
     }
 
@@ -200,22 +206,22 @@ def several_tables(plan: Plan) -> Words:
     return found | {"tokens": tokens, "length": max(longest_tokens(plan), 1 + sum(tokens.values()))}
 
 
-def _positions(said: Arguments) -> Arguments:
+def _positions(flags: Arguments) -> Arguments:
     """At least as many positions as a sample has tokens."""
-    most = max(int(said["--max-position-embeddings"] or 0), int(said["--seq-length"] or 0))
-    return said | {"--max-position-embeddings": str(most)}
+    most = max(int(flags["--max-position-embeddings"] or 0), int(flags["--seq-length"] or 0))
+    return flags | {"--max-position-embeddings": str(most)}
 
 
-def _launch(said: Said) -> Launch:
+def _launch(approximation: Approximation) -> Launch:
     environment = nccl_environment()
-    if len(said.becomes.model.modules) > 1:
+    if len(approximation.becomes.model.modules) > 1:
         return Launch(
             program=PROGRAM,
             environment=environment,
             container="An image with megatron-core 0.19.2 and what it wants: torch and Transformer Engine, "
             "as NVIDIA's PyTorch images have it. Without the latter its own layers stand in.",
         )
-    if any(each.sharding in _FSDP for each in said.becomes.settings.modules):
+    if any(each.sharding in _FSDP for each in approximation.becomes.settings.modules):
         environment["CUDA_DEVICE_MAX_CONNECTIONS"] = ("8", "gathering weights runs beside other work")
     return Launch(
         program='"${MEGATRON_LM:?want the folder of a Megatron-LM checkout}/pretrain_gpt.py" '

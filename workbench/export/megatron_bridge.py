@@ -7,7 +7,7 @@ megatron-core 0.19.2: TransformerConfig, models/vision/clip_vit_model.py.
 from collections.abc import Mapping, Sequence
 
 from workbench.export import expressible
-from workbench.export.approximation import Change, Said, longest_tokens
+from workbench.export.approximation import Approximation, Change, longest_tokens
 from workbench.export.decoder import config_of, decoder_of
 from workbench.export.mimo_config import (
     EXCHANGES,
@@ -114,13 +114,13 @@ def tables(plan: Plan) -> Words:
     return found | {"data": _data_words(plan, found["special"])}
 
 
-def _files(said: Said) -> Files:
-    is_alone = len(said.becomes.model.modules) == 1
-    return program_files(ONE_MODULE if is_alone else SEVERAL_MODULES, tables(said.becomes))
+def _files(approximation: Approximation) -> Files:
+    is_alone = len(approximation.becomes.model.modules) == 1
+    return program_files(ONE_MODULE if is_alone else SEVERAL_MODULES, tables(approximation.becomes))
 
 
-def _launch(said: Said) -> Launch:
-    del said
+def _launch(approximation: Approximation) -> Launch:
+    del approximation
     return Launch(
         program=PROGRAM,
         environment=nccl_environment(),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from workbench.export.approximation import Change, Said, Way
+from workbench.export.approximation import Approximation, Change, Way
 from workbench.plan.plan import Plan
 
 Files = Mapping[str, str]
@@ -47,7 +47,7 @@ class Target:
     refuses: Callable[[Plan], str | None]
     changes: Callable[[Plan], Sequence[Change]]
     ways: Sequence[Way]
-    files: Callable[[Said], Files]
-    launch: Callable[[Said], Launch]
+    files: Callable[[Approximation], Files]
+    launch: Callable[[Approximation], Launch]
     is_exact: bool = False
     """Whether the folder runs the plan itself: nothing of it differs."""

@@ -1,6 +1,6 @@
 """This workbench's own runtime under torchrun: runs any plan as it is."""
 
-from workbench.export.approximation import Said
+from workbench.export.approximation import Approximation
 from workbench.export.target import Files, Launch, Target
 from workbench.plan.codec import dumps
 from workbench.plan.plan import Plan
@@ -15,12 +15,12 @@ def _refuses(plan: Plan) -> str | None:
     return None
 
 
-def _files(said: Said) -> Files:
-    return {PLAN: dumps(said.plan)}
+def _files(approximation: Approximation) -> Files:
+    return {PLAN: dumps(approximation.plan)}
 
 
-def _launch(said: Said) -> Launch:
-    on_host = said.plan.cluster.nodes[0].num_cores is not None
+def _launch(approximation: Approximation) -> Launch:
+    on_host = approximation.plan.cluster.nodes[0].num_cores is not None
     threads = {"OMP_NUM_THREADS": ("1", "one thread a rank: the runtime's ranks share the cores")}
     return Launch(
         program=f"-m runtime.launch {PLAN} --device {'cpu' if on_host else 'cuda'}",

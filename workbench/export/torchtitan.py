@@ -11,8 +11,8 @@ from typing import Any
 from workbench.export import expressible
 from workbench.export.approximation import (
     LLM_ALONE,
+    Approximation,
     Change,
-    Said,
     in_settings,
     longest_tokens,
     microbatch_samples,
@@ -154,8 +154,8 @@ def training_words(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _files(said: Said) -> Files:
-    plan = said.becomes
+def _files(approximation: Approximation) -> Files:
+    plan = approximation.becomes
     module = llm_of(plan)
     model = model_words(decoder_of(module))
     model["rope"]["max_seq_len"] = max(model["rope"]["max_seq_len"] or 0, longest_tokens(plan))
@@ -169,8 +169,8 @@ def _files(said: Said) -> Files:
     return {f"{MODULE}.py": PROGRAM.format(**shown, recompute=recompute)}
 
 
-def _launch(said: Said) -> Launch:
-    del said
+def _launch(approximation: Approximation) -> Launch:
+    del approximation
     return Launch(
         program=f"-m torchtitan.train --module {MODULE} --config {CONFIG}",
         environment=nccl_environment() | {"PYTHONPATH": (".", f"where {MODULE} is found")},
