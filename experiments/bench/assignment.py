@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
-from experiments.harness.command import command_line, ended, shown, taken
+from experiments.harness.command import command_line, finish, print_rows, timed
 from workbench.balance.microbatches.assignment import MicrobatchAssignment, hierarchical_assignment
 from workbench.balance.microbatches.bottleneck_match import Matching, bottleneck_match, even_match
 
@@ -50,7 +50,7 @@ def measure(num_samples: int) -> AssignmentRow:
     for seed in range(REPEATS[num_samples]):
         encoder_s, llm_s = draw(num_samples, seed)
         for name, match in (("printed", bottleneck_match), ("even", even_match)):
-            seconds, replicas = taken(partial(assign, encoder_s, llm_s, match))
+            seconds, replicas = timed(partial(assign, encoder_s, llm_s, match))
             times_ms[match].append(seconds * 1e3)
             residual[name] += [_residual(replica.llm, llm_s) for replica in replicas]
             deviation[name] += [_deviation(replica.llm, llm_s) for replica in replicas]
@@ -107,7 +107,7 @@ def main() -> int:
     """Print the table, or JSON as the last line."""
     as_json = command_line(__doc__).parse_args().json
     assign(*draw(64, 0), bottleneck_match)  # loads scipy
-    rows = shown(
+    rows = print_rows(
         "samples  printed p50    p95   even p50   heaviest / mean: without  printed  even   std / mean",
         map(measure, SIZES),
         lambda row: (
@@ -118,7 +118,7 @@ def main() -> int:
     )
     keys = {f"assign_{row.num_samples}_ms": row.printed_ms_p50 for row in rows}
     claims = {f"below {GOAL_MS:.0f} ms at 512 samples": rows[0].printed_ms_p50 < GOAL_MS}
-    return ended(keys | {"rows": [asdict(row) for row in rows]}, claims, as_json=as_json)
+    return finish(keys | {"rows": [asdict(row) for row in rows]}, claims, as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from experiments.bench.kernel_cells import MASKS
 from experiments.bench.tokens import LENGTHS, POLICIES
 from experiments.bench.tokens import MASKS as MULTIMODAL
 from experiments.cornstarch.attention_policies import FOUR, MAIN, a40_testbed, llm_of, run_policy
-from experiments.harness.command import command_line, ended
+from experiments.harness.command import command_line, finish
 from experiments.harness.record import RESULTS
 from sim.attention.gpu import compute_units, makespan_bounds
 from sim.attention.pieces import Order, Split, UnitTiming, cut, run_launch, whole_rows
@@ -228,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "claims": claims(cells),
     }
     show(record)
-    return ended(record, record["claims"], as_json=arguments.json, out=arguments.out)
+    return finish(record, record["claims"], as_json=arguments.json, out=arguments.out)
 
 
 if __name__ == "__main__":

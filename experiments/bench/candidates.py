@@ -21,7 +21,7 @@ from pathlib import Path
 from random import Random
 
 from experiments.bench.speed_cases import CASES, PROFILE, Case, cluster_of, model, samples_of
-from experiments.harness.command import command_line, ended
+from experiments.harness.command import command_line, finish
 from sim.predict import candidate_s, step_s
 from workbench.collector import collector_paused
 from workbench.cost.model import CostModel
@@ -256,7 +256,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ),
         f"all on 10,008 GPUs in {GOAL_10000_S:g} s": wall_s < GOAL_10000_S,
     }
-    return ended(record, claims, as_json=arguments.json)
+    return finish(record, claims, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from experiments.harness.command import command_line, ended
+from experiments.harness.command import command_line, finish
 from runtime.measure.microbench import header_here
 from runtime.world.pool import Place, Pool
 from runtime.world.tensor_collectives import GATHER, SCATTER
@@ -92,7 +92,7 @@ def main() -> int:
     for name in names:
         print(f"{name:16s}" + "".join(f"{row[name]:15.2f} ms" for row in found.values()))
     record = {"device": header_here().device_name, "milliseconds": found}
-    return ended(record, as_json=arguments.json)
+    return finish(record, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from experiments.fidelity.work import text_only, text_samples, this_machine
-from experiments.harness.command import command_line, ended
+from experiments.harness.command import command_line, finish
 from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.launch import run_local
 from runtime.measure.plans import BenchSettings, measure
@@ -170,7 +170,7 @@ def main() -> int:
     for ep in DEGREES:
         counted, assumed = record[f"busiest.ep{ep}.counted"], record[f"busiest.ep{ep}.assumed"]
         print(f"busiest of {ep}: {counted:.3f} of the mean as counted, {assumed:.3f} as assumed")
-    return ended(record, as_json=arguments.json)
+    return finish(record, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 from experiments.bench.rivals.failures_stepwise import play_failures
-from experiments.harness.command import command_line, ended, shown, taken
+from experiments.harness.command import command_line, finish, print_rows, timed
 from experiments.oobleck.runs import BUILDERS
 from experiments.oobleck.systems import MOST_NODES
 from sim.failures.run import FailureRun
@@ -75,7 +75,7 @@ def measure(name: str, interval: str) -> FailureRow:
     runs: dict[str, FailureRun] = {}
     for _ in range(REPEATS):
         for way, simulate in (("counted", simulate_failures), ("stepwise", play_failures)):
-            lasted_s, runs[way] = taken(partial(simulate, system, trace, DAYS * 86400), time.process_time)
+            lasted_s, runs[way] = timed(partial(simulate, system, trace, DAYS * 86400), time.process_time)
             seconds[way].append(lasted_s)
     ours = runs["counted"]
     return FailureRow(
@@ -106,7 +106,7 @@ def as_json(rows: list[FailureRow]) -> dict[str, object]:
 
 def main() -> int:
     arguments = command_line(__doc__).parse_args()
-    rows = shown(
+    rows = print_rows(
         "a node leaves every  system          events  iterations  counted  step by step  ratio  hours/s",
         (measure(name, interval) for interval in HOURS_BETWEEN_LEAVES for name in BUILDERS),
         lambda row: (
@@ -116,7 +116,7 @@ def main() -> int:
         ),
     )
     claims = {"both agree to a billionth everywhere": all(row.agrees for row in rows)}
-    return ended(as_json(rows), claims, as_json=arguments.json)
+    return finish(as_json(rows), claims, as_json=arguments.json)
 
 
 if __name__ == "__main__":

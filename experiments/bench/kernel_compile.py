@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.command import command_line, ended, reaches, refusing
+from experiments.harness.command import command_line, finish, reaches, run_main
 from experiments.harness.record import commit
 from workbench.whole_file import check_writable
 
@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, help="JSON file to write")
     arguments = parser.parse_args(argv)
-    return refusing(lambda: _main(arguments))
+    return run_main(lambda: _main(arguments))
 
 
 def _main(arguments: argparse.Namespace) -> int:
@@ -167,7 +167,7 @@ def _main(arguments: argparse.Namespace) -> int:
     }
     show(record)
     holds = "OFF" not in record["verdicts"].values()
-    return ended(record, as_json=arguments.json, out=arguments.out, holds=holds)
+    return finish(record, as_json=arguments.json, out=arguments.out, holds=holds)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from experiments.bench.kernel_bars import bars, least_ratios, simulated_forwards
 from experiments.bench.kernel_cells import MASKS, Cell, Contender, has_flash_backend
 from experiments.bench.kernel_rows import BITS, PLAN, KernelRow, RowFile
 from experiments.bench.kernel_turns import Unit, directions, event_clock, host_clock, row_of, unit_rows
-from experiments.harness.command import refusing
+from experiments.harness.command import run_main
 from runtime.kernels.bitfield_attention.forward import forward_kernel
 from runtime.world.device import device_of
 
@@ -200,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     if arguments.device == "cpu" and isinstance(forward_kernel, triton.runtime.JITFunction):
         return _interpreted(sys.argv[1:] if argv is None else argv)
-    return refusing(lambda: _main(arguments))
+    return run_main(lambda: _main(arguments))
 
 
 def _main(arguments: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
-from experiments.harness.command import command_line, ended
+from experiments.harness.command import command_line, finish
 from experiments.oobleck.chaos_job import LLAMA, elastic_job
 from runtime.elastic.job import ElasticJob, Reduction, plan_step
 from runtime.elastic.replan import start_layout
@@ -102,7 +102,7 @@ def main() -> int:
     for weight, gain in zip(WEIGHTS, gains.values(), strict=True):
         print(f"simulated, sums of {weight:g} backwards: {gain:+.1%}")
     claims = {"both ways give the same losses, bit for bit": result["same_losses"] is True}
-    return ended(result, claims, as_json=arguments.json)
+    return finish(result, claims, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ Run:     python -m experiments.bench.layout_search [--json]
 
 from contextlib import suppress
 
-from experiments.harness.command import command_line, ended, taken
+from experiments.harness.command import command_line, finish, timed
 from experiments.mimo.models import Workload, assumptions, job_of, machine
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
@@ -47,7 +47,7 @@ def fresh() -> CostModel:
     return CostModel(machine().profile, machine().execution)
 
 
-def timed(job: Job, mode: Mode) -> tuple[float, FoundLayout | None]:
+def search_timed(job: Job, mode: Mode) -> tuple[float, FoundLayout | None]:
     """Seconds of one search and what it found; None where nothing fits."""
     cost = fresh()
 
@@ -56,7 +56,7 @@ def timed(job: Job, mode: Mode) -> tuple[float, FoundLayout | None]:
             return fastest_layout(job, cost, mode)
         return None
 
-    return taken(search)
+    return timed(search)
 
 
 def gap(job: Job, mode: Mode) -> float | None:
@@ -72,11 +72,11 @@ def gap(job: Job, mode: Mode) -> float | None:
 def main() -> int:
     """Searches, then the gaps; exit status 1 where a goal is missed."""
     arguments = command_line(__doc__).parse_args()
-    timed(job_on(*SMALL), Mode.HOMOGENEOUS)  # compiles the recurrence
+    search_timed(job_on(*SMALL), Mode.HOMOGENEOUS)  # compiles the recurrence
     record: dict[str, float | int | str | None] = {}
     for num_gpus, (encoder, llm, num_samples) in CLUSTERS.items():
         for mode, name in NAMES.items():
-            seconds, found = timed(job_on(num_gpus, encoder, llm, num_samples), mode)
+            seconds, found = search_timed(job_on(num_gpus, encoder, llm, num_samples), mode)
             key = f"{name}.{num_gpus}"
             record[f"{key}_s"] = seconds
             record[f"{key}_layouts"] = None if found is None else found.num_layouts
@@ -92,7 +92,7 @@ def main() -> int:
         f"a search takes less than {GOAL_S:g} s": is_quick,
         "the best layout is found": all(not record[f"{name}.16_gap"] for name in NAMES.values()),
     }
-    return ended(record, claims, as_json=arguments.json)
+    return finish(record, claims, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
-from experiments.harness.command import command_line, ended, fastest_s, shown
+from experiments.harness.command import command_line, fastest_s, finish, print_rows
 from workbench.masks.bitfield import Bitfield
 from workbench.masks.builders import DRAWN, causal
 from workbench.masks.tiles import FULL, Tiles, area, classify, classify_runs
@@ -147,7 +147,7 @@ def main() -> int:
     arguments = command_line(__doc__).parse_args()
     torch.set_num_threads(1)
     head = "mask   tokens density      tiles      runs   runs ms listed ms   area ms  runs MiB listed MiB"
-    rows = shown(head, (measure(mask, length) for length in LENGTHS for mask in MASKS), _line)
+    rows = print_rows(head, (measure(mask, length) for length in LENGTHS for mask in MASKS), _line)
     flex = {mask: against_flex(mask) for mask in MASKS}
     for mask, (ours_ms, theirs_ms, _) in flex.items():
         print(f"{mask:6s} {FLEX_LENGTH} tokens: ours {ours_ms:.2f} ms, create_block_mask {theirs_ms:.1f} ms")
@@ -162,7 +162,7 @@ def main() -> int:
         "rows": [asdict(row) for row in rows],
     }
     claims = {f"{mask}: the tiles of create_block_mask": same for mask, (_, _, same) in flex.items()}
-    return ended(result, claims, as_json=arguments.json)
+    return finish(result, claims, as_json=arguments.json)
 
 
 if __name__ == "__main__":

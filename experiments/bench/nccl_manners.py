@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from experiments.harness.command import command_line, refusing
+from experiments.harness.command import command_line, run_main
 from experiments.harness.record import commit
 from experiments.nccl.cases import cases
 from experiments.nccl.run import HUNG, SAME, caught, dead_rank, hangs_of_before, run_all
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="cases with this in their name")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     options = parser.parse_args(arguments)
-    return refusing(lambda: _main(options))
+    return run_main(lambda: _main(options))
 
 
 def _main(options: argparse.Namespace) -> int:

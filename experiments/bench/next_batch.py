@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.harness.command import command_line, ended
+from experiments.harness.command import command_line, finish
 from runtime.next_plan import answer_for
 from sim.predict import step_s
 from workbench.cost.model import CostModel
@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{name:6}" + "".join(f"{key:>20} {value:10.1f}" for key, value in each.items()))
     hidden = all(each["planning_ms_most"] <= each["shortest_step_ms"] for each in found.values())
     claims = {"planning takes less than the shortest step": hidden}
-    return ended({**found, "claims": claims}, claims, as_json=arguments.json)
+    return finish({**found, "claims": claims}, claims, as_json=arguments.json)
 
 
 if __name__ == "__main__":

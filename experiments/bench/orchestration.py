@@ -15,7 +15,7 @@ import sys
 from functools import partial
 
 from experiments.bench.rivals.orchestration_relaxed import orchestrate_relaxed
-from experiments.harness.command import command_line, ended, taken
+from experiments.harness.command import command_line, finish, timed
 from workbench.balance.orchestration.exact import orchestrate
 from workbench.balance.orchestration.task import Orchestration, Task, Unit
 from workbench.cost.hardware import Link
@@ -103,12 +103,12 @@ def main() -> int:
             num_gpus=num_gpus,
             gpu_bytes=GPU_BYTES,
         )
-        runs = [taken(partial(orchestrate, task)) for _ in range(REPEATS)]
+        runs = [timed(partial(orchestrate, task)) for _ in range(REPEATS)]
         found, ours_ms = runs[0][1], 1e3 * statistics.median(seconds for seconds, _ in runs)
         record[f"{num_gpus}_ms"] = ours_ms
         printed = "-"
         if num_gpus <= RELAXED_UP_TO:
-            relaxed_s, relaxed = taken(partial(orchestrate_relaxed, task))
+            relaxed_s, relaxed = timed(partial(orchestrate_relaxed, task))
             never_worse &= found.iteration_s <= relaxed.iteration_s * (1 + 1e-9)
             printed = f"{relaxed_s * 1e3:.0f} ms ({relaxed.iteration_s / found.iteration_s:.3f}x)"
         print(_line(num_gpus, task, (found, ours_ms), printed))
@@ -117,7 +117,7 @@ def main() -> int:
         "never worse than the relaxation with rounding": never_worse,
         f"below {GOAL_MS:.0f} ms at 1,296 GPUs": record["1296_ms"] < GOAL_MS,
     }
-    return ended(record, claims, as_json=as_json)
+    return finish(record, claims, as_json=as_json)
 
 
 if __name__ == "__main__":

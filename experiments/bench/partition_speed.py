@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from experiments.harness.command import command_line, ended, fastest_s, shown
+from experiments.harness.command import command_line, fastest_s, finish, print_rows
 from workbench.balance.stages.partition import Cuts, bottleneck_s, partition, partition_as_printed
 
 SIZES = ((32, 4), (64, 8), (128, 16), (256, 24), (512, 32))
@@ -55,7 +55,7 @@ def _slowest(cost_s: Sequence[float], cuts: Cuts) -> float:
 
 def main() -> int:
     arguments = command_line(__doc__).parse_args()
-    rows = shown(
+    rows = print_rows(
         "layers stages   printed      ours  bottleneck only  printed / ours",
         (measure(*size) for size in SIZES),
         lambda row: (
@@ -70,7 +70,7 @@ def main() -> int:
         "rows": [asdict(row) for row in rows],
     }
     claims = {"equal bottlenecks on every chain": result["same_bottleneck"] is True}
-    return ended(result, claims, as_json=arguments.json)
+    return finish(result, claims, as_json=arguments.json)
 
 
 if __name__ == "__main__":

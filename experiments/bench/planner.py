@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from experiments.bench import small_templates
 from experiments.bench.rivals.divide_and_conquer import GaveUpError, divided_template
-from experiments.harness.command import command_line, ended, shown, taken
+from experiments.harness.command import command_line, finish, print_rows, timed
 from experiments.harness.printed import PrintedRow, rows_that_print
 from workbench.elastic.chain import LayerChain
 from workbench.elastic.exact_mapping import exact_templates
@@ -87,8 +87,8 @@ def printed_cell(row: PrintedRow) -> tuple[int, int, int, float]:
 def measure(num_layers: int, num_nodes: int, num_gpus: int, paper_s: float | None, limit_s: float) -> Cell:
     """Plan one cell both ways."""
     chain = transformer_chain(num_layers, num_gpus)
-    ours_s, exact = taken(lambda: exact_templates(chain, num_gpus, (num_nodes,))[num_nodes])
-    all_counts_s, _ = taken(lambda: exact_templates(chain, num_gpus, range(1, num_nodes + 1)))
+    ours_s, exact = timed(lambda: exact_templates(chain, num_gpus, (num_nodes,))[num_nodes])
+    all_counts_s, _ = timed(lambda: exact_templates(chain, num_gpus, range(1, num_nodes + 1)))
     divided, divided_s = _divide(chain, num_gpus, num_nodes, limit_s if paper_s is not None else 0.0)
     return Cell(
         num_layers=num_layers,
@@ -128,7 +128,7 @@ def replan_s() -> float:
         after = survive(planned, layout, ["node3"], layer_bytes)
         instantiate(planned, after.layout.sizes, 1024)
 
-    return taken(replan)[0]
+    return timed(replan)[0]
 
 
 def warm_up() -> None:
@@ -186,7 +186,7 @@ def main() -> int:
     arguments = parser.parse_args()
     warm_up()
     head = "layers nodes GPUs        paper  divide & conquer        exact   all node counts  objective gained"
-    cells = shown(head, (measure(*row, arguments.limit_s) for row in grid()), _line)
+    cells = print_rows(head, (measure(*row, arguments.limit_s) for row in grid()), _line)
     small = small_templates.compare()
     result = as_json(cells) | {
         "replan_s": replan_s(),
@@ -202,7 +202,7 @@ def main() -> int:
         f"finds none on {small.num_unfit}": small.all_equal,
         f"the goals of {', '.join(f'{k}: {v} s' for k, v in GOALS_S.items())}": bool(result["goals_met"]),
     }
-    return ended(result, claims, as_json=arguments.json)
+    return finish(result, claims, as_json=arguments.json)
 
 
 if __name__ == "__main__":

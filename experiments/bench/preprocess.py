@@ -28,7 +28,7 @@ from typing import Any
 
 from experiments.bench.preprocess_chaos import Chaos, survived
 from experiments.bench.preprocess_folder import draw_photographs, server_process
-from experiments.harness.command import command_line, ended, fastest_s, taken
+from experiments.harness.command import command_line, fastest_s, finish, timed
 from experiments.harness.record import RESULTS, commit
 from runtime.data.records import IMAGE, read_records
 from runtime.preprocess.answers import parse_answer
@@ -125,7 +125,7 @@ def unpack_s(folder: Path, num_images: int) -> float:
         packed("batch", position=0, microbatches=[[header] for header, _ in framed], skipped=[])
     )
     message = Message(header, tuple(buffer for _, buffers in framed for buffer in buffers))
-    return statistics.median(taken(lambda: batch_of_message(message))[0] for _ in range(5))
+    return statistics.median(timed(lambda: batch_of_message(message))[0] for _ in range(5))
 
 
 def measured(cell: Cell, folder: Path, expected: Predicted, core: int) -> dict[str, float]:
@@ -196,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         record = run(Path(scratch), CELLS[: arguments.cells], arguments.chaos, arguments.out)
     show(record)
-    return ended(record, record["claims"], as_json=arguments.json)
+    return finish(record, record["claims"], as_json=arguments.json)
 
 
 def run(scratch: Path, cells: Sequence[Cell], chaos_iterations: int, out: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import zmq
 
-from experiments.harness.command import command_line, ended
+from experiments.harness.command import command_line, finish
 from runtime.data.scenes import make
 from runtime.preprocess.images import SquareRule
 from runtime.preprocess.loader import ServedLoader, Subscription
@@ -91,7 +91,7 @@ def main() -> int:
     found = measured(said.count)
     for name, times in found.items():
         print(f"{name:>14}: p50 {1e3 * times['p50_s']:.1f} ms, p99 {1e3 * times['p99_s']:.1f} ms")
-    return ended(found, as_json=said.json)
+    return finish(found, as_json=said.json)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from experiments.harness.command import command_line, ended
+from experiments.harness.command import command_line, finish
 from runtime.world.pool import Place, Pool
 
 NUM_RANKS, NUM_GROUPS, ELEMENTS, PIECES = 2, 6, 143_000, 8
@@ -102,7 +102,7 @@ def main() -> int:
     print(
         f"beside computing {result['shared']:.2f} times as long; as one collective {result['one_shared']:.2f}"
     )
-    return ended(dict(sorted(result.items())), as_json=arguments.json)
+    return finish(dict(sorted(result.items())), as_json=arguments.json)
 
 
 if __name__ == "__main__":

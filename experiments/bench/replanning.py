@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median, quantiles
 
-from experiments.harness.command import command_line, ended, taken
+from experiments.harness.command import command_line, finish, timed
 from experiments.oobleck.chaos_job import elastic_job
 from runtime.elastic.job import ElasticJob
 from runtime.elastic.prepared import prepare, read_prepared
@@ -58,8 +58,8 @@ def measure(job: ElasticJob, rounds: int, folder: Path) -> tuple[list[float], li
             def look_up() -> None:
                 assert read_prepared(folders[layout], layout, lost, joining) is not None  # noqa: B023
 
-            anew_s.append(taken(anew)[0])
-            found_s.append(taken(look_up)[0])
+            anew_s.append(timed(anew)[0])
+            found_s.append(timed(look_up)[0])
     return anew_s, found_s
 
 
@@ -81,7 +81,7 @@ def main() -> int:
     slowest_s = max(result[f"{name}_look_up_p95_s"] for name in jobs())
     result["goal_met"] = slowest_s <= GOAL_S
     claims = {"a look-up takes at most 10 ms (p95)": result["goal_met"] is True}
-    return ended(result, claims, as_json=arguments.json)
+    return finish(result, claims, as_json=arguments.json)
 
 
 if __name__ == "__main__":

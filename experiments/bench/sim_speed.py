@@ -24,7 +24,7 @@ from experiments.bench.plan_speed import plan_rates
 from experiments.bench.rivals.textbook import simulate_textbook, timeouts_per_s
 from experiments.bench.row_speed import row_rates
 from experiments.bench.speed_cases import CASES, PROFILE, Case, plan_of
-from experiments.harness.command import command_line, ended, taken
+from experiments.harness.command import command_line, finish, timed
 from sim.step.engine import simulate
 from sim.step.sweep import Sweep
 from workbench.cost.model import CostModel
@@ -89,15 +89,15 @@ def measure(case: Case) -> tuple[SpeedRow, Lowered, Callable[[Action], float], M
     check_memory(lowered, memory)
     plan_hash(lowered.plan)
     planning_s = time.process_time() - started
-    timed, bare = [], []
+    engine, bare = [], []
     for _ in range(REPEATS):
         unseen = replace(lowered)  # without the task graph that it keeps
-        timed.append(taken(partial(simulate, unseen, duration_s, memory=memory), time.process_time))
+        engine.append(timed(partial(simulate, unseen, duration_s, memory=memory), time.process_time))
         bare.append(timeouts_per_s(len(lowered.plan.ranks), BARE_TIMEOUTS))
-    trace = timed[0][1]
-    compile_s, sweep = taken(partial(Sweep, replace(lowered)), time.process_time)
+    trace = engine[0][1]
+    compile_s, sweep = timed(partial(Sweep, replace(lowered)), time.process_time)
     sweep.iteration_s(duration_s)  # compiles the loop where no cache has it
-    swept = [taken(lambda: sweep.iteration_s(duration_s), time.process_time) for _ in range(REPEATS)]
+    swept = [timed(lambda: sweep.iteration_s(duration_s), time.process_time) for _ in range(REPEATS)]
     row = SpeedRow(
         name=case.name,
         num_gpus=len(lowered.plan.ranks),
@@ -105,7 +105,7 @@ def measure(case: Case) -> tuple[SpeedRow, Lowered, Callable[[Action], float], M
         num_spans=len(trace.spans),
         num_messages=len(trace.messages),
         planning_s=planning_s,
-        engine_s=min(seconds for seconds, _ in timed),
+        engine_s=min(seconds for seconds, _ in engine),
         bare_timeouts_per_s=max(bare),
         compile_s=compile_s,
         sweep_s=min(seconds for seconds, _ in swept),
@@ -132,7 +132,7 @@ def against_textbook(
     iterations: list[float] = []
     for _ in range(REPEATS):
         for times, run in ((ours, simulate), (theirs, simulate_textbook)):
-            seconds, trace = taken(partial(run, lowered, duration_s, memory=memory), time.process_time)
+            seconds, trace = timed(partial(run, lowered, duration_s, memory=memory), time.process_time)
             times.append(seconds)
             iterations.append(trace.iteration_s)
     return {
@@ -194,7 +194,7 @@ def main() -> int:
         "engine_over_bare_simpy": rows[2].engine_over_bare_simpy,
         "rows": [asdict(row) | {"engine_over_bare_simpy": row.engine_over_bare_simpy} for row in rows],
     }
-    return ended(result, as_json=arguments.json)
+    return finish(result, as_json=arguments.json)
 
 
 if __name__ == "__main__":

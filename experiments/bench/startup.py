@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.harness.command import command_line, ended
+from experiments.harness.command import command_line, finish
 
 ROOT = Path(__file__).parents[2]
 REPEATS = 7
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         goal = f"; goal on a quiet machine: {GOALS_S[name]} s" if name in GOALS_S else ""
         sys.stdout.write(f"{name:7}{clock}, {core}{goal}\n")
     sys.stdout.write(f"load of the machine: {load:.1f}\n")
-    return ended(found | {"load": load, "repeats": options.repeats}, as_json=options.json)
+    return finish(found | {"load": load, "repeats": options.repeats}, as_json=options.json)
 
 
 if __name__ == "__main__":

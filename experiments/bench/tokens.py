@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.bench.rivals.tokens import differencing, multifit
-from experiments.harness.command import command_line, ended
+from experiments.harness.command import command_line, finish
 from workbench.balance.tokens import policies as tokens
 from workbench.balance.tokens.block_placement import BlockReads, gathered_bytes, moved_bytes, place_blocks
 from workbench.balance.tokens.bounds import least_possible, random_bound
@@ -259,7 +259,7 @@ def main() -> int:
         "block_placement": placed,
         "claims": claims,
     }
-    ended(result, claims, as_json=arguments.json)
+    finish(result, claims, as_json=arguments.json)
     return 0 if all(holds for claim, holds in found[8].claims.items() if claim.startswith(USED)) else 1
 
 

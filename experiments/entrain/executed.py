@@ -31,7 +31,7 @@ from experiments.entrain.intervals import Interval, ratio_of_medians
 from experiments.fidelity.cases import Case, Part
 from experiments.fidelity.plan_runs import Predicted, Runs, calibrate, predict, write_predictions
 from experiments.fidelity.work import LLM, UNMEASURED, decoder, emulated_machine, this_machine, with_encoders
-from experiments.harness.command import command_line, ended
+from experiments.harness.command import command_line, finish
 from experiments.harness.record import RESULTS, commit
 from runtime.measure.microbench import header_here
 from runtime.world.device import CPU
@@ -309,7 +309,7 @@ def main() -> int:
     result = run(given.out, rounds, ranks, is_quiet=given.json)
     print("\n".join(lines(result)))
     path = path_of(ranks) if rounds >= usual else None
-    return ended(result, out=path, as_json=given.json, holds=result["entrain_is_faster"])
+    return finish(result, out=path, as_json=given.json, holds=result["entrain_is_faster"])
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from experiments.cornstarch.modelled import a40_cost
 from experiments.cornstarch.planned import simulated
 from experiments.entrain.intervals import bootstrap
 from experiments.entrain.workload import CORPUS_OF, batch_of, job_of
-from experiments.harness.command import command_line, ended
+from experiments.harness.command import command_line, finish
 from workbench.planner.stage_counts import silent
 from workbench.planner.strategy_spec import Planner
 from workbench.report.progress import ticking
@@ -59,7 +59,7 @@ def main() -> int:
             ratios = [plain / own for plain, own in zip(times["as drawn"], taken_s, strict=True)]
             faster = bootstrap(ratios) if len(ratios) > 1 else f"{ratios[0]:.3f}"
             print(f"{dataset:14} {system:10} {statistics.mean(taken_s):7.3f} s   {faster} times as drawn")
-    return ended(record, as_json=given.json, holds=True)
+    return finish(record, as_json=given.json, holds=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from experiments.demo import DemoResult, run_demo
 from experiments.fidelity.burner import burner_of
-from experiments.harness.command import command_line, ended, refusing
+from experiments.harness.command import command_line, finish, run_main
 from workbench.drift import MOST_DRIFT, drift_warning
 from workbench.report.progress import ticking
 from workbench.report.tables import noise_warning, percent
@@ -55,7 +55,7 @@ def lines(result: DemoResult) -> Iterator[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 when the goals hold, 1 when not, 2 for bad input."""
     options = _parse(arguments)
-    return refusing(lambda: _main(options))
+    return run_main(lambda: _main(options))
 
 
 def _main(options: argparse.Namespace) -> int:
@@ -64,7 +64,7 @@ def _main(options: argparse.Namespace) -> int:
         result = run_demo(options.out, ticker.at, beside=burner)
     found = goals(result)
     print("\n".join(lines(result)))
-    return ended(result.as_json() | {"goals": found}, found, as_json=options.json)
+    return finish(result.as_json() | {"goals": found}, found, as_json=options.json)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from experiments.fidelity.memory import RankMemory, head, line, measure, record, summarise, summary_line
 from experiments.fidelity.work import LLM, UNMEASURED, this_machine
-from experiments.harness.command import command_line, ended, shown
+from experiments.harness.command import command_line, finish, print_rows
 from runtime.models.choose import ADAPTERS
 from runtime.world.pool import Pool
 from workbench.data.sample import Sample, Segment
@@ -188,7 +188,7 @@ def family_of(plan: str) -> str:
 def run(only: str, pool: Pool) -> list[RankMemory]:
     """Every case whose name contains `only`, printed as it comes."""
     rows = (row for name, plan in cases() if only in name for row in measure(name, plan, pool))
-    return shown(
+    return print_rows(
         head(WIDTH), rows, lambda row: line(row, WIDTH) + ("" if abs(row.error) <= GOAL else "  OFF")
     )
 
@@ -208,7 +208,7 @@ def main() -> int:
     num_off = sum(abs(row.error) > GOAL for row in rows)
     print(summary_line(summarise(rows), time.perf_counter() - started_s))
     claims = {f"every rank within {GOAL:.0%}": not num_off}
-    return ended(record(rows) | {"num_off": num_off}, claims, as_json=arguments.json)
+    return finish(record(rows) | {"num_off": num_off}, claims, as_json=arguments.json)
 
 
 if __name__ == "__main__":

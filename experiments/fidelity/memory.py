@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.demo_job import MIXES, NUM_RANKS, demo_job, local_cluster
-from experiments.harness.command import command_line, ended, shown
+from experiments.harness.command import command_line, finish, print_rows
 from runtime.emulation.peak_memory import WARMUP, PeakMemory
 from runtime.launch import run_local
 from runtime.rank_job import Collect, RunSettings
@@ -176,14 +176,14 @@ def main() -> int:
     arguments = command_line(__doc__).parse_args()
     started_s = time.perf_counter()
     with Pool(NUM_RANKS) as pool:
-        rows = shown(head(), (row for case in cases() for row in measure(*case, pool)), line)
+        rows = print_rows(head(), (row for case in cases() for row in measure(*case, pool)), line)
     summary = summarise(rows)
     print(summary_line(summary, time.perf_counter() - started_s))
     claims = {
         "no rank needs more than predicted": summary.num_exceeded == 0,
         f"mean absolute error <= {GOAL_MEAN:.0%}": summary.mean_abs_error <= GOAL_MEAN,
     }
-    return ended(record(rows), claims, as_json=arguments.json)
+    return finish(record(rows), claims, as_json=arguments.json)
 
 
 if __name__ == "__main__":

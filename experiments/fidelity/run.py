@@ -35,7 +35,7 @@ from experiments.fidelity.plan_runs import Predicted, Runs, calibrate, predict, 
 from experiments.fidelity.rehearsals import rehearsals
 from experiments.fidelity.report import PlanRow, lines, plan_row, summary
 from experiments.fidelity.work import ASSUMED, UNMEASURED, emulated_machine
-from experiments.harness.command import command_line, refusing
+from experiments.harness.command import command_line, run_main
 from experiments.harness.drawing import PLOTS, save
 from experiments.harness.record import commit
 from runtime.measure.microbench import header_here
@@ -162,7 +162,7 @@ def _provenance(profile: Profile, device: torch.device) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 when every plan ran and every goal holds, 1 otherwise, 2 for bad input."""
     options = _parse(arguments)
-    return refusing(lambda: _main(options, print))
+    return run_main(lambda: _main(options, print))
 
 
 def _main(options: argparse.Namespace, show: Callable[[str], None]) -> int:

@@ -16,7 +16,7 @@ from experiments.gpu_day.drive import START_S, Deadline, Here, PartState, drive
 from experiments.gpu_day.store import opened
 from experiments.gpu_day.summary import Rows, figures
 from experiments.gpu_day.worker import CellError, Worker
-from experiments.harness.command import refusing
+from experiments.harness.command import run_main
 
 FACTS = "experiments.gpu_day.environment"
 KERNELS = "experiments.gpu_day.kernels"
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[Part] = PARTS, 
         facts: module whose `facts(session)` says what measures.
     """
     options = _parse(arguments)
-    return refusing(lambda: _main(options, tuple(parts), facts))
+    return run_main(lambda: _main(options, tuple(parts), facts))
 
 
 def _main(options: argparse.Namespace, parts: tuple[Part, ...], facts: str) -> int:

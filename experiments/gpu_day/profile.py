@@ -17,7 +17,7 @@ from experiments.gpu_day.campaign import Cell, Extent, Measured, Session
 from experiments.gpu_day.environment import facts
 from experiments.gpu_day.jobs import judged, rehearsed
 from experiments.gpu_day.store import rows_in
-from experiments.harness.command import refusing
+from experiments.harness.command import run_main
 from runtime.measure.cells import CellSizes, cell_sizes, operator_cells
 from runtime.measure.clock import Clock
 from runtime.measure.plans import BenchSettings, distinct, executor_task, layer_tasks
@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(f"written to {options.output}\n")
         return 0
 
-    return refusing(write)
+    return run_main(write)
 
 
 if __name__ == "__main__":

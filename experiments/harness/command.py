@@ -22,7 +22,7 @@ def command_line(about: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def taken(call: Callable[[], T], clock: Callable[[], float] = time.perf_counter) -> tuple[float, T]:
+def timed(call: Callable[[], T], clock: Callable[[], float] = time.perf_counter) -> tuple[float, T]:
     """Seconds of a call by a clock, and what it returned."""
     start_s = clock()
     result = call()
@@ -31,7 +31,7 @@ def taken(call: Callable[[], T], clock: Callable[[], float] = time.perf_counter)
 
 def fastest_s(call: Callable[[], object], repeats: int) -> float:
     """Wall seconds of the fastest of several calls."""
-    return min(taken(call)[0] for _ in range(repeats))
+    return min(timed(call)[0] for _ in range(repeats))
 
 
 def reaches(value: float, must: float, *, at_most: bool) -> bool:
@@ -39,7 +39,7 @@ def reaches(value: float, must: float, *, at_most: bool) -> bool:
     return value <= must if at_most else value >= must
 
 
-def shown(head: str, rows: Iterable[T], line: Callable[[T], str]) -> list[T]:
+def print_rows(head: str, rows: Iterable[T], line: Callable[[T], str]) -> list[T]:
     """A table's rows, each printed as soon as it is there."""
     print(head)
     found = []
@@ -49,7 +49,7 @@ def shown(head: str, rows: Iterable[T], line: Callable[[T], str]) -> list[T]:
     return found
 
 
-def ended(
+def finish(
     record: Mapping[str, Any],
     claims: Mapping[str, bool] = MappingProxyType({}),
     *,
@@ -76,7 +76,7 @@ def ended(
     return 0 if holds and all(claims.values()) else 1
 
 
-def refusing(main: Callable[[], int]) -> int:
+def run_main(main: Callable[[], int]) -> int:
     """The exit status of `main`; what it refuses is said in one line, and is 2."""
     try:
         return main()

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from statistics import median
 
-from experiments.harness.command import command_line, ended
+from experiments.harness.command import command_line, finish
 from experiments.harness.record import RESULTS
 from experiments.mimo.parity_grid_runs import LLAMA, SIGLIP, Layout, planned, processes_job
 from runtime.launch import run_lowered
@@ -164,7 +164,7 @@ def main() -> int:
         "steps": arguments.steps,
         "cases": [asdict(e) | {"share": e.share} for e in found],
     }
-    return ended(result, out=SUMMARY, as_json=arguments.json, holds=same)
+    return finish(result, out=SUMMARY, as_json=arguments.json, holds=same)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.harness.command import command_line, ended
+from experiments.harness.command import command_line, finish
 from experiments.harness.drawing import PLOTS, save
 from experiments.harness.figure import GREY, LIGHT, Band, Grid, Line, Lines
 from experiments.harness.record import RESULTS
@@ -270,7 +270,7 @@ def main() -> int:
     result = judged(played, curves, arguments.steps)
     print(report(result))
     save(drawing({p: curves[p] for p in played if p in curves}), PLOTS, "mimo_figure11")
-    return ended(result, out=SUMMARY, as_json=arguments.json, holds=result["holds"])
+    return finish(result, out=SUMMARY, as_json=arguments.json, holds=result["holds"])
 
 
 if __name__ == "__main__":

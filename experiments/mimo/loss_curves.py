@@ -26,7 +26,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from experiments.harness.command import command_line, ended
+from experiments.harness.command import command_line, finish
 from experiments.harness.record import RESULTS
 from experiments.mimo.kept_runs import Kept
 from experiments.mimo.loss_curves_runs import ONE_BATCH, Data, Run, model, one_process, plan_of, runs, train
@@ -131,7 +131,7 @@ def main() -> int:
     print(f"claim: every layout within {BOUND} of the baseline at every step, states included: ", end="")
     print("holds" if result["holds"] else "FAILS")
     path = SUMMARY if data == ONE_BATCH else SUMMARY_OF_BATCHES
-    return ended(result, out=path, as_json=arguments.json, holds=result["holds"])
+    return finish(result, out=path, as_json=arguments.json, holds=result["holds"])
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from heapq import heapify, heapreplace
 from itertools import combinations, product
 from typing import Any
 
-from experiments.harness.command import command_line, ended
+from experiments.harness.command import command_line, finish
 from experiments.harness.record import RESULTS
 from experiments.mimo.kept_runs import Kept
 from experiments.mimo.parity_grid_runs import NUM_RANKS, Layout, plan_of, run
@@ -173,7 +173,7 @@ def main() -> int:
     result["holds"] = is_whole
     print(f"claim: every layout that fits trains as one process, within {BOUND}: ", end="")
     print("holds" if is_whole else "FAILS")
-    return ended(result, out=SUMMARY, as_json=arguments.json, holds=is_whole)
+    return finish(result, out=SUMMARY, as_json=arguments.json, holds=is_whole)
 
 
 if __name__ == "__main__":

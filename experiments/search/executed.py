@@ -27,7 +27,7 @@ from experiments.entrain.intervals import Interval, ratio_of_medians
 from experiments.fidelity import plan_runs
 from experiments.fidelity.cases import CROWD, Case, Part
 from experiments.fidelity.work import UNMEASURED, this_machine
-from experiments.harness.command import command_line, ended
+from experiments.harness.command import command_line, finish
 from experiments.harness.record import RESULTS
 from experiments.search.best_single import best_of, own_searches
 from runtime.world.pool import Pool
@@ -326,7 +326,7 @@ def main() -> int:
     is_whole = given.rounds >= ROUNDS and len(parts) == len(RANKS)
     intervals = [part["interval_95"] for part in result["parts"].values()]
     holds = all(interval is None or interval[1] >= 1 for interval in intervals)
-    return ended(result, out=RESULT if is_whole else None, as_json=given.json, holds=holds)
+    return finish(result, out=RESULT if is_whole else None, as_json=given.json, holds=holds)
 
 
 if __name__ == "__main__":

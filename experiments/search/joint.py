@@ -24,7 +24,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.command import command_line, ended
+from experiments.harness.command import command_line, finish
 from experiments.harness.record import commit
 from experiments.search import compared, regret, speeds
 from experiments.search.jobs import JOBS
@@ -284,7 +284,7 @@ def main() -> int:
     except ValueError as error:
         parser.error(str(error))
     print("\n".join(lines(record)))
-    return ended(record, as_json=given.json, holds=holds(record))
+    return finish(record, as_json=given.json, holds=holds(record))
 
 
 if __name__ == "__main__":
