@@ -83,6 +83,23 @@ def test_the_bound_of_a_large_layer_is_near():
     assert least.all_s > 0.9 * (time.forward_s + time.input_grad_s + time.weight_grad_s)
 
 
+def test_stocks_of_nearly_equal_size_share_what_products_take(monkeypatch):
+    model, layer, needs = CostModel(load_profile("H100")), llm().layers[5], Needs(True, True)
+    looked_at: list[object] = []
+    product_cell = model.product_cell
+    monkeypatch.setattr(model, "product_cell", lambda *box: looked_at.append(box) or product_cell(*box))
+
+    def num_cells(*lengths: int) -> int:
+        before = len(looked_at)
+        times = LeastTimes(model, "bfloat16", causal(lengths), num_ranks=8, cuts_tokens=False)
+        times.of(layer, causal([1024]), needs)
+        return len(looked_at) - before
+
+    assert num_cells(4096, 4096, 4096) > 20
+    assert num_cells(4096, 4096, 4096, 17) == 0
+    assert num_cells(4096, 4096, 4096, 4096, 17) > 20  # beyond the next power of two
+
+
 shapes = st.tuples(*(st.sampled_from([1.0, 2.0, 3.0, 4.0, 8.0, 16.0]) for _ in range(3)))
 tables = st.dictionaries(shapes, st.floats(1.0, 100.0), min_size=1, max_size=24)
 coordinates = st.tuples(*(st.floats(0.5, 32.0) for _ in range(3)))
