@@ -32,6 +32,7 @@ from workbench.plan.lower import lower
 from workbench.plan.lowered import GradientGroup, Weights
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Settings, Sharding
+from workbench.plan.runnable import check_runnable
 from workbench.timing.price import price
 
 torch.set_num_threads(1)
@@ -166,8 +167,11 @@ def test_gradients_alone_are_refused() -> None:
     plan = disjoint_plan(mixed("llm"), tiny_batch(), WHOLE)
     modules = (ModuleSettings(module="llm", sharding=Sharding.GRADIENTS),)
     deeper = replace(plan, settings=replace(plan.settings, modules=modules))
-    with pytest.raises(ValueError, match="'gradients' cannot be executed; want one of none, optimizer, para"):
+    words = "'gradients' cannot be executed; want one of none, optimizer, para"
+    with pytest.raises(ValueError, match=words):
         emulate(lower(deeper), RunSettings())
+    with pytest.raises(ValueError, match=words):
+        check_runnable(deeper)  # before any process is started
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(1, 4))

@@ -36,6 +36,7 @@ from workbench.plan.deadlock import check_deadlock
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
+from workbench.plan.runnable import check_runnable
 from workbench.timing.accept import accept
 
 RESULT = Path(__file__).parents[1] / "results" / "fidelity_mutants.json"
@@ -218,6 +219,10 @@ def _drawn(mutant: Mutant, parent: Plan, gate: Gate) -> Sample | None:
     if mutant.plan is None or gate not in (Gate.ACCEPTED, Gate.DEADLOCK):
         return None
     accepted = gate is Gate.ACCEPTED
+    try:
+        check_runnable(mutant.plan)
+    except ValueError:  # it can be simulated alone
+        return None
     return Sample(operator=mutant.operator, plan=mutant.plan, parent=parent, is_accepted=accepted)
 
 

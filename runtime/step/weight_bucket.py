@@ -12,10 +12,9 @@ from runtime.step.fsdp.weights import places
 from workbench.plan.lowered import Lowered, Weights
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.plan import Sharding
+from workbench.plan.runnable import check_sharding
 
 # Shape suffixes: N = elements of all weights and padding, S = elements of one part.
-
-EXECUTED = (Sharding.NONE, Sharding.OPTIMIZER, Sharding.PARAMETERS)
 
 
 class HoldsWeights(Protocol):
@@ -164,13 +163,9 @@ def weight_buckets(
     found: dict[Weights, WeightBucket] = {}
     for group in lowered.groups:
         weights = group.weights[0]
-        sharding = lowered.plan.settings.of(weights.module).sharding
-        if sharding not in EXECUTED:
-            raise ValueError(
-                f"module {weights.module!r}: sharding {sharding.value!r} cannot be executed; want one of "
-                f"{', '.join(level.value for level in EXECUTED)} (simulate this plan instead)"
-            )
-        if sharding is Sharding.PARAMETERS or rank not in group.ranks or weights not in held:
+        settings = lowered.plan.settings.of(weights.module)
+        check_sharding(weights.module, settings)
+        if settings.sharding is Sharding.PARAMETERS or rank not in group.ranks or weights not in held:
             continue
         shards = optimizer_shards(lowered.plan, group)
         if shards.num_shards == 1 and wide is None:

@@ -11,11 +11,12 @@ from workbench.model.layer import Attention, Matmul, Shard, TokenCount
 from workbench.model.model_graph import TEXT, Edge, Module
 from workbench.model.projector import Projector, from_text, shown
 from workbench.plan.kernels import Kernels
-from workbench.plan.plan import Boundaries, ModuleSettings, Plan, Stage
+from workbench.plan.plan import Boundaries, ModuleSettings, Plan, Sharding, Stage
 from workbench.plan.runnable_items import check_segment
 from workbench.schedule.action import Pass
 
 CPU = "cpu"  # kind of device
+EXECUTED_SHARDINGS = (Sharding.NONE, Sharding.OPTIMIZER, Sharding.PARAMETERS)
 ROTARY = "rotary"  # operator that turns queries and keys by their positions
 
 
@@ -27,6 +28,7 @@ def check_runnable(plan: Plan) -> None:
     for module in plan.model.modules:
         check_family(module)
         check_recompute(module.name, plan.settings.of(module.name))
+        check_sharding(module.name, plan.settings.of(module.name))
         _check_items(plan, module)
     for edge in plan.model.edges:
         check_edge(plan, edge)
@@ -105,6 +107,15 @@ def check_recompute(module: str, settings: ModuleSettings) -> None:
         raise ValueError(
             f"module {module!r}: the runtime computes whole layers again or nothing, got "
             f"{', '.join(settings.computed_again)}; nearest: recompute 'full'"
+        )
+
+
+def check_sharding(module: str, settings: ModuleSettings) -> None:
+    """Raise ValueError for a level of sharding that is only simulated."""
+    if settings.sharding not in EXECUTED_SHARDINGS:
+        raise ValueError(
+            f"module {module!r}: sharding {settings.sharding.value!r} cannot be executed; want one of "
+            f"{', '.join(level.value for level in EXECUTED_SHARDINGS)} (simulate this plan instead)"
         )
 
 
