@@ -20,6 +20,7 @@ from workbench.cost.roofline import ATTENTION_BACKWARD_FLOP, Grid, RowWork, Work
 from workbench.masks.bitfield import Bitfield, concatenate
 from workbench.masks.tiles import PARTIAL, Tiles, classify
 from workbench.model.layer import Attention, TokenCount
+from workbench.plan.gathered_heads import heads_per_gather
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.routing import Routing, routing_of
@@ -130,7 +131,8 @@ class SimulatedAttention:
         self, call: AttentionCall, tiles: tuple[Tiles, ...], tokens: tuple[int, ...], link: Link
     ) -> AttentionTime:
         operator, stage, precision = call.operator, call.stage, str(call.plan.settings.precision)
-        per_launch = 1 if stage.cp > 1 else operator.num_kv_heads // stage.tp
+        num_heads, num_kv_heads = operator.num_heads // stage.tp, operator.num_kv_heads // stage.tp
+        per_launch = heads_per_gather(num_heads, num_kv_heads, max(tokens)) if stage.cp > 1 else num_kv_heads
         launches = launches_of(operator, tp=stage.tp, kv_heads_per_launch=per_launch)
         gpu = gpu_of(self._cost, operator, precision=precision, num_units=self._num_units)
         wires = wires_of(self._cost, operator, launches, tokens, precision=precision, link=link)

@@ -12,8 +12,8 @@ launched), a result is complete when it is read (after `wait`, never before), an
 used twice: each chunk has its own, freed when the current stream is done with it.
 
 Source: Cornstarch (ICML) section 4.3.2, all-gather of keys and values by heads.
-Differs: tokens are padded to the longest list rather than exchanged in unequal messages; padding
-is masked out like any token that nobody sees.
+Differs: as many heads at a time as fill a GPU, not one; tokens are padded to the longest list rather
+than exchanged in unequal messages; padding is masked out like any token that nobody sees.
 """
 
 from collections.abc import Iterator
@@ -25,9 +25,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from runtime.models.attention_mask import AttentionMask
+from runtime.parallel.context import block
 from runtime.parallel.context.block import View, view_backward, view_forward, wide
 from runtime.parallel.context.group import ContextGroup, Pending
 from runtime.parallel.context.token_shares import TokenShares
+from workbench.plan.gathered_heads import heads_per_gather
 
 # Shape suffixes: T = own tokens, N = tokens of the longest list, M = members, S = M x N keys,
 # H = query heads, G = key/value heads, C = key/value heads of one chunk, D = head width.
@@ -41,7 +43,7 @@ class GatheredAttention:
         shares: who holds which tokens.
         group: the ranks, in the order of the shares.
         mask: of the own tokens over everybody's, see `gathered_attention`.
-        chunk_heads: heads of keys and values that travel together.
+        chunk_heads: heads of keys and values that travel together; None: see `_chunk_heads`.
 
     Raises:
         ValueError: the group has not as many members as the shares, or chunk_heads < 1.
@@ -50,11 +52,11 @@ class GatheredAttention:
     shares: TokenShares
     group: ContextGroup
     mask: AttentionMask
-    chunk_heads: int = 1
+    chunk_heads: int | None = None
 
     def __post_init__(self) -> None:
         check_members(self.shares, self.group)
-        if self.chunk_heads < 1:
+        if self.chunk_heads is not None and self.chunk_heads < 1:
             raise ValueError(f"chunks must be of >= 1 head, got {self.chunk_heads}")
 
     def attend(
@@ -130,7 +132,7 @@ class _Gathered(torch.autograd.Function):
 def _chunks(q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, attention: GatheredAttention) -> Iterator[_Chunk]:
     """Chunk after chunk, each complete when it comes, the next one on its way."""
     group_heads = q_HTD.shape[0] // k_GTD.shape[0]
-    step = attention.chunk_heads
+    step = attention.chunk_heads or _chunk_heads(q_HTD, k_GTD, attention.shares)
     heads = [slice(first, first + step) for first in range(0, k_GTD.shape[0], step)]
     coming = _gather(k_GTD[heads[0]], v_GTD[heads[0]], attention)
     for index, chunk in enumerate(heads):
@@ -142,6 +144,13 @@ def _chunks(q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, attention: GatheredAtte
         k_CSD, v_CSD = keys_values.permute(1, 2, 0, 3)
         queries = slice(chunk.start * group_heads, (chunk.start + len(k_CSD)) * group_heads)
         yield _Chunk(chunk, queries, k_CSD, v_CSD)
+
+
+def _chunk_heads(q_HTD: Tensor, k_GTD: Tensor, shares: TokenShares) -> int:
+    """One where scores are written out: those of several heads at a time would be so much larger."""
+    if not block.uses_kernels(q_HTD.device):
+        return 1
+    return heads_per_gather(q_HTD.shape[0], k_GTD.shape[0], shares.most_held)
 
 
 def _gather(k_CTD: Tensor, v_CTD: Tensor, attention: GatheredAttention) -> tuple[Pending, Tensor]:
