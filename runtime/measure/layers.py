@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,9 @@ from workbench.plan.plan import Plan, Recompute, Stage
 
 WARMUP = 1
 LEAST_ROUNDS = 3
+LEAST_ROUNDS_TOGETHER = (
+    16  # of processes that share a window: some passes wait for a slice of a core, some do not
+)
 SMALL = 1e-3  # a usual element of an output's gradient
 
 
@@ -79,19 +83,22 @@ def time_window(
 
     Args:
         place: of the process; the world aligns before the first round of each part.
-        budget_s: of each kind of pass; three rounds are timed all the same.
+        budget_s: of each kind of pass; three rounds are timed all the same, of a shared window sixteen.
     """
     together: Callable[[], object] = dist.barrier if place.size > 1 else _alone
     bench = _Bench(plan, window, device, place.process)
-    agree = _first_says if window.num_processes > 1 else _own_clock  # whose clock ends the rounds
+    is_shared = window.num_processes > 1
+    agree = _first_says if is_shared else _own_clock  # whose clock ends the rounds
+    least_rounds = LEAST_ROUNDS_TOGETHER if is_shared else LEAST_ROUNDS
+    take_turns = partial(_take_turns, bench, budget_s=budget_s, least_rounds=least_rounds, agree=agree)
     whole = (LayerKind.PLAIN, LayerKind.WHOLE, LayerKind.INPUT, LayerKind.WEIGHTS)
     together()
     before = bench.clock.gauge()
-    _take_turns(bench, whole, budget_s, agree)
+    take_turns(whole)
     during = bench.clock.gauge()
     bench.split()
     together()
-    _take_turns(bench, (LayerKind.SPLIT,), budget_s, agree)
+    take_turns((LayerKind.SPLIT,))
     notes = notes_of(before, during, bench.clock.gauge())
     together()
     steps_s = tuple(bench.optimizer_s())
@@ -114,7 +121,12 @@ def _first_says(go_on: bool) -> bool:  # noqa: FBT001  (the answer itself)
 
 
 def _take_turns(
-    bench: "_Bench", kinds: Sequence[LayerKind], budget_s: float, agree: Callable[[bool], bool]
+    bench: "_Bench",
+    kinds: Sequence[LayerKind],
+    *,
+    budget_s: float,
+    least_rounds: int,
+    agree: Callable[[bool], bool],
 ) -> None:
     settled_s = time.perf_counter() + bench.clock.settle_s
     for kind in kinds:
@@ -125,7 +137,7 @@ def _take_turns(
     bench.forget(kinds)
     stop_s = time.perf_counter() + budget_s * len(kinds)
     rounds = 0
-    while agree(rounds < LEAST_ROUNDS or time.perf_counter() < stop_s):
+    while agree(rounds < least_rounds or time.perf_counter() < stop_s):
         for kind in kinds:
             bench.run(kind)
         rounds += 1
@@ -314,7 +326,7 @@ def rows_of(plan: Plan, window: Window, times: Sequence[WindowTimes]) -> Iterato
     for name in dict.fromkeys(names):
         alike = [window.layers[0] + i for i, other in enumerate(names) if other == name]
         layer = layers[alike[0]]
-        row = _layer_row(layer, window, _Medians(alike, times, together=window.num_processes > 1))
+        row = _layer_row(layer, window, _CallTimes(alike, times, together=window.num_processes > 1))
         row = replace(row, **asdict(times[0].notes))
         yield _with_context(row, window.row) if layer.reads_context else row
     for found in zip(*(t.optimizer_s for t in times), strict=True):
@@ -327,16 +339,17 @@ def rows_of(plan: Plan, window: Window, times: Sequence[WindowTimes]) -> Iterato
         )
 
 
-class _Medians:
+class _CallTimes:
     """Times of equal layers of one window on all processes; `together`: each ran its share of them.
 
     Who has less work waits for the others at the next exchange, so shares take as long in the mean. Now and
-    then one waits for a slice of a core too: a pass holds as many such waits as fall to it, so equal layers
-    of one pass count in the mean.
+    then one waits for a slice of a core too: a step holds as many such waits as fall to it, so passes and
+    equal layers count in the mean, where a median would leave the waits out or take all for such.
     """
 
     def __init__(self, layers: Sequence[int], times: Sequence[WindowTimes], *, together: bool) -> None:
-        self._layers, self._times, self._together = layers, times, together
+        self._layers, self._times = layers, times
+        self._middle = statistics.mean if together else statistics.median
 
     def all_s(self, kind: LayerKind, part: Part) -> list[float]:
         found = (t.seconds.get((layer, kind, part), ()) for t in self._times for layer in self._layers)
@@ -345,16 +358,7 @@ class _Medians:
     def of(self, kind: LayerKind, part: Part) -> float:
         """0 where nothing ran."""
         found = self.all_s(kind, part)
-        if not found:
-            return 0.0
-        if not self._together:
-            return statistics.median(found)
-        return statistics.mean(self._usual_s(times, kind, part) for times in self._times)
-
-    def _usual_s(self, times: WindowTimes, kind: LayerKind, part: Part) -> float:
-        """Of one process, over its passes."""
-        layers = [found for layer in self._layers if (found := times.seconds.get((layer, kind, part)))]
-        return statistics.median(statistics.mean(alike) for alike in zip(*layers, strict=False))
+        return self._middle(found) if found else 0.0
 
 
 def _with_context(row: LayerRow, size: RowWork) -> LayerRow:
@@ -367,10 +371,10 @@ def _with_context(row: LayerRow, size: RowWork) -> LayerRow:
     )
 
 
-def _layer_row(layer: Layer, window: Window, medians: _Medians) -> LayerRow:
-    forward_s = medians.all_s(LayerKind.WHOLE, Part.FORWARD)
-    whole_s = medians.of(LayerKind.WHOLE, Part.BACKWARD)
-    input_grad_s = min(medians.of(LayerKind.INPUT, Part.BACKWARD), whole_s)
+def _layer_row(layer: Layer, window: Window, calls: _CallTimes) -> LayerRow:
+    forward_s = calls.all_s(LayerKind.WHOLE, Part.FORWARD)
+    whole_s = calls.of(LayerKind.WHOLE, Part.BACKWARD)
+    input_grad_s = min(calls.of(LayerKind.INPUT, Part.BACKWARD), whole_s)
     return LayerRow(
         signature=signature(layer),
         precision=str(window.precision),
@@ -378,13 +382,13 @@ def _layer_row(layer: Layer, window: Window, medians: _Medians) -> LayerRow:
         tokens_in=window.row.tokens_in,
         tokens_out=window.row.tokens_out,
         attention_area=window.row.attention_area,
-        forward_s=medians.of(LayerKind.WHOLE, Part.FORWARD),
-        forward_only_s=medians.of(LayerKind.PLAIN, Part.FORWARD),
+        forward_s=calls.of(LayerKind.WHOLE, Part.FORWARD),
+        forward_only_s=calls.of(LayerKind.PLAIN, Part.FORWARD),
         input_grad_s=input_grad_s,
         weight_grad_s=whole_s - input_grad_s,
-        weight_only_s=medians.of(LayerKind.WEIGHTS, Part.BACKWARD),
-        split_input_s=medians.of(LayerKind.SPLIT, Part.BACKWARD),
-        split_weight_s=medians.of(LayerKind.SPLIT, Part.LATER),
+        weight_only_s=calls.of(LayerKind.WEIGHTS, Part.BACKWARD),
+        split_input_s=calls.of(LayerKind.SPLIT, Part.BACKWARD),
+        split_weight_s=calls.of(LayerKind.SPLIT, Part.LATER),
         spread=quartile_spread(forward_s),
         repeats=len(forward_s),
         tp=window.tp,
