@@ -15,7 +15,7 @@ from runtime.launch import run_lowered
 from runtime.measure import wires as bench_wires
 from runtime.measure.clock import Clock, quartile_spread
 from runtime.measure.executor import build_empty, time_executor
-from runtime.measure.layers import LayerKind, Part, rows_of, time_window
+from runtime.measure.layers import LayerKind, Part, Seconds, WindowTimes, rows_of, time_window
 from runtime.measure.microbench import header_here
 from runtime.measure.plans import BenchSettings, layer_tasks, measure, measuring_tasks
 from runtime.measure.windows import runs_of, windows_of
@@ -251,6 +251,30 @@ def test_divided_weights_are_measured_on_as_many_processes(
     assert read == [
         (stage.ep, ActivationCut.SEQUENCE if layers[1].sequence_parallel else ActivationCut.WHOLE)
     ]
+
+
+@pytest.mark.parametrize(("num_processes", "expected_s"), [(1, 0.010), (2, 0.012)])
+def test_what_processes_share_counts_by_the_mean_of_its_median_round(
+    num_processes: int, expected_s: float
+) -> None:
+    """Neither the long first round nor which process waited decides; in the median call the second would."""
+    work = experts_work()
+    cuts = {"llm": ((len(work.model.module("llm").layers), tuple(range(num_processes))),)}
+    divided = plan_of_work(work, this_machine(UNMEASURED, 2), cuts, samples=(1,) * 6, divided=as_tensors)
+    window = windows_of(divided, sizes=1)[-1]
+    assert window.num_processes == num_processes
+    layers, calls_s = range(*window.layers), (1.0, *[0.010] * 4)
+    times = []
+    for process in range(num_processes):
+        seconds: Seconds = {
+            (layer, kind, part): [call_s + 0.004 * process for call_s in calls_s]
+            for layer in layers
+            for kind in LayerKind
+            for part in Part
+        }
+        times.append(WindowTimes(seconds=seconds, optimizer_s=()))
+    rows = [row for row in rows_of(divided, window, times) if isinstance(row, LayerRow)]
+    assert [row.forward_s for row in rows] == [pytest.approx(expected_s)] * len(rows)
 
 
 def test_every_layer_of_a_pass_is_timed(plan: Plan) -> None:

@@ -343,22 +343,27 @@ class _CallTimes:
     """Times of equal layers of one window on all processes; `together`: each ran its share of them.
 
     Who has less work waits for the others at the next exchange, so shares take as long in the mean. Now and
-    then one waits for a slice of a core too: a step holds as many such waits as fall to it, so passes and
-    equal layers count in the mean, where a median would leave the waits out or take all for such.
+    then one waits for a slice of a core too: a step holds as many such waits as fall to it, and is judged by
+    its median. So what layers and processes took counts in the mean of a round, and the median round counts.
     """
 
     def __init__(self, layers: Sequence[int], times: Sequence[WindowTimes], *, together: bool) -> None:
-        self._layers, self._times = layers, times
-        self._middle = statistics.mean if together else statistics.median
+        self._layers, self._times, self._together = layers, times, together
 
     def all_s(self, kind: LayerKind, part: Part) -> list[float]:
-        found = (t.seconds.get((layer, kind, part), ()) for t in self._times for layer in self._layers)
-        return [second for seconds in found for second in seconds]
+        return [second for seconds in self._by_call(kind, part) for second in seconds]
 
     def of(self, kind: LayerKind, part: Part) -> float:
         """0 where nothing ran."""
         found = self.all_s(kind, part)
-        return self._middle(found) if found else 0.0
+        if self._together:
+            found = [statistics.mean(of_round) for of_round in zip(*self._by_call(kind, part), strict=True)]
+        return statistics.median(found) if found else 0.0
+
+    def _by_call(self, kind: LayerKind, part: Part) -> list[list[float]]:
+        """[layers and processes that ran] seconds by round."""
+        keys = [(layer, kind, part) for layer in self._layers]
+        return [times.seconds[key] for times in self._times for key in keys if key in times.seconds]
 
 
 def _with_context(row: LayerRow, size: RowWork) -> LayerRow:
