@@ -1,11 +1,13 @@
 """Strategies that regroup samples: Entrain and DistTrain's reordering train the same, and more evenly."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import nnls
 
 from runtime.world.pool import Pool
 from sim.step.engine import simulate
@@ -220,6 +222,28 @@ def test_a_quadratic_is_found_again(square: float, linear: float, constant: floa
     for x in (100, 3000, 12000):
         assert found.seconds(x) == pytest.approx(exact.seconds(x), rel=1e-4)
     assert found.seconds(0) == 0.0
+
+
+TIMES_S = st.lists(st.floats(1e-9, 1e3), min_size=5, max_size=5)
+
+
+@given(TIMES_S)
+def test_no_quadratic_fits_better(seconds: list[float]):
+    tokens = np.array((64.0, 256, 1024, 4096, 16384))
+    terms = np.stack([(tokens / 16384) ** 2, tokens / 16384, np.ones(5)], axis=1) / np.array(seconds)[:, None]
+    _, least = nnls(terms, np.ones(5))
+    found = fit_quadratic(tokens.tolist(), seconds)
+    errors = [found.seconds(x) / y - 1 for x, y in zip(tokens, seconds, strict=True)]
+    assert math.hypot(*errors) <= least + 1e-9
+    assert min(found.square_s, found.linear_s, found.constant_s) >= 0
+
+
+@given(TIMES_S, st.permutations(range(5)))
+def test_a_fit_is_the_same_in_any_order_of_sums(seconds: list[float], order: list[int]):
+    """Sums that round would differ, as they do between processors."""
+    tokens = (64, 256, 1024, 4096, 16384)
+    shuffled = fit_quadratic([tokens[at] for at in order], [seconds[at] for at in order])
+    assert shuffled == fit_quadratic(tokens, seconds)
 
 
 def test_a_quadratic_wants_three_points():

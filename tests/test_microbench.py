@@ -15,7 +15,8 @@ from runtime.launch import run_lowered
 from runtime.measure import wires as bench_wires
 from runtime.measure.clock import Clock, quartile_spread
 from runtime.measure.executor import build_empty, time_executor
-from runtime.measure.layers import LayerKind, Part, Seconds, WindowTimes, rows_of, time_window
+from runtime.measure.layer_rows import rows_of
+from runtime.measure.layers import LayerKind, Part, Seconds, WindowTimes, time_window
 from runtime.measure.microbench import header_here
 from runtime.measure.plans import BenchSettings, layer_tasks, measure, measuring_tasks
 from runtime.measure.windows import runs_of, windows_of

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.measure.layers import rows_of, time_window
+from runtime.measure.layer_rows import rows_of
+from runtime.measure.layers import time_window
 from runtime.measure.windows import windows_of
 from runtime.world.pool import Place
 from tests import cross_models, tiny_models

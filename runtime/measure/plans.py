@@ -11,7 +11,8 @@ import transformers
 
 from runtime.measure.clock import Clock
 from runtime.measure.executor import time_executor
-from runtime.measure.layers import rows_of, time_window
+from runtime.measure.layer_rows import rows_of
+from runtime.measure.layers import time_window
 from runtime.measure.microbench import Progress, Task, header_here, operator_tasks, run_tasks, wire_tasks
 from runtime.measure.windows import Key, Window, windows_of
 from runtime.measure.wires import Ring

@@ -1,13 +1,10 @@
 """Seconds as a quadratic in tokens: what planners ask of thousands of samples."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import combinations
 
-import numpy as np
-
-from workbench.on_demand import OnDemand
-
-optimize = OnDemand("scipy.optimize")
 FIT_TOKENS = (64, 256, 1024, 4096, 16384)
 
 
@@ -30,20 +27,60 @@ def fit_quadratic(tokens: Sequence[float], seconds: Sequence[float]) -> Quadrati
     """Least squares on relative errors, no coefficient below 0.
 
     Source: Entrain (dissertation, section 4.4.1), T(x) = a x^2 + b x + c by linear regression.
-    Differs: relative errors, since times span orders of magnitude; and a cost that falls with
-    tokens is never fitted.
+    Differs: relative errors, since times span orders of magnitude; a cost that falls with tokens is never
+    fitted; and in rational numbers, rounded once: a library's sums differ in their last bits from one
+    processor to the next, and samples of equal work would be grouped otherwise there.
 
     Raises:
         ValueError: fewer than three different token counts, or a count or time that is not > 0.
+
+    Complexity: seven sets of coefficients, a 3 x 3 system each, in numbers that grow with the points.
     """
-    x, y = np.asarray(tokens, float), np.asarray(seconds, float)
-    if len(x) != len(y) or len(set(x.tolist())) < 3:
+    if len(tokens) != len(seconds) or len(set(tokens)) < 3:
         raise ValueError(
-            f"a quadratic wants a time at >= 3 different token counts, got {len(x)} and {len(y)}"
+            f"a quadratic wants a time at >= 3 different token counts, got {len(tokens)} and {len(seconds)}"
         )
-    if min(x.min(), y.min()) <= 0:
-        raise ValueError(f"token counts and times must be > 0, got {x.min():g} tokens and {y.min():g} s")
-    scale = x.max()
-    terms = np.stack([(x / scale) ** 2, x / scale, np.ones_like(x)], axis=1) / y[:, None]
-    (square, linear, constant), _ = optimize.nnls(terms, np.ones_like(y))
-    return Quadratic(float(square / scale**2), float(linear / scale), float(constant))
+    if min(*tokens, *seconds) <= 0:
+        raise ValueError(
+            f"token counts and times must be > 0, got {min(tokens):g} tokens and {min(seconds):g} s"
+        )
+    rows = [
+        (Fraction(x) ** 2 / Fraction(y), Fraction(x) / Fraction(y), 1 / Fraction(y))
+        for x, y in zip(tokens, seconds, strict=True)
+    ]
+    columns = list(zip(*rows, strict=True))
+    gram = [[_sum(a * b for a, b in zip(one, other, strict=True)) for other in columns] for one in columns]
+    _, best = max(_candidates(gram, [_sum(column) for column in columns]))
+    return Quadratic(*map(float, best))
+
+
+def _sum(values: Iterable[Fraction]) -> Fraction:
+    return sum(values, Fraction())
+
+
+def _candidates(
+    gram: Sequence[Sequence[Fraction]], aims: Sequence[Fraction]
+) -> Iterator[tuple[Fraction, list[Fraction]]]:
+    """(how much the squared error falls, coefficients) of the best fit by each set of terms, if none is < 0.
+
+    The best fit without negative coefficients is the unbounded best one by the terms that it uses.
+    """
+    for size in (1, 2, 3):
+        for used in combinations(range(3), size):
+            found = dict(zip(used, _solved(gram, aims, used), strict=True))
+            if min(found.values()) >= 0:
+                fall = _sum(value * aims[i] for i, value in found.items())
+                yield fall, [found.get(i, Fraction()) for i in range(3)]
+
+
+def _solved(
+    gram: Sequence[Sequence[Fraction]], aims: Sequence[Fraction], used: Sequence[int]
+) -> list[Fraction]:
+    """The normal equations of some terms: positive definite, so no pivot is 0."""
+    rows = [[*(gram[i][j] for j in used), aims[i]] for i in used]
+    for at in range(len(rows)):
+        pivot = rows[at] = [value / rows[at][at] for value in rows[at]]
+        for other, row in enumerate(rows):
+            if other != at:
+                rows[other] = [value - row[at] * by for value, by in zip(row, pivot, strict=True)]
+    return [row[-1] for row in rows]

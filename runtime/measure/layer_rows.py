@@ -1,0 +1,98 @@
+"""Rows of a calibration, out of the times of layers that all processes of a window saw."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+
+from runtime.measure.clock import quartile_spread, summary
+from runtime.measure.layers import LayerKind, Part, WindowTimes
+from runtime.measure.windows import Window
+from workbench.calibrate.measurement import LayerRow, OptimizerRow
+from workbench.cost.roofline import RowWork
+from workbench.cost.signature import signature
+from workbench.model.layer import Layer
+from workbench.plan.plan import Plan
+
+
+def rows_of(plan: Plan, window: Window, times: Sequence[WindowTimes]) -> Iterator[LayerRow | OptimizerRow]:
+    """The measured rows of one window, out of what all processes saw: one per distinct layer."""
+    layers = plan.model.module(window.module).layers
+    names = [signature(layers[index]) for index in range(*window.layers)]
+    for name in dict.fromkeys(names):
+        alike = [window.layers[0] + i for i, other in enumerate(names) if other == name]
+        layer = layers[alike[0]]
+        row = _layer_row(layer, window, _CallTimes(alike, times, together=window.num_processes > 1))
+        row = replace(row, **asdict(times[0].notes))
+        yield _with_context(row, window.row) if layer.reads_context else row
+    for found in zip(*(t.optimizer_s for t in times), strict=True):
+        steps_s = [second for _, seconds in found for second in seconds]
+        yield OptimizerRow(
+            precision=str(window.precision),
+            num_parameters=found[0][0],
+            **summary(steps_s),
+            update=times[0].update,
+        )
+
+
+class _CallTimes:
+    """Times of equal layers of one window on all processes; `together`: each ran its share of them.
+
+    Who has less work waits for the others at the next exchange, so shares take as long in the mean. Now and
+    then one waits for a slice of a core too: a step holds as many such waits as fall to it, and is judged by
+    its median. So what layers and processes took counts in the mean of a round, and the median round counts.
+    """
+
+    def __init__(self, layers: Sequence[int], times: Sequence[WindowTimes], *, together: bool) -> None:
+        self._layers, self._times, self._together = layers, times, together
+
+    def all_s(self, kind: LayerKind, part: Part) -> list[float]:
+        return [second for seconds in self._by_call(kind, part) for second in seconds]
+
+    def of(self, kind: LayerKind, part: Part) -> float:
+        """0 where nothing ran."""
+        found = self.all_s(kind, part)
+        if self._together:
+            found = [statistics.mean(of_round) for of_round in zip(*self._by_call(kind, part), strict=True)]
+        return statistics.median(found) if found else 0.0
+
+    def _by_call(self, kind: LayerKind, part: Part) -> list[list[float]]:
+        """[layers and processes that ran] seconds by round."""
+        keys = [(layer, kind, part) for layer in self._layers]
+        return [times.seconds[key] for times in self._times for key in keys if key in times.seconds]
+
+
+def _with_context(row: LayerRow, size: RowWork) -> LayerRow:
+    """What cross-attention read; layers beside it work on the same row and read nothing of it."""
+    return replace(
+        row,
+        context_tokens=size.context_tokens,
+        reader_tokens=size.reader_tokens,
+        context_area=size.context_area,
+    )
+
+
+def _layer_row(layer: Layer, window: Window, calls: _CallTimes) -> LayerRow:
+    forward_s = calls.all_s(LayerKind.WHOLE, Part.FORWARD)
+    whole_s = calls.of(LayerKind.WHOLE, Part.BACKWARD)
+    input_grad_s = min(calls.of(LayerKind.INPUT, Part.BACKWARD), whole_s)
+    return LayerRow(
+        signature=signature(layer),
+        precision=str(window.precision),
+        rows=window.num_rows,
+        tokens_in=window.row.tokens_in,
+        tokens_out=window.row.tokens_out,
+        attention_area=window.row.attention_area,
+        forward_s=calls.of(LayerKind.WHOLE, Part.FORWARD),
+        forward_only_s=calls.of(LayerKind.PLAIN, Part.FORWARD),
+        input_grad_s=input_grad_s,
+        weight_grad_s=whole_s - input_grad_s,
+        weight_only_s=calls.of(LayerKind.WEIGHTS, Part.BACKWARD),
+        split_input_s=calls.of(LayerKind.SPLIT, Part.BACKWARD),
+        split_weight_s=calls.of(LayerKind.SPLIT, Part.LATER),
+        spread=quartile_spread(forward_s),
+        repeats=len(forward_s),
+        tp=window.tp,
+        cp=window.cp,
+        ep=window.ep_of(layer),
+        sequence_parallel=window.divides(layer),
+    )
