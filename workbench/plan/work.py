@@ -79,13 +79,15 @@ def work_of(plan: Plan, microbatch: Microbatch) -> Work:
     tiles of the mask. Kept, as every rank of a stage asks.
     """
     even = _even(plan, microbatch)
-    shards = {shard.row: shard for shard in plan.token_shards if _is_of(shard, microbatch)}
-    if not shards:
+    place = microbatch.module, microbatch.replica, microbatch.index
+    shards = [plan.token_shard.get((*place, row)) for row in range(len(microbatch.rows))]
+    if not any(shards):
         return even
     module = plan.model.module(microbatch.module)
     num_owners = plan.chain[microbatch.module, microbatch.replica][0].cp
     shares = [
-        _shares(plan, module, row, shards.get(index), num_owners) for index, row in enumerate(microbatch.rows)
+        _shares(plan, module, row, shard, num_owners)
+        for row, shard in zip(microbatch.rows, shards, strict=True)
     ]
     slowest = max(range(num_owners), key=lambda owner: (sum(share[owner][1] for share in shares), -owner))
     return Work(
@@ -141,14 +143,6 @@ def _item(plan: Plan, module: Module, item: Item) -> tuple[int, int, int]:
         if segment.k == item.k:
             return segment.tokens_in, segment.tokens_out, segment.tokens_in**2
     raise ValueError(f"sample {sample.id} has no {module.modality} item {item.k} for module {module.name!r}")
-
-
-def _is_of(shard: TokenShard, microbatch: Microbatch) -> bool:
-    return (shard.module, shard.replica, shard.microbatch) == (
-        microbatch.module,
-        microbatch.replica,
-        microbatch.index,
-    )
 
 
 def _shares(
