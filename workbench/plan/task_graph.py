@@ -196,14 +196,14 @@ class _Builder:
 
     def _add_action(self, action: Action) -> None:
         kind = MEANING[action.kind].task
-        if kind is TaskKind.FSDP:
+        if kind is TaskKind.PASS and action.stage is not None:
+            self.passes[action] = self._new(Task(kind, action, self._ranks_of[action.stage]))
+        elif kind is TaskKind.FSDP:
             unit = unit_of(self._units, action)
             name = action._replace(stage=unit.stages[0])
             if name not in self._collectives:
                 self._collectives[name] = self._new(Task(kind, name, unit.ranks))
             self._collectives[action] = self._collectives[name]
-        elif kind is TaskKind.PASS and action.stage is not None:
-            self.passes[action] = self._new(Task(kind, action, self._ranks_of[action.stage]))
 
     def _new(self, task: Task) -> int:
         self.tasks.append(task)

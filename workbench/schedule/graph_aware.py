@@ -116,7 +116,9 @@ def graph_aware_1f1b(
     times: dict[int, _Times] = {}
     for stage in sorted(stages, key=position.__getitem__, reverse=True):
         node, mates = stages[stage], group_of[stage]
-        forward = [time - lead.get(stage, 0) for time in _forward_times(node, times, mates)]
+        forward = _forward_times(node, times, mates)
+        if lead.get(stage, 0):
+            forward = [time - lead[stage] for time in forward]
         times[stage] = _Times(forward, _backward_times(node, forward, times))
     return {group: _merge(group, times, position) for group in groups}
 
@@ -136,12 +138,15 @@ def _forward_times(node: ScheduleNode, times: dict[int, _Times], mates: tuple[in
             for step in range(count):
                 time = _between(start, end, step + shift, count)
                 own = num_done + step
-                earliest[own] = min(time, earliest.get(own, time))
+                if own not in earliest or time < earliest[own]:
+                    earliest[own] = time
             num_done = wanted
     forward: list[Fraction] = []
     for own in range(node.num_microbatches):
-        after_last = forward[-1] + ROUND if forward else -ROUND
-        forward.append(earliest.get(own, after_last))
+        if own in earliest:
+            forward.append(earliest[own])
+        else:
+            forward.append(forward[-1] + ROUND if forward else -ROUND)
     return forward
 
 
@@ -152,7 +157,8 @@ def _backward_times(
     latest: dict[int, Fraction] = {}
     for consumer in node.consumers:
         for own, time in _released(node, consumer, times[consumer.stage]):
-            latest[own] = max(time, latest.get(own, time))
+            if own not in latest or time > latest[own]:
+                latest[own] = time
     backward: dict[int, Fraction] = {}
     previous: Fraction | None = None
     for own in (index for index, has in enumerate(node.backward) if has):

@@ -87,9 +87,15 @@ def three_phase(
 
 
 def _extend(programs: Mapping[Group, list[Action]], order: Sequence[Action]) -> None:
-    """Every group does its part of a total order."""
+    """Every group does its part of a total order. O(actions x groups that hold their stage)."""
+    programs_of: dict[int, list[list[Action]]] = {}
     for group, program in programs.items():
-        program.extend(action for action in order if action.stage in group)
+        for stage in dict.fromkeys(group):
+            programs_of.setdefault(stage, []).append(program)
+    for action in order:
+        assert action.stage is not None
+        for program in programs_of.get(action.stage, ()):
+            program.append(action)
 
 
 class _Problem:
@@ -259,7 +265,7 @@ class _Body:
     def order(self, early: Sequence[Action]) -> list[Action]:
         """The window's inner passes by their start, and these outer forwards in their longest wait."""
         keyed = [((p.start, 1, p.rank), self._whole(p.action)) for p in self._placed]
-        waits = {group: self._longest_wait(group) for group in self._problem.inner_groups}
+        waits = self._longest_waits()
         at: dict[int, float] = {}
         for index, action in enumerate(early):
             assert action.stage is not None
@@ -279,9 +285,15 @@ class _Body:
         ]
         return max((*(waits[part] for part in shared), *producers), default=0.0)
 
-    def _longest_wait(self, group: Group) -> float:
-        """Start of the pass before which the group waits longest; of equal waits the first."""
-        mine = [placed for placed in self._placed if placed.action.stage in group]
+    def _longest_waits(self) -> dict[Group, float]:
+        """Of every group. O(passes log passes), as a stage is in one inner group."""
+        placed_of: dict[Group, list[_Placed]] = {group: [] for group in self._problem.inner_groups}
+        for placed in self._placed:
+            placed_of[self._group_of[placed.action.stage or 0]].append(placed)
+        return {group: self._longest_wait(mine) for group, mine in placed_of.items()}
+
+    def _longest_wait(self, mine: list[_Placed]) -> float:
+        """Start of the pass before which a group waits longest; of equal waits the first."""
         if not mine:
             return 0.0
         mine.sort(key=lambda placed: (placed.start, placed.rank))

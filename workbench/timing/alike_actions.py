@@ -1,11 +1,11 @@
 """Actions of a plan that take equal times: a stage's passes over microbatches of equal work, its rounds."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from workbench.plan.frame import frame_of
 from workbench.plan.lru_cache import LruCache
-from workbench.plan.plan import Microbatch, Plan
+from workbench.plan.plan import Microbatch, Plan, Stage
 from workbench.plan.routing import routing_of
 from workbench.plan.work import work_of
 from workbench.schedule.action import COMPUTE, Action, Pass
@@ -48,10 +48,11 @@ def _alike_actions(plan: Plan, *, by_tokens: bool) -> AlikeActions:
     sets: dict[Hashable, int] = {}
     set_of: dict[Action, int] = {}
     for action in plan.program_actions:
-        key: Hashable = action.stage, action.kind
-        if action.kind in COMPUTE:
+        stage, kind, _ = action
+        key: Hashable = stage, kind
+        if kind in COMPUTE:
             shape = shapes.of(action)
-            key = action if by_tokens else (action.stage, action.kind, shape)
+            key = action if by_tokens else (stage, kind, shape)
         set_of[action] = sets.setdefault(key, len(sets))
     firsts = {at: action for action, at in reversed(set_of.items())}
     return AlikeActions(tuple(firsts[at] for at in range(len(sets))), set_of)
@@ -63,19 +64,28 @@ class _Shapes:
     def __init__(self, plan: Plan) -> None:
         self._plan, self._routing = plan, routing_of(plan)
         self._numbers: dict[Hashable, int] = {}
-        self._known: dict[tuple[str, int], list[int]] = {}  # by microbatch
+        self._of_replica: dict[tuple[str, int], list[int]] = {}  # by microbatch
+        self._of_stage: dict[int, tuple[list[int], Sequence[bool]]] = {}  # and who has a backward there
 
     def of(self, action: Action) -> int:
         """Of a pass, if it is one."""
-        stage, index = self._plan.stage[action.stage or 0], action.microbatch or 0
+        number, index = action.stage or 0, action.microbatch or 0
+        if number not in self._of_stage:
+            stage = self._plan.stage[number]
+            self._of_stage[number] = self._in_replica(stage), self._routing.backwards(stage)
+        shapes, backwards = self._of_stage[number]
+        if not 0 <= index < len(shapes):
+            module = self._plan.stage[number].module
+            raise ValueError(f"action {action}: {module!r} has no microbatch {action.microbatch}")
+        if action.kind is not Pass.F and not backwards[index]:
+            raise ValueError(f"action {action}: no gradient runs in stage {number}, it has no backward")
+        return shapes[index]
+
+    def _in_replica(self, stage: Stage) -> list[int]:
         place = stage.module, stage.replica
-        if place not in self._known:
-            self._known[place] = [*map(self._number, self._plan.microbatches_of.get(place, ()))]
-        if not 0 <= index < len(self._known[place]):
-            raise ValueError(f"action {action}: {stage.module!r} has no microbatch {action.microbatch}")
-        if action.kind is not Pass.F and not self._routing.backwards(stage)[index]:
-            raise ValueError(f"action {action}: no gradient runs in stage {stage.id}, it has no backward")
-        return self._known[place][index]
+        if place not in self._of_replica:
+            self._of_replica[place] = [*map(self._number, self._plan.microbatches_of.get(place, ()))]
+        return self._of_replica[place]
 
     def _number(self, microbatch: Microbatch) -> int:
         shape = work_of(self._plan, microbatch), self._routing.present(microbatch)
