@@ -4,6 +4,8 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from runtime.preprocess.keys import (
     read_server_keys,
     write_keys,
 )
-from runtime.preprocess.loader import Batch, ColocatedLoader, Group, ServedLoader
+from runtime.preprocess.loader import Batch, ColocatedLoader, Group, ServedLoader, Subscription
 from runtime.preprocess.messages import Role
 from runtime.preprocess.order import OrderSettings
 from runtime.preprocess.producer import produce
@@ -86,6 +88,28 @@ def test_a_trainer_goes_on_where_it_was_and_the_server_too(folder: Path) -> None
             with serving(folder, port=port):  # knows nothing, and is told
                 assert sorted(ids(third.next())) == [20, 21, 22, 23]
                 assert sorted(ids(third.next())) == [0, 1, 2, 3]
+
+
+def test_a_trainer_has_finished_when_the_server_has_heard_it(folder: Path) -> None:
+    """A server without a thread hears only while the test lets it."""
+    server = Server(ServerSettings(folder=folder, rule=RULE, batch_size=4, num_producers=0))
+
+    def heard(answer: Future[Any]) -> Any:
+        while not answer.done():
+            server.turn()
+        return answer.result()
+
+    def come() -> ServedLoader:
+        return ServedLoader(Subscription(address=server.address, name="job", timeout_s=WAIT_S))
+
+    with closing(server), ThreadPoolExecutor(1) as other, closing(heard(other.submit(come))) as first:
+        first.seek(3)
+        finished = other.submit(first.finish)
+        time.sleep(0.2)
+        assert not finished.done()
+        heard(finished)
+        with closing(heard(other.submit(come))) as second:
+            assert second.position == 3
 
 
 def test_killed_producers_lose_nothing(folder: Path) -> None:

@@ -145,8 +145,15 @@ class ServedLoader:
         return batch_of_message(self._arrived.pop(position))
 
     def finish(self) -> None:
-        """Everything that `next` gave is finished: a trainer of this name goes on after it."""
+        """Everything that `next` gave is finished: a trainer of this name goes on after it.
+
+        Returns when the server has heard it: closing the connection drops what has not left yet.
+
+        Raises:
+            ValueError: the server does not answer in time.
+        """
         self._connection.send(packed("finished", name=self._name, done=self._position))
+        self._request("welcome", packed("hello", name=self._name))  # heard behind it
 
     def find(self, example: int) -> int:
         """Position, in the first epoch, of the batch that has the example; ValueError: none has."""
