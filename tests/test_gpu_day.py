@@ -9,7 +9,7 @@ import pytest
 from experiments.gpu_day import drive as driving
 from experiments.gpu_day.__main__ import main
 from experiments.gpu_day.campaign import PARTS, Extent, Part, Session
-from experiments.gpu_day.drive import Deadline, Here, drive
+from experiments.gpu_day.drive import Choice, Deadline, Here, drive
 from experiments.gpu_day.store import Store, read_rows
 from experiments.gpu_day.worker import CellError, HungError, Worker
 from experiments.harness import reads
@@ -132,6 +132,25 @@ def test_one_part_alone_leaves_the_rows_of_others(out, capsys):
     assert said(capsys)["parts_done"] == 2
 
 
+def test_only_cells_with_a_word_are_measured(out, capsys):
+    ask(out, "ok red", "ok green", "ok blue")
+    assert run("--out", out, "--only", "tested", "--cells", "red", "blue") == 0
+    assert measured(out) == ["ok red", "ok blue"]
+    assert said(capsys)["parts_done"] == 0
+
+
+def test_rows_of_several_folders_come_together(out, tmp_path, capsys):
+    folders = [tmp_path / word for word in ("red", "blue")]
+    for folder in folders:
+        folder.mkdir()
+        ask(folder, "ok red", "ok blue")
+        assert run("--out", folder, "--only", "tested", "--cells", folder.name) == 0
+    ask(out, "ok red", "ok blue")
+    assert run("--out", out, "--from", *folders, "--only", "tested", "steady") == 0
+    assert not (out / LOG).exists()
+    assert said(capsys)["rows"] == {"tested": 2, "steady": 1}
+
+
 def test_rows_of_other_sources_are_measured_again_and_others_stay(out, capsys):
     assert run("--out", out) == 0
     steady = (out / "steady.jsonl").read_text()
@@ -211,7 +230,9 @@ def driven(out: Path, limit_s: float):
     here = Here(device_name="a test's device", versions={}, extent=Extent.FULL)
     with Worker(Session("cpu", Extent.FULL, out)) as worker:
         worker.call("tests.gpu_day_parts", "facts", timeout_s=30.0)  # its start does not count
-        return drive((TESTED,), (TESTED,), worker, Store(out), here, Deadline(limit_s), lambda line: None)
+        return drive(
+            (TESTED,), Choice((TESTED,)), worker, Store(out), here, Deadline(limit_s), lambda line: None
+        )
 
 
 def test_an_ended_cell_leaves_no_process(tmp_path):

@@ -43,8 +43,8 @@ def test_only_pairs_further_apart_than_their_spread_are_ranked():
 
 
 def test_the_worst_plan_is_the_memory_error():
-    rows = {"1": {"error": 0.01}, "2": {"error": -0.03}}
-    assert figures({"memory": rows}, {})["memory_error"] == 0.03
+    rows = {"memory: a": {"error": 0.01}, "memory: b": {"error": -0.03}, "world: a step": {"spans": 4}}
+    assert figures({"alone": rows}, {})["memory_error"] == 0.03
 
 
 def kernel_rows(lengths: tuple[int, ...], **seconds: float) -> dict[str, dict[str, object]]:

@@ -12,7 +12,7 @@ from experiments.gpu_day.campaign import PARTS, Extent, Session
 from experiments.gpu_day.jobs import judged, rehearsed
 from experiments.gpu_day.plans import FORETOLD, JUDGED, measure
 from experiments.gpu_day.predictions import read_predictions
-from experiments.gpu_day.profile import HEADER
+from experiments.gpu_day.profile import HEADER, LAYERS
 from experiments.gpu_day.profile import main as profile_main
 from experiments.gpu_day.store import PREDICTIONS, read_rows, write_rows
 from workbench.cost.profile import load_profile
@@ -141,9 +141,9 @@ def test_nothing_is_predicted_before_all_rehearsals(copied):
 
 
 def test_a_profile_of_another_device_is_refused(copied):
-    rows = read_rows(copied.folder / "profile.jsonl")
+    rows = read_rows(copied.folder / f"{LAYERS}.jsonl")
     rows[HEADER].values["device"] = "H100"
-    write_rows(copied.folder / "profile.jsonl", "profile", rows.values())
+    write_rows(copied.folder / f"{LAYERS}.jsonl", LAYERS, rows.values())
     with pytest.raises(ValueError, match="is of device 'H100', this runs on 'cpu'"):
         measure(copied, a_judged_key(copied))
 
@@ -156,4 +156,4 @@ def test_the_profile_of_the_rows_can_be_written(campaign, tmp_path, capsys):
     assert profile.layers
     assert dict(profile.overheads_s)
     assert profile_main([str(tmp_path), "-o", str(path)]) == 2
-    assert "run --only profile" in capsys.readouterr().err
+    assert "run --only layers" in capsys.readouterr().err

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._dynamo import config as dynamo
+from torch._functorch import config as functorch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, FlexKernelOptions, create_block_mask, flex_attention
@@ -165,7 +167,8 @@ def compiled_flex(mode: str | None) -> Any:
     Sizes are constants of the code, as whoever wants FlexAttention's speed has them: each length compiles
     once for masks with windows or segments and once for those without.
     """
-    torch._dynamo.config.cache_size_limit = MOST_CODES
+    dynamo.cache_size_limit = MOST_CODES
+    functorch.donated_buffer = False  # a backward runs many times over one graph
     return torch.compile(flex_attention, dynamic=False, mode=mode)
 
 

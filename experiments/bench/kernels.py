@@ -210,7 +210,6 @@ def _main(arguments: argparse.Namespace) -> int:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else INTERPRETED
     versions = {"torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda}
     file = RowFile(arguments.out, name, versions)
-    torch._functorch.config.donated_buffer = False  # a backward runs many times over one graph
     wanted = {Contender[each] for each in arguments.contenders} | {Contender.OURS}
     found = small_units() if arguments.small else list(units(list(cells(arguments.lengths, arguments.seeds))))
     chosen = [

@@ -8,6 +8,7 @@ import torch
 from runtime.emulation.compose import compose
 from runtime.emulation.emulate import emulate
 from runtime.rank_job import RunSettings
+from runtime.step.first_weights import DrawnWeights
 from runtime.world.device import kind_of_device
 from sim.step.engine import simulate
 from workbench.calibrate.in_pipeline import Rehearsal, with_pipeline_factors
@@ -99,6 +100,7 @@ def execute_emulated(
     *,
     steps: int = STEPS,
     profile: Profile | None = None,
+    drawn: DrawnWeights | None = None,
 ) -> Execution:
     """Run a plan's ranks one action at a time on a device, and put their times together.
 
@@ -107,6 +109,7 @@ def execute_emulated(
         steps: timed, after a warm-up.
         profile: of the device, for collectives alone, which one device cannot show; None: the shipped
             one of the cluster's device, where the plan has any.
+        drawn: as of `emulate`.
 
     Raises:
         ValueError: what `accept` and `emulate` refuse, or a profile of another device.
@@ -116,7 +119,7 @@ def execute_emulated(
         check_profile(profile, kind_of_device(device))
     lowered, _ = accept(plan)
     settings = RunSettings(steps=steps, warmup=WARMUP, timeout_s=WAIT_S)
-    emulation = emulate(lowered, settings, device=device)
+    emulation = emulate(lowered, settings, device=device, drawn=drawn)
     return Execution(
         trace=compose(lowered, emulation, simulate, profile),
         steps=tuple(compose(lowered, emulation.of_step(index), simulate, profile) for index in range(steps)),

@@ -1,7 +1,7 @@
 """The campaign of one GPU: everything that it can show, in calls that each go on where the last one stopped.
 
-Run:     python -m experiments.gpu_day --out DIR [--from DIR] [--only PART] [--limit SECONDS]
-         [--device cuda|cpu] [--small] [--json]
+Run:     python -m experiments.gpu_day --out DIR [--from DIR ...] [--only PART ...] [--cells WORD ...]
+         [--limit SECONDS] [--device cuda|cpu] [--small] [--json]
 """
 
 import argparse
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.gpu_day.campaign import MISSING, PARTS, Extent, Part, Session, part_named
-from experiments.gpu_day.drive import START_S, Deadline, Here, PartState, drive
+from experiments.gpu_day.drive import START_S, Choice, Deadline, Here, PartState, drive
 from experiments.gpu_day.store import opened
 from experiments.gpu_day.summary import Rows, figures
 from experiments.gpu_day.worker import CellError, Worker
@@ -35,7 +35,8 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[Part] = PARTS, 
 
 
 def _main(options: argparse.Namespace, parts: tuple[Part, ...], facts: str) -> int:
-    chosen = parts if options.only is None else (part_named(options.only, parts),)
+    only = tuple(part_named(name, parts) for name in options.only)
+    choice = Choice(only or parts, tuple(options.cells))
     if options.limit is not None and not options.limit >= LEAST_LIMIT_S:
         raise ValueError(f"--limit: want at least {LEAST_LIMIT_S:g} s, got {options.limit:g}")
     deadline = Deadline(options.limit)
@@ -43,7 +44,7 @@ def _main(options: argparse.Namespace, parts: tuple[Part, ...], facts: str) -> i
     with Worker(Session(options.device, extent, options.out)) as worker:
         here = _here(worker, facts, extent)
         store = opened(options.out, options.earlier, [part.name for part in parts], here.device_name)
-        states = drive(parts, chosen, worker, store, here, deadline, _say)
+        states = drive(parts, choice, worker, store, here, deadline, _say)
         rows = {name: store.values(name, state.stamp) for name, state in states.items()}
         ratios = _ratios(worker, rows)
     result = summary(states, rows, here) | figures(rows, ratios) | {"seconds": round(deadline.spent_s, 1)}
@@ -115,9 +116,19 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for the rows")
     parser.add_argument(
-        "--from", type=Path, dest="earlier", metavar="DIR", help="rows of an earlier call, to go on with"
+        "--from",
+        type=Path,
+        dest="earlier",
+        nargs="+",
+        default=[],
+        metavar="DIR",
+        help="rows of earlier calls, to go on with",
     )
-    parser.add_argument("--only", metavar="PART", help=f"one of {', '.join(part.name for part in PARTS)}")
+    names = ", ".join(part.name for part in PARTS)
+    parser.add_argument("--only", nargs="+", default=[], metavar="PART", help=f"some of {names}")
+    parser.add_argument(
+        "--cells", nargs="+", default=[], metavar="WORD", help="only cells with one of these in their name"
+    )
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="stop before so many are over")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to see that all of it works")

@@ -89,10 +89,12 @@ PARTS = (
     Part(
         "kernels", "experiments.gpu_day.kernels", "attention kernels against FlexAttention, cuDNN and flash"
     ),
-    Part("profile", "experiments.gpu_day.profile", "operators and layers for the device's profile"),
-    Part("plans", "experiments.gpu_day.plans", "plans predicted, then executed", needs=("profile",)),
-    Part("memory", "experiments.gpu_day.memory", "peak memory of plans of one rank"),
-    Part("world", "experiments.gpu_day.world", "a world of one: start, collectives, a step"),
+    Part("layers", "experiments.gpu_day.layers", "layers and the executor, for predictions of plans"),
+    Part("plans", "experiments.gpu_day.plans", "plans predicted, then executed", needs=("layers",)),
+    Part("alone", "experiments.gpu_day.alone", "one rank: peak memory of plans, a world of one"),
+    Part(
+        "operators", "experiments.gpu_day.operators", "products, attention, copies for the device's profile"
+    ),
 )
 
 MISSING = (

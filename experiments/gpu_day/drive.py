@@ -51,6 +51,22 @@ class Deadline:
         return float("inf") if self.limit_s is None else self.limit_s - self.spent_s
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a call does.
+
+    Args:
+        parts: of the campaign.
+        words: only cells with one of them in their key; none: all.
+    """
+
+    parts: tuple[Part, ...]
+    words: tuple[str, ...] = ()
+
+    def takes(self, cell: Cell) -> bool:
+        return not self.words or any(word in cell.key for word in self.words)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartState:
     """How far a part is.
@@ -81,18 +97,18 @@ def stamp_of(part: Part, here: Here, needed: Iterable[Mapping[str, Any]]) -> str
 
 def drive(
     parts: Sequence[Part],
-    chosen: Sequence[Part],
+    choice: Choice,
     worker: Worker,
     store: Store,
     here: Here,
     deadline: Deadline,
     say: Say,
 ) -> dict[str, PartState]:
-    """Do what is left of the chosen parts.
+    """Do what is left of what was chosen.
 
     Args:
         parts: all, in order; a part comes after those that it needs.
-        chosen: those to do.
+        choice: what of them to do.
         say: called with a line after every cell.
 
     Returns:
@@ -103,8 +119,8 @@ def drive(
         needed = [store.values(name, states[name].stamp) for name in part.needs]
         one = _PartRun(part, stamp_of(part, here, needed), worker, store, here, deadline, say)
         stale = [name for name in part.needs if _has_other_rows(store, name, states[name].stamp)]
-        if part in chosen and deadline.left_s() > LEAST_S:
-            states[part.name] = one.refuse(stale[0]) if stale else one.run()
+        if part in choice.parts and deadline.left_s() > LEAST_S:
+            states[part.name] = one.refuse(stale[0]) if stale else one.run(choice)
         else:
             states[part.name] = one.looked_at()
     return states
@@ -143,7 +159,7 @@ class _PartRun:
         self._fail(f"rows of {needed} are of other sources or software; want --only {needed} first")
         return self._state(None)
 
-    def run(self) -> PartState:
+    def run(self, choice: Choice) -> PartState:
         """Measure what has no row yet."""
         try:
             cells = self._cells()
@@ -154,6 +170,8 @@ class _PartRun:
         self._store.keep(self._part.name, [cell.key for cell in cells])
         for number, cell in enumerate(cells, 1):
             if cell.key in self._store.values(self._part.name, self._stamp):
+                continue
+            if not choice.takes(cell):
                 continue
             if self._deadline.left_s() < self._longest_s or self._in_a_row >= IN_A_ROW:
                 break

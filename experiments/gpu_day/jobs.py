@@ -6,6 +6,7 @@ from functools import cache
 
 from experiments.fidelity.work import LLM, Cuts, Work, emulated_machine, plan_of, sample, with_encoders
 from experiments.gpu_day.campaign import Extent, Session
+from runtime.step.first_weights import DrawnWeights
 from runtime.world.device import device_of
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import ModelGraph, Module
@@ -17,6 +18,7 @@ from workbench.plan.plan import Plan, Precision, Recompute
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 
 VISION, AUDIO = "vision", "audio"
+DRAWN = DrawnWeights()  # all plans are of one model: its weights are drawn once a process
 SAMPLES = {Extent.FULL: 8, Extent.SMALL: 4}
 MIXES = {  # what is trained of the encoders, and of the language model
     "projectors": (Trainable.PROJECTOR, Trainable.NONE),

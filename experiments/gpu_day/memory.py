@@ -1,7 +1,7 @@
-"""Part: the peak memory that plans of one rank are said to have, beside that of the allocator."""
+"""The peak memory that plans of one rank are said to have, beside that of the allocator."""
 
 from experiments.gpu_day.campaign import Cell, Measured, Session
-from experiments.gpu_day.jobs import on_one_rank
+from experiments.gpu_day.jobs import DRAWN, on_one_rank
 from runtime.emulation.peak_memory import peak_memory
 from runtime.rank_job import RunSettings
 from runtime.world.device import device_of
@@ -25,7 +25,7 @@ def measure(session: Session, key: str) -> Measured:
     """
     named = next(named for named in on_one_rank(session) if named.name == key)
     lowered, _ = accept(named.plan)
-    found = peak_memory(lowered, RunSettings(), device=device_of(session.device))
+    found = peak_memory(lowered, RunSettings(), device=device_of(session.device), drawn=DRAWN)
     values = {
         "plan": named.name,
         "plan_hash": plan_hash(named.plan),

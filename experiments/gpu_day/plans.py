@@ -7,20 +7,17 @@ of the file. A judged plan runs only beside that very file.
 import datetime
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
 
 from experiments.fidelity.emulated import Execution, execute_emulated, predict, rehearsed
 from experiments.gpu_day.campaign import Cell, Extent, Measured, Session
 from experiments.gpu_day.environment import facts
-from experiments.gpu_day.jobs import Named
+from experiments.gpu_day.jobs import DRAWN, Named
 from experiments.gpu_day.jobs import judged as judged_plans
 from experiments.gpu_day.jobs import rehearsed as rehearsed_plans
+from experiments.gpu_day.layers import cells as layer_cells
 from experiments.gpu_day.predictions import Foretold, Predictions, read_predictions, write_predictions
-from experiments.gpu_day.profile import PART as PROFILE
-from experiments.gpu_day.profile import cells as profile_cells
-from experiments.gpu_day.profile import measured_profile
+from experiments.gpu_day.profile import LAYERS, measured_profile, values_in
 from experiments.gpu_day.store import rows_in
 from runtime.world.device import device_of, kind_of_device
 from workbench.cost.profile import Profile
@@ -41,14 +38,12 @@ def cells(session: Session) -> tuple[Cell, ...]:
     """Rehearsals, the predictions, and round by round the plans that they are of.
 
     Raises:
-        ValueError: rows of the profile were not measured yet, nor tried.
+        ValueError: rows of layers were not measured yet, nor tried.
     """
-    tried = rows_in(session.folder, PROFILE)
-    untried = [cell.key for cell in profile_cells(session) if cell.key not in tried]
+    tried = rows_in(session.folder, LAYERS)
+    untried = [cell.key for cell in layer_cells(session) if cell.key not in tried]
     if untried:
-        raise ValueError(
-            f"{len(untried)} rows of the profile were not measured yet; want --only {PROFILE} first"
-        )
+        raise ValueError(f"{len(untried)} rows of {LAYERS} were not measured yet; want --only {LAYERS} first")
     rounds = range(1, ROUNDS[session.extent] + 1)
     return (
         *(Cell(f"{REHEARSAL}: {named.name}", BOUND_S) for named in rehearsed_plans(session)),
@@ -68,7 +63,7 @@ def measure(session: Session, key: str) -> Measured:
         ValueError: a plan that does not fit or was not predicted, predictions that are missing or were
             changed, or a profile of another device.
     """
-    profile = measured_profile(_values(session, PROFILE))
+    profile = measured_profile({LAYERS: values_in(session.folder, LAYERS)})
     check_profile(profile, kind_of_device(device_of(session.device)))
     if key == FORETOLD:
         return _forecast(session, profile)
@@ -123,7 +118,7 @@ def _forecast(session: Session, measured: Profile) -> Measured:
 
 
 def _judge(session: Session, named: Named, profile: Profile) -> Measured:
-    digest = _values(session, PART).get(FORETOLD, {}).get("digest", "")
+    digest = values_in(session.folder, PART).get(FORETOLD, {}).get("digest", "")
     foretold = read_predictions(session.folder, digest).of(plan_hash(named.plan))
     executed = _execute(session, named, profile)
     error = foretold.predicted_s / executed.seconds - 1
@@ -142,7 +137,7 @@ def _judge(session: Session, named: Named, profile: Profile) -> Measured:
 
 def _execute(session: Session, named: Named, profile: Profile) -> Execution:
     return execute_emulated(
-        named.plan, device_of(session.device), steps=STEPS[session.extent], profile=profile
+        named.plan, device_of(session.device), steps=STEPS[session.extent], profile=profile, drawn=DRAWN
     )
 
 
@@ -152,7 +147,7 @@ def _with_rehearsals(session: Session, profile: Profile) -> Profile:
     Raises:
         ValueError: a rehearsal is missing, or was compared with another profile.
     """
-    rows = _values(session, PART)
+    rows = values_in(session.folder, PART)
     runs = []
     for named in rehearsed_plans(session):
         row = rows.get(f"{REHEARSAL}: {named.name}")
@@ -171,8 +166,3 @@ def profile_hash(profile: Profile) -> str:
 
 def _kinds_s(trace: Trace) -> dict[str, float]:
     return {kind.value: seconds for kind, seconds in time_by_kind(trace).items()}
-
-
-def _values(session: Session, part: str) -> Mapping[str, dict[str, Any]]:
-    rows = rows_in(session.folder, part)
-    return {key: row.values for key, row in rows.items() if row.values is not None}

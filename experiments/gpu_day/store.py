@@ -1,7 +1,7 @@
 """The rows of a campaign in a folder: a file of JSON lines for each part, written whole or not at all."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -67,43 +67,49 @@ class Store:
         }
 
 
-def opened(out: Path, earlier: Path | None, parts: Iterable[str], device_name: str) -> Store:
-    """The folder to write to, with the rows of an earlier call in it.
+def opened(out: Path, earlier: Sequence[Path], parts: Iterable[str], device_name: str) -> Store:
+    """The folder to write to, with the rows of earlier calls in it.
+
+    Args:
+        earlier: of a cell that several have a row of, the last one's counts; so of predictions.
 
     Raises:
-        ValueError: `out` holds rows that nobody asked to go on with, `earlier` is no folder or holds none,
-            or the rows are of another format version or of another device.
+        ValueError: `out` holds rows that nobody asked to go on with, one of `earlier` is no folder or holds
+            none, or the rows are of another format version or of another device.
     """
     names = tuple(parts)
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out}: want a folder, this is a file")
-    if earlier is None or earlier.resolve() != out.resolve():
+    if out.resolve() not in [folder.resolve() for folder in earlier]:
         taken = [name for name in names if (out / f"{name}.jsonl").exists()]
         if taken:
             raise ValueError(
                 f"--out {out}: holds rows of {taken[0]} already; want --from {out} to go on with them"
             )
     store = Store(out)
-    if earlier is None:
-        out.mkdir(parents=True, exist_ok=True)
-        return store
-    if not earlier.is_dir():
-        raise ValueError(f"--from {earlier}: want the folder of an earlier call, there is none")
-    found = {name: read_rows(path) for name in names if (path := earlier / f"{name}.jsonl").is_file()}
+    for folder in earlier:
+        for name, rows in _rows_of(folder, names, device_name).items():
+            store.rows.setdefault(name, {}).update(rows)
+    predictions = [path.read_text(encoding="utf-8") for f in earlier if (path := f / PREDICTIONS).is_file()]
+    out.mkdir(parents=True, exist_ok=True)
+    for name, rows in store.rows.items():
+        write_rows(out / f"{name}.jsonl", name, rows.values())
+    if predictions:
+        write_text(predictions[-1], out / PREDICTIONS)
+    return store
+
+
+def _rows_of(folder: Path, parts: Sequence[str], device_name: str) -> dict[str, dict[str, StoredRow]]:
+    if not folder.is_dir():
+        raise ValueError(f"--from {folder}: want the folder of an earlier call, there is none")
+    found = {name: read_rows(path) for name in parts if (path := folder / f"{name}.jsonl").is_file()}
     if not found:
         raise ValueError(
-            f"--from {earlier}: want the folder of an earlier call, it has no {names[0]}.jsonl or other rows"
+            f"--from {folder}: want the folder of an earlier call, it has no {parts[0]}.jsonl or other rows"
         )
     for name, rows in found.items():
-        _check_device(earlier / f"{name}.jsonl", rows.values(), device_name)
-    out.mkdir(parents=True, exist_ok=True)
-    for name, rows in found.items():
-        store.rows[name] = rows
-        write_rows(out / f"{name}.jsonl", name, rows.values())
-    predictions = earlier / PREDICTIONS
-    if predictions.is_file():
-        write_text(predictions.read_text(encoding="utf-8"), out / PREDICTIONS)
-    return store
+        _check_device(folder / f"{name}.jsonl", rows.values(), device_name)
+    return found
 
 
 def write_rows(path: Path, part: str, rows: Iterable[StoredRow]) -> None:

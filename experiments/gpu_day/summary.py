@@ -18,7 +18,7 @@ def figures(rows: Mapping[str, Rows], ratios: Mapping[str, float | None]) -> dic
         rows: of each part, by its name.
         ratios: of rivals' times over those of our kernels, by `RATIOS`; what is not there was not measured.
     """
-    memory = [abs(row["error"]) for row in rows.get("memory", {}).values()]
+    memory = [abs(row["error"]) for row in rows.get("alone", {}).values() if "error" in row]
     return {
         **{name: ratios.get(name) for name in RATIOS},
         **_plan_figures(rows.get("plans", {})),

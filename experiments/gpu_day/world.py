@@ -1,4 +1,4 @@
-"""Part: a world of one rank: how it starts, what its collectives cost, and a step with its trace.
+"""A world of one rank: how it starts, what its collectives cost, and a step with its trace.
 
 On a GPU the world is NCCL's, on a CPU gloo's. What more ranks would show is missing.
 """

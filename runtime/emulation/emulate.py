@@ -37,6 +37,7 @@ from runtime.parallel.expert.group import ExpertGroup
 from runtime.parallel.tensor.group import TensorGroup
 from runtime.rank_job import Build, Collect, RunSettings, run_steps
 from runtime.rank_report import RankReport, RankState
+from runtime.step.first_weights import DrawnWeights
 from runtime.step.stage_module import StageModule, build_stage_module
 from runtime.world.clock import HOST, Clock, SynchronousClock
 from runtime.world.device import CPU, kind_of_device
@@ -101,6 +102,7 @@ def emulate(
     device: torch.device = CPU,
     source: DataSource | None = None,
     build: Build = build_stage_module,
+    drawn: DrawnWeights | None = None,
     progress: Progress | None = None,
 ) -> Emulation:
     """Run a plan's ranks as threads of this process, one action at a time.
@@ -114,6 +116,7 @@ def emulate(
         device: that plays all ranks.
         source: data; None: synthetic, from the seed.
         build: how stages become modules; others than the plan's own are not asked whether they fit.
+        drawn: keeps the weights that are drawn for emulations that come later; None: they are not kept.
         progress: called with (steps done, of how many, the loss) after every step.
 
     Raises:
@@ -137,6 +140,7 @@ def emulate(
     order = legal_order(lowered)
     if build is build_stage_module:
         check_fits(lowered, order, device)
+        build = partial(build_stage_module, drawn=drawn)
     ranks = _Ranks(lowered, settings, source or SyntheticSource(settings.seed), build, device)
     try:
         with exporting(settings.export, lowered.plan.model, settings.weights):

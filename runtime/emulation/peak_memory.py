@@ -7,6 +7,7 @@ import torch
 from runtime.data.batches import DataSource
 from runtime.emulation.emulate import emulate
 from runtime.rank_job import Collect, RunSettings
+from runtime.step.first_weights import DrawnWeights
 from runtime.world.device import CPU
 from workbench.memory.account import memory_table, peak_bytes
 from workbench.plan.lowered import Lowered
@@ -34,6 +35,7 @@ def peak_memory(
     *,
     device: torch.device = CPU,
     source: DataSource | None = None,
+    drawn: DrawnWeights | None = None,
 ) -> PeakMemory:
     """Run two steps of a plan of one rank, and hold the second one's peak against the plan's account.
 
@@ -42,6 +44,7 @@ def peak_memory(
 
     Args:
         settings: seed, precision and weights; how many steps it says does not count.
+        drawn: as of `emulate`.
 
     Raises:
         ValueError: a plan of several ranks, and what `emulate` refuses.
@@ -50,7 +53,7 @@ def peak_memory(
         raise ValueError(f"peak memory is measured of plans of one rank, got {len(lowered.plan.ranks)} ranks")
     (rank,) = lowered.plan.ranks
     watched = replace(settings, steps=1, warmup=WARMUP, repetitions=1, collect=Collect.MEMORY, export=None)
-    emulation = emulate(lowered, watched, device=device, source=source)
+    emulation = emulate(lowered, watched, device=device, source=source, drawn=drawn)
     return PeakMemory(
         rank=rank,
         predicted_bytes=peak_bytes(lowered, memory_table(lowered))[rank],

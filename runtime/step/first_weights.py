@@ -1,7 +1,7 @@
 """The weights that a stage starts with: drawn from the seed or read, and this rank's parts of them."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -10,20 +10,41 @@ import torch
 from torch import Tensor
 
 from runtime.models.adapter import StageLayer
-from runtime.models.initialise import initial_value
+from runtime.models.initialise import Fill, initial_value
 from runtime.models.weights import WeightReader
 from runtime.parallel.expert.cuts import Place, WeightParts
 
 
+class DrawnWeights:
+    """Whole weights as they were drawn, for who builds stages of one model over and over.
+
+    Memory: every weight that was drawn, in the type in which it is held.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[object, ...], Tensor] = {}
+
+    def value(self, key: tuple[object, ...], draw: Callable[[], Tensor]) -> Tensor:
+        """The weight of that key, a copy; drawn where it was not before."""
+        if key not in self._values:
+            self._values[key] = draw()
+        return self._values[key].clone()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstWeights:
-    """Where the weights of a stage come from, and how this rank holds them."""
+    """Where the weights of a stage come from, and how this rank holds them.
+
+    Args:
+        drawn: keeps what is drawn; None: it is drawn anew.
+    """
 
     seed: int
     module: str
     place: Place
     dtype: torch.dtype
     reader: WeightReader | None
+    drawn: DrawnWeights | None = None
 
     def values(
         self, layer: StageLayer, parts: WeightParts, names: Mapping[str, str], drawers: ThreadPoolExecutor
@@ -39,9 +60,15 @@ class FirstWeights:
         shape = layer.get_parameter(local).shape
         if self.reader is not None:
             value = self.reader.read(name, tuple(shape))
+        elif self.drawn is not None:
+            key = (self.seed, self.module, name, tuple(shape), self.dtype)
+            value = self.drawn.value(key, lambda: self._draw(layer.fill(local), shape, name).to(self.dtype))
         else:
-            value = initial_value(layer.fill(local), shape, seed=self.seed, module=self.module, name=name)
+            value = self._draw(layer.fill(local), shape, name)
         return self.place.own(local, parts, value).to(self.dtype)
+
+    def _draw(self, fill: Fill, shape: Sequence[int], name: str) -> Tensor:
+        return initial_value(fill, shape, seed=self.seed, module=self.module, name=name)
 
 
 def num_cores() -> int:

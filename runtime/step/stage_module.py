@@ -20,7 +20,7 @@ from runtime.parallel.tensor.cuts import Cut
 from runtime.parallel.tensor.group import SharedWeights, TensorGroup
 from runtime.parallel.tensor.layers import parallelize, whole_name
 from runtime.parallel.tensor.sequence import TokenParts, share_tokens
-from runtime.step.first_weights import FirstWeights, num_cores
+from runtime.step.first_weights import DrawnWeights, FirstWeights, num_cores
 from runtime.step.stage_edges import edges_before_the_end, edges_into_stage
 from workbench.model.model_graph import Edge, Module
 from workbench.plan.lowered import Weights
@@ -308,6 +308,7 @@ def build_stage_module(
     device: torch.device | str = "cpu",
     tensor: TensorGroup | None = None,
     experts: ExpertGroup | None = None,
+    drawn: DrawnWeights | None = None,
 ) -> StageModule:
     """Build the layers of one stage, and nothing else of the model.
 
@@ -320,6 +321,7 @@ def build_stage_module(
         device: where the weights live.
         tensor: the ranks that share the stage's weights; None: this one holds whole ones.
         experts: those that distribute its experts; None: this one holds all.
+        drawn: keeps the weights that are drawn for stages that are built later; None: they are not kept.
 
     Raises:
         ValueError: the module cannot run (no adapter, other layer count), `tensor` or `experts` is not of
@@ -339,6 +341,7 @@ def build_stage_module(
         place=place_in(stage, tensor, experts),
         dtype=dtype,
         reader=None if weights is None else weights_of(weights, adapter),
+        drawn=drawn,
     )
     made: dict[str, nn.Parameter] = {}
     with ThreadPoolExecutor(num_cores()) as drawers:
