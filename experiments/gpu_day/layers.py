@@ -4,7 +4,7 @@ from functools import cache
 
 from experiments.gpu_day.campaign import Cell, Extent, Measured, Session
 from experiments.gpu_day.environment import facts
-from experiments.gpu_day.jobs import judged, rehearsed
+from experiments.gpu_day.jobs import DRAWN, judged, rehearsed
 from experiments.gpu_day.profile import HEADER
 from runtime.measure.microbench import Task
 from runtime.measure.plans import BenchSettings, distinct, executor_task, layer_tasks
@@ -33,7 +33,10 @@ def _tasks(session: Session) -> dict[str, Task]:
     """By name, in order."""
     plans = [named.plan for named in (*rehearsed(session), *judged(session))]
     settings = BenchSettings(
-        sizes=SIZES[session.extent], budget_s=BUDGET_S[session.extent], device=device_of(session.device)
+        sizes=SIZES[session.extent],
+        budget_s=BUDGET_S[session.extent],
+        device=device_of(session.device),
+        drawn=DRAWN,
     )
     tasks = distinct([executor_task(plans[0], None, settings), *layer_tasks(plans, None, settings)])
     return {task.what: task for task in tasks}

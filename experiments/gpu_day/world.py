@@ -88,7 +88,7 @@ def _step(session: Session, device: torch.device) -> Measured:
     alone, source = Place(0, 1, lambda position: None), SyntheticSource(settings.seed)
     with _world(device):
         report = run_rank(alone, lowered, settings, source, device=device)
-    result = result_of(lowered, [report], settings)
+    result = result_of(lowered, [report], settings, device)
     values = {
         "plan": named.name,
         "plan_hash": plan_hash(named.plan),

@@ -84,7 +84,7 @@ def time_attention(clock: Clock, sizes: AttentionSizes, dtype: torch.dtype, mask
                     )
                     for count in (heads.heads, heads.kv_heads, heads.kv_heads)
                 )
-                forward_s, backward_s = _passes(clock, sizes.budget_s, lambda: attention(q, k, v))  # noqa: B023
+                forward_s, backward_s = _passes(clock, sizes.budget_s, attention, (q, k, v))
                 rows.append(
                     AttentionRow(
                         precision=name_of(dtype),
@@ -137,11 +137,13 @@ def launches(clock: Clock, fields: TokenFields) -> dict[str, Callable[[Tensor, T
     return {launch: kernels(options) for launch, options in LAUNCHES.items()}
 
 
-def _passes(clock: Clock, budget_s: float, call: Callable[[], Tensor]) -> tuple[list[float], list[float]]:
-    forward_s = clock.repeat(call, budget_s)
-    output = call()
+def _passes(
+    clock: Clock, budget_s: float, attention: Callable[..., Tensor], inputs: tuple[Tensor, ...]
+) -> tuple[list[float], list[float]]:
+    forward_s = clock.repeat(lambda: attention(*inputs), budget_s)
+    output = attention(*inputs)
     gradient = torch.ones_like(output)
     backward_s = clock.repeat(
-        lambda: torch.autograd.backward([output], [gradient], retain_graph=True), budget_s
+        lambda: torch.autograd.grad([output], inputs, [gradient], retain_graph=True), budget_s
     )
     return forward_s, backward_s

@@ -15,7 +15,9 @@ WARMUP = 2
 LEAST_REPEATS = 5
 MOST_REPEATS = 200
 BATCH = 5  # calls that a GPU is given at once
-AHEAD_CYCLES = 1_000_000  # of a GPU, half a millisecond: what the host is ahead of it before the first call
+CYCLES_PER_S = 2e9  # of a GPU, about
+AHEAD = 1.5  # times what the host takes to issue the calls of a batch, that it is ahead before the first one
+LEAST_AHEAD_S, MOST_AHEAD_S = 5e-4, 2e-2
 AHEAD_TURNS = 8  # of a loop, that the host may be ahead of a GPU
 LEAST_TURNS = 4
 SETTLE_S = 0.5  # after which clocks and power of a GPU under load are those of training
@@ -76,13 +78,17 @@ class Clock:
 
         A GPU first sleeps for a moment, so that the host is ahead of it and no call waits for its launch.
         """
-        for _ in range(WARMUP):
+        issuing_s = 0.0
+        for _ in range(WARMUP):  # the last one compiles nothing
+            begin_s = time.perf_counter()
             call()
+            issuing_s = time.perf_counter() - begin_s
+        ahead_s = min(max(LEAST_AHEAD_S, AHEAD * BATCH * issuing_s), MOST_AHEAD_S)
         found: list[float] = []
         stop_s = time.perf_counter() + budget_s
         while len(found) < LEAST_REPEATS or (len(found) < MOST_REPEATS and time.perf_counter() < stop_s):
             if self.is_cuda:
-                torch.cuda._sleep(AHEAD_CYCLES)
+                torch.cuda._sleep(round(CYCLES_PER_S * ahead_s))
             stamps = [(self.stamp(), call(), self.stamp()) for _ in range(BATCH)]
             found += [self.between_s(start, end) for start, _, end in stamps]
         return found

@@ -19,6 +19,7 @@ from runtime.parallel.context.group import ContextGroup
 from runtime.parallel.expert.group import ExpertGroup
 from runtime.parallel.tensor.group import TensorGroup
 from runtime.rank_job import TORCH_TYPE
+from runtime.step.first_weights import DrawnWeights
 from runtime.step.optimizer import OptimizerSettings, Update, build_adamw, update_of
 from runtime.step.stage_module import StageInput, build_stage_module
 from runtime.step.weight_gradient import SplitBackward
@@ -66,7 +67,12 @@ class WindowTimes:
 
 
 def time_window(
-    place: Place, plan: Plan, window: Window, budget_s: float, device: str = "cpu"
+    place: Place,
+    plan: Plan,
+    window: Window,
+    budget_s: float,
+    device: str = "cpu",
+    drawn: DrawnWeights | None = None,
 ) -> WindowTimes:
     """Time one window on this process. With others in the world, all of them run it at the same time:
     each by itself, or its share of the tokens or weights where the window is divided among them.
@@ -77,9 +83,10 @@ def time_window(
     Args:
         place: of the process; the world aligns before the first round of each part.
         budget_s: of each kind of pass; three rounds are timed all the same, of a shared window sixteen.
+        drawn: keeps weights for windows that come later; None: they are not kept.
     """
     together: Callable[[], object] = dist.barrier if place.size > 1 else _alone
-    bench = _Bench(plan, window, device, place.process)
+    bench = _Bench(plan, window, device, place.process, drawn)
     is_shared = window.num_processes > 1
     agree = _first_says if is_shared else _own_clock  # whose clock ends the rounds
     least_rounds = LEAST_ROUNDS_TOGETHER if is_shared else LEAST_ROUNDS
@@ -139,7 +146,9 @@ def _take_turns(
 class _Bench:
     """A stage of the window's layers, with a stamp at every border between two of them."""
 
-    def __init__(self, plan: Plan, window: Window, device: str, process: int) -> None:
+    def __init__(
+        self, plan: Plan, window: Window, device: str, process: int, drawn: DrawnWeights | None
+    ) -> None:
         self.clock = Clock(device)
         self._dtype = TORCH_TYPE[window.precision]
         self._first = window.layers[0]
@@ -158,6 +167,7 @@ class _Bench:
             device=self.clock.device,
             tensor=TensorGroup(members, process, None) if window.tp > 1 else None,
             experts=ExpertGroup(members, process, None) if window.ep > 1 else None,
+            drawn=drawn,
         )
         self._module.recompute = Recompute.NONE
         self._data: MicrobatchData = microbatch_data(
@@ -198,7 +208,15 @@ class _Bench:
         self._splits = [SplitBackward(layer) for layer in self._module.layers]
 
     def run(self, kind: LayerKind) -> None:
-        """One forward, and the backward that belongs to it."""
+        """One forward, and the backward that belongs to it.
+
+        On this thread, as in an emulation: a backward of one layer would else take what handing it to
+        autograd's thread of a GPU takes, which a pass of a stage pays once.
+        """
+        with torch.autograd.set_multithreading_enabled(False):
+            self._run(kind)
+
+    def _run(self, kind: LayerKind) -> None:
         self._kind = kind
         self._starts, self._ends, self._outputs, self._back = [], [], [], {}
         trained = kind in (LayerKind.WHOLE, LayerKind.WEIGHTS, LayerKind.SPLIT)

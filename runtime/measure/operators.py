@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -80,34 +81,46 @@ def time_products(
 
 @dataclass(frozen=True, slots=True)
 class _Operator:
-    """A memory-bound operator: passes over [N, D] that its forward counts as, and how it is called."""
+    """A memory-bound operator.
+
+    Args:
+        passes: over [N, D], that its forward counts as.
+        call: with its tensors, those of tokens first.
+        num_tensors: of tokens, [N, D].
+        num_weights: [D].
+    """
 
     passes: int
-    call: Callable[[Sequence[Tensor]], Tensor]
+    call: Callable[..., Tensor]
     num_tensors: int = 1
-
-
-def _rms_norm(x: Sequence[Tensor]) -> Tensor:
-    return functional.rms_norm(x[0], x[0].shape[-1:], x[1][0])
+    num_weights: int = 0
 
 
 OPERATORS: dict[str, _Operator] = {
-    "add": _Operator(3, lambda x: x[0] + x[1], 2),
-    "gelu": _Operator(2, lambda x: functional.gelu(x[0])),
-    "swiglu": _Operator(3, lambda x: functional.silu(x[0]) * x[1], 2),
-    "layer_norm": _Operator(2, lambda x: functional.layer_norm(x[0], x[0].shape[-1:], x[1][0], x[1][1]), 2),
-    "rms_norm": _Operator(2, _rms_norm, 2),
+    "add": _Operator(3, lambda x, y: x + y, 2),
+    "gelu": _Operator(2, functional.gelu),
+    "swiglu": _Operator(3, lambda x, y: functional.silu(x) * y, 2),
+    "layer_norm": _Operator(2, lambda x, w, b: functional.layer_norm(x, x.shape[-1:], w, b), num_weights=2),
+    "rms_norm": _Operator(2, lambda x, w: functional.rms_norm(x, x.shape[-1:], w), num_weights=1),
 }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Timed:
+    """A call, and what its backward gives gradients of."""
+
+    call: Callable[[], Tensor]
+    inputs: Sequence[Tensor]
 
 
 def time_operator(clock: Clock, sizes: Sizes, dtype: torch.dtype, name: str) -> list[CopyRow]:
     """A norm, an activation or a sum over [N, D]: forward, and backward to all that it reads."""
     operator = OPERATORS[name]
 
-    def call(tokens: int) -> Callable[[], Tensor]:
-        shape = (tokens, sizes.width)
-        x_ND = [_trained(clock, dtype, *shape) for _ in range(operator.num_tensors)]
-        return lambda: operator.call(x_ND)
+    def call(tokens: int) -> _Timed:
+        inputs = [_trained(clock, dtype, tokens, sizes.width) for _ in range(operator.num_tensors)]
+        inputs += [_trained(clock, dtype, sizes.width) for _ in range(operator.num_weights)]
+        return _Timed(partial(operator.call, *inputs), inputs)
 
     return _over_sizes(clock, sizes, name, operator.passes * dtype.itemsize * sizes.width, call, least=2)
 
@@ -116,9 +129,9 @@ def time_embedding(clock: Clock, sizes: Sizes, dtype: torch.dtype) -> list[CopyR
     """Looking up rows of a table, and adding their gradients into a dense one."""
     table_VD = _trained(clock, dtype, sizes.words, sizes.width)
 
-    def call(tokens: int) -> Callable[[], Tensor]:
+    def call(tokens: int) -> _Timed:
         index_N = torch.randint(sizes.words, (tokens,), device=clock.device)
-        return lambda: functional.embedding(index_N, table_VD)
+        return _Timed(partial(functional.embedding, index_N, table_VD), [table_VD])
 
     return _over_sizes(clock, sizes, "embedding", 2 * dtype.itemsize * sizes.width, call, least=1)
 
@@ -126,10 +139,10 @@ def time_embedding(clock: Clock, sizes: Sizes, dtype: torch.dtype) -> list[CopyR
 def time_head(clock: Clock, sizes: Sizes, dtype: torch.dtype) -> list[CopyRow]:
     """Cross-entropy over [N, V] scores; the product before it is one of the products."""
 
-    def call(tokens: int) -> Callable[[], Tensor]:
+    def call(tokens: int) -> _Timed:
         score_NV = _trained(clock, dtype, tokens, sizes.words)
         label_N = torch.randint(sizes.words, (tokens,), device=clock.device)
-        return lambda: functional.cross_entropy(score_NV, label_N, reduction="sum")
+        return _Timed(partial(functional.cross_entropy, score_NV, label_N, reduction="sum"), [score_NV])
 
     return _over_sizes(clock, sizes, "cross_entropy", 2 * dtype.itemsize * sizes.words, call, least=0)
 
@@ -143,7 +156,7 @@ def _over_sizes(
     sizes: Sizes,
     name: str,
     token_bytes: int,
-    make: Callable[[int], Callable[[], Tensor]],
+    make: Callable[[int], _Timed],
     *,
     least: int,
 ) -> list[CopyRow]:
@@ -152,13 +165,14 @@ def _over_sizes(
     return [_moved(clock, sizes, name, token_bytes * tokens, make(tokens)) for tokens in counts if tokens]
 
 
-def _moved(clock: Clock, sizes: Sizes, name: str, num_bytes: int, call: Callable[[], Tensor]) -> CopyRow:
+def _moved(clock: Clock, sizes: Sizes, name: str, num_bytes: int, timed: _Timed) -> CopyRow:
+    """Gradients are new ones: adding them to others is no part of the operator."""
     with torch.no_grad():
-        forward_s = clock.repeat(call, sizes.budget_s)
-    output = call()
+        forward_s = clock.repeat(timed.call, sizes.budget_s)
+    output = timed.call()
     gradient = torch.randn_like(output)
     backward_s = clock.repeat(
-        lambda: torch.autograd.backward([output], [gradient], retain_graph=True), sizes.budget_s
+        lambda: torch.autograd.grad([output], timed.inputs, [gradient], retain_graph=True), sizes.budget_s
     )
     return CopyRow(
         operator=name,

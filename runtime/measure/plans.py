@@ -17,6 +17,7 @@ from runtime.measure.microbench import Progress, Task, header_here, operator_tas
 from runtime.measure.windows import Key, Window, windows_of
 from runtime.measure.wires import Ring
 from runtime.rank_job import TORCH_TYPE
+from runtime.step.first_weights import DrawnWeights
 from runtime.world.busy_cores import CoreWatch
 from runtime.world.device import CPU
 from runtime.world.pool import Place, Pool
@@ -45,6 +46,7 @@ class BenchSettings:
         timeout_s: of each job.
         device: on a GPU this process measures alone, and links between GPUs come from
             `torchrun -m runtime.measure.microbench`.
+        drawn: keeps the weights of windows that this process measures alone; None: they are not kept.
     """
 
     concurrency: int = 1
@@ -53,6 +55,7 @@ class BenchSettings:
     visits: int = 1
     timeout_s: float = 120.0
     device: torch.device = CPU
+    drawn: DrawnWeights | None = None
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "sizes", "visits"):
@@ -183,7 +186,8 @@ def _layer_task(plan: Plan, window: Window, visit: int, pool: Pool | None, setti
     def run() -> Sequence[Row]:
         if pool is None:
             alone = Place(0, 1, lambda position: None)
-            times = [time_window(alone, plan, window, settings.budget_s, str(settings.device))]
+            device = str(settings.device)
+            times = [time_window(alone, plan, window, settings.budget_s, device, settings.drawn)]
             return list(rows_of(plan, window, times))
         times = pool.run(
             time_window,

@@ -25,10 +25,10 @@ class DrawnWeights:
         self._values: dict[tuple[object, ...], Tensor] = {}
 
     def value(self, key: tuple[object, ...], draw: Callable[[], Tensor]) -> Tensor:
-        """The weight of that key, a copy; drawn where it was not before."""
+        """The weight of that key, drawn where it was not before. Not to be written to."""
         if key not in self._values:
             self._values[key] = draw()
-        return self._values[key].clone()
+        return self._values[key]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

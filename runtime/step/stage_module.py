@@ -352,7 +352,7 @@ def build_stage_module(
             values = first.values(layer, held, new, drawers)
             for name, value in zip(new, values, strict=True):
                 trains = module.layers[index].trainable
-                made[name] = nn.Parameter(value.to(device), requires_grad=trains)
+                made[name] = nn.Parameter(value.to(device, copy=drawn is not None), requires_grad=trains)
             for local, name in names.items():
                 _set_parameter(layer, local, made[name])
     built = StageModule(adapter, stage, layers, edges).to(device)
