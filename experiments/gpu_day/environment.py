@@ -16,7 +16,7 @@ from runtime.world.device import device_of
 BUDGET_S = {Extent.FULL: 1.0, Extent.SMALL: 0.02}
 PRODUCTS = {Extent.FULL: (8192, 16384), Extent.SMALL: (256, 512)}
 COPY_BYTES = {Extent.FULL: 2**32, Extent.SMALL: 2**22}
-HOST_BYTES = {Extent.FULL: 2**30, Extent.SMALL: 2**20}
+HOST_BYTES = {Extent.FULL: 2**28, Extent.SMALL: 2**20}
 PRECISION = {"cuda": torch.bfloat16, "cpu": torch.float32}
 IMPORTS = (  # what plans, their predictions and their execution load
     "workbench.plan.codec",

@@ -25,6 +25,7 @@ from runtime.step.stage_module import StageInput, build_stage_module
 from runtime.step.weight_gradient import SplitBackward
 from runtime.world.pool import Place
 from workbench.calibrate.sustained_rows import DeviceNotes
+from workbench.cost.signature import signature
 from workbench.plan.plan import Plan, Recompute, Stage
 
 # Shape suffixes: T = packed tokens, E = packed tokens of one edge, D = width.
@@ -144,7 +145,12 @@ def _take_turns(
 
 
 class _Bench:
-    """A stage of the window's layers, with a stamp at every border between two of them."""
+    """A stage of the window's layers, with a stamp at every border between two of them.
+
+    A GPU has done all it was given before a pass begins, and before the first of some equal layers: a stage
+    has many of these, so each takes what the device takes for it, or what the host takes to launch it where
+    that is more. With another layer's work still queued the host would seem to take nothing.
+    """
 
     def __init__(
         self, plan: Plan, window: Window, device: str, process: int, drawn: DrawnWeights | None
@@ -152,6 +158,8 @@ class _Bench:
         self.clock = Clock(device)
         self._dtype = TORCH_TYPE[window.precision]
         self._first = window.layers[0]
+        names = [signature(layer) for layer in plan.model.module(window.module).layers[slice(*window.layers)]]
+        self._apart = {i for i, name in enumerate(names) if i == 0 or name != names[i - 1]}
         replica = window.microbatch.replica
         members = tuple(range(window.num_processes))
         ranks = tuple(members[first : first + window.tp] for first in members[:: window.tp])
@@ -238,6 +246,8 @@ class _Bench:
 
     def _on_start(self, layer: nn.Module, arguments: object) -> None:
         del layer, arguments
+        if len(self._starts) in self._apart:
+            self.clock.wait()
         self._starts.append(self.clock.stamp())
 
     def _on_end(self, layer: nn.Module, arguments: object, output: Tensor) -> Tensor:
@@ -259,22 +269,27 @@ class _Bench:
         self._back[index] = self.clock.stamp()
 
     def _backward_at_once(self, output: Tensor) -> None:
-        torch.autograd.backward([output], [_small_like(output)])
+        gradient = _small_like(output)
+        self.clock.wait()
+        torch.autograd.backward([output], [gradient])
         self._note_backward(self.clock.stamp())
 
     def _backward_in_two(self, output: Tensor) -> None:
         gradient = _small_like(output)
         with ExitStack() as stack:
             works = [stack.enter_context(split.leaving()) for split in self._splits]
+            self.clock.wait()
             torch.autograd.backward([output], [gradient])
             end = self.clock.stamp()
         self._note_backward(end)
+        self.clock.wait()
         for index in reversed(range(len(works))):
             start = self.clock.stamp()
             works[index].run()
             self._note(index, Part.LATER, start, self.clock.stamp())
 
     def _backward_by_layer(self) -> None:
+        self.clock.wait()
         for index, output in reversed(list(enumerate(self._outputs))):
             if output.requires_grad:
                 gradient = _small_like(output)
@@ -322,6 +337,7 @@ class _Bench:
             adamw = build_adamw(held, OptimizerSettings())
             if adamw is not None:
                 self.update = update_of(adamw)
+                self.clock.wait()
                 found = [self.clock.time_s(adamw.step) for _ in range(WARMUP + LEAST_ROUNDS)]
                 yield sum(p.numel() for p in held), tuple(found[WARMUP:])
 
