@@ -12,7 +12,7 @@ from torch import Tensor
 
 from experiments.bench import kernel_bars, kernel_turns, kernels
 from experiments.bench.kernel_bars import JUDGED, bars, least_ratios
-from experiments.bench.kernel_cells import Cell, attention_of, set_up
+from experiments.bench.kernel_cells import Cell, attention_of, flex_mask, made_flex_mask, set_up
 from experiments.bench.kernel_cells import Contender as Who
 from experiments.bench.kernel_rows import BITS, PLAN, KernelRow, RowFile
 from experiments.bench.kernel_turns import Unit, host_clock, measure, unit_rows
@@ -38,6 +38,18 @@ def test_flex_attention_computes_the_same(ranks: int):
     with torch.no_grad():
         ours, flex = (attention_of(who, stage)(stage.q, stage.k, stage.v) for who in (Who.OURS, Who.FLEX))
     torch.testing.assert_close(ours, flex, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("mask", ["causal", "EP", "EE", "MP"])
+def test_flex_attention_gets_the_tiles_that_it_would_make_itself(mask: str):
+    stage = set_up(Cell(mask, 1000, **TINY), torch.device(DEVICE), torch.float16)
+    ours, made = flex_mask(stage.mask), made_flex_mask(stage.mask)
+    for side in ("kv", "full_kv", "q", "full_q"):
+        counts = getattr(made, f"{side}_num_blocks")
+        assert torch.equal(getattr(ours, f"{side}_num_blocks"), counts)
+        for row, count in enumerate(counts[0, 0].tolist()):
+            one, other = (getattr(each, f"{side}_indices")[0, 0, row, :count] for each in (ours, made))
+            assert torch.equal(one, other)
 
 
 def test_a_cell_is_measured_for_every_contender():

@@ -101,7 +101,7 @@ def bars(rows: Iterable[KernelRow]) -> list[Bar]:
         Bar("K5 bwd", "the same, backward", 0.50, t.rate_ratio("backward", Who.CUDNN)),
         Bar("K6 EE", "FLOP/s on EE at 64k / own causal", 0.85, t.retained("EE", 65536)),
         Bar("K6 MP", "FLOP/s on MP at 16k / own causal", 0.60, t.retained("MP", 16384)),
-        Bar("K7", "compiled create_block_mask / plan of 64k tokens", 10.0, made),
+        Bar("K7", "create_block_mask / plan of 64k tokens", 10.0, made),
         Bar("K7 time", "plan of 64k tokens, seconds", 0.5e-3, plan_s, at_most=True),
         Bar("K8", "one rank of 8, one KV head, group of 4: FlexAttention / ours", 1.40, _geomean(local)),
         Bar("K8 split", "the same: no split / split where it pays", 1.15, _geomean(local_split)),

@@ -20,6 +20,8 @@ from runtime.kernels.bitfield_attention.attention import Backward, Options, bitf
 from runtime.kernels.bitfield_attention.mask import KernelMask
 from runtime.kernels.bitfield_attention.plan import KernelPlan
 from runtime.kernels.bitfield_attention.tasks import FixedSplit, Split
+from runtime.kernels.bitfield_attention.tiles import FULL, PARTIAL
+from runtime.kernels.bitfield_attention.tiles import classify as device_tiles
 from runtime.kernels.bitfield_attention.tilings import Pass, Tiling
 from runtime.models.attention_mask import AttentionMask
 from workbench.balance.tokens.policies import longest_first
@@ -184,7 +186,41 @@ def has_flash_backend() -> bool:
 
 
 def flex_mask(mask: KernelMask) -> BlockMask:
-    """FlexAttention's own block mask of the same predicate, on the same folded words."""
+    """The same predicate and the same tiles for FlexAttention: what `made_flex_mask` gives.
+
+    That one compares all pairs at once: of 64k tokens tens of GB, which benches that share a GPU have not.
+    """
+    kinds = device_tiles(mask, BLOCK, BLOCK)
+    (partial, partial_at), (full, full_at) = (_ordered(kinds == kind) for kind in (PARTIAL, FULL))
+    lengths = (mask.num_queries, mask.num_keys)
+    return BlockMask.from_kv_blocks(
+        partial, partial_at, full, full_at, BLOCK_SIZE=BLOCK, mask_mod=_predicate(mask), seq_lengths=lengths
+    )
+
+
+def _ordered(is_kind: Tensor) -> tuple[Tensor, Tensor]:
+    """Of every row, how many columns are of a kind, and all columns, those first: [1, 1, R], [1, 1, R, C]."""
+    columns = torch.argsort(is_kind.to(torch.uint8), dim=1, descending=True, stable=True)
+    return is_kind.sum(1).to(torch.int32)[None, None], columns.to(torch.int32)[None, None]
+
+
+def made_flex_mask(mask: KernelMask) -> BlockMask:
+    """FlexAttention's own block mask of the predicate, on the same folded words.
+
+    Not compiled: the compiler of torch 2.11 takes minutes for the sort in it (seen on an H100's machine).
+    """
+    return create_block_mask(
+        _predicate(mask),
+        B=None,
+        H=None,
+        Q_LEN=mask.num_queries,
+        KV_LEN=mask.num_keys,
+        device=mask.device,
+        BLOCK_SIZE=BLOCK,
+    )
+
+
+def _predicate(mask: KernelMask) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     allow, always = mask.query_words
     last, query_segment, first = mask.query_limits
     own, (position, key_segment) = mask.key_words, mask.key_places
@@ -197,13 +233,4 @@ def flex_mask(mask: KernelMask) -> BlockMask:
             seen = seen & ((position[k] >= first[q]) | ((always[q] & own[k]) != 0))
         return seen
 
-    return create_block_mask(
-        sees,
-        B=None,
-        H=None,
-        Q_LEN=mask.num_queries,
-        KV_LEN=mask.num_keys,
-        device=mask.device,
-        BLOCK_SIZE=BLOCK,
-        _compile=mask.device.type == "cuda",
-    )
+    return sees

@@ -14,9 +14,18 @@ from runtime.measure.clock import Clock
 from runtime.world.device import device_of
 from workbench.calibrate.measurement import row_values
 
-# What a day of a quarter of an hour has time for; `runtime.measure.microbench` measures the rest.
-LONGEST = 16384  # tokens of attention's short calls
-HEAD_DIMS = (64, 72, 128)  # of attention's long loops: those of the plans' modules, and the kernels' own
+# What a call of two minutes has time for; `runtime.measure.microbench` measures the rest.
+PRODUCTS = tuple(
+    (m, n, k)
+    for m in (16, 64, 256, 1024, 4096, 16384)
+    for n in (1024, 2048, 4096, 8192)
+    for k in (1024, 2048, 4096, 8192)
+)
+MOVED_BYTES = tuple(2**i for i in range(16, 31, 2))
+LENGTHS = (512, 2048, 8192)  # tokens of attention's short calls
+LOOP_LENGTHS = (1024, 4096)  # of its long loops
+HEAD_DIMS = (64, 72, 128)  # of these: those of the plans' modules, and the kernels' own
+LOOP_S = 0.6
 
 
 def cells(session: Session) -> tuple[Cell, ...]:
@@ -44,11 +53,10 @@ def _operators(session: Session) -> dict[str, operators.Cell]:
 def _sizes(session: Session, device: torch.device) -> CellSizes:
     sizes = cell_sizes(device)
     if session.extent is Extent.FULL:
-        lengths = tuple(length for length in sizes.attention.lengths if length <= LONGEST)
-        return replace(
-            sizes,
-            attention=replace(sizes.attention, lengths=lengths),
-            sustained=replace(sizes.sustained, head_dims=HEAD_DIMS),
+        return CellSizes(
+            short=replace(sizes.short, products=PRODUCTS, moved_bytes=MOVED_BYTES),
+            attention=replace(sizes.attention, lengths=LENGTHS),
+            sustained=replace(sizes.sustained, lengths=LOOP_LENGTHS, head_dims=HEAD_DIMS, loop_s=LOOP_S),
         )
     return CellSizes(
         short=replace(
