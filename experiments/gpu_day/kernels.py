@@ -19,7 +19,7 @@ LENGTHS = (16384, 65536)
 WHOLE = "full"  # kind of a unit: all queries of a mask
 SECONDS = {Extent.FULL: 0.7, Extent.SMALL: 0.01}  # of measuring, per contender
 TYPES = {"cuda": torch.bfloat16, "cpu": torch.float32}
-BOUND_S = 300.0
+BOUND_S = 90.0
 OURS = Contender.OURS.name
 
 

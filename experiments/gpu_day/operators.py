@@ -22,10 +22,10 @@ PRODUCTS = tuple(
     for k in (1024, 2048, 4096, 8192)
 )
 MOVED_BYTES = tuple(2**i for i in range(16, 31, 2))
-LENGTHS = (512, 2048, 8192)  # tokens of attention's short calls
+LENGTHS = (1024, 8192)  # tokens of attention's short calls
 LOOP_LENGTHS = (1024, 4096)  # of its long loops
 HEAD_DIMS = (64, 72, 128)  # of these: those of the plans' modules, and the kernels' own
-LOOP_S = 0.6
+LOOP_S = 0.5
 
 
 def cells(session: Session) -> tuple[Cell, ...]:
