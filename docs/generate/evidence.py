@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from docs.generate.gpu_day import gpu_section
 from docs.generate.hostile import hostile_section
 from docs.generate.joint_search import joint_search_section
 from docs.generate.markdown import code, one_line, page, table
@@ -13,9 +14,9 @@ from experiments.harness.tally import by_paper, counts
 
 INTRO = """Every figure on this page is read out of `experiments/results/`; the scripts that wrote those
 files are named beside them. A commit that ends in `-dirty` had changes that were not committed. What ran,
-ran on two cores of a CPU, with gloo between the ranks; `simulated` figures come from the simulator alone.
-[Limits](limits.md) says what is not measured, [Benchmarks](benchmarks.md) has figures of benches that leave
-no file."""
+ran on two cores of a CPU, with gloo between the ranks, but for [One GPU](#one-gpu); `simulated` figures come
+from the simulator alone. [Limits](limits.md) says what is not measured, [Benchmarks](benchmarks.md) has
+figures of benches that leave no file."""
 
 FIDELITY = """All are predicted, and the predictions written with the plans' hashes, before the first of
 them runs. tau is Kendall's, over pairs of plans of a job; in brackets over pairs that runs can tell apart.
@@ -40,6 +41,8 @@ def evidence_page() -> str:
         summary_table(),
         "## Predictions held against runs",
         *_fidelity(),
+        "## One GPU",
+        *gpu_section(),
         "## Plans that must not run",
         *_mutants(),
         "## Nodes that die",
@@ -175,7 +178,7 @@ def _attention() -> Iterator[str]:
     compiled = result("bench_kernel_compile")
     yield one_line(
         f"""What the compiler makes of the kernels for Hopper (`python -m experiments.bench.kernel_compile`,
-        {made(compiled)}, Triton {compiled["versions"]["triton"]}); they have never run on a GPU:"""
+        {made(compiled)}, Triton {compiled["versions"]["triton"]}); [One GPU](#one-gpu) has their speed:"""
     )
     keys = [key for key in compiled if key.startswith(("forward_", "backward_"))]
     yield table(

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from docs.generate.gpu_day import gpu_in_short
 from docs.generate.hostile import hostile_in_short
 from docs.generate.markdown import code, one_line, table
 from docs.generate.results import judged, percent, result
@@ -11,7 +12,6 @@ from experiments.harness.tally import counts
 from workbench.llm_table.frameworks import frameworks
 
 GOOD = 0.08  # mean error of a data set that meets the goal
-NOT_MEASURED = "not measured: nothing has run on a GPU yet"
 
 
 def summary_table() -> str:
@@ -55,7 +55,7 @@ def _summary() -> Iterator[tuple[str, str, str]]:
     )
     yield from hostile_in_short()
     yield from _doors(result("doors"))
-    yield "speed of kernels, NCCL, predictions on GPUs", code("python -m experiments.gpu_day"), NOT_MEASURED
+    yield from gpu_in_short()
 
 
 def _joint_search(record: Mapping[str, Any]) -> tuple[str, str, str]:

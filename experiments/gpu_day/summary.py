@@ -27,21 +27,25 @@ def figures(rows: Mapping[str, Rows], ratios: Mapping[str, float | None]) -> dic
 
 
 def _plan_figures(rows: Rows) -> dict[str, float | int | None]:
-    """Of judged plans: every step of all their runs counts."""
-    executed: dict[str, list[float]] = {}
-    predicted: dict[str, float] = {}
-    for row in rows.values():
-        if row.get("kind") == "judged":
-            executed.setdefault(row["plan"], []).extend(row["executed_s"])
-            predicted[row["plan"]] = row["predicted_s"]
-    timed = [
-        Timed(job="", predicted_s=predicted[plan], executed_s=tuple(steps))
-        for plan, steps in executed.items()
-    ]
+    timed = list(judged_plans(rows).values())
     errors = [abs(one.error) for one in timed]
     return {
         "plans_judged": len(timed) or None,
         "mean_error": statistics.fmean(errors) if errors else None,
         "worst_error": max(errors, default=None),
         "tau": ranking(timed).clear_tau,
+    }
+
+
+def judged_plans(rows: Rows) -> dict[str, Timed]:
+    """Judged plans by name, as they were first run; every step of all their runs counts."""
+    executed: dict[str, list[float]] = {}
+    predicted: dict[str, float] = {}
+    for row in rows.values():
+        if row.get("kind") == "judged":
+            executed.setdefault(row["plan"], []).extend(row["executed_s"])
+            predicted[row["plan"]] = row["predicted_s"]
+    return {
+        plan: Timed(job="", predicted_s=predicted[plan], executed_s=tuple(steps))
+        for plan, steps in executed.items()
     }
