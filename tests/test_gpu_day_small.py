@@ -10,8 +10,8 @@ import pytest
 
 from experiments.gpu_day.campaign import PARTS, Extent, Session
 from experiments.gpu_day.jobs import judged, rehearsed
-from experiments.gpu_day.plans import FORETOLD, JUDGED, measure
-from experiments.gpu_day.predictions import read_predictions
+from experiments.gpu_day.plans import measure
+from experiments.gpu_day.predictions import FORETOLD, JUDGED, read_predictions
 from experiments.gpu_day.profile import HEADER, LAYERS
 from experiments.gpu_day.profile import main as profile_main
 from experiments.gpu_day.store import PREDICTIONS, read_rows, write_rows

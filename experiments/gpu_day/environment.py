@@ -2,11 +2,14 @@
 
 import importlib
 import statistics
+import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 import torch
 import transformers
+from torch.nn import functional
 
 from experiments.gpu_day.campaign import Cell, Extent, Measured, Session
 from runtime.measure.clock import Clock, quartile_spread
@@ -28,6 +31,8 @@ IMPORTS = (  # what plans, their predictions and their execution load
     "runtime.launch",
     "runtime.measure.microbench",
 )
+HOST = "host"
+SMALL, ISSUED, ROUNDS = 64, 200, 5  # rows and columns; calls of a round
 DIRECTIONS = TO_DEVICE, TO_HOST = "to the device", "to the host"
 PROPERTIES = ("name", "total_memory", "multi_processor_count", "L2_cache_size", "major", "minor")
 
@@ -43,8 +48,8 @@ def facts(session: Session) -> dict[str, Any]:
 
 
 def cells(session: Session) -> tuple[Cell, ...]:
-    """Imports, properties, products, copies; pinned copies where there is a GPU."""
-    keys = ["imports", "device", *(f"product {size}" for size in PRODUCTS[session.extent]), "copy"]
+    """Imports, properties, what the host takes, products, copies; pinned copies where there is a GPU."""
+    keys = ["imports", "device", HOST, *(f"product {size}" for size in PRODUCTS[session.extent]), "copy"]
     if session.device == "cuda":
         keys += [f"copy {direction}" for direction in DIRECTIONS]
     return tuple(Cell(key) for key in keys)
@@ -56,6 +61,8 @@ def measure(session: Session, key: str) -> Measured:
         return _imports()
     if key == "device":
         return Measured(facts(session) | _properties(session.device))
+    if key == HOST:
+        return _host(device_of(session.device))
     clock = Clock(device_of(session.device))
     budget_s = BUDGET_S[session.extent]
     if key.startswith("product "):
@@ -78,6 +85,33 @@ def _imports() -> Measured:
     if failing:
         raise ValueError("; ".join(f"{name} does not import: {why}" for name, why in failing.items()))
     return Measured({"imported": list(found)}, f"{len(found)} modules")
+
+
+def _host(device: torch.device) -> Measured:
+    """Seconds that the host takes for a turn of a loop, and to issue small operators one after the other."""
+    small = torch.zeros(SMALL, SMALL, dtype=PRECISION[device.type], device=device)
+    weight = torch.zeros(SMALL, dtype=small.dtype, device=device)
+    calls: dict[str, Callable[[], object]] = {
+        "a turn of a loop": lambda: None,
+        "view": lambda: small.view(-1),
+        "add": lambda: small.add_(1.0),
+        "linear": lambda: functional.linear(small, small, weight),
+        "layer_norm": lambda: functional.layer_norm(small, (SMALL,), weight, weight),
+    }
+    found = {f"{name}_s": _issue_s(call, device) for name, call in calls.items()}
+    return Measured(found, f"{found['add_s'] * 1e6:.3g} us a launch")
+
+
+def _issue_s(call: Callable[[], object], device: torch.device) -> float:
+    """Median over rounds; before each the device has done all it was given."""
+    clock, rounds = Clock(device), []
+    for _ in range(ROUNDS + 1):
+        clock.wait()
+        begin_s = time.perf_counter()
+        for _ in range(ISSUED):
+            call()
+        rounds.append((time.perf_counter() - begin_s) / ISSUED)
+    return statistics.median(rounds[1:])
 
 
 def _properties(device: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from runtime.measure.plans import BenchSettings, distinct, executor_task, layer_
 from runtime.world.device import device_of
 from workbench.calibrate.measurement import row_values
 
+VISITS = {Extent.FULL: 2, Extent.SMALL: 1}  # what sways for some seconds falls on one of them
 BUDGET_S = {Extent.FULL: 0.15, Extent.SMALL: 0.01}
 SIZES = {Extent.FULL: 3, Extent.SMALL: 2}  # microbatches of each module that layers are measured on
 
@@ -36,6 +37,7 @@ def _tasks(session: Session) -> dict[str, Task]:
         sizes=SIZES[session.extent],
         budget_s=BUDGET_S[session.extent],
         device=device_of(session.device),
+        visits=VISITS[session.extent],
         drawn=DRAWN,
     )
     tasks = distinct([executor_task(plans[0], None, settings), *layer_tasks(plans, None, settings)])

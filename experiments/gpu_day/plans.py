@@ -16,7 +16,15 @@ from experiments.gpu_day.jobs import DRAWN, Named
 from experiments.gpu_day.jobs import judged as judged_plans
 from experiments.gpu_day.jobs import rehearsed as rehearsed_plans
 from experiments.gpu_day.layers import cells as layer_cells
-from experiments.gpu_day.predictions import Foretold, Predictions, read_predictions, write_predictions
+from experiments.gpu_day.predictions import (
+    FORETOLD,
+    JUDGED,
+    REHEARSAL,
+    Foretold,
+    Predictions,
+    read_predictions,
+    write_predictions,
+)
 from experiments.gpu_day.profile import LAYERS, measured_profile, values_in
 from experiments.gpu_day.store import rows_in
 from runtime.world.device import device_of, kind_of_device
@@ -28,7 +36,6 @@ from workbench.trace import Trace
 from workbench.trace_json import dumps, loads
 
 PART = "plans"
-REHEARSAL, JUDGED, FORETOLD = "rehearsal", "judged", "predictions"
 STEPS = {Extent.FULL: 4, Extent.SMALL: 2}
 ROUNDS = {Extent.FULL: 2, Extent.SMALL: 1}  # of all judged plans, so that drift meets all alike
 BOUND_S = 240.0
@@ -88,6 +95,7 @@ def _rehearse(session: Session, named: Named, profile: Profile) -> Measured:
         "predicted_s": predicted.seconds,
         "executed_s": list(executed.steps_s),
         "losses": list(executed.losses),
+        "simulated": dumps(predicted.simulated),
         "steps": [dumps(step) for step in executed.steps],
     }
     return Measured(values, f"{predicted.seconds / executed.seconds - 1:+.1%} before it was rehearsed")

@@ -10,6 +10,7 @@ from experiments.gpu_day.store import FORMAT_VERSION, PREDICTIONS
 from workbench.whole_file import write_text
 
 FORMAT = "multimodal-workbench predictions"
+REHEARSAL, JUDGED, FORETOLD = "rehearsal", "judged", "predictions"  # kinds of rows of plans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from experiments.bench.kernel_bars import least_ratios
 from experiments.bench.kernel_rows import KernelRow
 from experiments.fidelity.score import Timed
 from experiments.gpu_day.campaign import PARTS
+from experiments.gpu_day.predictions import FORETOLD, JUDGED, REHEARSAL, read_predictions
 from experiments.gpu_day.profile import HEADER, OPERATORS, values_in
 from experiments.gpu_day.store import StoredRow, rows_in
 from experiments.gpu_day.summary import figures, judged_plans
@@ -26,6 +27,8 @@ from workbench.calibrate.sustained_rows import SustainedMatmulRow
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Direction, known_profiles, load_profile
 from workbench.cost.roofline import Gemm
+from workbench.schedule.action import COMPUTE
+from workbench.trace_json import loads
 
 STORED = RESULTS / "gpu_day" / "h100"
 OURS = "OURS"
@@ -49,6 +52,23 @@ class KernelTime:
     spread: float
     flop_per_s: float
     ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassTimes:
+    """One kind of pass of one stage, over all microbatches and steps of a plan.
+
+    Args:
+        simulated_s: median over microbatches, before the plan ran; None where the row does not say.
+    """
+
+    plan: str
+    stage: int
+    kind: str
+    simulated_s: float | None
+    fastest_s: float
+    median_s: float
+    slowest_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +100,8 @@ def report(folder: Path) -> dict[str, Any]:
         "failures": [f"{row.key}: {row.error}" for row in every if row.error is not None],
         **figures(values, least_ratios(_kernel_rows(values["kernels"]))),
         "kernels": [asdict(one) for one in kernel_times(values["kernels"])],
-        "plans": [_plan(name, one) for name, one in judged_plans(values["plans"]).items()],
+        "plans": _plans(folder, values["plans"]),
+        "passes": [asdict(one) for one in pass_times(values["plans"])],
         "memory": {row["plan"]: row["error"] for row in values["alone"].values() if "error" in row},
         "ceilings": _ceilings(values["environment"]),
         "unseen": [asdict(one) for one in unseen(values[OPERATORS])],
@@ -115,14 +136,57 @@ def kernel_times(values: Mapping[str, Mapping[str, Any]]) -> Iterator[KernelTime
                 )
 
 
-def _plan(name: str, timed: Timed) -> dict[str, Any]:
+def _plans(folder: Path, values: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Judged plans, with the error of what all ranks' forwards, backwards, ... take together."""
+    judged = judged_plans(values)
+    if not judged:
+        return []
+    foretold = {one.plan: one for one in read_predictions(folder, values[FORETOLD]["digest"]).plans}
+    kinds_s = {row["plan"]: row["kinds_s"] for row in values.values() if row["kind"] == JUDGED}
+    return [_plan(name, timed, foretold[name].kinds_s, kinds_s[name]) for name, timed in judged.items()]
+
+
+def _plan(
+    name: str, timed: Timed, predicted_s: Mapping[str, float], executed_s: Mapping[str, float]
+) -> dict[str, Any]:
     return {
         "plan": name,
         "predicted_s": timed.predicted_s,
         "executed_s": timed.median_s,
         "error": timed.error,
         "spread": timed.spread,
+        "kinds": {kind: predicted_s[kind] / executed_s[kind] - 1 for kind in COMPUTE if kind in executed_s},
     }
+
+
+def pass_times(values: Mapping[str, Mapping[str, Any]]) -> Iterator[PassTimes]:
+    """Passes of rehearsed plans, stage by stage: the same work, once a microbatch and step."""
+    for row in values.values():
+        if row.get("kind") != REHEARSAL:
+            continue
+        simulated_s = _passes_s([row["simulated"]] if "simulated" in row else [])
+        for (stage, kind), found in sorted(_passes_s(row["steps"]).items()):
+            simulated = simulated_s.get((stage, kind))
+            yield PassTimes(
+                plan=row["plan"],
+                stage=stage,
+                kind=kind,
+                simulated_s=None if simulated is None else statistics.median(simulated),
+                fastest_s=min(found),
+                median_s=statistics.median(found),
+                slowest_s=max(found),
+            )
+
+
+def _passes_s(traces: Sequence[str]) -> dict[tuple[int, str], list[float]]:
+    """Seconds of every pass, by stage and kind."""
+    seconds: dict[tuple[int, str], list[float]] = {}
+    for trace in traces:
+        for span in loads(trace).spans:
+            if span.action.kind in COMPUTE and span.action.stage is not None:
+                key = span.action.stage, str(span.action.kind)
+                seconds.setdefault(key, []).append(span.end_s - span.start_s)
+    return seconds
 
 
 def _ceilings(values: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
@@ -183,7 +247,15 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     for row in found["plans"]:
         yield (
             f"{row['plan']:74s} predicted {row['predicted_s'] * 1e3:7.1f} ms, executed "
-            f"{row['executed_s'] * 1e3:7.1f} ms, {row['error']:+.1%}, steps spread by {row['spread']:.0%}"
+            f"{row['executed_s'] * 1e3:7.1f} ms, {row['error']:+.1%}, steps spread by {row['spread']:.0%}; "
+            + ", ".join(f"{kind} {error:+.1%}" for kind, error in row["kinds"].items())
+        )
+    for row in found["passes"]:
+        said = "" if row["simulated_s"] is None else f", simulated {row['simulated_s'] * 1e3:6.2f}"
+        yield (
+            f"rehearsed {row['plan']:64s} stage {row['stage']:2d} {row['kind']} "
+            f"{row['fastest_s'] * 1e3:6.2f} to {row['slowest_s'] * 1e3:6.2f} ms, "
+            f"median {row['median_s'] * 1e3:6.2f}{said}"
         )
     for plan, error in found["memory"].items():
         yield f"memory {plan:70s} {error:+.2%}"

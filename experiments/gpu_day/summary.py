@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.fidelity.score import Timed, ranking
+from experiments.gpu_day.predictions import JUDGED
 
 Rows = Mapping[str, Mapping[str, Any]]  # key -> values, of one part
 
@@ -42,7 +43,7 @@ def judged_plans(rows: Rows) -> dict[str, Timed]:
     executed: dict[str, list[float]] = {}
     predicted: dict[str, float] = {}
     for row in rows.values():
-        if row.get("kind") == "judged":
+        if row.get("kind") == JUDGED:
             executed.setdefault(row["plan"], []).extend(row["executed_s"])
             predicted[row["plan"]] = row["predicted_s"]
     return {

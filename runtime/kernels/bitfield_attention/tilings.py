@@ -1,8 +1,8 @@
 """Kernel tile sizes per pass, head width and architecture, each with its reason.
 
 Of Hopper's, forward and fused backward at width 128 were the fastest of twelve and nine tilings on an H100
-(`experiments.bench.kernel_tiles`, causal and EE at 16k); on EE 128 x 64 on 4 warps is as fast forward. The others
-are not tuned yet.
+(`experiments.bench.kernel_tiles`, causal and EE at 16k); on EE 128 x 64 on 4 warps is as fast forward. The
+others are not tuned yet.
 """
 
 from dataclasses import dataclass, replace
