@@ -10,7 +10,7 @@ from experiments.gpu_day import drive as driving
 from experiments.gpu_day.__main__ import main
 from experiments.gpu_day.campaign import PARTS, Extent, Part, Session
 from experiments.gpu_day.drive import Choice, Deadline, Here, drive
-from experiments.gpu_day.store import Store, read_rows
+from experiments.gpu_day.store import Store, StoredRow, read_rows
 from experiments.gpu_day.worker import CellError, HungError, Worker
 from experiments.harness import reads
 from experiments.harness.reads import sources_hash, sources_of
@@ -219,6 +219,22 @@ def test_it_stops_between_cells_before_the_limit(out, monkeypatch):
     assert len(measured(out)) == states["tested"].num_done
 
 
+def test_a_cell_that_took_longer_than_there_is_time_is_left_out(out, monkeypatch):
+    """By its row of other sources: those after it are measured all the same."""
+    monkeypatch.setattr(driving, "LEAST_S", 0.1)
+    keys = ["ok first", "ok long", "ok last"]
+    ask(out, *keys)
+    store = Store(out)
+    for key in keys:
+        took_s = 100.0 if key == "ok long" else 0.1
+        store.put(
+            "tested", StoredRow(key=key, stamp="", device_name="", versions={}, date="", seconds=took_s)
+        )
+    states = driven(out, limit_s=20.0, store=store)
+    assert measured(out) == ["ok first", "ok last"]
+    assert (states["tested"].num_cells, states["tested"].num_done) == (3, 2)
+
+
 def test_the_limit_ends_a_cell_without_blame(out, monkeypatch):
     monkeypatch.setattr(driving, "LEAST_S", 0.1)
     ask(out, "ok first", "hangs")
@@ -226,12 +242,18 @@ def test_the_limit_ends_a_cell_without_blame(out, monkeypatch):
     assert (states["tested"].num_done, states["tested"].failures) == (1, ())
 
 
-def driven(out: Path, limit_s: float):
+def driven(out: Path, limit_s: float, store: Store | None = None):
     here = Here(device_name="a test's device", versions={}, extent=Extent.FULL)
     with Worker(Session("cpu", Extent.FULL, out)) as worker:
         worker.call("tests.gpu_day_parts", "facts", timeout_s=30.0)  # its start does not count
         return drive(
-            (TESTED,), Choice((TESTED,)), worker, Store(out), here, Deadline(limit_s), lambda line: None
+            (TESTED,),
+            Choice((TESTED,)),
+            worker,
+            store or Store(out),
+            here,
+            Deadline(limit_s),
+            lambda line: None,
         )
 
 

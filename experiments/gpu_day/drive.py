@@ -139,6 +139,7 @@ class _PartRun:
         self._part, self._stamp, self._worker, self._store = part, stamp, worker, store
         self._here, self._deadline, self._say = here, deadline, say
         self._longest_s = LEAST_S
+        self._took_s = {key: row.seconds for key, row in store.rows.get(part.name, {}).items()}
         self._best: tuple[float, str] | None = None
         self._failures: list[str] = []
         self._in_a_row = 0
@@ -160,7 +161,7 @@ class _PartRun:
         return self._state(None)
 
     def run(self, choice: Choice) -> PartState:
-        """Measure what has no row yet."""
+        """Measure what has no row yet and may end in time, by an earlier call or by the longest so far."""
         try:
             cells = self._cells()
         except (ValueError, CellError) as error:
@@ -173,8 +174,10 @@ class _PartRun:
                 continue
             if not choice.takes(cell):
                 continue
-            if self._deadline.left_s() < self._longest_s or self._in_a_row >= IN_A_ROW:
+            if self._in_a_row >= IN_A_ROW:
                 break
+            if self._deadline.left_s() < self._took_s.get(cell.key, self._longest_s):
+                continue
             self._measure(cell, f"{number}/{len(cells)} {cell.key}")
         return self._state(len(cells))
 
