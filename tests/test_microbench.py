@@ -18,7 +18,7 @@ from runtime.measure.executor import build_empty, time_executor
 from runtime.measure.layer_rows import rows_of
 from runtime.measure.layers import LayerKind, Part, Seconds, WindowTimes, time_window
 from runtime.measure.microbench import header_here
-from runtime.measure.plans import BenchSettings, layer_tasks, measure, measuring_tasks
+from runtime.measure.plans import BenchSettings, executor_tasks, layer_tasks, measure, measuring_tasks
 from runtime.measure.windows import runs_of, windows_of
 from runtime.measure.wires import Ring, least_median, time_collective, time_messages, time_overlap
 from runtime.rank_job import RunSettings
@@ -43,9 +43,11 @@ from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
 from workbench.cost.signature import signature
 from workbench.model.trainable import Trainable
+from workbench.plan.build import with_programs
 from workbench.plan.lower import lower
 from workbench.plan.plan import Plan
 from workbench.plan.work import work_of
+from workbench.schedule.choice import ScheduleKind, usual
 from workbench.timing.price import price
 
 QUICK = BenchSettings(sizes=2, budget_s=0.001, timeout_s=60.0)
@@ -309,6 +311,16 @@ def test_overheads_are_of_the_kinds_that_run(plan: Plan, pool: Pool, is_alone: b
     assert [row.action for row in rows] == ["B", "F", "STEP"]
     step_s = run_lowered(lower(plan), RunSettings(), pool=pool, build=build_empty).trace.iteration_s
     assert all(0 < row.seconds < max(0.1, step_s) for row in rows)  # a busy machine slows both
+
+
+def test_passes_that_the_first_plan_lacks_are_timed_in_one_that_has_them(plan: Plan) -> None:
+    """Of empty stages nothing is left to a W; of the second plan no kind counts that the first one has."""
+    split = with_programs(plan, usual(ScheduleKind.ZB_H1))
+    tasks = executor_tasks([plan, plan, split], None, BenchSettings())
+    assert [task.what for task in tasks] == ["executor of B, F", "executor of I, W"]
+    rows = [[row.action for row in task.measure()] for task in tasks]
+    assert rows == [["B", "F", "STEP"], ["I", "W"]]
+    assert not tasks[0].is_done(())
 
 
 def wires(place: Place) -> list[LinkRow | CollectiveRow | OverlapRow]:

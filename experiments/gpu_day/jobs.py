@@ -178,12 +178,12 @@ def _sizes(extent: Extent) -> list[tuple[int, ...]]:
 
 @cache
 def rehearsed(session: Session) -> tuple[Named, ...]:
-    """Plans that run to calibrate and are never judged: every mix, every kind of pass."""
+    """Plans that run to calibrate and are never judged: every kind of pass, of every module that has it."""
     ones, twos, _ = _sizes(session.extent)
     return (
         plan(session, "projectors and llm", APART, ones),
         plan(session, "everything", FIRST, ones),
-        plan(session, "projectors", EVERYWHERE, ones, kind=ScheduleKind.ZB_H1),
+        plan(session, "projectors and llm", EVERYWHERE, ones, kind=ScheduleKind.ZB_H1),
         plan(session, "projectors and llm", PAIR, twos, recompute=Recompute.FULL),
     )
 

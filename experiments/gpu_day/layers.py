@@ -7,7 +7,7 @@ from experiments.gpu_day.environment import facts
 from experiments.gpu_day.jobs import DRAWN, judged, rehearsed
 from experiments.gpu_day.profile import HEADER
 from runtime.measure.microbench import Task
-from runtime.measure.plans import BenchSettings, distinct, executor_task, layer_tasks
+from runtime.measure.plans import BenchSettings, distinct, executor_tasks, layer_tasks
 from runtime.world.device import device_of
 from workbench.calibrate.measurement import row_values
 
@@ -40,5 +40,5 @@ def _tasks(session: Session) -> dict[str, Task]:
         visits=VISITS[session.extent],
         drawn=DRAWN,
     )
-    tasks = distinct([executor_task(plans[0], None, settings), *layer_tasks(plans, None, settings)])
+    tasks = distinct([*executor_tasks(plans, None, settings), *layer_tasks(plans, None, settings)])
     return {task.what: task for task in tasks}

@@ -1,7 +1,7 @@
 """Measures a machine for the layers of plans: rows for `workbench.calibrate.fit`."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -74,9 +74,9 @@ def measure(
     """Measure what the plans are made of: layers, operators, messages, collectives, executor.
 
     Args:
-        plans: layers and sizes of all are measured; the first one's ranks give the executor's
-            overhead (of those that one process can play, where it measures alone) and the sizes of
-            gradient groups.
+        plans: layers and sizes of all are measured; the first one's ranks give the executor's overhead (of
+            those that one process can play, where it measures alone), others that of passes that it has not,
+            and all the sizes of gradient groups.
         pool: of at least as many workers as the first plan has ranks and `concurrency`; None: this
             process measures alone, without messages and collectives, as it must on a GPU.
         path: rows are written here as they come; rows that it already holds are not measured
@@ -123,7 +123,7 @@ def _tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSettings) ->
             alike = wire_tasks(Clock(), [ring], lambda _: True)
             tasks += [_among(task, index, size, pool, settings) for index, task in enumerate(alike)]
     able = plans if pool is not None else [plan for plan in plans if not shard_units(plan)]
-    tasks += [executor_task(plan, pool, settings) for plan in able[:1]]
+    tasks += executor_tasks(able, pool, settings)
     return [*tasks, *layer_tasks(plans, pool, settings)]
 
 
@@ -167,13 +167,29 @@ def _wires_job(place: Place, index: int) -> Sequence[Row]:
     return wire_tasks(Clock(), [ring], lambda _: True)[index].measure()
 
 
-def executor_task(plan: Plan, pool: Pool | None, settings: BenchSettings) -> Task:
-    """What the executor adds to the actions of a plan."""
+def executor_tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSettings) -> list[Task]:
+    """What the executor adds to the actions of the first plan, and to passes that no plan before has."""
+    found: list[Task] = []
+    known: set[str] = set()
+    for plan in plans:
+        kinds = {str(action.kind) for program in plan.program.values() for action in program}
+        new = {kind for kind in kinds if kind in COMPUTE} - known
+        if new and (pool is None or len(plan.ranks) <= pool.num_workers):
+            found.append(_executor_task(plan, new if known else kinds, pool, settings))
+            known |= new
+    return found
+
+
+def _executor_task(plan: Plan, kinds: Collection[str], pool: Pool | None, settings: BenchSettings) -> Task:
+    passes = {kind for kind in kinds if kind in COMPUTE}
 
     def is_done(rows: Sequence[Row]) -> bool:
-        return any(isinstance(row, OverheadRow) and row.action in COMPUTE for row in rows)
+        return passes <= {row.action for row in rows if isinstance(row, OverheadRow)}
 
-    return Task("executor", is_done, lambda: time_executor(plan, pool, device=settings.device))
+    def run() -> Sequence[Row]:
+        return [row for row in time_executor(plan, pool, device=settings.device) if row.action in kinds]
+
+    return Task(f"executor of {', '.join(sorted(passes))}", is_done, run)
 
 
 def _layer_task(plan: Plan, window: Window, visit: int, pool: Pool | None, settings: BenchSettings) -> Task:

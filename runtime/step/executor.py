@@ -206,7 +206,9 @@ class Executor:
 
     def _weight_gradient(self, action: Action, arrived: Arrived, start: Stamp) -> None:
         del arrived  # W waits for its I alone
-        self._left.pop((_id(action), _microbatch(action))).run()
+        work = self._left.pop((_id(action), _microbatch(action)), None)
+        if work is not None:  # else all that this stage trains had its gradient in I
+            work.run()
         self._gradients.accumulate()
         self._end(action, start)
 
