@@ -139,6 +139,16 @@ def test_only_cells_with_a_word_are_measured(out, capsys):
     assert said(capsys)["parts_done"] == 0
 
 
+def test_shares_of_a_part_are_all_of_it(tmp_path):
+    keys = [f"ok {number}" for number in range(5)]
+    folders = [tmp_path / str(number) for number in (1, 2)]
+    for folder in folders:
+        folder.mkdir()
+        ask(folder, *keys)
+        assert run("--out", folder, "--only", "tested", "--share", f"{folder.name}/2") == 0
+    assert [measured(folder) for folder in folders] == [keys[::2], keys[1::2]]
+
+
 def test_rows_of_several_folders_come_together(out, tmp_path, capsys):
     folders = [tmp_path / word for word in ("red", "blue")]
     for folder in folders:
@@ -288,6 +298,11 @@ def test_an_unknown_part_is_refused_with_the_nearest(out, capsys):
 def test_cuda_without_a_device_is_refused(out, capsys):
     assert main(["--out", str(out)], (TESTED,), "tests.gpu_day_parts") == 2
     assert capsys.readouterr().err == "error: device cuda: there is none\n"
+
+
+@pytest.mark.parametrize("share", ["0/2", "3/2", "2", "a/b", "1/"])
+def test_a_share_that_is_none_is_refused(share, out, capsys):
+    assert "--share: want I/N with 1 <= I <= N" in refused(capsys, "--out", out, "--share", share)
 
 
 def test_a_limit_that_lets_nothing_start_is_refused(out, capsys):

@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from experiments.gpu_day import beside
 from experiments.gpu_day.campaign import PARTS, Extent, Session
 from experiments.gpu_day.jobs import judged, rehearsed
 from experiments.gpu_day.plans import measure
@@ -157,3 +159,22 @@ def test_the_profile_of_the_rows_can_be_written(campaign, tmp_path, capsys):
     assert dict(profile.overheads_s)
     assert profile_main([str(tmp_path), "-o", str(path)]) == 2
     assert "run --only layers" in capsys.readouterr().err
+
+
+def test_parts_without_a_clock_are_measured_side_by_side(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(beside, "KEPT", {"correctness": 2})
+    monkeypatch.setattr(beside, "COMPILED", {})
+    said = ["--out", str(tmp_path / "day"), "--device", "cpu", "--small"]
+    assert beside.main(said) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]["correctness"] == 2
+    assert beside.main(said) == 2
+    assert "holds rows already; want a new folder" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_what_one_of_several_processes_refuses_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(beside, "KEPT", {"alone": 1})
+    monkeypatch.setattr(beside, "COMPILED", {})
+    assert beside.main(["--out", str(tmp_path / "day"), "--device", "cuda"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: alone-1: device cuda: ")

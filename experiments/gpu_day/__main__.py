@@ -1,7 +1,7 @@
 """The campaign of one GPU: everything that it can show, in calls that each go on where the last one stopped.
 
 Run:     python -m experiments.gpu_day --out DIR [--from DIR ...] [--only PART ...] [--cells WORD ...]
-         [--limit SECONDS] [--device cuda|cpu] [--small] [--json]
+         [--share I/N] [--limit SECONDS] [--device cuda|cpu] [--small] [--json]
 """
 
 import argparse
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[Part] = PARTS, 
 
 def _main(options: argparse.Namespace, parts: tuple[Part, ...], facts: str) -> int:
     only = tuple(part_named(name, parts) for name in options.only)
-    choice = Choice(only or parts, tuple(options.cells))
+    choice = Choice(only or parts, tuple(options.cells), _share(options.share))
     if options.limit is not None and not options.limit >= LEAST_LIMIT_S:
         raise ValueError(f"--limit: want at least {LEAST_LIMIT_S:g} s, got {options.limit:g}")
     deadline = Deadline(options.limit)
@@ -53,6 +53,14 @@ def _main(options: argparse.Namespace, parts: tuple[Part, ...], facts: str) -> i
     if options.json:
         sys.stdout.write(f"{json.dumps(result)}\n")
     return 1 if result["parts_failed"] else 0
+
+
+def _share(said: str) -> tuple[int, int]:
+    """`2/5`; ValueError for anything else."""
+    number, _, of = said.partition("/")
+    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise ValueError(f"--share: want I/N with 1 <= I <= N, such as 2/5, got {said!r}")
+    return int(number), int(of)
 
 
 def _here(worker: Worker, module: str, extent: Extent) -> Here:
@@ -128,6 +136,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=[], metavar="PART", help=f"some of {names}")
     parser.add_argument(
         "--cells", nargs="+", default=[], metavar="WORD", help="only cells with one of these in their name"
+    )
+    parser.add_argument(
+        "--share", default="1/1", metavar="I/N", help="only every N-th cell of a part, from the I-th"
     )
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="stop before so many are over")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")

@@ -58,13 +58,18 @@ class Choice:
     Args:
         parts: of the campaign.
         words: only cells with one of them in their key; none: all.
+        share: (number, of): only every so many-th cell of a part, from that one, counted from 1.
     """
 
     parts: tuple[Part, ...]
     words: tuple[str, ...] = ()
+    share: tuple[int, int] = (1, 1)
 
-    def takes(self, cell: Cell) -> bool:
-        return not self.words or any(word in cell.key for word in self.words)
+    def takes(self, cell: Cell, number: int) -> bool:
+        """Whether it does the cell of that number of a part."""
+        first, of = self.share
+        has_word = not self.words or any(word in cell.key for word in self.words)
+        return has_word and number % of == first % of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +177,7 @@ class _PartRun:
         for number, cell in enumerate(cells, 1):
             if cell.key in self._store.values(self._part.name, self._stamp):
                 continue
-            if not choice.takes(cell):
+            if not choice.takes(cell, number):
                 continue
             if self._in_a_row >= IN_A_ROW:
                 break
