@@ -76,6 +76,7 @@ def test_every_layer_and_size_is_measured_once(plan: Plan, measured: Measurement
     assert len({(row.signature, row.rows, row.tokens_in, row.attention_area) for row in rows}) == len(rows)
     assert all(row.forward_s > 0 and row.weight_grad_s >= 0 and row.repeats >= 3 for row in rows)
     assert all(row.forward_only_s and row.split_input_s is not None for row in rows)
+    assert all(row.recompute_forward_s and row.recompute_backward_s and row.recompute_idle_s for row in rows)
     embeds = [row for row in rows if row.signature == signature(plan.model.module("vision").layers[0])]
     assert all(row.input_grad_s == 0 and row.weight_grad_s > 0 and row.weight_only_s for row in embeds)
     blocks = [row for row in rows if row.signature == signature(plan.model.module("llm").layers[1])]
@@ -204,6 +205,7 @@ def test_shared_tokens_are_measured_on_as_many_processes(pool: Pool) -> None:
     ]
     layers = [row for row in rows if isinstance(row, LayerRow)]
     assert {row.cp for row in layers} == {2}
+    assert {row.recompute_backward_s for row in layers} == {None}  # one process alone times that
     assert min(row.forward_s for row in layers) > 0
     header = header_here("cpu", [])
     cost = CostModel(fit("shared", [Measurement(header=header, rows=tuple(rows))]))
@@ -281,17 +283,23 @@ def test_what_processes_share_counts_by_the_mean_of_its_median_round(
 
 
 def test_every_layer_of_a_pass_is_timed(plan: Plan) -> None:
-    """Every call of a pass has one time for each of its layers."""
+    """Every call of a pass has one time for each of its layers, whether or not they are run again."""
     window = max(windows_of(plan, sizes=1), key=lambda window: window.layers[1])
     times = time_window(ALONE, plan, window, 0.001)
     for kind, part in (
         (LayerKind.WHOLE, Part.FORWARD),
         (LayerKind.WHOLE, Part.BACKWARD),
         (LayerKind.SPLIT, Part.LATER),
+        (LayerKind.RECOMPUTED, Part.FORWARD),
+        (LayerKind.RECOMPUTED, Part.BACKWARD),
+        (LayerKind.RECOMPUTED_IDLE, Part.FORWARD),
     ):
         calls = [times.seconds[index, kind, part] for index in range(*window.layers)]
         assert len({len(found) for found in calls}) == 1
         assert all(second >= 0 for found in calls for second in found)
+    assert not any(
+        (kind, part) == (LayerKind.RECOMPUTED_IDLE, Part.BACKWARD) for _, kind, part in times.seconds
+    )
 
 
 def test_empty_stages_have_the_shapes_of_real_ones(plan: Plan, pool: Pool) -> None:

@@ -55,6 +55,10 @@ class _CallTimes:
             found = [statistics.mean(of_round) for of_round in zip(*self._by_call(kind, part), strict=True)]
         return statistics.median(found) if found else 0.0
 
+    def if_timed(self, kind: LayerKind, part: Part) -> float | None:
+        """None where no pass of the kind was timed."""
+        return self.of(kind, part) if self.all_s(kind, Part.FORWARD) else None
+
     def _by_call(self, kind: LayerKind, part: Part) -> list[list[float]]:
         """[layers and processes that ran] seconds by round."""
         keys = [(layer, kind, part) for layer in self._layers]
@@ -89,6 +93,9 @@ def _layer_row(layer: Layer, window: Window, calls: _CallTimes) -> LayerRow:
         weight_only_s=calls.of(LayerKind.WEIGHTS, Part.BACKWARD),
         split_input_s=calls.of(LayerKind.SPLIT, Part.BACKWARD),
         split_weight_s=calls.of(LayerKind.SPLIT, Part.LATER),
+        recompute_forward_s=calls.if_timed(LayerKind.RECOMPUTED, Part.FORWARD),
+        recompute_backward_s=calls.if_timed(LayerKind.RECOMPUTED, Part.BACKWARD),
+        recompute_idle_s=calls.if_timed(LayerKind.RECOMPUTED_IDLE, Part.FORWARD),
         spread=quartile_spread(forward_s),
         repeats=len(forward_s),
         tp=window.tp,

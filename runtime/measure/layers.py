@@ -1,7 +1,7 @@
 """Times the layers of a plan where they stand: inside stage passes, as the executor runs them."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.measure.clock import Clock, Stamp, notes_of
 from runtime.measure.windows import Window, feature_rows, tokens_held
-from runtime.models.adapter import MicrobatchData
+from runtime.models.adapter import Context, MicrobatchData
 from runtime.parallel.context.group import ContextGroup
 from runtime.parallel.expert.group import ExpertGroup
 from runtime.parallel.tensor.group import TensorGroup
 from runtime.rank_job import TORCH_TYPE
 from runtime.step.first_weights import DrawnWeights
 from runtime.step.optimizer import OptimizerSettings, Update, build_adamw, update_of
-from runtime.step.stage_module import StageInput, build_stage_module
+from runtime.step.stage_module import StageInput, build_stage_module, recomputed
 from runtime.step.weight_gradient import SplitBackward
 from runtime.world.pool import Place
 from workbench.calibrate.sustained_rows import DeviceNotes
@@ -44,6 +44,14 @@ class LayerKind(Enum):
     INPUT = "forward and backward with frozen weights"
     WEIGHTS = "forward and backward of each layer to its weights alone"
     SPLIT = "forward, then input gradients, then weight gradients"
+    RECOMPUTED = "forward and full backward of layers that it runs again"
+    RECOMPUTED_IDLE = "forward of layers that would be run again, and no gradient runs through them"
+
+
+APART = (LayerKind.PLAIN, LayerKind.WHOLE, LayerKind.INPUT, LayerKind.WEIGHTS)
+RECOMPUTED = (LayerKind.RECOMPUTED, LayerKind.RECOMPUTED_IDLE)
+TRAINED = (LayerKind.WHOLE, LayerKind.WEIGHTS, LayerKind.SPLIT, LayerKind.RECOMPUTED)
+FORWARD_ONLY = (LayerKind.PLAIN, LayerKind.RECOMPUTED_IDLE)
 
 
 class Part(Enum):
@@ -79,7 +87,8 @@ def time_window(
     each by itself, or its share of the tokens or weights where the window is divided among them.
 
     All kinds of passes take turns, so that a disturbance falls on all of them, and none finds
-    the caches as it left them. Split backwards come last: they change the modules for good.
+    the caches as it left them. Split backwards come last: they change the modules for good. Recomputation
+    is timed by one process alone: what a checkpoint adds is the host's, however many share a layer.
 
     Args:
         place: of the process; the world aligns before the first round of each part.
@@ -92,10 +101,9 @@ def time_window(
     agree = _first_says if is_shared else _own_clock  # whose clock ends the rounds
     least_rounds = LEAST_ROUNDS_TOGETHER if is_shared else LEAST_ROUNDS
     take_turns = partial(_take_turns, bench, budget_s=budget_s, least_rounds=least_rounds, agree=agree)
-    whole = (LayerKind.PLAIN, LayerKind.WHOLE, LayerKind.INPUT, LayerKind.WEIGHTS)
     together()
     before = bench.clock.gauge()
-    take_turns(whole)
+    take_turns(APART if is_shared else (*APART, *RECOMPUTED))
     during = bench.clock.gauge()
     bench.split()
     together()
@@ -177,7 +185,7 @@ class _Bench:
             experts=ExpertGroup(members, process, None) if window.ep > 1 else None,
             drawn=drawn,
         )
-        self._module.recompute = Recompute.NONE
+        self._module.call_recomputed = self._call_recomputed
         self._data: MicrobatchData = microbatch_data(
             plan,
             stage,
@@ -227,7 +235,8 @@ class _Bench:
     def _run(self, kind: LayerKind) -> None:
         self._kind = kind
         self._starts, self._ends, self._outputs, self._back = [], [], [], {}
-        trained = kind in (LayerKind.WHOLE, LayerKind.WEIGHTS, LayerKind.SPLIT)
+        self._module.recompute = Recompute.FULL if kind in RECOMPUTED else Recompute.NONE
+        trained = kind in TRAINED
         for parameter in self._parameters:
             parameter.requires_grad_(trained)
             parameter.grad = torch.zeros_like(parameter) if trained else None
@@ -240,23 +249,37 @@ class _Bench:
             self._backward_by_layer()
         elif kind is LayerKind.SPLIT:
             self._backward_in_two(output)
-        elif kind is not LayerKind.PLAIN and output.requires_grad:
+        elif kind not in FORWARD_ONLY and output.requires_grad:
             self._backward_at_once(output)
         self._read()
 
     def _on_start(self, layer: nn.Module, arguments: object) -> None:
         del layer, arguments
+        if self._kind not in RECOMPUTED:
+            self._start()
+
+    def _on_end(self, layer: nn.Module, arguments: object, output: Tensor) -> Tensor:
+        del layer, arguments
+        return output if self._kind in RECOMPUTED else self._end(output)
+
+    def _call_recomputed(
+        self, layer: nn.Module, hidden: Tensor | None, features: Mapping[str, Tensor], context: Context
+    ) -> Tensor:
+        """Stamps stand around the checkpoint; a layer's own hooks run in it, and again in the backward."""
+        self._start()
+        return self._end(recomputed(layer, hidden, features, context))
+
+    def _start(self) -> None:
         if len(self._starts) in self._apart:
             self.clock.wait()
         self._starts.append(self.clock.stamp())
 
-    def _on_end(self, layer: nn.Module, arguments: object, output: Tensor) -> Tensor:
+    def _end(self, output: Tensor) -> Tensor:
         """Stamp, and cut the graph where the next layer's backward must not reach this one."""
-        del layer, arguments
         self._ends.append(self.clock.stamp())
         index = len(self._outputs)
         self._outputs.append(output)
-        if self._kind is LayerKind.PLAIN:
+        if self._kind in FORWARD_ONLY:
             return output
         if self._kind is LayerKind.WEIGHTS:
             return output.detach()
@@ -315,7 +338,7 @@ class _Bench:
 
     def _inputs(self) -> StageInput:
         """Random activations; they ask for a gradient wherever a layer before them could."""
-        wants = self._kind not in (LayerKind.PLAIN, LayerKind.WEIGHTS)
+        wants = self._kind not in (*FORWARD_ONLY, LayerKind.WEIGHTS)
         hidden_TD = None
         if self._first > 0 and self._num_tokens:
             hidden_TD = self._random(self._num_tokens, wants)

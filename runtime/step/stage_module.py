@@ -30,6 +30,8 @@ from workbench.plan.sequence import TokenBorders, token_borders
 
 # Shape suffixes: T = packed tokens, E = packed tokens of one edge, D = hidden width.
 
+LayerCall = Callable[[nn.Module, Tensor | None, Mapping[str, Tensor], Context], Tensor]
+
 
 @dataclass(frozen=True, slots=True)
 class StageInput:
@@ -64,6 +66,7 @@ class StageModule(nn.Module):
         self.edges = edges  # those that enter a layer of this stage
         self.leaving: tuple[Edge, ...] = ()  # those that leave it before its last layer
         self.recompute = Recompute.NONE
+        self.call_recomputed: LayerCall = recomputed  # or one that also takes the time
         self.shared: SharedWeights | None = None
         self.cuts: dict[str, Cut] = {}  # by name as in `named_weights`; empty where weights are whole
         self.expert_cuts: dict[str, Cut] = {}  # the same of experts' weights that ranks distribute
@@ -134,13 +137,10 @@ class StageModule(nn.Module):
                 if edge in placed:
                     hidden = hidden.index_add(0, placed[edge], features_ED)
             features = {edge: aside for edge, aside in features.items() if edge not in placed}
-        call: Callable[..., Tensor] = layer
         if self.recompute is Recompute.FULL and torch.is_grad_enabled():
-            output: Tensor = checkpoint(
-                call, hidden, features, context, use_reentrant=False, preserve_rng_state=False
-            )
-            return output
-        return call(hidden, features, context)
+            return self.call_recomputed(layer, hidden, features, context)
+        output: Tensor = layer(hidden, features, context)
+        return output
 
     def weights(self) -> dict[Weights, list[nn.Parameter]]:
         """Every weight of the stage under the key that gradient groups use, in a fixed order.
@@ -247,6 +247,16 @@ class StageModule(nn.Module):
         else:
             return weight
         return cut.join(group.collect(weight, cut.shapes(weight.shape, group.size)))
+
+
+def recomputed(
+    layer: nn.Module, hidden: Tensor | None, features: Mapping[str, Tensor], context: Context
+) -> Tensor:
+    """A layer's output, of which nothing is kept but the input: its backward runs the forward again."""
+    output: Tensor = checkpoint(
+        layer, hidden, features, context, use_reentrant=False, preserve_rng_state=False
+    )
+    return output
 
 
 def _own(inputs: StageInput, edge: str) -> Tensor:

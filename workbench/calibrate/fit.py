@@ -209,6 +209,9 @@ def _point(rows: Sequence[LayerRow]) -> LayerPoint:
         forward_only_s=_median_of([row.forward_only_s for row in rows]),
         split_input_s=_median_of([row.split_input_s for row in rows]),
         split_weight_s=_median_of([row.split_weight_s for row in rows]),
+        recompute_forward_s=_median_of([row.recompute_forward_s for row in rows]),
+        recompute_backward_s=_median_of([row.recompute_backward_s for row in rows]),
+        recompute_idle_s=_median_of([row.recompute_idle_s for row in rows]),
     )
 
 

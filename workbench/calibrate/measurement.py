@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.bounded_file import read_bounded
+from workbench.calibrate.row_line import parse_line
 from workbench.calibrate.sustained_rows import DeviceNotes, SustainedAttentionRow, SustainedMatmulRow
 from workbench.whole_file import write_text
 
@@ -58,6 +59,9 @@ class LayerRow(DeviceNotes):
         forward_only_s: forward without gradients, which keeps nothing. None where not measured.
         split_input_s: backward that leaves weight gradients for later. None where not measured.
         split_weight_s: those weight gradients, later. None where not measured.
+        recompute_forward_s: forward under a checkpoint. None where not measured.
+        recompute_backward_s: full backward under it, the forward again included. None where not measured.
+        recompute_idle_s: forward under it that no gradient asks for. None where not measured.
         spread: (third quartile - first quartile) / median of the forward.
         repeats: timed calls behind each median.
         tp, cp: degrees of tensor and context parallelism while measuring.
@@ -81,6 +85,9 @@ class LayerRow(DeviceNotes):
     forward_only_s: float | None = None
     split_input_s: float | None = None
     split_weight_s: float | None = None
+    recompute_forward_s: float | None = None
+    recompute_backward_s: float | None = None
+    recompute_idle_s: float | None = None
     spread: float = 0.0
     repeats: int = 1
     tp: int = 1
@@ -269,7 +276,6 @@ _ROWS: dict[str, type[Row]] = {
     "sustained_matmul": SustainedMatmulRow,
     "sustained_attention": SustainedAttentionRow,
 }
-_NEVER_ZERO = {"seconds", "forward_s"}  # rates are by them
 _KIND = {kind: name for name, kind in _ROWS.items()}
 
 
@@ -295,7 +301,7 @@ def row_values(row: Row) -> dict[str, Any]:
 
 def row_of(values: dict[str, Any], where: str) -> Row:
     """The row of `row_values`; ValueError, beginning with `where`, when it is none."""
-    row: Row = _parse(Path(where), 1, json.dumps(values), _ROWS)
+    row: Row = parse_line(Path(where), 1, json.dumps(values), _ROWS)
     return row
 
 
@@ -304,7 +310,7 @@ def read_measurement(path: Path) -> Measurement:
     lines = [(number, line) for number, line in enumerate(read_bounded(path).splitlines(), 1) if line.strip()]
     if not lines:
         raise ValueError(f"{path}: want a header line, the file is empty")
-    header = _parse(path, *lines[0], {"header": Header})
+    header = parse_line(path, *lines[0], {"header": Header})
     if header.format_version != FORMAT_VERSION:
         raise ValueError(f"{path}: want format_version {FORMAT_VERSION}, got {header.format_version}")
     header_fields = {field.name: getattr(header, field.name) for field in fields(Header)}
@@ -313,7 +319,7 @@ def read_measurement(path: Path) -> Measurement:
             f"{path}: header versions: want [package, version] pairs, got {header.versions!r:.60}"
         )
     header_fields["versions"] = tuple((str(name), str(version)) for name, version in header.versions)
-    rows = tuple(_parse(path, number, line, _ROWS) for number, line in lines[1:])
+    rows = tuple(parse_line(path, number, line, _ROWS) for number, line in lines[1:])
     return Measurement(Header(**header_fields), rows)
 
 
@@ -358,42 +364,3 @@ def merge_rows(measurements: Iterable[Measurement], mixing: Mixing = Mixing.REFU
             )
     header = replace(first, versions=tuple(sorted((name, " + ".join(v)) for name, v in versions.items())))
     return Measurement(header, tuple(row for measurement in merged for row in measurement.rows))
-
-
-def _parse(path: Path, number: int, line: str, kinds: dict[str, Any]) -> Any:
-    try:
-        values = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{path}:{number}: not JSON ({error})") from None
-    except RecursionError:
-        raise ValueError(f"{path}:{number}: nested too deeply") from None
-    kind = values.pop("kind", None) if isinstance(values, dict) else None
-    if not isinstance(kind, str) or kind not in kinds:
-        raise ValueError(f"{path}:{number}: want kind {' | '.join(kinds)}, got {kind!r}")
-    known = {field.name for field in fields(kinds[kind])}
-    unknown = sorted(set(values) - known)
-    if unknown:
-        raise ValueError(
-            f"{path}:{number}: unknown field {unknown[0]!r}; a {kind} has {', '.join(sorted(known))}"
-        )
-    try:
-        row = kinds[kind](**values)
-    except TypeError as error:
-        raise ValueError(f"{path}:{number}: {kind}: {error}") from error
-    for field in fields(row):
-        _check_value(f"{path}:{number}: {kind} {field.name}", field.type, getattr(row, field.name))
-    return row
-
-
-def _check_value(where: str, kind: Any, value: object) -> None:
-    if kind is str and not isinstance(value, str):
-        raise ValueError(f"{where}: want text, got {value!r}")
-    if kind is int and (not isinstance(value, int) or value < 0):
-        raise ValueError(f"{where}: want a count >= 0, got {value!r}")
-    optional = kind == float | None
-    if optional and value is None:
-        return
-    if (kind is float or optional) and not (isinstance(value, int | float) and 0 <= value < float("inf")):
-        raise ValueError(f"{where}: want a finite number >= 0, got {value!r}")
-    if value == 0 and where.rsplit(" ", 1)[-1] in _NEVER_ZERO:
-        raise ValueError(f"{where}: want more than 0 seconds, got {value!r}")

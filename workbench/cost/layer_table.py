@@ -22,6 +22,10 @@ class LayerPoint:
         split_input_s: input gradients of a backward that leaves weight gradients for later; None: as
             `input_grad_s`.
         split_weight_s: weight gradients that were left for later; None: as `weight_grad_s`.
+        recompute_forward_s: forward under a checkpoint; None: as `forward_only_s`.
+        recompute_backward_s: full backward under a checkpoint, the forward again included; None: as the sum
+            of these.
+        recompute_idle_s: forward under a checkpoint that no gradient asks for; None: as `forward_only_s`.
         context_tokens, reader_tokens, context_area: of cross-attention, as those of `RowWork`.
     """
 
@@ -35,6 +39,9 @@ class LayerPoint:
     forward_only_s: float | None = None
     split_input_s: float | None = None
     split_weight_s: float | None = None
+    recompute_forward_s: float | None = field(default=None, metadata={WHERE_SET: True})
+    recompute_backward_s: float | None = field(default=None, metadata={WHERE_SET: True})
+    recompute_idle_s: float | None = field(default=None, metadata={WHERE_SET: True})
     context_tokens: int = 0
     reader_tokens: int = 0
     context_area: int = 0

@@ -7,11 +7,26 @@ from workbench.model.frozen import Needs
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointTime:
+    """Seconds that a checkpoint around a layer adds: what hosts do to drop tensors and to make them again.
+
+    Args:
+        forward_s: to a forward that keeps nothing.
+        backward_s: to a forward and a backward, whichever gradients run.
+        idle_s: to a forward that no gradient asks for, in a stage that has a backward all the same.
+    """
+
+    forward_s: float
+    backward_s: float
+    idle_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class LayerTime:
     """Seconds of one call of a layer, its tensor- and context-parallel collectives included.
 
     Args:
-        forward_s: forward; a recompute costs as much again.
+        forward_s: forward; a recompute costs as much again, and what `checkpoint` says.
         input_grad_s: gradients through the layer to its input.
         weight_grad_s: gradients of its weights, on top of those.
         unmeasured: what went into it that was not measured on that machine.
@@ -21,6 +36,7 @@ class LayerTime:
         split_input_s: input gradients of a backward that leaves weight gradients for later;
             None: as `input_grad_s`.
         split_weight_s: weight gradients, later; None: as `weight_grad_s`.
+        checkpoint: what a checkpoint around the layer adds; None: not measured, taken as nothing.
     """
 
     forward_s: float
@@ -31,10 +47,24 @@ class LayerTime:
     forward_only_s: float | None = None
     split_input_s: float | None = None
     split_weight_s: float | None = None
+    checkpoint: CheckpointTime | None = None
 
     def forward_without_graph_s(self) -> float:
         """A forward that keeps nothing: no gradient runs, or the layer is computed again for it."""
         return self.forward_s if self.forward_only_s is None else self.forward_only_s
+
+    def checkpointed_forward_s(self, needs: Needs) -> float:
+        """A forward under a checkpoint, in a stage that has a backward."""
+        added_s = 0.0 if self.checkpoint is None or not needs.any else self.checkpoint.forward_s
+        return self.forward_without_graph_s() + added_s + self.idle_checkpoint_s(needs)
+
+    def idle_checkpoint_s(self, needs: Needs) -> float:
+        """Of that, what the checkpoint adds to a layer that no gradient runs through; 0 to others."""
+        return 0.0 if self.checkpoint is None or needs.any else self.checkpoint.idle_s
+
+    def again_s(self) -> float:
+        """What a checkpoint makes a backward longer by: the forward again, and what goes around it."""
+        return self.forward_s + (0.0 if self.checkpoint is None else self.checkpoint.backward_s)
 
     def split_through_s(self, needs: Needs) -> float:
         """`I` where the backward is split: what is on the way to later weight gradients is kept."""

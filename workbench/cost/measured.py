@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from workbench.cost.execution import Execution
 from workbench.cost.interpolate import Surface
 from workbench.cost.layer_table import LayerPoint, LayerTable
-from workbench.cost.layer_time import LayerTime
+from workbench.cost.layer_time import CheckpointTime, LayerTime
 from workbench.cost.roofline import Work
 from workbench.model.layer import Layer, TokenCount
 from workbench.on_demand import OnDemand
@@ -27,6 +27,7 @@ COLUMNS = (
     "split_input_s",
     "split_weight_s",
 )
+RECOMPUTED = ("recompute_forward_s", "recompute_backward_s", "recompute_idle_s")  # all or none of a point
 # What stands in for a column that was not measured.
 STAND_IN = {
     "forward_only_s": "forward_s",
@@ -36,7 +37,7 @@ STAND_IN = {
 
 
 class MeasuredTime(NamedTuple):
-    """Whether the size lies among the measured ones, and seconds by column of `COLUMNS`."""
+    """Whether the size lies among the measured ones, and seconds by column of `COLUMNS` and `RECOMPUTED`."""
 
     inside: bool
     forward_s: float
@@ -46,6 +47,9 @@ class MeasuredTime(NamedTuple):
     forward_only_s: float
     split_input_s: float
     split_weight_s: float
+    recompute_forward_s: float | None = None
+    recompute_backward_s: float | None = None
+    recompute_idle_s: float | None = None
 
 
 class _Size(NamedTuple):
@@ -92,7 +96,9 @@ class MeasuredLayer:
         self._points = table.points
         self._reads = any(point.reader_tokens for point in table.points)
         sizes = [self._size_of(Work((point.row,) * point.rows)) for point in table.points]
-        self._columns = {name: _Column(sizes, _seconds(table.points, name)) for name in COLUMNS}
+        is_recomputed = any(point.recompute_backward_s is not None for point in table.points)
+        self._names = (*COLUMNS, *RECOMPUTED) if is_recomputed else COLUMNS
+        self._columns = {name: _Column(sizes, _seconds(table.points, name)) for name in self._names}
         read = [(size.readers, size.context) for size in sizes]
         self._least, self._most = (tuple(map(extreme, zip(*read, strict=True))) for extreme in (min, max))
         tokens = [point.rows * point.tokens_in for point in table.points]
@@ -104,7 +110,7 @@ class MeasuredLayer:
         size = self._size_of(work)
         exact = self._exact(work)
         if exact is not None:
-            return MeasuredTime(True, *(float(_seconds((exact,), name)[0]) for name in COLUMNS))  # noqa: FBT003
+            return MeasuredTime(True, *(float(_seconds((exact,), name)[0]) for name in self._names))  # noqa: FBT003
         read = size.readers, size.context
         inside = (
             self._tokens[0] <= size.tokens <= self._tokens[1]
@@ -112,7 +118,7 @@ class MeasuredLayer:
             and self._length[0] <= min(row.tokens_in for row in work.rows)
             and max(row.tokens_in for row in work.rows) <= self._length[1]
         )
-        return MeasuredTime(inside, *(self._columns[name].read(size) for name in COLUMNS))
+        return MeasuredTime(inside, *(self._columns[name].read(size) for name in self._names))
 
     def least_s(self, work: Work) -> MeasuredTime:
         """What no calls that do this work together take less than, however it is cut into calls.
@@ -188,9 +194,21 @@ def _seconds(points: tuple[LayerPoint, ...], name: str) -> NDArray[np.float64]:
         both = [point.input_grad_s + point.weight_grad_s for point in points]
         alone = [point.weight_only_s for point in points]
         return np.array([b if a is None else min(a, b) for a, b in zip(alone, both, strict=True)])
+    if name in RECOMPUTED:
+        return np.array([_recomputed_s(point, name) for point in points])
     found = [getattr(point, name) for point in points]
     instead = STAND_IN.get(name, name)
     return np.array([getattr(p, instead) if s is None else s for p, s in zip(points, found, strict=True)])
+
+
+def _recomputed_s(point: LayerPoint, name: str) -> float:
+    """Where it was not measured, what it is made of: a checkpoint adds nothing."""
+    found: float | None = getattr(point, name)
+    if found is not None:
+        return found
+    if name == "recompute_backward_s":
+        return point.forward_s + point.input_grad_s + point.weight_grad_s
+    return point.forward_s if point.forward_only_s is None else point.forward_only_s
 
 
 def in_one_piece(time: LayerTime, run: Execution) -> LayerTime:
@@ -213,4 +231,13 @@ def from_measured(layer: Layer, measured: MeasuredLayer, work: Work) -> LayerTim
         time.forward_only_s,
         time.split_input_s,
         time.split_weight_s,
+        _checkpoint(time),
     )
+
+
+def _checkpoint(time: MeasuredTime) -> CheckpointTime | None:
+    """What was measured under a checkpoint, less its parts without one: noise may leave less than nothing."""
+    under = time.recompute_forward_s, time.recompute_backward_s, time.recompute_idle_s
+    parts = time.forward_only_s, time.forward_s + time.input_grad_s + time.weight_grad_s, time.forward_only_s
+    added = [max(0.0, s - part) for s, part in zip(under, parts, strict=True) if s is not None]
+    return CheckpointTime(*added) if added else None

@@ -67,7 +67,8 @@ class LayerCost:
 def mean_cost(
     machine: GridCost, layer: Layer, need: Needs, shapes: Shapes, recompute: Recompute
 ) -> LayerCost:
-    """Of one layer over microbatches; recompute adds one forward where any gradient of the layer runs.
+    """Of one layer over microbatches; recompute adds one forward where any gradient of the layer runs, and
+    what a checkpoint was measured to add.
 
     Complexity: O(shapes).
     """
@@ -75,8 +76,9 @@ def mean_cost(
     forward_s = backward_s = 0.0
     for work, share in shapes:
         time = machine.layer_time(layer, work)
-        forward_s += share * time.forward_s
-        backward_s += share * (time.backward_s(need) + (time.forward_s if again else 0.0))
+        is_measured = again and time.checkpoint is not None
+        forward_s += share * (time.checkpointed_forward_s(need) if is_measured else time.forward_s)
+        backward_s += share * (time.backward_s(need) + (time.again_s() if again else 0.0))
     return LayerCost(forward_s, backward_s)
 
 

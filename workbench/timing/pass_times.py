@@ -63,19 +63,26 @@ def pass_times(
     `again_s` are seconds of those parts of each that are computed again where not all of it is.
 
     A forward keeps something for the backward only where a gradient runs and nothing is computed again.
+    Layers without a gradient are under checkpoints too where any layer of the stage has one; a stage
+    without a backward has no checkpoints.
 
     Complexity: O(layers).
     """
     again = recompute is Recompute.FULL
+    has_checkpoints = again and any(need.any for need in needs)
     pairs = list(zip(times, needs, strict=True))
     return PassTimes(
         forward_s=sum(
-            time.forward_without_graph_s() if again or not need.any else time.forward_s
+            time.checkpointed_forward_s(need)
+            if has_checkpoints
+            else time.forward_s
+            if need.any
+            else time.forward_without_graph_s()
             for time, need in pairs
         ),
         through_s=sum(time.through_s(need) for time, need in pairs),
         weights_s=sum(time.weights_s(need) for time, need in pairs),
-        recompute_s=sum(time.forward_s for time, need in pairs if again and need.any)
+        recompute_s=sum(time.again_s() for time, need in pairs if again and need.any)
         + sum(seconds for seconds, need in zip(again_s, needs, strict=bool(again_s)) if need.any),
         split_through_s=sum(time.split_through_s(need) for time, need in pairs),
         split_weights_s=sum(time.split_weights_s(need) for time, need in pairs),

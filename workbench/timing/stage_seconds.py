@@ -10,7 +10,7 @@ from workbench.cost.model import CostModel, Work
 from workbench.data.sample import Item
 from workbench.model.frozen import Needs
 from workbench.model.model_graph import Module
-from workbench.plan.plan import Microbatch, Plan, Stage
+from workbench.plan.plan import Microbatch, Plan, Recompute, Stage
 from workbench.plan.routing import routing_of
 from workbench.plan.sequence import dividing
 from workbench.plan.work import work_of
@@ -104,10 +104,13 @@ class StageSeconds:
             for index, kind in enumerate(KINDS)
         ]
         forward_s, whole_s, through_s, weights_s = times
+        forward_s = forward_s + pace(plan, stage, profile, Pass.F) * np.where(mine[4] > 0, mine[6], 0.0)
         return PassSeconds(forward_s, whole_s, through_s, weights_s, mine[4] > 0, mine[5] == 0)
 
     def _sums_of(self, module: Module, stage: Stage, links: GridLinks, cost: CostModel) -> Seconds:
-        """[pass, layers + 1, kinds]: F, B, I, W, layers with a gradient, trainable layers without theirs."""
+        """[pass, layers + 1, kinds]: F, B, I, W, layers with a gradient, trainable layers without theirs,
+        and what checkpoints add to F of layers without a gradient if others have one.
+        """
         key = (module.name, stage.tp, stage.cp, stage.ep, links, cost.profile.device)
         if key not in self._sums:
             settings = self._draft.settings.of(module.name)
@@ -118,7 +121,7 @@ class StageSeconds:
             precision = self._draft.settings.precision
             machines = [GridCost(each, stage.tp, stage.cp, precision, links) for each in costs]
             kinds = self._kinds[module.name]
-            each = np.zeros((6, len(module.layers) + 1, len(kinds)))
+            each = np.zeros((7, len(module.layers) + 1, len(kinds)))
             for column, kind in enumerate(kinds):
                 for row, (layer, need) in enumerate(zip(module.layers, kind.needs, strict=True), 1):
                     times = [machine.layer_time(layer, kind.work) for machine in machines]
@@ -127,5 +130,7 @@ class StageSeconds:
                         each[index, row, column] = min(found.of(wanted) for found in passes)
                     each[4, row, column] = need.any
                     each[5, row, column] = layer.trainable and not need.weight_grad
+                    if settings.recompute is Recompute.FULL:
+                        each[6, row, column] = min(time.idle_checkpoint_s(need) for time in times)
             self._sums[key] = each.cumsum(axis=1)
         return self._sums[key]
