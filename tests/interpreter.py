@@ -1,4 +1,4 @@
-"""Triton's interpreter with the bfloat16 of hardware, and memory that is never zero by luck."""
+"""Triton's interpreter with the bfloat16 and the adding copies of hardware, and memory never zero by luck."""
 
 from typing import Any
 
@@ -7,7 +7,8 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+from triton._C.libtriton import ir
+from triton.runtime.interpreter import InterpreterBuilder, TensorDescHandle, TensorHandle
 
 from runtime.kernels.bitfield_attention.forward import forward_kernel
 
@@ -42,6 +43,29 @@ def round_like_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _widen(x: TensorHandle) -> np.ndarray:
     return (np.asarray(x.data).astype(np.uint32) << 16).view(np.float32)
+
+
+def add_by_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter loads and stores by descriptor, but knows no `atomic_add` of one.
+
+    Here it is a masked atomic add at the addresses and within the bounds that the interpreter gives the
+    descriptor's own `store`. The kernel is as it is: wrong rows, values or shapes are wrong here too.
+    What stays for hardware: that the engine, too, leaves alone what lies outside of the tensor, and that
+    a tile's buffer is not written while it is read, which the compiler sees to.
+    """
+
+    def create_descriptor_reduce(
+        self: Any, kind: Any, tiles: TensorDescHandle, value: TensorHandle, offsets: list[TensorHandle]
+    ) -> TensorHandle:
+        assert kind == ir.DESCRIPTOR_REDUCE_KIND.ADD
+        pointers, inside = tiles.materialize_pointers(offsets)
+        order, scope = ir.MEM_SEMANTIC.RELAXED, ir.MEM_SYNC_SCOPE.GPU
+        return self.create_atomic_rmw(ir.ATOMIC_OP.FADD, pointers, value, inside, order, scope)
+
+    if not hasattr(InterpreterBuilder, "create_descriptor_reduce"):
+        monkeypatch.setattr(
+            InterpreterBuilder, "create_descriptor_reduce", create_descriptor_reduce, raising=False
+        )
 
 
 def poison_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,18 +4,26 @@ import pytest
 import torch
 from torch import Tensor
 
+from runtime.kernels.bitfield_attention import attention
 from runtime.kernels.bitfield_attention.attention import (
     Backward,
     Options,
     attention_with_lse,
     bitfield_attention,
 )
+from runtime.kernels.bitfield_attention.head_tiles import sum_tiles
 from runtime.kernels.bitfield_attention.mask import KernelMask, TokenFields, kernel_mask
 from runtime.kernels.bitfield_attention.plan import make_plan
 from runtime.kernels.bitfield_attention.reference import attends
 from runtime.kernels.bitfield_attention.tasks import FixedSplit, Split
 from runtime.kernels.bitfield_attention.tilings import Pass, Tiling
-from tests.interpreter import DEVICE, INTERPRETED, poison_memory, round_like_hardware
+from tests.interpreter import (
+    DEVICE,
+    INTERPRETED,
+    add_by_descriptor,
+    poison_memory,
+    round_like_hardware,
+)
 from tests.kernel_cases import (
     Tensors,
     assert_close_as_torch,
@@ -25,6 +33,7 @@ from tests.kernel_cases import (
 )
 
 FUSED, DETERMINISTIC = Options(), Options(backward=Backward.DETERMINISTIC)
+ENGINE = Options(backward=Backward.ENGINE)
 SPLIT = Options(backward=Backward.DETERMINISTIC, split=FixedSplit(1))
 BLOCK = 32
 TOKENS = 51
@@ -32,9 +41,10 @@ TOKENS = 51
 
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NaN where nothing was written; bfloat16 as it is on a GPU."""
+    """NaN where nothing was written; bfloat16 and the copy engine's additions as they are on a GPU."""
     if INTERPRETED:
         round_like_hardware(monkeypatch)
+        add_by_descriptor(monkeypatch)
     poison_memory(monkeypatch)
 
 
@@ -60,6 +70,8 @@ def run(
     [
         pytest.param(FUSED, id="fused"),
         pytest.param(Options(split=FixedSplit(1)), id="fused-split"),
+        pytest.param(ENGINE, id="engine"),
+        pytest.param(Options(backward=Backward.ENGINE, split=FixedSplit(1)), id="engine-split"),
         pytest.param(DETERMINISTIC, id="deterministic"),
         pytest.param(SPLIT, id="deterministic-split"),
     ],
@@ -73,14 +85,15 @@ def test_error_is_at_most_twice_that_of_torch(dtype: torch.dtype, options: Optio
     assert_close_as_torch(run(data, fields, fields, options), data, attends_QK)
 
 
+@pytest.mark.parametrize("options", [FUSED, ENGINE], ids=["fused", "engine"])
 @pytest.mark.parametrize("head_dim", [128, 256])
-def test_wide_heads(head_dim: int):
+def test_wide_heads(head_dim: int, options: Options):
     fields = random_fields(TOKENS, seed=2)
     data = tensors(TOKENS, TOKENS, head_dim=head_dim, heads=1, dtype=torch.bfloat16)
-    assert_close_as_torch(run(data, fields, fields, FUSED), data, attends(fields, fields))
+    assert_close_as_torch(run(data, fields, fields, options), data, attends(fields, fields))
 
 
-@pytest.mark.parametrize("options", [FUSED, SPLIT], ids=["fused", "deterministic-split"])
+@pytest.mark.parametrize("options", [FUSED, ENGINE, SPLIT], ids=["fused", "engine", "deterministic-split"])
 @pytest.mark.parametrize("head_dim", [32, 72, 80, 96])
 def test_heads_that_are_padded_in_registers(head_dim: int, options: Options):
     """SigLIP-so400m has 72. Another head's columns follow in memory: they are neither read nor written."""
@@ -89,7 +102,7 @@ def test_heads_that_are_padded_in_registers(head_dim: int, options: Options):
     assert_close_as_torch(run(data, fields, fields, options), data, attends(fields, fields))
 
 
-@pytest.mark.parametrize("options", [FUSED, SPLIT], ids=["fused", "deterministic-split"])
+@pytest.mark.parametrize("options", [FUSED, ENGINE, SPLIT], ids=["fused", "engine", "deterministic-split"])
 @pytest.mark.parametrize("segments", [1, 4])
 def test_lengths_of_whole_blocks(segments: int, options: Options):
     """No bound is tested where every block is whole."""
@@ -104,8 +117,8 @@ def test_random_masks(seed: int):
     num_tokens = (33, 32, 47, 5)[seed]
     fields = random_fields(num_tokens, seed=10 + seed, bits=(40, 2, 3, 1)[seed], segments=1 + seed % 3)
     data = tensors(num_tokens, num_tokens, heads=1, seed=seed)
-    options = (FUSED, DETERMINISTIC)[seed % 2]
-    assert_close_as_torch(run(data, fields, fields, options), data, attends(fields, fields))
+    for options in ((FUSED, DETERMINISTIC)[seed % 2], ENGINE):
+        assert_close_as_torch(run(data, fields, fields, options), data, attends(fields, fields))
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -116,12 +129,13 @@ def test_full_and_edge_tiles(causal: bool):
     assert_close_as_torch(run(data, fields, fields, FUSED), data, attends(fields, fields))
 
 
-def test_tiles_smaller_than_the_lists_blocks():
+@pytest.mark.parametrize("backward", [Backward.FUSED, Backward.ENGINE])
+def test_tiles_smaller_than_the_lists_blocks(backward: Backward):
     """Sub-tiles in both directions, rectangular, batch 2, a group of 3."""
     fields = random_fields(40, seed=4)
     overridden = tuple((which, Tiling(16, 16, 4, 1)) for which in Pass)
     data = tensors(40, 40, heads=3, batch=2)
-    ours = run(data, fields, fields, Options(tilings=overridden))
+    ours = run(data, fields, fields, Options(backward=backward, tilings=overridden))
     assert_close_as_torch(ours, data, attends(fields, fields))
 
 
@@ -192,6 +206,23 @@ def test_refusals_name_the_value(change: dict[str, object], message: str):
     q, k, v = (x.to(DEVICE) for x in (data.q, data.k, data.v))
     with pytest.raises(ValueError, match=message):
         bitfield_attention(q, k, v, mask, make_plan(mask))
+
+
+def test_a_gpu_without_the_engine_is_refused_what_adds_by_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(attention, "has_engine", lambda _: False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
+    q, k, v = (getattr(tensors(20, 20), name).to(DEVICE) for name in "qkv")
+    mask = small_mask()
+    with pytest.raises(ValueError, match=r"backward ENGINE: want a copy engine, .*, got 8.6; FUSED runs"):
+        bitfield_attention(q, k, v, mask, make_plan(mask), options=ENGINE)
+
+
+def test_what_the_engine_adds_to_ends_where_the_sums_do():
+    """Tiles as wide as registers have them, of a tensor as wide as memory has it, where it lies."""
+    sums = torch.zeros(1, 2, 32, 72)
+    tiles = sum_tiles(sums, 16)
+    assert tiles.base.data_ptr() == sums.data_ptr()
+    assert (list(tiles.shape), list(tiles.strides), tiles.block_shape) == ([64, 72], [72, 1], [16, 128])
 
 
 @pytest.mark.parametrize("block", [8, 48, 0])

@@ -12,11 +12,18 @@ from torch import Tensor
 
 from experiments.bench import kernel_bars, kernel_turns, kernels
 from experiments.bench.kernel_bars import JUDGED, bars, least_ratios
-from experiments.bench.kernel_cells import Cell, attention_of, flex_mask, made_flex_mask, set_up
+from experiments.bench.kernel_cells import (
+    Cell,
+    attention_of,
+    flex_mask,
+    made_flex_mask,
+    runs_on,
+    set_up,
+)
 from experiments.bench.kernel_cells import Contender as Who
 from experiments.bench.kernel_rows import BITS, PLAN, KernelRow, RowFile
 from experiments.bench.kernel_turns import Unit, host_clock, measure, unit_rows
-from tests.interpreter import DEVICE
+from tests.interpreter import DEVICE, add_by_descriptor
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 TINY = {"heads": 2, "kv_heads": 1, "head_dim": 64}
@@ -62,6 +69,16 @@ def test_a_cell_is_measured_for_every_contender():
     assert found["OURS", "backward"].modelled is None
     assert found["OURS", "forward"].modelled > 0
     assert found["FLEX", "forward"].modelled is None
+
+
+def test_what_the_copy_engine_adds_is_measured_where_there_is_one(monkeypatch: pytest.MonkeyPatch):
+    gpu = torch.device("cuda")
+    for capability, runs in (((8, 0), False), ((9, 0), True)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        assert runs_on(Who.ENGINE, gpu) is runs
+        assert runs_on(Who.OURS, gpu)
+    assert not runs_on(Who.ENGINE, CPU)
+    assert Who.ENGINE in kernels.contenders_of("full", Cell("causal", 16384))
 
 
 def test_an_sdpa_baseline_is_causal_or_nothing():
@@ -141,8 +158,9 @@ def test_simulated_forwards_stand_beside_the_measured_ones():
 ON_CPU = [who for who in Who if who not in (Who.FLEX_TUNED, Who.FLEX_FLASH, Who.FLASH, Who.CUDNN)]
 
 
-def test_contenders_that_need_no_gpu_agree():
+def test_contenders_that_need_no_gpu_agree(monkeypatch: pytest.MonkeyPatch):
     """Forward and backward of every one, timed by the benchmark's own loop, which refuses other outputs."""
+    add_by_descriptor(monkeypatch)
     stage = set_up(Cell("MP", 140, **TINY), torch.device(DEVICE), torch.float16)
     rows = measure(Unit("full", stage.cell, tuple(ON_CPU)), stage, ON_CPU, host_clock, seconds=0.0)
     assert [row.who for row in rows if row.direction == "forward"] == [each.name for each in ON_CPU]

@@ -26,14 +26,14 @@ from runtime.kernels.bitfield_attention.plan import KernelPlan, Lists, make_plan
 from runtime.kernels.bitfield_attention.reference import attends
 from runtime.kernels.bitfield_attention.tasks import FixedSplit, Split
 from runtime.models.attention_mask import token_fields
-from tests.interpreter import DEVICE, INTERPRETED, poison_memory
+from tests.interpreter import DEVICE, INTERPRETED, add_by_descriptor, poison_memory
 from tests.kernel_cases import assert_close_as_torch, plain_fields, random_fields, tensors
 from tests.mask_strategies import CASES, bitfields, packed_case
 from workbench.masks.bitfield import Bitfield
 from workbench.masks.builders import encoder_embedded, encoder_prepended, multimodal_packed
 from workbench.masks.tiles import FULL, PARTIAL, classify
 
-VIEWS = {"transpose", "detach", "slice"}
+VIEWS = {"transpose", "detach", "slice", "view"}
 BLOCKS = st.sampled_from([16, 32])
 
 
@@ -190,6 +190,7 @@ def test_a_wait_for_the_host_is_seen(monkeypatch: pytest.MonkeyPatch):
 def test_room_of_a_table_computes_nothing(monkeypatch: pytest.MonkeyPatch, slots: int, num_tokens: int):
     """Tasks and split blocks past the last block read no list and write nothing: poisoned memory shows it."""
     poison_memory(monkeypatch)
+    add_by_descriptor(monkeypatch)
     monkeypatch.setattr(attention, "resident_tasks", lambda device, num_warps: slots)
     fields = plain_fields(num_tokens, causal=True)
     mask = kernel_mask(fields, fields).to(DEVICE)

@@ -127,7 +127,8 @@ def kernel_name(function: str, options: dict[str, Any]) -> str:
     if "D" not in options:
         return function.removesuffix("_kernel")
     if function == "keys_kernel":
-        name = "fused" if options["WITH_DQ"] else "keys"
+        adds = "engine" if options["ENGINE"] else "fused"
+        name = adds if options["WITH_DQ"] else "keys"
     else:
         name = (NAMES | MERGES)[function]
     return f"{name} {options['D']}"

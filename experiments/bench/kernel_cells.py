@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, FlexKernelOptions, create_block_mask, flex_attention
 
 from runtime.kernels.bitfield_attention.attention import Backward, Options, bitfield_attention
+from runtime.kernels.bitfield_attention.head_tiles import has_engine
 from runtime.kernels.bitfield_attention.mask import KernelMask
 from runtime.kernels.bitfield_attention.plan import KernelPlan
 from runtime.kernels.bitfield_attention.tasks import FixedSplit, Split
@@ -46,6 +47,7 @@ class Contender(Enum):
     FIXED = "ours, fixed split"
     PUBLISHED = "ours as published: 128 x 32 tiles, one stage, fixed split"
     DETERMINISTIC = "ours, deterministic"
+    ENGINE = "ours, dQ added by the copy engine"
     FLEX = "FlexAttention"
     FLEX_TUNED = "FlexAttention, max-autotune"
     FLEX_FLASH = "FlexAttention, FLASH backend"
@@ -62,6 +64,7 @@ OPTIONS = {
         tilings=tuple((which, Tiling(128, 32, 4, 1)) for which in Pass),
     ),
     Contender.DETERMINISTIC: Options(backward=Backward.DETERMINISTIC),
+    Contender.ENGINE: Options(backward=Backward.ENGINE),
 }
 FLEX = (Contender.FLEX, Contender.FLEX_TUNED, Contender.FLEX_FLASH)
 BACKENDS = {Contender.FLASH: SDPBackend.FLASH_ATTENTION, Contender.CUDNN: SDPBackend.CUDNN_ATTENTION}
@@ -172,6 +175,14 @@ def compiled_flex(mode: str | None) -> Any:
     dynamo.cache_size_limit = MOST_CODES
     functorch.donated_buffer = False  # a backward runs many times over one graph
     return torch.compile(flex_attention, dynamic=False, mode=mode)
+
+
+def runs_on(contender: Contender, device: torch.device) -> bool:
+    """Whether the device can do what a contender of ours needs.
+
+    GPUs older than Hopper have no copy engine, and that of Triton's interpreter does not add.
+    """
+    return contender is not Contender.ENGINE or (device.type == "cuda" and has_engine(device))
 
 
 def has_backward(contender: Contender, device: torch.device) -> bool:

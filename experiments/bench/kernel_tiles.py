@@ -41,8 +41,18 @@ TILES = {
     Pass.FUSED: [(64, 128, 8, s) for s in (1, 2, 3)]
     + [(64, 64, 4, s) for s in (2, 3)]
     + [(128, 64, 8, 2), (32, 128, 8, 3), (128, 128, 8, 1), (64, 128, 4, 2)],
+    Pass.ENGINE: [(64, 128, 8, s) for s in (1, 2, 3)]
+    + [(64, 64, 8, s) for s in (2, 3)]
+    + [(32, 128, 8, 2), (64, 64, 4, 2), (128, 64, 8, 1), (128, 128, 8, 1)],
     Pass.KEYS: [(64, 128, 8, s) for s in (1, 2, 3)] + [(64, 64, 4, 2), (32, 128, 8, 3)],
     Pass.QUERIES: [(128, 64, 8, s) for s in (1, 2, 3)] + [(64, 64, 4, 3), (128, 128, 8, 2)],
+}
+BACKWARD = {
+    Pass.FORWARD: Backward.FUSED,  # not run
+    Pass.FUSED: Backward.FUSED,
+    Pass.ENGINE: Backward.ENGINE,
+    Pass.KEYS: Backward.DETERMINISTIC,
+    Pass.QUERIES: Backward.DETERMINISTIC,
 }
 
 
@@ -117,8 +127,7 @@ def _pass_rows(
 
 def _call(stage: Stage, which: Pass, tile: Tiling) -> Callable[[], object]:
     """The pass alone: forwards keep nothing, backwards go over one graph."""
-    backward = Backward.FUSED if which in (Pass.FORWARD, Pass.FUSED) else Backward.DETERMINISTIC
-    options = Options(backward=backward, tilings=((which, tile),))
+    options = Options(backward=BACKWARD[which], tilings=((which, tile),))
     trained = which is not Pass.FORWARD
     q, k, v = (x.detach().requires_grad_(trained) for x in (stage.q, stage.k, stage.v))
     forward = partial(bitfield_attention, q, k, v, stage.mask, stage.plan, options=options)

@@ -30,7 +30,7 @@ import torch
 import triton
 
 from experiments.bench.kernel_bars import bars, least_ratios, simulated_forwards
-from experiments.bench.kernel_cells import MASKS, Cell, Contender, has_flash_backend
+from experiments.bench.kernel_cells import MASKS, Cell, Contender, has_flash_backend, runs_on
 from experiments.bench.kernel_rows import BITS, PLAN, KernelRow, RowFile
 from experiments.bench.kernel_turns import Unit, directions, event_clock, host_clock, row_of, unit_rows
 from experiments.harness.command import run_main
@@ -44,7 +44,13 @@ SMALL_LENGTH = 70
 INTERPRETED = "cpu, interpreted"  # a device of which nothing is judged
 FIRST_UNIT_S = 60.0  # what a unit may take on a GPU before one was seen
 RIVALS = (Contender.FLEX, Contender.CUDNN, Contender.FLASH)
-VARIANTS = (Contender.WHOLE, Contender.DETERMINISTIC, Contender.FIXED, Contender.PUBLISHED)
+VARIANTS = (
+    Contender.ENGINE,
+    Contender.WHOLE,
+    Contender.DETERMINISTIC,
+    Contender.FIXED,
+    Contender.PUBLISHED,
+)
 SLOW = (Contender.FLEX_TUNED, Contender.FLEX_FLASH)  # compile for minutes
 
 
@@ -99,7 +105,7 @@ def _against(others: Sequence[Contender], found: Sequence[tuple[str, Cell]]) -> 
 
 def contenders_of(kind: str, cell: Cell) -> list[Contender]:
     """Who runs a cell. SDPA knows causal alone; max-autotune compiles for minutes, so it skips widths."""
-    plain = [Contender.FLEX, Contender.OURS, Contender.WHOLE, Contender.DETERMINISTIC]
+    plain = [Contender.FLEX, Contender.OURS, Contender.ENGINE, Contender.WHOLE, Contender.DETERMINISTIC]
     if kind == "full":
         plain += [Contender.FLEX_TUNED, Contender.FIXED, Contender.PUBLISHED]
         plain += [Contender.FLEX_FLASH] if has_flash_backend() else []
@@ -211,9 +217,10 @@ def _main(arguments: argparse.Namespace) -> int:
     versions = {"torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda}
     file = RowFile(arguments.out, name, versions)
     wanted = {Contender[each] for each in arguments.contenders} | {Contender.OURS}
+    able = {each for each in Contender if runs_on(each, device)}
     found = small_units() if arguments.small else list(units(list(cells(arguments.lengths, arguments.seeds))))
     chosen = [
-        replace(unit, who=tuple(each for each in unit.who if each in wanted or len(wanted) == 1))
+        replace(unit, who=tuple(each for each in unit.who if each in able & wanted or len(wanted) == 1))
         for unit in found
         if not arguments.cells or any(word in f"{unit.kind} {unit.cell.name}" for word in arguments.cells)
     ]

@@ -38,6 +38,7 @@ OPTIONS = {
     "split": Options(split=FixedSplit(1)),
     "whole": Options(split=Split.NEVER),
     "deterministic": Options(backward=Backward.DETERMINISTIC),
+    "engine": Options(backward=Backward.ENGINE),
 }
 
 
@@ -71,6 +72,8 @@ def cases(extent: Extent) -> tuple[Case, ...]:
     found += [replace(usual, head_dim=width) for width in HEAD_DIMS if width != usual.head_dim]
     found += [replace(usual, dtype=dtype) for dtype in ("fp16", "fp32")]
     found += [replace(usual, options=options) for options in ("split", "whole", "deterministic")]
+    # A width of 72: what the copy engine leaves alone beyond it, no interpreter tells.
+    found += [replace(usual, head_dim=width, options="engine") for width in (usual.head_dim, 72)]
     found += [replace(usual, heads=heads, kv_heads=kv) for heads, kv in ((4, 4), (6, 1))]
     found.append(replace(usual, batch=3, length=333))
     return tuple(found)

@@ -13,6 +13,7 @@ from torch import Tensor
 from runtime.kernels.bitfield_attention.backward_keys import keys_gradient
 from runtime.kernels.bitfield_attention.backward_queries import queries_gradient, row_sums
 from runtime.kernels.bitfield_attention.forward import forward, forward_kernel
+from runtime.kernels.bitfield_attention.head_tiles import has_engine, sum_tiles
 from runtime.kernels.bitfield_attention.launch import LaunchShape, resident_tasks
 from runtime.kernels.bitfield_attention.mask import KernelMask
 from runtime.kernels.bitfield_attention.plan import KernelPlan
@@ -23,9 +24,13 @@ from runtime.kernels.bitfield_attention.tilings import Pass, Tiling, tiling
 
 
 class Backward(Enum):
-    """How dQ is summed over key blocks."""
+    """How dQ is summed over key blocks.
+
+    ENGINE wants Hopper or newer, and was never timed. Triton's interpreter cannot do it.
+    """
 
     FUSED = "one pass over key blocks, dQ by float32 atomics"
+    ENGINE = "one pass over key blocks, dQ added by the copy engine"
     DETERMINISTIC = "two passes, no atomics: the same bits in every run"
 
 
@@ -71,7 +76,8 @@ def bitfield_attention(
         [B, H, Q, D] in the dtype of q, laid out as [B, Q, H, D].
 
     Raises:
-        ValueError: shapes that do not fit, an unsupported head width, dtype or device.
+        ValueError: shapes that do not fit, an unsupported head width, dtype or device, or options that
+            the device does not know.
     """
     out, _ = attention_with_lse(q_BHQD, k_BGKD, v_BGKD, mask, plan, scale=scale, options=options)
     return out
@@ -132,6 +138,7 @@ def attention_forward(
     options: Options = DEFAULT,
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sums outside autograd, for callers that order the passes themselves."""
+    _check_engine(q_BHQD.device, options)
     tile = _tile(Pass.FORWARD, q_BHQD, plan, options)
     with _launching_on(q_BHQD.device):
         launch = _launch(q_BHQD, k_BGKD, plan, tile, options, by_column=False)
@@ -151,15 +158,18 @@ def attention_backward(
     options: Options = DEFAULT,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dQ, dK and dV from what `attention_forward` returned."""
+    _check_engine(q_BHQD.device, options)
     do_BHQD = _dense_rows(do_BHQD)
     with _launching_on(q_BHQD.device):
         lse2, delta = row_sums(out_BHQD, do_BHQD, lse_BHQ, plan.block_q)
         inputs = (q_BHQD, k_BGKD, v_BGKD, do_BHQD, lse2, delta, mask, plan)
-        if options.backward is Backward.FUSED:
-            tile = _tile(Pass.FUSED, q_BHQD, plan, options)
+        if options.backward is not Backward.DETERMINISTIC:
+            by_engine = options.backward is Backward.ENGINE
+            tile = _tile(Pass.ENGINE if by_engine else Pass.FUSED, q_BHQD, plan, options)
             sums = torch.zeros(*lse2.shape, q_BHQD.shape[-1], dtype=torch.float32, device=q_BHQD.device)
             columns = _launch(q_BHQD, k_BGKD, plan, tile, options, by_column=True)
-            dk, dv = keys_gradient(*inputs, columns, tile, scale, sums)
+            added = sum_tiles(sums, tile.block_m) if by_engine and sums.numel() else sums
+            dk, dv = keys_gradient(*inputs, columns, tile, scale, added)
             dq = torch.empty(q_BHQD.shape, dtype=q_BHQD.dtype, device=q_BHQD.device)
             return torch.mul(sums[:, :, : q_BHQD.shape[2]], scale, out=dq), dk, dv
         tile = _tile(Pass.QUERIES, q_BHQD, plan, options)
@@ -217,6 +227,15 @@ def check_attention(
     interpreted = not isinstance(forward_kernel, triton.runtime.JITFunction)
     if q_BHQD.device.type != "cuda" and not interpreted:
         raise ValueError(f"device: Triton kernels want cuda, got {q_BHQD.device}; reference.py runs anywhere")
+
+
+def _check_engine(device: torch.device, options: Options) -> None:
+    if options.backward is Backward.ENGINE and not has_engine(device):
+        major, minor = torch.cuda.get_device_capability(device)
+        raise ValueError(
+            f"backward {options.backward.name}: want a copy engine, compute capability 9.0 or newer, got "
+            f"{major}.{minor}; {Backward.FUSED.name} runs there"
+        )
 
 
 def _dense_rows(x: Tensor) -> Tensor:

@@ -1,8 +1,10 @@
-"""Triton backward pass by key blocks: dK and dV in registers, and dQ by atomics where asked.
+"""Triton backward pass by key blocks: dK and dV in registers, and dQ added to memory where asked.
 
 Works on the transposed scores [N, M], so that neither P nor dS is transposed for dV and dK. With
-dQ that is five products per tile (10 D FLOP per attended pair and head); float32 atomics make dQ
-depend on the order of arrival in its last bits. Without dQ the result is the same in every run.
+dQ that is five products per tile (10 D FLOP per attended pair and head). It is added by a float32
+atomic per element, or through shared memory by the copy engine, which adds a whole tile at a time and
+asks nothing of the registers after that. Either makes dQ depend on the order of arrival in its last
+bits. Without dQ the result is the same in every run.
 
 A task walks the list of its key block once for every query head of the group: entry i of the
 FULL part is tile i % n of head i // n. So one cut splits a long column and a wide group alike.
@@ -12,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from runtime.kernels.bitfield_attention.combine import combine_sum
 from runtime.kernels.bitfield_attention.launch import section_heads
@@ -56,6 +59,7 @@ def _walk(
     LIST_Q: tl.constexpr,
     MASKED: tl.constexpr,
     WITH_DQ: tl.constexpr,
+    ENGINE: tl.constexpr,
     EVEN: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SEGMENTS: tl.constexpr,
@@ -65,7 +69,8 @@ def _walk(
 
     Args:
         own: words and places of the keys.
-        groups: first rows of q, do, dq, lse and delta of the group's first head.
+        groups: first rows of q, do, dq, lse and delta of the group's first head. With ENGINE dq is a pair:
+            the tiles of all heads, and the number of that row among theirs.
         strides: of q and do, by head and by row.
         queries: words, limits and lowest of all queries.
     """
@@ -85,7 +90,8 @@ def _walk(
         q_tile += local[:, None] * stride_qm + width[None, :]
         do_tile = do_group + head.to(tl.int64) * stride_doh + far * stride_dom
         do_tile += local[:, None] * stride_dom + width[None, :]
-        row = (head.to(tl.int64) * stride_row + far) + local
+        first_row = head.to(tl.int64) * stride_row + far
+        row = first_row + local
         # The next step's tile by counting, where a division a step would do.
         entry = tl.where(step % STEPS == STEPS - 1, entry + 1, entry)
         head = tl.where(entry == count, head + 1, head)
@@ -115,11 +121,15 @@ def _walk(
         dk = tl.dot(ds, q, dk, input_precision=PRECISION)
         if WITH_DQ:
             dq = tl.dot(tl.trans(ds), k, input_precision=PRECISION)
-            dq_tile = dq_group + row[:, None] * D + width[None, :]
-            if W != D:
-                tl.atomic_add(dq_tile, dq, mask=(width < D)[None, :], sem="relaxed")
+            if ENGINE:
+                # Columns from D on lie outside the tensor, where the engine writes nothing.
+                dq_group[0].atomic_add([(dq_group[1] + first_row).to(tl.int32), 0], dq)
             else:
-                tl.atomic_add(dq_tile, dq, sem="relaxed")
+                dq_tile = dq_group + row[:, None] * D + width[None, :]
+                if W != D:
+                    tl.atomic_add(dq_tile, dq, mask=(width < D)[None, :], sem="relaxed")
+                else:
+                    tl.atomic_add(dq_tile, dq, sem="relaxed")
     return dk, dv
 
 
@@ -181,6 +191,7 @@ def keys_kernel(
     LIST_Q: tl.constexpr,
     LIST_K: tl.constexpr,
     WITH_DQ: tl.constexpr,
+    ENGINE: tl.constexpr,
     EVEN: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SEGMENTS: tl.constexpr,
@@ -224,7 +235,7 @@ def keys_kernel(
             (
                 q_ptr + batch * stride_qb + head * group * stride_qh,
                 do_ptr + batch * stride_dob + head * group * stride_doh,
-                dq_ptr + first_row * D,
+                (dq_ptr, first_row) if ENGINE else dq_ptr + first_row * D,
                 lse_ptr + first_row,
                 delta_ptr + first_row,
             ),
@@ -243,6 +254,7 @@ def keys_kernel(
             LIST_Q,
             masked == 1,
             WITH_DQ,
+            ENGINE,
             EVEN,
             HAS_WINDOW,
             HAS_SEGMENTS,
@@ -273,11 +285,13 @@ def keys_gradient(
     launch: Tasks,
     tile: Tiling,
     scale: float,
-    dq_BHRD: Tensor | None,
+    dq: Tensor | TensorDescriptor | None,
 ) -> tuple[Tensor, Tensor]:
-    """dK and dV [B, G, K, D]; adds dQ / scale to `dq_BHRD`, contiguous float32, if that is given.
+    """dK and dV [B, G, K, D]; adds dQ / scale to `dq` if that is given.
 
-    Rows R are the queries and what fills the last block up.
+    Args:
+        dq: contiguous float32 [B, H, R, D], added to by atomics, or its `sum_tiles` of the tile's height,
+            added to by the copy engine. Rows R are the queries and what fills the last block up.
     """
     batch, heads, num_queries, width = q_BHQD.shape
     kv_heads = k_BGKD.shape[1]
@@ -299,7 +313,7 @@ def keys_gradient(
         do_BHQD,
         lse2_BHR,
         delta_BHR,
-        lse2_BHR if dq_BHRD is None else dq_BHRD,
+        lse2_BHR if dq is None else dq,
         dk,
         dv,
         part_dk,
@@ -324,7 +338,8 @@ def keys_gradient(
         section_heads(k_BGKD.device, head_bytes, 1, batch * kv_heads),
         scale,
         scale * 1.4426950408889634,
-        WITH_DQ=dq_BHRD is not None,
+        WITH_DQ=dq is not None,
+        ENGINE=isinstance(dq, TensorDescriptor),
         EVEN=plan.num_queries % plan.block_q == 0,
         **plan.launched(mask, tile, width),
     )

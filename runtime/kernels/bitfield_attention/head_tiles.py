@@ -1,4 +1,4 @@
-"""Tiles of one head as the copy engine (TMA) of Hopper and newer GPUs reads them."""
+"""Tiles of one head as the copy engine (TMA) of Hopper and newer GPUs reads them, or adds to them."""
 
 import torch
 from torch import Tensor
@@ -32,6 +32,15 @@ def head_tiles(x_BHTD: Tensor, block: int) -> TensorDescriptor:
     # A dim of one has any stride at all in torch, and a legal one here.
     strides = [s if n > 1 else width for n, s in zip(x_BHTD.shape[:3], x_BHTD.stride(), strict=False)]
     return TensorDescriptor(x_BHTD, list(x_BHTD.shape), [*strides, 1], [1, 1, block, padded_width(width)])
+
+
+def sum_tiles(sums_BHRD: Tensor, block: int) -> TensorDescriptor:
+    """Tiles [block, padded width] of the rows of all heads, to add to; nothing is beyond the width.
+
+    The sums are contiguous float32. Rows are numbered over all heads, which no GPU holds 2**31 of.
+    """
+    width = sums_BHRD.shape[-1]
+    return TensorDescriptor.from_tensor(sums_BHRD.view(-1, width), [block, padded_width(width)])
 
 
 def aligned(x_BHTD: Tensor) -> Tensor:
