@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ from runtime.kernels.bitfield_attention.attention import (
     Options,
     attention_with_lse,
     bitfield_attention,
+    forward_tile,
 )
-from runtime.kernels.bitfield_attention.mask import KernelMask, kernel_mask
+from runtime.kernels.bitfield_attention.mask import KernelMask, TokenFields, kernel_mask
 from runtime.kernels.bitfield_attention.plan import KernelPlan, Lists, make_plan
 from runtime.kernels.bitfield_attention.reference import attends
 from runtime.kernels.bitfield_attention.tasks import FixedSplit, Split
@@ -241,3 +243,22 @@ def test_a_step_with_its_plan_is_captured_and_follows_the_mask():
     torch.cuda.synchronize()
     for ours, theirs in zip(got, want, strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(("num_groups", "stages"), [(32, 3), (33, 2)])
+def test_a_mask_of_more_groups_than_32_leaves_room_for_fewer_buffers(num_groups: int, stages: int):
+    """Words of 64 bits: with three buffers the forward would not fit into a block's shared memory."""
+    index = torch.arange(256)
+    fields = TokenFields(
+        allow=torch.full((256,), -1),
+        own=torch.ones(256, dtype=torch.int64) << index % num_groups,
+        causal=torch.zeros(256, dtype=torch.bool),
+        segment=torch.zeros(256, dtype=torch.int32),
+        position=index.to(torch.int32),
+        first=torch.zeros(256, dtype=torch.int32),
+        always=torch.zeros(256, dtype=torch.int64),
+    )
+    mask = kernel_mask(fields, fields)
+    q = torch.zeros(1, 1, 256, 128, dtype=torch.bfloat16)
+    plan: Any = SimpleNamespace(block_q=128, block_k=128)
+    assert forward_tile(q, mask, plan, Options()).num_stages == stages

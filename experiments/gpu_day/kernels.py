@@ -1,4 +1,4 @@
-"""Part: the attention kernels beside FlexAttention, cuDNN and flash attention, in turns on one input."""
+"""Part: the attention kernels beside FlexAttention, cuDNN, flash and our other backwards, in turns."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -21,6 +21,7 @@ SECONDS = {Extent.FULL: 0.7, Extent.SMALL: 0.01}  # of measuring, per contender
 TYPES = {"cuda": torch.bfloat16, "cpu": torch.float32}
 BOUND_S = 90.0
 OURS = Contender.OURS.name
+BACKWARDS = (Contender.DETERMINISTIC, Contender.ENGINE)  # ours in other ways
 
 
 def cells(session: Session) -> tuple[Cell, ...]:
@@ -39,6 +40,7 @@ def _units(session: Session) -> dict[str, Unit]:
     if session.device == "cpu":
         chosen = [replace(whole[0], who=(Contender.OURS, Contender.FLASH))]
     else:
+        whole = [replace(unit, who=(*unit.who, *BACKWARDS)) for unit in whole]
         chosen = [*whole, *(unit for unit in found if unit.kind in (PLAN, BITS))]
     return {_name(unit): unit for unit in chosen}
 

@@ -103,7 +103,7 @@ def time_window(
     take_turns = partial(_take_turns, bench, budget_s=budget_s, least_rounds=least_rounds, agree=agree)
     together()
     before = bench.clock.gauge()
-    take_turns(APART if is_shared else (*APART, *RECOMPUTED))
+    take_turns((*APART, *RECOMPUTED) if window.is_recomputed and not is_shared else APART)
     during = bench.clock.gauge()
     bench.split()
     together()

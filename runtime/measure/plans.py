@@ -25,7 +25,7 @@ from runtime.world.yardstick import Yardstick, one_thread
 from workbench.calibrate.measurement import LayerRow, Measurement, OverheadRow, Row, YardstickRow
 from workbench.plan.lower import lower
 from workbench.plan.parameter_shards import shard_units
-from workbench.plan.plan import Plan
+from workbench.plan.plan import Plan, Recompute
 from workbench.schedule.action import COMPUTE
 
 READING_S = 0.03  # of the yardstick
@@ -130,8 +130,15 @@ def _tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSettings) ->
 def layer_tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSettings) -> list[Task]:
     """One a visit for every window of layers that no plan before has; pool None: this process measures alone.
 
-    What more processes would run together than there are is left to be priced from others.
+    What more processes would run together than there are is left to be priced from others. Recomputation is
+    timed where any of the plans wants it of the module.
     """
+    recomputed = {
+        settings.module
+        for plan in plans
+        for settings in plan.settings.modules
+        if settings.recompute is Recompute.FULL
+    }
     found: list[tuple[Plan, Window]] = []
     seen: set[Key] = set()
     num_processes = 1 if pool is None else pool.num_workers
@@ -141,7 +148,7 @@ def layer_tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSetting
                 continue
             if not seen.issuperset(window.keys(plan)):
                 seen.update(window.keys(plan))
-                found.append((plan, window))
+                found.append((plan, replace(window, is_recomputed=window.module in recomputed)))
     return [_layer_task(*one, visit, pool, settings) for visit in range(settings.visits) for one in found]
 
 
@@ -196,7 +203,10 @@ def _layer_task(plan: Plan, window: Window, visit: int, pool: Pool | None, setti
     keys = set(window.keys(plan))
 
     def is_done(rows: Sequence[Row]) -> bool:
-        counts = Counter(_key_of(row) for row in rows if isinstance(row, LayerRow))
+        found = [row for row in rows if isinstance(row, LayerRow)]
+        if window.is_recomputed and window.num_processes == 1:
+            found = [row for row in found if row.recompute_forward_s is not None]
+        counts = Counter(map(_key_of, found))
         return all(counts[key] > visit for key in keys)
 
     def run() -> Sequence[Row]:

@@ -30,6 +30,7 @@ class Window:
         row: the mean row: tokens and query-key pairs.
         ep: of the ranks distribute experts.
         sequence_parallel: tensor-parallel ranks divide tokens between products.
+        is_recomputed: what a checkpoint around a layer adds is wanted too.
     """
 
     module: str
@@ -41,6 +42,7 @@ class Window:
     tp: int = 1
     ep: int = 1
     sequence_parallel: bool = False
+    is_recomputed: bool = False
 
     @property
     def num_rows(self) -> int:

@@ -2,7 +2,7 @@
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -50,6 +50,7 @@ class Options:
 
 
 DEFAULT = Options()
+WIDE_STAGES = 2
 
 
 def bitfield_attention(
@@ -139,7 +140,7 @@ def attention_forward(
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sums outside autograd, for callers that order the passes themselves."""
     _check_engine(q_BHQD.device, options)
-    tile = _tile(Pass.FORWARD, q_BHQD, plan, options)
+    tile = forward_tile(q_BHQD, mask, plan, options)
     with _launching_on(q_BHQD.device):
         launch = _launch(q_BHQD, k_BGKD, plan, tile, options, by_column=False)
         return forward(q_BHQD, k_BGKD, v_BGKD, mask, plan, launch, tile, scale)
@@ -241,6 +242,15 @@ def _check_engine(device: torch.device, options: Options) -> None:
 def _dense_rows(x: Tensor) -> Tensor:
     """The kernels step through the last dim by one; every other stride is free."""
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def forward_tile(q: Tensor, mask: KernelMask, plan: KernelPlan, options: Options) -> Tiling:
+    """Of the forward: masks of more than 32 groups have words of 64 bits, and three buffers beside these
+    would take 24 bytes more shared memory than a block of Hopper has.
+    """
+    tile = _tile(Pass.FORWARD, q, plan, options)
+    is_wide = mask.key_words.dtype == torch.int64
+    return replace(tile, num_stages=min(tile.num_stages, WIDE_STAGES)) if is_wide else tile
 
 
 def _tile(which: Pass, q: Tensor, plan: KernelPlan, options: Options) -> Tiling:
