@@ -138,7 +138,7 @@ TARGETS = (
         make=_measured,
         readers=(
             "workbench.calibrate.measurement:read_measurement",
-            "workbench.calibrate.measurement:_parse",
+            "workbench.calibrate.row_line:parse_line",
         ),
     ),
     Target(name="table-of-rows", make=_table, readers=("workbench.llm_table.csv_file:read_table",)),
