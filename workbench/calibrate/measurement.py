@@ -314,7 +314,8 @@ def read_measurement(path: Path) -> Measurement:
     if header.format_version != FORMAT_VERSION:
         raise ValueError(f"{path}: want format_version {FORMAT_VERSION}, got {header.format_version}")
     header_fields = {field.name: getattr(header, field.name) for field in fields(Header)}
-    if any(not isinstance(pair, list | tuple) or len(pair) != 2 for pair in header.versions):
+    pairs = header.versions if isinstance(header.versions, list | tuple) else [None]
+    if any(not isinstance(pair, list | tuple) or len(pair) != 2 for pair in pairs):
         raise ValueError(
             f"{path}: header versions: want [package, version] pairs, got {header.versions!r:.60}"
         )

@@ -1,10 +1,14 @@
 """One line of a microbenchmark file: a flat JSON object with a kind, checked field by field."""
 
 import json
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from workbench.cost.layer_table import MOST_COUNT
+
+MOST = sys.float_info.max  # whole numbers may be larger, and fit into no float
 _NEVER_ZERO = {"seconds", "forward_s"}  # rates are by them
 
 
@@ -44,10 +48,14 @@ def _check_value(where: str, kind: Any, value: object) -> None:
         raise ValueError(f"{where}: want text, got {value!r}")
     if kind is int and (not isinstance(value, int) or value < 0):
         raise ValueError(f"{where}: want a count >= 0, got {value!r}")
+    if kind is int and isinstance(value, int) and value > MOST_COUNT:
+        raise ValueError(
+            f"{where}: want a count of at most {MOST_COUNT:,}, got one of {len(str(value))} digits"
+        )
     optional = kind == float | None
     if optional and value is None:
         return
-    if (kind is float or optional) and not (isinstance(value, int | float) and 0 <= value < float("inf")):
+    if (kind is float or optional) and not (isinstance(value, int | float) and 0 <= value <= MOST):
         raise ValueError(f"{where}: want a finite number >= 0, got {value!r}")
     if value == 0 and where.rsplit(" ", 1)[-1] in _NEVER_ZERO:
         raise ValueError(f"{where}: want more than 0 seconds, got {value!r}")

@@ -5,6 +5,10 @@ from dataclasses import dataclass, field
 from workbench.cost.roofline import RowWork
 from workbench.data.sample import WHERE_SET
 
+MOST_ROWS = 2**20  # of a microbatch
+MOST_COUNT = 2**53  # that a float holds exactly
+DIGITS = 20  # that a message writes out
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPoint:
@@ -50,6 +54,12 @@ class LayerPoint:
         areas = self.attention_area, self.context_tokens, self.reader_tokens, self.context_area
         if min(self.rows, self.tokens_in) < 1 or min(areas) < 0:
             raise ValueError(f"measured layer: want >= 1 row and token, area >= 0, got {self}")
+        counts = ("tokens_in", "attention_area", "context_tokens", "reader_tokens", "context_area")
+        for name, most in (("rows", MOST_ROWS), *((name, MOST_COUNT) for name in counts)):
+            if getattr(self, name) > most:
+                value = str(getattr(self, name))
+                said = value if len(value) <= DIGITS else f"a number of {len(value)} digits"
+                raise ValueError(f"measured layer, {name}: want at most {most:,}, got {said}")
 
     @property
     def row(self) -> RowWork:

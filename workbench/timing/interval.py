@@ -13,6 +13,7 @@ LEVEL = 0.8
 Z = 1.2816  # of a normal distribution: 80 % lie within so many deviations
 MEDIAN_OF_NORMAL = 0.6745  # deviations within which half of a normal distribution lies
 TOGETHER = 0.3  # correlation of any two reasons
+MOST_SPREAD = 100.0  # of a logarithm: whoever doubts more knows nothing, and no float holds much more
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,9 @@ def interval(seconds: float, doubts: Iterable[Doubt], *, together: float = TOGET
     if not 0 <= together <= 1:
         raise ValueError(f"interval: want a correlation from 0 to 1, got {together}; nearest: {TOGETHER}")
     widest = tuple(sorted(doubts, key=lambda doubt: -doubt.deviation))
-    apart = sum(doubt.deviation**2 for doubt in widest)
-    joint = sum(doubt.deviation for doubt in widest) ** 2
-    factor = math.exp(Z * math.sqrt((1 - together) * apart + together * joint))
+    deviations = [min(doubt.deviation, MOST_SPREAD) for doubt in widest]
+    apart = sum(deviation**2 for deviation in deviations)
+    joint = sum(deviations) ** 2
+    spread = Z * math.sqrt((1 - together) * apart + together * joint)
+    factor = math.exp(min(spread, MOST_SPREAD))
     return Interval(seconds / factor, seconds * factor, widest)
