@@ -178,3 +178,19 @@ def test_what_one_of_several_processes_refuses_is_one_line(tmp_path, monkeypatch
     assert beside.main(["--out", str(tmp_path / "day"), "--device", "cuda"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: alone-1: device cuda: ")
+
+
+def test_a_process_that_does_not_end_is_named_and_the_others_rows_stay(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(beside, "KEPT", {"correctness": 1})
+    monkeypatch.setattr(beside, "COMPILED", {"kernels": 1})
+    monkeypatch.setattr(beside, "GRACE_S", 0.0)
+    monkeypatch.setattr(beside, "command", _sleeps)
+    said = ["--out", str(tmp_path / "day"), "--device", "cpu", "--small", "--limit", "10"]
+    assert beside.main(said) == 1
+    captured = capsys.readouterr()
+    assert "correctness-1: ended, 0 s behind its limit; its rows stay" in captured.err
+    assert "correctness  " in captured.out
+
+
+def _sleeps(*_: object) -> list[str]:
+    return [sys.executable, "-c", "import time; time.sleep(100)"]

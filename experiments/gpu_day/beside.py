@@ -76,15 +76,28 @@ def _main(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="gpu-day-") as scratch:
         folders = {share: Path(scratch) / share.name for share in shares()}
         with _running(folders, options) as processes:
+            late = [share for share, process in processes.items() if not _has_ended(process, deadline)]
             for share, process in processes.items():
-                code = process.wait(max(1.0, deadline.left_s()))
-                if code == BAD_INPUT:
+                if process.poll() == BAD_INPUT:
                     line = _log(folders[share]).read_text().strip().splitlines()[-1]
                     raise ValueError(f"{share.name}: {line.removeprefix('error: ')}")
-        made = [folder for share, folder in folders.items() if share.part in KEPT and any(folder.glob("*"))]
-        said = ["--out", str(options.out), "--from", *map(str, made), "--only", *KEPT, "--json"]
+        for share in late:
+            sys.stderr.write(f"{share.name}: ended, {GRACE_S:g} s behind its limit; its rows stay\n")
+        kept = [folder for share, folder in folders.items() if share.part in KEPT]
+        made = [str(folder) for folder in kept if any(folder.glob("*.jsonl"))]
+        said = ["--out", str(options.out), *(["--from", *made] if made else []), "--only", *KEPT, "--json"]
         said += ["--device", options.device, "--limit", str(max(LEAST_LIMIT_S, deadline.left_s()))]
-        return campaign([*said, *(["--small"] if options.small else [])])
+        code = campaign([*said, *(["--small"] if options.small else [])])
+        return code or int(bool(late))
+
+
+def _has_ended(process: subprocess.Popen[bytes], deadline: Deadline) -> bool:
+    """Whether it does before the deadline."""
+    try:
+        process.wait(max(1.0, deadline.left_s()))
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _log(folder: Path) -> Path:

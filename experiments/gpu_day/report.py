@@ -108,8 +108,9 @@ def report(folder: Path) -> dict[str, Any]:
     }
 
 
-def _counts(rows: Collection[StoredRow]) -> dict[str, int]:
-    return {"rows": len(rows), "failed": sum(row.error is not None for row in rows)}
+def _counts(rows: Collection[StoredRow]) -> dict[str, float]:
+    failed = sum(row.error is not None for row in rows)
+    return {"rows": len(rows), "failed": failed, "seconds": round(sum(row.seconds for row in rows), 1)}
 
 
 def _kernel_rows(values: Mapping[str, Mapping[str, Any]]) -> list[KernelRow]:
@@ -233,7 +234,7 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     yield f"{found['device']}, {' to '.join(dict.fromkeys(found['dates']))}: {versions}"
     for name, counts in found["parts"].items():
-        yield f"{name:12s} {counts['rows']:4d} rows, {counts['failed']} failed"
+        yield f"{name:12s} {counts['rows']:4d} rows, {counts['failed']} failed, {counts['seconds']:.0f} s"
     yield from (f"FAILED {failure}" for failure in found["failures"])
     for key, rate in found["ceilings"].items():
         unit = "TFLOP/s" if key.startswith("product") else "TB/s"
