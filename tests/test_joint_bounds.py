@@ -171,7 +171,7 @@ def every_value() -> tuple[float, ...]:
     first = cornstarch.plan(replace(job, max_ranks=None), cost(), silent)
     space, base = Space(job, cost(), {}), choice_of(job, first, cost())
     groupings = ((), (Resize(2),), (Exchange(0, 3),))
-    rules = (TokenRule.ZIGZAG, TokenRule.EXCHANGED)
+    rules = (TokenRule.ZIGZAG, TokenRule.EXCHANGED, TokenRule.CONTIGUOUS, TokenRule.LONGEST_FIRST)
     values = []
     for arrangement, grouping, rule in product(every_arrangement(), groupings, rules):
         moves = (Arrange(arrangement), *grouping, Distribute(rule))

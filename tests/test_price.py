@@ -9,10 +9,12 @@ from workbench.cost import nccl
 from workbench.cost.collectives import all_gather_s, all_reduce_s
 from workbench.cost.group_link import group_link
 from workbench.cost.hardware import Link, Node, uniform
+from workbench.cost.layer_time import slowest
 from workbench.cost.model import CostModel, LayerTime, RowWork, Work
 from workbench.cost.profile import ideal_profile
 from workbench.data.sample import Item, Sample, Segment
 from workbench.model.frozen import Needs
+from workbench.plan.flop import model_flop
 from workbench.plan.lower import lower
 from workbench.plan.plan import (
     Microbatch,
@@ -25,7 +27,7 @@ from workbench.plan.plan import (
     Sharding,
     TokenShard,
 )
-from workbench.plan.work import attention_area, work_of
+from workbench.plan.work import attention_area, work_of, works_of
 from workbench.schedule.action import STEP, parse_action
 from workbench.timing.pass_times import pass_times
 from workbench.timing.price import price, step_bytes
@@ -211,26 +213,57 @@ def test_unknown_items_are_refused():
         work_of(plan, wrong)
 
 
-def test_token_shards_price_the_slowest_context_parallel_rank():
-    """16 causal tokens in blocks of 4: queries see 10, 26, 42, 58 pairs."""
+def over_two_ranks(*owners: int) -> Plan:
+    """One sample of 20 tokens of the LLM, whose blocks of 4 belong to these of two ranks; zigzag: none."""
     plan = plan_of(batch=[Sample(0, (Segment("text", 0, 16, 16), Segment("image", 0, 8, 4)))])
     stages = tuple(
         replace(stage, ranks=((stage.flat_ranks[0],), (stage.flat_ranks[0] + 10,))) for stage in plan.stages
     )
-    plan = replace(plan, stages=stages, cluster=cluster(16))
-    llm = plan.microbatches_of["llm", 0][0]
-    length = plan.sample[0].num_tokens
-    assert length == 20
+    shard = TokenShard(module="llm", replica=0, microbatch=0, row=0, block_tokens=4, owners=owners)
+    shards = (shard,) if owners else ()
+    return replace(plan, stages=stages, cluster=cluster(16), token_shards=shards)
 
-    def sharded(owners: tuple[int, ...]) -> Work:
-        shard = TokenShard(module="llm", replica=0, microbatch=0, row=0, block_tokens=4, owners=owners)
-        return work_of(replace(plan, token_shards=(shard,)), llm)
 
-    (row,) = sharded((0, 0, 0, 0, 1)).rows
-    assert row == RowWork(32, 32, 2 * (10 + 26 + 42 + 58))
-    (even,) = sharded((0, 1, 0, 1, 0)).rows
-    assert even.attention_area == 2 * (10 + 42 + 74)
-    assert work_of(plan, llm).rows == (RowWork(20, 20, 210),)
+def llm_works(plan: Plan) -> tuple[Work, ...]:
+    return works_of(plan, plan.microbatches_of["llm", 0][0])
+
+
+def test_works_are_those_of_the_context_parallel_ranks_that_may_be_the_slowest():
+    """20 causal tokens in blocks of 4: queries see 10, 26, 42, 58, 74 pairs."""
+    most_pairs = Work((RowWork(16, 16, 2 * (58 + 74)),))
+    most_tokens = Work((RowWork(24, 24, 2 * (10 + 26 + 42)),))
+    assert llm_works(over_two_ranks(0, 0, 0, 1, 1)) == (most_pairs, most_tokens)
+    (both,) = llm_works(over_two_ranks(0, 1, 0, 1, 0))
+    assert both == Work((RowWork(24, 24, 2 * (10 + 42 + 74)),))
+    assert llm_works(over_two_ranks()) == (Work((RowWork(20, 20, 210),)),)
+    plan = over_two_ranks(0, 0, 0, 1, 1)
+    assert work_of(plan, plan.microbatches_of["llm", 0][0]) == most_pairs
+
+
+def test_a_layer_takes_as_long_as_its_slowest_context_parallel_rank():
+    """Products alone, of 1 FLOP/s: a rank's tokens decide, whoever has the most query-key pairs."""
+    few, many = (prices(over_two_ranks(*owners)) for owners in ((0, 0, 0, 0, 1), (0, 0, 0, 1, 1)))
+    for name in ("3F0", "3B0", "4F0", "4B0"):
+        assert many[name] == 12 / 16 * few[name]
+    assert many["3F0"] == 2 * LAYER_FLOP * 12
+
+
+def test_the_slowest_of_several_ranks_is_so_in_every_pass():
+    one = LayerTime(1.0, 5.0, 2.0, frozenset({"a"}), 0.5, forward_only_s=0.9, split_input_s=6.0)
+    other = LayerTime(2.0, 4.0, 1.0, frozenset({"b"}), 0.7, forward_only_s=1.9, split_input_s=4.5)
+    found = slowest([one, other])
+    assert found == LayerTime(
+        2.0, 5.0, 2.0, frozenset({"a", "b"}), 0.7, forward_only_s=1.9, split_input_s=6.0
+    )
+    assert slowest([one]) is one
+
+
+def test_useful_flop_is_the_same_whoever_owns_the_tokens():
+    assert (
+        model_flop(over_two_ranks(0, 0, 0, 1, 1))
+        == model_flop(over_two_ranks())
+        == model_flop(plan_of(batch=list(over_two_ranks().batch)))
+    )
 
 
 def test_passes_that_were_measured_apart_have_their_own_prices():

@@ -1,6 +1,6 @@
 """Seconds of one layer, forward and gradient by gradient, and which of them run."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from workbench.model.frozen import Needs
@@ -93,6 +93,32 @@ class LayerTime:
     def backward_s(self, needs: Needs) -> float:
         """A whole backward without recompute: frozen and nothing upstream 0, frozen I, trainable I + W."""
         return self.through_s(needs) + self.weights_s(needs)
+
+
+def slowest(times: Sequence[LayerTime]) -> LayerTime:
+    """One layer on ranks that wait for each other in it: each pass takes as long as the longest.
+
+    Args:
+        times: >= 1, of one layer on machines of one kind: what is measured of one is of all.
+    """
+    first, *others = times
+    if not others:
+        return first
+    return LayerTime(
+        max(time.forward_s for time in times),
+        max(time.input_grad_s for time in times),
+        max(time.weight_grad_s for time in times),
+        first.unmeasured.union(*(time.unmeasured for time in others)),
+        max(time.interior_grad_s for time in times),
+        _longest(time.forward_only_s for time in times),
+        _longest(time.split_input_s for time in times),
+        _longest(time.split_weight_s for time in times),
+        first.checkpoint,
+    )
+
+
+def _longest(times_s: Iterable[float | None]) -> float | None:
+    return max((seconds for seconds in times_s if seconds is not None), default=None)
 
 
 def unmeasured_of(times: Iterable[LayerTime]) -> tuple[str, ...]:

@@ -78,8 +78,7 @@ class LeastTimes:
     Why it holds: on tp x cp ranks a call does 1 / (tp cp) of each product, and no less of the rest, so ranks
     times seconds are FLOP over a rate (bytes over one) that this rate is no less than; FLOP and bytes add up
     over calls. Keys a query of a call lie between the fewest and the most of its rows', as a mean does.
-    Ranks among which tokens are shared unevenly may be priced by one that has fewer: then it holds only as
-    far as that one's share.
+    Ranks that share tokens unevenly take as long as the slowest, which is no less than their mean.
 
     Args:
         cost: the machine, under its execution.

@@ -20,7 +20,7 @@ class PassParts(NamedTuple):
 
     Args:
         kernels: of the device, as if every context-parallel rank had as much to do.
-        straggler: that the context-parallel rank with the most query-key pairs takes longer than that.
+        straggler: that the slowest context-parallel rank takes longer than that.
         collectives: inside layers: of tensor, context and expert parallelism; what others hide counts not.
         launch: gaps between kernels, waits for the host, the executor's overhead.
     """

@@ -7,7 +7,7 @@ from workbench.model.frozen import Needs
 from workbench.model.layer import Attention, Layer
 from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.routing import Routing, routing_of
-from workbench.plan.work import work_of
+from workbench.plan.work import even_work_of
 
 WHOLE = Grid()  # the layer uncut
 
@@ -27,7 +27,7 @@ def model_flop(plan: Plan) -> float:
     for microbatch in plan.microbatches:
         if not _is_useful(routing, microbatch):
             continue
-        work = work_of(plan, microbatch)
+        work = even_work_of(plan, microbatch)
         layers = plan.model.module(microbatch.module).layers
         needs = routing.flow(microbatch).needs[microbatch.module]
         total += sum(counted(layer, work, need) for layer, need in zip(layers, needs, strict=True))

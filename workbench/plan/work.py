@@ -66,37 +66,59 @@ def _kinds(batch: Sequence[Sample]) -> dict[int, int]:
     return {sample.id: first.setdefault((sample.segments, sample.mask), sample.id) for sample in batch}
 
 
-@cached_on_instance
 def work_of(plan: Plan, microbatch: Microbatch) -> Work:
-    """Tokens and query-key pairs of every row; items of a row do not see each other.
+    """Tokens and query-key pairs of every row, on the context-parallel rank with the most pairs.
 
-    Encoder items attend in full at their IN count, samples in the LLM by their mask. Where
-    token shards say who owns which tokens, every row counts as cp times the share of the
-    context-parallel rank with the most pairs, so that an even split of it is the slowest
-    rank's work. Without them pairs are split evenly, as zigzag does for causal rows.
+    Args and complexity: as `works_of`, of which it is the first.
+    """
+    return works_of(plan, microbatch)[0]
 
-    Complexity: O(items) for causal and full masks; others, and token shards, go through the
+
+@cached_on_instance
+def works_of(plan: Plan, microbatch: Microbatch) -> tuple[Work, ...]:
+    """Tokens and query-key pairs of every row, on each context-parallel rank that may be the slowest.
+
+    Encoder items attend in full at their IN count, samples in the LLM by their mask; items of a row do not
+    see each other. Where token shards say who owns which tokens, every row counts as cp times a rank's
+    share, so that an even split of it is that rank's work. A rank is left out where another has no fewer
+    tokens and pairs; the one with the most pairs is the first. Without token shards there is one, as pairs
+    are split evenly, as zigzag does for causal rows.
+
+    Complexity: O(items + cp log cp) for causal and full masks; others, and token shards, go through the
     tiles of the mask. Kept, as every rank of a stage asks.
     """
-    even = _even(plan, microbatch)
+    even = even_work_of(plan, microbatch)
     place = microbatch.module, microbatch.replica, microbatch.index
     shards = [plan.token_shard.get((*place, row)) for row in range(len(microbatch.rows))]
     if not any(shards):
-        return even
+        return (even,)
     module = plan.model.module(microbatch.module)
     num_owners = plan.chain[microbatch.module, microbatch.replica][0].cp
-    shares = [
+    by_row = [
         _shares(plan, module, row, shard, num_owners)
         for row, shard in zip(microbatch.rows, shards, strict=True)
     ]
-    slowest = max(range(num_owners), key=lambda owner: (sum(share[owner][1] for share in shares), -owner))
-    return Work(
-        tuple(_owned(row, share[slowest], num_owners) for row, share in zip(even.rows, shares, strict=True))
+    by_owner = list(zip(*by_row, strict=True))
+    return tuple(
+        Work(tuple(_owned(row, share, num_owners) for row, share in zip(even.rows, own, strict=True)))
+        for own in map(by_owner.__getitem__, _busiest(by_owner))
     )
 
 
-def _even(plan: Plan, microbatch: Microbatch) -> Work:
-    """Without token shards: of rows of equal samples the same object, which knows its sums and its hash."""
+def _busiest(by_owner: Sequence[Sequence[tuple[float, float]]]) -> list[int]:
+    """Owners such that none other has no fewer tokens and pairs in all rows together; by falling pairs."""
+    totals = [tuple(map(sum, zip(*rows, strict=True))) for rows in by_owner]
+    found: list[int] = []
+    most_tokens = 0.0
+    for owner in sorted(range(len(totals)), key=lambda owner: (*totals[owner][::-1], -owner), reverse=True):
+        if not found or totals[owner][0] > most_tokens:
+            most_tokens = totals[owner][0]
+            found.append(owner)
+    return found
+
+
+def even_work_of(plan: Plan, microbatch: Microbatch) -> Work:
+    """As if there were no token shards; of rows of equal samples one object."""
     name, decided_by = microbatch.module, (Identity(plan.model), Identity(plan.batch))
 
     def of_kinds() -> Work:
@@ -180,5 +202,5 @@ def row_mask(plan: Plan, module: Module, items: tuple[Item, ...]) -> Bitfield:
 def _owned(row: RowWork, share: tuple[float, float], num_owners: int) -> RowWork:
     tokens, pairs = share
     tokens_in = max(1, round(tokens * num_owners))
-    tokens_out = max(1, round(row.tokens_out * tokens * num_owners / row.tokens_in))
+    tokens_out = max(1, -(-row.tokens_out * tokens_in // row.tokens_in))  # together no fewer than there are
     return replace(row, tokens_in=tokens_in, tokens_out=tokens_out, attention_area=round(pairs * num_owners))

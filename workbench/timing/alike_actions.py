@@ -7,7 +7,7 @@ from workbench.plan.frame import frame_of
 from workbench.plan.lru_cache import LruCache
 from workbench.plan.plan import Microbatch, Plan, Stage
 from workbench.plan.routing import routing_of
-from workbench.plan.work import work_of
+from workbench.plan.work import works_of
 from workbench.schedule.action import COMPUTE, Action, Pass
 
 MOST_ACTIONS = 1_000_000  # of all plans that are cached
@@ -88,5 +88,5 @@ class _Shapes:
         return self._of_replica[place]
 
     def _number(self, microbatch: Microbatch) -> int:
-        shape = work_of(self._plan, microbatch), self._routing.present(microbatch)
+        shape = works_of(self._plan, microbatch), self._routing.present(microbatch)
         return self._numbers.setdefault(shape, len(self._numbers))

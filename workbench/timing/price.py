@@ -8,6 +8,7 @@ from workbench.collector import collector_paused
 from workbench.cost.collectives import Collective
 from workbench.cost.group_link import busy_share
 from workbench.cost.hardware import Cluster
+from workbench.cost.layer_time import slowest
 from workbench.cost.model import CostModel, LayerTime, Work
 from workbench.cost.overlapped_collectives import loss_on
 from workbench.memory.stage import GRADIENTS, state_of
@@ -21,7 +22,7 @@ from workbench.plan.parameter_shards import sharded_stages, unit_of
 from workbench.plan.plan import Microbatch, Precision, Settings, Stage
 from workbench.plan.routing import routing_of
 from workbench.plan.sequence import dividing, token_borders
-from workbench.plan.work import work_of
+from workbench.plan.work import works_of
 from workbench.schedule.action import MEANING, Action, Activity, Pass, TaskKind, measured_as
 from workbench.timing.alike_actions import alike_actions
 from workbench.timing.attention import (
@@ -108,7 +109,7 @@ class _Pricing:
         self._units = sharded_stages(self._plan)
         self._slowed_s = loss_on(self._plan.cluster)
         self._microbatch = {(m.module, m.replica, m.index): m for m in self._plan.microbatches}
-        self._work: dict[tuple[str, int, int], Work] = {}
+        self._works: dict[tuple[str, int, int], tuple[Work, ...]] = {}
         self._known: dict[tuple[int, int], PassTimes] = {}
         self._cost_of = _machines(cost, self._plan.cluster)
         self._cost_on = {stage.id: self._stage_cost(stage) for stage in self._plan.stages}
@@ -187,9 +188,9 @@ class _Pricing:
 
     def _times(self, stage: Stage, microbatch: Microbatch) -> PassTimes:
         name = (microbatch.module, microbatch.replica, microbatch.index)
-        if name not in self._work:
-            work = self._work[name] = work_of(self._plan, microbatch)
-            shape: tuple[object, ...] = (work, self._routing.present(microbatch))
+        if name not in self._works:
+            works = self._works[name] = works_of(self._plan, microbatch)
+            shape: tuple[object, ...] = (works, self._routing.present(microbatch))
             if self._attention is not None:  # may tell apart microbatches of equal work
                 shape = (*shape, name)
             self._microbatch_kind[name] = self._kind(shape)
@@ -209,7 +210,7 @@ class _Pricing:
             (Identity(self._cost_on[stage.id]), Identity(plan.model), grid),
             (settings.precision, settings.kernels.cuts_sequence, own.sequence_parallel),
             (own.recompute, own.computed_again, own.key_exchange),
-            (work_of(plan, microbatch), self._routing.present(microbatch)),
+            (works_of(plan, microbatch), self._routing.present(microbatch)),
             () if self._attention is None else self._tokens(stage, microbatch),
         )
         return _STAGE_TIMES.get_or(key, lambda: self._stage_times(stage, microbatch))
@@ -280,9 +281,10 @@ class _Pricing:
     def _gather_s(self, layer: Layer, stage: Stage, microbatch: Microbatch, links: GridLinks) -> float:
         """All tokens of a layer's input or output brought to every tensor-parallel rank."""
         assert links.tensor is not None, "only several ranks divide tokens"
-        work = self._work[microbatch.module, microbatch.replica, microbatch.index]
+        works = self._works[microbatch.module, microbatch.replica, microbatch.index]
         size = self._plan.settings.precision.num_bytes
-        num_bytes = work.tokens(TokenCount.IN) / stage.cp * layer.out_width * size
+        num_tokens = max(work.tokens(TokenCount.IN) for work in works)
+        num_bytes = num_tokens / stage.cp * layer.out_width * size
         cost = self._cost_on[stage.id]
         seconds = cost.collectives.seconds(Collective.ALL_GATHER, num_bytes, stage.tp, links.tensor)
         return seconds / cost.execution.collective_rate
@@ -299,16 +301,20 @@ class _Pricing:
         given: Times = {}
         if self._attention is not None:
             given = times_of(self._attention, self._plan, stage, microbatch, layer)
-        rest = cost.with_expert_parallel(stage.ep, links.experts).layer_time(
-            without_attention(layer, given),
-            self._work[microbatch.module, microbatch.replica, microbatch.index],
-            tp=stage.tp,
-            cp=stage.cp,
-            precision=self._plan.settings.precision,
-            link=links.tensor,
-            context_link=links.context,
-        )
-        return with_attention(rest, layer, given)
+        rest, machine = without_attention(layer, given), cost.with_expert_parallel(stage.ep, links.experts)
+        times = [
+            machine.layer_time(
+                rest,
+                work,
+                tp=stage.tp,
+                cp=stage.cp,
+                precision=self._plan.settings.precision,
+                link=links.tensor,
+                context_link=links.context,
+            )
+            for work in self._works[microbatch.module, microbatch.replica, microbatch.index]
+        ]
+        return with_attention(slowest(times), layer, given)
 
     def _steps(self) -> dict[int, float]:
         """The update of what each rank holds, and what its gradient groups say to each other then."""

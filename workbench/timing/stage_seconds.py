@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.arrays import Flags
+from workbench.cost.layer_time import slowest
 from workbench.cost.model import CostModel, Work
 from workbench.data.sample import Item
 from workbench.model.frozen import Needs
@@ -13,7 +14,7 @@ from workbench.model.model_graph import Module
 from workbench.plan.plan import Microbatch, Plan, Recompute, Stage
 from workbench.plan.routing import routing_of
 from workbench.plan.sequence import dividing
-from workbench.plan.work import work_of
+from workbench.plan.work import works_of
 from workbench.schedule.action import Pass
 from workbench.timing.grid_links import GridCost, GridLinks, grid_links
 from workbench.timing.pass_times import pace, pass_times
@@ -26,12 +27,12 @@ class StageKind(NamedTuple):
     """What microbatches have in common that take equally long in every stage of their module.
 
     Args:
-        work: tokens and query-key pairs.
+        works: tokens and query-key pairs of each context-parallel rank that may be the slowest.
         needs: gradients of every layer.
         present: modules upstream that have items in them.
     """
 
-    work: Work
+    works: tuple[Work, ...]
     needs: tuple[Needs, ...]
     present: frozenset[str]
 
@@ -77,7 +78,7 @@ class StageSeconds:
                 if microbatch.module == module.name:
                     flow = routing.flow(microbatch)
                     present = routing.present(microbatch)
-                    kind = StageKind(work_of(draft, microbatch), flow.needs[module.name], present)
+                    kind = StageKind(works_of(draft, microbatch), flow.needs[module.name], present)
                     self._place[module.name, microbatch.rows] = found.setdefault(kind, len(found))
             self._kinds[module.name] = tuple(found)
 
@@ -124,7 +125,7 @@ class StageSeconds:
             each = np.zeros((7, len(module.layers) + 1, len(kinds)))
             for column, kind in enumerate(kinds):
                 for row, (layer, need) in enumerate(zip(module.layers, kind.needs, strict=True), 1):
-                    times = [machine.layer_time(layer, kind.work) for machine in machines]
+                    times = [slowest([each.layer_time(layer, w) for w in kind.works]) for each in machines]
                     passes = [pass_times([time], [need], settings.recompute) for time in times]
                     for index, wanted in enumerate(KINDS):
                         each[index, row, column] = min(found.of(wanted) for found in passes)

@@ -8,12 +8,11 @@ from workbench.cost.model import CostModel, Work
 from workbench.job.job import Job
 from workbench.plan.build import chunked_microbatches
 from workbench.plan.routing import routing_of
-from workbench.plan.work import work_of
+from workbench.plan.work import even_work_of
 from workbench.planner.assembly import empty_draft
 from workbench.planner.layer_cost import alike_layers
 from workbench.planner.layout_search import usable_ranks
 from workbench.search.joint.choice import Choice
-from workbench.search.joint.evaluate import LEAST_SHARE
 from workbench.timing.price import least_update_s
 
 ROUNDING = 1 - 1e-6  # of areas, which are whole numbers where tokens are shared
@@ -89,7 +88,7 @@ def _works(job: Job, cost: CostModel, layout: Choice | None, weight: Weight) -> 
     routing = routing_of(draft)
     alone = chunked_microbatches(draft, {place: [[sample]] for place, sample in enumerate(job.batch)})
     works = [
-        (each.replica, each.module, routing.flow(each).needs[each.module], work_of(draft, each))
+        (each.replica, each.module, routing.flow(each).needs[each.module], even_work_of(draft, each))
         for each in alone
     ]
     found: list[dict[str, LeastTime]] = [{} for _ in job.batch]
@@ -107,11 +106,11 @@ def _works(job: Job, cost: CostModel, layout: Choice | None, weight: Weight) -> 
                 kinds = Counter(zip(firsts, needs, strict=True))
                 tried = (
                     [least.of(module.layers[at], work, need).scaled(num) for (at, need), num in kinds.items()]
-                    for _, _, least in families
+                    for _, least in families
                 )
                 known[key] = least_of(
-                    sum(times, NOTHING).scaled(share * weight(device))
-                    for (device, share, _), times in zip(families, tried, strict=True)
+                    sum(times, NOTHING).scaled(weight(device))
+                    for (device, _), times in zip(families, tried, strict=True)
                 )
             found[sample][module.name] = known[key]
     return found
@@ -119,8 +118,8 @@ def _works(job: Job, cost: CostModel, layout: Choice | None, weight: Weight) -> 
 
 def _families(
     job: Job, cost: CostModel, layout: Choice | None, module: str, stock: Work
-) -> Iterator[tuple[str, float, LeastTimes]]:
-    """Every kind of device, without and with context-parallel ranks: the share of tokens that is priced."""
+) -> Iterator[tuple[str, LeastTimes]]:
+    """Every kind of device, without and with context-parallel ranks."""
     stages = [stage for stage in layout.stages if stage.module == module] if layout else []
     most_tp = max((stage.tp for stage in stages), default=usable_ranks(job))
     may_divide = any(stage.cp > 1 for stage in stages) if layout else usable_ranks(job) > 1
@@ -129,9 +128,9 @@ def _families(
         precision = job.settings.precision
         least = LeastTimes(cost.on(device), precision, stock, num_ranks=most_tp, cuts_tokens=False)
         if not must_divide:
-            yield device, 1.0, least
+            yield device, least
         if may_divide:
-            yield device, LEAST_SHARE, least.cutting_tokens()
+            yield device, least.cutting_tokens()
 
 
 def _updates_s(job: Job, cost: CostModel, weight: Weight) -> dict[str, float]:

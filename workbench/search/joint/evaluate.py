@@ -10,13 +10,9 @@ from workbench.explain.timeline import Timeline
 from workbench.job.device_pools import check_taken
 from workbench.job.job import Job
 from workbench.memory.account import fullest_bytes
-from workbench.model.layer import TokenCount
 from workbench.plan.folded import checked_part
 from workbench.plan.lru_cache import Identity, LruCache, clear_caches
 from workbench.plan.plan import Plan
-from workbench.plan.routing import routing_of
-from workbench.plan.token_owners import row_tokens
-from workbench.plan.work import work_of
 from workbench.planner.groupings import way_of
 from workbench.search.joint.choice import Choice, build
 from workbench.search.joint.grouping_moves import Regroup, Resize
@@ -28,7 +24,6 @@ from workbench.search.objectives.plan_judge import Judged
 from workbench.search.objectives.race import Race
 from workbench.units import S_PER_HOUR
 
-LEAST_SHARE = 0.95  # of an even share of tokens, on the rank that a stage is priced by
 UNCHANGED = "it changes nothing"
 MANY_RANKS = 4096  # what is cached of one plan of so many takes a gigabyte, and serves few others
 _CHANGED: LruCache[Choice] = LruCache(256)  # by candidate: incumbents are asked for again
@@ -177,25 +172,4 @@ def plan_of(space: Space, choice: Choice) -> Plan:
 def _checked(job: Job, plan: Plan) -> Plan:
     for stage in plan.stages:
         check_taken(job.pools, stage.module, stage.flat_ranks)
-    _check_shares(plan)
     return plan
-
-
-def _check_shares(plan: Plan) -> None:
-    """Whether the ranks that stand for their stage have about an even share of its tokens.
-
-    A stage is priced by the rank with most query-key pairs. Where that one has far fewer tokens than the
-    others, its price leaves work out, and a search would find just that.
-    """
-    for (module, replica), microbatches in plan.microbatches_of.items():
-        if not plan.token_shards or plan.chain[module, replica][0].cp == 1:
-            continue
-        routing = routing_of(plan)
-        for microbatch in microbatches:
-            tokens, priced = sum(row_tokens(routing, microbatch)), work_of(plan, microbatch)
-            if priced.tokens(TokenCount.IN) < LEAST_SHARE * tokens:
-                raise ValueError(
-                    f"microbatch {microbatch.index} of {module!r}: the rank with most pairs has "
-                    f"{priced.tokens(TokenCount.IN) / tokens:.0%} of an even share of tokens; want "
-                    f"{LEAST_SHARE:.0%}"
-                )
