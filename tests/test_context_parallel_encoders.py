@@ -9,13 +9,15 @@ from runtime.world.pool import Pool
 from tests.plans import cluster, disjoint_plan
 from tests.test_context_parallel_step import DISTRIBUTIONS
 from tests.test_parity import MIXES, assert_parity, assert_same, execute, mixed
-from tests.tiny_models import CLIP, SIGLIP, encoder, llm
+from tests.tiny_models import CLIP, SIGLIP, WIDTH, encoder, llm
 from tests.tiny_valm import tiny_batch
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
 from workbench.job.job import Job, ModuleLayout
+from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import ModelGraph, Module, connect
+from workbench.model.projector import ProjectorStep
 from workbench.plan.build import with_programs
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings
 from workbench.plan.token_shards import Scope, token_shards
@@ -97,6 +99,15 @@ def test_tokens_shrink_whoever_holds_them(
     assert_same(plan, pool)
     odd = token_shards(plan, "vision", DISTRIBUTIONS["random"], block_tokens=1, scope=Scope.ROW)
     assert_same(replace(plan, token_shards=odd), pool)
+
+
+@pytest.mark.parametrize("cp", [2, 3])
+def test_a_projector_of_steps_without_a_merge_takes_the_tokens_that_a_rank_holds(cp: int, pool: Pool) -> None:
+    steps = (ProjectorStep(linear=16), ProjectorStep(act="gelu"), ProjectorStep(linear_out=True))
+    vision = module_from_config(SIGLIP, name="vision", modality="vision", projector=steps, llm_width=WIDTH)
+    model, batch = images(vision, 9, (9, 9))
+    plan = shared(model, batch, {"vision": (cp, (2, 2)), "llm": (1, (4,))})
+    assert_same(plan, pool)
 
 
 def test_recompute_and_float32(pool: Pool) -> None:

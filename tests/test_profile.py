@@ -11,6 +11,9 @@ from workbench.calibrate.derived import LIKE
 from workbench.calibrate.public import build_profile, main
 from workbench.cost.layer_table import LayerPoint, LayerTable
 from workbench.cost.profile import (
+    CollectiveTable,
+    Direction,
+    SustainedProducts,
     Table,
     dump_profile,
     ideal_profile,
@@ -127,6 +130,13 @@ def test_wrong_files_are_refused(tmp_path: Path, old: str, new: str, message: st
 def test_bad_facts_are_refused():
     with pytest.raises(ValueError, match=r"want points \(\*axes, rate\) > 0"):
         Table(axes=("m",), points=((1.0, 0.0),))
+    sizes = Table(axes=("bytes",), points=((1.0, 1.0),))
+    with pytest.raises(ValueError, match="matmul: want points over m, n, k, got bytes"):
+        replace(ideal_profile(), matmul=sizes)
+    with pytest.raises(ValueError, match="sustained products, forward: want points over m, n, k, got bytes"):
+        SustainedProducts(direction=Direction.FORWARD, table=sizes)
+    with pytest.raises(ValueError, match="all_reduce of the 'intra' link: want points over num_ranks, bytes"):
+        CollectiveTable(collective="all_reduce", scope="intra", table=sizes)
     with pytest.raises(ValueError, match="want >= 1 row and token"):
         LayerPoint(rows=0, tokens_in=1, attention_area=1, forward_s=1, input_grad_s=1, weight_grad_s=1)
     with pytest.raises(ValueError, match="only in: bfloat16, float32, float64"):

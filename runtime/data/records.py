@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from workbench.bounded_file import read_bounded
@@ -74,12 +74,26 @@ def _record(data: dict[str, Any]) -> Record:
         ((kind, content),) = segment.items()
         if kind not in (TEXT, IMAGE, AUDIO) or not isinstance(content, str) or not content:
             raise ValueError(f"a segment is {TEXT}, {IMAGE} or {AUDIO} with its content, got {segment}")
-        if kind != TEXT and "\0" in content:
-            raise ValueError(f"want the name of a file, got {content!r:.60}")
+        _check_content(kind, content)
         segments.append((kind, content))
     if not any(kind == TEXT for kind, _ in segments):
         raise ValueError("want at least one text")
     return Record(data["id"], tuple(segments), canonical(mask))
+
+
+def _check_content(kind: str, content: str) -> None:
+    """Raise ValueError for a text that has no UTF-8 bytes, and a file that is not inside the folder."""
+    try:
+        content.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{kind}: {error.object[error.start]!r} is half a character") from None
+    if kind == TEXT:
+        return
+    if "\0" in content:
+        raise ValueError(f"want the name of a file, got {content!r:.60}")
+    path = PurePosixPath(content)
+    if path.is_absolute() or ".." in path.parts:
+        raise ValueError(f"{kind} {content!r:.60} is not inside the folder; a link there may lead to it")
 
 
 def text_tokens(record: Record, k: int) -> list[int]:

@@ -198,7 +198,9 @@ class StepsProjectorLayer(ProjectorLayer):
         self.cuts = tuple((f"projector.{index}", cut) for index, cut in cuts if cut is not None)
 
     def _reduce(self, x_TD: Tensor, data: MicrobatchData) -> Tensor:
-        """Item by item up to the last merge."""
+        """Item by item up to the last merge; without one each token that this rank holds by itself."""
+        if not (self.until_merged or self.num_dropped) and data.tokens_in == data.tokens_out:
+            return x_TD
         named = data.grids or (None,) * len(data.items)
         found = []
         for item_TD, item, grid, tokens_out in zip(

@@ -14,7 +14,7 @@ from workbench.calibrate.tables import rounded
 from workbench.calibrate.transfer import rescaled
 from workbench.cost.collectives import by_ranks
 from workbench.cost.interpolate import Surface
-from workbench.cost.profile import CollectiveTable, Fit, Profile, Table, load_profile
+from workbench.cost.profile import BYTES_AXES, CollectiveTable, Fit, Profile, Table, load_profile
 
 PROFILES = ("A40", "A100-80GB", "H100", "H200")
 L40S = "L40S"  # products and attention were measured, links and memory-bound kernels were not
@@ -146,7 +146,7 @@ def _tables(rule: Rule, guess: Profile, truth: Profile, like: Profile) -> Iterat
 
 def _lines(found: CollectiveTable) -> list[Table]:
     return [
-        Table(axes=("bytes",), points=tuple(points)) for _, points in sorted(by_ranks(found.table).items())
+        Table(axes=BYTES_AXES, points=tuple(points)) for _, points in sorted(by_ranks(found.table).items())
     ]
 
 

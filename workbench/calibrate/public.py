@@ -19,6 +19,10 @@ from workbench.calibrate.public_limits import BEST, LAUNCH, attention_heads, nar
 from workbench.calibrate.tables import collective_fits, quality, relative_fit, rounded, table_fits
 from workbench.cost.interpolate import Surface
 from workbench.cost.profile import (
+    ATTENTION_AXES,
+    BYTES_AXES,
+    COLLECTIVE_AXES,
+    PRODUCT_AXES,
     CollectiveTable,
     Fit,
     MachineLink,
@@ -102,7 +106,7 @@ def build_profile(sheet: DataSheet) -> Profile:
 
 def matmul_table(sheet: DataSheet) -> Table:
     """FLOP/s by (m, n, k), or from decoder layers, or the A40's, of like memory, scaled by the peaks."""
-    axes = ("m", "n", "k")
+    axes = PRODUCT_AXES
     if sheet.aiconfigurator is None and sheet.vidur is None:
         table, scale = matmul_table(A40), sheet.sheet.bfloat16_flop_per_s / A40.sheet.bfloat16_flop_per_s
         points = tuple((*at, rounded(rate * scale)) for *at, rate in table.points)
@@ -180,7 +184,7 @@ def attention_table(sheet: DataSheet) -> Table:
     points = _points(median[["length", "heads", "group"]].to_numpy(), median.rate.to_numpy())
     scaled = "" if owner is sheet else f", {owner.device} scaled by the bfloat16 peaks"
     return Table(
-        axes=("length", "heads", "queries_per_key"),
+        axes=ATTENTION_AXES,
         points=points,
         measured=owner is sheet,
         source=_AICONFIGURATOR + scaled,
@@ -202,7 +206,7 @@ def streamed_table(sheet: DataSheet) -> Table:
     )
     scaled = "" if owner is sheet else f", {owner.device} scaled by memory bandwidth"
     source = f"{_VIDUR}, sums of two tensors{scaled}; at most {SUSTAINED_BANDWIDTH:.0%} of the peak"
-    return Table(axes=("bytes",), points=points, measured=owner is sheet, source=source)
+    return Table(axes=BYTES_AXES, points=points, measured=owner is sheet, source=source)
 
 
 def _memory_bound_rows(sheet: DataSheet, operators: tuple[_MemoryBound, ...]) -> pd.DataFrame:
@@ -289,7 +293,7 @@ def collective_tables(sheet: DataSheet) -> tuple[CollectiveTable, ...]:
             at = rows[["n_gpus", "message_bytes"]].to_numpy(dtype=np.float64)
             rates = at[:, 1] / (rows.ms.to_numpy(dtype=np.float64) / 1e3)
             table = Table(
-                axes=("num_ranks", "bytes"), points=_points(at, rates), measured=True, source=_AICONFIGURATOR
+                axes=COLLECTIVE_AXES, points=_points(at, rates), measured=True, source=_AICONFIGURATOR
             )
             tables.append(CollectiveTable(collective=name, scope="intra", table=table))
     return tuple(tables)

@@ -6,7 +6,7 @@ from workbench.calibrate.data_sheet import HOPPER, DataSheet
 from workbench.calibrate.tables import rounded
 from workbench.cost.device_limits import LaunchTimes, NarrowRate, PowerLimit
 from workbench.cost.interpolate import Surface
-from workbench.cost.profile import SustainedHeads, Table
+from workbench.cost.profile import ATTENTION_AXES, SustainedHeads, Table
 
 BEST = "stas00/ml-engineering, compute/accelerator"
 _SUSTAINED = "MooreThreads/SimuMax, configs/system/h100_nvlink.json @160921c, over this table"
@@ -121,7 +121,7 @@ def _heads(
 ) -> SustainedHeads:
     tables = [
         Table(
-            axes=("length", "heads", "queries_per_key"),
+            axes=ATTENTION_AXES,
             points=tuple(
                 (*_at(length, width), rounded(rate * 1e12))
                 for length, rate in zip(LENGTHS, direction, strict=True)

@@ -6,7 +6,16 @@ from statistics import median
 from workbench.calibrate.sustained_rows import SustainedAttentionRow, SustainedMatmulRow
 from workbench.calibrate.tables import FEWEST_ON_A_LINE, SOURCE, grouped, quality, table_fits
 from workbench.cost.kernel_times import KernelTimes
-from workbench.cost.profile import Direction, Fit, Profile, SustainedHeads, SustainedProducts, Table
+from workbench.cost.profile import (
+    ATTENTION_AXES,
+    PRODUCT_AXES,
+    Direction,
+    Fit,
+    Profile,
+    SustainedHeads,
+    SustainedProducts,
+    Table,
+)
 from workbench.cost.roofline import ATTENTION_BACKWARD_FLOP
 from workbench.cost.sustained import (
     HeadWidths,
@@ -33,7 +42,7 @@ def sustained_products(rows: Sequence[SustainedMatmulRow]) -> tuple[SustainedPro
             (float(m), float(n), float(k), 2.0 * m * n * k / median(row.seconds for row in same))
             for (m, n, k), same in shapes.items()
         )
-        table = Table(axes=("m", "n", "k"), points=points, measured=True, source=LOOPS)
+        table = Table(axes=PRODUCT_AXES, points=points, measured=True, source=LOOPS)
         found.append(SustainedProducts(direction=Direction(direction), table=table))
     return tuple(found)
 
@@ -62,7 +71,7 @@ def _attention_table(
         (*map(float, at), median(scale * _flop_per_s(row) for row in same if row.direction == direction))
         for at, same in shapes.items()
     )
-    return Table(axes=("length", "heads", "queries_per_key"), points=points, measured=True, source=LOOPS)
+    return Table(axes=ATTENTION_AXES, points=points, measured=True, source=LOOPS)
 
 
 def _flop_per_s(row: SustainedAttentionRow) -> float:
@@ -79,7 +88,7 @@ def sustained_fits(profile: Profile) -> tuple[Fit, ...]:
     fits = []
     for found in profile.sustained_products:
         points = product_slowdowns(found, lambda gemm: short.matmul_s(gemm, profile.table_precision)[0])
-        slowdowns = Table(axes=("m", "n", "k"), points=tuple(points))
+        slowdowns = Table(axes=PRODUCT_AXES, points=tuple(points))
         fits += table_fits([(f"long loops of products, {found.direction}", slowdowns)])
     lines: dict[str, Callable[[SustainedHeads], Line]] = {
         FORWARD: lambda heads: forward_slowdown(heads, short.attention_flop_per_s),

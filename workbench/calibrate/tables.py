@@ -12,7 +12,15 @@ from scipy.optimize import nnls
 from workbench.calibrate.measurement import AttentionRow, CollectiveRow, CopyRow, MatmulRow
 from workbench.cost.collectives import by_ranks
 from workbench.cost.interpolate import Surface
-from workbench.cost.profile import CollectiveTable, Fit, Table
+from workbench.cost.profile import (
+    ATTENTION_AXES,
+    BYTES_AXES,
+    COLLECTIVE_AXES,
+    PRODUCT_AXES,
+    CollectiveTable,
+    Fit,
+    Table,
+)
 from workbench.cost.roofline import ATTENTION_BACKWARD_FLOP
 
 R = TypeVar("R")
@@ -40,7 +48,7 @@ def matmul_table(rows: Sequence[MatmulRow]) -> Table:
         (float(m), float(n), float(k), 2.0 * m * n * k / median(row.seconds for row in same))
         for (m, n, k), same in shapes.items()
     )
-    return Table(axes=("m", "n", "k"), points=points, measured=bool(points), source=SOURCE)
+    return Table(axes=PRODUCT_AXES, points=points, measured=bool(points), source=SOURCE)
 
 
 def moved_table(rows: Sequence[CopyRow], operators: Sequence[str]) -> Table:
@@ -50,7 +58,7 @@ def moved_table(rows: Sequence[CopyRow], operators: Sequence[str]) -> Table:
         (median(float(row.num_bytes) for row in same), median(row.num_bytes / row.seconds for row in same))
         for same in octaves.values()
     )
-    return Table(axes=("bytes",), points=points, measured=bool(points), source=SOURCE)
+    return Table(axes=BYTES_AXES, points=points, measured=bool(points), source=SOURCE)
 
 
 def _octave(num_bytes: int) -> int:
@@ -64,7 +72,7 @@ def attention_table(rows: Sequence[AttentionRow]) -> Table:
     points = tuple(
         (*map(float, shape), max(_flop_per_s(row) for row in same)) for shape, same in shapes.items()
     )
-    axes = ("length", "heads", "queries_per_key")
+    axes = ATTENTION_AXES
     return Table(axes=axes, points=points, measured=bool(points), source=SOURCE)
 
 
@@ -91,7 +99,7 @@ def collective_tables(rows: Sequence[CollectiveRow]) -> tuple[CollectiveTable, .
             (float(ranks), float(size), size / median(row.seconds for row in same))
             for (ranks, size), same in sizes.items()
         )
-        table = Table(axes=("num_ranks", "bytes"), points=points, measured=True, source=SOURCE)
+        table = Table(axes=COLLECTIVE_AXES, points=points, measured=True, source=SOURCE)
         tables.append(CollectiveTable(collective=collective, scope=scope, table=table))
     return tuple(tables)
 
@@ -111,7 +119,7 @@ def collective_fits(tables: Sequence[CollectiveTable]) -> list[Fit]:
     lines = [
         (
             f"{found.collective} of {num_ranks:g} over {found.scope}",
-            Table(axes=("bytes",), points=tuple(line)),
+            Table(axes=BYTES_AXES, points=tuple(line)),
         )
         for found in tables
         for num_ranks, line in by_ranks(found.table).items()

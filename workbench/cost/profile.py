@@ -19,6 +19,10 @@ from workbench.whole_file import write_text
 FORMAT_VERSION = 1
 MOST_REMEMBERED = 32  # profiles
 PROFILES = Path(__file__).parent / "profiles"
+PRODUCT_AXES = ("m", "n", "k")
+ATTENTION_AXES = ("length", "heads", "queries_per_key")
+BYTES_AXES = ("bytes",)
+COLLECTIVE_AXES = ("num_ranks", "bytes")
 _JSON = FrozenJson()
 
 
@@ -43,6 +47,13 @@ class Table:
             if len(point) != len(self.axes) + 1 or not all(0 < value < math.inf for value in point):
                 raise ValueError(f"table over {self.axes}: want points (*axes, rate) > 0, got {point}")
 
+    def check_over(self, axes: tuple[str, ...], name: str) -> None:
+        """Raise ValueError for points over other axes."""
+        if self.points and self.axes != axes:
+            raise ValueError(
+                f"{name}: want points over {', '.join(axes)}, got {', '.join(self.axes) or 'none'}"
+            )
+
 
 class Direction(StrEnum):
     """The three products of a layer y[m, n] = x[m, k] w[k, n] in training."""
@@ -63,6 +74,9 @@ class SustainedProducts:
 
     direction: Direction
     table: Table
+
+    def __post_init__(self) -> None:
+        self.table.check_over(PRODUCT_AXES, f"sustained products, {self.direction}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +102,10 @@ class SustainedHeads:
             raise ValueError(
                 f"sustained attention, width {self.head_dim}: want both passes at the same points"
             )
-        if not self.forward.points or len(self.forward.axes) != 3:
-            raise ValueError(f"sustained attention, width {self.head_dim}: want points over three axes")
+        if not self.forward.points:
+            raise ValueError(f"sustained attention, width {self.head_dim}: want points, got none")
+        for table in (self.forward, self.backward):
+            table.check_over(ATTENTION_AXES, f"sustained attention, width {self.head_dim}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +145,9 @@ class CollectiveTable:
     collective: str
     scope: str
     table: Table
+
+    def __post_init__(self) -> None:
+        self.table.check_over(COLLECTIVE_AXES, f"{self.collective} of the {self.scope!r} link")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,6 +278,10 @@ class Profile:
         rates += [factor for _, factor in (*self.in_pipeline, *self.without_messages)]
         if min(rates) <= 0 or self.memory_bytes < 1:
             raise ValueError(f"profile {self.name!r}: rates and memory must be > 0")
+        self.matmul.check_over(PRODUCT_AXES, "matmul")
+        self.attention.check_over(ATTENTION_AXES, "attention")
+        self.pointwise.check_over(BYTES_AXES, "pointwise")
+        self.normalization.check_over(BYTES_AXES, "normalization")
 
     def peak(self, precision: str) -> float:
         """Dense matmul FLOP/s in that precision; ValueError when the profile has none."""

@@ -48,7 +48,7 @@ def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
             columns = _known(file, table.schema_arrow.names)
             for batch in table.iter_batches(columns=columns):
                 yield from batch.to_pylist()
-        except (pa.ArrowException, OSError, MemoryError) as error:
+        except (pa.ArrowException, UnicodeDecodeError, OSError, MemoryError) as error:
             if isinstance(error, FileNotFoundError | PermissionError):
                 raise
             raise ValueError(f"{file}: not a parquet file: {_first_line(error)}") from None
@@ -90,7 +90,7 @@ def _saved_rows(folder: Path) -> Iterator[Mapping[str, Any]]:
                     chosen = batch.select(columns)
                     chosen.validate(full=True)
                     yield from chosen.to_pylist()
-        except (pa.ArrowException, OSError, MemoryError) as error:
+        except (pa.ArrowException, UnicodeDecodeError, OSError, MemoryError) as error:
             raise ValueError(f"{file}: not an arrow file: {_first_line(error)}") from None
 
 

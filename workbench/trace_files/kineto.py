@@ -90,13 +90,18 @@ class Recording:
     device_annotations: tuple[Event, ...]
     calls: tuple[Event, ...]
     kernels: tuple[Event, ...]
-    launched_s: Mapping[object, float]
+    launched_s: Mapping[int, float]
     memory: tuple[Held, ...]
     base_ns: int
 
     def issued_s(self, kernel: Event) -> float:
         """When the host launched a kernel; its own start where nobody noted that."""
-        return self.launched_s.get(kernel.args.get("correlation"), kernel.start_s)
+        correlation = kernel.args.get("correlation")
+        return (
+            self.launched_s.get(correlation, kernel.start_s)
+            if isinstance(correlation, int)
+            else kernel.start_s
+        )
 
 
 def read_recording(path: Path) -> Recording:
@@ -152,7 +157,7 @@ def recording_of(document: Mapping[str, Any], path: Path) -> Recording:
         device_annotations=_by_start(by_kind.get(DEVICE_ANNOTATION, ())),
         calls=_by_start(by_kind.get(FUNCTION, ())),
         kernels=_by_start(by_kind.get(KERNEL, ())),
-        launched_s={event.args.get("correlation"): event.start_s for event in launches},
+        launched_s={event.args["correlation"]: event.start_s for event in launches},
         memory=tuple(sorted(_memory(events, origin_us, path))),
         base_ns=_base_ns(document) + 1000 * origin_us,
     )

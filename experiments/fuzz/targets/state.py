@@ -102,11 +102,19 @@ def _rank_notes(folder: Path) -> Ready:
     where = folder / WHOLE
 
     def take(content: bytes) -> None:
-        about = json.loads(content)
         with naming(WHOLE):
-            notes_from(about if isinstance(about, dict) else {}, where=where)
+            notes_from(_object(content), where=where)
 
     return Ready(seeds=[_notes()], render=json_bytes, parse=json.loads, take=take)
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    """What the notes' reader is given: JSON that was parsed, and is an object."""
+    try:
+        about = json.loads(content)
+    except (ValueError, RecursionError):
+        return {}
+    return about if isinstance(about, dict) else {}
 
 
 def _writer(folder: Path) -> Ready:

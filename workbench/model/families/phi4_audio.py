@@ -163,6 +163,12 @@ def _check_config(config: Config) -> None:
         raise ValueError(
             f"chunk_size must be -1, got {config['chunk_size']}: attention in chunks is not built"
         )
+    width = whole(config, "hidden_size", 1024)
+    for name in ("ext_pw_out_channel", "depthwise_separable_out_channel"):
+        if whole(config, name, 1024) != width:
+            raise ValueError(f"{name} must be hidden_size {width}, got {whole(config, name, 1024)}")
+    if whole(config, "depthwise_multiplier", 1) != 1:
+        raise ValueError(f"depthwise_multiplier must be 1, got {config['depthwise_multiplier']}")
 
 
 def _shaped(shape: Shape) -> dict[str, Any]:

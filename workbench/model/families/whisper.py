@@ -115,6 +115,7 @@ QWEN2_AUDIO = Encoder(
     examples={"qwen2-audio": Example(config=_EXAMPLE, tokens=(EXAMPLE_TOKENS, EXAMPLE_TOKENS // 2))},
     make=_qwen2_audio,
     clip_tokens=_clip_tokens,
+    has_longest_item=True,
 )
 OMNI_AUDIO = Encoder(
     name="Qwen2.5-Omni audio",
