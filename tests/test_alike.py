@@ -15,7 +15,7 @@ from workbench.plan.check import check
 from workbench.plan.lower import lower
 from workbench.plan.lru_cache import clear_caches
 from workbench.plan.parameter_shards import in_units
-from workbench.plan.plan import ModuleSettings, Plan, Program, Recompute, Settings, Sharding
+from workbench.plan.plan import Boundaries, ModuleSettings, Plan, Program, Recompute, Settings, Sharding
 from workbench.schedule.choice import Schedule, ScheduleKind
 
 SMALL = replace(
@@ -148,6 +148,13 @@ def test_a_program_of_ranks_of_two_replicas_tells_none_apart():
     both = Program(ranks=(*one.ranks, *two.ranks), actions=(*one.actions, *two.actions))
     others = tuple(program for program in plan.programs if program not in (one, two))
     assert alike_replicas(replace(plan, programs=(both, *others))) == ()
+
+
+def test_brokered_replicas_have_no_equals_whoever_asked_before():
+    plan = plan_of(NODE_EACH)
+    assert alike_replicas(replace(plan))
+    brokered = replace(plan, settings=replace(plan.settings, boundaries=Boundaries.BROKERS))
+    assert alike_replicas(brokered) == ()
 
 
 def test_one_replica_has_no_equal():

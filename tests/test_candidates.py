@@ -56,9 +56,12 @@ def job_of(case: Case = SMALL) -> Job:
     return on_nodes_of(candidates[0].job, 8)
 
 
-def on_nodes_of(job: Job, num_ranks: int, num_cards: int = 1, memory_bytes: int = 160 * 10**9) -> Job:
+def on_nodes_of(
+    job: Job, num_ranks: int, num_cards: int = 1, memory_bytes: int = 160 * 10**9, *, least: int = 16
+) -> Job:
+    """Its cluster as nodes of so many ranks, together `least` or more."""
     node = replace(job.cluster.nodes[0], num_ranks=num_ranks, num_cards=num_cards, memory_bytes=memory_bytes)
-    return replace(job, cluster=replace(job.cluster, nodes=(node,) * -(-16 // num_ranks)))
+    return replace(job, cluster=replace(job.cluster, nodes=(node,) * -(-least // num_ranks)))
 
 
 def candidate_of(job: Job) -> bench.Candidate:

@@ -39,15 +39,18 @@ def placed(
     node: tuple[int, ...] = (4, 1),
     sharding: Mapping[str, Sharding] | None = None,
     schedule: Schedule | None = None,
+    cp: Mapping[str, int] | None = None,
     is_odd: bool = False,
 ) -> tuple[Job, Choice]:
     """A choice of eight samples in groups of one.
 
     Args:
         node: ranks and network cards of one, and bytes of a rank.
+        cp: context-parallel ranks of modules that have several.
         is_odd: the last sample has sizes of its own.
     """
-    job = on_nodes_of(job_of(CASE), *node)
+    wanted = sum(dp * pp * tp * (cp or {}).get(name, 1) for name, (dp, pp, tp) in sizes.items())
+    job = on_nodes_of(job_of(CASE), *node, least=max(16, wanted))
     if is_odd:
         *others, last = job.batch
         longer = tuple(
@@ -58,7 +61,10 @@ def placed(
     modules = tuple(ModuleSettings(module=name, sharding=how) for name, how in (sharding or {}).items())
     job = replace(job, layouts=(), replicas=1, settings=replace(job.settings, modules=modules))
     schedule = schedule or (IN_PHASES if placement is Placement.EVERYWHERE else Schedule())
-    degrees = tuple(Degrees(module=name, tp=tp, cp=1, pp=pp, dp=dp) for name, (dp, pp, tp) in sizes.items())
+    degrees = tuple(
+        Degrees(module=name, tp=tp, cp=(cp or {}).get(name, 1), pp=pp, dp=dp)
+        for name, (dp, pp, tp) in sizes.items()
+    )
     arrangement = Arrangement(placement=placement, degrees=degrees)
     groups = tuple((sample.id,) for sample in job.batch)
     choice = Choice(

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from workbench.collector import collector_paused
 from workbench.memory.accounts import Accounts
 from workbench.memory.entries import Lines, gradient_lines, rank_lines
+from workbench.memory.equal_ranks import equal_ranks
 from workbench.memory.stage import GRADIENTS, state_of
 from workbench.plan.alike import alike_replicas
 from workbench.plan.instance_cache import cached_on_instance, set_cached
@@ -70,18 +71,22 @@ def memory_table(lowered: Lowered) -> MemoryTable:
 
 
 def _accounts(lowered: Lowered, ranks: Sequence[int]) -> dict[int, tuple[int, Lines]]:
-    """Of each rank its static bytes and its lines; ranks whose lines are equal share them."""
+    """Of each rank its static bytes and its lines; ranks whose accounts are equal share them."""
     accounts = Accounts(lowered, ranks)
+    first_of = equal_ranks(accounts)
+    firsts = tuple(dict.fromkeys(first_of.values()))
+    if len(firsts) < len(ranks):
+        accounts = Accounts(lowered, firsts)
     lines = rank_lines(accounts)
     known: dict[Hashable, tuple[int, Lines]] = {}
     found: dict[int, tuple[int, Lines]] = {}
-    for rank in ranks:
+    for rank in firsts:
         key = accounts.shape(rank), id(lines[rank])
         if key not in known:
             static = sum(size for _, kind, size in accounts.state(rank) if kind.part != GRADIENTS)
             known[key] = static, _with_moves(accounts, rank, lines[rank])
         found[rank] = known[key]
-    return found
+    return {rank: found[first] for rank, first in first_of.items()}
 
 
 def _twins(plan: Plan) -> dict[int, int]:

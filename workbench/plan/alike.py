@@ -1,11 +1,10 @@
 """Parts of a plan that are equal but for names: what is derived of one of them holds for the others."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from workbench.on_demand import OnDemand
 from workbench.plan.instance_cache import cached_on_instance, set_cached
 from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.paths import num_senders
@@ -16,8 +15,9 @@ from workbench.plan.work import sample_kinds
 from workbench.schedule.action import Action
 
 MOST_REPLICAS = 500_000  # of all plans whose components are remembered
-nx = OnDemand("networkx")
 Place = tuple[str, int]  # a module and one of its replicas
+Owners = tuple[int, int, int, tuple[int, ...]]  # microbatch, row, tokens of a block, owner of each
+Thing = TypeVar("Thing", bound=Hashable)
 
 
 class Component(NamedTuple):
@@ -54,15 +54,15 @@ _SENDERS: LruCache[tuple[int, ...]] = LruCache(2_000_000, lambda found: len(foun
 def alike_replicas(plan: Plan) -> tuple[tuple[Component, ...], ...]:
     """Sets of equal components, each in ascending order, the sets in that of their first ones.
 
-    Equal means: stages, ranks, samples and programs of one become those of the other when each is named by
-    its place, and stages and ranks keep their order, by which ties are broken. No two components share
-    ranks or samples, so no row leaves a component, and its rows, their order and its memory follow from these
-    alone; of sharded weights every rank has a part of one size. Where every module has as many replicas, a
-    component is one of each, or several of each where samples go from one to another; where some have more,
-    as many as feed each other. Empty where a program spans two of them, or there are no two. Links and
-    devices are not compared, but for what links decide: how many ranks send what crosses an edge.
+    Equal means: stages, ranks, samples, programs and owners of tokens of one become those of the other when
+    each is named by its place, and stages and ranks keep their order, by which ties are broken. No two
+    components share ranks or samples, so no row leaves a component, and its rows, their order and its memory
+    follow from these alone; of sharded weights every rank has a part of one size. Where every module has as
+    many replicas, a component is one of each, or several of each where samples go from one to another; where
+    some have more, as many as feed each other. Empty where a program spans two of them, or there are no two.
+    Links and devices are not compared, but for what links decide: how many ranks send what crosses an edge.
 
-    Complexity: O(items + actions + ranks).
+    Complexity: O(items + actions + ranks + blocks of token shards).
     """
     return _ALIKE.get_or(_decided_by(plan), lambda: _sets(plan, components(plan)))
 
@@ -70,13 +70,10 @@ def alike_replicas(plan: Plan) -> tuple[tuple[Component, ...], ...]:
 def alike_together(plan: Plan, links: Iterable[Sequence[int]]) -> tuple[tuple[Component, ...], ...]:
     """As `alike_replicas`, with components that are linked, by places in `components(plan)`, as one."""
     found = components(plan)
-    graph = nx.Graph()
-    graph.add_nodes_from(range(len(found)))
-    for together in links:
-        nx.add_path(graph, together)
+    common = ((link, one) for link, together in enumerate(links) for one in together)
     joined = [
-        [replica for one in sorted(each) for replica in found[one].replicas]
-        for each in nx.connected_components(graph)
+        [replica for one in each for replica in found[one].replicas]
+        for each in _joined(range(len(found)), common)
     ]
     return _sets(plan, _made(plan, joined) or ())
 
@@ -85,16 +82,17 @@ def alike_together(plan: Plan, links: Iterable[Sequence[int]]) -> tuple[tuple[Co
 def components(plan: Plan) -> tuple[Component, ...]:
     """Replicas of modules by who has samples or ranks in common; empty where they are not told apart."""
     is_brokered = plan.settings.boundaries is Boundaries.BROKERS  # a row passes another replica's rank
-    if plan.token_shards or is_brokered or max(map(len, _numbers(plan).values())) < 2:
+    if is_brokered or max(map(len, _numbers(plan).values())) < 2:
         return ()
     return _COMPONENTS.get_or(_decided_by(plan), lambda: _made(plan, _linked(plan)) or ())
 
 
 @cached_on_instance
-def _decided_by(plan: Plan) -> tuple[Identity, ...]:
+def _decided_by(plan: Plan) -> tuple[Hashable, ...]:
     """All that components and their shapes follow from."""
     same = map(Identity, (plan.model, plan.batch, plan.programs, plan.cluster))
-    return (*same, value_key(plan.stages), value_key(plan.microbatches))
+    equal = map(value_key, (plan.stages, plan.microbatches, plan.token_shards))
+    return (*same, *equal, plan.settings.boundaries)
 
 
 def _numbers(plan: Plan) -> dict[str, tuple[int, ...]]:
@@ -102,31 +100,42 @@ def _numbers(plan: Plan) -> dict[str, tuple[int, ...]]:
 
 
 def _linked(plan: Plan) -> list[list[Place]]:
-    """Sets of replicas, each as its first one is found: a set is moved into the larger of two that meet."""
-    group_of: dict[Place, list[Place]] = {place: [place] for place in plan.chain}
-    first_of: dict[tuple[str, int], Place] = {}
+    return _joined(plan.chain, _held(plan))
 
-    def link(what: tuple[str, int], place: Place) -> None:
-        if place not in group_of:
-            return  # no stage has it, which `_made` tells
-        one, other = group_of[first_of.setdefault(what, place)], group_of[place]
+
+def _held(plan: Plan) -> Iterator[tuple[tuple[str, int], Place]]:
+    """What links replicas of modules, with each that has it."""
+    if len(set(_numbers(plan).values())) == 1:
+        for module, replica in plan.chain:
+            yield ("replica", replica), (module, replica)
+    for stage in plan.stages:
+        for rank in stage.flat_ranks:
+            yield ("rank", rank), (stage.module, stage.replica)
+    for microbatch in plan.microbatches:
+        place = microbatch.module, microbatch.replica
+        if place in plan.chain:  # else no stage has it, which `_made` tells
+            for sample in {item.sample for item in microbatch.items}:
+                yield ("sample", sample), place
+
+
+def _joined(things: Iterable[Thing], held: Iterable[tuple[Hashable, Thing]]) -> list[list[Thing]]:
+    """Sets of things that have something in common with one another, in the order of their first ones.
+
+    Args:
+        things: all there are.
+        held: what a thing may have in common with others, and the thing.
+
+    Complexity: O(held + things x log(things)): a set is moved into the larger of two that meet.
+    """
+    set_of: dict[Thing, list[Thing]] = {thing: [thing] for thing in things}
+    first_of: dict[Hashable, Thing] = {}
+    for what, thing in held:
+        one, other = set_of[first_of.setdefault(what, thing)], set_of[thing]
         if one is not other:
             larger, smaller = (one, other) if len(one) >= len(other) else (other, one)
             larger += smaller
-            group_of.update(dict.fromkeys(smaller, larger))
-
-    numbers = _numbers(plan)
-    if len(set(numbers.values())) == 1:
-        for module, replica in plan.chain:
-            link(("replica", replica), (module, replica))
-    for stage in plan.stages:
-        for rank in stage.flat_ranks:
-            link(("rank", rank), (stage.module, stage.replica))
-    for microbatch in plan.microbatches:
-        place = microbatch.module, microbatch.replica
-        for sample in {item.sample for item in microbatch.items}:
-            link(("sample", sample), place)
-    return list({id(group): group for group in group_of.values()}.values())
+            set_of.update(dict.fromkeys(smaller, larger))
+    return list({id(found): found for found in set_of.values()}.values())
 
 
 def _sets(plan: Plan, found: Sequence[Component]) -> tuple[tuple[Component, ...], ...]:
@@ -183,6 +192,7 @@ def part_of(plan: Plan, replicas: Collection[Place]) -> Plan:
         stages=stages,
         microbatches=tuple(m for m in plan.microbatches if (m.module, m.replica) in replicas),
         programs=tuple(program for program in plan.programs if ranks.issuperset(program.ranks)),
+        token_shards=tuple(each for each in plan.token_shards if (each.module, each.replica) in replicas),
     )
 
 
@@ -199,6 +209,8 @@ def _made(plan: Plan, groups: Sequence[Collection[Place]]) -> tuple[Component, .
         if number is None:
             return None
         samples[number].update((item.sample, None) for item in microbatch.items)
+    if not of_place.keys() >= _owners(plan).keys():
+        return None
     ranks = [{rank for stage in held for rank in stage.flat_ranks} for held in stages]
     of_stage = {stage.id: number for number, held in enumerate(stages) for stage in held}
     for program in plan.programs:
@@ -222,6 +234,16 @@ def _made(plan: Plan, groups: Sequence[Collection[Place]]) -> tuple[Component, .
         )
     ]
     return tuple(sorted(found, key=lambda component: first_at[component.stages[0]]))
+
+
+@cached_on_instance
+def _owners(plan: Plan) -> dict[Place, tuple[Owners, ...]]:
+    """Token shards of each replica of a module that has some, in the plan's order."""
+    found: dict[Place, list[Owners]] = {}
+    for each in plan.token_shards:
+        owners = each.microbatch, each.row, each.block_tokens, each.owners
+        found.setdefault((each.module, each.replica), []).append(owners)
+    return {place: tuple(owners) for place, owners in found.items()}
 
 
 def _shape(plan: Plan, component: Component) -> object:
@@ -251,6 +273,7 @@ def _shape(plan: Plan, component: Component) -> object:
             )
             for place in in_order
         ),
+        tuple([_owners(plan).get(place, ()) for place in in_order]),
         tuple(_program_shape(program, stage_at, rank_at) for program in component.programs),
         _SENDERS.get_or(senders_key, lambda: tuple(_num_senders(plan, component))),
     )

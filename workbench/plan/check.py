@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Container, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress
@@ -46,7 +47,7 @@ def check(plan: Plan) -> None:
     held = model, Identity(plan.batch), value_key(plan.microbatches), replicas
     _SOUND_ITEMS.get_or(held, lambda: _check_data(plan))
     order = frame_of(first_of_all(plan)), reduction_order(plan)
-    _SOUND_ORDERS.get_or(order, lambda: _check_orders(routing_of(plan)))
+    _SOUND_ORDERS.get_or(order, lambda: _check_orders(plan))
     check_instances(plan, gradient_groups(plan))
     if units := shard_units(plan):
         rounds = Identity(units), stages, value_key(plan.programs)
@@ -70,9 +71,16 @@ def _check_data(plan: Plan) -> None:
     _check_items(routing_of(plan))
 
 
-def _check_orders(routing: Routing) -> None:
-    _check_programs(routing)
-    _check_token_shards(routing)
+def _check_orders(plan: Plan) -> None:
+    """Of equal components the first breaks the rules that all break, told by the stages of all."""
+    part, reduced = first_of_all(plan), frozenset(reduction_order(plan))
+    if part is not plan:
+        with suppress(ValueError):
+            _check_programs(routing_of(part), reduced)
+            _check_token_shards(routing_of(part))
+            return
+    _check_programs(routing_of(plan), reduced)
+    _check_token_shards(routing_of(plan))
 
 
 def _check_stages(plan: Plan) -> None:
@@ -184,7 +192,8 @@ def _check_known(module: str, replica: int, counts: Counter[Item], known: set[It
             raise ValueError(f"module {module!r} replica {replica}: item {tuple(item)} stands {times} times")
 
 
-def _check_programs(routing: Routing) -> None:
+def _check_programs(routing: Routing, reduced: Container[int]) -> None:
+    """Args: the plan's routing, and the stages that sum gradients with others, be they in the plan or not."""
     plan = routing.plan
     ranks = Counter(rank for program in plan.programs for rank in program.ranks)
     for rank in plan.ranks:
@@ -194,7 +203,8 @@ def _check_programs(routing: Routing) -> None:
     if idle:
         raise ValueError(f"rank {idle[0]} has a program but holds no stage")
     again = _again(plan)
-    wanted = _wanted_actions(routing, [stage for stage in plan.stages if stage.flat_ranks[0] not in again])
+    first = [stage for stage in plan.stages if stage.flat_ranks[0] not in again]
+    wanted = _wanted_actions(routing, first, reduced)
     held: dict[int, list[int]] = {}
     for stage in plan.stages:
         for rank in stage.flat_ranks:
@@ -223,9 +233,9 @@ class _Wanted:
     in_rounds: bool
 
 
-def _wanted_actions(routing: Routing, stages: Sequence[Stage]) -> dict[int, _Wanted]:
+def _wanted_actions(routing: Routing, stages: Sequence[Stage], reduced: Container[int]) -> dict[int, _Wanted]:
     """By stage; a backward may stand as I, with W where weights train, instead of B."""
-    plan, reduced = routing.plan, set(reduction_order(routing.plan))
+    plan = routing.plan
     found: dict[int, _Wanted] = {}
     for stage in stages:
         backward = routing.backwards(stage)

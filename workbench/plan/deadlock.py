@@ -21,6 +21,7 @@ SHOWN = 4  # entries of a queue or program shown on each side of the stuck one
 _FREE: LruCache[None] = LruCache(1024)  # orders of passes that every rank can finish
 _FREE_SUMS: LruCache[None] = LruCache(1024)
 Places = Mapping[int, Mapping[Action, int]]  # rank -> place of every action in its program
+_NOBODY: list[Mapping[Action, int]] = [{}]  # does an action of no stage
 Slot = list[Transfer]  # rows that complete together
 
 
@@ -194,9 +195,9 @@ def _doubtful(
         if stage in plan.stage
     }
     for action, index in mine.items():
-        needs = action.continues
-        if (needs is not None and mine.get(needs, len(mine)) > index) or not all(
-            action in other for other in peers.get(action.stage, ({},))
+        needs, others = action.continues, peers.get(action.stage, _NOBODY)
+        if (needs is not None and mine.get(needs, len(mine)) > index) or (
+            others and not all(action in other for other in others)
         ):
             yield action
 

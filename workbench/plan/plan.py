@@ -85,7 +85,7 @@ class Microbatch:
 
     @property
     def items(self) -> tuple[Item, ...]:
-        return tuple(item for row in self.rows for item in row)
+        return tuple(chain.from_iterable(self.rows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,6 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from workbench.arrays import Ints
 from workbench.plan.parameter_shards import sharded_stages, unit_of
@@ -166,10 +165,13 @@ def task_graph(
     )
 
 
-def _joined(of_tasks: Sequence[int], into_rows: ArrayLike, out_of_rows: ArrayLike) -> Ints:
+def _joined(of_tasks: Sequence[int], into_rows: Ints, out_of_rows: Ints) -> Ints:
     """One end of every edge: between tasks, then by row the edge into it and the one out of it."""
-    of_rows = np.stack((into_rows, out_of_rows), axis=1).ravel()
-    return np.concatenate((of_tasks, of_rows)).astype(np.int64)
+    num_tasks = len(of_tasks)
+    found = np.empty(num_tasks + 2 * len(into_rows), dtype=np.int64)
+    found[:num_tasks] = of_tasks
+    found[num_tasks::2], found[num_tasks + 1 :: 2] = into_rows, out_of_rows
+    return found
 
 
 class _Builder:
