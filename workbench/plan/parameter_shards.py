@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Plan, Sharding, Stage
-from workbench.schedule.action import COMPUTE, FSDP, ROUND, Action, Pass
+from workbench.schedule.action import COMPUTE, FSDP, ROUND, Action, Order, Pass, by_stage
 
 _IN_ROUNDS = frozenset((*COMPUTE, *ROUND))
 
@@ -243,8 +243,9 @@ def check_rounds(plan: Plan, units: tuple[ShardUnit, ...], twins: Mapping[int, i
     Args:
         twins: stage -> another one that has the same rounds; of a unit, one of them is looked at.
     """
+    known: dict[tuple[Order, bool], Order] = {}  # layers mostly are alike
     for unit in units:
-        expected: list[Action] | None = None
+        expected: Order | None = None
         distinct: dict[int, int] = {}
         for stage in unit.stages:
             distinct.setdefault(twins.get(stage, stage), stage)
@@ -253,38 +254,38 @@ def check_rounds(plan: Plan, units: tuple[ShardUnit, ...], twins: Mapping[int, i
             for rank in plan.stage[stage].flat_ranks:
                 by_program.setdefault(id(plan.program.get(rank)), rank)
             for rank in by_program.values():
-                told = [
-                    action._replace(stage=unit.stages[0])
-                    for action in _rounds(plan, rank, stage, is_trained=bool(unit.trained))
-                ]
-                if expected is not None and told != expected:
+                key = _by_stage(plan, rank).get(stage, ()), bool(unit.trained)
+                if key not in known:
+                    known[key] = tuple(_rounds(rank, stage, *key))
+                if expected is not None and known[key] != expected:
                     raise ValueError(
                         f"stages {unit.stages[0]} and {stage} shard their weights but differ in their "
-                        f"rounds: {' '.join(map(str, expected))} and {' '.join(map(str, told))}"
+                        f"rounds: {_spelled(unit.stages[0], expected)} and "
+                        f"{_spelled(unit.stages[0], known[key])}"
                     )
-                expected = told
+                expected = known[key]
 
 
-def _rounds(plan: Plan, rank: int, stage: int, *, is_trained: bool) -> Iterator[Action]:
+def _spelled(stage: int, order: Order) -> str:
+    return " ".join(str(Action(stage, *each)) for each in order)
+
+
+def _rounds(rank: int, stage: int, order: Order, is_trained: bool) -> Iterator[tuple[Pass, int | None]]:  # noqa: FBT001  (a key of what is known)
     """The collectives of a stage's rounds, in order."""
     state = _State()
-    for action in _by_stage(plan, rank).get(stage, ()):
-        state.do(rank, action, is_trained=is_trained)
-        if action.kind in FSDP:
-            yield action
+    for kind, number in order:
+        if kind in _IN_ROUNDS:
+            state.do(rank, Action(stage, kind, number), is_trained=is_trained)
+        if kind in FSDP:
+            yield kind, number
     if state.is_whole or state.owes:
         kind = Pass.FREE if state.is_whole else Pass.REDUCE_SCATTER
         raise ValueError(f"rank {rank}: {Action(stage, kind, state.number)} is missing from the program")
 
 
 @cached_on_instance
-def _by_stage(plan: Plan, rank: int) -> Mapping[int | None, list[Action]]:
-    """A rank's passes, gathers, frees and reduce-scatters, of each stage in their order."""
-    found: dict[int | None, list[Action]] = {}
-    for action in plan.program.get(rank, ()):
-        if action.kind in _IN_ROUNDS:
-            found.setdefault(action.stage, []).append(action)
-    return found
+def _by_stage(plan: Plan, rank: int) -> Mapping[int | None, Order]:
+    return by_stage(plan.program.get(rank, ()))
 
 
 @dataclass(slots=True)

@@ -1,7 +1,8 @@
 """An action: one pass of one stage over one microbatch, in torch's letters, or what stands between passes."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -177,6 +178,17 @@ class Action(NamedTuple):
 
 
 STEP = Action(None, Pass.STEP)
+Order = tuple[tuple[Pass, int | None], ...]  # actions of one stage, whose name is left out
+
+
+def by_stage(actions: Iterable[Action]) -> dict[int | None, Order]:
+    """Stage -> kinds and numbers of its actions, in order; stages as they come first."""
+    found: defaultdict[int | None, list[tuple[Pass, int | None]]] = defaultdict(list)
+    for action in actions:
+        found[action[0]].append(action[1:])
+    return {stage: tuple(order) for stage, order in found.items()}
+
+
 _TEXT = re.compile(r"([0-9]*)([A-Z_]+)([0-9]*)")
 
 
