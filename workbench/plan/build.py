@@ -71,7 +71,9 @@ def _programmed(draft: Plan, schedule: Schedule, duration: Callable[[Action], fl
     if part is not draft and duration is one_unit and not schedule.kind.spec.shares_ranks_in_part:
         with suppress(ValueError):  # told by the stages of all replicas
             programs = _closed(draft, part, _passes(part, schedule, duration))
-            return with_copied(draft, _of_all(draft, programs))
+            plan = with_copied(draft, _of_all(draft, programs))
+            set_cached(plan, first_of_all, replace(part, programs=programs))
+            return plan
     return replace(draft, programs=_closed(draft, draft, _passes(draft, schedule, duration)))
 
 
