@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from workbench.collector import collector_paused
 from workbench.data.sample import Item, Sample
@@ -18,7 +18,7 @@ from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Microbatch, Plan, Program, Stage
 from workbench.plan.routing import Routing, routing_of
-from workbench.schedule.action import STEP, Action
+from workbench.schedule.action import STEP, Action, new_action
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.schedule.graph_aware import Consumer, ScheduleNode
 from workbench.schedule.parts import Group, Programs
@@ -90,9 +90,7 @@ def _of_all(draft: Plan, programs: tuple[Program, ...]) -> tuple[Program, ...]:
             stage_of[None] = None
             for program in programs:
                 ranks = tuple(sorted(rank_of[rank] for rank in program.ranks))
-                actions = tuple(
-                    [Action(stage_of[stage], kind, microbatch) for stage, kind, microbatch in program.actions]
-                )
+                actions = tuple([new_action((stage_of[a[0]], a[1], a[2])) for a in program.actions])
                 found[ranks] = Program(ranks=ranks, actions=actions)
         return tuple(found[ranks] for ranks in groups)
 
@@ -166,10 +164,10 @@ def schedule_nodes(plan: Plan) -> tuple[ScheduleNode, ...]:
 def _consumers(routing: Routing) -> dict[int, list[Consumer]]:
     plan = routing.plan
     found: dict[int, list[Consumer]] = {}
-    for (module, replica), chain in plan.chain.items():
+    for (module, replica), line in plan.chain.items():
         indices = range(len(plan.microbatches_of.get((module, replica), ())))
         needs = tuple((index,) for index in indices)
-        for producer, consumer in pairwise(chain):
+        for producer, consumer in pairwise(line):
             found.setdefault(producer.id, []).append(Consumer(consumer.id, needs))
     for edge in plan.model.edges:
         readers = [s for r in plan.replicas(edge.target) for s in routing.reading_stages(edge, r)]
@@ -223,7 +221,8 @@ def _rank_groups_of(plan: Plan) -> dict[Group, tuple[int, ...]]:
     place = {stage.id: index for index, stage in enumerate(in_order)}
     group_of: dict[tuple[int, ...], Group] = {}
     ranks_of: dict[Group, list[int]] = {}
-    for rank in dict.fromkeys(rank for stage in plan.stages for rank in sorted(stage.flat_ranks)):
+    grids = dict.fromkeys([stage.flat_ranks for stage in plan.stages])
+    for rank in dict.fromkeys(chain.from_iterable(map(sorted, grids))):
         held = tuple([stage.id for stage in plan.stages_on[rank]])
         if held not in group_of:
             group_of[held] = tuple(sorted(held, key=place.__getitem__))

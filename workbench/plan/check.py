@@ -43,7 +43,7 @@ def check(plan: Plan) -> None:
     held = model, Identity(plan.batch), value_key(plan.microbatches), replicas
     _SOUND_ITEMS.get_or(held, lambda: _check_data(plan))
     order = frame_of(first_of_all(plan)), reduction_order(plan)
-    _SOUND_ORDERS.get_or(order, lambda: _check_orders(routing_of(plan)))
+    _SOUND_ORDERS.get_or(order, lambda: _check_orders(plan))
     check_instances(plan, gradient_groups(plan))
     if units := shard_units(plan):
         rounds = Identity(units), stages, value_key(plan.programs)
@@ -67,16 +67,16 @@ def _check_data(plan: Plan) -> None:
     _check_items(routing_of(plan))
 
 
-def _check_orders(routing: Routing) -> None:
-    check_programs(routing)
-    _check_token_shards(routing)
+def _check_orders(plan: Plan) -> None:
+    check_programs(plan)
+    _check_token_shards(routing_of(plan))
 
 
 def _check_stages(plan: Plan) -> None:
     repeated = [stage_id for stage_id, times in Counter(s.id for s in plan.stages).items() if times > 1]
     if repeated:
         raise ValueError(f"stage ids must be unique, {repeated[0]} is used twice")
-    num_ranks = plan.cluster.num_ranks
+    grids: set[tuple[tuple[int, ...], ...]] = set()
     fitting: set[tuple[object, ...]] = set()
     for stage in plan.stages:
         layers = plan.model.module(stage.module).layers
@@ -86,21 +86,27 @@ def _check_stages(plan: Plan) -> None:
                 f"stage {stage.id}: layers [{first}, {last}) are not a non-empty part of "
                 f"{stage.module!r}, which has {len(layers)} layers"
             )
-        if not stage.ranks or len({len(row) for row in stage.ranks}) != 1 or not stage.ranks[0]:
-            raise ValueError(f"stage {stage.id}: ranks must be a cp x tp grid, got {stage.ranks}")
-        ranks = stage.flat_ranks
-        if len(set(ranks)) != len(ranks):
-            raise ValueError(f"stage {stage.id}: a rank stands twice in {ranks}")
-        if min(ranks) < 0 or max(ranks) >= num_ranks:
-            rank = next(rank for rank in ranks if not 0 <= rank < num_ranks)
-            raise ValueError(
-                f"stage {stage.id}: rank {rank} is not there, cluster {plan.cluster.name!r} "
-                f"has ranks 0..{num_ranks - 1}"
-            )
-        shape = stage.module, stage.layers, stage.cp, stage.tp, stage.ep
+        if stage.ranks not in grids:
+            _check_grid(plan, stage)
+            grids.add(stage.ranks)
+        shape = stage.module, stage.layers, len(stage.ranks), len(stage.ranks[0]), stage.ep
         if shape not in fitting:
             _FITTING_LAYERS.get_or((Identity(plan.model), shape), partial(_check_layers, plan, stage))
             fitting.add(shape)
+
+
+def _check_grid(plan: Plan, stage: Stage) -> None:
+    if not stage.ranks or len({len(row) for row in stage.ranks}) != 1 or not stage.ranks[0]:
+        raise ValueError(f"stage {stage.id}: ranks must be a cp x tp grid, got {stage.ranks}")
+    ranks, num_ranks = stage.flat_ranks, plan.cluster.num_ranks
+    if len(set(ranks)) != len(ranks):
+        raise ValueError(f"stage {stage.id}: a rank stands twice in {ranks}")
+    if min(ranks) < 0 or max(ranks) >= num_ranks:
+        rank = next(rank for rank in ranks if not 0 <= rank < num_ranks)
+        raise ValueError(
+            f"stage {stage.id}: rank {rank} is not there, cluster {plan.cluster.name!r} "
+            f"has ranks 0..{num_ranks - 1}"
+        )
 
 
 def _check_layers(plan: Plan, stage: Stage) -> None:

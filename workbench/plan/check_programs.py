@@ -7,12 +7,12 @@ from functools import partial
 from itertools import compress
 from typing import NamedTuple
 
-from workbench.plan.alike import alike_replicas
+from workbench.plan.alike import alike_replicas, first_of_all
 from workbench.plan.gradient_groups import reduction_order
 from workbench.plan.lru_cache import LruCache
 from workbench.plan.parameter_shards import is_sharded
 from workbench.plan.plan import Plan, Stage
-from workbench.plan.routing import Routing
+from workbench.plan.routing import routing_of
 from workbench.schedule.action import (
     COMPUTE,
     REDUCTIONS,
@@ -47,14 +47,13 @@ class _Work(NamedTuple):
 _SOUND: LruCache[int] = LruCache(MOST_ACTIONS, lambda num_actions: num_actions + 1)
 
 
-def check_programs(routing: Routing) -> None:
+def check_programs(plan: Plan) -> None:
     """Raise ValueError where a rank has not one program, or that breaks a rule: the first that is broken.
 
     A program ends with its only STEP and holds all that its stages have to do, each once: F before B or I, I
     before W, a backward whole or split, the reduction behind all. All ranks of a stage do that in one order.
     Of replicas that equal each other one is looked at.
     """
-    plan = routing.plan
     ranks = Counter(rank for program in plan.programs for rank in program.ranks)
     for rank in plan.ranks:
         if ranks[rank] != 1:
@@ -63,7 +62,7 @@ def check_programs(routing: Routing) -> None:
     if idle:
         raise ValueError(f"rank {idle[0]} has a program but holds no stage")
     again = _again(plan)
-    work = _work(routing, [stage for stage in plan.stages if stage.flat_ranks[0] not in again])
+    work = _work(plan, [stage for stage in plan.stages if stage.flat_ranks[0] not in again])
     for program in plan.programs:
         alike = {plan.stages_on[rank]: rank for rank in reversed(program.ranks) if rank not in again}
         for stages, rank in alike.items():  # ranks with the same stages break the same rules
@@ -76,9 +75,9 @@ def _again(plan: Plan) -> set[int]:
     return {rank for _, *others in alike_replicas(plan) for other in others for rank in other.ranks}
 
 
-def _work(routing: Routing, stages: Sequence[Stage]) -> dict[int, _Work]:
-    """By stage."""
-    plan, reduced = routing.plan, set(reduction_order(routing.plan))
+def _work(plan: Plan, stages: Sequence[Stage]) -> dict[int, _Work]:
+    """Of stages of replicas that equal no earlier one, by their ids."""
+    routing, reduced = routing_of(first_of_all(plan)), set(reduction_order(plan))
     return {
         stage.id: _Work(
             routing.backwards(stage), routing.trained(stage), stage.id in reduced, is_sharded(plan, stage)
@@ -196,7 +195,10 @@ def _check_here(rank: int, action: Action, done: Container[object]) -> None:
 
 def _check_agreement(plan: Plan, again: Container[int]) -> None:
     """All ranks of a stage run its actions in one order; stages that share ranks likewise."""
+    first_of: dict[tuple[tuple[int, ...], ...], Stage] = {}
     for stage in plan.stages:
+        first_of.setdefault(stage.ranks, stage)
+    for stage in first_of.values():
         leader, *others = stage.flat_ranks
         if leader in again:
             continue

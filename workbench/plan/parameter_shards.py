@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from workbench.plan.instance_cache import cached_on_instance
-from workbench.plan.lru_cache import Identity, LruCache
+from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.plan import Plan, Sharding, Stage
 from workbench.schedule.action import COMPUTE, FSDP, ROUND, Action, Order, Pass, by_stage
 
@@ -90,7 +90,7 @@ def shard_units(plan: Plan) -> tuple[ShardUnit, ...]:
     if not _shards_any(plan):
         return ()
     sharding = tuple((each.module, each.sharding, each.instances) for each in plan.settings.modules)
-    return _UNITS.get_or((Identity(plan.model), plan.stages, sharding), lambda: _units(plan))
+    return _UNITS.get_or((Identity(plan.model), value_key(plan.stages), sharding), lambda: _units(plan))
 
 
 def _units(plan: Plan) -> tuple[ShardUnit, ...]:
@@ -165,7 +165,8 @@ def in_units(draft: Plan) -> Plan:
     if not _shards_any(draft) and [stage.id for stage in draft.stages] == list(range(len(draft.stages))):
         return draft
     sharded = tuple(each.module for each in draft.settings.modules if each.sharding is Sharding.PARAMETERS)
-    return replace(draft, stages=_CUT.get_or((draft.stages, sharded), lambda: _cut(draft.stages, sharded)))
+    key = value_key(draft.stages), sharded
+    return replace(draft, stages=_CUT.get_or(key, lambda: _cut(draft.stages, sharded)))
 
 
 def _cut(whole: tuple[Stage, ...], sharded: tuple[str, ...]) -> tuple[Stage, ...]:

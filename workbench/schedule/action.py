@@ -2,9 +2,10 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import StrEnum
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, cast
 
 
 class Pass(StrEnum):
@@ -177,6 +178,8 @@ class Action(NamedTuple):
         return None if before is None else Action(self.stage, before, self.microbatch)
 
 
+# of a tuple, as `Action._make` without a call in Python
+new_action = cast("Callable[[tuple[int | None, Pass, int | None]], Action]", partial(tuple.__new__, Action))
 STEP = Action(None, Pass.STEP)
 Order = tuple[tuple[Pass, int | None], ...]  # actions of one stage, whose name is left out
 
