@@ -274,16 +274,22 @@ def check_rounds(plan: Plan, units: tuple[ShardUnit, ...], twins: Mapping[int, i
         twins: stage -> another one that has the same rounds; of a unit, one of them is looked at.
     """
     known: dict[tuple[Order, bool], Order] = {}  # layers mostly are alike
+    of_programs: dict[
+        tuple[tuple[int, ...], ...], list[int]
+    ] = {}  # a rank of each, as all break the same rules
     for unit in units:
         expected: Order | None = None
         distinct: dict[int, int] = {}
         for stage in unit.stages:
             distinct.setdefault(twins.get(stage, stage), stage)
         for stage in distinct.values():
-            by_program: dict[int, int] = {}  # ranks of one program break the same rules
-            for rank in plan.stage[stage].flat_ranks:
-                by_program.setdefault(id(plan.program.get(rank)), rank)
-            for rank in by_program.values():
+            grid = plan.stage[stage].ranks
+            if grid not in of_programs:
+                first: dict[int, int] = {}
+                for rank in plan.stage[stage].flat_ranks:
+                    first.setdefault(id(plan.program.get(rank)), rank)
+                of_programs[grid] = [*first.values()]
+            for rank in of_programs[grid]:
                 key = _by_stage(plan, rank).get(stage, ()), bool(unit.trained)
                 if key not in known:
                     known[key] = tuple(_rounds(rank, stage, *key))
