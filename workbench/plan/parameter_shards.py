@@ -274,9 +274,7 @@ def check_rounds(plan: Plan, units: tuple[ShardUnit, ...], twins: Mapping[int, i
         twins: stage -> another one that has the same rounds; of a unit, one of them is looked at.
     """
     known: dict[tuple[Order, bool], Order] = {}  # layers mostly are alike
-    of_programs: dict[
-        tuple[tuple[int, ...], ...], list[int]
-    ] = {}  # a rank of each, as all break the same rules
+    ranks_of: dict[tuple[tuple[int, ...], ...], list[int]] = {}  # a grid's, one of each program
     for unit in units:
         expected: Order | None = None
         distinct: dict[int, int] = {}
@@ -284,12 +282,12 @@ def check_rounds(plan: Plan, units: tuple[ShardUnit, ...], twins: Mapping[int, i
             distinct.setdefault(twins.get(stage, stage), stage)
         for stage in distinct.values():
             grid = plan.stage[stage].ranks
-            if grid not in of_programs:
-                first: dict[int, int] = {}
+            if grid not in ranks_of:
+                first: dict[int, int] = {}  # ranks of one program break the same rules
                 for rank in plan.stage[stage].flat_ranks:
                     first.setdefault(id(plan.program.get(rank)), rank)
-                of_programs[grid] = [*first.values()]
-            for rank in of_programs[grid]:
+                ranks_of[grid] = [*first.values()]
+            for rank in ranks_of[grid]:
                 key = _by_stage(plan, rank).get(stage, ()), bool(unit.trained)
                 if key not in known:
                     known[key] = tuple(_rounds(rank, stage, *key))
