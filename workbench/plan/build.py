@@ -219,14 +219,13 @@ def _rank_groups_of(plan: Plan) -> dict[Group, tuple[int, ...]]:
     position = {module.name: index for index, module in enumerate(plan.model.modules)}
     in_order = sorted(plan.stages, key=lambda stage: (position[stage.module], stage.layers, stage.replica))
     place = {stage.id: index for index, stage in enumerate(in_order)}
-    group_of: dict[tuple[int, ...], Group] = {}
-    ranks_of: dict[Group, list[int]] = {}
+    held: dict[tuple[int, ...], list[int]] = {}
     grids = dict.fromkeys([stage.flat_ranks for stage in plan.stages])
     for rank in dict.fromkeys(chain.from_iterable(map(sorted, grids))):
-        held = tuple([stage.id for stage in plan.stages_on[rank]])
-        if held not in group_of:
-            group_of[held] = tuple(sorted(held, key=place.__getitem__))
-        ranks_of.setdefault(group_of[held], []).append(rank)
+        held.setdefault(tuple([stage.id for stage in plan.stages_on[rank]]), []).append(rank)
+    ranks_of: dict[Group, list[int]] = {}
+    for stages, ranks in held.items():
+        ranks_of.setdefault(tuple(sorted(stages, key=place.__getitem__)), []).extend(ranks)
     return {group: tuple(sorted(ranks)) for group, ranks in ranks_of.items()}
 
 
