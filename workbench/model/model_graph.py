@@ -133,7 +133,8 @@ class Edge:
 
     def entered_in(self, layers: tuple[int, int]) -> tuple[int, ...]:
         """Those of them in [first, last)."""
-        return tuple(layer for layer in self.entered if layers[0] <= layer < layers[1])
+        first, last = layers
+        return tuple([layer for layer in self.entered if first <= layer < last])
 
     @property
     def name(self) -> str:
@@ -193,10 +194,10 @@ class ModelGraph:
         return tuple(self._by_name[name] for name in self._order())
 
     def edges_into(self, module: str) -> tuple[Edge, ...]:
-        return tuple(edge for edge in self.edges if edge.target == module)
+        return tuple([edge for edge in self.edges if edge.target == module])
 
     def edges_out_of(self, module: str) -> tuple[Edge, ...]:
-        return tuple(edge for edge in self.edges if edge.source == module)
+        return tuple([edge for edge in self.edges if edge.source == module])
 
     def is_context(self, edge: Edge) -> bool:
         """Whether what crosses is read by cross-attention, and has no place in the target's sequence."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from workbench.collector import collector_paused
 from workbench.data.sample import Item, Sample
@@ -18,7 +18,7 @@ from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Microbatch, Plan, Program, Stage
 from workbench.plan.routing import Routing, routing_of
-from workbench.schedule.action import STEP, Action
+from workbench.schedule.action import STEP, Action, new_action
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.schedule.graph_aware import Consumer, ScheduleNode
 from workbench.schedule.parts import Group, Programs
@@ -71,7 +71,9 @@ def _programmed(draft: Plan, schedule: Schedule, duration: Callable[[Action], fl
     if part is not draft and duration is one_unit and not schedule.kind.spec.shares_ranks_in_part:
         with suppress(ValueError):  # told by the stages of all replicas
             programs = _closed(draft, part, _passes(part, schedule, duration))
-            return with_copied(draft, _of_all(draft, programs))
+            plan = with_copied(draft, _of_all(draft, programs))
+            set_cached(plan, first_of_all, replace(part, programs=programs))
+            return plan
     return replace(draft, programs=_closed(draft, draft, _passes(draft, schedule, duration)))
 
 
@@ -88,9 +90,7 @@ def _of_all(draft: Plan, programs: tuple[Program, ...]) -> tuple[Program, ...]:
             stage_of[None] = None
             for program in programs:
                 ranks = tuple(sorted(rank_of[rank] for rank in program.ranks))
-                actions = tuple(
-                    [Action(stage_of[stage], kind, microbatch) for stage, kind, microbatch in program.actions]
-                )
+                actions = tuple([new_action((stage_of[a[0]], a[1], a[2])) for a in program.actions])
                 found[ranks] = Program(ranks=ranks, actions=actions)
         return tuple(found[ranks] for ranks in groups)
 
@@ -164,10 +164,10 @@ def schedule_nodes(plan: Plan) -> tuple[ScheduleNode, ...]:
 def _consumers(routing: Routing) -> dict[int, list[Consumer]]:
     plan = routing.plan
     found: dict[int, list[Consumer]] = {}
-    for (module, replica), chain in plan.chain.items():
+    for (module, replica), line in plan.chain.items():
         indices = range(len(plan.microbatches_of.get((module, replica), ())))
         needs = tuple((index,) for index in indices)
-        for producer, consumer in pairwise(chain):
+        for producer, consumer in pairwise(line):
             found.setdefault(producer.id, []).append(Consumer(consumer.id, needs))
     for edge in plan.model.edges:
         readers = [s for r in plan.replicas(edge.target) for s in routing.reading_stages(edge, r)]
@@ -219,13 +219,13 @@ def _rank_groups_of(plan: Plan) -> dict[Group, tuple[int, ...]]:
     position = {module.name: index for index, module in enumerate(plan.model.modules)}
     in_order = sorted(plan.stages, key=lambda stage: (position[stage.module], stage.layers, stage.replica))
     place = {stage.id: index for index, stage in enumerate(in_order)}
-    group_of: dict[tuple[int, ...], Group] = {}
+    held: dict[tuple[int, ...], list[int]] = {}
+    grids = dict.fromkeys([stage.flat_ranks for stage in plan.stages])
+    for rank in dict.fromkeys(chain.from_iterable(map(sorted, grids))):
+        held.setdefault(tuple([stage.id for stage in plan.stages_on[rank]]), []).append(rank)
     ranks_of: dict[Group, list[int]] = {}
-    for rank in dict.fromkeys(rank for stage in plan.stages for rank in sorted(stage.flat_ranks)):
-        held = tuple([stage.id for stage in plan.stages_on[rank]])
-        if held not in group_of:
-            group_of[held] = tuple(sorted(held, key=place.__getitem__))
-        ranks_of.setdefault(group_of[held], []).append(rank)
+    for stages, ranks in held.items():
+        ranks_of.setdefault(tuple(sorted(stages, key=place.__getitem__)), []).extend(ranks)
     return {group: tuple(sorted(ranks)) for group, ranks in ranks_of.items()}
 
 

@@ -1,27 +1,23 @@
 """Refuses plans that break a rule, before anything runs them."""
 
 from collections import Counter
-from collections.abc import Container, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from itertools import compress
 
 from workbench.data.sample import Item
 from workbench.masks.patterns import check_masks
 from workbench.model.layer import Attention
 from workbench.plan.alike import alike_replicas, first_of_all
+from workbench.plan.check_programs import check_programs
 from workbench.plan.expert_groups import check_experts
 from workbench.plan.frame import frame_of
 from workbench.plan.gradient_groups import gradient_groups, reduction_order
 from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.optimizer_shards import check_instances
-from workbench.plan.parameter_shards import check_rounds, is_sharded, shard_units
+from workbench.plan.parameter_shards import check_rounds, shard_units
 from workbench.plan.plan import Plan, Stage, TokenShard
 from workbench.plan.routing import Routing, routing_of
 from workbench.plan.token_owners import row_tokens
-from workbench.schedule.action import COMPUTE, REDUCTIONS, ROUND, STEP, Action, Pass, reduction_of
 
 _SOUND_ROUNDS: LruCache[None] = LruCache(1024)
 _FITTING_LAYERS: LruCache[None] = LruCache(16_384)
@@ -72,14 +68,7 @@ def _check_data(plan: Plan) -> None:
 
 
 def _check_orders(plan: Plan) -> None:
-    """Of equal components the first breaks the rules that all break, told by the stages of all."""
-    part, reduced = first_of_all(plan), frozenset(reduction_order(plan))
-    if part is not plan:
-        with suppress(ValueError):
-            _check_programs(routing_of(part), reduced)
-            _check_token_shards(routing_of(part))
-            return
-    _check_programs(routing_of(plan), reduced)
+    check_programs(plan)
     _check_token_shards(routing_of(plan))
 
 
@@ -87,7 +76,7 @@ def _check_stages(plan: Plan) -> None:
     repeated = [stage_id for stage_id, times in Counter(s.id for s in plan.stages).items() if times > 1]
     if repeated:
         raise ValueError(f"stage ids must be unique, {repeated[0]} is used twice")
-    num_ranks = plan.cluster.num_ranks
+    grids: set[tuple[tuple[int, ...], ...]] = set()
     fitting: set[tuple[object, ...]] = set()
     for stage in plan.stages:
         layers = plan.model.module(stage.module).layers
@@ -97,21 +86,27 @@ def _check_stages(plan: Plan) -> None:
                 f"stage {stage.id}: layers [{first}, {last}) are not a non-empty part of "
                 f"{stage.module!r}, which has {len(layers)} layers"
             )
-        if not stage.ranks or len({len(row) for row in stage.ranks}) != 1 or not stage.ranks[0]:
-            raise ValueError(f"stage {stage.id}: ranks must be a cp x tp grid, got {stage.ranks}")
-        ranks = stage.flat_ranks
-        if len(set(ranks)) != len(ranks):
-            raise ValueError(f"stage {stage.id}: a rank stands twice in {ranks}")
-        if min(ranks) < 0 or max(ranks) >= num_ranks:
-            rank = next(rank for rank in ranks if not 0 <= rank < num_ranks)
-            raise ValueError(
-                f"stage {stage.id}: rank {rank} is not there, cluster {plan.cluster.name!r} "
-                f"has ranks 0..{num_ranks - 1}"
-            )
-        shape = stage.module, stage.layers, stage.cp, stage.tp, stage.ep
+        if stage.ranks not in grids:
+            _check_grid(plan, stage)
+            grids.add(stage.ranks)
+        shape = stage.module, stage.layers, len(stage.ranks), len(stage.ranks[0]), stage.ep
         if shape not in fitting:
             _FITTING_LAYERS.get_or((Identity(plan.model), shape), partial(_check_layers, plan, stage))
             fitting.add(shape)
+
+
+def _check_grid(plan: Plan, stage: Stage) -> None:
+    if not stage.ranks or len({len(row) for row in stage.ranks}) != 1 or not stage.ranks[0]:
+        raise ValueError(f"stage {stage.id}: ranks must be a cp x tp grid, got {stage.ranks}")
+    ranks, num_ranks = stage.flat_ranks, plan.cluster.num_ranks
+    if len(set(ranks)) != len(ranks):
+        raise ValueError(f"stage {stage.id}: a rank stands twice in {ranks}")
+    if min(ranks) < 0 or max(ranks) >= num_ranks:
+        rank = next(rank for rank in ranks if not 0 <= rank < num_ranks)
+        raise ValueError(
+            f"stage {stage.id}: rank {rank} is not there, cluster {plan.cluster.name!r} "
+            f"has ranks 0..{num_ranks - 1}"
+        )
 
 
 def _check_layers(plan: Plan, stage: Stage) -> None:
@@ -190,165 +185,6 @@ def _check_known(module: str, replica: int, counts: Counter[Item], known: set[It
             raise ValueError(f"module {module!r} replica {replica}: the batch has no item {tuple(item)}")
         if times > 1:
             raise ValueError(f"module {module!r} replica {replica}: item {tuple(item)} stands {times} times")
-
-
-def _check_programs(routing: Routing, reduced: Container[int]) -> None:
-    """Args: the plan's routing, and the stages that sum gradients with others, be they in the plan or not."""
-    plan = routing.plan
-    ranks = Counter(rank for program in plan.programs for rank in program.ranks)
-    for rank in plan.ranks:
-        if ranks[rank] != 1:
-            raise ValueError(f"rank {rank} must have one program, got {ranks[rank]}")
-    idle = sorted(set(ranks) - set(plan.ranks))
-    if idle:
-        raise ValueError(f"rank {idle[0]} has a program but holds no stage")
-    again = _again(plan)
-    first = [stage for stage in plan.stages if stage.flat_ranks[0] not in again]
-    wanted = _wanted_actions(routing, first, reduced)
-    held: dict[int, list[int]] = {}
-    for stage in plan.stages:
-        for rank in stage.flat_ranks:
-            held.setdefault(rank, []).append(stage.id)
-    for program in plan.programs:
-        alike = {tuple(held[rank]): rank for rank in reversed(program.ranks) if rank not in again}
-        for stages, rank in alike.items():  # ranks with the same stages break the same rules
-            _check_program(plan, rank, {stage_id: wanted[stage_id] for stage_id in stages})
-    _check_agreement(plan, again)
-
-
-def _again(plan: Plan) -> set[int]:
-    """Ranks of replicas that equal an earlier one, and so break the same rules."""
-    return {rank for _, *others in alike_replicas(plan) for other in others for rank in other.ranks}
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What a stage has to do: `weights` are the Bs that, where split, have a W beside their I.
-
-    `in_rounds`: its weights are sharded.
-    """
-
-    actions: set[Action]
-    weights: set[Action]
-    in_rounds: bool
-
-
-def _wanted_actions(routing: Routing, stages: Sequence[Stage], reduced: Container[int]) -> dict[int, _Wanted]:
-    """By stage; a backward may stand as I, with W where weights train, instead of B."""
-    plan = routing.plan
-    found: dict[int, _Wanted] = {}
-    for stage in stages:
-        backward = routing.backwards(stage)
-        whole = [Action(stage.id, Pass.B, index) for index in range(len(backward))]
-        actions = {Action(stage.id, Pass.F, index) for index in range(len(backward))}
-        actions.update(compress(whole, backward), [reduction_of(stage.id)] if stage.id in reduced else ())
-        weights = set(compress(whole, routing.trained(stage)))
-        found[stage.id] = _Wanted(actions, weights, is_sharded(plan, stage))
-    return found
-
-
-def _check_program(plan: Plan, rank: int, wanted: dict[int, _Wanted]) -> None:
-    program = plan.program[rank]
-    if not program or program[-1] != STEP or program.count(STEP) != 1:
-        raise ValueError(f"rank {rank}: a program ends with its only STEP, got {_tail(program)}")
-    done: set[Action] = set()
-    for action in program[:-1]:
-        if action in done:
-            raise ValueError(f"rank {rank}: action {action} stands twice")
-        if action.stage not in wanted:
-            raise ValueError(f"rank {rank}: action {action} is of a stage that the rank does not hold")
-        _check_work(rank, action, wanted[action.stage])
-        _check_place(rank, action, done)
-        done.add(action)
-    for action in program[:-1]:
-        if action.kind is Pass.OFFLOAD and (back := action._replace(kind=Pass.ONLOAD)) not in done:
-            raise ValueError(f"rank {rank}: action {back} is missing from the program")
-    for stage in wanted.values():
-        missing = [action for action in stage.actions - done if action.kind is not Pass.B]
-        for whole in stage.actions - done - set(missing):
-            missing += _missing_of_backward(whole, stage, done)
-        if missing:
-            raise ValueError(f"rank {rank}: action {min(missing, key=str)} is missing from the program")
-
-
-def _check_work(rank: int, action: Action, wanted: _Wanted) -> None:
-    if action in wanted.actions:
-        return
-    if action.kind in (*ROUND, Pass.OFFLOAD, Pass.ONLOAD):
-        if (action.kind in ROUND) != wanted.in_rounds:
-            rule = "sharded weights stay on the device" if wanted.in_rounds else "its weights are not sharded"
-            raise ValueError(f"rank {rank}: action {action} of stage {action.stage}: {rule}")
-        return
-    whole = action._replace(kind=Pass.B)
-    if action.kind not in (Pass.I, Pass.W) or whole not in wanted.actions:
-        raise ValueError(f"rank {rank}: action {action} has no microbatch or no gradient to work on")
-    if action.kind is Pass.W and whole not in wanted.weights:
-        raise ValueError(f"rank {rank}: action {action} has no weights to train, {whole} splits into I alone")
-
-
-def _missing_of_backward(whole: Action, wanted: _Wanted, done: set[Action]) -> list[Action]:
-    """B, where nothing of it stands; else what is missing of I and W."""
-    split = [whole._replace(kind=Pass.I)] + [whole._replace(kind=Pass.W)] * (whole in wanted.weights)
-    return [action for action in split if action not in done] if done & set(split) else [whole]
-
-
-_RIVALS = {Pass.B: (Pass.I, Pass.W), Pass.I: (Pass.B,), Pass.W: (Pass.B,)}
-
-
-def _check_place(rank: int, action: Action, done: Container[object]) -> None:
-    """F before B or I, I before W, a backward whole or split, reduction after all; weights are there."""
-    stage, kind, number = action
-    if (stage, Pass.OFFLOAD, None) in done or kind is Pass.ONLOAD:
-        _check_here(rank, action, done)
-    for rival in _RIVALS.get(kind, ()):
-        if (stage, rival, number) in done:
-            raise ValueError(
-                f"rank {rank}: action {action} stands after {action._replace(kind=rival)}: "
-                "a backward is whole or split"
-            )
-    before = action.continues
-    if before is not None and before not in done:
-        earlier = "its forward" if before.kind is Pass.F else str(before)
-        raise ValueError(f"rank {rank}: action {action} stands before {earlier}")
-    for closing in REDUCTIONS:
-        if (stage, closing, None) in done:
-            raise ValueError(f"rank {rank}: action {action} stands after {Action(stage, closing)}")
-
-
-def _check_here(rank: int, action: Action, done: Container[object]) -> None:
-    """The weights of a stage that goes to the host are on the device when it works."""
-    away = Action(action.stage, Pass.OFFLOAD)
-    if action.kind is Pass.ONLOAD and away not in done:
-        raise ValueError(f"rank {rank}: action {action} stands before {away}: its stage has not left")
-    if action.kind in COMPUTE and away in done and (back := away._replace(kind=Pass.ONLOAD)) not in done:
-        raise ValueError(f"rank {rank}: action {action} stands after {away}, before {back}")
-
-
-def _check_agreement(plan: Plan, again: Container[int]) -> None:
-    """All ranks of a stage run its actions in one order; stages that share ranks likewise."""
-    for stage in plan.stages:
-        leader, *others = stage.flat_ranks
-        if leader in again:
-            continue
-        for rank in others:
-            if plan.program[rank] is plan.program[leader]:
-                continue
-            shared = {s.id for s in plan.stages if {rank, leader} <= set(s.flat_ranks)}
-            mine, theirs = (
-                [action for action in plan.program[r] if action.stage in shared] for r in (rank, leader)
-            )
-            if mine != theirs:
-                index = next(
-                    i for i, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]
-                )
-                raise ValueError(
-                    f"ranks {leader} and {rank} share stage {stage.id} but differ in order: "
-                    f"{theirs[index]} and {mine[index]} at position {index}"
-                )
-
-
-def _tail(program: tuple[Action, ...]) -> str:
-    return " ".join(str(action) for action in program[-3:]) or "nothing"
 
 
 def _check_token_shards(routing: Routing) -> None:

@@ -10,6 +10,8 @@ from workbench.plan.routing import Routing, routing_of
 
 Needs = tuple[tuple[bool, bool, bool], ...]  # carries, computes an input's gradient, computes weights'
 
+# by module, layers and modules present: what `_edges` and `_needs` say
+Shown = dict[tuple[str, tuple[int, int], tuple[frozenset[str], ...]], tuple[tuple[Any, ...], Needs]]
 Present = dict[tuple[str, int], tuple[frozenset[str], ...]]  # (module, replica) -> modules in microbatches
 
 
@@ -30,6 +32,8 @@ class Frame:
 
 _PRESENT: LruCache[Present] = LruCache(1024)
 _ONE: LruCache[Frame] = LruCache(4096)  # of equal frames, so that they are compared in full once
+_BARE: LruCache[Frame] = LruCache(64)  # of the last stages
+_SHOWN: LruCache[Shown] = LruCache(16)  # of models; filled on use
 
 
 @cached_on_instance
@@ -42,7 +46,23 @@ def frame_of(plan: Plan) -> Frame:
 
     Complexity: O(stages + items + actions).
     """
-    routing, settings = routing_of(plan), plan.settings
+    settings = plan.settings
+    named = (
+        Identity(plan.model),
+        Identity(plan.cluster),  # who sends between unequal grids goes by its links
+        *(value_key(each) for each in (plan.batch, plan.microbatches)),
+        settings.precision,
+        settings.boundaries,
+        tuple([(each.module, each.instances) for each in settings.modules if _is_gathered(each)]),
+    )
+    bare = _BARE.get_or((*named, value_key(plan.stages)), lambda: Frame((*named, *_borders(plan))))
+    frame = Frame((bare, value_key(plan.token_shards), value_key(plan.programs)))
+    return _ONE.get_or(frame, lambda: frame)
+
+
+def _borders(plan: Plan) -> tuple[tuple[Any, ...], ...]:
+    """The order of stages, and of each where it stands and what it shows."""
+    routing = routing_of(plan)
     index_of = {stage.id: at for chain in plan.chain.values() for at, stage in enumerate(chain)}
     in_order = sorted(plan.stages, key=lambda stage: (stage.module, stage.layers, stage.replica))
     modules = {stage.module for stage in plan.stages}
@@ -50,27 +70,14 @@ def frame_of(plan: Plan) -> Frame:
         (Identity(plan.model), Identity(plan.batch), value_key(plan.microbatches), *sorted(modules)),
         lambda: _present(routing, modules),
     )
-    stages = tuple(
-        (
-            (stage.id, stage.module, stage.replica, stage.ranks, stage.ep, index_of[stage.id]),
-            _borders(routing, stage),
-            _needs(routing, stage, present.get((stage.module, stage.replica), ())),
-        )
-        for stage in plan.stages
-    )
-    frame = Frame(
-        (
-            Identity(plan.model),
-            Identity(plan.cluster),  # who sends between unequal grids goes by its links
-            *(value_key(each) for each in (plan.batch, plan.microbatches, plan.token_shards, plan.programs)),
-            settings.precision,
-            settings.boundaries,
-            tuple((each.module, each.instances) for each in settings.modules if _is_gathered(each)),
-            tuple(stage.id for stage in in_order),
-            stages,
-        )
-    )
-    return _ONE.get_or(frame, lambda: frame)
+    shown, stages = _SHOWN.get_or(Identity(plan.model), dict), []
+    for stage in plan.stages:
+        key = stage.module, stage.layers, present.get((stage.module, stage.replica), ())
+        if key not in shown:
+            shown[key] = _edges(routing, stage), _needs(routing, *key)
+        place = stage.id, stage.module, stage.replica, stage.ranks, stage.ep, index_of[stage.id]
+        stages.append((place, shown[key]))
+    return tuple([stage.id for stage in in_order]), tuple(stages)
 
 
 def _is_gathered(own: ModuleSettings) -> bool:
@@ -86,7 +93,7 @@ def _present(routing: Routing, modules: Collection[str]) -> Present:
     }
 
 
-def _borders(routing: Routing, stage: Stage) -> tuple[Any, ...]:
+def _edges(routing: Routing, stage: Stage) -> tuple[Any, ...]:
     """What leaves the stage, and the edges that begin or end in it."""
     model, (first, last) = routing.plan.model, stage.layers
     leaving = tuple(
@@ -97,15 +104,17 @@ def _borders(routing: Routing, stage: Stage) -> tuple[Any, ...]:
     return leaving, begun, ended
 
 
-def _needs(routing: Routing, stage: Stage, present: tuple[frozenset[str], ...]) -> Needs:
+def _needs(
+    routing: Routing, module: str, layers: tuple[int, int], present: tuple[frozenset[str], ...]
+) -> Needs:
     """For each set of modules that its microbatches have."""
     found = []
     for modules in present:
         flow = routing.flow_of(modules)
-        needs = flow.needs[stage.module][slice(*stage.layers)]
+        needs = flow.needs[module][slice(*layers)]
         found.append(
             (
-                any(_last(flow.carries[stage.module], stage.layers[1])),
+                any(_last(flow.carries[module], layers[1])),
                 any(need.input_grad for need in needs),
                 any(need.weight_grad for need in needs),
             )

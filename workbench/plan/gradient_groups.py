@@ -1,12 +1,13 @@
 """Which ranks hold the same weights and sum their gradients, and which action does it."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from workbench.model.experts import is_of_expert
 from workbench.model.layer import Layer, Shard
-from workbench.model.model_graph import Module
+from workbench.model.model_graph import ModelGraph, Module
 from workbench.plan.expert_groups import (
     check_equal_degrees,
     expert_elements,
@@ -27,7 +28,36 @@ _ORDERS: LruCache[tuple[int, ...]] = LruCache(64)
 _OF_MODULE: LruCache[tuple[GradientGroup, ...]] = LruCache(
     _MOST_RANKS, lambda groups: sum(len(group.ranks) for group in groups) + 1
 )
-_WEIGHTS: LruCache[tuple[Weights, ...]] = LruCache(65_536)
+
+
+class _Held:
+    """What stages of a model hold, each kind of stage looked at once."""
+
+    def __init__(self, model: ModelGraph) -> None:
+        self._model = model
+        self._weights: dict[tuple[str, tuple[int, int], bool], tuple[Weights, ...]] = {}
+        self._elements: dict[tuple[Weights, int, int], int] = {}
+
+    def weights(self, stage: Stage) -> tuple[Weights, ...]:
+        """Trainable weights of a stage, each once, last layer first."""
+        key, known = (stage.module, stage.layers, stage.ep > 1), self._weights
+        if key not in known:
+            known[key] = _weights_in(self._model.module(stage.module), stage)
+        return known[key]
+
+    def elements(self, weights: Weights, stage: Stage) -> int:
+        """Elements that one rank of the stage holds of these weights."""
+        key, known = (weights, stage.tp, stage.ep), self._elements
+        if key not in known:
+            known[key] = _elements(self._model.module(weights.module), weights, stage)
+        return known[key]
+
+
+_HELD: LruCache[_Held] = LruCache(16)
+
+
+def _held(plan: Plan) -> _Held:
+    return _HELD.get_or(Identity(plan.model), lambda: _Held(plan.model))
 
 
 @cached_on_instance
@@ -69,18 +99,29 @@ def _of_module(
     units: dict[int, ShardUnit],
     first_index: int,
 ) -> tuple[GradientGroup, ...]:
-    holders: dict[Weights, list[Stage]] = {}
+    held, holders = _held(plan), defaultdict[Weights, list[Stage]](list)
     for chain in chains:
         for stage in reversed(chain):
-            for weights in _weights_of(plan, stage):
-                holders.setdefault(weights, []).append(stage)
+            for weights in held.weights(stage):
+                holders[weights].append(stage)
     groups: list[GradientGroup] = []
+    known: dict[tuple[bool, tuple[int, ...]], tuple[tuple[int, ...], ...]] = {}  # most layers lie alike
     for weights in sorted(holders, key=lambda w: -_first_layer(module.layers, w)):
-        stages, index = holders[weights], first_index + len(groups)
-        if stages[0].id in units:
-            groups.extend(_part_groups(plan, weights, stages, units, index))
-        else:
-            groups.extend(_grid_groups(plan, weights, stages, index))
+        stages = holders[weights]
+        unit = units.get(stages[0].id)
+        num_elements = held.elements(weights, stages[0])
+        key = weights.experts, tuple([stage.id for stage in stages])
+        if key not in known:
+            known[key] = _grid_holders(weights, stages) if unit is None else _part_holders(stages, units)
+        groups += [
+            GradientGroup(
+                index=index,
+                ranks=ranks,
+                weights=(weights,),
+                num_elements=num_elements if unit is None else unit.part(num_elements),
+            )
+            for index, ranks in enumerate(known[key], first_index + len(groups))
+        ]
     return tuple(groups)
 
 
@@ -104,7 +145,8 @@ def reductions(plan: Plan, groups: tuple[GradientGroup, ...]) -> dict[Action, tu
         if len(group.ranks) > 1:
             by_weights.setdefault(group.weights[0], []).append(group)
     is_last = _last_reducers(plan)
-    weights_of = {stage.id: _weights_of(plan, stage) for stage in plan.stages}
+    held_by = _held(plan)
+    weights_of = {stage.id: held_by.weights(stage) for stage in plan.stages}
     tied: dict[tuple[str, int, int], dict[Weights, None]] = {}  # by module, replica and first rank
     for stage in plan.stages:
         held = tied.setdefault((stage.module, stage.replica, stage.flat_ranks[0]), {})
@@ -142,25 +184,20 @@ def _reduction_order(plan: Plan, groups: Iterable[GradientGroup]) -> tuple[int, 
         if len(group.ranks) > 1:
             first_group.setdefault(group.weights[0], group.index)
     found: list[tuple[int, int]] = []
+    held_by = _held(plan)
     known: dict[tuple[str, tuple[int, int], int], int | None] = {}  # the same in all replicas
     for stage in plan.stages:
         key = stage.module, stage.layers, stage.ep
         if key not in known:
-            mine = (first_group[w] for w in _weights_of(plan, stage) if w in first_group)
+            mine = (first_group[w] for w in held_by.weights(stage) if w in first_group)
             known[key] = min(mine, default=None)
         if (first := known[key]) is not None:
             found.append((first, stage.id))
     return tuple(stage for _, stage in sorted(found))
 
 
-def _weights_of(plan: Plan, stage: Stage) -> tuple[Weights, ...]:
-    """Trainable weights of a stage, each once, last layer first."""
-    key = Identity(plan.model), stage.module, stage.layers, stage.ep > 1
-    return _WEIGHTS.get_or(key, lambda: _weights_in(plan, stage))
-
-
-def _weights_in(plan: Plan, stage: Stage) -> tuple[Weights, ...]:
-    layers = plan.model.module(stage.module).layers
+def _weights_in(module: Module, stage: Stage) -> tuple[Weights, ...]:
+    layers = module.layers
     found: dict[Weights, None] = {}
     for index in reversed(range(*stage.layers)):
         if layers[index].trainable:
@@ -185,12 +222,10 @@ def _first_layer(layers: tuple[Layer, ...], weights: Weights) -> float:
     return next(users) - 0.5
 
 
-def _grid_groups(
-    plan: Plan, weights: Weights, stages: list[Stage], first_index: int
-) -> Iterator[GradientGroup]:
-    """One group per tensor-parallel place: all context-parallel ranks and replicas at that place.
+def _grid_holders(weights: Weights, stages: Sequence[Stage]) -> tuple[tuple[int, ...], ...]:
+    """Ranks by tensor-parallel place: all context-parallel ranks and replicas at that place.
 
-    Of distributed experts one per place among the ranks that hold them.
+    Of distributed experts by place among the ranks that hold them.
     """
     if len({stage.tp for stage in stages}) > 1:
         degrees = sorted({stage.tp for stage in stages})
@@ -200,36 +235,21 @@ def _grid_groups(
         )
     check_equal_degrees(stages, weights.module)
     if weights.experts:
-        held = expert_holders(stages)
-    else:
-        held = tuple(
-            tuple(sorted({row[index] for stage in stages for row in stage.ranks}))
-            for index in range(stages[0].tp)
-        )
-    num_elements = _elements(plan, weights, stages[0])
-    for index, ranks in enumerate(held):
-        yield GradientGroup(
-            index=first_index + index, ranks=ranks, weights=(weights,), num_elements=num_elements
-        )
+        return expert_holders(stages)
+    return tuple(
+        tuple(sorted({row[index] for stage in stages for row in stage.ranks}))
+        for index in range(stages[0].tp)
+    )
 
 
-def _part_groups(
-    plan: Plan, weights: Weights, stages: list[Stage], units: dict[int, ShardUnit], first_index: int
-) -> Iterator[GradientGroup]:
-    """One group per part of sharded weights: the ranks at its place in every unit that holds them."""
-    held = dict.fromkeys(units[stage.id] for stage in stages)
-    unit = units[stages[0].id]
-    num_elements = unit.part(_elements(plan, weights, stages[0]))
-    for index in range(len(unit.ranks)):
-        ranks = tuple(sorted({unit.ranks[index] for unit in held}))
-        yield GradientGroup(
-            index=first_index + index, ranks=ranks, weights=(weights,), num_elements=num_elements
-        )
+def _part_holders(stages: Iterable[Stage], units: Mapping[int, ShardUnit]) -> tuple[tuple[int, ...], ...]:
+    """Ranks by part of sharded weights: those at its place in every unit that holds them."""
+    held = {units[stage.id].ranks for stage in stages}
+    return tuple(tuple(sorted(set(places))) for places in zip(*held, strict=True))
 
 
-def _elements(plan: Plan, weights: Weights, stage: Stage) -> int:
-    """Elements that one rank of the stage holds of these weights."""
-    layers, tp = plan.model.module(weights.module).layers, stage.tp
+def _elements(module: Module, weights: Weights, stage: Stage) -> int:
+    layers, tp = module.layers, stage.tp
     if weights.layer is None:
         named = {p.name: p for layer in layers for p in layer.parameters()}
         shared = named[weights.shared or ""]

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from threading import Lock
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 Answer = TypeVar("Answer")
 _NOTHING: Any = object()  # in the place of an answer; keys are large, and hashed at every look-up
@@ -34,10 +34,10 @@ class LruCache(Generic[Answer]):
     def get_or(self, key: Hashable, derive: Callable[[], Answer]) -> Answer:
         """What `derive` gives, or gave when it was last asked for an equal key, of which all follows."""
         with self._lock:
-            known = self._known.get(key, _NOTHING)
+            known: Answer = self._known.get(key, _NOTHING)
             if known is not _NOTHING:
                 self._known.move_to_end(key)
-                return cast(Answer, known)
+                return known
         found = derive()
         self.put(key, found)
         return found

@@ -1,12 +1,13 @@
 """Stages whose weights are sharded among their replicas and brought together for use (FSDP, HSDP)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from workbench.plan.instance_cache import cached_on_instance
-from workbench.plan.lru_cache import Identity, LruCache
+from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.plan import Plan, Sharding, Stage
-from workbench.schedule.action import COMPUTE, FSDP, ROUND, Action, Pass
+from workbench.schedule.action import COMPUTE, FSDP, ROUND, Action, Order, Pass, by_stage
 
 _IN_ROUNDS = frozenset((*COMPUTE, *ROUND))
 
@@ -46,7 +47,17 @@ _UNITS: LruCache[tuple[ShardUnit, ...]] = LruCache(
     1_000_000, lambda units: sum(len(u.ranks) for u in units) + 1
 )
 
-_SIZES: LruCache[tuple[tuple[int, ...], tuple[int, ...]]] = LruCache(65_536)
+
+class _Contents(NamedTuple):
+    """Of layers: elements as `ShardUnit` has them, and the names of tied weights."""
+
+    trained: tuple[int, ...]
+    frozen: tuple[int, ...]
+    tied: tuple[str, ...]
+
+
+_Layers = tuple[str, tuple[int, int]]  # of a module
+_CONTENTS: LruCache[dict[_Layers, _Contents]] = LruCache(16)  # of models; filled on use
 _CUT: LruCache[tuple[Stage, ...]] = LruCache(1_000_000, len)
 
 
@@ -79,17 +90,21 @@ def shard_units(plan: Plan) -> tuple[ShardUnit, ...]:
     if not _shards_any(plan):
         return ()
     sharding = tuple((each.module, each.sharding, each.instances) for each in plan.settings.modules)
-    return _UNITS.get_or((Identity(plan.model), plan.stages, sharding), lambda: _units(plan))
+    return _UNITS.get_or((Identity(plan.model), value_key(plan.stages), sharding), lambda: _units(plan))
 
 
 def _units(plan: Plan) -> tuple[ShardUnit, ...]:
     found: dict[tuple[str, int, tuple[int, int]], list[Stage]] = {}
     instances: dict[str, dict[int, int]] = {}
+    sound: set[tuple[object, ...]] = set()
     for stage in plan.stages:
         if is_sharded(plan, stage):
             if stage.module not in instances:
                 instances[stage.module] = _instances(plan, stage.module)
-            _check_stage(plan, stage)
+            shape = stage.module, stage.ranks, stage.ep, stage.layers[1] - stage.layers[0]
+            if shape not in sound:
+                _check_stage(plan, stage)
+                sound.add(shape)
             key = stage.module, instances[stage.module][stage.replica], stage.layers
             found.setdefault(key, []).append(stage)
     for (module, instance, layers), stages in found.items():
@@ -99,10 +114,22 @@ def _units(plan: Plan) -> tuple[ShardUnit, ...]:
                 f"module {module!r} shards its weights, so all {len(replicas)} replicas of an instance "
                 f"are cut alike; layers [{layers[0]}, {layers[1]}) are a stage in {len(stages)} of them"
             )
-    units = tuple(_unit(plan, stages) for stages in found.values())
+    contents = _CONTENTS.get_or(Identity(plan.model), dict)
+    ranks_of: dict[tuple[object, ...], tuple[int, ...]] = {}  # of grids, which layers mostly share
+    units = []
+    for stages in found.values():
+        grids = tuple([stage.ranks for stage in stages])
+        if grids not in ranks_of:
+            ranks_of[grids] = _ranks(stages)
+        held = stages[0].module, stages[0].layers
+        if held not in contents:
+            contents[held] = _contents(plan, stages[0])
+        trained, frozen, _ = contents[held]
+        ids = tuple([stage.id for stage in stages])
+        units.append(ShardUnit(stages=ids, ranks=ranks_of[grids], trained=trained, frozen=frozen))
     _check_equal(plan, units)
-    _check_ties(plan, units)
-    return units
+    _check_ties(plan, units, contents)
+    return tuple(units)
 
 
 def _instances(plan: Plan, module: str) -> dict[int, int]:
@@ -138,7 +165,8 @@ def in_units(draft: Plan) -> Plan:
     if not _shards_any(draft) and [stage.id for stage in draft.stages] == list(range(len(draft.stages))):
         return draft
     sharded = tuple(each.module for each in draft.settings.modules if each.sharding is Sharding.PARAMETERS)
-    return replace(draft, stages=_CUT.get_or((draft.stages, sharded), lambda: _cut(draft.stages, sharded)))
+    key = value_key(draft.stages), sharded
+    return replace(draft, stages=_CUT.get_or(key, lambda: _cut(draft.stages, sharded)))
 
 
 def _cut(whole: tuple[Stage, ...], sharded: tuple[str, ...]) -> tuple[Stage, ...]:
@@ -146,7 +174,17 @@ def _cut(whole: tuple[Stage, ...], sharded: tuple[str, ...]) -> tuple[Stage, ...
     for stage in whole:
         first, last = stage.layers
         cuts = [(at, at + 1) for at in range(first, last)] if stage.module in sharded else [stage.layers]
-        stages += [replace(stage, id=len(stages) + index, layers=cut) for index, cut in enumerate(cuts)]
+        stages += [
+            Stage(
+                id=number,
+                module=stage.module,
+                replica=stage.replica,
+                layers=layers,
+                ranks=stage.ranks,
+                ep=stage.ep,
+            )
+            for number, layers in enumerate(cuts, len(stages))
+        ]
     return tuple(stages)
 
 
@@ -170,22 +208,19 @@ def _check_stage(plan: Plan, stage: Stage) -> None:
         )
 
 
-def _unit(plan: Plan, stages: list[Stage]) -> ShardUnit:
+def _ranks(stages: Iterable[Stage]) -> tuple[int, ...]:
+    """All that the replicas of a stage lie on, ascending."""
     ranks = sorted(rank for stage in stages for rank in stage.flat_ranks)
     if len(set(ranks)) != len(ranks):
         raise ValueError(f"stages {[stage.id for stage in stages]}: replicas of sharded weights share a rank")
-    key = Identity(plan.model), stages[0].module, stages[0].layers
-    trained, frozen = _SIZES.get_or(key, lambda: _sizes(plan, stages[0]))
-    return ShardUnit(
-        stages=tuple(stage.id for stage in stages), ranks=tuple(ranks), trained=trained, frozen=frozen
-    )
+    return tuple(ranks)
 
 
-def _sizes(plan: Plan, stage: Stage) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Elements of its own weights that train and of each tied one, and of those that do not train."""
+def _contents(plan: Plan, stage: Stage) -> _Contents:
     own = {True: 0, False: 0}
     tied: dict[bool, dict[str, int]] = {True: {}, False: {}}
-    for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
+    layers = plan.model.module(stage.module).layers[slice(*stage.layers)]
+    for layer in layers:
         shared = {name for _, name in layer.tied}
         for parameter in layer.parameters():
             if parameter.name in shared:
@@ -196,10 +231,10 @@ def _sizes(plan: Plan, stage: Stage) -> tuple[tuple[int, ...], tuple[int, ...]]:
         tuple(size for size in (own[is_trained], *tied[is_trained].values()) if size)
         for is_trained in (True, False)
     )
-    return trained, frozen
+    return _Contents(trained, frozen, tuple(sorted({name for layer in layers for _, name in layer.tied})))
 
 
-def _check_equal(plan: Plan, units: tuple[ShardUnit, ...]) -> None:
+def _check_equal(plan: Plan, units: Iterable[ShardUnit]) -> None:
     """The i-th part of a weight is the same in every instance."""
     sizes: dict[str, int] = {}
     for unit in units:
@@ -212,17 +247,12 @@ def _check_equal(plan: Plan, units: tuple[ShardUnit, ...]) -> None:
             )
 
 
-def _check_ties(plan: Plan, units: tuple[ShardUnit, ...]) -> None:
+def _check_ties(plan: Plan, units: Iterable[ShardUnit], contents: Mapping[_Layers, _Contents]) -> None:
     """Holders of a tied weight have all their ranks in common or none, so that a rank has one part of it."""
     holders: dict[tuple[str, str], list[tuple[int, ShardUnit]]] = {}
     for unit in units:
         stage = plan.stage[unit.stages[0]]
-        tied = {
-            name
-            for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]
-            for _, name in layer.tied
-        }
-        for name in sorted(tied):
+        for name in contents[stage.module, stage.layers].tied:
             others = holders.setdefault((stage.module, name), [])
             for other, first in others:
                 if first.ranks != unit.ranks and set(first.ranks) & set(unit.ranks):
@@ -243,48 +273,53 @@ def check_rounds(plan: Plan, units: tuple[ShardUnit, ...], twins: Mapping[int, i
     Args:
         twins: stage -> another one that has the same rounds; of a unit, one of them is looked at.
     """
+    known: dict[tuple[Order, bool], Order] = {}  # layers mostly are alike
+    ranks_of: dict[tuple[tuple[int, ...], ...], list[int]] = {}  # a grid's, one of each program
     for unit in units:
-        expected: list[Action] | None = None
+        expected: Order | None = None
         distinct: dict[int, int] = {}
         for stage in unit.stages:
             distinct.setdefault(twins.get(stage, stage), stage)
         for stage in distinct.values():
-            by_program: dict[int, int] = {}  # ranks of one program break the same rules
-            for rank in plan.stage[stage].flat_ranks:
-                by_program.setdefault(id(plan.program.get(rank)), rank)
-            for rank in by_program.values():
-                told = [
-                    action._replace(stage=unit.stages[0])
-                    for action in _rounds(plan, rank, stage, is_trained=bool(unit.trained))
-                ]
-                if expected is not None and told != expected:
+            grid = plan.stage[stage].ranks
+            if grid not in ranks_of:
+                first: dict[int, int] = {}  # ranks of one program break the same rules
+                for rank in plan.stage[stage].flat_ranks:
+                    first.setdefault(id(plan.program.get(rank)), rank)
+                ranks_of[grid] = [*first.values()]
+            for rank in ranks_of[grid]:
+                key = _by_stage(plan, rank).get(stage, ()), bool(unit.trained)
+                if key not in known:
+                    known[key] = tuple(_rounds(rank, stage, *key))
+                if expected is not None and known[key] != expected:
                     raise ValueError(
                         f"stages {unit.stages[0]} and {stage} shard their weights but differ in their "
-                        f"rounds: {' '.join(map(str, expected))} and {' '.join(map(str, told))}"
+                        f"rounds: {_spelled(unit.stages[0], expected)} and "
+                        f"{_spelled(unit.stages[0], known[key])}"
                     )
-                expected = told
+                expected = known[key]
 
 
-def _rounds(plan: Plan, rank: int, stage: int, *, is_trained: bool) -> Iterator[Action]:
+def _spelled(stage: int, order: Order) -> str:
+    return " ".join(str(Action(stage, *each)) for each in order)
+
+
+def _rounds(rank: int, stage: int, order: Order, is_trained: bool) -> Iterator[tuple[Pass, int | None]]:  # noqa: FBT001  (a key of what is known)
     """The collectives of a stage's rounds, in order."""
     state = _State()
-    for action in _by_stage(plan, rank).get(stage, ()):
-        state.do(rank, action, is_trained=is_trained)
-        if action.kind in FSDP:
-            yield action
+    for kind, number in order:
+        if kind in _IN_ROUNDS:
+            state.do(rank, Action(stage, kind, number), is_trained=is_trained)
+        if kind in FSDP:
+            yield kind, number
     if state.is_whole or state.owes:
         kind = Pass.FREE if state.is_whole else Pass.REDUCE_SCATTER
         raise ValueError(f"rank {rank}: {Action(stage, kind, state.number)} is missing from the program")
 
 
 @cached_on_instance
-def _by_stage(plan: Plan, rank: int) -> Mapping[int | None, list[Action]]:
-    """A rank's passes, gathers, frees and reduce-scatters, of each stage in their order."""
-    found: dict[int | None, list[Action]] = {}
-    for action in plan.program.get(rank, ()):
-        if action.kind in _IN_ROUNDS:
-            found.setdefault(action.stage, []).append(action)
-    return found
+def _by_stage(plan: Plan, rank: int) -> Mapping[int | None, Order]:
+    return by_stage(plan.program.get(rank, ()))
 
 
 @dataclass(slots=True)

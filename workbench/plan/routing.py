@@ -30,10 +30,9 @@ class Holding:
 
 @dataclass(slots=True)
 class _Tables:
-    """What was looked up of a plan; filled on use.
+    """What was looked up of plans with equal stages and microbatches; filled on use.
 
-    They are kept with the plan and do not name it: a plan in a cycle would wait for the garbage collector,
-    with all that is derived of it.
+    They name no plan: one in a cycle would wait for the garbage collector, with all that is derived of it.
     """
 
     segments: _Segments | None = None
@@ -45,6 +44,7 @@ class _Tables:
     present_at: dict[tuple[str, int], tuple[frozenset[str], ...]] = field(default_factory=dict)  # by replica
     computes: dict[tuple[frozenset[str], str, tuple[int, int]], Needs] = field(default_factory=dict)
     backwards: dict[int, tuple[bool, ...]] = field(default_factory=dict)  # by stage
+    trained: dict[int, tuple[bool, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +166,13 @@ class Routing:
 
     def trained(self, stage: Stage) -> tuple[bool, ...]:
         """Of every microbatch, whether the stage computes weight gradients for it: W, where it is split."""
-        each = zip(self.present_in((stage.module, stage.replica)), self.backwards(stage), strict=True)
-        return tuple([is_back and self.computes(stage, modules).weight_grad for modules, is_back in each])
+        known = self._tables.trained
+        if stage.id not in known:
+            present = self.present_in((stage.module, stage.replica))
+            trains = {modules: self.computes(stage, modules).weight_grad for modules in set(present)}
+            each = zip(present, self.backwards(stage), strict=True)
+            known[stage.id] = tuple([is_back and trains[modules] for modules, is_back in each])
+        return known[stage.id]
 
     def is_read(self, microbatch: Microbatch) -> bool:
         """Whether some consumer reads this very copy."""
@@ -246,10 +251,14 @@ class Routing:
 
 
 def routing_of(plan: Plan) -> Routing:
-    """The plan's `Routing`; all of one plan share their tables."""
+    """The plan's `Routing`; all of equal stages and microbatches share their tables."""
     return Routing(plan, _tables(plan))
+
+
+_TABLES: LruCache[_Tables] = LruCache(64)  # of the last plans
 
 
 @cached_on_instance
 def _tables(plan: Plan) -> _Tables:
-    return _Tables()
+    key = Identity(plan.model), Identity(plan.batch), value_key(plan.stages), value_key(plan.microbatches)
+    return _TABLES.get_or(key, _Tables)

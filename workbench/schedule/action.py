@@ -1,9 +1,11 @@
 """An action: one pass of one stage over one microbatch, in torch's letters, or what stands between passes."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import StrEnum
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, cast
 
 
 class Pass(StrEnum):
@@ -176,7 +178,20 @@ class Action(NamedTuple):
         return None if before is None else Action(self.stage, before, self.microbatch)
 
 
+# of a tuple, as `Action._make` without a call in Python
+new_action = cast("Callable[[tuple[int | None, Pass, int | None]], Action]", partial(tuple.__new__, Action))
 STEP = Action(None, Pass.STEP)
+Order = tuple[tuple[Pass, int | None], ...]  # actions of one stage, whose name is left out
+
+
+def by_stage(actions: Iterable[Action]) -> dict[int | None, Order]:
+    """Stage -> kinds and numbers of its actions, in order; stages as they come first."""
+    found: defaultdict[int | None, list[tuple[Pass, int | None]]] = defaultdict(list)
+    for action in actions:
+        found[action[0]].append(action[1:])
+    return {stage: tuple(order) for stage, order in found.items()}
+
+
 _TEXT = re.compile(r"([0-9]*)([A-Z_]+)([0-9]*)")
 
 

@@ -9,7 +9,8 @@ from math import lcm
 
 from workbench.schedule.action import Action, Pass
 
-ROUND = Fraction(1)
+Time = int | Fraction  # in rounds: one is one microbatch at the sinks; ints, which most are, compare faster
+ROUND = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +55,17 @@ class ScheduleNode:
 
 @dataclass(slots=True)
 class _Times:
-    """Virtual times of one stage's passes, in rounds: one round is one microbatch at the sinks."""
+    """Virtual times of one stage's passes."""
 
-    forward: list[Fraction]
-    backward: dict[int, Fraction]
+    forward: list[Time]
+    backward: dict[int, Time]
 
     @property
-    def all(self) -> Iterator[Fraction]:
+    def all(self) -> Iterator[Time]:
         """Of all passes."""
         return chain(self.forward, self.backward.values())
 
-    def before(self, microbatch: int) -> Fraction:
+    def before(self, microbatch: int) -> Time:
         """Time of the forward that precedes `microbatch`'s; one round earlier when it is the first."""
         return self.forward[microbatch - 1] if microbatch else self.forward[0] - ROUND
 
@@ -123,9 +124,9 @@ def graph_aware_1f1b(
     return {group: _merge(group, times, position) for group in groups}
 
 
-def _forward_times(node: ScheduleNode, times: dict[int, _Times], mates: tuple[int, ...]) -> list[Fraction]:
+def _forward_times(node: ScheduleNode, times: dict[int, _Times], mates: tuple[int, ...]) -> list[Time]:
     """Strictly increasing times, none later than the forwards that read them."""
-    earliest: dict[int, Fraction] = {}
+    earliest: dict[int, Time] = {}
     for consumer in node.consumers:
         reader, num_done = times[consumer.stage], 0
         for microbatch, needs in enumerate(consumer.needs):
@@ -141,7 +142,7 @@ def _forward_times(node: ScheduleNode, times: dict[int, _Times], mates: tuple[in
                 if own not in earliest or time < earliest[own]:
                     earliest[own] = time
             num_done = wanted
-    forward: list[Fraction] = []
+    forward: list[Time] = []
     for own in range(node.num_microbatches):
         if own in earliest:
             forward.append(earliest[own])
@@ -150,17 +151,15 @@ def _forward_times(node: ScheduleNode, times: dict[int, _Times], mates: tuple[in
     return forward
 
 
-def _backward_times(
-    node: ScheduleNode, forward: list[Fraction], times: dict[int, _Times]
-) -> dict[int, Fraction]:
+def _backward_times(node: ScheduleNode, forward: list[Time], times: dict[int, _Times]) -> dict[int, Time]:
     """Never earlier than the backwards of those that read a microbatch."""
-    latest: dict[int, Fraction] = {}
+    latest: dict[int, Time] = {}
     for consumer in node.consumers:
         for own, time in _released(node, consumer, times[consumer.stage]):
             if own not in latest or time > latest[own]:
                 latest[own] = time
-    backward: dict[int, Fraction] = {}
-    previous: Fraction | None = None
+    backward: dict[int, Time] = {}
+    previous: Time | None = None
     for own in (index for index, has in enumerate(node.backward) if has):
         if own in latest:
             backward[own] = latest[own]
@@ -171,7 +170,7 @@ def _backward_times(
     return backward
 
 
-def _released(node: ScheduleNode, consumer: Consumer, reader: _Times) -> Iterator[tuple[int, Fraction]]:
+def _released(node: ScheduleNode, consumer: Consumer, reader: _Times) -> Iterator[tuple[int, Time]]:
     """(microbatch, time) for what each backward is the last to need, spread up to the next backward."""
     order = sorted(reader.backward, key=lambda microbatch: (reader.backward[microbatch], microbatch))
     last_reader: dict[int, int] = {}
@@ -190,7 +189,7 @@ def _released(node: ScheduleNode, consumer: Consumer, reader: _Times) -> Iterato
             yield own, _between(start, start + ROUND if end is None else end, step, len(members))
 
 
-def _between(start: Fraction, end: Fraction, step: int, num_steps: int) -> Fraction:
+def _between(start: Time, end: Time, step: int, num_steps: int) -> Time:
     """start + (end - start) step / num_steps; the ends, which are most of all, without arithmetic."""
     if step == 0:
         return start
@@ -200,7 +199,7 @@ def _between(start: Fraction, end: Fraction, step: int, num_steps: int) -> Fract
 def _merge(group: tuple[int, ...], times: dict[int, _Times], position: dict[int, int]) -> tuple[Action, ...]:
     parts = lcm(*{time.denominator for stage in group for time in times[stage].all})
 
-    def at(time: Fraction) -> int:
+    def at(time: Time) -> int:
         """In whole parts of a round, which compare ten times as fast as fractions."""
         return time.numerator * (parts // time.denominator)
 

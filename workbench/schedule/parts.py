@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from workbench.schedule.action import Action
+from workbench.schedule.action import Action, new_action
 from workbench.schedule.graph_aware import ScheduleNode
 
 Group = tuple[int, ...]
@@ -31,8 +31,9 @@ class Part:
 
     def original(self, action: Action) -> Action:
         """The action of the whole problem."""
-        assert action.stage is not None
-        return Action(self.stages[action.stage], action.kind, action.microbatch)
+        stage, kind, microbatch = action
+        assert stage is not None
+        return new_action((self.stages[stage], kind, microbatch))
 
     def original_programs(self, programs: Programs) -> Programs:
         """Programs by the groups of the whole problem."""

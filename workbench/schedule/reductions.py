@@ -1,12 +1,15 @@
 """Where the reductions of gradients stand among the passes, the same on all ranks of a stage."""
 
-from collections import Counter, deque
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from graphlib import TopologicalSorter
 from itertools import pairwise
 
-from workbench.schedule.action import MEANING, Action, Operation, reduction_of
+from workbench.schedule.action import MEANING, Action, Operation, Pass, reduction_of
 from workbench.schedule.parts import Programs
+
+_SCATTERS = frozenset(kind for kind in Pass if MEANING[kind].operation is Operation.REDUCE_SCATTER)
 
 
 def with_reductions(programs: Programs, reduced: Sequence[int]) -> Programs:
@@ -28,37 +31,40 @@ def with_reductions(programs: Programs, reduced: Sequence[int]) -> Programs:
     """
     is_shared = max(Counter(stage for group in programs for stage in group).values(), default=0) > 1
     if is_shared:
-        positions = _places(programs)
-        due = _due(positions, reduced)
-        return {group: _merged(actions, positions, group, due) for group, actions in programs.items()}
-    found: Programs = {}
-    for group, actions in programs.items():
-        positions = {action: index for index, action in enumerate(actions)}
-        due = _due(positions, [stage for stage in reduced if stage in group])
-        found[group] = _merged(actions, positions, group, due)
-    return found
+        order = _order(programs)
+        place, due = {action: index for index, action in enumerate(order)}, _due(order, reduced)
+        return {
+            group: _merged(actions, [place[action] for action in actions], group, due)
+            for group, actions in programs.items()
+        }
+    return {
+        group: _merged(
+            actions,
+            range(len(actions)),
+            group,
+            _due(actions, [stage for stage in reduced if stage in group]),
+        )
+        for group, actions in programs.items()
+    }
 
 
-def _places(programs: Programs) -> dict[Action, int]:
-    """Every action's place in an order of which all programs are restrictions."""
+def _order(programs: Programs) -> tuple[Action, ...]:
+    """All actions in an order of which all programs are restrictions."""
     order: TopologicalSorter[Action] = TopologicalSorter()
     for actions in programs.values():
         for action in actions:
             order.add(action)
         for before, after in pairwise(actions):
             order.add(after, before)
-    return {action: index for index, action in enumerate(order.static_order())}
+    return tuple(order.static_order())
 
 
-def _due(place: Mapping[Action, int], reduced: Sequence[int]) -> dict[int, int]:
+def _due(order: Sequence[Action], reduced: Sequence[int]) -> dict[int, int]:
     """Stage -> place that its reduction comes behind, in the order of the reductions; -1: before all."""
-    last: dict[int | None, int] = {}
-    for action, index in place.items():
-        last[action.stage] = max(index, last.get(action.stage, -1))
-    scatters = sorted(
-        index for action, index in place.items() if MEANING[action.kind].operation is Operation.REDUCE_SCATTER
-    )
-    next_scatter = dict(pairwise(scatters))
+    if not reduced:
+        return {}
+    last = {action.stage: index for index, action in enumerate(order)}
+    next_scatter = dict(pairwise(index for index, action in enumerate(order) if action.kind in _SCATTERS))
     due: dict[int, int] = {}
     latest = -1
     for stage in reduced:
@@ -68,12 +74,14 @@ def _due(place: Mapping[Action, int], reduced: Sequence[int]) -> dict[int, int]:
 
 
 def _merged(
-    actions: Sequence[Action], place: Mapping[Action, int], group: Sequence[int], due: Mapping[int, int]
+    actions: Sequence[Action], places: Sequence[int], group: Sequence[int], due: Mapping[int, int]
 ) -> tuple[Action, ...]:
-    waiting = deque((after, stage) for stage, after in due.items() if stage in group)
+    """Actions, whose places in the order ascend, each reduction behind those that it comes behind."""
     found: list[Action] = []
-    for action in actions:
-        while waiting and waiting[0][0] < place[action]:
-            found.append(reduction_of(waiting.popleft()[1]))
-        found.append(action)
-    return (*found, *(reduction_of(stage) for _, stage in waiting))
+    done = 0
+    for stage, after in due.items():
+        if stage in group:
+            end = bisect_right(places, after)
+            found += (*actions[done:end], reduction_of(stage))
+            done = end
+    return (*found, *actions[done:])

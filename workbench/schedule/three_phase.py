@@ -1,8 +1,10 @@
 """The three-phase schedule of modules that share ranks: forward all, run the pipeline, backward all."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
+from operator import itemgetter
+from typing import NamedTuple
 
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.graph_aware import (
@@ -228,8 +230,7 @@ class _Problem:
         self._backward[node.stage] = [u if b is None else b for b, u in zip(last, unread, strict=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Placed:
+class _Placed(NamedTuple):
     """A pass with its place in a total order."""
 
     start: float
@@ -264,15 +265,15 @@ class _Body:
 
     def order(self, early: Sequence[Action]) -> list[Action]:
         """The window's inner passes by their start, and these outer forwards in their longest wait."""
-        keyed = [((p.start, 1, p.rank), self._whole(p.action)) for p in self._placed]
-        waits = self._longest_waits()
+        keyed = [((start, 1, rank), self._whole(action)) for start, rank, action in self._placed]
+        waits = self._longest_waits() if early else {}
         at: dict[int, float] = {}
         for index, action in enumerate(early):
             assert action.stage is not None
             start = self._wait_of(action.stage, waits, at)
             at[action.stage] = start
             keyed.append(((start, 0, index), action))
-        return [action for _, action in sorted(keyed, key=lambda entry: entry[0])]
+        return [action for _, action in sorted(keyed, key=itemgetter(0))]
 
     def _wait_of(self, stage: int, waits: Mapping[Group, float], at: Mapping[int, float]) -> float:
         """The latest of the waits of the inner stages on its ranks, and never before what it reads."""
@@ -326,9 +327,10 @@ class _Body:
 
     def _whole(self, action: Action) -> Action:
         """The pass with its number in the whole problem."""
-        assert action.stage is not None
-        assert action.microbatch is not None
-        return action._replace(microbatch=self._members[action.stage][action.microbatch])
+        stage, kind, microbatch = action
+        assert stage is not None
+        assert microbatch is not None
+        return Action(stage, kind, self._members[stage][microbatch])
 
 
 def _on_dag(problem: Problem) -> Programs:
