@@ -6,7 +6,8 @@ import numpy as np
 
 from workbench.arrays import Flags, Ints, ints, spans, starts
 from workbench.memory.accounts import Accounts
-from workbench.memory.places import NOWHERE, Places
+from workbench.memory.places import Places
+from workbench.plan.action_columns import NOWHERE
 from workbench.plan.frame import frame_of
 from workbench.plan.lowered import ROUTES, Route, Slice
 from workbench.plan.lru_cache import Identity, LruCache

@@ -2,9 +2,13 @@
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
+from typing import Generic, NamedTuple, TypeVar
 
+import numpy as np
+
+from workbench.arrays import Ints
 from workbench.cost.roofline import Grid, RowWork, Work
 from workbench.masks.patterns import CAUSAL
 from workbench.memory.layer import LayerBytes, layer_bytes, layer_split_bytes
@@ -23,12 +27,12 @@ from workbench.plan.sequence import token_borders
 from workbench.plan.token_owners import held_runs
 from workbench.plan.work import row_kinds, work_of
 
+Bytes = TypeVar("Bytes", int, Ints)
 MOST_STAGES = 16_384  # that are cached, each over a microbatch
 
 
-@dataclass(frozen=True, slots=True)
-class StageBytes:
-    """Bytes of one stage over one microbatch on one rank, as `memory_table` says.
+class StageBytes(NamedTuple, Generic[Bytes]):
+    """Bytes of one stage over one microbatch on one rank, as `memory_table` says; or columns of many.
 
     Args:
         kept: from the forward to the last backward, without the stage's input and output.
@@ -39,17 +43,16 @@ class StageBytes:
             layer and makes the weights' gradients at the same pace; these are part of it.
     """
 
-    kept: int
-    input_kept: int
-    output: int
-    forward: int
-    accumulating: int
-    first: int
+    kept: Bytes
+    input_kept: Bytes
+    output: Bytes
+    forward: Bytes
+    accumulating: Bytes
+    first: Bytes
 
 
-@dataclass(frozen=True, slots=True)
-class StageSplitBytes:
-    """Bytes of one stage over one microbatch on one rank where its backward is I and W.
+class StageSplitBytes(NamedTuple, Generic[Bytes]):
+    """Bytes of one stage over one microbatch on one rank where its backward is I and W; or columns of many.
 
     Args:
         left: from I to W.
@@ -58,10 +61,10 @@ class StageSplitBytes:
         adding: the same for a later W.
     """
 
-    left: int
-    input_pass: int
-    first: int
-    adding: int
+    left: Bytes
+    input_pass: Bytes
+    first: Bytes
+    adding: Bytes
 
 
 def _scaled_row(row: RowWork, factor: float) -> RowWork:
@@ -73,8 +76,8 @@ _State = Mapping[StateKind, int]  # part -> bytes
 _STATES: LruCache[_State] = LruCache(MOST_STAGES)
 _SETTINGS: LruCache[Setting] = LruCache(MOST_STAGES)
 _ONES: LruCache[object] = LruCache(MOST_STAGES)
-_SUMS: LruCache[StageBytes] = LruCache(MOST_STAGES)
-_SPLIT_SUMS: LruCache[StageSplitBytes] = LruCache(MOST_STAGES)
+_SUMS: LruCache[StageBytes[int]] = LruCache(MOST_STAGES)
+_SPLIT_SUMS: LruCache[StageSplitBytes[int]] = LruCache(MOST_STAGES)
 
 
 def _one(key: Hashable) -> object:
@@ -90,10 +93,11 @@ class Sizes:
         self._microbatches: dict[tuple[str, int, int], int] = {}
         self._stages: dict[int, int] = {}
         self._numbers: dict[Hashable, int] = {}
-        self._known: dict[tuple[int, int, bool], StageBytes] = {}
-        self._known_split: dict[tuple[int, int], StageSplitBytes] = {}
-        self._each: dict[tuple[int, bool], list[StageBytes]] = {}
-        self._each_split: dict[int, list[StageSplitBytes]] = {}
+        self._known: dict[tuple[int, int, bool], StageBytes[int]] = {}
+        self._known_split: dict[tuple[int, int], StageSplitBytes[int]] = {}
+        self._each: dict[tuple[int, int, bool], Ints] = {}
+        self._each_split: dict[tuple[int, int], Ints] = {}
+        self._kinds: dict[tuple[str, int], tuple[list[Microbatch], list[int]]] = {}
         self._settings: dict[tuple[int, Grid], tuple[object, Setting]] = {}
         self._needs: dict[tuple[int, frozenset[str] | None], tuple[object, tuple[Needs, ...]]] = {}
         self._settled: dict[str, object] = {}
@@ -133,21 +137,34 @@ class Sizes:
                 sizes[part] += count * num_bytes
         return sizes
 
-    def each(self, stage: Stage, *, keeps: bool) -> list[StageBytes]:
-        """`of` every microbatch of the stage's replica."""
-        if (key := (stage.id, keeps)) not in self._each:
-            held = self._plan.microbatches_of.get((stage.module, stage.replica), ())
-            self._each[key] = [self.of(stage, microbatch, keeps=keeps) for microbatch in held]
+    def each(self, stage: Stage, *, keeps: bool) -> Ints:
+        """[microbatches, fields] `of` every microbatch of the stage's replica."""
+        key = self._stage_number(stage), stage.replica, keeps
+        if key not in self._each:
+            firsts, kinds = self._kinds_in(stage)
+            self._each[key] = np.array([self.of(stage, first, keeps=keeps) for first in firsts])[kinds]
         return self._each[key]
 
-    def each_split(self, stage: Stage) -> list[StageSplitBytes]:
-        """`split` of every microbatch of the stage's replica."""
-        if stage.id not in self._each_split:
-            held = self._plan.microbatches_of.get((stage.module, stage.replica), ())
-            self._each_split[stage.id] = [self.split(stage, microbatch) for microbatch in held]
-        return self._each_split[stage.id]
+    def each_split(self, stage: Stage) -> Ints:
+        """[microbatches, fields] `split` of every microbatch of the stage's replica."""
+        key = self._stage_number(stage), stage.replica
+        if key not in self._each_split:
+            firsts, kinds = self._kinds_in(stage)
+            self._each_split[key] = np.array([self.split(stage, first) for first in firsts])[kinds]
+        return self._each_split[key]
 
-    def of(self, stage: Stage, microbatch: Microbatch, *, keeps: bool) -> StageBytes:
+    def _kinds_in(self, stage: Stage) -> tuple[list[Microbatch], list[int]]:
+        """Of microbatches of the stage's replica one of each kind; of every one its place among these."""
+        place = stage.module, stage.replica
+        if place not in self._kinds:
+            held = self._plan.microbatches_of[place]
+            numbers = list(map(self._microbatch_number, held))
+            first_of = dict(zip(reversed(numbers), reversed(held), strict=True))
+            at = {number: index for index, number in enumerate(first_of)}
+            self._kinds[place] = list(first_of.values()), [at[number] for number in numbers]
+        return self._kinds[place]
+
+    def of(self, stage: Stage, microbatch: Microbatch, *, keeps: bool) -> StageBytes[int]:
         """Of that stage; `keeps` False: no backward follows, so nothing is kept."""
         key = self._stage_number(stage), self._microbatch_number(microbatch), keeps
         if key not in self._known:
@@ -156,7 +173,7 @@ class Sizes:
             self._known[key] = _SUMS.get_or((layers, name), lambda: self._sum(stage, needs, setting))
         return self._known[key]
 
-    def split(self, stage: Stage, microbatch: Microbatch) -> StageSplitBytes:
+    def split(self, stage: Stage, microbatch: Microbatch) -> StageSplitBytes[int]:
         """Of that stage, whose backward of the microbatch is split."""
         key = self._stage_number(stage), self._microbatch_number(microbatch)
         if key not in self._known_split:
@@ -254,7 +271,7 @@ class Sizes:
         text = sum(segment.tokens_out for segment in segments if segment.modality == TEXT)
         return None if text == sum(s.tokens_out for s in segments) else text / stage.cp
 
-    def _sum(self, stage: Stage, needs: tuple[Needs, ...], setting: Setting) -> StageBytes:
+    def _sum(self, stage: Stage, needs: tuple[Needs, ...], setting: Setting) -> StageBytes[int]:
         plan = self._plan
         module = plan.model.module(stage.module)
         layers = module.layers[slice(*stage.layers)]
@@ -294,7 +311,7 @@ class Sizes:
             found.append(known[key])
         return found
 
-    def _sum_split(self, stage: Stage, needs: tuple[Needs, ...], setting: Setting) -> StageSplitBytes:
+    def _sum_split(self, stage: Stage, needs: tuple[Needs, ...], setting: Setting) -> StageSplitBytes[int]:
         """Peaks over the layers: I has left what lies behind; W has made gradients of what lies before."""
         kernels = self._plan.settings.kernels
         layers = self._plan.model.module(stage.module).layers[slice(*stage.layers)]
@@ -339,7 +356,7 @@ def _stage_bytes(
     each: list[LayerBytes],
     lists: tuple[list[int], list[int], list[int]],
     edges: tuple[int, int, int],
-) -> StageBytes:
+) -> StageBytes[int]:
     """Peaks over the layers: a forward has kept what lies before, a backward gave back what lies behind.
 
     Lists, by layer: what it keeps, what its recomputation keeps until its own backward is done,
