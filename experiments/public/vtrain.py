@@ -30,7 +30,7 @@ from experiments.public.fitted import Floats, Free, fitted, ready, times_s
 from sim.predict import iteration_s
 from workbench.cost.collectives import Collective
 from workbench.cost.execution import Execution, write_execution
-from workbench.cost.profile import CollectiveTable, Profile, Table, load_profile
+from workbench.cost.profile import COLLECTIVE_AXES, CollectiveTable, Profile, Table, load_profile
 from workbench.llm_table.columns import read_row
 from workbench.llm_table.llm_row import LlmRow
 from workbench.llm_table.predict import RowPredictor
@@ -68,7 +68,7 @@ def with_vtrain_all_reduce(profile: Profile) -> Profile:
         (float(c["n_gpus"]), float(c["bytes"]), float(c["bytes"]) / float(c["time_ns"]) * NS_PER_S)
         for c in printed_rows("vtrain_all_reduce_a100")
     )
-    table = Table(axes=("ranks", "bytes"), points=points, measured=True, source="vtrain_all_reduce_a100.csv")
+    table = Table(axes=COLLECTIVE_AXES, points=points, measured=True, source="vtrain_all_reduce_a100.csv")
     others = tuple(c for c in profile.collectives if c.collective != Collective.ALL_REDUCE)
     measured = CollectiveTable(collective=Collective.ALL_REDUCE.value, scope="intra", table=table)
     return replace(profile, collectives=(*others, measured))
