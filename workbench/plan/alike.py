@@ -3,8 +3,9 @@
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
+from workbench.on_demand import OnDemand
 from workbench.plan.instance_cache import cached_on_instance, set_cached
 from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.paths import num_senders
@@ -15,9 +16,9 @@ from workbench.plan.work import sample_kinds
 from workbench.schedule.action import Action
 
 MOST_REPLICAS = 500_000  # of all plans whose components are remembered
+nx = OnDemand("networkx")
 Place = tuple[str, int]  # a module and one of its replicas
 Owners = tuple[int, int, int, tuple[int, ...]]  # microbatch, row, tokens of a block, owner of each
-Thing = TypeVar("Thing", bound=Hashable)
 
 
 class Component(NamedTuple):
@@ -70,10 +71,13 @@ def alike_replicas(plan: Plan) -> tuple[tuple[Component, ...], ...]:
 def alike_together(plan: Plan, links: Iterable[Sequence[int]]) -> tuple[tuple[Component, ...], ...]:
     """As `alike_replicas`, with components that are linked, by places in `components(plan)`, as one."""
     found = components(plan)
-    common = ((link, one) for link, together in enumerate(links) for one in together)
+    graph = nx.Graph()
+    graph.add_nodes_from(range(len(found)))
+    for together in links:
+        nx.add_path(graph, together)
     joined = [
-        [replica for one in each for replica in found[one].replicas]
-        for each in _joined(range(len(found)), common)
+        [replica for one in sorted(each) for replica in found[one].replicas]
+        for each in nx.connected_components(graph)
     ]
     return _sets(plan, _made(plan, joined) or ())
 
@@ -100,42 +104,31 @@ def _numbers(plan: Plan) -> dict[str, tuple[int, ...]]:
 
 
 def _linked(plan: Plan) -> list[list[Place]]:
-    return _joined(plan.chain, _held(plan))
+    """Sets of replicas, each as its first one is found: a set is moved into the larger of two that meet."""
+    group_of: dict[Place, list[Place]] = {place: [place] for place in plan.chain}
+    first_of: dict[tuple[str, int], Place] = {}
 
-
-def _held(plan: Plan) -> Iterator[tuple[tuple[str, int], Place]]:
-    """What links replicas of modules, with each that has it."""
-    if len(set(_numbers(plan).values())) == 1:
-        for module, replica in plan.chain:
-            yield ("replica", replica), (module, replica)
-    for stage in plan.stages:
-        for rank in stage.flat_ranks:
-            yield ("rank", rank), (stage.module, stage.replica)
-    for microbatch in plan.microbatches:
-        place = microbatch.module, microbatch.replica
-        if place in plan.chain:  # else no stage has it, which `_made` tells
-            for sample in {item.sample for item in microbatch.items}:
-                yield ("sample", sample), place
-
-
-def _joined(things: Iterable[Thing], held: Iterable[tuple[Hashable, Thing]]) -> list[list[Thing]]:
-    """Sets of things that have something in common with one another, in the order of their first ones.
-
-    Args:
-        things: all there are.
-        held: what a thing may have in common with others, and the thing.
-
-    Complexity: O(held + things x log(things)): a set is moved into the larger of two that meet.
-    """
-    set_of: dict[Thing, list[Thing]] = {thing: [thing] for thing in things}
-    first_of: dict[Hashable, Thing] = {}
-    for what, thing in held:
-        one, other = set_of[first_of.setdefault(what, thing)], set_of[thing]
+    def link(what: tuple[str, int], place: Place) -> None:
+        if place not in group_of:
+            return  # no stage has it, which `_made` tells
+        one, other = group_of[first_of.setdefault(what, place)], group_of[place]
         if one is not other:
             larger, smaller = (one, other) if len(one) >= len(other) else (other, one)
             larger += smaller
-            set_of.update(dict.fromkeys(smaller, larger))
-    return list({id(found): found for found in set_of.values()}.values())
+            group_of.update(dict.fromkeys(smaller, larger))
+
+    numbers = _numbers(plan)
+    if len(set(numbers.values())) == 1:
+        for module, replica in plan.chain:
+            link(("replica", replica), (module, replica))
+    for stage in plan.stages:
+        for rank in stage.flat_ranks:
+            link(("rank", rank), (stage.module, stage.replica))
+    for microbatch in plan.microbatches:
+        place = microbatch.module, microbatch.replica
+        for sample in {item.sample for item in microbatch.items}:
+            link(("sample", sample), place)
+    return list({id(group): group for group in group_of.values()}.values())
 
 
 def _sets(plan: Plan, found: Sequence[Component]) -> tuple[tuple[Component, ...], ...]:

@@ -11,11 +11,13 @@ from itertools import pairwise
 import numpy as np
 
 from workbench.arrays import Ints
-from workbench.plan.action_columns import action_columns
-from workbench.plan.order_loop import ticks
+from workbench.plan.lru_cache import LruCache, value_key
 from workbench.plan.plan import Plan
-from workbench.plan.task_graph import adjacency, num_missing
-from workbench.schedule.action import Action
+from workbench.schedule.action import COMPUTE, Action
+from workbench.schedule.precedence import longest_path
+
+MOST_ACTIONS = 1_000_000  # of all plans whose ticks are remembered
+_TICKS: LruCache[Ints] = LruCache(MOST_ACTIONS, len)
 
 
 def one_by_one(plan: Plan, is_wanted: Callable[[Action], bool]) -> Iterable[tuple[Action, Action]]:
@@ -40,21 +42,33 @@ def issue_ticks(plan: Plan, producers: Ints, consumers: Ints) -> Ints:
     """[actions + 1] tick in which each ends: one after the latest of its ranks' previous actions and inputs.
 
     Only passes count. Those on or behind a ring never run: they get the tick after all others, as do all
-    that are no passes and, at the end, what is in no program. Longest path, O(actions + rows).
+    that are no passes and, at the end, what is in no program. Longest path, O(actions + rows), once for
+    equal orders.
 
     Args:
         plan: whose `program_actions` give actions their numbers.
         producers, consumers: [rows] numbers of the ends; -1: in no program.
     """
-    of = action_columns(plan)
-    num_actions = len(of.kind)
-    is_pass = of.is_compute[of.number]
-    passes, program = of.number[is_pass], of.program[is_pass]
-    is_next, is_in = program[1:] == program[:-1], (producers >= 0) & (consumers >= 0)
-    before = np.concatenate((passes[:-1][is_next], producers[is_in]))
-    after = np.concatenate((passes[1:][is_next], consumers[is_in]))
-    found = np.zeros(num_actions + 1, dtype=np.int64)
-    found[:-1] = ticks(num_missing(after, num_actions), *adjacency(before, after, num_actions))
-    found[:-1][~of.is_compute] = 0
-    found[found == 0] = 1 + found.max()
+    numbers = plan.program_actions
+    pairs = np.unique((producers * len(numbers) + consumers)[(producers >= 0) & (consumers >= 0)])
+    return _TICKS.get_or((value_key(plan.programs), pairs.tobytes()), lambda: _issue_ticks(plan, pairs))
+
+
+def _issue_ticks(plan: Plan, pairs: Ints) -> Ints:
+    """Likewise; a row's ends are one number: producer x actions + consumer."""
+    numbers = plan.program_actions
+    followers: list[list[int]] = [[] for _ in numbers]
+    passes = {action: number for action, number in numbers.items() if action.kind in COMPUTE}
+    for program in plan.programs:
+        for before, after in pairwise([passes[action] for action in program.actions if action in passes]):
+            followers[before].append(after)
+    for before, after in zip((pairs // len(numbers)).tolist(), (pairs % len(numbers)).tolist(), strict=True):
+        followers[before].append(after)
+    starts = longest_path(followers, [1.0] * len(followers))
+    found = np.zeros(len(numbers) + 1, dtype=np.int64)
+    of_passes = np.fromiter(passes.values(), np.int64)
+    found[list(starts)] = np.fromiter(starts.values(), np.int64) + 1
+    is_run = np.zeros(len(found), dtype=np.bool_)
+    is_run[of_passes] = found[of_passes] > 0
+    found[~is_run] = 1 + max(found[is_run], default=0)
     return found
