@@ -134,6 +134,7 @@ def test_launched_ranks_of_one_machine_need_no_address(pool: Pool, tmp_path: Pat
 
 def refusal(place: Place, launched: dict[str, str], ranks: tuple[int, ...], wait_s: float) -> str:
     """Why this process cannot join the world as one of these ranks."""
+    dist.barrier()  # others may still connect to the pool's world, which this one leaves
     dist.destroy_process_group()
     try:
         join_launched(launched | {"RANK": str(ranks[place.process])}, wait_s=wait_s)
