@@ -56,9 +56,10 @@ _ALIASES = "; ".join(f"{code(alias)}: {code(column)}" for alias, column in ALIAS
 FOLDER = f"""`plan --data FOLDER` and `run --data FOLDER` read a folder with `{INDEX}`: one example a line,
 with the keys `id` (whole number, once), `segments` (a list in sequence order of `{{"text": TEXT}}`,
 `{{"image": FILE}}` and `{{"audio": FILE}}`, at least one text) and, at will, `mask` (see [Masks](#masks)).
-Files are PNG and WAV, relative to the folder. Texts are read as their UTF-8 bytes: tokens 0 to 255, {BOS}
-begins and {EOS} ends a sample, {PLACEHOLDER_TOKEN} stands for an image or a clip, so the model's vocabulary
-has at least {VOCAB_SIZE}. `python -m runtime.data.dataset make FOLDER` draws a small one."""
+Files are PNG and WAV, inside the folder and named relative to it. Texts are read as their UTF-8 bytes:
+tokens 0 to 255, {BOS} begins and {EOS} ends a sample, {PLACEHOLDER_TOKEN} stands for an image or a
+clip, so the model's vocabulary has at least {VOCAB_SIZE}.
+`python -m runtime.data.dataset make FOLDER` draws a small one."""
 
 MASKS = """`mask` of a job's `batch`, of a line of a data folder and of `Sample.mask` in Python is a name, or
 a call with its parameters: `sliding_window(window=4096)`. In a job it may be a list that goes round the

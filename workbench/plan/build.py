@@ -18,7 +18,7 @@ from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Microbatch, Plan, Program, Stage
 from workbench.plan.routing import Routing, routing_of
-from workbench.schedule.action import STEP, Action, new_action
+from workbench.schedule.action import STEP, Action
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.schedule.graph_aware import Consumer, ScheduleNode
 from workbench.schedule.parts import Group, Programs
@@ -90,7 +90,7 @@ def _of_all(draft: Plan, programs: tuple[Program, ...]) -> tuple[Program, ...]:
             stage_of[None] = None
             for program in programs:
                 ranks = tuple(sorted(rank_of[rank] for rank in program.ranks))
-                actions = tuple([new_action((stage_of[a[0]], a[1], a[2])) for a in program.actions])
+                actions = tuple([Action(stage_of[a[0]], a[1], a[2]) for a in program.actions])
                 found[ranks] = Program(ranks=ranks, actions=actions)
         return tuple(found[ranks] for ranks in groups)
 

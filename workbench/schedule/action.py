@@ -2,10 +2,9 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
-from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 
 class Pass(StrEnum):
@@ -178,8 +177,6 @@ class Action(NamedTuple):
         return None if before is None else Action(self.stage, before, self.microbatch)
 
 
-# of a tuple, as `Action._make` without a call in Python
-new_action = cast("Callable[[tuple[int | None, Pass, int | None]], Action]", partial(tuple.__new__, Action))
 STEP = Action(None, Pass.STEP)
 Order = tuple[tuple[Pass, int | None], ...]  # actions of one stage, whose name is left out
 

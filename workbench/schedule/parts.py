@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from workbench.schedule.action import Action, new_action
+from workbench.schedule.action import Action
 from workbench.schedule.graph_aware import ScheduleNode
 
 Group = tuple[int, ...]
@@ -33,7 +33,7 @@ class Part:
         """The action of the whole problem."""
         stage, kind, microbatch = action
         assert stage is not None
-        return new_action((self.stages[stage], kind, microbatch))
+        return Action(self.stages[stage], kind, microbatch)
 
     def original_programs(self, programs: Programs) -> Programs:
         """Programs by the groups of the whole problem."""
