@@ -5,9 +5,11 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import linprog
 
 from experiments.search.spaces import spaces
 from sim.predict import IterationJudge
@@ -16,21 +18,24 @@ from tests.test_joint_search import found, small
 from tests.test_strategies import cost
 from workbench.cost.interpolate import Surface
 from workbench.cost.layer_table import LayerPoint, LayerTable
+from workbench.cost.least_calls import LeastCalls, ranges
 from workbench.cost.least_time import LeastTimes
 from workbench.cost.measured import MeasuredLayer
 from workbench.cost.model import CostModel, RowWork, Work
 from workbench.cost.profile import load_profile
+from workbench.cost.sustained import Line
 from workbench.model.frozen import Needs
 from workbench.model.zoo import from_shape
 from workbench.planner.layout_choice import Degrees
 from workbench.planner.stage_counts import silent
 from workbench.search.joint.arrangement import Arrangement, Placement
-from workbench.search.joint.bounds import lower_bound_s
+from workbench.search.joint.bounds import lower_bound_s, ways, weighed_s
 from workbench.search.joint.choice import TokenRule, build, choice_of
 from workbench.search.joint.drive import joint_search
 from workbench.search.joint.evaluate import Asked, evaluated
 from workbench.search.joint.grouping_moves import Exchange, Resize
 from workbench.search.joint.layout_moves import Arrange
+from workbench.search.joint.least_work import LeastWork, Part, Samples
 from workbench.search.joint.move import Space
 from workbench.search.joint.setting_moves import Distribute
 from workbench.search.joint.terms import Scope, Stop
@@ -121,6 +126,116 @@ def test_no_reading_of_a_box_is_above_its_most(table, corners, inside):
         assert surface.read(*clipped).rate <= most * (1 + 1e-9)
 
 
+@examples(150)
+@given(table=tables, at=coordinates, axis=st.integers(0, 2), edges=st.lists(st.floats(0.5, 32.0), min_size=2))
+def test_no_reading_between_two_values_of_a_coordinate_is_above_its_most(table, at, axis, edges):
+    surface = Surface([(*shape, rate) for shape, rate in table.items()])
+    edges = np.array(sorted(edges))
+    most = surface.most_along(axis, edges, at)
+    assert most.shape == (len(edges) - 1,)
+    for (low, high), bound in zip(pairwise(edges), most, strict=True):
+        for share in (0.0, 0.1, 0.5, 0.77, 1.0):
+            asked = (*at[:axis], low + share * (high - low), *at[axis + 1 :])
+            assert surface.read(*asked).rate <= bound * (1 + 1e-9)
+
+
+def test_the_most_along_a_coordinate_is_near_what_is_read():
+    """Of a real table, in sixteenths of octaves."""
+    table = Surface(load_profile("H100").matmul.points)
+    edges = np.geomspace(300.0, 9000.0, 80)
+    most = table.most_along(0, edges, (1.0, 4096.0, 4096.0))
+    read = [table.read(at, 4096.0, 4096.0).rate for at in edges]
+    assert max(most / np.maximum(read[:-1], read[1:])) < 1.02
+
+
+line = st.dictionaries(st.integers(1, 64), st.floats(0.1, 10.0), min_size=1, max_size=5)
+
+
+@given(points=line, ends=st.tuples(st.floats(0.5, 100.0), st.floats(0.5, 100.0)), share=st.floats(0.0, 1.0))
+def test_a_line_between_two_lengths_lies_between_its_extremes(points, ends, share):
+    short, long = sorted(ends)
+    ratios = Line(points.items())
+    ratio = ratios.at(short + share * (long - short))
+    least, most = ratios.extremes(short, long)
+    assert least * (1 - 1e-9) <= ratio <= most * (1 + 1e-9)
+
+
+def calls_of(profile, one, num_items):
+    """Of llama's layers on eight ranks of one node, with and without context-parallel ranks."""
+    model = machine(profile)
+    link = model.profile.machine_link("intra").link
+    plain = LeastTimes(model, "bfloat16", Work(one.rows * num_items), num_ranks=8, cuts_tokens=False)
+    return LeastCalls(
+        machines=(model,),
+        precision="bfloat16",
+        one=one,
+        num_items=num_items,
+        grids=((1, None), *((tp, link) for tp in (2, 4, 8))),
+        num_ranks=8,
+        most_bytes_per_s=link.bytes_per_s,
+        plain=plain,
+        cutting=plain.cutting_tokens(),
+        sums_s={},
+    )
+
+
+def area_and_way(profile, layer, work, tp, cp, needs):
+    """Ranks times seconds of all passes, and seconds on the way, of a call that the cost model prices."""
+    time = machine(profile).layer_time(layer, work, tp=tp, cp=cp, precision="bfloat16")
+    return tp * cp * (time.forward_s + time.backward_s(needs)), time.forward_s + time.through_s(needs)
+
+
+weights = st.floats(0.0, 1.0)
+grids = st.sampled_from([(1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (1, 8), (2, 4)])
+every_needs = st.sampled_from([Needs(*each) for each in product((False, True), repeat=2)])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    length=st.integers(16, 8192),
+    num=st.integers(1, 40),
+    grid=grids,
+    profile=st.sampled_from(["A40", "H100"]),
+    place=st.sampled_from([0, 1, -1]),
+    needs=every_needs,
+    weight=weights,
+)
+def test_a_call_of_items_that_are_alike_takes_no_less_than_its_kind(
+    *, length, num, grid, profile, place, needs, weight
+):
+    """By area, on the way, and by any mean of the two."""
+    layer, one = llm().layers[place], causal([length])
+    area_s, way_s = area_and_way(profile, layer, Work(one.rows * num), *grid, needs)
+    calls = calls_of(profile, one, 40).of(layer, needs)
+    assert np.min(weight * calls[:, 0] + (1 - weight) * calls[:, 1]) <= (
+        weight * area_s / num + (1 - weight) * way_s
+    ) * (1 + 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(16, 4096), min_size=1, max_size=6),
+    grid=grids,
+    profile=st.sampled_from(["A40", "H100"]),
+    place=st.sampled_from([0, 1, -1]),
+    needs=every_needs,
+    weight=weights,
+)
+def test_a_call_of_unequal_items_takes_no_less_than_all_of_them(
+    *, lengths, grid, profile, place, needs, weight
+):
+    """Each by its own area, and by the call's way at its share of the tokens."""
+    layer, tokens = llm().layers[place], ranges(1.0, float(sum(lengths)))
+    area_s, way_s = area_and_way(profile, layer, causal(lengths), *grid, needs)
+    least_s = 0.0
+    for length in lengths:
+        calls = replace(calls_of(profile, causal([length]), 1), num_items=len(lengths))
+        share = length / sum(lengths)
+        found = calls.among_others(layer, needs, tokens)
+        least_s += np.min(weight * found[:, 0] + (1 - weight) * share * found[:, 1])
+    assert least_s <= (weight * area_s + (1 - weight) * way_s) * (1 + 1e-9)
+
+
 seconds = st.floats(1e-4, 1.0)
 points = st.dictionaries(st.integers(1, 512), st.tuples(seconds, seconds, seconds), min_size=1, max_size=5)
 
@@ -209,6 +324,52 @@ def test_no_plan_of_a_listed_space_is_faster_than_its_bound(place):
         assert bound_s * (1 - 1e-9) <= own_s <= value
         num += 1
     assert num > 8
+
+
+calls = st.lists(st.tuples(st.floats(0.1, 4.0), st.floats(0.1, 4.0)), min_size=1, max_size=4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    layers=st.lists(calls, min_size=2, max_size=4),
+    first=st.integers(0, 1),
+    samples=st.integers(1, 6),
+    ranks=st.integers(1, 8),
+    update_s=st.floats(0.0, 2.0),
+)
+def test_work_and_ways_are_weighed_as_a_linear_program_does(layers, first, samples, ranks, update_s):
+    """The least step into which the area and every way fit, each layer's calls mixed as they like."""
+    ids = frozenset(range(samples))
+    of_each = tuple(np.array(each) for each in layers)
+    works = {"llm": LeastWork((Samples(ids, 1, of_each),))}
+    found = weighed_s(works, {"llm": update_s}, {"llm": 1 / ranks}, (Part("llm", first, len(layers)),))
+    costs = [(area, way * (at >= first)) for at, each in enumerate(layers) for area, way in each]
+    is_of = [
+        [float(at == layer) for at, each in enumerate(layers) for _ in each] for layer in range(len(layers))
+    ]
+    least = linprog(
+        [0.0] * len(costs) + [1.0],
+        A_ub=[[samples / ranks * area for area, _ in costs] + [-1.0], [way for _, way in costs] + [-1.0]],
+        b_ub=[-update_s / ranks, 0.0],
+        A_eq=[[*row, 0.0] for row in is_of],
+        b_eq=[1.0] * len(layers),
+    )
+    assert found <= least.fun * (1 + 1e-6)
+    assert found >= least.fun * (1 - 1e-3)
+
+
+def test_a_sample_goes_from_where_a_module_is_entered_to_where_it_is_left():
+    """Also past a module whose output a later layer reads, and not through layers in front of that."""
+    job = small()
+    found = set(ways(job.model))
+    llm_layers = len(job.model.llm.layers)
+    for way in found:
+        assert way[-1].module == "llm"
+        assert way[-1].end == llm_layers
+        for part, target in pairwise(way):
+            (edge,) = [e for e in job.model.edges_out_of(part.module) if e.target == target.module]
+            assert (part.end, target.first) == (edge.after_layer + 1, edge.before_layer)
+    assert {way[0].module for way in found} == {m.name for m in job.model.modules if m.name != "llm"}
 
 
 def test_a_layout_that_stays_is_bounded_more_closely():

@@ -72,11 +72,12 @@ def attention_of(plan: Plan, cost: CostModel) -> "SimulatedAttention | None":
     """What to hand to `price`: simulated attention where token shards decide it.
 
     None without token shards, and on devices whose compute units nobody listed: there the
-    rates of whole kernels, or measured layers, are all there is.
+    rates of whole kernels, or measured layers, are all there is. So they are for stages of the
+    plan whose tokens one rank has, as in a plan without any shards.
     """
     if not plan.token_shards or cost.profile.device not in COMPUTE_UNITS:
         return None
-    return SimulatedAttention(cost)
+    return SimulatedAttention(cost, only_shared=True)
 
 
 class SimulatedAttention:
@@ -91,6 +92,7 @@ class SimulatedAttention:
         cost: rates, bandwidth and links.
         kernel: order, split and streams of the launches.
         num_units: compute units of a GPU; None: as `compute_units` knows the profile's device.
+        only_shared: gives None also for stages without context-parallel ranks.
     """
 
     def __init__(
@@ -99,8 +101,9 @@ class SimulatedAttention:
         *,
         kernel: Kernel | None = None,
         num_units: int | None = None,
+        only_shared: bool = False,
     ) -> None:
-        self._cost = cost
+        self._cost, self._only_shared = cost, only_shared
         self._kernel = kernel or Kernel()
         self._num_units = num_units or compute_units(cost.profile.device)
         self._routing: Routing | None = None
@@ -109,10 +112,12 @@ class SimulatedAttention:
     @property
     def identity(self) -> Hashable:
         """What times follow from beside a call, see `identity_of`."""
-        return Identity(self._cost), self._kernel, self._num_units
+        return Identity(self._cost), self._kernel, self._num_units, self._only_shared
 
     def __call__(self, call: AttentionCall) -> AttentionTime | None:
         operator, stage, microbatch = call.operator, call.stage, call.microbatch
+        if stage.cp == 1 and self._only_shared:
+            return None
         whole = operator.tokens is TokenCount.IN and operator.tokens_scale == 1.0
         if operator.num_keys is not None or not whole:
             return None

@@ -10,10 +10,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.arrays import Floats
+
 NUM_NEIGHBOURS = 6
 SLACK = 1e-6  # of distances, more than what is rounded
 HALVED = 64  # cells, until what no reading is above is taken as it is
 NARROW = 1 / 64  # octaves, of a cell that is not halved
+TIE = 1e-9  # of distances that count as equal
+TOGETHER = 16  # cells beside one another, whose nearest points are sought at once
 CUBES = (1.0, 0.25)  # octaves along each side, largest first, each a multiple of the next
 _Line = tuple[Sequence[float], Sequence[float]]
 _Samples = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -133,17 +137,23 @@ class Surface:
         A reading in a cell is held against the points that can be among the nearest there: a point is not
         where six others are nearer from everywhere in it. A reading is a mean of its nearest points; that is
         most where those of higher rates weigh as much as they can in the cell, and the others as little. The
-        cell of which most is not known to be less is halved, so many times. Over one coordinate: the highest
-        point.
+        cell of which most is not known to be less is halved, so many times. Over one coordinate readings lie
+        on straight lines: the highest of both ends and of the points between.
 
         Args:
             low, high: corners, in each coordinate 0 < low <= high.
 
         Complexity: O(N log N) for every cell, of which there are at most 2 x `HALVED` + 1.
         """
-        if self._coordinates.shape[1] == 1:
-            return self.extremes[1]
         key = tuple(low), tuple(high)
+        if self._line is not None:
+            ends = (self.read(*at).rate for at in key)
+            between = (
+                rate
+                for place, rate in zip(*self._line, strict=True)
+                if _log2(low[0]) < place < _log2(high[0])
+            )
+            return max(*ends, *(float(np.exp2(rate)) for rate in between))
         if key not in self._most:
             first, last = (np.clip(np.log2(np.asarray(at, float)), self._low, self._high) for at in key)
             self._most[key] = float(np.exp2(self._most_between(first, last)))
@@ -157,6 +167,69 @@ class Surface:
         """
         first, last = (np.clip(np.log2(np.asarray(at, float)), self._low, self._high) for at in (low, high))
         return self._cell(first, last, within)
+
+    def most_along(self, axis: int, edges: Floats, at: Sequence[float]) -> Floats:
+        """[cells] what no reading is above between two neighbouring values of one coordinate.
+
+        Between two neighbouring coordinates of points every distance grows or falls with the value asked for,
+        so that of two points one is nearer everywhere if it is so at both ends. A point that six others are
+        nearer than everywhere is not in a mean; one that no six can be nearer than is in all of them.
+
+        Args:
+            edges: [cells + 1] of that coordinate, ascending.
+            at: every coordinate; that of the axis does not matter.
+
+        Complexity: O(N) for every `TOGETHER` cells, and O(M^2) for each, of M points that can be near.
+        """
+        values = np.clip(np.log2(edges), self._low[axis], self._high[axis])
+        fixed = np.clip(np.log2(at), self._low, self._high)
+        between = np.unique(self._coordinates[:, axis])
+        cuts = np.union1d(values, between[(between > values[0]) & (between < values[-1])])
+        if len(cuts) == 1:
+            return np.full(
+                len(edges) - 1, self.read(*np.exp2(np.where(np.arange(len(at)) == axis, cuts, fixed))).rate
+            )
+        apart = np.abs(self._coordinates - fixed)
+        apart[:, axis] = 0.0
+        lines = self._coordinates[:, axis], apart.sum(axis=1)
+        found = np.empty(len(cuts) - 1)
+        for start in range(0, len(found), TOGETHER):
+            found[start : start + TOGETHER] = self._most_beside(*lines, cuts[start : start + TOGETHER + 1])
+        first = np.minimum(np.searchsorted(cuts, values[:-1]), len(found) - 1)
+        last = np.maximum(np.searchsorted(cuts, values[1:]), first + 1)
+        return np.exp2([found[low:high].max() for low, high in zip(first, last, strict=True)])
+
+    def _most_beside(self, along: Floats, aside: Floats, cuts: Floats) -> Floats:
+        """[cells] of some that lie beside one another, all in logarithms.
+
+        Args:
+            along, aside: [N] where the points are on the axis, and how far from the line.
+            cuts: [cells + 1] on the axis.
+        """
+        ends = np.abs(along - cuts[0]), np.abs(along - cuts[-1])
+        is_beside = (along <= cuts[0]) | (along >= cuts[-1])
+        nearest = aside + np.where(is_beside, np.minimum(*ends), 0.0)
+        places = np.flatnonzero(_can_be(nearest, aside + np.maximum(*ends)))
+        places = places[np.argsort(-self._log_rate[places], kind="stable")]
+        rates = self._log_rate[places]
+        distance = aside[places] + np.abs(along[places] - cuts[:, None])
+        nearer = distance[:, None, :] - distance[:, :, None]  # [edges, of a point, another]
+        least, most = (of(nearer[:-1], nearer[1:]) for of in (np.minimum, np.maximum))
+        can_be = (most < -2 * TIE).sum(axis=2) < NUM_NEIGHBOURS
+        is_always = (least < -TIE / 2).sum(axis=2) < NUM_NEIGHBOURS
+        near, far = (of(distance[:-1], distance[1:]) for of in (np.minimum, np.maximum))
+        heavy = np.where(can_be, np.maximum(near, SLACK) ** -2.0, 0.0)
+        light = np.where(is_always, np.maximum(far, SLACK) ** -2.0, 0.0)
+        weights, sums = (
+            np.cumsum(heavy * by, axis=1)
+            + (light * by).sum(axis=1, keepdims=True)
+            - np.cumsum(light * by, axis=1)
+            for by in (1.0, rates)
+        )
+        means = np.divide(sums, weights, out=np.full_like(sums, -np.inf), where=weights > 0)
+        exact = np.where(near < SLACK, rates, -np.inf)
+        found: Floats = np.maximum(means.max(axis=1), exact.max(axis=1))
+        return found
 
     def _most_between(self, low: NDArray[np.float64], high: NDArray[np.float64]) -> float:
         """The same, all in logarithms."""
@@ -240,9 +313,9 @@ def _log2(value: float) -> float:
 
 
 def _reach(points: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64]) -> _Samples:
-    """[N] least and most distance of each point from anywhere between two corners."""
-    nearest = np.maximum(np.maximum(low - points, points - high), 0.0).sum(axis=1)
-    return nearest, np.maximum(np.abs(points - low), np.abs(points - high)).sum(axis=1)
+    """[..., N] least and most distance of each point from anywhere between two corners."""
+    nearest = np.maximum(np.maximum(low - points, points - high), 0.0).sum(axis=-1)
+    return nearest, np.maximum(np.abs(points - low), np.abs(points - high)).sum(axis=-1)
 
 
 def _can_be(nearest: NDArray[np.float64], farthest: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -273,9 +346,9 @@ def _shepard(distance: NDArray[np.float64], value: NDArray[np.float64]) -> float
     nearest = min(NUM_NEIGHBOURS, len(distance)) - 1
     ascending = distance.copy()
     ascending.partition(nearest)
-    near = distance <= float(ascending[nearest]) + 1e-9
+    near = distance <= float(ascending[nearest]) + TIE
     distance, value = distance[near], value[near]
-    if np.minimum.reduce(distance) < 1e-9:
-        return float(value[distance < 1e-9].mean())
+    if np.minimum.reduce(distance) < TIE:
+        return float(value[distance < TIE].mean())
     weight = distance**-2.0
     return float(np.add.reduce(weight * value) / np.add.reduce(weight))

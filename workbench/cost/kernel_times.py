@@ -4,6 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
+import numpy as np
+
+from workbench.arrays import Floats
 from workbench.cost.execution import ALIGNED_BYTES, AttentionKernel, Execution
 from workbench.cost.flash import flash_share
 from workbench.cost.interpolate import Cell, Surface
@@ -41,11 +44,16 @@ class KernelTimes:
         self._normalization = _surface(profile.normalization) or self._pointwise
         self._products: dict[tuple[Gemm, str], tuple[float, bool]] = {}
         short = self.in_short_loops() if profile.sustained_products or profile.sustained_attention else self
-        self._slowdowns = {
-            found.direction: Surface(
-                product_slowdowns(found, lambda gemm: short.matmul_s(gemm, profile.table_precision)[0])
+        slowdowns = {
+            found.direction: product_slowdowns(
+                found, lambda gemm: short.matmul_s(gemm, profile.table_precision)[0]
             )
             for found in profile.sustained_products
+        }
+        self._slowdowns = {direction: Surface(points) for direction, points in slowdowns.items()}
+        self._speedups = {
+            direction: Surface([(*shape, 1.0 / ratio) for *shape, ratio in points])
+            for direction, points in slowdowns.items()
         }
         heads = profile.sustained_attention
         self._head_slowdowns = HeadWidths(
@@ -154,15 +162,37 @@ class KernelTimes:
 
         Without a cell, of any shape: the fastest measured one's, in its best direction.
         """
+        peak = self._most_rate(precision)
+        if self._matmul is not None:
+            most = self._matmul.extremes[1] if cell is None else cell.most_rate
+            peak *= most / self.profile.peak(self.profile.table_precision)
+        return peak / min([1.0, *(held.extremes[0] for held in self._slowdowns.values())])
+
+    def _most_rate(self, precision: str) -> float:
+        """Of products, what tables aside no one's is above."""
         run = self.execution
         peak = self.profile.peak(precision) * run.matmul_rate * self.product_share
         peak *= max(1.0, run.unaligned_rate) ** (ALIGNED_BYTES.bit_length() - 1)
         if run.products is not ProductFormat.SAME:
             peak *= max(1.0, narrow_rate(self.profile, run.products))
+        return peak
+
+    def most_products_flop_per_s(
+        self, rows: Floats, columns: tuple[float, float], direction: Direction, precision: str
+    ) -> Floats:
+        """[ranges] the same of products whose rows lie between two neighbours; n and k are `columns`."""
+        shape = Gemm(float(rows[0]), *columns)
+        rates = np.full(len(rows) - 1, self._most_rate(precision))
         if self._matmul is not None:
-            most = self._matmul.extremes[1] if cell is None else cell.most_rate
-            peak *= most / self.profile.peak(self.profile.table_precision)
-        return peak / min([1.0, *(held.extremes[0] for held in self._slowdowns.values())])
+            axis = in_direction(Gemm(0, 1, 2), direction).index(0)
+            most = self._matmul.most_along(axis, rows, in_direction(shape, direction))
+            rates *= most / self.profile.peak(self.profile.table_precision)
+            for place, low in enumerate(self._matmul.low):  # smaller ones take the time of the smallest
+                sizes = rows[1:] if place == axis else in_direction(shape, direction)[place]
+                rates /= np.maximum(1.0, low / sizes)
+        if direction in self._speedups:
+            rates *= self._speedups[direction].most_along(0, rows, shape)
+        return rates
 
     def most_attention_flop_per_s(
         self, operator: Attention, precision: str, low: Sequence[float], high: Sequence[float]
@@ -179,11 +209,12 @@ class KernelTimes:
             ratio = operator.num_heads / operator.num_kv_heads
             held = self._attention.most((*low, ratio), (*high, ratio))
             rate *= held / self.profile.peak(self.profile.table_precision)
-        least, _ = self._head_slowdowns.extremes(operator.head_dim, causal=operator.causal)
+        lengths = low[0], high[0]
+        least, _ = self._head_slowdowns.extremes(operator.head_dim, *lengths, causal=operator.causal)
         factor = run.attention_backward_factor(operator.head_dim)
         if not self._head_backward.covers(operator.head_dim):
             return rate / least, self.profile.attention_backward_rate * factor
-        _, most = self._head_backward.extremes(operator.head_dim, causal=operator.causal)
+        _, most = self._head_backward.extremes(operator.head_dim, *lengths, causal=operator.causal)
         return rate / least, most * factor
 
     def most_moved_bytes_per_s(self, operator: Pointwise | Lookup | None = None) -> float:

@@ -6,6 +6,9 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import NamedTuple
 
+import numpy as np
+
+from workbench.arrays import Floats
 from workbench.cost.interpolate import NARROW, Cell
 from workbench.cost.kernel_times import KernelTimes
 from workbench.cost.profile import Direction
@@ -49,6 +52,7 @@ class LeastProducts:
         self._times, self._precision = times, precision
         self._known: dict[tuple[object, ...], float] = {}
         self._tables: dict[tuple[object, ...], Cell | None] = {}
+        self._ranges: dict[tuple[bytes, tuple[float, float], Direction], Floats] = {}
         self._numbers = count()
 
     def seconds(
@@ -81,6 +85,36 @@ class LeastProducts:
         if key not in self._known:
             self._known[key] = self._least_s(of_most, tps, directions, most)
         return self._known[key] * tokens / most
+
+    def seconds_in_each(
+        self,
+        kinds: Mapping[tuple[Gemm, Shard], int],
+        tp: int,
+        directions: tuple[Direction, ...],
+        tokens: Floats,
+    ) -> Floats:
+        """[ranges] as `seconds`, in calls on so many ranks whose tokens lie between two neighbours.
+
+        Args:
+            tokens: [ranges + 1] ascending.
+
+        Complexity: O(ranges x N log N) for every product and direction.
+        """
+        total = np.zeros(len(tokens) - 1)
+        for (gemm, shard), num in kinds.items():
+            cut, _ = _box(gemm, shard, (tp, tp), (1.0, 1.0))
+            for direction in directions:
+                rates = self._rates(tokens, cut[1:], direction)
+                total += num * gemm.flop / rates
+        return total
+
+    def _rates(self, tokens: Floats, columns: tuple[float, float], direction: Direction) -> Floats:
+        """Looked up once for products that layers share."""
+        key = np.round(tokens, 6).tobytes(), columns, direction  # of whatever item they are multiples
+        if key not in self._ranges:
+            most = self._times.most_products_flop_per_s(tokens, columns, direction, self._precision)
+            self._ranges[key] = most
+        return self._ranges[key]
 
     def _least_s(
         self,

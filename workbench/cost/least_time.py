@@ -6,6 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from typing import NamedTuple
 
+import numpy as np
+
+from workbench.arrays import Floats
 from workbench.cost.execution import AttentionKernel, Lookups
 from workbench.cost.kernel_times import length_of
 from workbench.cost.measured import MeasuredLayer
@@ -14,6 +17,7 @@ from workbench.cost.operator_passes import OperatorPasses
 from workbench.cost.profile import Direction
 from workbench.cost.roofline import (
     ATTENTION_BACKWARD_FLOP,
+    Gemm,
     Grid,
     RowWork,
     Work,
@@ -23,7 +27,7 @@ from workbench.cost.roofline import (
 )
 from workbench.model.experts import num_experts
 from workbench.model.frozen import Needs
-from workbench.model.layer import Attention, Layer, Lookup, Matmul, Pointwise
+from workbench.model.layer import Attention, Layer, Lookup, Matmul, Pointwise, Shard
 from workbench.schedule.action import Pass
 
 WHOLE = Grid()  # the layer uncut
@@ -119,11 +123,51 @@ class LeastTimes:
         found = [_measured(each, work, grid.tp * grid.cp, needs) for grid, each in measured]
         if all(grid != WHOLE for grid, _ in measured):  # else other grids are scaled from one rank
             found.append(self._composed(layer, work, needs))
+        return least_of(found).scaled(self.factor)
+
+    @property
+    def factor(self) -> float:
+        """Times as long passes take in a pipeline, at least."""
         profile, kinds = self._cost.profile, (Pass.F, Pass.B, Pass.I, Pass.W)
-        factor = min(min(profile.pipeline_factor(kind), profile.alone_factor(kind)) for kind in kinds)
-        return least_of(found).scaled(factor)
+        return min(min(profile.pipeline_factor(kind), profile.alone_factor(kind)) for kind in kinds)
+
+    def in_calls(
+        self, layer: Layer, work: Work, needs: Needs, tp: int, parts: Floats
+    ) -> tuple[Floats, Floats] | None:
+        """[ranges] way and all seconds as `of`, in calls whose work on a rank lies between two neighbours.
+
+        `factor` is left to the caller. None: the layer is not a sum of operators, or has experts.
+
+        Args:
+            parts: [ranges + 1] how many works like this one a rank has, ascending.
+
+        Complexity: O(operators), and that of `LeastProducts.seconds_in_each`.
+        """
+        if num_experts(layer) or self._cost.measured_on(layer, self._precision):
+            return None
+        least = self._cost.least_products(self._precision)
+        way_s, all_s = np.zeros((2, len(parts) - 1))
+        other, products = self._apart(layer, work, needs)
+        for each in products:
+            kinds, tokens = _kinds_of(each, work), parts * operator_tokens(each[0], work, WHOLE)
+            way, every = directions_of(needs)
+            found = least.seconds_in_each(kinds, tp, way, tokens)
+            weights = least.seconds_in_each(kinds, tp, every[len(way) :], tokens)
+            way_s, all_s = way_s + found, all_s + found + weights
+        return way_s + other.way_s, all_s + other.all_s
+
+    def of_attention(self, layer: Layer, work: Work, needs: Needs) -> LeastTime:
+        """Of the layer's attentions alone, as part of `in_calls`."""
+        attentions = (each for each in layer.operators if isinstance(each, Attention))
+        return sum((self._attention(each, work, needs) for each in attentions), NOTHING)
 
     def _composed(self, layer: Layer, work: Work, needs: Needs) -> LeastTime:
+        tps = () if num_experts(layer) else tuple(self._degrees(layer))
+        other, products = self._apart(layer, work, needs)
+        return sum((self._of_products(each, work, tps, needs) for each in products), other)
+
+    def _apart(self, layer: Layer, work: Work, needs: Needs) -> tuple[LeastTime, list[list[Matmul]]]:
+        """What is no product, and products by the tokens that they have."""
         total, products = NOTHING, defaultdict(list)
         for operator in layer.operators:
             if isinstance(operator, Matmul):
@@ -132,8 +176,7 @@ class LeastTimes:
                 total += self._attention(operator, work, needs)
             elif not num_experts(layer):
                 total += self._moved(operator, work, needs)
-        tps = () if num_experts(layer) else tuple(self._degrees(layer))
-        return sum((self._of_products(each, work, tps, needs) for each in products.values()), total)
+        return total, [each for each in products.values() if operator_tokens(each[0], work, WHOLE)]
 
     def _degrees(self, layer: Layer) -> Iterator[tuple[int, int]]:
         """Ranges of tensor-parallel degrees: divisors of the heads one by one, else octaves."""
@@ -152,14 +195,9 @@ class LeastTimes:
         self, products: Sequence[Matmul], work: Work, tps: tuple[tuple[int, int], ...], needs: Needs
     ) -> LeastTime:
         """Of those with the same tokens."""
-        tokens, stock = (operator_tokens(products[0], each, WHOLE) for each in (work, self._stock))
-        if not tokens:
-            return NOTHING
-        least = self._cost.least_products(self._precision)
-        kinds = Counter((gemm_of(each, work, WHOLE), each.shard) for each in products)
-        way = (Direction.FORWARD, *[Direction.INPUT_GRAD] * needs.input_grad)
-        every = (*way, *[Direction.WEIGHT_GRAD] * needs.weight_grad)
-        way_s, all_s = (least.seconds(kinds, tps, each, stock) for each in (way, every))
+        stock = operator_tokens(products[0], self._stock, WHOLE)
+        least, kinds = self._cost.least_products(self._precision), _kinds_of(products, work)
+        way_s, all_s = (least.seconds(kinds, tps, each, stock) for each in directions_of(needs))
         return LeastTime(way_s, max(all_s - way_s, 0.0))
 
     def _attention(self, operator: Attention, work: Work, needs: Needs) -> LeastTime:
@@ -167,26 +205,35 @@ class LeastTimes:
         if self._cost.execution.attention is not AttentionKernel.FUSED or not flop:
             return NOTHING
         if operator not in self._attentions:
-            self._attentions[operator] = self._attention_rates(operator)
-        rate, backward = self._attentions[operator]
-        forward_s = flop / rate
-        backward_s = forward_s * ATTENTION_BACKWARD_FLOP / backward
-        return LeastTime(forward_s + needs.input_grad * backward_s, 0.0)
+            found = list(self._attention_rates(operator))
+            forward_s = min(1.0 / rate for rate, _ in found)
+            both_s = min((1.0 + ATTENTION_BACKWARD_FLOP / backward) / rate for rate, backward in found)
+            self._attentions[operator] = forward_s, both_s
+        forward_s, both_s = self._attentions[operator]
+        return LeastTime(flop * (both_s if needs.input_grad else forward_s), 0.0)
 
-    def _attention_rates(self, operator: Attention) -> tuple[float, float]:
-        """FLOP/s of a forward, and of a backward over these."""
+    def _attention_rates(self, operator: Attention) -> Iterator[tuple[float, float]]:
+        """FLOP/s that no forward is above, and no backward over these, octave by octave of lengths."""
         rows = [Work((row,)) for row in dict.fromkeys(self._stock.rows)]
         rows = [row for row in rows if operator_tokens(operator, row, WHOLE) > 0]
         lengths = [length_of(operator, row, WHOLE) for row in rows]
         queries = operator_tokens(operator, self._stock, WHOLE)
-        short, long = (1.0, 2.0 * max(lengths)) if self._cuts_tokens else (min(lengths), max(lengths))
+        short, last = (1.0, 2.0 * max(lengths)) if self._cuts_tokens else (min(lengths), max(lengths))
         fewest = 1.0 if self._cuts_tokens else operator.num_heads / operator.num_kv_heads
-        most = operator.num_heads * max(1.0, queries / short)
-        rate, backward = self._cost.most_attention_flop_per_s(
-            operator, self._precision, (short, fewest), (long, most)
-        )
-        if not self._cuts_tokens:
-            return rate, backward
+        while True:
+            long = min(2.0 * short, last)
+            most = operator.num_heads * max(1.0, queries / short)
+            yield self._cost.most_attention_flop_per_s(
+                operator, self._precision, (short, fewest), (long, most)
+            )
+            if long == last:
+                break
+            short = long
+        if self._cuts_tokens:
+            yield self._tiled(operator)
+
+    def _tiled(self, operator: Attention) -> tuple[float, float]:
+        """Of attention that is simulated tile by tile, see `sim.attention.price.gpu_of`."""
         causal = Attention(
             name=operator.name,
             num_heads=operator.num_heads,
@@ -196,8 +243,8 @@ class LeastTimes:
         )
         launch = Work((RowWork(LONG, LONG, LONG * (LONG + 1) // 2),))
         launch_s, _ = self._cost.attention_s(causal, launch, WHOLE, self._precision)
-        tiled = attention_flop(causal, launch, WHOLE) / launch_s
-        return max(rate, tiled), max(backward, self._cost.attention_backward_rate(causal, launch, WHOLE))
+        rate = attention_flop(causal, launch, WHOLE) / launch_s
+        return rate, self._cost.attention_backward_rate(causal, launch, WHOLE)
 
     def _moved(self, operator: Pointwise | Lookup, work: Work, needs: Needs) -> LeastTime:
         if isinstance(operator, Lookup) and self._cost.execution.lookups is Lookups.PRODUCTS:
@@ -209,6 +256,16 @@ class LeastTimes:
         )
         way = moved.forward + needs.input_grad * moved.input_grad
         return LeastTime(way / rate, needs.weight_grad * weights / rate)
+
+
+def _kinds_of(products: Sequence[Matmul], work: Work) -> Counter[tuple[Gemm, Shard]]:
+    return Counter((gemm_of(each, work, WHOLE), each.shard) for each in products)
+
+
+def directions_of(needs: Needs) -> tuple[tuple[Direction, ...], tuple[Direction, ...]]:
+    """Those that others wait for, and all, which begin with these."""
+    way = (Direction.FORWARD, *[Direction.INPUT_GRAD] * needs.input_grad)
+    return way, (*way, *[Direction.WEIGHT_GRAD] * needs.weight_grad)
 
 
 def _measured(measured: MeasuredLayer, work: Work, num_ranks: int, needs: Needs) -> LeastTime:

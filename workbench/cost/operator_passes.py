@@ -197,12 +197,12 @@ class OperatorPasses:
         doubts = self._product_doubts(narrow, all(inside), count)
         forward_s += cost.cast_s(count * gemm.m * gemm.k, narrow)
         input_grad_s += cost.cast_s(count * gemm.m * gemm.n, narrow)
-        weight_grad_s += cost.moved_s(count * self._main_gradient_bytes(gemm))
+        weight_grad_s += cost.moved_s(count * self.main_gradient_bytes(gemm))
         if operator.bias:
             weight_grad_s += cost.moved_s(count * gemm.m * gemm.n * self._bytes)
         return Passes(forward_s, input_grad_s, weight_grad_s, frozenset(doubts))
 
-    def _main_gradient_bytes(self, gemm: Gemm) -> float:
+    def main_gradient_bytes(self, gemm: Gemm) -> float:
         """What a product moves more when it adds into float32 than when it writes its own format."""
         if self._cost.execution.gradient_sum is GradientSum.OWN or self._bytes >= WIDE_BYTES or not gemm.m:
             return 0.0

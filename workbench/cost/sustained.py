@@ -36,9 +36,14 @@ class Line:
     def __init__(self, points: Iterable[tuple[float, float]]) -> None:
         self.points = tuple(points)
         self._surface = Surface(self.points)
+        self._inverse = Surface([(length, 1.0 / ratio) for length, ratio in self.points])
 
     def at(self, length: float) -> float:
         return self._surface.read(length).rate
+
+    def extremes(self, short: float, long: float) -> tuple[float, float]:
+        """Least and most of `at` from one length to another."""
+        return 1.0 / self._inverse.most((short,), (long,)), self._surface.most((short,), (long,))
 
 
 def forward_slowdown(found: SustainedHeads, short_flop_per_s: Callable[..., float]) -> Line:
@@ -80,12 +85,14 @@ class HeadWidths:
         beside = widths[max(0, index - 1) : index + 1]
         return read_line([(float(width), lines[width].at(length)) for width in beside], float(head_dim))
 
-    def extremes(self, head_dim: int, *, causal: bool) -> tuple[float, float]:
-        """Least and most of `at` over all lengths."""
+    def extremes(self, head_dim: int, short: float, long: float, *, causal: bool) -> tuple[float, float]:
+        """What `at` lies between from one length to another."""
         lines = self._lines[causal] or self._lines[not causal]
         held = [lines[head_dim]] if head_dim in lines else lines.values()
-        ratios = [ratio for line in held for _, ratio in line.points] or [1.0]
-        return min(ratios), max(ratios)
+        least, most = (
+            zip(*(line.extremes(short, long) for line in held), strict=True) if held else ((1.0,), (1.0,))
+        )
+        return min(least), max(most)
 
     def covers(self, head_dim: int) -> bool:
         """Whether a measured width lies on either side of it, or is it."""

@@ -5,8 +5,9 @@ from dataclasses import replace
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.planner.layout_search import usable_ranks
-from workbench.search.joint.bounds import LowerBound, even, least_rank_s, lower_bound_s, no_bound
+from workbench.search.joint.bounds import LowerBound, least_rank_s, lower_bound_s, no_bound
 from workbench.search.joint.choice import Choice
+from workbench.search.joint.least_work import even
 from workbench.search.objectives.goodput import Goodput
 from workbench.search.objectives.money import DollarsPerSample, TrainingDollars
 from workbench.search.objectives.plan_judge import PlanJudge, rank_seconds, step_seconds
