@@ -167,7 +167,8 @@ def test_a_jobs_record_has_all_keys(monkeypatch):
     assert record.keys() >= KEYS
     assert record["joint_s"] <= record["best_start_s"]
     whole = compared.overall({"one": record})
-    assert whole.keys() == {"never_worse", "geomean_gain"}
+    assert whole.keys() == {"never_worse", "geomean_gain", "most_geomean_gain"}
+    assert whole["geomean_gain"] <= whole["most_geomean_gain"]
     assert math.isclose(whole["geomean_gain"], record["best_single_s"] / record["joint_s"])
     assert len(compared.lines({"one": record})) == 2
 
@@ -187,7 +188,7 @@ def test_two_plans_between_stand_at_thirds():
 
 
 def test_parts_of_a_record_are_kept_and_another_budget_is_refused(monkeypatch):
-    row = {"joint_s": 1.0, "best_single_s": 2.0}
+    row = {"joint_s": 1.0, "best_single_s": 2.0, "lower_bound": 0.5}
     monkeypatch.setitem(joint.PARTS, "jobs", lambda asked, progress: {"jobs": {"b": row}})
     asked = joint.Asked(names=("b",), budget_s=2.0, seed=1, processes=1)
     before = {
@@ -199,7 +200,7 @@ def test_parts_of_a_record_are_kept_and_another_budget_is_refused(monkeypatch):
     record = joint.gathered(("jobs",), asked, before, print)
     assert record["jobs"].keys() == record["made"]["jobs"].keys() == {"a", "b"}
     assert record["made"]["jobs"]["a"] == "then"
-    assert (record["never_worse"], record["geomean_gain"]) == (False, 1.0)
+    assert (record["never_worse"], record["geomean_gain"], record["most_geomean_gain"]) == (False, 1.0, 4.0)
     with pytest.raises(ValueError, match="holds budget 3 s and seed 1, asked for are 2 s and 1"):
         joint.gathered((), asked, {"budget_s": 3.0, "seed": 1}, print)
 

@@ -99,9 +99,9 @@ def _compound(origin: Any, inside: tuple[Any, ...]) -> str:
 def _bounds(metadata: Iterable[Any]) -> str:
     """Limits in words, the tightest of each side; those of a `Field` stand inside it."""
     flat = [part for item in metadata for part in getattr(item, "metadata", [item])]
-    above = max((part.gt for part in flat if isinstance(part, Gt)), default=None)
-    least = max((part.ge for part in flat if isinstance(part, Ge)), default=None)
-    most = min((part.le for part in flat if isinstance(part, Le)), default=None)
+    above = max(_limits(flat, Gt, "gt"), default=None)
+    least = max(_limits(flat, Ge, "ge"), default=None)
+    most = min(_limits(flat, Le, "le"), default=None)
     said = [] if above is None else [f"> {above:g}"]
     said += [] if least is None else [f">= {least:g}"]
     said += [] if most is None else [f"at most {most:,.0f}" if most < LARGE else f"at most {most:g}"]
@@ -109,6 +109,11 @@ def _bounds(metadata: Iterable[Any]) -> str:
         f"at least {part.min_length}" for part in flat if isinstance(part, MinLen) and part.min_length > 1
     ]
     return f" {', '.join(said)}" if said else ""
+
+
+def _limits(parts: Iterable[Any], kind: type, name: str) -> Iterator[float]:
+    """Of one side."""
+    yield from (getattr(part, name) for part in parts if isinstance(part, kind))
 
 
 def records_in(root: type) -> list[type]:

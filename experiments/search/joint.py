@@ -34,6 +34,7 @@ from workbench.whole_file import check_writable, write_text
 BUDGET_S = 60.0
 LONGER = 6  # times the budget: a third of what 19 strategies' searches take together
 GOAL_GAIN, GOAL_REGRET = 1.15, 0.01
+OVERALL = "never worse: {never_worse}, geometric mean {geomean_gain:.3f} of at most {most_geomean_gain:.3f}"
 
 Told = Callable[[str], None]
 
@@ -206,14 +207,12 @@ def lines(record: Mapping[str, Any]) -> Sequence[str]:
     found: list[str] = []
     if "jobs" in record:
         found += compared.lines(record["jobs"])
-        found.append(f"never worse: {record['never_worse']}, geometric mean {record['geomean_gain']:.3f}")
+        found.append(OVERALL.format(**record))
         found += compared.causes_lines(record["jobs"])
     if "longer" in record:
         found += compared.longer_lines(record["longer"], record.get("jobs", {}))
     if "longer_overall" in record:
-        found.append(
-            "never worse: {never_worse}, geometric mean {geomean_gain:.3f}".format(**record["longer_overall"])
-        )
+        found.append(OVERALL.format(**record["longer_overall"]))
     if "aware" in record:
         found += compared.aware_lines(record["aware"])
     for name, space in record.get("spaces", {}).items():
