@@ -176,6 +176,7 @@ class Surface:
         nearer than everywhere is not in a mean; one that no six can be nearer than is in all of them.
 
         Args:
+            axis: of a surface over several coordinates.
             edges: [cells + 1] of that coordinate, ascending.
             at: every coordinate; that of the axis does not matter.
 
