@@ -185,21 +185,17 @@ def area_and_way(profile, layer, work, tp, cp, needs):
     return tp * cp * (time.forward_s + time.backward_s(needs)), time.forward_s + time.through_s(needs)
 
 
-weights = st.floats(0.0, 1.0)
-grids = st.sampled_from([(1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (1, 8), (2, 4)])
-every_needs = st.sampled_from([Needs(*each) for each in product((False, True), repeat=2)])
+A_CALL = {
+    "grid": st.sampled_from([(1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (1, 8), (2, 4)]),
+    "profile": st.sampled_from(["A40", "H100"]),
+    "place": st.sampled_from([0, 1, -1]),
+    "needs": st.sampled_from([Needs(*each) for each in product((False, True), repeat=2)]),
+    "weight": st.floats(0.0, 1.0),
+}
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    length=st.integers(16, 8192),
-    num=st.integers(1, 40),
-    grid=grids,
-    profile=st.sampled_from(["A40", "H100"]),
-    place=st.sampled_from([0, 1, -1]),
-    needs=every_needs,
-    weight=weights,
-)
+@given(length=st.integers(16, 8192), num=st.integers(1, 40), **A_CALL)
 def test_a_call_of_items_that_are_alike_takes_no_less_than_its_kind(
     *, length, num, grid, profile, place, needs, weight
 ):
@@ -213,14 +209,7 @@ def test_a_call_of_items_that_are_alike_takes_no_less_than_its_kind(
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    lengths=st.lists(st.integers(16, 4096), min_size=1, max_size=6),
-    grid=grids,
-    profile=st.sampled_from(["A40", "H100"]),
-    place=st.sampled_from([0, 1, -1]),
-    needs=every_needs,
-    weight=weights,
-)
+@given(lengths=st.lists(st.integers(16, 4096), min_size=1, max_size=6), **A_CALL)
 def test_a_call_of_unequal_items_takes_no_less_than_all_of_them(
     *, lengths, grid, profile, place, needs, weight
 ):

@@ -314,9 +314,9 @@ def _log2(value: float) -> float:
 
 
 def _reach(points: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64]) -> _Samples:
-    """[..., N] least and most distance of each point from anywhere between two corners."""
-    nearest = np.maximum(np.maximum(low - points, points - high), 0.0).sum(axis=-1)
-    return nearest, np.maximum(np.abs(points - low), np.abs(points - high)).sum(axis=-1)
+    """[N] least and most distance of each point from anywhere between two corners."""
+    nearest = np.maximum(np.maximum(low - points, points - high), 0.0).sum(axis=1)
+    return nearest, np.maximum(np.abs(points - low), np.abs(points - high)).sum(axis=1)
 
 
 def _can_be(nearest: NDArray[np.float64], farthest: NDArray[np.float64]) -> NDArray[np.bool_]:

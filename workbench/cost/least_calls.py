@@ -1,4 +1,4 @@
-"""What calls of a layer take whose items are all alike: of the ranks, and of those that wait for them."""
+"""What calls of a layer take at least, by their size: of the ranks, and of those that wait for them."""
 
 import math
 from collections import Counter
@@ -43,7 +43,8 @@ class _Launches(NamedTuple):
     @classmethod
     def of(cls, run: Execution, num_kernels: int, num_ranks: int) -> "_Launches":
         gaps_s = num_kernels * (run.kernel_gap_s or 0.0)
-        return cls(gaps_s, run.pass_s(-gaps_s, num_kernels, 0, num_ranks))
+        host_s = run.pass_s(-gaps_s, num_kernels, 0, num_ranks)  # of a device that takes nothing
+        return cls(gaps_s, host_s)
 
     def seconds(self, device_s: Floats) -> Floats:
         """With kernels that take so long."""
@@ -187,7 +188,8 @@ class LeastCalls:
         attentions = [each for each in layer.operators if isinstance(each, Attention)]
         size = ELEMENT_BYTES[self.precision]
         moved = sum(key_value_bytes(each, self.one, Grid(), size) for each in attentions)
-        moved_s = (1 + needs.input_grad) * moved / self.most_bytes_per_s
+        rate = self.most_bytes_per_s * max(1.0, self.machines[0].execution.collective_rate)
+        moved_s = (1 + needs.input_grad) * moved / rate
         return max(0.0, moved_s - least.of_attention(layer, self.one, needs).way_s)
 
     def _summed(self, layer: Layer, needs: Needs, tp: int) -> list[float]:

@@ -97,8 +97,8 @@ class Along:
 class LeastWork:
     """Of a module, over all samples that have items of it.
 
-    Where all items are alike: kinds of calls, see `LeastCalls`. Else the best rate of any call and the least
-    way at once, see `LeastTimes`.
+    Where all items are alike, or samples of no more than `DISTINCT` sizes: kinds of calls, see `LeastCalls`.
+    Else the best rate of any call and the least way at once, see `LeastTimes`.
     """
 
     groups: tuple[Samples, ...]
