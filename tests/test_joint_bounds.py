@@ -16,6 +16,8 @@ from sim.predict import IterationJudge
 from tests.examples import examples
 from tests.test_joint_search import found, small
 from tests.test_strategies import cost
+from workbench.cost.collectives import Collective
+from workbench.cost.hardware import Node, uniform
 from workbench.cost.interpolate import Surface
 from workbench.cost.layer_table import LayerPoint, LayerTable
 from workbench.cost.least_calls import LeastCalls, ranges
@@ -35,7 +37,7 @@ from workbench.search.joint.drive import joint_search
 from workbench.search.joint.evaluate import Asked, evaluated
 from workbench.search.joint.grouping_moves import Exchange, Resize
 from workbench.search.joint.layout_moves import Arrange
-from workbench.search.joint.least_work import LeastWork, Part, Samples
+from workbench.search.joint.least_work import LeastWork, Part, Samples, most_bytes_per_s
 from workbench.search.joint.move import Space
 from workbench.search.joint.setting_moves import Distribute
 from workbench.search.joint.terms import Scope, Stop
@@ -345,6 +347,18 @@ def test_work_and_ways_are_weighed_as_a_linear_program_does(layers, first, sampl
     )
     assert found <= least.fun * (1 + 1e-6)
     assert found >= least.fun * (1 - 1e-3)
+
+
+@pytest.mark.parametrize("profile", ["A40", "A100-80GB", "H100", "H200", "L20"])
+def test_no_all_gather_brings_more_than_the_most(profile):
+    """Some of them are measured, and faster than their link is said to be."""
+    model = machine(profile)
+    links = [model.profile.machine_link(name).link for name in ("intra", "inter")]
+    node = Node(device=profile, num_ranks=8, memory_bytes=1)
+    most = most_bytes_per_s(uniform("two", node, num_nodes=2, intra=links[0], inter=links[1]), model)
+    for link, num, size in product(links, (2, 3, 4, 6, 8, 16), np.geomspace(1e3, 8e9, 61)):
+        seconds = model.collectives.seconds(Collective.ALL_GATHER, num * size, num, link)
+        assert size / seconds <= most * 1.001
 
 
 def test_a_sample_goes_from_where_a_module_is_entered_to_where_it_is_left():

@@ -72,7 +72,7 @@ class LeastCalls:
         num_items: of the batch.
         grids: tensor-parallel degrees, with what may join so many ranks.
         num_ranks: that a call may be on at most.
-        most_bytes_per_s: of any link.
+        most_bytes_per_s: of keys that a rank gets of others while it gives as many of its own.
         plain: of calls on whole rows; None: all share tokens.
         cutting: of calls that may share them; None: none does.
         sums_s: what sums over tensor-parallel ranks take, as far as it is known; the device's.

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from workbench.arrays import Floats
+from workbench.cost.collectives import Collective
 from workbench.cost.execution import SavedInput
 from workbench.cost.group_link import ring_link
 from workbench.cost.hardware import Cluster, Link
@@ -28,6 +29,7 @@ from workbench.planner.layer_cost import alike_layers
 from workbench.planner.layout_search import usable_ranks
 from workbench.search.joint.choice import Choice
 
+SIZES = [2.0**power for power in range(10, 34)]  # bytes of a rank in an all-gather
 DISTINCT = 64  # samples, up to which kinds of calls are told apart that have one of them
 
 Weight = Callable[[str], float]
@@ -205,6 +207,7 @@ class _ModuleWork:
         self._firsts = alike_layers(job.model, module.name).firsts
         self._least: dict[str, LeastTimes] = {}
         self._cutting: dict[str, LeastTimes] = {}
+        self._bytes_per_s: dict[str, float] = {}
         self._sums_s: dict[str, dict[tuple[int, int, Link], float]] = {}
 
     @property
@@ -263,7 +266,7 @@ class _ModuleWork:
                     num_items=len(self._stock.rows),
                     grids=tuple(self._grids(device)),
                     num_ranks=max((s.tp * s.cp for s in self._stages), default=self._num_ranks),
-                    most_bytes_per_s=most_bytes_per_s(self._job.cluster),
+                    most_bytes_per_s=self._bytes_per_s[device],
                     plain=None if self._must_cut else plain,
                     cutting=self._cutting[device] if self._may_cut else None,
                     sums_s=self._sums_s.setdefault(device, {}),
@@ -287,6 +290,7 @@ class _ModuleWork:
                     cost, precision, self._stock, num_ranks=most_tp, cuts_tokens=False
                 )
                 self._cutting[device] = self._least[device].cutting_tokens()
+                self._bytes_per_s[device] = most_bytes_per_s(self._job.cluster, cost)
             whole = cost.summing_in(pieces)
             divided = whole.dividing_tokens(), whole.dividing_tokens(SavedInput.WHOLE)
             yield device, (whole, *divided), self._least[device]
@@ -311,7 +315,18 @@ def links_of(cluster: Cluster, device: str, num_ranks: int) -> tuple[Link | None
     return tuple(found)
 
 
-def most_bytes_per_s(cluster: Cluster) -> float:
-    """Of any link in it."""
+def most_bytes_per_s(cluster: Cluster, cost: CostModel) -> float:
+    """That a rank gets of others' keys in an all-gather with as many of its own, or over a link in it.
+
+    Measured all-gathers may be faster than their link is said to be.
+    """
     own = (link for node in cluster.nodes for link in (node.link, node.card) if link is not None)
-    return max(link.bytes_per_s for link in (cluster.intra, cluster.inter, *own))
+    found = 0.0
+    for link in {cluster.intra, cluster.inter, *own}:
+        gathered = (
+            size / cost.collectives.seconds(Collective.ALL_GATHER, num * size, num, link)
+            for num in (2, 4, 8)
+            for size in SIZES
+        )
+        found = max(found, link.bytes_per_s, *gathered)
+    return found
