@@ -17,13 +17,18 @@ from workbench.cost.hardware import uniform
 from workbench.elastic.availability import Availability, Change, NodeEvent, Rates, random_trace
 from workbench.job.device_pools import Aim
 from workbench.plan.check import check
-from workbench.plan.plan import Sharding
+from workbench.plan.plan import Plan, Sharding
 from workbench.report.search_tables import search_record, search_table
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 from workbench.search.drive import for_seconds_too, search, with_ranks
 from workbench.search.objectives.asked import Asked, judge_for
 from workbench.search.objectives.checkpoint_interval import daly_s, useful_share
-from workbench.search.objectives.fewer_nodes import num_nodes, num_pipelines, with_pipelines
+from workbench.search.objectives.fewer_nodes import (
+    num_nodes,
+    num_pipelines,
+    pipelines_of_copy,
+    with_pipelines,
+)
 from workbench.search.objectives.goodput import Goodput, checkpoint_bytes
 from workbench.search.objectives.money import TrainingDollars, steps_for
 from workbench.search.objectives.objective import Objective
@@ -137,6 +142,18 @@ def test_fewer_pipelines_do_the_whole_batch(name: str) -> None:
             with_pipelines(plan, kept, Schedule(), cost())
 
 
+def test_instances_of_sharded_weights_stay_whole() -> None:
+    """Of four pipelines, two copies of all state, two go on alone, and three do not."""
+    plan = made("hsdp")
+    assert (num_pipelines(plan), pipelines_of_copy(plan), pipelines_of_copy(made("cornstarch"))) == (4, 2, 1)
+    assert pipelines_of_copy(made("fsdp")) == num_pipelines(made("fsdp"))
+    fewer = with_pipelines(plan, 2, Schedule(), cost())
+    accept(fewer)
+    assert {fewer.settings.of(module.name).instances for module in plan.model.modules} == {1}
+    with pytest.raises(ValueError, match="2 in each of its 2 instances, want a multiple of 2, got 3"):
+        with_pipelines(plan, 3, Schedule(), cost())
+
+
 def test_templates_are_plans_on_every_number_of_nodes() -> None:
     plan = TemplatePlanner(1)(job(1), cost(), lambda *_: None)
     accept(plan)
@@ -171,7 +188,7 @@ def test_without_a_loss_goodput_is_throughput() -> None:
 
 
 def test_the_way_that_gets_furthest_is_chosen() -> None:
-    """Where restarts are slow the state of replicas is copied; of sharded state there are no copies."""
+    """Where restarts are slow the state of replicas is copied; sharded state has copies in instances."""
     plan = made("cornstarch")
     measure = judge(mtbf="2h", repair="1m", restart="10m").measure
     times = OwnBatch(lambda lowered: step_s(lowered, cost()))(plan)
@@ -180,21 +197,19 @@ def test_the_way_that_gets_furthest_is_chosen() -> None:
     assert {way.kind for way in ways} == set(Recovering)
     assert found.figures["useful_samples_per_s"] >= max(useful(measure, way) for way in ways)
     assert found.figures["recovery"] == "replicas"
-    sharded = replace(
-        plan,
-        settings=replace(
-            plan.settings,
-            modules=tuple(
-                replace(plan.settings.of(m.name), sharding=Sharding.OPTIMIZER) for m in plan.model.modules
-            ),
-        ),
+
+    def kinds(other: Plan) -> set[Recovering]:
+        return {way.kind for way in measure.ways(other, measure.on_nodes(other, times, None))}
+
+    modules = tuple(
+        replace(plan.settings.of(m.name), sharding=Sharding.OPTIMIZER) for m in plan.model.modules
     )
-    assert {way.kind for way in measure.ways(sharded, measure.on_nodes(sharded, times, None))} == {
-        Recovering.CHECKPOINT
-    }
+    assert kinds(replace(plan, settings=replace(plan.settings, modules=modules))) == {Recovering.CHECKPOINT}
+    assert kinds(made("fsdp")) == {Recovering.CHECKPOINT}
+    assert kinds(made("hsdp")) == set(Recovering)
 
 
-@pytest.mark.parametrize("strategy", ["cornstarch", "fsdp"])
+@pytest.mark.parametrize("strategy", ["cornstarch", "fsdp", "hsdp"])
 def test_on_every_number_of_nodes_as_many_pipelines_go_on_as_can(strategy: str) -> None:
     """Held against all numbers of pipelines, for all numbers of nodes that are ever there."""
     plan = made(strategy)
@@ -224,7 +239,7 @@ def losing(link_gb_per_s: float, mtbf: str, repair: str):
 
 @pytest.mark.parametrize("link_gb_per_s", [10.0, 1e-4])
 @pytest.mark.parametrize(("mtbf", "repair"), [("1h", "10m"), ("2h", "5h"), ("10m", "1m")])
-@pytest.mark.parametrize("strategy", ["cornstarch", "fsdp", "megatron-homogeneous"])
+@pytest.mark.parametrize("strategy", ["cornstarch", "fsdp", "hsdp", "megatron-homogeneous"])
 def test_no_plan_is_passed_over_whose_value_is_below_the_limit(strategy, mtbf, repair, link_gb_per_s):
     """Held against its value in full, also where fewer nodes are faster than all of them."""
     on, held = losing(link_gb_per_s, mtbf, repair)

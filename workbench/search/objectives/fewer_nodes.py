@@ -1,10 +1,11 @@
 """A plan on fewer nodes: the same pipelines, fewer of them, with the whole batch."""
 
 from dataclasses import replace
+from math import lcm
 
 from workbench.balance.tokens.exchange import longest_first_exchanged
 from workbench.cost.model import CostModel
-from workbench.plan.plan import Microbatch, Plan
+from workbench.plan.plan import Microbatch, Plan, Settings, Sharding
 from workbench.plan.token_shards import token_shards
 from workbench.planner.assembly import scheduled
 from workbench.schedule.choice import Schedule
@@ -14,6 +15,22 @@ def num_pipelines(plan: Plan) -> int:
     """Replicas of the whole model: those of every module, where all have equally many; else 1."""
     counts = {len(plan.replicas(module.name)) for module in plan.model.modules}
     return counts.pop() if len(counts) == 1 else 1
+
+
+def pipelines_of_copy(plan: Plan) -> int:
+    """Pipelines that hold all state once between them: one, or those of an instance where they shard weights.
+
+    All of them where they shard only optimizer state or gradients: elastic training does not take that.
+    """
+    whole = num_pipelines(plan)
+
+    def of(module: str) -> int:
+        settings = plan.settings.of(module)
+        if settings.sharding is Sharding.NONE:
+            return 1
+        return max(1, whole // settings.instances) if settings.sharding is Sharding.PARAMETERS else whole
+
+    return lcm(*(of(module.name) for module in plan.model.modules))
 
 
 def num_nodes(plan: Plan) -> int:
@@ -30,14 +47,15 @@ def nodes_of_first(plan: Plan, kept: int) -> int:
 def with_pipelines(plan: Plan, kept: int, schedule: Schedule, cost: CostModel) -> Plan:
     """The plan's batch on its first `kept` pipelines, which move together onto the first nodes.
 
-    The microbatches of the others are dealt to them in turn, in every module alike.
+    The microbatches of the others are dealt to them in turn, in every module alike. Instances of sharded
+    state are left whole.
 
     Args:
         schedule: of the programs.
 
     Raises:
-        ValueError: fewer pipelines than one or more than there are, nodes of several kinds, which pipelines
-            cannot change, or a plan that does not go on fewer ranks.
+        ValueError: fewer pipelines than one or more than there are, part of an instance, nodes of several
+            kinds, which pipelines cannot change, or a plan that does not go on fewer ranks.
     """
     all_of_them = num_pipelines(plan)
     if not 1 <= kept <= all_of_them:
@@ -53,7 +71,11 @@ def with_pipelines(plan: Plan, kept: int, schedule: Schedule, cost: CostModel) -
         replace(stage, id=index, ranks=tuple(tuple(position[rank] for rank in row) for row in stage.ranks))
         for index, stage in enumerate(held)
     )
-    draft = replace(plan, stages=stages, microbatches=_dealt(plan, kept), programs=(), token_shards=())
+    settings = _with_instances(plan, kept)
+    microbatches = _dealt(plan, kept)
+    draft = replace(
+        plan, stages=stages, microbatches=microbatches, programs=(), settings=settings, token_shards=()
+    )
     found = scheduled(draft, schedule, cost)
     shards = tuple(
         shard
@@ -61,6 +83,22 @@ def with_pipelines(plan: Plan, kept: int, schedule: Schedule, cost: CostModel) -
         for shard in token_shards(found, module, longest_first_exchanged)
     )
     return replace(found, token_shards=shards)
+
+
+def _with_instances(plan: Plan, kept: int) -> Settings:
+    """Of every module as many instances as so many pipelines are."""
+    whole, settings = num_pipelines(plan), plan.settings
+    for each in plan.settings.modules:
+        if each.instances == 1:
+            continue
+        of_one = whole // each.instances
+        if kept % of_one:
+            raise ValueError(
+                f"pipelines left: module {each.module!r} shards its weights among {of_one} in each of its "
+                f"{each.instances} instances, want a multiple of {of_one}, got {kept}"
+            )
+        settings = settings.with_module(replace(each, instances=kept // of_one))
+    return settings
 
 
 def _dealt(plan: Plan, kept: int) -> tuple[Microbatch, ...]:

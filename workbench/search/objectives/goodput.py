@@ -12,11 +12,17 @@ from workbench.elastic.availability import Availability
 from workbench.job.job import Job
 from workbench.memory.layer import state_bytes
 from workbench.memory.stage import GRADIENTS, state_of
-from workbench.plan.plan import Plan, Sharding
+from workbench.plan.plan import Plan
 from workbench.schedule.choice import Schedule
 from workbench.search.objectives import template_plans
 from workbench.search.objectives.checkpoint_interval import daly_s
-from workbench.search.objectives.fewer_nodes import nodes_of_first, num_nodes, num_pipelines, with_pipelines
+from workbench.search.objectives.fewer_nodes import (
+    nodes_of_first,
+    num_nodes,
+    num_pipelines,
+    pipelines_of_copy,
+    with_pipelines,
+)
 from workbench.search.objectives.plan_judge import Judged
 from workbench.search.objectives.recovery import FailureSim, Recovering, Recovery, RecoveryCosts
 from workbench.search.objectives.step_times import PassedOverError, StepJudge, StepTimes, standard_error
@@ -156,9 +162,9 @@ class Goodput:
             yield from self._in_memory(plan, on.values(), self._templates.copy_s)
             return
         yield from self._from_checkpoints(plan, on.values())
-        has_copies = all(plan.settings.of(m.name).sharding is Sharding.NONE for m in plan.model.modules)
-        enough = [found for kept, found in on.items() if kept >= self.costs.copies]
-        if has_copies and enough:
+        of_copy = pipelines_of_copy(plan)
+        enough = [found for kept, found in on.items() if kept // of_copy >= self.costs.copies]
+        if enough:
             yield from self._in_memory(plan, enough, self._copy_s(plan))
 
     def _of_pipelines(self, plan: Plan, times: StepTimes, schedule: Schedule | None) -> OnNodes:

@@ -11,7 +11,8 @@ class Recovering(StrEnum):
     """Where the state is that a job goes on with.
 
     CHECKPOINT: it restarts from the last one, on pipelines equal to those before, as many as there are nodes
-    for, as Varuna does. REPLICAS: in the memory of other pipelines, from which it is copied, as in Oobleck.
+    for, as Varuna does. REPLICAS: in the memory of other pipelines, or of other instances of sharded
+    weights, from which it is copied, as in Oobleck.
     """
 
     CHECKPOINT = "checkpoint"
@@ -63,7 +64,8 @@ class RecoveryCosts:
         notice_s: to notice it, plan and connect, where the state is in memory.
         restart_s: of a job that starts anew; loading is added.
         storage_bytes_per_s: to and from checkpoints.
-        copies: pipelines that must be left for a job whose state is in memory: a loss more than it survives.
+        copies: of all state, each a pipeline or an instance of sharded weights, that must be left for a job
+            whose state is in memory: a loss more than it survives.
 
     Raises:
         ValueError: a time below 0, or storage without a rate.
