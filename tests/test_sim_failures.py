@@ -92,6 +92,13 @@ def test_an_asynchronous_checkpoint_counts_once_it_is_copied(failure_s, effectiv
     assert spent(run) == {kind: seconds for kind, seconds in want.items() if seconds}
 
 
+def test_nodes_are_taken_in_when_the_copy_is_written():
+    """A node comes at 10 s, so 20 s of work are saved by 21 s and copied by 26 s: from there it recovers."""
+    system = in_memory(checkpoints=Checkpoints(every=2, save_s=1.0, copy_s=5.0), creation_s=0.0)
+    run = simulate_failures(system, trace((0.0, 3), (10.0, 4)), until_s=44.0)
+    assert spent(run) == {Spent.EFFECTIVE: 35.0, Spent.CHECKPOINT: 1.0, Spent.RECOVERY: 8.0}
+
+
 def test_the_next_save_waits_for_the_copy_before_it():
     """Copied from 41 to 91 s; two more iterations end at 81 s."""
     system = in_memory(checkpoints=Checkpoints(every=2, save_s=1.0, copy_s=50.0))

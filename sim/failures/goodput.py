@@ -13,13 +13,15 @@ def useful_samples_per_s(recovery: Recovery, trace: Availability, until_s: float
 
 def system_of(recovery: Recovery) -> System:
     """The same in the failure simulator's terms; nodes that make it no faster are spares."""
-    every = recovery.checkpoint_every
+    every, checkpoints = recovery.checkpoint_every, None
+    if every is not None:
+        checkpoints = Checkpoints(every=every, save_s=recovery.save_s, copy_s=recovery.write_s)
     return System(
         name=recovery.kind.value,
         samples_per_s=recovery.samples_per_s,
         samples_per_step=recovery.samples_per_step,
         recover_s=recovery.recover_s,
-        checkpoints=None if every is None else Checkpoints(every=every, save_s=recovery.save_s),
+        checkpoints=checkpoints,
         joins=Joins.AT_ONCE if recovery.takes_in else Joins.AT_RECOVERY,
         most_nodes=recovery.num_used,
         creation_s=0.0,

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
+from typing import NamedTuple
 
 
 class Spent(StrEnum):
@@ -27,8 +28,7 @@ class Iteration:
     samples: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EqualIterations:
+class EqualIterations(NamedTuple):  # thousands are made a trace
     """Equal iterations: rounds that start `round_s` apart, in each `per_round` of them one after the other.
 
     `samples` is what each adds: 0 where it was cut off or undone.

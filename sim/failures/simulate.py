@@ -2,12 +2,15 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil, inf, isfinite
 
 from sim.failures.run import EqualIterations, FailureRun, Spent
 from sim.failures.training_system import Checkpoints, Joins, Restart, System
 from workbench.elastic.availability import Availability, Stay
+from workbench.plan.lru_cache import Identity, LruCache
+
+TRACES = 64  # that are remembered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +21,9 @@ class Instant:
     left: frozenset[str]
     usable: frozenset[str]
     warned: frozenset[str]
+
+
+_HAPPENING: LruCache[tuple[list[Instant], float]] = LruCache(TRACES)
 
 
 def simulate_failures(system: System, trace: Availability, until_s: float | None = None) -> FailureRun:
@@ -40,13 +46,19 @@ def simulate_failures(system: System, trace: Availability, until_s: float | None
     Complexity: O(events x nodes), whatever the number of iterations.
     """
     window_s = window_of(trace, until_s)
-    stays = trace.stays()
-    first, *later = instants(stays, system.creation_s, window_s)
+    key = Identity(trace), system.creation_s, window_s
+    (first, *later), node_s = _HAPPENING.get_or(key, lambda: _happening(trace, system.creation_s, window_s))
     job = _Job(system, first.usable)
     for instant in later:
         job.happen(instant)
     job.advance(window_s)
-    return job.result(window_s, node_seconds(stays, window_s))
+    return job.result(window_s, node_s)
+
+
+def _happening(trace: Availability, creation_s: float, window_s: float) -> tuple[list[Instant], float]:
+    """What happens to nodes, and their seconds: the same for every system on the trace."""
+    stays = trace.stays()
+    return instants(stays, creation_s, window_s), node_seconds(stays, window_s)
 
 
 def window_of(trace: Availability, until_s: float | None) -> float:
@@ -206,7 +218,10 @@ class _Job:
                 self._doing, self._until_s = Spent.WAITING, inf
                 return
             self._grown = False
-            self._doing, self._until_s = Spent.RECOVERY, self._now_s + self._system.recover_s
+            begin_s = self._now_s
+            if self._copied:  # what it goes back to is being written
+                begin_s = max(begin_s, self._copy_end_s)
+            self._doing, self._until_s = Spent.RECOVERY, begin_s + self._system.recover_s
             return
         self._doing = Spent.EFFECTIVE
         self._iteration_s = self._system.samples_per_step / self._system.rate(len(self._members))
@@ -267,16 +282,15 @@ class _Job:
         count = _num_before(to_s, self._now_s, round_s)
         if not count:
             return
-        one = replace(
-            self._stretch(self._iteration_s),
+        one = self._stretch(self._iteration_s)._replace(
             start_s=self._now_s,
             per_round=checkpoints.every,
             round_s=round_s,
         )
         self._keep(self._copied)
         if count > 1:
-            self._keep([replace(one, num_rounds=count - 1)])
-        self._copied = [replace(one, start_s=self._now_s + (count - 1) * round_s)]
+            self._keep([one._replace(num_rounds=count - 1)])
+        self._copied = [one._replace(start_s=self._now_s + (count - 1) * round_s)]
         self._spent[Spent.CHECKPOINT] += count * (round_s - work_s)
         self._now_s += count * round_s
 
@@ -305,7 +319,7 @@ class _Job:
     def _lose(self, stretches: list[EqualIterations]) -> None:
         """They never count; the list is emptied."""
         self._spent[Spent.LOST] += sum(stretch.lasted_s for stretch in stretches)
-        self._stretches += (replace(stretch, samples=0.0) for stretch in stretches)
+        self._stretches += (stretch._replace(samples=0.0) for stretch in stretches)
         stretches.clear()
 
     def _undo(self) -> None:

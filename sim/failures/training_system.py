@@ -25,7 +25,8 @@ class Checkpoints:
     """Training stops for `save_s` after `every` iterations, and goes back to the last one after a failure.
 
     `first` is the number of iterations before the first checkpoint after a failure. An asynchronous
-    one stops training for `save_s` alone and counts `copy_s` later; the next save waits for it.
+    one stops training for `save_s` alone and counts `copy_s` later; the next save waits for it, as does
+    a recovery without a failure.
     """
 
     every: int

@@ -4,7 +4,6 @@ The slower form that `sim.failures.simulate` replaces; kept to hold it against, 
 """
 
 from collections.abc import Callable, Generator
-from dataclasses import replace
 from functools import partial
 
 from simpy.core import Environment
@@ -127,6 +126,7 @@ class _Job:
             yield from self._spend(Spent.CHECKPOINT, checkpoints.save_s)
             self._must_save = self._failed = False
             if checkpoints.copy_s:
+                self._num_copied = len(self._at_risk)
                 self._copies = self._env.process(self._copy(checkpoints.copy_s))
             else:
                 self._keep()
@@ -137,7 +137,7 @@ class _Job:
 
     def _copy(self, copy_s: float) -> Flow:
         """What is at risk now counts after that time, unless it was undone before."""
-        self._num_copied, num_undone = len(self._at_risk), self._num_undone
+        num_undone = self._num_undone
         yield self._env.timeout(copy_s)
         if num_undone == self._num_undone:
             self._keep(self._num_copied)
@@ -148,6 +148,8 @@ class _Job:
             self._members = set()
             yield from self._until(Spent.WAITING, self._env.event())
         self._members, self._grown = members, False
+        if self._num_copied and self._copies is not None and self._copies.is_alive:
+            yield from self._until(Spent.RECOVERY, self._copies)
         yield from self._spend(Spent.RECOVERY, self._system.recover_s)
         self._must_recover = False
         self._num_recoveries += 1
@@ -160,7 +162,7 @@ class _Job:
         except Interrupt:
             lasted_s = self._env.now - start_s
             self._spent[Spent.LOST] += lasted_s
-            self._iterations.append(replace(self._stretch(start_s, lasted_s), samples=0.0))
+            self._iterations.append(self._stretch(start_s, lasted_s)._replace(samples=0.0))
             raise
         self._end_iteration(start_s, self._env.now)
         if system.checkpoints is None:
@@ -200,7 +202,7 @@ class _Job:
         for index in self._at_risk:
             lost = self._iterations[index]
             self._spent[Spent.LOST] += lost.iteration_s
-            self._iterations[index] = replace(lost, samples=0.0)
+            self._iterations[index] = lost._replace(samples=0.0)
         self._at_risk.clear()
         self._failed, self._num_copied, self._num_undone = True, 0, self._num_undone + 1
 

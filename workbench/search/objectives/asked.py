@@ -20,7 +20,7 @@ from workbench.search.objectives.goodput import Goodput
 from workbench.search.objectives.money import DollarsPerSample, TrainingDollars, steps_for
 from workbench.search.objectives.objective import Objective
 from workbench.search.objectives.plan_judge import Measure, PlanJudge, rank_seconds, step_seconds
-from workbench.search.objectives.recovery import FailureSim, RecoveryCosts
+from workbench.search.objectives.recovery import FailureSim, RecoveryCosts, Saving
 from workbench.search.objectives.step_times import Over, OverBatches, OwnBatch, Planning, StepJudge
 from workbench.strategies.next_step import next_step
 from workbench.units import S_PER_HOUR, duration_s
@@ -67,6 +67,12 @@ class Asked:
         default="60s", metadata=asked("of a job that goes back to a checkpoint; loading is added")
     )
     storage_gb_per_s: float = field(default=1.0, metadata=asked("to and from checkpoints"))
+    saving: Saving = field(
+        default=Saving.BEHIND,
+        metadata=asked(
+            "checkpoints are written behind training, which stops for a copy to the host, or stopping it"
+        ),
+    )
 
     def check(self, objective: Objective) -> None:
         """Raise ValueError where something is said that is not for the objective, or lacks."""
@@ -90,7 +96,9 @@ class Asked:
     def recovery_costs(self) -> RecoveryCosts:
         """What a loss costs."""
         return RecoveryCosts(
-            restart_s=duration_s(self.restart), storage_bytes_per_s=self.storage_gb_per_s * 1e9
+            restart_s=duration_s(self.restart),
+            storage_bytes_per_s=self.storage_gb_per_s * 1e9,
+            saving=self.saving,
         )
 
 

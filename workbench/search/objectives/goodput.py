@@ -24,9 +24,16 @@ from workbench.search.objectives.fewer_nodes import (
     with_pipelines,
 )
 from workbench.search.objectives.plan_judge import Judged
-from workbench.search.objectives.recovery import FailureSim, Recovering, Recovery, RecoveryCosts
+from workbench.search.objectives.recovery import (
+    FailureSim,
+    Recovering,
+    Recovery,
+    RecoveryCosts,
+    Saving,
+)
 from workbench.search.objectives.step_times import PassedOverError, StepJudge, StepTimes, standard_error
 from workbench.strategies.elastic_templates import ElasticTemplates
+from workbench.timing.price import HOST_BYTES_PER_S
 
 FARTHER = 2**0.5  # the next interval between checkpoints that is tried
 MOST_TRIED = 4  # to either side of the closed form's
@@ -157,15 +164,26 @@ class Goodput:
         return best
 
     def ways(self, plan: Plan, on: OnNodes) -> Iterator[Recovery]:
-        """All ways in which the plan can recover, checkpoints as often as the closed form says."""
+        """The ways in which the plan can recover, checkpoints as often as the closed form says.
+
+        None from checkpoints where copies in memory go on as fast on all nodes that are ever there and are
+        sooner at it: they save nothing and lose no more than the step that was cut off.
+        """
         if plan.strategy == template_plans.NAME:
             yield from self._in_memory(plan, on.values(), self._templates.copy_s)
             return
-        yield from self._from_checkpoints(plan, on.values())
         of_copy = pipelines_of_copy(plan)
         enough = [found for kept, found in on.items() if kept // of_copy >= self.costs.copies]
-        if enough:
-            yield from self._in_memory(plan, enough, self._copy_s(plan))
+        in_memory = list(self._in_memory(plan, enough, self._copy_s(plan))) if enough else []
+        saving = list(self._from_checkpoints(plan, on.values()))
+        yield from in_memory
+        if not in_memory or self._may_be_better(saving[0], in_memory[0]):
+            yield from saving
+
+    def _may_be_better(self, saving: Recovery, in_memory: Recovery) -> bool:
+        counts = {len(self.job.cluster.nodes), *self._counts}
+        is_faster = any(saving.samples_per_s[n] > in_memory.samples_per_s[n] for n in counts)
+        return is_faster or saving.recover_s < in_memory.recover_s
 
     def _of_pipelines(self, plan: Plan, times: StepTimes, schedule: Schedule | None) -> OnNodes:
         """By number of pipelines left: as many as go on each number of nodes that is ever there."""
@@ -205,6 +223,9 @@ class Goodput:
     def _from_checkpoints(self, plan: Plan, by_nodes: Collection[Going]) -> Iterator[Recovery]:
         saved, loaded = checkpoint_bytes(plan)
         rate = self.costs.storage_bytes_per_s
+        stops_s, behind_s = saved / rate, 0.0
+        if self.costs.saving is Saving.BEHIND:
+            stops_s, behind_s = self._snapshot_s(plan), stops_s
         for takes_in in (True, False):
             way = Recovery(
                 kind=Recovering.CHECKPOINT,
@@ -212,10 +233,11 @@ class Goodput:
                 samples_per_step=len(plan.batch),
                 recover_s=self.costs.restart_s + loaded / rate,
                 checkpoint_every=1,
-                save_s=saved / rate,
+                save_s=stops_s,
+                write_s=behind_s,
                 takes_in=takes_in,
             )
-            yield replace(way, checkpoint_every=self._daly_steps(way))
+            yield replace(way, checkpoint_every=max(self._daly_steps(way), math.ceil(behind_s / way.step_s)))
 
     def _in_memory(self, plan: Plan, by_nodes: Collection[Going], copy_s: float) -> Iterator[Recovery]:
         for takes_in in (True, False):
@@ -245,12 +267,23 @@ class Goodput:
     def _copy_s(self, plan: Plan) -> float:
         """Until a node that lost everything has got what the fullest one holds."""
         held: dict[int, int] = {}
-        for rank in plan.ranks:
+        for rank, size in _held_bytes(plan).items():
             node = plan.cluster.node_of(rank)
-            state = sum(size for _, kind, size in state_of(plan, rank) if kind.part != GRADIENTS)
-            held[node] = held.get(node, 0) + state
+            held[node] = held.get(node, 0) + size
         link = plan.cluster.inter
         return link.latency_s + max(held.values()) / link.bytes_per_s
+
+    def _snapshot_s(self, plan: Plan) -> float:
+        """Until the host has what a checkpoint saves: no rank gives it more than all that it holds."""
+        return max(_held_bytes(plan).values()) / HOST_BYTES_PER_S
+
+
+def _held_bytes(plan: Plan) -> dict[int, int]:
+    """Weights and optimizer state of every rank."""
+    return {
+        rank: sum(size for _, kind, size in state_of(plan, rank) if kind.part != GRADIENTS)
+        for rank in plan.ranks
+    }
 
 
 def checkpoint_bytes(plan: Plan | Job) -> tuple[int, int]:

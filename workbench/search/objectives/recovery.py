@@ -30,6 +30,7 @@ class Recovery:
         recover_s: from a change of nodes to the next step.
         checkpoint_every: steps between checkpoints; None: it saves none.
         save_s: of a checkpoint, while which training stops.
+        write_s: after that, until the checkpoint is one to go back to.
         takes_in: whether a node that comes back is taken in at once, or at the next loss.
     """
 
@@ -39,6 +40,7 @@ class Recovery:
     recover_s: float
     checkpoint_every: int | None = None
     save_s: float = 0.0
+    write_s: float = 0.0
     takes_in: bool = True
 
     @property
@@ -50,6 +52,18 @@ class Recovery:
     def num_used(self) -> int:
         """Nodes beyond which it gets no faster."""
         return self.samples_per_s.index(max(self.samples_per_s))
+
+
+class Saving(StrEnum):
+    """How a checkpoint is written.
+
+    BEHIND: training stops while state is copied to the host's memory, and goes on while that is written, as
+    in `workbench run`; until then a loss goes back to the checkpoint before. STOPPING: training stops until
+    it is written, as in Varuna.
+    """
+
+    BEHIND = "behind"
+    STOPPING = "stopping"
 
 
 FailureSim = Callable[[Recovery, Availability, float], float]
@@ -64,6 +78,7 @@ class RecoveryCosts:
         notice_s: to notice it, plan and connect, where the state is in memory.
         restart_s: of a job that starts anew; loading is added.
         storage_bytes_per_s: to and from checkpoints.
+        saving: how they are written.
         copies: of all state, each a pipeline or an instance of sharded weights, that must be left for a job
             whose state is in memory: a loss more than it survives.
 
@@ -74,6 +89,7 @@ class RecoveryCosts:
     notice_s: float = 2.0
     restart_s: float = 60.0
     storage_bytes_per_s: float = 1e9
+    saving: Saving = Saving.BEHIND
     copies: int = 2
 
     def __post_init__(self) -> None:

@@ -1,0 +1,67 @@
+"""Ways to go on after a loss: from copies that pipelines or instances are, or else from checkpoints."""
+
+from dataclasses import replace
+
+import pytest
+
+from sim.predict import step_s
+from tests.test_search_goodput import judge, made, useful
+from tests.test_strategies import cost
+from workbench.elastic.availability import Availability, Change, NodeEvent
+from workbench.schedule.choice import Schedule
+from workbench.search.objectives.fewer_nodes import num_pipelines, pipelines_of_copy, with_pipelines
+from workbench.search.objectives.goodput import checkpoint_bytes
+from workbench.search.objectives.recovery import Recovering, Saving
+from workbench.search.objectives.step_times import OwnBatch
+from workbench.timing.accept import accept
+
+
+def test_instances_of_sharded_weights_stay_whole() -> None:
+    """Of four pipelines, two copies of all state, two go on alone, and three do not."""
+    plan = made("hsdp")
+    assert (num_pipelines(plan), pipelines_of_copy(plan), pipelines_of_copy(made("cornstarch"))) == (4, 2, 1)
+    assert pipelines_of_copy(made("fsdp")) == num_pipelines(made("fsdp"))
+    fewer = with_pipelines(plan, 2, Schedule(), cost())
+    accept(fewer)
+    assert {fewer.settings.of(module.name).instances for module in plan.model.modules} == {1}
+    with pytest.raises(ValueError, match="2 in each of its 2 instances, want a multiple of 2, got 3"):
+        with_pipelines(plan, 3, Schedule(), cost())
+
+
+def test_checkpoints_are_for_what_memory_does_not_go_on_from() -> None:
+    """Two of three nodes have an instance each, the third is spare: whatever is saved only takes time."""
+    plan = made("hsdp")
+    events = [NodeEvent(time_s=0.0, change=Change.JOIN, node=name) for name in ("a", "b", "c")]
+    for number in range(1, 41):
+        kind = Change.LEAVE if number % 2 else Change.JOIN
+        events.append(NodeEvent(time_s=600.0 * number, change=kind, node="a"))
+    measure = replace(
+        judge(mtbf="2h").measure,
+        traces=(Availability(name="one at a time", events=tuple(events)),),
+    )
+    times = OwnBatch(lambda lowered: step_s(lowered, cost()))(plan)
+    ways = list(measure.ways(plan, measure.on_nodes(plan, times, None)))
+    assert {way.kind for way in ways} == {Recovering.REPLICAS}
+    for way in ways:
+        for every in (1, 10, 1000):
+            saving = replace(way, kind=Recovering.CHECKPOINT, checkpoint_every=every, save_s=1e-3)
+            assert useful(measure, way) > useful(measure, saving)
+    assert measure(plan, times, None).figures["recovery"] == "replicas"
+
+
+def test_how_checkpoints_are_written() -> None:
+    """Behind training they stop it for a copy to the host alone, and count later; so that more is useful."""
+    plan = made("fsdp")
+    found = {}
+    for each in Saving:
+        measure = judge(mtbf="10m", storage_gb_per_s=1e-5, saving=each).measure
+        times = OwnBatch(lambda lowered: step_s(lowered, cost()))(plan)
+        (way, *_) = measure.ways(plan, measure.on_nodes(plan, times, None))
+        found[each] = measure(plan, times, None).figures["useful_samples_per_s"]
+        saved_s = checkpoint_bytes(plan)[0] / 1e4
+        if each is Saving.STOPPING:
+            assert (way.save_s, way.write_s) == (saved_s, 0.0)
+        else:
+            assert (way.save_s < 1e-3 * saved_s, way.write_s) == (True, saved_s)
+            assert way.checkpoint_every * way.step_s >= saved_s
+    assert found[Saving.BEHIND] > found[Saving.STOPPING]
