@@ -20,7 +20,8 @@ from workbench.cost.collectives import Collective
 from workbench.cost.hardware import Node, uniform
 from workbench.cost.interpolate import Surface
 from workbench.cost.layer_table import LayerPoint, LayerTable
-from workbench.cost.least_calls import LeastCalls, ranges
+from workbench.cost.least_calls import LeastCalls
+from workbench.cost.least_products import ranges
 from workbench.cost.least_time import LeastTimes
 from workbench.cost.measured import MeasuredLayer
 from workbench.cost.model import CostModel, RowWork, Work
@@ -68,7 +69,7 @@ def test_a_layer_takes_no_less_on_any_grid_in_any_calls(
 ):
     model, layer = machine(profile), llm().layers[place]
     stock = causal([*lengths, *others])
-    least = LeastTimes(model, "bfloat16", stock, num_ranks=8, cuts_tokens=cp > 1)
+    least = LeastTimes(model, "bfloat16", stock, degrees=(1, 2, 4, 8), cuts_tokens=cp > 1)
     whole = least.of(layer, causal(lengths), needs)
     borders = [0, *sorted(cut for cut in cuts if cut < len(lengths)), len(lengths)]
     calls = [
@@ -84,7 +85,7 @@ def test_a_layer_takes_no_less_on_any_grid_in_any_calls(
 
 def test_the_bound_of_a_large_layer_is_near():
     layer, work = llm().layers[5], causal([4096] * 4)
-    times = LeastTimes(machine("H100"), "bfloat16", work, num_ranks=8, cuts_tokens=False)
+    times = LeastTimes(machine("H100"), "bfloat16", work, degrees=(1, 2, 4, 8), cuts_tokens=False)
     least = times.of(layer, work, Needs(input_grad=True, weight_grad=True))
     time = machine("H100").layer_time(layer, work, tp=1, cp=1, precision="bfloat16")
     assert least.all_s > 0.9 * (time.forward_s + time.input_grad_s + time.weight_grad_s)
@@ -93,18 +94,20 @@ def test_the_bound_of_a_large_layer_is_near():
 def test_stocks_of_nearly_equal_size_share_what_products_take(monkeypatch):
     model, layer, needs = CostModel(load_profile("H100")), llm().layers[5], Needs(True, True)
     looked_at: list[object] = []
-    product_cell = model.product_cell
-    monkeypatch.setattr(model, "product_cell", lambda *box: looked_at.append(box) or product_cell(*box))
+    most = model.most_products_flop_per_s
+    monkeypatch.setattr(
+        model, "most_products_flop_per_s", lambda *asked: looked_at.append(asked) or most(*asked)
+    )
 
-    def num_cells(*lengths: int) -> int:
+    def num_looked_at(*lengths: int) -> int:
         before = len(looked_at)
-        times = LeastTimes(model, "bfloat16", causal(lengths), num_ranks=8, cuts_tokens=False)
+        times = LeastTimes(model, "bfloat16", causal(lengths), degrees=(1, 2, 4, 8), cuts_tokens=False)
         times.of(layer, causal([1024]), needs)
         return len(looked_at) - before
 
-    assert num_cells(4096, 4096, 4096) > 20
-    assert num_cells(4096, 4096, 4096, 17) == 0
-    assert num_cells(4096, 4096, 4096, 4096, 17) > 20  # beyond the next power of two
+    assert num_looked_at(4096, 4096, 4096) > 20
+    assert num_looked_at(4096, 4096, 4096, 17) == 0
+    assert num_looked_at(4096, 4096, 4096, 4096, 17) > 20  # beyond the next power of two
 
 
 shapes = st.tuples(*(st.sampled_from([1.0, 2.0, 3.0, 4.0, 8.0, 16.0]) for _ in range(3)))
@@ -120,9 +123,6 @@ def test_no_reading_of_a_box_is_above_its_most(table, corners, inside):
     low, high = (tuple(map(of, *corners)) for of in (min, max))
     most = surface.most(low, high)
     assert most <= surface.extremes[1] * (1 + 1e-9)
-    whole = surface.cell(surface.low, surface.high)
-    assert most <= surface.cell(low, high, whole).most_rate * (1 + 1e-9)
-    assert surface.cell(low, high, whole).most_rate <= whole.most_rate * (1 + 1e-9)
     for at in (*inside, *table, low, high):
         clipped = tuple(map(max, low, map(min, high, at)))
         assert surface.read(*clipped).rate <= most * (1 + 1e-9)
@@ -166,7 +166,7 @@ def calls_of(profile, one, num_items):
     """Of llama's layers on eight ranks of one node, with and without context-parallel ranks."""
     model = machine(profile)
     link = model.profile.machine_link("intra").link
-    plain = LeastTimes(model, "bfloat16", Work(one.rows * num_items), num_ranks=8, cuts_tokens=False)
+    plain = LeastTimes(model, "bfloat16", Work(one.rows * num_items), degrees=(1, 2, 4, 8), cuts_tokens=False)
     return LeastCalls(
         machines=(model,),
         precision="bfloat16",

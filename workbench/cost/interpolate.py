@@ -30,7 +30,7 @@ class Reading(NamedTuple):
     inside: bool
 
 
-class Cell(NamedTuple):
+class _Cell(NamedTuple):
     """A part of a surface's box, in logarithms.
 
     Args:
@@ -43,11 +43,6 @@ class Cell(NamedTuple):
     high: NDArray[np.float64]
     most: float
     near: NDArray[np.intp]
-
-    @property
-    def most_rate(self) -> float:
-        """What no reading in it is above, as a rate."""
-        return float(np.exp2(self.most))
 
 
 class Surface:
@@ -159,15 +154,6 @@ class Surface:
             self._most[key] = float(np.exp2(self._most_between(first, last)))
         return self._most[key]
 
-    def cell(self, low: Sequence[float], high: Sequence[float], within: Cell | None = None) -> Cell:
-        """What lies between two corners, by one look: nothing is halved, as `most` does.
-
-        Args:
-            within: a cell around it, whose points alone are looked at.
-        """
-        first, last = (np.clip(np.log2(np.asarray(at, float)), self._low, self._high) for at in (low, high))
-        return self._cell(first, last, within)
-
     def most_along(self, axis: int, edges: Floats, at: Sequence[float]) -> Floats:
         """[cells] what no reading is above between two neighbouring values of one coordinate.
 
@@ -250,7 +236,7 @@ class Surface:
                 heappush(cells, (-half.most, number + index, half))
         return cells[0][2].most
 
-    def _cell(self, low: NDArray[np.float64], high: NDArray[np.float64], within: Cell | None) -> Cell:
+    def _cell(self, low: NDArray[np.float64], high: NDArray[np.float64], within: _Cell | None) -> _Cell:
         places = np.arange(len(self._log_rate)) if within is None else within.near
         points, rates = self._coordinates[places], self._log_rate[places]
         nearest, farthest = _reach(points, low, high)
@@ -268,7 +254,7 @@ class Surface:
         found = float(max((sums / weights).max(), exact.max(initial=-np.inf)))
         if within is not None:
             found = min(found, within.most)
-        return Cell(low, high, found, places[can_be])
+        return _Cell(low, high, found, places[can_be])
 
     def leave_one_out(self) -> tuple[float, float]:
         """Median and 90th percentile of |relative error| when each point is predicted by the others.

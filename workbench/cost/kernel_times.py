@@ -9,7 +9,7 @@ import numpy as np
 from workbench.arrays import Floats
 from workbench.cost.execution import ALIGNED_BYTES, AttentionKernel, Execution
 from workbench.cost.flash import flash_share
-from workbench.cost.interpolate import Cell, Surface
+from workbench.cost.interpolate import Surface
 from workbench.cost.power import clock_share, slowest_share
 from workbench.cost.products import NARROW, WIDE_BYTES, ProductFormat, narrow_rate
 from workbench.cost.profile import Direction, Profile, Table
@@ -149,23 +149,12 @@ class KernelTimes:
             return self._floor(padded.flop / rate), False
         return self._floor(flop / rate), reading.inside
 
-    def product_cell(self, low: Gemm, high: Gemm, within: Cell | None = None) -> Cell | None:
-        """Products of all shapes between two, in the table of short loops; None: the profile has none.
-
-        Args:
-            within: what lies between shapes around these.
-        """
-        return self._matmul.cell(low, high, within) if self._matmul is not None else None
-
-    def most_product_flop_per_s(self, precision: str, cell: Cell | None = None) -> float:
-        """What no product of a cell's shapes is above, casts to narrow formats for nothing.
-
-        Without a cell, of any shape: the fastest measured one's, in its best direction.
-        """
+    def most_product_flop_per_s(self, precision: str) -> float:
+        """What no product of any shape is above, casts to narrow formats for nothing: the fastest measured
+        one's, in its best direction."""
         peak = self._most_rate(precision)
         if self._matmul is not None:
-            most = self._matmul.extremes[1] if cell is None else cell.most_rate
-            peak *= most / self.profile.peak(self.profile.table_precision)
+            peak *= self._matmul.extremes[1] / self.profile.peak(self.profile.table_precision)
         return peak / min([1.0, *(held.extremes[0] for held in self._slowdowns.values())])
 
     def _most_rate(self, precision: str) -> float:

@@ -14,6 +14,7 @@ from workbench.cost.execution import Execution, SavedInput
 from workbench.cost.hardware import Link
 from workbench.cost.kernel_times import ELEMENT_BYTES
 from workbench.cost.layer_time import LayerTime
+from workbench.cost.least_products import RANGES, ranges
 from workbench.cost.least_time import LeastTimes
 from workbench.cost.model import CostModel
 from workbench.cost.operator_passes import OperatorPasses, kernels_of
@@ -23,7 +24,6 @@ from workbench.model.frozen import Needs
 from workbench.model.layer import Attention, Layer, Matmul, Operator, TokenCount
 
 PRICED = 16  # items of a call up to which it is priced itself
-RANGES = 16  # of items a rank in an octave, in which calls are looked at together
 
 
 Calls = Floats
@@ -228,14 +228,6 @@ def undominated(calls: Calls) -> Calls:
     calls = calls[np.lexsort((calls[:, 1], calls[:, 0]))]
     before = np.minimum.accumulate(np.concatenate(([math.inf], calls[:-1, 1])))
     return calls[calls[:, 1] < before]
-
-
-def ranges(fewest: float, most: float) -> Floats:
-    """[ranges + 1] from the fewest to the most; of none if there are more of the fewest."""
-    octaves = math.log2(most / fewest)
-    if octaves < 0:
-        return np.array([fewest])
-    return np.geomspace(fewest, most, 1 + max(1, math.ceil(RANGES * octaves)))
 
 
 def _is_by_rows(operator: Operator) -> bool:

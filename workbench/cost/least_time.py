@@ -1,6 +1,5 @@
 """Seconds that a layer takes at least, on however many ranks and in however many calls."""
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
@@ -88,17 +87,17 @@ class LeastTimes:
         cost: the machine, under its execution.
         precision: of activations and weights.
         stock: all rows that calls may have.
-        num_ranks: most tensor-parallel ranks.
+        degrees: of tensor parallelism; none: they are not known.
         cuts_tokens: whether context-parallel ranks may share tokens: then attention may be simulated tile
             by tile, at the rate of a long causal launch and no better, or go block by block, over fewer keys,
             and of late queries over twice as many as in the mean.
     """
 
     def __init__(
-        self, cost: CostModel, precision: str, stock: Work, *, num_ranks: int, cuts_tokens: bool
+        self, cost: CostModel, precision: str, stock: Work, *, degrees: Sequence[int], cuts_tokens: bool
     ) -> None:
         self._cost, self._precision, self._stock = cost, precision, stock
-        self._num_ranks, self._cuts_tokens = num_ranks, cuts_tokens
+        self._degrees, self._cuts_tokens = tuple(degrees), cuts_tokens
         self._attentions: dict[Attention, tuple[float, float]] = {}
 
     def cutting_tokens(self) -> "LeastTimes":
@@ -162,9 +161,9 @@ class LeastTimes:
         return sum((self._attention(each, work, needs) for each in attentions), NOTHING)
 
     def _composed(self, layer: Layer, work: Work, needs: Needs) -> LeastTime:
-        tps = () if num_experts(layer) else tuple(self._degrees(layer))
+        degrees = () if num_experts(layer) else self._degrees
         other, products = self._apart(layer, work, needs)
-        return sum((self._of_products(each, work, tps, needs) for each in products), other)
+        return sum((self._of_products(each, work, degrees, needs) for each in products), other)
 
     def _apart(self, layer: Layer, work: Work, needs: Needs) -> tuple[LeastTime, list[list[Matmul]]]:
         """What is no product, and products by the tokens that they have."""
@@ -178,26 +177,13 @@ class LeastTimes:
                 total += self._moved(operator, work, needs)
         return total, [each for each in products.values() if operator_tokens(each[0], work, WHOLE)]
 
-    def _degrees(self, layer: Layer) -> Iterator[tuple[int, int]]:
-        """Ranges of tensor-parallel degrees: divisors of the heads one by one, else octaves."""
-        heads = [each.num_kv_heads for each in layer.operators if isinstance(each, Attention)]
-        if heads:
-            common = math.gcd(*heads)
-            yield from ((tp, tp) for tp in range(1, min(common, self._num_ranks) + 1) if common % tp == 0)
-            return
-        yield 1, 1
-        low = 2
-        while low <= self._num_ranks:
-            yield low, min(2 * low, self._num_ranks)
-            low *= 2
-
     def _of_products(
-        self, products: Sequence[Matmul], work: Work, tps: tuple[tuple[int, int], ...], needs: Needs
+        self, products: Sequence[Matmul], work: Work, degrees: Sequence[int], needs: Needs
     ) -> LeastTime:
         """Of those with the same tokens."""
         stock = operator_tokens(products[0], self._stock, WHOLE)
         least, kinds = self._cost.least_products(self._precision), _kinds_of(products, work)
-        way_s, all_s = (least.seconds(kinds, tps, each, stock) for each in directions_of(needs))
+        way_s, all_s = (least.seconds(kinds, degrees, each, stock) for each in directions_of(needs))
         return LeastTime(way_s, max(all_s - way_s, 0.0))
 
     def _attention(self, operator: Attention, work: Work, needs: Needs) -> LeastTime:

@@ -14,7 +14,8 @@ from workbench.cost.collectives import Collective
 from workbench.cost.execution import SavedInput
 from workbench.cost.group_link import ring_link
 from workbench.cost.hardware import Cluster, Link
-from workbench.cost.least_calls import Calls, LeastCalls, ranges, undominated
+from workbench.cost.least_calls import Calls, LeastCalls, undominated
+from workbench.cost.least_products import ranges
 from workbench.cost.least_time import LeastTimes
 from workbench.cost.model import CostModel, RowWork, Work
 from workbench.job.job import Job
@@ -281,13 +282,12 @@ class _ModuleWork:
             self._job.settings.precision,
             self._job.settings.of(self._module.name).collective_pieces,
         )
-        most_tp = max(self.degrees, default=self._num_ranks)
         for device in kinds_of_device(self._job):
             cost = self._cost.on(device)
             if device not in self._least:
                 assert self._stock is not None, "it has items"
                 self._least[device] = LeastTimes(
-                    cost, precision, self._stock, num_ranks=most_tp, cuts_tokens=False
+                    cost, precision, self._stock, degrees=self.degrees, cuts_tokens=False
                 )
                 self._cutting[device] = self._least[device].cutting_tokens()
                 self._bytes_per_s[device] = most_bytes_per_s(self._job.cluster, cost)
