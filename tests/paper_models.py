@@ -31,6 +31,15 @@ OPT: dict[str, Any] = {
 DECODERS: dict[str, dict[str, Any]] = {
     "qwen2.5": LLAMA | {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3": LLAMA | {"model_type": "qwen3", "head_dim": 16},
+    "qwen3_moe": LLAMA
+    | {
+        "model_type": "qwen3_moe",
+        "head_dim": 16,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": False,
+    },
     "mixtral": LLAMA | {"model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2},
     "gemma2": SLIDING | {"model_type": "gemma2", "attn_logit_softcapping": 2.0},
     "gemma3": SLIDING

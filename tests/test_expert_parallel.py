@@ -18,7 +18,7 @@ from runtime.rank_job import Collect, RunSettings
 from runtime.step.stage_module import StageModule, build_stage_module
 from runtime.world.failure import RankError, WorldFailed
 from runtime.world.pool import Place, Pool
-from tests import tiny_models
+from tests import paper_models, tiny_models
 from tests.test_adapters_llama4 import LLAMA4
 from tests.test_expert_plan import MIXTRAL, moe_plan
 from tests.test_parity import assert_parity, assert_same, execute
@@ -31,6 +31,11 @@ from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind
 
 torch.set_num_threads(1)
+QWEN3_MOE = paper_models.DECODERS["qwen3_moe"] | {
+    "num_experts": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 64,
+}
 FOUR_LLAMA4: dict[str, Any] = LLAMA4 | {"num_local_experts": 4, "num_key_value_heads": 4}
 
 
@@ -47,6 +52,12 @@ FOUR_LLAMA4: dict[str, Any] = LLAMA4 | {"num_local_experts": 4, "num_key_value_h
 )
 def test_mixtral(degrees: dict[str, int], pool: Pool) -> None:
     assert_same(moe_plan(**degrees), pool)
+
+
+def test_qwen3_with_a_dense_block(pool: Pool) -> None:
+    """Every second block has experts, whose products have a width of their own."""
+    assert_same(moe_plan(tp=2, cp=2, ep=4, config=QWEN3_MOE | {"decoder_sparse_step": 2}), pool)
+    assert_same(moe_plan(tp=2, ep=2, pp=2, config=QWEN3_MOE | {"mlp_only_layers": [1]}), pool)
 
 
 @pytest.mark.parametrize("degrees", [{"cp": 2, "ep": 2}, {"tp": 2, "cp": 2, "ep": 4}], ids=str)

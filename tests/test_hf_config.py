@@ -10,6 +10,8 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
 )
+from transformers.models.qwen3_moe.configuration_qwen3_moe import Qwen3MoeConfig
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeForCausalLM
 
 from workbench.model.hf_config import canonical_json, modality_of, module_from_config, read_config
 from workbench.model.layer import Attention, LayerKind, Matmul, Shard, TokenCount
@@ -62,6 +64,26 @@ def test_any_llama_has_as_many_parameters_as_transformers(heads, head_dim, ffn, 
     )
     module = module_from_config(config.to_dict(), name="llm", modality="text")
     assert module.num_parameters == real_parameters(LlamaForCausalLM, config)
+
+
+def test_qwen3_30b_a3b_has_as_many_parameters_as_its_name_says():
+    """Its configuration's own sizes; 3.3 billion of them work on a token."""
+    config = {
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "vocab_size": 151936,
+    }
+    module = module_from_config(config, name="llm", modality="text")
+    rest = {key: value for key, value in config.items() if key != "model_type"}
+    assert module.num_parameters == 30_532_122_624
+    assert module.num_parameters == real_parameters(Qwen3MoeForCausalLM, Qwen3MoeConfig(**rest))
 
 
 def test_layer_lists():

@@ -97,7 +97,7 @@ class Noting(TensorGroup):
         self.seen.append(("sum", x.nbytes))
 
 
-@pytest.mark.parametrize("name", ["llama", "mixtral", "gemma2", "phi", "gpt2", "opt"])
+@pytest.mark.parametrize("name", ["llama", "mixtral", "qwen3_moe", "gemma2", "phi", "gpt2", "opt"])
 def test_what_travels_is_a_gather_and_a_sum_where_whole_tensors_were_added_up(name: str) -> None:
     """Layer by layer and both ways, of as many bytes as the whole sum had, padding aside."""
     plan = sequence_parallel(text_plan(CONFIGS[name], (0, 1)))

@@ -1,12 +1,13 @@
 """Weights: from a seed on any rank, from a folder by name, and back to a folder that transformers reads."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.clip.modeling_clip import CLIPVisionModel
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 from transformers.models.siglip.modeling_siglip import SiglipVisionModel
@@ -18,7 +19,7 @@ from runtime.models.initialise import initial_value, normal
 from runtime.models.weights import finish_export, part_folder, start_export, write_part
 from runtime.reference import whole_stage
 from runtime.step.stage_module import StageInput, StageModule, build_stage_module
-from tests import tiny_models
+from tests import paper_models, tiny_models
 from tests.command_line import workbench
 from workbench.model.checkpoint import check_weights
 from workbench.model.model_graph import ModelGraph
@@ -87,6 +88,37 @@ def test_transformers_reads_an_exported_llm(tmp_path: Path, llm: dict[str, objec
         assert index["metadata"]["total_size"] == 4 * sum(
             weight.numel() for _, weight in ours.named_weights()
         )
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_experts_one_by_one_are_read_and_those_in_one_tensor_written(tmp_path: Path, name: str) -> None:
+    """Checkpoints of a hub hold each expert's products; what we write transformers reads back."""
+    plan = plan_of(paper_models.DECODERS[name], cut=False)
+    config = AutoConfig.for_model(**paper_models.DECODERS[name])
+    theirs = AutoModelForCausalLM.from_config(config)
+    theirs.save_pretrained(tmp_path / "hub" / "llm")
+    stored = load_file(tmp_path / "hub" / "llm" / "model.safetensors")
+    (last,) = [
+        key for key in stored if key.endswith(("4.w2.weight", "experts.4.down_proj.weight")) and ".1." in key
+    ]
+    original = dict(theirs.named_parameters())
+    stage = whole_stage(plan.model.module("llm"))
+    ours = build_stage_module(plan, stage, seed=1, dtype=F32, weights=tmp_path / "hub")
+    for key, weight in ours.named_weights():
+        assert torch.equal(weight, original[key]), key
+
+    export(plan, tmp_path / "out")
+    again, report = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "llm", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    loaded = dict(again.named_parameters())
+    for key, weight in build_stage_module(plan, stage, seed=9, dtype=F32).named_weights():
+        assert torch.equal(weight, loaded[key]), key
+
+    del stored[last]
+    save_file(stored, tmp_path / "hub" / "llm" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=rf"module 'llm': tensor '{re.escape(last)}' is missing"):
+        build_stage_module(plan, stage, seed=1, dtype=F32, weights=tmp_path / "hub")
 
 
 def test_transformers_reads_exported_encoders(tmp_path: Path) -> None:

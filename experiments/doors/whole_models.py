@@ -11,7 +11,8 @@ from transformers import AutoConfig
 from transformers.models.auto import modeling_auto
 
 from runtime.data.batches import SyntheticSource, microbatch_data
-from runtime.models.norm import widen_norms
+from runtime.models.mixture import WideRouter
+from runtime.models.norm import replace_parts, widen_norms
 from runtime.models.vision_rotary import rotated
 from workbench.model.composites.composite import LLM, Part, Parts
 from workbench.model.hf_config import module_from_config
@@ -30,6 +31,7 @@ TEXT = {
     "head_dim": 12,
     "pad_token_id": 0,
 }
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 28}
 AXES = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2]}}
 VIT = {
     "hidden_size": 24,
@@ -76,6 +78,12 @@ CASES: dict[str, dict[str, Any]] = {
         "text_config": {"model_type": "llama", **TEXT},
         "vision_config": VIT,
         "vision_feature_layer": -2,
+        "tie_word_embeddings": False,
+    },
+    "internvl, experts": {
+        "model_type": "internvl",
+        "text_config": {"model_type": "qwen3_moe", **TEXT, **EXPERTS, "norm_topk_prob": True},
+        "vision_config": VIT,
         "tie_word_embeddings": False,
     },
     "gemma3": {"text_config": TEXT, "vision_config": VIT, "mm_tokens_per_image": 4},
@@ -130,6 +138,18 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "qwen3_vl": {
         "text_config": TEXT,
+        "vision_config": {
+            **QWEN,
+            "depth": 3,
+            "hidden_size": 24,
+            "intermediate_size": 40,
+            "out_hidden_size": WIDTH,
+            "num_position_embeddings": 16,
+            "deepstack_visual_indexes": [0, 1],
+        },
+    },
+    "qwen3_vl_moe": {
+        "text_config": {**TEXT, **EXPERTS, "tie_word_embeddings": False},
         "vision_config": {
             **QWEN,
             "depth": 3,
@@ -285,6 +305,7 @@ FEATURES: Mapping[str, Callable[[Any, Tensor], Tensor]] = {
     "llava_onevision": read_state,
     "internvl": pooled,
     "internvl, earlier state": pooled,
+    "internvl, experts": pooled,
     "gemma3": pooled,
     "paligemma": pooled,
     "idefics3": lambda model, images: pooled(model, images[None]),
@@ -303,6 +324,9 @@ def whole_model(config: dict[str, Any]) -> Any:
     made = built({**config, **strategy})
     for norm in {type(each) for each in made.modules() if type(each).__name__.endswith("RMSNorm")}:
         widen_norms(made, norm, GEMMA_OFFSET if norm.__name__.startswith("Gemma") else 0.0)
+    for router in {type(each) for each in made.modules() if type(each).__name__.endswith("TopKRouter")}:
+        replace_parts(made, router, WideRouter)
+        made.set_experts_implementation("eager")  # the others know no float64
     return made.to(F64).eval().requires_grad_()
 
 

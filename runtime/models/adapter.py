@@ -16,6 +16,7 @@ from transformers.configuration_utils import PretrainedConfig
 from runtime.models.attention import PACKED_SDPA, Attends, Packing, pack, register_packed_sdpa
 from runtime.models.initialise import Fill, constant, normal
 from runtime.models.mixture import Mixture, MixtureKinds
+from runtime.models.separate_experts import SeparateExperts
 from workbench.data.sample import Item, Segment
 from workbench.model.model_graph import Module
 
@@ -269,6 +270,11 @@ class Adapter(ABC):
     def configured(self, given: dict[str, Any]) -> PretrainedConfig:
         """The configuration that transformers builds the blocks from."""
         return self.config_class.from_dict(given)
+
+    @property
+    def separate_experts(self) -> SeparateExperts | None:
+        """What checkpoints call experts that they hold one by one; None: they hold none so."""
+        return None
 
     @property
     def num_blocks(self) -> int:

@@ -25,6 +25,7 @@ from runtime.models.adapter import (
 from runtime.models.attention import pack, positions
 from runtime.models.mixture import MixtureKinds, WideRouter
 from runtime.models.norm import WideRMSNorm, replace_parts, widen_norms
+from runtime.models.separate_experts import SeparateExperts
 from workbench.model.item_tokens import family_of, source_config
 from workbench.model.model_graph import Module
 
@@ -62,6 +63,7 @@ class DecoderFamily:
         head_bias: whether the head has a bias.
         adapt: puts parts of our own into a layer, under the same names of weights.
         cuts, mixture_kinds: as of a `StageLayer`, of its blocks.
+        separate_experts: what checkpoints call experts that they hold one by one; None: they do not.
     """
 
     config: type[PretrainedConfig]
@@ -82,6 +84,7 @@ class DecoderFamily:
     adapt: Callable[[nn.Module], None] | None = None
     cuts: CutRules = ()
     mixture_kinds: MixtureKinds = ()
+    separate_experts: SeparateExperts | None = None
 
 
 def _std(config: PretrainedConfig) -> float:
@@ -226,6 +229,10 @@ class DecoderAdapter(Adapter):
     @property
     def aliases(self) -> Mapping[str, str]:
         return {"lm_head.weight": f"{self.family.embedding}.weight"} if self.ties_embeddings else {}
+
+    @property
+    def separate_experts(self) -> SeparateExperts | None:
+        return self.family.separate_experts
 
     def first(self) -> StageLayer:
         return EmbedTokens(self.config, self.family)

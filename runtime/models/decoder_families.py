@@ -18,11 +18,13 @@ from transformers.models.phi3 import modeling_phi3 as phi3
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2_vl
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
+from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
 
 from runtime.models.adapter import CutKind
 from runtime.models.decoder import DecoderFamily, PositionTable
 from runtime.models.llama4 import ChosenExperts, Llama4Mixture, RoutedExperts, adapt
 from runtime.models.mixture import MixtralMixture, WideRouter
+from runtime.models.separate_experts import SeparateExperts
 
 CLASSES = {"config": "Config", "layer": "DecoderLayer", "rotary": "RotaryEmbedding", "norm": "RMSNorm"}
 
@@ -45,6 +47,14 @@ DECODERS: Mapping[str, DecoderFamily] = {
     "qwen2": family(qwen2, "Qwen2"),
     "qwen2_vl_text": family(qwen2_vl, "Qwen2VL", config=qwen2_vl.Qwen2VLTextConfig, rotates_by_axes=True),
     "qwen3": family(qwen3, "Qwen3"),
+    "qwen3_moe": family(
+        qwen3_moe,
+        "Qwen3Moe",
+        router=qwen3_moe.Qwen3MoeTopKRouter,
+        cuts=((qwen3_moe.Qwen3MoeExperts, CutKind.EXPERTS), (WideRouter, CutKind.PARTIAL)),
+        mixture_kinds=((qwen3_moe.Qwen3MoeSparseMoeBlock, MixtralMixture),),
+        separate_experts=SeparateExperts(),
+    ),
     "mistral": family(mistral, "Mistral"),
     "mixtral": family(
         mixtral,
@@ -52,6 +62,7 @@ DECODERS: Mapping[str, DecoderFamily] = {
         router=mixtral.MixtralTopKRouter,
         cuts=((mixtral.MixtralExperts, CutKind.EXPERTS), (WideRouter, CutKind.PARTIAL)),
         mixture_kinds=((mixtral.MixtralSparseMoeBlock, MixtralMixture),),
+        separate_experts=SeparateExperts(mixture="block_sparse_moe", gate="w1", up="w3", down="w2"),
     ),
     "gemma": family(gemma, "Gemma", norm_offset=1.0, scales_embedding=True),
     "gemma2": family(gemma2, "Gemma2", norm_offset=1.0, scales_embedding=True),

@@ -64,28 +64,31 @@ class Mixture(ABC):
 
 
 class WideRouter(nn.Module):
-    """Mixtral's router in the wider of float32 and the input's own type.
+    """Mixtral's and Qwen3's router in the wider of float32 and the input's own type.
 
     Only the K chosen experts of a token run; no capacity, so no token is dropped. Differs:
-    transformers rounds float64 scores to float32, see `WideRMSNorm`. The auxiliary loss that
-    balances experts is not part of the loss.
+    transformers rounds float64 scores to float32, see `WideRMSNorm`, and Qwen3's shares to the input's
+    type. The auxiliary loss that balances experts is not part of the loss.
     """
 
     def __init__(self, router: nn.Module) -> None:
         super().__init__()
         self.weight: Tensor = router.weight  # type: ignore[assignment]
         self.top_k: int = router.top_k  # type: ignore[assignment]
+        self.sums_to_one: bool = getattr(router, "norm_topk_prob", True)
 
     def forward(self, hidden_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores [T, X], shares [T, K] that sum to 1, experts [T, K]."""
+        """Scores [T, X], shares [T, K], experts [T, K]; shares sum to 1 where the model says so."""
         logits_TX = functional.linear(hidden_TD.reshape(-1, self.weight.shape[1]), self.weight)
         wide_TX = logits_TX.to(torch.promote_types(logits_TX.dtype, torch.float32)).softmax(dim=-1)
         share_TK, expert_TK = wide_TX.topk(self.top_k, dim=-1)
-        return logits_TX, share_TK / share_TK.sum(dim=-1, keepdim=True), expert_TK
+        if self.sums_to_one:
+            share_TK = share_TK / share_TK.sum(dim=-1, keepdim=True)
+        return logits_TX, share_TK, expert_TK
 
 
 class MixtralMixture(Mixture):
-    """Results are multiplied by shares that sum to 1."""
+    """Mixtral's and Qwen3's: results are multiplied by their shares."""
 
     def choose(self, x_SD: Tensor) -> Choice:
         _, share_SK, expert_SK = self.module.gate(x_SD)

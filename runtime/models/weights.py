@@ -6,26 +6,19 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from runtime.models.adapter import Adapter
 from runtime.models.choose import adapter_of
+from runtime.models.stored_tensors import Pieces, Stored, as_stored, located, names_of
 from workbench.bounded_file import entry_in
 from workbench.model.checkpoint import CONFIG, INDEX, SINGLE, composite_of, weight_map
 from workbench.model.composites.composite import Parts, name_in_composite, spellings
 from workbench.model.model_graph import ModelGraph, Module
-
-
-class Stored(NamedTuple):
-    """Where a tensor lies: its name in a file, and whether it is held as [in, out]."""
-
-    name: str
-    file: Path
-    is_transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +33,7 @@ class WeightReader:
 
     module: str
     folder: Path
-    stored: Mapping[str, Stored]
+    stored: Mapping[str, Stored | Pieces]
 
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor of that name, on the CPU, in the type it was stored in.
@@ -51,6 +44,16 @@ class WeightReader:
         found = self.stored.get(name)
         if found is None:
             raise ValueError(f"module {self.module!r}: {self.folder} lacks tensor {name!r}")
+        if isinstance(found, Stored):
+            return self._checked(found, shape)
+        _, rows, columns = shape
+        experts = []
+        for parts in found:
+            part_shape = (rows // len(parts), columns)
+            experts.append(torch.cat([self._checked(part, part_shape) for part in parts]))
+        return torch.stack(experts)
+
+    def _checked(self, found: Stored, shape: tuple[int, ...]) -> Tensor:
         try:
             with safe_open(found.file, framework="pt") as file:
                 tensor: Tensor = file.get_tensor(found.name)
@@ -84,18 +87,20 @@ def weights_of(folder: Path, adapter: Adapter) -> WeightReader:
 
 def _of_module(folder: Path, adapter: Adapter) -> WeightReader:
     module, file_of = adapter.module.name, _files(folder, adapter.module.name)
+
+    def place(own: str) -> Stored | None:
+        name = next((prefix + own for prefix in adapter.prefixes if prefix + own in file_of), None)
+        return None if name is None else Stored(name, file_of[name])
+
     known = {*adapter.shapes(), *adapter.aliases}
+    stored = located(adapter, known, place)
+    taken = names_of(stored)
     extra = []
-    for name in file_of:
+    for name in file_of.keys() - taken:
         bare = [name[len(prefix) :] for prefix in adapter.prefixes if name.startswith(prefix)]
         if not any(each in known or each.startswith(adapter.ignored) for each in bare):
             extra.append(name)
     _refuse_unexpected(module, folder, extra)
-    stored = {}
-    for own in known:
-        found = next((prefix + own for prefix in adapter.prefixes if prefix + own in file_of), None)
-        if found is not None:
-            stored[own] = Stored(found, file_of[found])
     return WeightReader(module, folder, stored)
 
 
@@ -107,7 +112,7 @@ def _of_composite(folder: Path, parts: Parts, adapter: Adapter) -> WeightReader:
             f"module {module!r}: {folder} is a checkpoint of {', '.join(parts.modules)}; want modules of "
             "these names"
         )
-    stored = stored_in(parts, module, file_of, (*adapter.shapes(), *adapter.aliases))
+    stored = stored_in(parts, adapter, file_of, (*adapter.shapes(), *adapter.aliases))
     own = tuple(start for part in parts.modules[module].weights.values() for start in spellings(part))
     others = tuple(
         start
@@ -117,12 +122,10 @@ def _of_composite(folder: Path, parts: Parts, adapter: Adapter) -> WeightReader:
         for start in spellings(each)
     )
     dropped = tuple(start for each in parts.dropped for start in spellings(each.weights))
-    taken = {each.name for each in stored.values()}
     extra = [
         name
-        for name in file_of
-        if name not in taken
-        and name.startswith(own)
+        for name in file_of.keys() - names_of(stored)
+        if name.startswith(own)
         and not name.startswith(dropped)
         and _longest(name, own) > _longest(name, others)
     ]
@@ -131,15 +134,16 @@ def _of_composite(folder: Path, parts: Parts, adapter: Adapter) -> WeightReader:
 
 
 def stored_in(
-    parts: Parts, module: str, file_of: Mapping[str, Path], names: Collection[str]
-) -> dict[str, Stored]:
+    parts: Parts, adapter: Adapter, file_of: Mapping[str, Path], names: Collection[str]
+) -> dict[str, Stored | Pieces]:
     """Where a composite's checkpoint has tensors of one of its modules, under any of their spellings."""
-    part, found = parts.modules[module], {}
-    for own in names:
+    part = parts.modules[adapter.module.name]
+
+    def place(own: str) -> Stored | None:
         name = next((each for each in spellings(name_in_composite(part, own)) if each in file_of), None)
-        if name is not None:
-            found[own] = Stored(name, file_of[name], own in part.transposed)
-    return found
+        return None if name is None else Stored(name, file_of[name], own in part.transposed)
+
+    return located(adapter, names, place)
 
 
 def _longest(name: str, starts: Collection[str]) -> int:
@@ -207,7 +211,7 @@ def finish_export(target: Path, model: ModelGraph, origin: Path | None = None) -
     placed = [(module, *_placed(part_folder(target) / module.name, module)) for module in model.modules]
     composite = None if origin is None else composite_of(origin)
     if origin is not None and composite is not None:
-        _finish_composite(part_folder(target), composite, origin, {m.name: p for m, p, _ in placed})
+        _finish_composite(part_folder(target), composite, origin, [(m, p) for m, p, _ in placed])
     else:
         for module, parts, names in placed:
             _finish_module(part_folder(target) / module.name, module, parts, names)
@@ -290,26 +294,29 @@ def _finish_module(folder: Path, module: Module, parts: list[Path], names: dict[
 
 
 def _finish_composite(
-    folder: Path, composite: Parts, origin: Path, parts: Mapping[str, Sequence[Path]]
+    folder: Path, composite: Parts, origin: Path, parts: Sequence[tuple[Module, Sequence[Path]]]
 ) -> None:
     """Shards under the names that the checkpoint had before, and one of what no module has.
 
     One shard is in memory at a time.
     """
     file_of = _files(origin, origin.name)
-    shards = [(module, part) for module, found in parts.items() for part in found]
+    shards = [(module, part) for module, found in parts for part in found]
     count = len(shards) + 1
     placed: dict[str, str] = {}
     for number, (module, part) in enumerate(shards):
         with safe_open(part, framework="pt") as file:
             own = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
-        known = stored_in(composite, module, file_of, own)
+        known = stored_in(composite, adapter_of(module), file_of, own)
         missing = sorted(own.keys() - known.keys())
         if missing:
-            raise ValueError(f"module {module!r}: {origin} has no tensors {', '.join(missing)} to write back")
+            raise ValueError(
+                f"module {module.name!r}: {origin} has no tensors {', '.join(missing)} to write back"
+            )
         held = {
-            known[name].name: tensor.T.contiguous() if known[name].is_transposed else tensor
-            for name, tensor in own.items()
+            name: each
+            for own_name, tensor in own.items()
+            for name, each in as_stored(tensor, known[own_name])
         }
         save_file(held, folder / _shard_name(number, count), metadata={"format": "pt"})
         placed |= dict.fromkeys(held, _shard_name(number, count))
@@ -324,8 +331,8 @@ def _finish_composite(
     index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(placed.items()))}
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     shutil.copyfile(origin / CONFIG, folder / CONFIG)
-    for module in parts:
-        (folder / module).rmdir()
+    for module, _ in parts:
+        (folder / module.name).rmdir()
 
 
 def _tensor_bytes(file: Path) -> int:

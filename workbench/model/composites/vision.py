@@ -241,8 +241,8 @@ def _qwen(config: Config, vision: str, llm: str, *, emitted: str) -> Parts:
     return joined(config, {VISION: tower}, {**inner, "model_type": llm})
 
 
-def _qwen3_vl(config: Config) -> Parts:
-    llm = {**text_config(config, "qwen3_vl_text", ties=False), "model_type": "qwen3_vl_text"}
+def _qwen3_vl(config: Config, language_model: str = "qwen3_vl_text") -> Parts:
+    llm = {**text_config(config, language_model, ties=False), "model_type": language_model}
     seen = {**part_config(config, "vision_config", "qwen3_vl_vision"), "model_type": "qwen3_vl_vision"}
     check_width(config, seen, "out_hidden_size", llm, 4096)
     tower = Part(config=seen, weights={"": "model.visual."}, items={"images": [PAGE_PX]})
@@ -306,6 +306,11 @@ COMPOSITES = (
     Composite(name="Qwen2-VL", model_type="qwen2_vl", take_apart=_qwen2_vl),
     Composite(name="Qwen2.5-VL", model_type="qwen2_5_vl", take_apart=_qwen2_5_vl),
     Composite(name="Qwen3-VL", model_type="qwen3_vl", take_apart=_qwen3_vl),
+    Composite(
+        name="Qwen3-VL with experts",
+        model_type="qwen3_vl_moe",
+        take_apart=lambda config: _qwen3_vl(config, "qwen3_vl_moe_text"),
+    ),
     Composite(name="InternVL", model_type="internvl", take_apart=_internvl),
     Composite(name="Gemma 3 with images", model_type="gemma3", take_apart=_gemma3),
     Composite(name="PaliGemma", model_type="paligemma", take_apart=_paligemma),

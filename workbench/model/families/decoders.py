@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.model.config_fields import Config, count, heads_of, text, whole
-from workbench.model.experts import Experts, with_experts
 from workbench.model.families.decoder import absent, capped, llama_like, shaped, windowed
 from workbench.model.families.family import EXAMPLE_LLM, EXAMPLE_WIDTH, Example, LanguageModel, Layers
 from workbench.model.module_layers import block_layers, learned_positions, lm_head, token_embedding
@@ -50,24 +49,6 @@ def _mistral(config: Config) -> Layers:
     return windowed(config, llama_like(config, defaults=defaults, heads={}, mlp={}))
 
 
-def _mixtral(config: Config) -> Layers:
-    """Every block's MLP becomes a router and experts, of which a token runs a few."""
-    defaults = absent(32000, 4096, 14336, 32, 32, num_key_value_heads=8)
-    plain = llama_like(config, defaults=defaults, heads={}, mlp={})
-    embed, *blocks, head = windowed(config, plain, default=None)
-    experts = Experts(
-        num=count(config, "num_local_experts", 8),
-        num_chosen=whole(config, "num_experts_per_tok", 2),
-        mlp=Mlp(
-            width=whole(config, "intermediate_size", 14336),
-            gated=True,
-            activation=text(config, "hidden_act", "silu"),
-            fused=True,
-        ),
-    )
-    return (embed, *(with_experts(block, experts) for block in blocks), head)
-
-
 def _shaped_mistral(shape: Shape) -> dict[str, Any]:
     return shaped(shape) | {"model_type": "mistral", "rms_norm_eps": 1e-5, "sliding_window": 4096}
 
@@ -78,12 +59,6 @@ MISTRAL = LanguageModel(
     examples={"mistral": Example(config=EXAMPLE_LLM | {"sliding_window": 64})},
     make=_mistral,
     shapes={"mistral": _shaped_mistral},
-)
-MIXTRAL = LanguageModel(
-    name="Mixtral",
-    model_type="mixtral",
-    examples={"mixtral": Example(config=EXAMPLE_LLM | {"num_local_experts": 4, "num_experts_per_tok": 2})},
-    make=_mixtral,
 )
 
 
@@ -215,11 +190,12 @@ QWEN2_VL_TEXT = LanguageModel(
     },
     make=lambda config: _qwen2(config, _QWEN_VL),
 )
+DEEP_STACK = "its first blocks add states of the vision tower (DeepStack); the runtime has one edge"
 QWEN3_VL_TEXT = LanguageModel(
     name="Qwen3-VL text",
     model_type="qwen3_vl_text",
     examples={"qwen3-vl text": Example(config=EXAMPLE_LLM | {"head_dim": 32})},
-    reason="its first blocks add states of the vision tower (DeepStack); the runtime has one edge",
+    reason=DEEP_STACK,
     make=_qwen3,
 )
 

@@ -210,7 +210,7 @@ QWEN3_VL = Encoder(
             tokens=(128, 32),
         )
     },
-    aliases=("qwen3_vl", "qwen3_vl_vision_model"),
+    aliases=("qwen3_vl", "qwen3_vl_vision_model", "qwen3_vl_moe_vision"),
     reason="DeepStack adds states of its blocks to the LLM's first blocks; the runtime has one edge",
     make=_qwen3_vl,
     image_tokens=lambda config, height_px, width_px: image_tokens(

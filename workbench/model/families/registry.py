@@ -11,7 +11,6 @@ from workbench.model.families.decoders import (
     GPT2,
     LLAMA,
     MISTRAL,
-    MIXTRAL,
     OPT,
     PHI,
     PHI3,
@@ -23,6 +22,7 @@ from workbench.model.families.decoders import (
 from workbench.model.families.dit import DIT
 from workbench.model.families.family import Architecture, Family
 from workbench.model.families.llama4 import LLAMA4
+from workbench.model.families.mixtures import MIXTRAL, QWEN3_MOE, QWEN3_VL_MOE_TEXT
 from workbench.model.families.mllama import MLLAMA_TEXT, MLLAMA_VISION
 from workbench.model.families.phi4_audio import PHI4_AUDIO
 from workbench.model.families.qwen_vision import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
@@ -53,7 +53,9 @@ FAMILIES: tuple[Family, ...] = (
     QWEN2,
     QWEN2_VL_TEXT,
     QWEN3,
+    QWEN3_MOE,
     QWEN3_VL_TEXT,
+    QWEN3_VL_MOE_TEXT,
     PHI,
     PHI3,
     Family(

@@ -1,0 +1,84 @@
+"""Language models whose blocks have a router and experts in place of an MLP."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from workbench.model.config_fields import Config, count, text, whole
+from workbench.model.experts import Experts, with_experts
+from workbench.model.families.decoder import absent, llama_like, windowed
+from workbench.model.families.decoders import DEEP_STACK
+from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
+from workbench.model.transformer import Mlp, Norm
+
+
+def _mixtral(config: Config) -> Layers:
+    defaults = absent(32000, 4096, 14336, 32, 32, num_key_value_heads=8)
+    plain = windowed(config, llama_like(config, defaults=defaults, heads={}, mlp={}), default=None)
+    width = whole(config, "intermediate_size", 14336)
+    return _sparse(plain, _experts(config, count(config, "num_local_experts", 8), 2, width))
+
+
+_QWEN = absent(151936, 2048, 6144, 24, 32, num_key_value_heads=4)
+_QWEN_VL = absent(151936, 2048, 5632, 24, 16, num_key_value_heads=16)
+
+
+def _qwen3_moe(
+    config: Config, sizes: Mapping[str, Any] = _QWEN, *, num: int = 128, chosen: int = 8, width: int = 768
+) -> Layers:
+    """Qwen3's outline; some blocks keep their MLP: those that are listed, and all between every n-th.
+
+    Args:
+        sizes: what absent keys mean.
+        num, chosen, width: the same of experts: of a layer, of a token, of each MLP.
+    """
+    heads = {"bias": "qkvo" if config.get("attention_bias") else "", "qk_norm": Norm.RMS}
+    plain = llama_like(config, defaults=sizes, heads=heads, mlp={})
+    slides = bool(config.get("use_sliding_window"))
+    key = "num_local_experts" if "num_local_experts" in config else "num_experts"
+    every, dense = whole(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+    return _sparse(
+        windowed(config, plain, slides=lambda _: slides),
+        _experts(config, count(config, key, num), chosen, whole(config, "moe_intermediate_size", width)),
+        lambda block: block not in dense and (block + 1) % every == 0,
+    )
+
+
+def _experts(config: Config, num: int, chosen: int, width: int) -> Experts:
+    mlp = Mlp(width=width, gated=True, activation=text(config, "hidden_act", "silu"), fused=True)
+    return Experts(num=num, num_chosen=whole(config, "num_experts_per_tok", chosen), mlp=mlp)
+
+
+def _sparse(layers: Layers, experts: Experts, has_them: Callable[[int], bool] = lambda _: True) -> Layers:
+    """With experts in those blocks, by their number, that have them."""
+    embed, *blocks, head = layers
+    sparse = (
+        with_experts(block, experts) if has_them(index) else block for index, block in enumerate(blocks)
+    )
+    return (embed, *sparse, head)
+
+
+MIXTRAL = LanguageModel(
+    name="Mixtral",
+    model_type="mixtral",
+    examples={"mixtral": Example(config=EXAMPLE_LLM | {"num_local_experts": 4, "num_experts_per_tok": 2})},
+    make=_mixtral,
+)
+_EXAMPLE = EXAMPLE_LLM | {
+    "head_dim": 32,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 96,
+}
+QWEN3_MOE = LanguageModel(
+    name="Qwen3 with experts",
+    model_type="qwen3_moe",
+    examples={"qwen3 with experts": Example(config=_EXAMPLE)},
+    make=_qwen3_moe,
+)
+QWEN3_VL_MOE_TEXT = LanguageModel(
+    name="Qwen3-VL text with experts",
+    model_type="qwen3_vl_moe_text",
+    examples={"qwen3-vl text with experts": Example(config=_EXAMPLE)},
+    reason=DEEP_STACK,
+    make=lambda config: _qwen3_moe(config, _QWEN_VL, num=60, chosen=4, width=1408),
+)
