@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.doors.families import plan_of
-from experiments.doors.whole_models import CONFIGS, modules_of, original
+from experiments.doors.whole_configs import CONFIGS
+from experiments.doors.whole_models import modules_of, original
 from runtime.data.batches import axes_of
 from runtime.models.choose import adapter_of
 from runtime.world.pool import Pool

@@ -8,11 +8,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForImageTextToText, AutoModelForMultimodalLM
-from transformers.models.auto import modeling_auto
 
+from experiments.doors.whole_configs import CONFIGS
 from experiments.doors.whole_models import (
-    CONFIGS,
     FEATURES,
     LOSSES,
     MASKS,
@@ -101,10 +99,7 @@ def test_a_checkpoint_comes_back_bit_by_bit(name: str, tmp_path: Path) -> None:
     assert before.keys() == after.keys()
     for key, weight in before.items():
         assert torch.equal(weight, after[key]), key
-    kind = CONFIGS[name]["model_type"]
-    images = kind in modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    auto = AutoModelForImageTextToText if images else AutoModelForMultimodalLM
-    again, loading = auto.from_pretrained(target, output_loading_info=True)
+    again, loading = type(model).from_pretrained(target, output_loading_info=True)
     assert not loading["missing_keys"]
     assert not loading["unexpected_keys"]
     loaded = dict(again.named_parameters())

@@ -3,7 +3,8 @@
 import pytest
 
 from experiments.doors import families, whole_models
-from experiments.doors.whole_models import CONFIGS, LOSSES, original
+from experiments.doors.whole_configs import CONFIGS
+from experiments.doors.whole_models import LOSSES, original
 from workbench.model.composites.registry import COMPOSITES
 
 

@@ -14,6 +14,7 @@ from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 
 from experiments.doors import whole_models
+from experiments.doors.whole_configs import CONFIGS
 from runtime.emulation.emulate import emulate
 from runtime.rank_job import RunSettings
 from workbench.cost.hardware import Link, Node, uniform
@@ -37,8 +38,8 @@ _NUM_RANKS = 3
 
 def families_measured() -> dict[str, int]:
     """`families_total`, `families_split_equal`, `families_loss_equal`: kinds of composites."""
-    kinds = {name: str(config["model_type"]) for name, config in whole_models.CONFIGS.items()}
-    split = {name: is_split_equal(config) for name, config in whole_models.CONFIGS.items()}
+    kinds = {name: str(config["model_type"]) for name, config in CONFIGS.items()}
+    split = {name: is_split_equal(config) for name, config in CONFIGS.items()}
     losses = {name: loss_error(name) <= MOST_APART for name in whole_models.LOSSES}
     return {
         "families_total": len(COMPOSITES),
@@ -74,7 +75,7 @@ def loss_error(name: str) -> float:
 
 def plan_of(name: str) -> Plan:
     """An image or clip between two texts; the encoder on one rank, the LLM on two."""
-    modules = whole_models.modules_of(dict(take_apart(whole_models.CONFIGS[name]).modules))
+    modules = whole_models.modules_of(dict(take_apart(CONFIGS[name]).modules))
     (encoder,) = [module for called, module in modules.items() if called != LLM]
     segments = (
         Segment(TEXT, 0, 5, 5),

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 from transformers.models.auto import modeling_auto
 
+from experiments.doors.whole_configs import CONFIGS
 from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.models.mixture import WideRouter
 from runtime.models.norm import replace_parts, widen_norms
@@ -19,195 +20,6 @@ from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import clip_tokens, image_tokens, native_tokens
 from workbench.model.model_graph import Module
 from workbench.plan.plan import Plan
-
-WIDTH = 48
-TEXT = {
-    "hidden_size": WIDTH,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 96,
-    "head_dim": 12,
-    "pad_token_id": 0,
-}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 28}
-AXES = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2]}}
-VIT = {
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "image_size": 16,
-    "patch_size": 4,
-}
-QWEN = {"depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
-HEARD = {"num_mel_bins": 8, "max_source_positions": 10}
-OMNI_HEARD = {
-    "d_model": 24,
-    "encoder_layers": 2,
-    "encoder_attention_heads": 2,
-    "encoder_ffn_dim": 40,
-    "num_mel_bins": 8,
-    "n_window": 10,
-    "output_dim": WIDTH,
-}
-CASES: dict[str, dict[str, Any]] = {
-    "llava": {"text_config": {"model_type": "llama", **TEXT}, "vision_config": VIT},
-    "llava, mistral, no bias": {
-        "model_type": "llava",
-        "text_config": {"model_type": "mistral", **TEXT},
-        "vision_config": {"model_type": "siglip_vision_model", **VIT},
-        "vision_feature_layer": -3,
-        "multimodal_projector_bias": False,
-        "tie_word_embeddings": True,
-    },
-    "llava_next": {"text_config": {"model_type": "mistral", **TEXT}, "vision_config": VIT},
-    "llava_onevision": {"text_config": {"model_type": "qwen2", **TEXT}, "vision_config": VIT},
-    "qwen2_vl": {
-        "text_config": {**TEXT, **AXES},
-        "vision_config": {**QWEN, "embed_dim": 24, "hidden_size": WIDTH, "mlp_ratio": 2},
-    },
-    "qwen2_5_vl": {
-        "text_config": {**TEXT, **AXES},
-        "vision_config": {**QWEN, "hidden_size": 24, "intermediate_size": 40, "out_hidden_size": WIDTH},
-    },
-    "internvl": {"text_config": {"model_type": "qwen2", **TEXT}, "vision_config": VIT},
-    "internvl, earlier state": {
-        "model_type": "internvl",
-        "text_config": {"model_type": "llama", **TEXT},
-        "vision_config": VIT,
-        "vision_feature_layer": -2,
-        "tie_word_embeddings": False,
-    },
-    "internvl, experts": {
-        "model_type": "internvl",
-        "text_config": {"model_type": "qwen3_moe", **TEXT, **EXPERTS, "norm_topk_prob": True},
-        "vision_config": VIT,
-        "tie_word_embeddings": False,
-    },
-    "gemma3": {"text_config": TEXT, "vision_config": VIT, "mm_tokens_per_image": 4},
-    "paligemma": {
-        "text_config": {"model_type": "gemma", **TEXT},
-        "vision_config": {"model_type": "siglip_vision_model", "vision_use_head": False, **VIT},
-        "projection_dim": WIDTH,
-    },
-    "paligemma, gemma2": {
-        "model_type": "paligemma",
-        "text_config": {"model_type": "gemma2", **TEXT},
-        "vision_config": {"model_type": "siglip_vision_model", "vision_use_head": False, **VIT},
-        "projection_dim": WIDTH,
-    },
-    "mllama": {
-        "text_config": {**TEXT, "cross_attention_layers": [1]},
-        "vision_config": {
-            **{key: value for key, value in VIT.items() if key != "num_attention_heads"},
-            "num_global_layers": 1,
-            "attention_heads": 2,
-            "intermediate_layers_indices": [1, 3],
-            "vision_output_dim": 72,
-        },
-    },
-    "idefics3": {
-        "text_config": {"model_type": "llama", **TEXT},
-        "vision_config": VIT,
-        "scale_factor": 2,
-        "pad_token_id": 0,
-    },
-    "smolvlm": {
-        "text_config": {"model_type": "llama", **TEXT},
-        "vision_config": VIT,
-        "scale_factor": 4,
-        "pad_token_id": 0,
-    },
-    "mistral3": {
-        "text_config": {"model_type": "mistral", **TEXT},
-        "vision_config": {"model_type": "pixtral", **VIT, "head_dim": 12},
-        "spatial_merge_size": 2,
-    },
-    "qwen2_audio": {
-        "text_config": {"model_type": "qwen2", **TEXT},
-        "audio_config": {
-            "model_type": "qwen2_audio_encoder",
-            "d_model": 24,
-            "encoder_layers": 2,
-            "encoder_attention_heads": 2,
-            "encoder_ffn_dim": 40,
-            **HEARD,
-        },
-    },
-    "qwen3_vl": {
-        "text_config": TEXT,
-        "vision_config": {
-            **QWEN,
-            "depth": 3,
-            "hidden_size": 24,
-            "intermediate_size": 40,
-            "out_hidden_size": WIDTH,
-            "num_position_embeddings": 16,
-            "deepstack_visual_indexes": [0, 1],
-        },
-    },
-    "qwen3_vl_moe": {
-        "text_config": {**TEXT, **EXPERTS, "tie_word_embeddings": False},
-        "vision_config": {
-            **QWEN,
-            "depth": 3,
-            "hidden_size": 24,
-            "intermediate_size": 40,
-            "out_hidden_size": WIDTH,
-            "num_position_embeddings": 16,
-            "deepstack_visual_indexes": [0, 1],
-        },
-    },
-    "qwen2_5_omni_thinker": {
-        "text_config": {**TEXT, "tie_word_embeddings": False},
-        "vision_config": {**QWEN, "hidden_size": 24, "intermediate_size": 40, "out_hidden_size": WIDTH},
-        "audio_config": {**OMNI_HEARD},
-    },
-    "llama4": {
-        "text_config": {**TEXT, "num_local_experts": 2, "intermediate_size_mlp": 96},
-        "vision_config": {
-            **VIT,
-            "intermediate_size": 96,
-            "vision_output_dim": 56,
-            "projector_input_dim": 56,
-            "projector_output_dim": 56,
-        },
-    },
-    "phi4_multimodal": {
-        **TEXT,
-        "vision_config": VIT,
-        "audio_config": {
-            "hidden_size": 32,
-            "intermediate_size": 40,
-            "num_blocks": 2,
-            "num_attention_heads": 4,
-            "input_size": 16,
-            "time_reduction": 4,
-            "nemo_conv_channels": 8,
-            "ext_pw_out_channel": 32,
-            "depthwise_separable_out_channel": 32,
-            "bias_max_distance": 16,
-        },
-    },
-    "voxtral": {
-        "audio_token_id": 5,
-        "text_config": {"model_type": "llama", **TEXT},
-        "audio_config": {
-            "model_type": "voxtral_encoder",
-            "hidden_size": 24,
-            "intermediate_size": 96,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            **HEARD,
-            "max_source_positions": 12,
-        },
-    },
-}
-CASES["qwen2_5_omni"] = {"thinker_config": CASES["qwen2_5_omni_thinker"]}
-CONFIGS = {name: {"model_type": name, **case} for name, case in CASES.items()}
-
 
 F64 = torch.float64
 GEMMA_OFFSET = 1.0
@@ -219,8 +31,11 @@ ID_KEYS = ("image_token_index", "image_token_id", "audio_token_index", "audio_to
 
 def built(config: dict[str, Any]) -> nn.Module:
     """transformers' own model."""
-    names = modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
-    names = {**names, **modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
+    names = {
+        **modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        **modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+        **modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    }
     if config["model_type"] == "qwen2_5_omni":  # its thinker is what is trained
         return built({"model_type": "qwen2_5_omni_thinker", **config["thinker_config"]})
     rest = {key: value for key, value in config.items() if key != "model_type"}
@@ -288,10 +103,10 @@ def heard(model: Any, clips: Tensor) -> Tensor:
     return torch.cat([each.reshape(-1, each.shape[-1]) for each in found])
 
 
-def heard_whole(model: Any, clips: Tensor) -> Tensor:
+def heard_whole(model: Any, clips: Tensor, **more: Any) -> Tensor:
     """Qwen2-Audio's, of clips without padding."""
     parts = model.model
-    return parts.multi_modal_projector(parts.audio_tower(clips).last_hidden_state).flatten(0, 1)
+    return parts.multi_modal_projector(parts.audio_tower(clips, **more).last_hidden_state).flatten(0, 1)
 
 
 def seen_by_qwen(model: Any, images: Tensor) -> Tensor:
@@ -311,9 +126,14 @@ FEATURES: Mapping[str, Callable[[Any, Tensor], Tensor]] = {
     "idefics3": lambda model, images: pooled(model, images[None]),
     "smolvlm": lambda model, images: pooled(model, images[None]),
     "mistral3": lambda model, images: pooled(model, images, image_sizes=[images.shape[2:]] * len(images)),
+    "lighton_ocr": lambda model, images: pooled(model, images, image_sizes=[images.shape[2:]] * len(images)),
+    "deepseek_vl": pooled,
     "qwen2_vl": seen_by_qwen,
     "qwen2_5_vl": seen_by_qwen,
     "qwen2_audio": heard_whole,
+    "audioflamingo3": lambda model, clips: heard_whole(
+        model, clips, input_features_mask=torch.ones(len(clips), clips.shape[-1])
+    ),
     "voxtral": heard,
 }
 
@@ -321,7 +141,7 @@ FEATURES: Mapping[str, Callable[[Any, Tensor], Tensor]] = {
 def whole_model(config: dict[str, Any]) -> Any:
     """transformers' own model in float64; SigLIP has no class token to leave out."""
     strategy = {"vision_feature_select_strategy": "full"} if "siglip" in str(config) else {}
-    made = built({**config, **strategy})
+    made: Any = built({**config, **strategy})
     for norm in {type(each) for each in made.modules() if type(each).__name__.endswith("RMSNorm")}:
         widen_norms(made, norm, GEMMA_OFFSET if norm.__name__.startswith("Gemma") else 0.0)
     for router in {type(each) for each in made.modules() if type(each).__name__.endswith("TopKRouter")}:

@@ -1,4 +1,4 @@
-"""Encoders of sound, alone or beside one of images: Qwen2-Audio, Voxtral, Phi-4 multimodal, Qwen2.5-Omni."""
+"""Encoders of sound, alone or beside one of images: of Qwen, Audio Flamingo, Voxtral and Phi-4."""
 
 from dataclasses import replace
 
@@ -32,6 +32,33 @@ def _qwen2_audio(config: Config) -> Parts:
     clips = Part(
         config=heard,
         projector=Projector.LINEAR,
+        items={"seconds": CLIP_S},
+        weights=AUDIO_TOWER | PROJECTOR,
+    )
+    return joined(config, {AUDIO: clips}, text_config(config, "qwen2"))
+
+
+_ENCODER_KEYS = {  # of Audio Flamingo 3, and what they are in the configuration of Qwen2-Audio's encoder
+    "hidden_size": "d_model",
+    "num_hidden_layers": "encoder_layers",
+    "num_attention_heads": "encoder_attention_heads",
+    "intermediate_size": "encoder_ffn_dim",
+    "layerdrop": "encoder_layerdrop",
+}
+
+
+def _audioflamingo3(config: Config) -> Parts:
+    """Qwen2-Audio's encoder in front of an MLP."""
+    named = part_config(config, "audio_config", "audioflamingo3_encoder")
+    heard = {_ENCODER_KEYS.get(key, key): value for key, value in named.items()}
+    act, bias = text(config, "projector_hidden_act", "gelu"), config.get("projector_bias", True)
+    if (act, bias) != ("gelu", True):
+        raise ValueError(
+            f"audioflamingo3: want projector_hidden_act gelu and projector_bias true, got {act} and {bias}"
+        )
+    clips = Part(
+        config=heard | {"model_type": "qwen2_audio_encoder"},
+        projector=Projector.MLP,
         items={"seconds": CLIP_S},
         weights=AUDIO_TOWER | PROJECTOR,
     )
@@ -188,6 +215,7 @@ def _omni(config: Config) -> Parts:
 
 COMPOSITES = (
     Composite(name="Qwen2-Audio", model_type="qwen2_audio", take_apart=_qwen2_audio),
+    Composite(name="Audio Flamingo 3", model_type="audioflamingo3", take_apart=_audioflamingo3),
     Composite(name="Voxtral", model_type="voxtral", take_apart=_voxtral),
     Composite(name="Phi-4 multimodal", model_type="phi4_multimodal", take_apart=_phi4),
     Composite(name="Qwen2.5-Omni's thinker", model_type="qwen2_5_omni_thinker", take_apart=_thinker),

@@ -258,28 +258,66 @@ def _mistral3(config: Config) -> Parts:
             f"mistral3: vision_feature_layer must be -1, got {config['vision_feature_layer']}; nearest: -1"
         )
     llm = text_config(config, "mistral", absent=_MISTRAL_SMALL, ties=True)
-    bias = bool(config.get("multimodal_projector_bias", False))
-    out = ProjectorStep(linear_out=True, bias=bias)
-    projector = (
-        ProjectorStep(norm=Norm.RMS, eps=number(llm, "rms_norm_eps", 1e-6)),
-        ProjectorStep(merge=whole(config, "spatial_merge_size", 2) ** 2, how=Merge.INTERLEAVE),
-        ProjectorStep(linear=whole(vision, "hidden_size", 1024), bias=False),
-        out,
-        ProjectorStep(act=text(config, "projector_hidden_act", "gelu")),
-        out,
-    )
+    out = ProjectorStep(linear_out=True, bias=bool(config.get("multimodal_projector_bias", False)))
+    act = text(config, "projector_hidden_act", "gelu")
+    return _in_squares(config, vision, llm, out, act, names=("vision_tower", "multi_modal_projector"))
+
+
+def _lighton_ocr(config: Config) -> Parts:
+    """Mistral 3's encoder and projector, without biases."""
+    vision = part_config(config, "vision_config", "pixtral", _PIXTRAL | {"head_dim": 64})
+    llm = text_config(config, "qwen3", absent=_QWEN3_SMALL, ties=True)
+    out = ProjectorStep(linear_out=True, bias=False)
+    return _in_squares(config, vision, llm, out, "gelu", names=("vision_encoder", "vision_projection"))
+
+
+def _in_squares(
+    config: Config, vision: Config, llm: Config, out: ProjectorStep, act: str, *, names: tuple[str, str]
+) -> Parts:
+    """A norm, patches of a square merged to one of the encoder's width, then two products.
+
+    Args:
+        out, act: the products, and what is between them.
+        names: of encoder and projector.
+    """
+    tower, projector = (f"model.{name}." for name in names)
     seen = Part(
         config=vision,
-        projector=projector,
+        projector=(
+            ProjectorStep(norm=Norm.RMS, eps=number(llm, "rms_norm_eps", 1e-6)),
+            ProjectorStep(merge=whole(config, "spatial_merge_size", 2) ** 2, how=Merge.INTERLEAVE),
+            ProjectorStep(linear=whole(vision, "hidden_size", 1024), bias=False),
+            out,
+            ProjectorStep(act=act),
+            out,
+        ),
         items={"images": [PAGE_PX]},
         weights={
-            **VISION_TOWER,
-            "projector.0.": "model.multi_modal_projector.norm.",
-            "projector.2.": "model.multi_modal_projector.patch_merger.merging_layer.",
-            **two_linears(3, 5),
+            "": tower,
+            "projector.0.": f"{projector}norm.",
+            "projector.2.": f"{projector}patch_merger.merging_layer.",
+            "projector.3.": f"{projector}linear_1.",
+            "projector.5.": f"{projector}linear_2.",
         },
     )
     return joined(config, {VISION: seen}, llm)
+
+
+def _deepseek_vl(config: Config) -> Parts:
+    """SigLIP's final states through two products with biases."""
+    vision = part_config(config, "vision_config", _SIGLIP)
+    out = ProjectorStep(linear_out=True)
+    seen = Part(
+        config=vision,
+        projector=(out, ProjectorStep(act="gelu"), out),
+        weights={
+            "": "model.vision_model.",
+            "projector.0.": "model.aligner.linear1.",
+            "projector.2.": "model.aligner.linear2.",
+        },
+    )
+    head = Dropped(weights="model.vision_model.head.", what="SigLIP's pooling head")
+    return joined(config, {VISION: seen}, text_config(config, "llama", ties=False), dropped=(head,))
 
 
 _PIXTRAL = {
@@ -299,6 +337,15 @@ _MISTRAL_SMALL = {
     "head_dim": 128,
     "vocab_size": 131072,
 }
+_QWEN3_SMALL = {
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+}
 COMPOSITES = (
     Composite(name="LLaVA", model_type="llava", take_apart=_llava),
     Composite(name="LLaVA-NeXT", model_type="llava_next", take_apart=_llava_next),
@@ -317,4 +364,6 @@ COMPOSITES = (
     Composite(name="Idefics3", model_type="idefics3", take_apart=_idefics3),
     Composite(name="SmolVLM", model_type="smolvlm", take_apart=_smolvlm),
     Composite(name="Mistral 3 with images", model_type="mistral3", take_apart=_mistral3),
+    Composite(name="LightOnOCR", model_type="lighton_ocr", take_apart=_lighton_ocr),
+    Composite(name="DeepSeek-VL", model_type="deepseek_vl", take_apart=_deepseek_vl),
 )
