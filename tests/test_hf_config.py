@@ -222,6 +222,12 @@ def test_read_config(tmp_path):
             {"modality": "vision", "llm_width": 64},
             "fullatt_block_indexes must list whole numbers >= 0, got '7'",
         ),
+        (
+            {"model_type": "qwen3_moe", "mlp_only_layers": 3},
+            {},
+            "mlp_only_layers must list whole numbers >= 0, got 3",
+        ),
+        ({"model_type": "qwen3_moe", "num_experts": 5000}, {}, "num_experts must be at most 4096, got 5000"),
         ({"model_type": "llama", "hidden_act": 3}, {}, "hidden_act must be text, got 3"),
         ({"model_type": "llama"}, {"trainable": Trainable.PROJECTOR}, "needs a projector layer"),
         (

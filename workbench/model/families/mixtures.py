@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from workbench.model.config_fields import Config, count, text, whole
+from workbench.model.config_fields import Config, count, places, text, whole
 from workbench.model.experts import Experts, with_experts
 from workbench.model.families.decoder import absent, llama_like, windowed
 from workbench.model.families.decoders import DEEP_STACK
@@ -35,7 +35,7 @@ def _qwen3_moe(
     plain = llama_like(config, defaults=sizes, heads=heads, mlp={})
     slides = bool(config.get("use_sliding_window"))
     key = "num_local_experts" if "num_local_experts" in config else "num_experts"
-    every, dense = whole(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+    every, dense = whole(config, "decoder_sparse_step", 1), places(config, "mlp_only_layers", ())
     return _sparse(
         windowed(config, plain, slides=lambda _: slides),
         _experts(config, count(config, key, num), chosen, whole(config, "moe_intermediate_size", width)),
