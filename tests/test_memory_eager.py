@@ -66,6 +66,14 @@ MORE = {
     "gemma2": SLIDING | {"model_type": "gemma2"},
     "gemma3": SLIDING | {"model_type": "gemma3_text", "sliding_window_pattern": 2},
     "mixtral": DECODER | {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2},
+    "qwen3_moe": DECODER
+    | {
+        "model_type": "qwen3_moe",
+        "head_dim": 16,
+        "num_experts": 3,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 96,
+    },
     "llama4": DECODER
     | {
         "model_type": "llama4_text",
