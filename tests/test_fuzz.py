@@ -13,11 +13,11 @@ from random import Random
 
 import pytest
 
+from experiments.doors.whole_configs import CONFIGS
 from experiments.fuzz import trees
 from experiments.fuzz.__main__ import beside
 from experiments.fuzz.run import Fuzzing, fuzzed
 from experiments.fuzz.target import Ending, Ready, Target, TargetKind, UnclearError, judged, naming
-from experiments.fuzz.targets.models import COMPOSITE_CONFIGS
 from experiments.fuzz.targets.registry import TARGETS
 from experiments.fuzz.worker import made_of
 from runtime.preprocess.answers import ANSWERS
@@ -115,7 +115,7 @@ def test_every_kind_of_message_family_and_composite_has_a_target():
     served = {f"served-{role}-{kind}" for role, kinds in KINDS_OF.items() for kind in kinds}
     assert messages == served | {f"heard-{kind}" for kind in ANSWERS}
     assert {f"config-{name}" for name in ARCHITECTURES} <= TARGETS.keys()
-    assert {config["model_type"] for config in COMPOSITE_CONFIGS.values()} == set(COMPOSITES)
+    assert {config["model_type"] for config in CONFIGS.values()} == set(COMPOSITES)
 
 
 QUICK = (

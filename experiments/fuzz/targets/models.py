@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
+from experiments.doors.whole_configs import CONFIGS
 from experiments.fuzz.target import Ready, Target
 from experiments.fuzz.targets.writing import CORPUS, JSON, Form, folder_in, json_bytes, reading
 from runtime.models.choose import adapter_of
@@ -24,9 +25,6 @@ from workbench.model.hf_config import modality_of, module_from_config, read_conf
 from workbench.model.model_graph import TEXT
 from workbench.model.projector import from_text, to_text
 
-COMPOSITE_CONFIGS: Mapping[str, Mapping[str, Any]] = json.loads(
-    (CORPUS / "composites.json").read_text(encoding="utf-8")
-)
 GPUS = "8xH100"
 LLM_WIDTH = 32
 HEADER_LENGTH = struct.Struct("<Q")
@@ -50,7 +48,7 @@ def _composite(name: str, folder: Path) -> Ready:
         del config
         init_command(str(path), GPUS, out / "job.yaml", as_json=True)
 
-    seeds = [config for config in COMPOSITE_CONFIGS.values() if config["model_type"] == name]
+    seeds = [config for config in CONFIGS.values() if config["model_type"] == name]
     return reading(JSON, path, seeds, read_config, use, out=out)
 
 
@@ -87,11 +85,27 @@ def _read_all(folder: Path, adapter: Any) -> None:
 
 
 def _good_weights(adapter: Any) -> list[Any]:
-    return [safetensors_tree(save({name: torch.zeros(shape) for name, shape in adapter.shapes().items()}))]
+    """Experts one by one, where checkpoints may hold them so."""
+    found: dict[str, torch.Tensor] = {}
+    separate = adapter.separate_experts
+    for name, shape in adapter.shapes().items():
+        pieces = () if separate is None else separate.pieces(name, shape[0])
+        for parts in pieces:
+            found |= {part: torch.zeros(shape[1] // len(parts), shape[2]) for part in parts}
+        if not pieces:
+            found[name] = torch.zeros(shape)
+    return [safetensors_tree(save(found))]
 
 
-def _weights(folder: Path) -> Ready:
-    adapter, held = _llm(), folder_in(folder, "llm")
+def _experts(folder: Path) -> Ready:
+    (example,) = ARCHITECTURES["qwen3_moe"].examples.values()
+    small = {"hidden_size": 16, "head_dim": 8, "num_hidden_layers": 1, "moe_intermediate_size": 8}
+    config = {"model_type": "qwen3_moe", **example.config, **small}
+    return _weights(folder, adapter_of(module_from_config(config, name="llm", modality=TEXT)))
+
+
+def _weights(folder: Path, adapter: Any = None) -> Ready:
+    adapter, held = adapter or _llm(), folder_in(folder, "llm")
     return reading(
         SAFETENSORS,
         held / "model.safetensors",
@@ -160,8 +174,9 @@ TARGETS = (
     Target(
         name="weights",
         make=_weights,
-        readers=("runtime.models.weights:_files", "runtime.models.weights:read"),
+        readers=("runtime.models.weights:_files", "runtime.models.weights:_checked"),
     ),
+    Target(name="weights-experts", make=_experts, readers=("runtime.models.weights:_checked",)),
     Target(name="weights-length", make=_length, readers=("workbench.model.checkpoint:_check_length",)),
     Target(name="weights-index", make=_index, readers=("runtime.models.weights:_files",)),
     Target(name="projector", make=_projector, readers=("workbench.model.projector:from_text",)),
