@@ -6,6 +6,7 @@ Run: python -m experiments.doors [--json] [--part export] [--out PATH]
 import importlib
 import json
 import sys
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,15 +23,18 @@ def main() -> int:
     there = [name for name in PARTS if find_spec(f"experiments.doors.{name}") is not None]
     parser = command_line(__doc__)
     parser.add_argument("--part", choices=there, action="append", help="only this one; repeatable")
-    parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser.add_argument("--out", type=Path, help="JSON file to write; what it has of other parts stays")
     given = parser.parse_args()
     if given.out is not None:
         check_writable(given.out)
     record: dict[str, object] = {}
+    made: dict[str, dict[str, str]] = {}
     for name in given.part or there:
         record |= getattr(importlib.import_module(f"experiments.doors.{name}"), PARTS[name])()
+        made[name] = {"commit": commit(), "date": datetime.now(UTC).date().isoformat()}
     if given.out is not None:
-        whole = {"script": "doors", "commit": commit()} | record
+        before = json.loads(given.out.read_text(encoding="utf-8")) if given.out.exists() else {}
+        whole = {**before, **record, "script": "doors", "made": before.get("made", {}) | made}
         write_text(json.dumps(whole, sort_keys=True, indent=1) + "\n", given.out)
     sys.stdout.write(json.dumps(record, sort_keys=True, indent=None if given.json else 2) + "\n")
     return 0
