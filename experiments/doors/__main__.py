@@ -28,7 +28,7 @@ def main() -> int:
     if given.out is not None:
         check_writable(given.out)
     record: dict[str, object] = {}
-    made: dict[str, dict[str, str]] = {}
+    made: dict[str, dict[str, str | None]] = {}
     for name in given.part or there:
         record |= getattr(importlib.import_module(f"experiments.doors.{name}"), PARTS[name])()
         made[name] = {"commit": commit(), "date": datetime.now(UTC).date().isoformat()}
