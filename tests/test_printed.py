@@ -95,6 +95,29 @@ def test_no_figure_is_cut(columns: int, monkeypatch: pytest.MonkeyPatch, capsys:
     assert text.count("because") == 10
 
 
+@pytest.mark.parametrize(("columns", "is_fitted"), [(40, True), (400, False)])
+def test_what_all_rows_have_in_common_stands_below_on_a_narrow_terminal(
+    columns: int, is_fitted: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    table = titled("plans", ("strategy", "tp", "cp", "microbatches\nof each", "iteration"))
+    table.caption = "said before"
+    for name, cp, took_s in (("cornstarch", "1", 0.072), ("entrain", "2", 0.073)):
+        table.add_row(name, "1", cp, "8", milliseconds(took_s))
+    console.show(table)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    lines = [line.split() for line in text.splitlines()]
+    assert ("in all: tp 1, microbatches of each 8" in " ".join(text.split())) is is_fitted
+    rows = [["cornstarch", "1", "72", "ms"], ["entrain", "2", "73", "ms"]]
+    whole = [[name, "1", cp, "8", *took] for name, cp, *took in rows]
+    assert [line for line in lines if line[:1] in (["cornstarch"], ["entrain"])] == (
+        rows if is_fitted else whole
+    )
+    assert len(table.columns) == 5
+    assert "said before" in text
+
+
 def test_names_between_colons_stand_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     table = titled("modules", ("module",))
     table.add_row(":eye:")

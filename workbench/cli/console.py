@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import copy
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -26,6 +28,7 @@ BAD_INPUT = 2  # exit code
 PIPE_COLUMNS = 120  # of text that goes to a file or a pipe, where no table is wider
 MOST_COLUMNS = 240  # beyond which columns of prose are wrapped
 PROSE_COLUMNS = 40  # of a column that may be wrapped
+LEAST_ROWS = 2  # that can have something in common
 _KEPT: ContextVar[list[Table] | None] = ContextVar("kept", default=None)
 """Tables of the command that runs, where its format is not for people."""
 
@@ -94,6 +97,7 @@ def show(*parts: Table | str) -> None:
     """Print for people, or keep tables for the format that was asked for; then texts go to stderr.
 
     As wide as the terminal, or in a file or pipe wide enough for prose; never so narrow that a figure is cut.
+    On a terminal that is narrower, what all rows of a table have in common stands below it.
     """
     kept = _KEPT.get()
     if kept is not None:
@@ -103,6 +107,8 @@ def show(*parts: Table | str) -> None:
         sys.stderr.write("".join(f"{plain(text)}\n" for text in texts))
         return
     console = Console(highlight=False, emoji=False)
+    if console.is_terminal:
+        parts = tuple(_fitted(part, console.width) if isinstance(part, Table) else part for part in parts)
     free = Console(highlight=False, emoji=False, width=MOST_COLUMNS)
     tables = [part for part in parts if isinstance(part, Table)]
     width = max((_uncut_columns(table) for table in tables), default=0)
@@ -117,6 +123,27 @@ def show(*parts: Table | str) -> None:
             console.print(part, markup=False, soft_wrap=True)
         else:
             console.print(part)
+
+
+def _fitted(table: Table, width: int) -> Table:
+    """The table, or where it is wider, without columns whose figures are all equal: its caption says them."""
+    if _uncut_columns(table) <= width or table.row_count < LEAST_ROWS:
+        return table
+    first, *others = table.columns
+    shared = {}
+    for column in others:
+        cells = set(map(str, column.cells))
+        if len(cells) == 1 and (cell := cells.pop()):
+            shared[str(column.header).replace("\n", " ")] = cell
+    kept = [column for column in others if str(column.header).replace("\n", " ") not in shared]
+    if not shared:
+        return table
+    found = copy(table)
+    found.columns = [replace(column, _index=index) for index, column in enumerate((first, *kept))]
+    said = "in all: " + ", ".join(f"{header} {cell}" for header, cell in shared.items())
+    found.caption = f"{said}\n{table.caption}" if table.caption else said
+    found.caption_justify = "left"
+    return found
 
 
 def _uncut_columns(table: Table) -> int:
