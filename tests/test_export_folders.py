@@ -14,6 +14,7 @@ from workbench.cost.model import CostModel
 from workbench.export.decoder import decoder_of
 from workbench.export.export import export
 from workbench.export.folder import FORMAT, MARK, ranks_by_node
+from workbench.export.megatron import decoder_arguments
 from workbench.export.mimo_config import equal_stage_layers
 from workbench.export.module_layouts import Placing, llm_of, placed_modules, placing_of, schedule_like
 from workbench.export.registry import BY_NAME, TARGETS
@@ -96,6 +97,10 @@ def test_sizes_are_those_of_the_configuration(pipeline):
     assert (decoder.rope_base, decoder.is_tied, decoder.qk_norm) == (500000.0, False, False)
     experts = decoder_of(llm_of(plan_of(JOBS["mixtral"], "megatron-heterogeneous")))
     assert (experts.num_experts, experts.experts_per_token, experts.rope_base) == (8, 2, 1e6)
+    of_all = decoder_of(llm_of(plan_of(JOBS["qwen3-experts"], "megatron-heterogeneous")))
+    assert (of_all.ffn, of_all.qk_norm, experts.sums_to_one, of_all.sums_to_one) == (768, True, True, False)
+    flags = decoder_arguments(of_all).keys() - decoder_arguments(experts).keys()
+    assert flags == {"--moe-router-pre-softmax", "--qk-layernorm"}
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)

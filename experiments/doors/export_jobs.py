@@ -50,6 +50,18 @@ _ALONE: dict[str, tuple[dict[str, object], dict[str, object], int]] = {
     "mistral": (_decoder(model_type="mistral", sliding_window=None), {"tp": 2, "sequence_parallel": True}, 1),
     "qwen2": (_decoder(model_type="qwen2", tie_word_embeddings=True), {"recompute": "full"}, 1),
     "qwen3": (_decoder(model_type="qwen3", head_dim=128), {"tp": 2, "cp": 2}, 2),
+    "qwen3-experts": (
+        _decoder(
+            model_type="qwen3_moe",
+            head_dim=128,
+            num_experts=8,
+            num_experts_per_tok=2,
+            moe_intermediate_size=768,
+            num_hidden_layers=8,
+        ),
+        {"tp": 2, "ep": 2},
+        2,
+    ),
     "mixtral": (
         _decoder(model_type="mixtral", num_local_experts=8, num_experts_per_tok=2, num_hidden_layers=8),
         {"tp": 2, "ep": 2},
@@ -82,6 +94,11 @@ _SEVERAL: dict[str, tuple[dict[str, dict[str, object]], dict[str, str], dict[str
         {"vision": "all", "llm": "all"},
         {"vision": 1},
     ),
+    "qwen3-experts-tower": (
+        {"vision": SIGLIP, "llm": _ALONE["qwen3-experts"][0]},
+        {"vision": "projector", "llm": "all"},
+        {"vision": 1},
+    ),
     "qwen3-tower": (
         {"vision": SIGLIP, "llm": _decoder(model_type="qwen3", head_dim=128)},
         {"vision": "all", "llm": "all"},
@@ -91,7 +108,7 @@ _SEVERAL: dict[str, tuple[dict[str, dict[str, object]], dict[str, str], dict[str
 
 
 def export_jobs() -> tuple[Job, ...]:
-    """Twelve jobs, six of one module and six of several."""
+    """Half of them of one module, half of several."""
     return (*map(_alone, _ALONE), *map(_several, _SEVERAL))
 
 

@@ -10,6 +10,7 @@ from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, O
 from workbench.model.model_graph import Module
 
 USUAL_ROPE_BASE = 10000.0
+_OF_ALL = ("qwen3_moe",)  # families whose configuration says it, if so
 _BASES = {"mixtral": 1e6}  # of families whose configuration need not say it
 _PRE_NORM = ("attention_norm", "mlp_norm")
 
@@ -33,6 +34,7 @@ class Decoder:
         most_positions: that it is made for; None: not said.
         window: tokens that a query sees; None: all before it.
         num_experts, experts_per_token: 0 without experts.
+        sums_to_one: whether shares of a token's experts are of those alone, not of all experts.
     """
 
     family: str
@@ -59,6 +61,7 @@ class Decoder:
     window: int | None
     num_experts: int = 0
     experts_per_token: int = 0
+    sums_to_one: bool = True
 
 
 def decoder_of(module: Module) -> Decoder:
@@ -107,6 +110,7 @@ def decoder_of(module: Module) -> Decoder:
         window=attention.window,
         num_experts=experts,
         experts_per_token=round(experts * inner["down"].tokens_scale) if experts else 0,
+        sums_to_one=family not in _OF_ALL or bool(config.get("norm_topk_prob")),
     )
 
 

@@ -130,6 +130,8 @@ def transformer_words(decoder: Decoder) -> Words:
             "moe_ffn_hidden_size": decoder.ffn,
             "moe_grouped_gemm": True,
         }
+        if not decoder.sums_to_one:
+            words["moe_router_pre_softmax"] = True
     return words
 
 

@@ -17,7 +17,7 @@ from workbench.model.layer import LayerKind
 from workbench.model.model_graph import Module
 from workbench.plan.plan import Plan
 
-FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen2_vl_text", "qwen3", "gpt2", "opt")
+FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen2_vl_text", "qwen3", "qwen3_moe", "gpt2", "opt")
 TOWERS = {"clip_vision_model": "clip", "siglip_vision_model": "siglip"}
 PROJECTORS = {"mlp": "mlp", "linear": "affine"}
 
