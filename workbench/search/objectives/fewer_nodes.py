@@ -89,7 +89,7 @@ def _with_instances(plan: Plan, kept: int) -> Settings:
     """Of every module as many instances as so many pipelines are."""
     whole, settings = num_pipelines(plan), plan.settings
     for each in plan.settings.modules:
-        if each.instances == 1:
+        if each.sharding is Sharding.NONE or each.instances == 1:
             continue
         of_one = whole // each.instances
         if kept % of_one:
