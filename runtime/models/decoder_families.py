@@ -35,6 +35,21 @@ def family(modeling: ModuleType, name: str, **differs: Any) -> DecoderFamily:
     return DecoderFamily(**{field: getattr(modeling, each) for field, each in named.items()}, **differs)
 
 
+def sparse_family(modeling: ModuleType, name: str, separate: SeparateExperts) -> DecoderFamily:
+    """One whose blocks are routed as Mixtral's are; `separate`: what its checkpoints call experts."""
+    router, experts, block = (
+        getattr(modeling, f"{name}{ending}") for ending in ("TopKRouter", "Experts", "SparseMoeBlock")
+    )
+    return family(
+        modeling,
+        name,
+        router=router,
+        cuts=((experts, CutKind.EXPERTS), (WideRouter, CutKind.PARTIAL)),
+        mixture_kinds=((block, MixtralMixture),),
+        separate_experts=separate,
+    )
+
+
 DECODERS: Mapping[str, DecoderFamily] = {
     "llama": family(llama, "Llama"),
     "llama4_text": family(
@@ -47,22 +62,10 @@ DECODERS: Mapping[str, DecoderFamily] = {
     "qwen2": family(qwen2, "Qwen2"),
     "qwen2_vl_text": family(qwen2_vl, "Qwen2VL", config=qwen2_vl.Qwen2VLTextConfig, rotates_by_axes=True),
     "qwen3": family(qwen3, "Qwen3"),
-    "qwen3_moe": family(
-        qwen3_moe,
-        "Qwen3Moe",
-        router=qwen3_moe.Qwen3MoeTopKRouter,
-        cuts=((qwen3_moe.Qwen3MoeExperts, CutKind.EXPERTS), (WideRouter, CutKind.PARTIAL)),
-        mixture_kinds=((qwen3_moe.Qwen3MoeSparseMoeBlock, MixtralMixture),),
-        separate_experts=SeparateExperts(),
-    ),
+    "qwen3_moe": sparse_family(qwen3_moe, "Qwen3Moe", SeparateExperts()),
     "mistral": family(mistral, "Mistral"),
-    "mixtral": family(
-        mixtral,
-        "Mixtral",
-        router=mixtral.MixtralTopKRouter,
-        cuts=((mixtral.MixtralExperts, CutKind.EXPERTS), (WideRouter, CutKind.PARTIAL)),
-        mixture_kinds=((mixtral.MixtralSparseMoeBlock, MixtralMixture),),
-        separate_experts=SeparateExperts(mixture="block_sparse_moe", gate="w1", up="w3", down="w2"),
+    "mixtral": sparse_family(
+        mixtral, "Mixtral", SeparateExperts(mixture="block_sparse_moe", gate="w1", up="w3", down="w2")
     ),
     "gemma": family(gemma, "Gemma", norm_offset=1.0, scales_embedding=True),
     "gemma2": family(gemma2, "Gemma2", norm_offset=1.0, scales_embedding=True),

@@ -18,7 +18,7 @@ class Stored(NamedTuple):
 
 
 Pieces = tuple[tuple[Stored, ...], ...]
-"""[experts, parts] where a tensor of experts lies, parts one above the other; of any other tensor itself."""
+"""[experts, parts] where a tensor of experts lies piece by piece, parts of one above each other."""
 
 
 def located(
@@ -30,7 +30,8 @@ def located(
         ValueError: of a tensor of experts, some are there and some are not.
     """
     found: dict[str, Stored | Pieces] = {}
-    separate, shapes = adapter.separate_experts, adapter.shapes()
+    separate = adapter.separate_experts
+    shapes = {} if separate is None else adapter.shapes()  # every layer is built for it
     for own in names:
         whole = place(own)
         if whole is None and separate is not None:

@@ -10,7 +10,7 @@ from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, O
 from workbench.model.model_graph import Module
 
 USUAL_ROPE_BASE = 10000.0
-_OF_ALL = ("qwen3_moe",)  # families whose configuration says it, if so
+_SUMS_TO_ONE = {"qwen3_moe": False}  # shares of experts, where a configuration that can say it does not
 _BASES = {"mixtral": 1e6}  # of families whose configuration need not say it
 _PRE_NORM = ("attention_norm", "mlp_norm")
 
@@ -110,7 +110,7 @@ def decoder_of(module: Module) -> Decoder:
         window=attention.window,
         num_experts=experts,
         experts_per_token=round(experts * inner["down"].tokens_scale) if experts else 0,
-        sums_to_one=family not in _OF_ALL or bool(config.get("norm_topk_prob")),
+        sums_to_one=bool(config.get("norm_topk_prob", _SUMS_TO_ONE.get(family, True))),
     )
 
 
