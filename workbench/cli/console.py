@@ -129,18 +129,18 @@ def _fitted(table: Table, width: int) -> Table:
     """The table, or where it is wider, without columns whose figures are all equal: its caption says them."""
     if _uncut_columns(table) <= width or table.row_count < LEAST_ROWS:
         return table
-    first, *others = table.columns
-    shared = {}
-    for column in others:
+    kept, shared = table.columns[:1], []
+    for column in table.columns[1:]:
         cells = set(map(str, column.cells))
         if len(cells) == 1 and (cell := cells.pop()):
-            shared[str(column.header).replace("\n", " ")] = cell
-    kept = [column for column in others if str(column.header).replace("\n", " ") not in shared]
+            shared.append(" ".join((*str(column.header).split(), cell)))
+        else:
+            kept.append(column)
     if not shared:
         return table
     found = copy(table)
-    found.columns = [replace(column, _index=index) for index, column in enumerate((first, *kept))]
-    said = "in all: " + ", ".join(f"{header} {cell}" for header, cell in shared.items())
+    found.columns = [replace(column, _index=index) for index, column in enumerate(kept)]  # rich pads by it
+    said = f"in all: {', '.join(shared)}"
     found.caption = f"{said}\n{table.caption}" if table.caption else said
     found.caption_justify = "left"
     return found

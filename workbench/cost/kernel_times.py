@@ -150,8 +150,10 @@ class KernelTimes:
         return self._floor(flop / rate), reading.inside
 
     def most_product_flop_per_s(self, precision: str) -> float:
-        """What no product of any shape is above, casts to narrow formats for nothing: the fastest measured
-        one's, in its best direction."""
+        """What no product of any shape is above: the fastest measured one's, in its best direction.
+
+        Casts to narrow formats for nothing.
+        """
         peak = self._most_rate(precision)
         if self._matmul is not None:
             peak *= self._matmul.extremes[1] / self.profile.peak(self.profile.table_precision)

@@ -5,7 +5,7 @@ from math import lcm
 
 from workbench.balance.tokens.exchange import longest_first_exchanged
 from workbench.cost.model import CostModel
-from workbench.plan.plan import Microbatch, Plan, Settings, Sharding
+from workbench.plan.plan import Microbatch, ModuleSettings, Plan, Settings, Sharding
 from workbench.plan.token_shards import token_shards
 from workbench.planner.assembly import scheduled
 from workbench.schedule.choice import Schedule
@@ -22,15 +22,15 @@ def pipelines_of_copy(plan: Plan) -> int:
 
     All of them where they shard only optimizer state or gradients: elastic training does not take that.
     """
-    whole = num_pipelines(plan)
+    modules = [plan.settings.of(module.name) for module in plan.model.modules]
+    if any(each.sharding not in (Sharding.NONE, Sharding.PARAMETERS) for each in modules):
+        return num_pipelines(plan)
+    return lcm(*(_sharing(plan, each) for each in modules))
 
-    def of(module: str) -> int:
-        settings = plan.settings.of(module)
-        if settings.sharding is Sharding.NONE:
-            return 1
-        return max(1, whole // settings.instances) if settings.sharding is Sharding.PARAMETERS else whole
 
-    return lcm(*(of(module.name) for module in plan.model.modules))
+def _sharing(plan: Plan, module: ModuleSettings) -> int:
+    """Pipelines that shard a module's state among them: those of an instance."""
+    return 1 if module.sharding is Sharding.NONE else max(1, num_pipelines(plan) // module.instances)
 
 
 def num_nodes(plan: Plan) -> int:
@@ -87,11 +87,11 @@ def with_pipelines(plan: Plan, kept: int, schedule: Schedule, cost: CostModel) -
 
 def _with_instances(plan: Plan, kept: int) -> Settings:
     """Of every module as many instances as so many pipelines are."""
-    whole, settings = num_pipelines(plan), plan.settings
+    settings = plan.settings
     for each in plan.settings.modules:
         if each.sharding is Sharding.NONE or each.instances == 1:
             continue
-        of_one = whole // each.instances
+        of_one = _sharing(plan, each)
         if kept % of_one:
             raise ValueError(
                 f"pipelines left: module {each.module!r} shards its weights among {of_one} in each of its "

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -172,10 +173,10 @@ class Goodput:
         if plan.strategy == template_plans.NAME:
             yield from self._in_memory(plan, on.values(), self._templates.copy_s)
             return
-        of_copy = pipelines_of_copy(plan)
+        of_copy, held = pipelines_of_copy(plan), _held_bytes(plan)
         enough = [found for kept, found in on.items() if kept // of_copy >= self.costs.copies]
-        in_memory = list(self._in_memory(plan, enough, self._copy_s(plan))) if enough else []
-        saving = list(self._from_checkpoints(plan, on.values()))
+        in_memory = list(self._in_memory(plan, enough, self._copy_s(plan, held))) if enough else []
+        saving = list(self._from_checkpoints(plan, on.values(), held))
         yield from in_memory
         if not in_memory or self._may_be_better(saving[0], in_memory[0]):
             yield from saving
@@ -220,12 +221,15 @@ class Goodput:
     def _counts(self) -> set[int]:
         return {count for trace in self.traces for _, count in trace.num_nodes()}
 
-    def _from_checkpoints(self, plan: Plan, by_nodes: Collection[Going]) -> Iterator[Recovery]:
+    def _from_checkpoints(
+        self, plan: Plan, by_nodes: Collection[Going], held: Mapping[int, int]
+    ) -> Iterator[Recovery]:
+        """Written behind, training stops until the host has what is saved: of no rank more than it holds."""
         saved, loaded = checkpoint_bytes(plan)
         rate = self.costs.storage_bytes_per_s
         stops_s, behind_s = saved / rate, 0.0
         if self.costs.saving is Saving.BEHIND:
-            stops_s, behind_s = self._snapshot_s(plan), stops_s
+            stops_s, behind_s = max(held.values()) / HOST_BYTES_PER_S, stops_s
         for takes_in in (True, False):
             way = Recovery(
                 kind=Recovering.CHECKPOINT,
@@ -264,18 +268,13 @@ class Goodput:
         own_s = min(self.mtbf_s * len(self.job.cluster.nodes) / way.num_used, self.until_s)
         return max(1, round(daly_s(way.save_s, own_s) / way.step_s))
 
-    def _copy_s(self, plan: Plan) -> float:
+    def _copy_s(self, plan: Plan, held: Mapping[int, int]) -> float:
         """Until a node that lost everything has got what the fullest one holds."""
-        held: dict[int, int] = {}
-        for rank, size in _held_bytes(plan).items():
-            node = plan.cluster.node_of(rank)
-            held[node] = held.get(node, 0) + size
+        of_nodes: Counter[int] = Counter()
+        for rank, size in held.items():
+            of_nodes[plan.cluster.node_of(rank)] += size
         link = plan.cluster.inter
-        return link.latency_s + max(held.values()) / link.bytes_per_s
-
-    def _snapshot_s(self, plan: Plan) -> float:
-        """Until the host has what a checkpoint saves: no rank gives it more than all that it holds."""
-        return max(_held_bytes(plan).values()) / HOST_BYTES_PER_S
+        return link.latency_s + max(of_nodes.values()) / link.bytes_per_s
 
 
 def _held_bytes(plan: Plan) -> dict[int, int]:
