@@ -24,6 +24,15 @@ VIT = {
     "patch_size": 4,
 }
 QWEN = {"depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+QWEN3_SEEN = {
+    **QWEN,
+    "depth": 3,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "out_hidden_size": WIDTH,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0, 1],
+}
 HEARD = {"num_mel_bins": 8, "max_source_positions": 10}
 OMNI_HEARD = {
     "d_model": 24,
@@ -141,27 +150,11 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "qwen3_vl": {
         "text_config": TEXT,
-        "vision_config": {
-            **QWEN,
-            "depth": 3,
-            "hidden_size": 24,
-            "intermediate_size": 40,
-            "out_hidden_size": WIDTH,
-            "num_position_embeddings": 16,
-            "deepstack_visual_indexes": [0, 1],
-        },
+        "vision_config": QWEN3_SEEN,
     },
     "qwen3_vl_moe": {
         "text_config": {**TEXT, **EXPERTS, "tie_word_embeddings": False},
-        "vision_config": {
-            **QWEN,
-            "depth": 3,
-            "hidden_size": 24,
-            "intermediate_size": 40,
-            "out_hidden_size": WIDTH,
-            "num_position_embeddings": 16,
-            "deepstack_visual_indexes": [0, 1],
-        },
+        "vision_config": QWEN3_SEEN,
     },
     "qwen2_5_omni_thinker": {
         "text_config": {**TEXT, "tie_word_embeddings": False},

@@ -101,11 +101,15 @@ def _experts(folder: Path) -> Ready:
     (example,) = ARCHITECTURES["qwen3_moe"].examples.values()
     small = {"hidden_size": 16, "head_dim": 8, "num_hidden_layers": 1, "moe_intermediate_size": 8}
     config = {"model_type": "qwen3_moe", **example.config, **small}
-    return _weights(folder, adapter_of(module_from_config(config, name="llm", modality=TEXT)))
+    return _reading_weights(adapter_of(module_from_config(config, name="llm", modality=TEXT)), folder)
 
 
-def _weights(folder: Path, adapter: Any = None) -> Ready:
-    adapter, held = adapter or _llm(), folder_in(folder, "llm")
+def _weights(folder: Path) -> Ready:
+    return _reading_weights(_llm(), folder)
+
+
+def _reading_weights(adapter: Any, folder: Path) -> Ready:
+    held = folder_in(folder, "llm")
     return reading(
         SAFETENSORS,
         held / "model.safetensors",
