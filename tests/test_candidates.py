@@ -29,7 +29,7 @@ from workbench.planner.one_replica import one_replica
 from workbench.planner.stage_counts import silent
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.strategies.registry import BY_NAME
-from workbench.timing import price as pricing
+from workbench.timing import pass_prices as pricing
 from workbench.timing.accept import accept, judged
 from workbench.timing.price import price
 

@@ -122,9 +122,10 @@ def step_of(times: Timeline, piece: Piece) -> PathStep:
     if node is None:
         return PathStep(start_s, end_s, Cause.HOST, "", None, None, None)
     if node >= times.num_tasks:
-        row = times.lowered.transfers[node - times.num_tasks]
-        cause = Cause.QUEUE if is_queued else Cause.MESSAGE
-        return PathStep(start_s, end_s, cause, row.edge, row.producer, row.source_rank, node)
+        rows, row = times.lowered.rows, node - times.num_tasks  # few of many: in columns
+        cause, edge = Cause.QUEUE if is_queued else Cause.MESSAGE, rows.edges[rows.edge[row]]
+        source = rows.ends[rows.end[row]].source_rank
+        return PathStep(start_s, end_s, cause, edge, rows.actions[rows.producer[row]], source, node)
     task = times.lowered.tasks.tasks[node]
     stage = task.action.stage
     module = "" if stage is None else times.lowered.plan.stage[stage].module

@@ -23,6 +23,7 @@ _SOUND_ROUNDS: LruCache[None] = LruCache(1024)
 _FITTING_LAYERS: LruCache[None] = LruCache(16_384)
 _SOUND_STAGES: LruCache[None] = LruCache(1024)
 _SOUND_ITEMS: LruCache[None] = LruCache(1024)
+_SOUND_SHARDS: LruCache[None] = LruCache(1024)
 _SOUND_ORDERS: LruCache[None] = LruCache(1024)
 
 
@@ -37,17 +38,25 @@ def check(plan: Plan) -> None:
     divide the ranks that hold the same weights; sharded weights are whole for every pass and
     gathered alike by all who share them.
     """
-    model, stages = Identity(plan.model), value_key(plan.stages)
-    _SOUND_STAGES.get_or((model, Identity(plan.cluster), stages), lambda: _check_layout(plan))
+    check_draft(plan)
+    order = frame_of(first_of_all(plan)), reduction_order(plan)
+    _SOUND_ORDERS.get_or(order, lambda: check_programs(plan))
+    check_instances(plan, gradient_groups(plan))
+    if units := shard_units(plan):
+        rounds = Identity(units), value_key(plan.stages), value_key(plan.programs)
+        _SOUND_ROUNDS.get_or(rounds, lambda: check_rounds(plan, units, _twins(plan)))
+
+
+def check_draft(plan: Plan) -> None:
+    """As `check`, of the rules that ask for no programs."""
+    model = Identity(plan.model)
+    _SOUND_STAGES.get_or((model, Identity(plan.cluster), value_key(plan.stages)), lambda: _check_layout(plan))
     replicas = tuple(plan.replicas(module.name) for module in plan.model.modules)
     held = model, Identity(plan.batch), value_key(plan.microbatches), replicas
     _SOUND_ITEMS.get_or(held, lambda: _check_data(plan))
-    order = frame_of(first_of_all(plan)), reduction_order(plan)
-    _SOUND_ORDERS.get_or(order, lambda: _check_orders(plan))
-    check_instances(plan, gradient_groups(plan))
-    if units := shard_units(plan):
-        rounds = Identity(units), stages, value_key(plan.programs)
-        _SOUND_ROUNDS.get_or(rounds, lambda: check_rounds(plan, units, _twins(plan)))
+    if plan.token_shards:
+        shards = held, value_key(plan.stages), value_key(plan.token_shards)
+        _SOUND_SHARDS.get_or(shards, lambda: _check_token_shards(routing_of(plan)))
 
 
 def _twins(plan: Plan) -> dict[int, int]:
@@ -65,11 +74,6 @@ def _check_data(plan: Plan) -> None:
     _check_microbatches(plan)
     check_masks(plan.batch)
     _check_items(routing_of(plan))
-
-
-def _check_orders(plan: Plan) -> None:
-    check_programs(plan)
-    _check_token_shards(routing_of(plan))
 
 
 def _check_stages(plan: Plan) -> None:

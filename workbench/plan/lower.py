@@ -25,7 +25,7 @@ from workbench.plan.row_drafts import Drafts, Link, in_issue_order
 from workbench.plan.token_owners import Run, feature_runs, goes_to_owners, held_runs
 from workbench.schedule.action import Action, Pass
 
-MOST_ROWS = 200_000  # of all plans that are cached
+MOST_ROWS = 1_000_000  # of all plans that are cached: 100 MB
 _ROWS: LruCache[Rows] = LruCache(MOST_ROWS, lambda rows: len(rows) + 1)
 _ORIGINAL: LruCache[Drafts] = LruCache(  # a plan and parts of it have the same
     MOST_ROWS, lambda drafts: len(drafts.link) + 1

@@ -12,6 +12,7 @@ from workbench.job.job import Job, ModuleLayout
 from workbench.memory.account import check_memory, memory_table
 from workbench.model.model_graph import TEXT
 from workbench.plan.build import batched_microbatches, shared_microbatches, with_programs
+from workbench.plan.check import check_draft
 from workbench.plan.key_exchange import check_key_exchange
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
@@ -19,7 +20,7 @@ from workbench.plan.parameter_shards import in_units
 from workbench.plan.plan import Plan, Stage
 from workbench.planner.block_cuts import Cuts, even_blocks
 from workbench.schedule.choice import Schedule, ScheduleKind, rank_block, usual_in_phases
-from workbench.timing.price import price
+from workbench.timing.price import pass_prices
 
 
 def layout_of(job: Job, module: str) -> ModuleLayout:
@@ -230,11 +231,11 @@ def scheduled(draft: Plan, schedule: Schedule, cost: CostModel) -> Plan:
     draft = in_units(draft)
     if schedule.run_ahead and schedule.kind is ScheduleKind.ONE_F_ONE_B:
         return _furthest_ahead(draft, schedule)
-    plan = with_programs(draft, schedule)
     if not schedule.kind.splits_backward:
-        return plan
-    check_key_exchange(plan)  # a price is of what can be
-    return with_programs(draft, schedule, price(lower(plan), cost).duration_s)
+        return with_programs(draft, schedule)
+    check_draft(draft)  # a price is of what can be
+    check_key_exchange(draft)
+    return with_programs(draft, schedule, pass_prices(draft, cost).duration_s)
 
 
 def _furthest_ahead(draft: Plan, schedule: Schedule) -> Plan:

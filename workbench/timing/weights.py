@@ -11,7 +11,7 @@ from workbench.model.layer import Shard
 from workbench.plan.lowered import GradientGroup, Lowered, Weights
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.optimizer_shards import OptimizerShards, optimizer_shards
-from workbench.plan.plan import Stage
+from workbench.plan.plan import Plan, Stage
 from workbench.plan.sequence import can_divide, token_borders
 from workbench.schedule.action import Action, Pass
 
@@ -22,7 +22,46 @@ _ROUND = {
 }
 
 
-class WeightPrices:
+class CollectivePrices:
+    """Prices of collectives between a plan's ranks, each over the link of its own.
+
+    Args:
+        plan: for its cluster.
+        cost_of: the machine that some ranks are.
+    """
+
+    def __init__(self, plan: Plan, cost_of: Callable[[Sequence[int]], CostModel]) -> None:
+        self._plan, self._cost_of = plan, cost_of
+        self._links: dict[tuple[int, ...], Link] = {}
+        self._known_s: dict[tuple[object, ...], float] = {}
+        self.unmeasured: set[str] = set()
+
+    def collective_s(self, kind: Collective, num_bytes: float, ranks: Sequence[int]) -> float:
+        """Seconds on a ring of these ranks; 0 for one rank."""
+        if len(ranks) == 1:
+            return 0.0
+        cost, link = self._cost_of(ranks[:1]), self.link(ranks)
+        key = kind, num_bytes, len(ranks), link, id(cost)
+        if key not in self._known_s:
+            if not cost.collectives.is_measured(kind, len(ranks), link):
+                self.unmeasured.add(f"{kind.bare} between ranks: ring formula over the cluster's links")
+            self._known_s[key] = cost.between_ranks_s(kind, num_bytes, len(ranks), link)
+        return self._known_s[key]
+
+    def round_s(self, kind: Pass, num_bytes: float, ranks: Sequence[int]) -> float:
+        """Of one tensor of sharded parameters, with what the runtime does around the collective."""
+        return self.collective_s(_ROUND[kind], num_bytes, ranks)
+
+    def link(self, ranks: Sequence[int]) -> Link:
+        """What a ring of these ranks runs over."""
+        key = tuple(ranks)
+        if key not in self._links:
+            cluster = self._plan.cluster
+            self._links[key] = _LINKS.get_or((Identity(cluster), key), lambda: ring_link(cluster, key))
+        return self._links[key]
+
+
+class WeightPrices(CollectivePrices):
     """Prices of gradient groups, each over the link of its own ranks.
 
     What runs in a lane of its own, beside passes, is the sum's; what the runtime does when it
@@ -34,12 +73,10 @@ class WeightPrices:
     """
 
     def __init__(self, lowered: Lowered, cost_of: Callable[[Sequence[int]], CostModel]) -> None:
-        self._lowered, self._plan, self._cost_of = lowered, lowered.plan, cost_of
-        self._links: dict[tuple[int, ...], Link] = {}
+        super().__init__(lowered.plan, cost_of)
+        self._lowered = lowered
         self._reductions_s: dict[int, float] = {}  # by group
-        self._known_s: dict[tuple[object, ...], float] = {}
         self._divided: dict[int, tuple[int, ...]] = {}  # stage -> its layers that divide tokens
-        self.unmeasured: set[str] = set()
 
     def reduce_s(self, action: Action, ranks: Sequence[int]) -> float:
         """Of a sum of gradients: its groups one after the other, on the rank that has most of them."""
@@ -130,27 +167,3 @@ class WeightPrices:
         if stage.id not in self._divided:
             self._divided[stage.id] = token_borders(self._plan, stage).divided
         return self._divided[stage.id]
-
-    def collective_s(self, kind: Collective, num_bytes: float, ranks: Sequence[int]) -> float:
-        """Seconds on a ring of these ranks; 0 for one rank."""
-        if len(ranks) == 1:
-            return 0.0
-        cost, link = self._cost_of(ranks[:1]), self.link(ranks)
-        key = kind, num_bytes, len(ranks), link, id(cost)
-        if key not in self._known_s:
-            if not cost.collectives.is_measured(kind, len(ranks), link):
-                self.unmeasured.add(f"{kind.bare} between ranks: ring formula over the cluster's links")
-            self._known_s[key] = cost.between_ranks_s(kind, num_bytes, len(ranks), link)
-        return self._known_s[key]
-
-    def round_s(self, kind: Pass, num_bytes: float, ranks: Sequence[int]) -> float:
-        """Of one tensor of sharded parameters, with what the runtime does around the collective."""
-        return self.collective_s(_ROUND[kind], num_bytes, ranks)
-
-    def link(self, ranks: Sequence[int]) -> Link:
-        """What a ring of these ranks runs over."""
-        key = tuple(ranks)
-        if key not in self._links:
-            cluster = self._plan.cluster
-            self._links[key] = _LINKS.get_or((Identity(cluster), key), lambda: ring_link(cluster, key))
-        return self._links[key]
