@@ -28,6 +28,7 @@ from runtime.data.batches import DataSource, SyntheticSource, microbatch_data
 from runtime.models.adapter import Context, MicrobatchData
 from runtime.preprocess.source import source_of
 from runtime.reference import all_items, features_of, whole_stage
+from runtime.step.stage_edges import entering_part
 from runtime.step.stage_module import build_stage_module
 from workbench.data.sample import Sample
 from workbench.model.model_graph import Module
@@ -95,7 +96,9 @@ class WholeModule(nn.Module):
         left: dict[str, Tensor] = {}
         for index, unit in enumerate(self.units):
             entering = {
-                e.name: features[e.name] for e in self.edges if index in e.entered and e.name in features
+                e.name: entering_part(e, index, features[e.name], is_aside=e.name in data.brought)
+                for e in self.edges
+                if index in e.entered and e.name in features
             }
             if hidden is not None:
                 for name in [name for name in entering if name in data.placed]:

@@ -20,6 +20,7 @@ from transformers.models.phi4_multimodal import modeling_phi4_multimodal as phi4
 from transformers.models.pixtral import modeling_pixtral as pixtral
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
+from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 
 from experiments.doors.whole_models import qwen_features, wide_rotation
 from runtime.models import vision_scaled
@@ -83,6 +84,10 @@ def qwen25_tower(config: dict[str, Any]) -> nn.Module:
     return model
 
 
+def qwen3_tower(config: dict[str, Any]) -> nn.Module:
+    return qwen3.Qwen3VLVisionModel(qwen3.Qwen3VLVisionConfig.from_dict(config))
+
+
 DINO = VIT | {"model_type": "dinov2", "mlp_ratio": 2, "layerscale_value": 0.3, "hidden_act": "gelu"}
 INTERNVIT = VIT | {"model_type": "internvl_vision", "hidden_act": "gelu", "layer_scale_init_value": 0.4}
 CASES = {
@@ -125,6 +130,21 @@ CASES = {
         },
         ((48, 12), (60, 15)),
         qwen25_tower,
+        qwen_features,
+        projected=False,
+    ),
+    "qwen3-vl": Case(
+        QWEN
+        | {
+            "model_type": "qwen3_vl_vision",
+            "hidden_size": 32,
+            "out_hidden_size": tiny_models.WIDTH,
+            "intermediate_size": 40,
+            "num_position_embeddings": 25,
+            "deepstack_visual_indexes": [2, 0],
+        },
+        ((48, 12), (60, 15)),
+        qwen3_tower,
         qwen_features,
         projected=False,
     ),
@@ -200,7 +220,7 @@ def original(case: Case, ours: StageModule) -> nn.Module:
 
 def widen_vision_rotations(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers rotates in float32."""
-    for family in (qwen2, qwen2_5):
+    for family in (qwen2, qwen2_5, qwen3):
         monkeypatch.setattr(family, "apply_rotary_pos_emb_vision", wide_rotation)
 
 
@@ -237,7 +257,7 @@ def test_two_items_of_an_encoder_equal_transformers(name: str, monkeypatch: pyte
         assert parameter.grad is not None, key
 
 
-@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl"])
+@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl", "qwen3-vl"])
 def test_rotations_equal_transformers_in_float32(name: str) -> None:
     """Against the untouched attention."""
     case = CASES[name]

@@ -107,6 +107,34 @@ def test_a_checkpoint_comes_back_bit_by_bit(name: str, tmp_path: Path) -> None:
         assert torch.equal(loaded[key].to(F64), weight), key
 
 
+def test_experts_that_a_checkpoint_holds_turned_round(tmp_path: Path) -> None:
+    """Hubs have Qwen3-VL's experts as [experts, in, out]; they are read, and written back as they were."""
+    origin, target = tmp_path / "whole", tmp_path / "again"
+    model = saved("qwen3_vl_moe", origin)
+    turned = {
+        name: weight.mT.contiguous() if ".experts." in name else weight
+        for name, weight in tensors_of(origin).items()
+    }
+    for path in origin.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            held = {name: turned[name] for name in file.keys()}  # noqa: SIM118  (not a mapping)
+        save_file(held, path, metadata={"format": "pt"})
+    plan = plan_of("qwen3_vl_moe")
+    for stage in plan.stages:
+        module = build_stage_module(plan, stage, seed=0, dtype=F64, weights=origin)
+        weights = module.owned_weights()
+        if stage.module == LLM:
+            own = {name: weight for name, weight in weights.items() if ".experts." in name}
+            original = dict(model.named_parameters())
+            for name, weight in own.items():
+                assert torch.equal(weight, original[name.replace("model.", "model.language_model.", 1)])
+        write_part(target, stage.module, stage.layers[0], weights)
+    finish_export(target, plan.model, origin)
+    again = tensors_of(target)
+    assert again.keys() == turned.keys()
+    assert all(torch.equal(again[name], weight) for name, weight in turned.items())
+
+
 def plan_of_text(name: str) -> Plan:
     """Its modules side by side, of a sample without images."""
     parts = modules_of(dict(take_apart(CONFIGS[name]).modules))

@@ -11,6 +11,7 @@ from transformers.models.phi4_multimodal import modeling_phi4_multimodal as phi4
 from transformers.models.pixtral import modeling_pixtral as pixtral
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
+from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 
 from runtime.frontend.multimodal import ModalityModule, MultimodalModule
 from runtime.frontend.parallel import Ranks
@@ -197,6 +198,11 @@ def test_grids_that_do_not_fit(changes: dict[str, Any], what: str) -> None:
 
 
 def test_what_is_refused_about_towers() -> None:
+    config = qwen3.Qwen3VLVisionConfig(
+        **QWEN, hidden_size=32, out_hidden_size=tiny_models.WIDTH, deepstack_visual_indexes=[0]
+    )
+    with pytest.raises(ValueError, match=r"'vision': its blocks give features .* a job file can have both"):
+        model_of(qwen3.Qwen3VLVisionModel(config).double(), "merger")
     with pytest.raises(ValueError, match="nothing stands between the two"):
         model_of(qwen2_tower(), "merger", postprocess_module_callback=user_models.squashed)
     with pytest.raises(ValueError, match="projector must be 'merger', got 'mlp'"):

@@ -12,6 +12,7 @@ from typing import Any
 
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
+from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 
 from experiments.doors import whole_models
 from experiments.doors.whole_configs import CONFIGS
@@ -98,7 +99,7 @@ def plan_of(name: str) -> Plan:
 @contextmanager
 def wide_vision_rotations() -> Iterator[None]:
     """transformers turns Qwen's patches in float32, whatever the model's type; here in its own."""
-    families = (qwen2, qwen2_5)
+    families = (qwen2, qwen2_5, qwen3)
     before = [family.apply_rotary_pos_emb_vision for family in families]
     try:
         for family in families:

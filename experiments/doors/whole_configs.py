@@ -149,11 +149,11 @@ CASES: dict[str, dict[str, Any]] = {
         },
     },
     "qwen3_vl": {
-        "text_config": TEXT,
+        "text_config": {**TEXT, **AXES},
         "vision_config": QWEN3_SEEN,
     },
     "qwen3_vl_moe": {
-        "text_config": {**TEXT, **EXPERTS, "tie_word_embeddings": False},
+        "text_config": {**TEXT, **AXES, **EXPERTS, "tie_word_embeddings": False},
         "vision_config": QWEN3_SEEN,
     },
     "qwen2_5_omni_thinker": {

@@ -74,11 +74,15 @@ def owner_of(parts: Parts, weight: str) -> str:
 
 
 def qwen_features(model: nn.Module, image: Tensor) -> Tensor:
-    """Patches as Qwen's processor lays them out: merging blocks, then channels, frames and pixels."""
+    """Patches as Qwen's processor lays them out: merging blocks, then channels, frames and pixels.
+
+    Behind what the tower ends with stands what single blocks give, where they give something.
+    """
     rows, columns = image.shape[1] // 4, image.shape[2] // 4
     x = image[None].expand(2, -1, -1, -1).reshape(1, 2, 3, rows // 2, 2, 4, columns // 2, 2, 4)
     flat = x.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(rows * columns, -1)
-    return model(flat, torch.tensor([[1, rows, columns]])).pooler_output
+    seen = model(flat, torch.tensor([[1, rows, columns]]))
+    return torch.cat((seen.pooler_output, *getattr(seen, "deepstack_features", ())), dim=1)
 
 
 def wide_rotation(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,6 +134,8 @@ FEATURES: Mapping[str, Callable[[Any, Tensor], Tensor]] = {
     "deepseek_vl": pooled,
     "qwen2_vl": seen_by_qwen,
     "qwen2_5_vl": seen_by_qwen,
+    "qwen3_vl": seen_by_qwen,
+    "qwen3_vl_moe": seen_by_qwen,
     "qwen2_audio": heard_whole,
     "audioflamingo3": lambda model, clips: heard_whole(
         model, clips, input_features_mask=torch.ones(len(clips), clips.shape[-1])
@@ -208,8 +214,14 @@ def whole_loss(name: str, model: Any, plan: Plan) -> float:
     ids[ids < 0] = IMAGE
     features = FEATURES[name](model, torch.stack(list(raw)))
     embedded = model.get_input_embeddings()(ids)
-    embedded = torch.where((seen.input_ids < 0)[:, None], 0.0, embedded)
-    embedded[seen.input_ids < 0] = features
-    logits = model(inputs_embeds=embedded[None], **said_to(name, model, ids, raw)).logits[0]
+    is_feature = seen.input_ids < 0
+    embedded = torch.where(is_feature[:, None], 0.0, embedded)
+    embedded[is_feature], *deeper = features.split(embedded.shape[1], dim=1)
+    said = said_to(name, model, ids, raw)
+    if deeper:  # the whole model gives them to its language model by itself, of pixels alone
+        said |= {"visual_pos_masks": is_feature[None], "deepstack_visual_embeds": deeper}
+        logits = model.lm_head(model.model.language_model(inputs_embeds=embedded[None], **said)[0])[0]
+    else:
+        logits = model(inputs_embeds=embedded[None], **said).logits[0]
     loss: Tensor = nn.functional.cross_entropy(logits, asked.labels)
     return float(loss.detach())

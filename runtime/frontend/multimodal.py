@@ -102,13 +102,17 @@ class ModalityModule(nn.Module):
                 f"module {name!r} is {'the language model' if llm_width is None else 'an encoder'}: want "
                 f"{'no' if llm_width is None else 'a'} projector, got {self.kind}"
             )
-        return module_from_config(
+        module = module_from_config(
             kept,
             name=name,
             modality=TEXT if llm_width is None else name,
             projector=None if self.kind is None else Projector(self.kind),
             llm_width=llm_width,
         )
+        if module.layers[-1].stacked > 1:
+            what = "its blocks give features for the LLM's first blocks (DeepStack), which are not added here"
+            raise ValueError(f"module {name!r}: {what}; a job file can have both")
+        return module
 
     def fit_projector(self, module: Module) -> None:
         """Make the projector, now that the language model's width is known.

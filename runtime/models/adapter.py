@@ -277,6 +277,11 @@ class Adapter(ABC):
         return None
 
     @property
+    def transposes_experts(self) -> bool:
+        """Whether checkpoints may hold all experts of a layer in one tensor as [experts, in, out]."""
+        return False
+
+    @property
     def num_blocks(self) -> int:
         """Blocks of the whole module."""
         return int(self.config.num_hidden_layers)

@@ -14,6 +14,7 @@ from runtime.models.mllama import CrossDecoderAdapter, TiledAdapter
 from runtime.models.vision import ClipAdapter, Idefics3Adapter, SiglipAdapter
 from runtime.models.vision_rotary import PixtralAdapter, Qwen2VisionAdapter, Qwen25VisionAdapter
 from runtime.models.vision_scaled import Dinov2Adapter, InternVitAdapter
+from runtime.models.vision_stacked import Qwen3VisionAdapter
 from workbench.model.model_graph import Module
 from workbench.plan.runnable import check_family
 
@@ -30,6 +31,7 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     "mllama_vision_model": TiledAdapter,
     "qwen2_vl_vision": Qwen2VisionAdapter,
     "qwen2_5_vl_vision": Qwen25VisionAdapter,
+    "qwen3_vl_vision": Qwen3VisionAdapter,
     "whisper": WhisperAdapter,
     "voxtral_encoder": VoxtralAdapter,
     "qwen2_audio_encoder": Qwen2AudioAdapter,

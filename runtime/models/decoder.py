@@ -64,6 +64,7 @@ class DecoderFamily:
         adapt: puts parts of our own into a layer, under the same names of weights.
         cuts, mixture_kinds: as of a `StageLayer`, of its blocks.
         separate_experts: what checkpoints call experts that they hold one by one; None: they do not.
+        transposes_experts: whether they may hold them as [experts, in, out].
     """
 
     config: type[PretrainedConfig]
@@ -85,6 +86,7 @@ class DecoderFamily:
     cuts: CutRules = ()
     mixture_kinds: MixtureKinds = ()
     separate_experts: SeparateExperts | None = None
+    transposes_experts: bool = False
 
 
 def _std(config: PretrainedConfig) -> float:
@@ -224,7 +226,7 @@ class DecoderAdapter(Adapter):
 
     @property
     def ties_embeddings(self) -> bool:
-        return bool(self.config.tie_word_embeddings)
+        return bool(getattr(self.config, "tie_word_embeddings", False))  # Qwen3-VL's may have none
 
     @property
     def aliases(self) -> Mapping[str, str]:
@@ -233,6 +235,10 @@ class DecoderAdapter(Adapter):
     @property
     def separate_experts(self) -> SeparateExperts | None:
         return self.family.separate_experts
+
+    @property
+    def transposes_experts(self) -> bool:
+        return self.family.transposes_experts
 
     def first(self) -> StageLayer:
         return EmbedTokens(self.config, self.family)

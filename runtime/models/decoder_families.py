@@ -19,6 +19,8 @@ from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2_vl
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
+from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3_vl
+from transformers.models.qwen3_vl_moe import modeling_qwen3_vl_moe as qwen3_vl_moe
 
 from runtime.models.adapter import CutKind
 from runtime.models.decoder import DecoderFamily, PositionTable
@@ -35,8 +37,15 @@ def family(modeling: ModuleType, name: str, **differs: Any) -> DecoderFamily:
     return DecoderFamily(**{field: getattr(modeling, each) for field, each in named.items()}, **differs)
 
 
-def sparse_family(modeling: ModuleType, name: str, separate: SeparateExperts) -> DecoderFamily:
-    """One whose blocks are routed as Mixtral's are; `separate`: what its checkpoints call experts."""
+def sparse_family(
+    modeling: ModuleType, name: str, separate: SeparateExperts | None, **differs: Any
+) -> DecoderFamily:
+    """One whose blocks are routed as Mixtral's are.
+
+    Args:
+        separate: what its checkpoints call experts that they hold one by one; None: they do not.
+        differs: as of `family`.
+    """
     router, experts, block = (
         getattr(modeling, f"{name}{ending}") for ending in ("TopKRouter", "Experts", "SparseMoeBlock")
     )
@@ -47,6 +56,7 @@ def sparse_family(modeling: ModuleType, name: str, separate: SeparateExperts) ->
         cuts=((experts, CutKind.EXPERTS), (WideRouter, CutKind.PARTIAL)),
         mixture_kinds=((block, MixtralMixture),),
         separate_experts=separate,
+        **differs,
     )
 
 
@@ -62,6 +72,10 @@ DECODERS: Mapping[str, DecoderFamily] = {
     "qwen2": family(qwen2, "Qwen2"),
     "qwen2_vl_text": family(qwen2_vl, "Qwen2VL", config=qwen2_vl.Qwen2VLTextConfig, rotates_by_axes=True),
     "qwen3": family(qwen3, "Qwen3"),
+    "qwen3_vl_text": family(qwen3_vl, "Qwen3VLText", rotates_by_axes=True),
+    "qwen3_vl_moe_text": sparse_family(
+        qwen3_vl_moe, "Qwen3VLMoeText", None, rotates_by_axes=True, transposes_experts=True
+    ),
     "qwen3_moe": sparse_family(qwen3_moe, "Qwen3Moe", SeparateExperts()),
     "mistral": family(mistral, "Mistral"),
     "mixtral": sparse_family(

@@ -4,13 +4,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from runtime.models.adapter import Adapter
+from runtime.models.mixture import EXPERTS
 
 
 class Stored(NamedTuple):
-    """Where a tensor lies: its name in a file, and whether it is held as [in, out]."""
+    """Where a tensor lies: its name in a file, and whether it is held as [..., in, out]."""
 
     name: str
     file: Path
@@ -26,18 +28,24 @@ def located(
 ) -> dict[str, Stored | Pieces]:
     """By own name, where those tensors lie that are there.
 
+    Experts that may be held as [experts, in, out] are, where the shape says so; where it is the same either
+    way they are taken as they lie, as transformers takes them.
+
     Raises:
-        ValueError: of a tensor of experts, some are there and some are not.
+        ValueError: of a tensor of experts, some are there and some are not, or a file that has not what its
+            index says.
     """
     found: dict[str, Stored | Pieces] = {}
     separate = adapter.separate_experts
-    shapes = {} if separate is None else adapter.shapes()  # every layer is built for it
+    is_turned = adapter.transposes_experts
+    shapes = {} if separate is None and not is_turned else adapter.shapes()  # every layer is built for it
     for own in names:
         whole = place(own)
         if whole is None and separate is not None:
             whole = place(separate.renamed(own))
         if whole is not None:
-            found[own] = whole
+            is_experts = is_turned and f".{EXPERTS}." in own
+            found[own] = _turned(whole, shapes[own]) if is_experts else whole
         elif separate is not None and own in shapes:
             wanted = separate.pieces(own, shapes[own][0])
             pieces = [[(name, place(name)) for name in parts] for parts in wanted]
@@ -47,6 +55,17 @@ def located(
             if pieces and not missing:
                 found[own] = tuple(tuple(piece for _, piece in parts if piece) for parts in pieces)
     return found
+
+
+def _turned(stored: Stored, shape: tuple[int, ...]) -> Stored:
+    """As it lies, given the shape that it has here."""
+    try:
+        with safe_open(stored.file, framework="pt") as file:
+            held = tuple(file.get_slice(stored.name).get_shape())
+    except SafetensorError as error:
+        raise ValueError(f"{stored.file}: {error}") from None
+    *experts, rows, columns = shape
+    return stored._replace(is_transposed=held != shape and held == (*experts, columns, rows))
 
 
 def names_of(stored: Mapping[str, Stored | Pieces]) -> set[str]:
@@ -61,7 +80,7 @@ def names_of(stored: Mapping[str, Stored | Pieces]) -> set[str]:
 def as_stored(tensor: Tensor, stored: Stored | Pieces) -> Iterator[tuple[str, Tensor]]:
     """By their names in a checkpoint, the tensors that it holds in place of one of ours."""
     if isinstance(stored, Stored):
-        yield stored.name, tensor.T.contiguous() if stored.is_transposed else tensor
+        yield stored.name, tensor.mT.contiguous() if stored.is_transposed else tensor
         return
     for parts, expert in zip(stored, tensor.unbind(0), strict=True):
         for part, piece in zip(parts, expert.chunk(len(parts)), strict=True):

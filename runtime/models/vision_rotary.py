@@ -295,12 +295,16 @@ class QwenVisionAdapter(GridAdapter):
         return int(self.config.in_channels)
 
     def features(self, model: PreTrainedModel, item: Tensor) -> Tensor:
+        merged_TD: Tensor = self.seen(model, item).pooler_output
+        return merged_TD
+
+    def seen(self, model: PreTrainedModel, item: Tensor) -> Any:
+        """What the user's own model makes of one image."""
         call: Callable[..., Any] = model
         config = self.config
         rows, columns = (length // config.patch_size for length in item.shape[1:])
         cut_PD = patches_of(item, config.patch_size, self.merge, config.temporal_patch_size)
-        merged_TD: Tensor = call(cut_PD, torch.tensor([[1, rows, columns]])).pooler_output
-        return merged_TD
+        return call(cut_PD, torch.tensor([[1, rows, columns]]))
 
     @property
     @abstractmethod

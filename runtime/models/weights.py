@@ -60,7 +60,7 @@ class WeightReader:
         except SafetensorError as error:
             raise ValueError(f"module {self.module!r}: {found.file}: {error}") from None
         if found.is_transposed:
-            tensor = tensor.T.contiguous()
+            tensor = tensor.mT.contiguous()
         if tuple(tensor.shape) != shape:
             raise ValueError(
                 f"module {self.module!r}: tensor {found.name!r} in {self.folder} has shape "

@@ -1,5 +1,7 @@
 """Edges between modules as one stage has them."""
 
+from torch import Tensor
+
 from workbench.model.model_graph import Edge
 from workbench.plan.plan import Plan, Stage
 from workbench.plan.runnable import check_edge
@@ -17,3 +19,15 @@ def edges_before_the_end(plan: Plan, stage: Stage) -> tuple[Edge, ...]:
     """Those that leave the stage before its last layer."""
     first, last = stage.layers
     return tuple(e for e in plan.model.edges_out_of(stage.module) if first <= e.after_layer < last - 1)
+
+
+def entering_part(edge: Edge, layer: int, features_ED: Tensor, *, is_aside: bool) -> Tensor:
+    """[E, D] what enters that layer of the features that an edge brings.
+
+    Args:
+        is_aside: they are read by cross-attention, all of them; else each layer has its own of those that
+            are stacked.
+    """
+    if is_aside or len(edge.entered) == 1:
+        return features_ED
+    return features_ED.chunk(len(edge.entered), dim=1)[edge.entered.index(layer)]

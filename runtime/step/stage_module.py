@@ -21,7 +21,7 @@ from runtime.parallel.tensor.group import SharedWeights, TensorGroup
 from runtime.parallel.tensor.layers import parallelize, whole_name
 from runtime.parallel.tensor.sequence import TokenParts, share_tokens
 from runtime.step.first_weights import DrawnWeights, FirstWeights, num_cores
-from runtime.step.stage_edges import edges_before_the_end, edges_into_stage
+from runtime.step.stage_edges import edges_before_the_end, edges_into_stage, entering_part
 from workbench.model.model_graph import Edge, Module
 from workbench.plan.lowered import Weights
 from workbench.plan.plan import Plan, Recompute, Stage
@@ -112,7 +112,11 @@ class StageModule(nn.Module):
         left: dict[str, Tensor] = {}
         for index, layer in enumerate(self.layers, start=first):
             entering = {e.name: e for e in self.edges if index in e.entered}
-            features = {name: _own(inputs, name) for name in entering if name in inputs.features}
+            features = {
+                name: entering_part(edge, index, _own(inputs, name), is_aside=name in inputs.data.brought)
+                for name, edge in entering.items()
+                if name in inputs.features
+            }
             hidden = self._run(layer, index, hidden, features, context)
             if index == 0 and inputs.data.embedded is not None:
                 hidden = rows_of(hidden, inputs.data.embedded)

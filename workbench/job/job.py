@@ -212,7 +212,7 @@ def _check_model(job: Job) -> None:
             f"job {job.name!r}: want exactly one module of modality 'text', got {llms or 'none'}"
         )
     for edge in job.model.edges:
-        source = job.model.module(edge.source).layers[edge.after_layer].out_width
+        source = job.model.module(edge.source).layers[edge.after_layer].feature_width
         for layer in edge.entered:
             target = job.model.module(edge.target).entering_width(layer)
             if source != target:

@@ -197,6 +197,7 @@ class Layer:
         trainable: False when frozen.
         tied: (parameter of this layer, shared name): weights of one module with equal
             shared names are one parameter, e.g. (("lm_head.weight", "embed_tokens.weight"),).
+        stacked: features side by side in its output, each for another layer of who reads it (DeepStack).
     """
 
     name: str
@@ -206,10 +207,16 @@ class Layer:
     emits: TokenCount = TokenCount.IN
     trainable: bool = True
     tied: tuple[tuple[str, str], ...] = ()
+    stacked: int = field(default=1, metadata={WHERE_SET: True})
 
     def __post_init__(self) -> None:
         if self.out_width < 1:
             raise ValueError(f"layer {self.name!r}: out_width must be >= 1, got {self.out_width}")
+        if self.stacked < 1 or self.out_width % self.stacked:
+            raise ValueError(
+                f"layer {self.name!r}: want stacked features that divide out_width {self.out_width}, "
+                f"got {self.stacked}; nearest: 1"
+            )
         for operator in self.operators:
             for index, value in enumerate(_SIZES_OF[type(operator)](operator)):
                 if value is not None and not 0 <= value <= LARGEST_SIZE:
@@ -218,6 +225,11 @@ class Layer:
                         f"layer {self.name!r}, operator {operator.name!r}: {name} must be "
                         f"0 to {LARGEST_SIZE:,}, got {value}"
                     )
+
+    @property
+    def feature_width(self) -> int:
+        """Of one of the features that are side by side in its output."""
+        return self.out_width // self.stacked
 
     def parameters(self) -> tuple[Parameter, ...]:
         """Its weights; tied ones under their shared name."""

@@ -108,6 +108,9 @@ class Module:
 class Edge:
     """Output of one module enters another.
 
+    Where several layers read it, each reads all of it by cross-attention, or each a feature of its own of
+    those that are stacked in it.
+
     Args:
         source: the module whose output it is.
         target: the module that reads it.
@@ -212,7 +215,8 @@ def connect(name: str, *chains: Sequence[Module]) -> ModelGraph:
     """A graph out of chains of modules; consecutive ones get an edge from the last layer to the first.
 
     An encoder that leaves as many tokens as it has inside enters the cross-attention layers of its
-    consumer instead, all of them, where that has any.
+    consumer instead, all of them, where that has any. Of stacked features the first enters the first layer,
+    the others are added behind one block each, from the first on.
 
     Example: `connect("valm", (vision, llm), (audio, llm))` joins two encoders at one LLM, and
     `connect("gen", (vision, llm, generator))` goes on behind it, from what its head reads.
@@ -235,8 +239,9 @@ def connect(name: str, *chains: Sequence[Module]) -> ModelGraph:
 
 
 def _entered_layers(source: Module, target: Module) -> tuple[int, ...]:
-    is_read = source.modality != TEXT and source.layers[source.leaves_after].emits is TokenCount.IN
-    return (target.context_layers if is_read else ()) or (0,)
+    leaving = source.layers[source.leaves_after]
+    is_read = source.modality != TEXT and leaving.emits is TokenCount.IN
+    return (target.context_layers if is_read else ()) or (0, *range(2, leaving.stacked + 1))
 
 
 def _check_names(model: ModelGraph) -> None:
@@ -263,18 +268,23 @@ def _check_edges(model: ModelGraph) -> None:
 
 
 def _check_entrance(model: ModelGraph, edge: Edge) -> None:
-    """Several layers read an edge by cross-attention, or one does in any way."""
+    """Several layers read an edge by cross-attention, or each a stacked feature, or one does in any way."""
     target = next(module for module in model.modules if module.name == edge.target)
     kinds = {target.layers[layer].reads_context for layer in edge.entered}
     if kinds == {True}:
         return
     read = list(target.context_layers)
-    if len(edge.entered) > 1:
+    last = next(module for module in model.modules if module.name == edge.source).layers[edge.after_layer]
+    if len(edge.entered) > 1 and last.stacked == 1:
         raise ValueError(
             f"edge {edge.name}: only cross-attention layers read one output several times, want some of "
             f"{read}, got {list(edge.entered)}"
         )
-    last = next(module for module in model.modules if module.name == edge.source).layers[edge.after_layer]
+    if len(edge.entered) != last.stacked or True in kinds:
+        raise ValueError(
+            f"edge {edge.name}: {last.stacked} features are stacked in it, want as many layers without "
+            f"cross-attention that one enters, got {list(edge.entered)}"
+        )
     if last.kind is LayerKind.PROJECTOR and last.emits is TokenCount.IN:
         wanted = (
             f"layers {read}" if read else "a language model such as Llama 3.2 Vision's: it has no such layer"

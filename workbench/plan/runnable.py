@@ -147,7 +147,8 @@ def check_edge(plan: Plan, edge: Edge) -> None:
             f"edge {edge.name}: only the last layer's output can leave a module, want after_layer "
             f"{source.leaves_after}, got {edge.after_layer}"
         )
-    emitted, wanted = source.layers[edge.after_layer].out_width, target.entering_width(edge.before_layer)
+    emitted = source.layers[edge.after_layer].feature_width
+    wanted = target.entering_width(edge.before_layer)
     if emitted != wanted:
         raise ValueError(
             f"edge {edge.name}: {edge.source} emits width {emitted}, {edge.target} wants {wanted}"

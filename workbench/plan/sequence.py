@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from workbench.cost.execution import SavedInput
 from workbench.cost.model import CostModel
-from workbench.model.layer import Layer, LayerKind
+from workbench.model.layer import Layer, LayerKind, Matmul
 from workbench.plan.plan import Plan, Settings, Stage
 
 
@@ -68,4 +68,6 @@ def dividing(cost: CostModel, settings: Settings, module: str) -> CostModel:
 
 def can_divide(layer: Layer) -> bool:
     """Whether what a layer does between its products is done token by token, and to one sequence."""
-    return layer.kind in (LayerKind.BLOCK, LayerKind.HEAD) and not layer.reads_context
+    if layer.kind not in (LayerKind.BLOCK, LayerKind.HEAD) or layer.reads_context:
+        return False
+    return not any(isinstance(op, Matmul) and op.tokens_scale < 1 for op in layer.operators)

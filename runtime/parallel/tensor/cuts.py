@@ -24,6 +24,7 @@ SUMMED_BIAS = "summed_bias"  # a row product's bias: added once, after the sum
 
 _BY_NAME = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1", "c_fc"), CutKind.COLUMN),
+    **{"linear_fc1": CutKind.COLUMN, "linear_fc2": CutKind.ROW},
     **dict.fromkeys(("o_proj", "out_proj", "dense", "down_proj", "fc2", "c_proj"), CutKind.ROW),
     **dict.fromkeys(("proj", "projection_layer"), CutKind.ROW),
     **dict.fromkeys(("qkv_proj", "qkv", "gate_up_proj", "c_attn"), CutKind.FUSED),

@@ -246,8 +246,7 @@ def _qwen3_vl(config: Config, language_model: str = "qwen3_vl_text") -> Parts:
     seen = {**part_config(config, "vision_config", "qwen3_vl_vision"), "model_type": "qwen3_vl_vision"}
     check_width(config, seen, "out_hidden_size", llm, 4096)
     tower = Part(config=seen, weights={"": "model.visual."}, items={"images": [PAGE_PX]})
-    note = "what DeepStack hands to the LLM's first blocks is no message of the plan"
-    return joined(config, {VISION: tower}, llm, notes=(note,))
+    return joined(config, {VISION: tower}, llm)
 
 
 def _mistral3(config: Config) -> Parts:

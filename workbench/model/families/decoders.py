@@ -2,11 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from workbench.model.config_fields import Config, count, heads_of, text, whole
 from workbench.model.families.decoder import absent, capped, llama_like, shaped, windowed
-from workbench.model.families.family import EXAMPLE_LLM, EXAMPLE_WIDTH, Example, LanguageModel, Layers
+from workbench.model.families.family import (
+    EXAMPLE_LLM,
+    EXAMPLE_WIDTH,
+    Example,
+    LanguageModel,
+    Layers,
+    check_fixed_positions,
+)
 from workbench.model.module_layers import block_layers, learned_positions, lm_head, token_embedding
 from workbench.model.shape import Shape
 from workbench.model.transformer import Block, Mlp, Norm, Placement
@@ -138,6 +146,7 @@ GEMMA3 = LanguageModel(
 )
 
 
+QWEN3_HEAD = 128  # width of a head where a configuration says none
 _QWEN = absent(151936, 4096, 22016, 32, 32, num_key_value_heads=32)
 # Differs: positions of three axes are counted as one rotation, as work they are.
 _QWEN_VL = absent(152064, 8192, 29568, 80, 64, num_key_value_heads=8)
@@ -149,7 +158,7 @@ def _qwen2(config: Config, defaults: Mapping[str, Any] = _QWEN) -> Layers:
 
 def _qwen3(config: Config) -> Layers:
     heads = {"bias": "qkvo" if config.get("attention_bias") else "", "qk_norm": Norm.RMS}
-    layers = llama_like(config, defaults={**_QWEN, "head_dim": 128}, heads=heads, mlp={})
+    layers = llama_like(config, defaults={**_QWEN, "head_dim": QWEN3_HEAD}, heads=heads, mlp={})
     return _windowed(config, layers)
 
 
@@ -190,12 +199,16 @@ QWEN2_VL_TEXT = LanguageModel(
     },
     make=lambda config: _qwen2(config, _QWEN_VL),
 )
-DEEP_STACK = "its first blocks add states of the vision tower (DeepStack); the runtime has one edge"
 QWEN3_VL_TEXT = LanguageModel(
     name="Qwen3-VL text",
     model_type="qwen3_vl_text",
-    examples={"qwen3-vl text": Example(config=EXAMPLE_LLM | {"head_dim": 32})},
-    reason=DEEP_STACK,
+    check_config=partial(check_fixed_positions, head_dim=QWEN3_HEAD),
+    examples={
+        "qwen3-vl text": Example(
+            config=EXAMPLE_LLM
+            | {"head_dim": 32, "rope_parameters": {"rope_type": "default", "mrope_section": [6, 5, 5]}}
+        )
+    },
     make=_qwen3,
 )
 

@@ -154,9 +154,13 @@ class Architecture(Family):
 _BY_BATCH = ("dynamic", "longrope")
 
 
-def check_fixed_positions(config: Config) -> None:
+def check_fixed_positions(config: Config, head_dim: int | None = None) -> None:
     """ValueError where a language model's result for a sample depends on others of its batch, as the runtime
-    does not take it: positions by the batch, axes that fill no head, attention ahead."""
+    does not take it: positions by the batch, axes that fill no head, attention ahead.
+
+    Args:
+        head_dim: width of a head where the configuration says none; None: heads share the width.
+    """
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     for kind in _rope_types(rope):
         if kind in _BY_BATCH:
@@ -166,7 +170,8 @@ def check_fixed_positions(config: Config) -> None:
             )
     section = rope.get("mrope_section")
     if section is not None:
-        _check_axes(section, whole(config, "hidden_size") // whole(config, "num_attention_heads") // 2)
+        shared = head_dim or whole(config, "hidden_size") // whole(config, "num_attention_heads")
+        _check_axes(section, whole(config, "head_dim", shared) // 2)
     if config.get("use_bidirectional_attention"):
         raise ValueError(
             "use_bidirectional_attention must be false: the language model predicts the next token"
@@ -234,6 +239,7 @@ class Tower:
         projectors: those it can end with; the first is its own.
         is_read: whether its tokens are read by cross-attention, all of them, instead of standing in
             the LLM's sequence.
+        stacked: widths of features that its blocks give besides, each for another layer of the LLM.
     """
 
     layers: Layers
@@ -242,6 +248,7 @@ class Tower:
     merge: int = 1
     projectors: tuple[Projector, ...] = (Projector.MLP, Projector.LINEAR)
     is_read: bool = False
+    stacked: tuple[int, ...] = ()
 
     def up_to(self, feature_layer: int) -> "Tower":
         """The tower whose output is a hidden state: 0 the embedding's, n block n's, -1 the last block's.
@@ -249,9 +256,13 @@ class Tower:
         Blocks behind it are left out, and so is the final norm.
 
         Raises:
-            ValueError: there is no such hidden state.
+            ValueError: there is no such hidden state, or features of blocks leave it besides.
         """
         states = len(self.layers)
+        if self.stacked:
+            raise ValueError(
+                f"its blocks give features besides: it has no feature_layer, got {feature_layer}"
+            )
         if not -states <= feature_layer < states:
             raise ValueError(f"feature_layer must be from {-states} to {states - 1}, got {feature_layer}")
         return replace(self, layers=self.layers[: feature_layer % states + 1], norm=None)
@@ -265,10 +276,20 @@ class Tower:
         layer = projector_layer(
             Projection(kind=kind, in_width=self.width, out_width=llm_width, norm=self.norm, merge=self.merge)
         )
+        if self.stacked:
+            return self._with_stacked(layer)
         if not self.is_read:
             return layer
         operators = tuple(replace(operator, tokens=TokenCount.IN) for operator in layer.operators)
         return replace(layer, operators=operators, emits=TokenCount.IN)
+
+    def _with_stacked(self, projector: Layer) -> Layer:
+        """What leaves it beside the features of its blocks."""
+        own, others = projector.out_width, sorted(set(self.stacked))
+        if others != [own]:
+            raise ValueError(f"its blocks give features of width {others[0]}, want an LLM as wide, got {own}")
+        num = 1 + len(self.stacked)
+        return replace(projector, out_width=num * own, stacked=num)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

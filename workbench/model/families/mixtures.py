@@ -6,7 +6,6 @@ from typing import Any
 from workbench.model.config_fields import Config, count, places, text, whole
 from workbench.model.experts import Experts, with_experts
 from workbench.model.families.decoder import absent, llama_like, windowed
-from workbench.model.families.decoders import DEEP_STACK
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
 from workbench.model.transformer import Mlp, Norm
 
@@ -19,7 +18,7 @@ def _mixtral(config: Config) -> Layers:
 
 
 _QWEN = absent(151936, 2048, 6144, 24, 32, num_key_value_heads=4)
-_QWEN_VL = absent(151936, 2048, 5632, 24, 16, num_key_value_heads=16)
+_QWEN_VL = absent(151936, 2048, 5632, 24, 16, num_key_value_heads=16, tie_word_embeddings=True)
 
 
 def _qwen3_moe(
@@ -79,6 +78,5 @@ QWEN3_VL_MOE_TEXT = LanguageModel(
     name="Qwen3-VL text with experts",
     model_type="qwen3_vl_moe_text",
     examples={"qwen3-vl text with experts": Example(config=_EXAMPLE)},
-    reason=DEEP_STACK,
     make=lambda config: _qwen3_moe(config, _QWEN_VL, num=60, chosen=4, width=1408),
 )

@@ -7,7 +7,7 @@ from typing import Any
 from workbench.data.corpus import ItemTokens, qwen2_vl_tokens
 from workbench.model.config_fields import Config, count, heads_of, places, text, whole
 from workbench.model.families.family import EXAMPLE_WIDTH, Encoder, Example, Tower
-from workbench.model.layer import Layer, Matmul, Operator, Pointwise
+from workbench.model.layer import Layer, Matmul, Operator, Pointwise, Shard
 from workbench.model.module_layers import (
     block_layers,
     learned_positions,
@@ -31,7 +31,7 @@ def _qwen2_vl(config: Config) -> Tower:
         mlp=Mlp(width=width * whole(config, "mlp_ratio", 4), gated=False, activation=activation, bias=True),
         norm=Norm.LAYER,
     )
-    return _qwen_vision(config, block_layers(block, count(config, "depth", 32)), Norm.LAYER)
+    return _qwen_vision(config, block_layers(block, count(config, "depth", 32)), width, Norm.LAYER)
 
 
 def _qwen2_5_vl(config: Config) -> Tower:
@@ -51,15 +51,14 @@ def _qwen2_5_vl(config: Config) -> Tower:
     windowed = replace(whole_image, heads=replace(whole_image.heads, num_keys=side**2))
     listed = places(config, "fullatt_block_indexes", (7, 15, 23, 31))
     blocks = [whole_image if i in listed else windowed for i in range(count(config, "depth", 32))]
-    return _qwen_vision(config, unequal_block_layers(blocks), Norm.RMS)
+    return _qwen_vision(config, unequal_block_layers(blocks), width, Norm.RMS)
 
 
 def _qwen3_vl(config: Config) -> Tower:
     """Learned positions beside rotary ones, and mergers inside it (DeepStack).
 
-    States of some blocks are merged too, for the first blocks of the language model.
-
-    Differs: what these mergers give is counted as work and weights, not as messages to the LLM.
+    States of some blocks are merged too, for the first blocks of the language model. What a merger gives
+    travels beside the states of the tower, a part of it with each of the patches that it is made of.
     """
     width = whole(config, "hidden_size", 1152)
     block = Block(
@@ -75,27 +74,46 @@ def _qwen3_vl(config: Config) -> Tower:
     )
     merge, out = whole(config, "spatial_merge_size", 2) ** 2, whole(config, "out_hidden_size", 3584)
     merged = places(config, "deepstack_visual_indexes", _DEEPSTACK)
-    blocks = enumerate(block_layers(block, whole(config, "depth", 27)))
-    return _qwen_vision(
+    depth = whole(config, "depth", 27)
+    if out % merge:
+        raise ValueError(f"out_hidden_size must be a multiple of the {merge} patches that merge, got {out}")
+    if len(set(merged)) < len(merged) or max(merged, default=0) >= depth:
+        raise ValueError(
+            f"deepstack_visual_indexes must name some of the blocks 0 to {depth - 1} once each, "
+            f"got {list(merged)}"
+        )
+    layers = []
+    for index, each in enumerate(block_layers(block, depth)):
+        made = _merged(each, merge, out) if index in merged else each
+        given = sum(at <= index for at in merged)
+        layers.append(replace(made, out_width=width + given * out // merge))
+    tower = _qwen_vision(
         config,
-        [_merged(each, merge, out) if index in merged else each for index, each in blocks],
+        layers,
+        width,
         Norm.LAYER,
         patch_px=_QWEN3_PATCH_PX,
         patch_bias=True,
         positions=learned_positions(whole(config, "num_position_embeddings", 2304), width),
     )
+    return replace(tower, stacked=(out,) * len(merged))
 
 
 def _merged(block: Layer, merge: int, out_width: int) -> Layer:
     """The block and behind it a merger: a norm over a square of patches, then an MLP of them."""
     width, rows = merge * block.out_width, 1 / merge
-    entering = Matmul(name="deepstack.0", in_features=width, out_features=width, bias=True, tokens_scale=rows)
-    leaving = Matmul(
-        name="deepstack.1", in_features=width, out_features=out_width, bias=True, tokens_scale=rows
+    product = Matmul(
+        name="deepstack.0",
+        in_features=width,
+        out_features=width,
+        bias=True,
+        shard=Shard.COLUMN,
+        tokens_scale=rows,
     )
+    leaving = replace(product, name="deepstack.1", out_features=out_width, shard=Shard.ROW)
     normed = replace(norm("deepstack.norm", width, Norm.LAYER), tokens_scale=rows)
-    bent = Pointwise(name="deepstack.gelu", width=width, num_passes=2, tokens_scale=rows)
-    return replace(block, operators=(*block.operators, normed, entering, bent, leaving))
+    bent = Pointwise(name="deepstack.gelu", width=width, num_passes=2, shard=Shard.COLUMN, tokens_scale=rows)
+    return replace(block, operators=(*block.operators, normed, product, bent, leaving))
 
 
 def _qwen_heads(config: Config, width: int) -> Heads:
@@ -106,6 +124,7 @@ def _qwen_heads(config: Config, width: int) -> Heads:
 def _qwen_vision(
     config: Config,
     layers: Sequence[Layer],
+    width: int,
     kind: Norm,
     *,
     patch_px: int = 14,
@@ -115,10 +134,10 @@ def _qwen_vision(
     """Patches of some frames, positions where they are a table, the blocks; squares of patches are merged."""
     elements = whole(config, "in_channels", whole(config, "in_chans", 3))
     elements *= whole(config, "patch_size", patch_px) ** 2 * whole(config, "temporal_patch_size", 2)
-    embed = patch_embedding(patch_elements=elements, width=layers[0].out_width, bias=patch_bias)
+    embed = patch_embedding(patch_elements=elements, width=width, bias=patch_bias)
     return Tower(
         layers=(replace(embed, operators=(*embed.operators, *positions)), *layers),
-        width=layers[0].out_width,
+        width=width,
         norm=kind,
         merge=whole(config, "spatial_merge_size", 2) ** 2,
         projectors=(Projector.MERGER,),
@@ -133,6 +152,12 @@ def image_tokens(config: Config, height_px: int, width_px: int) -> ItemTokens:
         patch_px=config.get("patch_size", 14),
         merge_side=config.get("spatial_merge_size", 2),
     )
+
+
+def _native_tokens(config: Config) -> tuple[int, int]:
+    """Of an image with as many patches as the table has positions."""
+    num = whole(config, "num_position_embeddings", 2304)
+    return num, num // whole(config, "spatial_merge_size", 2) ** 2
 
 
 def _shaped(shape: Shape) -> dict[str, Any]:
@@ -211,7 +236,8 @@ QWEN3_VL = Encoder(
         )
     },
     aliases=("qwen3_vl", "qwen3_vl_vision_model", "qwen3_vl_moe_vision"),
-    reason="DeepStack adds states of its blocks to the LLM's first blocks; the runtime has one edge",
+    shares_tokens=False,
+    native_tokens=_native_tokens,
     make=_qwen3_vl,
     image_tokens=lambda config, height_px, width_px: image_tokens(
         {"patch_size": _QWEN3_PATCH_PX, **config}, height_px, width_px

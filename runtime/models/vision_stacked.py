@@ -1,0 +1,137 @@
+"""Qwen3-VL's vision tower: learned positions beside rotary ones, features of several blocks (DeepStack)."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
+
+from runtime.models.adapter import Context, CutKind, StageLayer
+from runtime.models.patch_grid import blockwise
+from runtime.models.vision_rotary import EmbedQwen, QwenBlock, QwenMerger, QwenVisionAdapter
+from workbench.model.model_graph import Module
+
+# Shape suffixes: T = packed patches, G = packed groups of patches that merge, D = width inside the blocks,
+# E = width beside D of merged features, M = width behind a merger, N = places of one axis, P = neighbours.
+
+
+def _neighbours(num: int, side: int) -> tuple[Tensor, Tensor]:
+    """[N, 2] rows of a table of `side` between which each of `num` even places lies, and their weights.
+
+    In float32, as transformers weighs them.
+    """
+    place_N = torch.arange(num, dtype=torch.float32) * (side - 1) / max(num - 1, 1)
+    below_N = place_N.floor()
+    row_NP = below_N[:, None] + torch.arange(2)
+    weight_NP = (1 - (place_N[:, None] - row_NP).abs()).clamp(min=0)
+    return row_NP.long().clamp(max=side - 1), weight_NP
+
+
+class EmbedStacked(EmbedQwen):
+    """Patches, each with a position between four of a square table's."""
+
+    def __init__(self, adapter: "Qwen3VisionAdapter", patches: nn.Module) -> None:
+        super().__init__(adapter, patches)
+        self.prefixes["pos_embed"] = "pos_embed"
+        config = adapter.config
+        self.pos_embed = nn.Embedding(config.num_position_embeddings, config.hidden_size)
+        self.side = int(config.num_position_embeddings**0.5)
+
+    def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
+        x_TD = super().forward(hidden_TD, features, context)
+        grids = [tuple(length // self.patch for length in image.shape[1:]) for image in context.data.raw]
+        each = [self._between(*grid) for grid in grids]
+        row_TP, weight_TP = (torch.cat(column).to(x_TD.device) for column in zip(*each, strict=True))
+        positions_TD: Tensor = (self.pos_embed(row_TP) * weight_TP[..., None]).sum(1)
+        return x_TD + positions_TD.to(x_TD.dtype)
+
+    def _between(self, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+        """[T, 4] rows of the table and their weights, of every patch of an image as the encoder has them."""
+        (down_NP, share_NP), (across_NP, part_NP) = (_neighbours(num, self.side) for num in (rows, columns))
+        row = down_NP[:, None, :, None] * self.side + across_NP[None, :, None, :]
+        weight = share_NP[:, None, :, None] * part_NP[None, :, None, :]
+        return blockwise(row.flatten(2), self.merge), blockwise(weight.flatten(2), self.merge)
+
+
+class StackedBlock(QwenBlock):
+    """A block; what mergers gave before stands beside its states, and what its own gives behind that.
+
+    Args:
+        merger: its own; None: it has none.
+        number: of the merger.
+    """
+
+    cuts = (("deepstack.linear_fc1", CutKind.COLUMN), ("deepstack.linear_fc2", CutKind.ROW))
+
+    def __init__(
+        self,
+        block: nn.Module,
+        index: int,
+        adapter: "Qwen3VisionAdapter",
+        merger: nn.Module | None,
+        number: int,
+    ) -> None:
+        super().__init__(block, index, adapter.std, windowed=False)
+        self.width, self.deepstack = adapter.width, merger
+        self.prefixes["deepstack"] = f"deepstack_merger_list.{number}"
+
+    def run(self, x_TD: Tensor, context: Any) -> Tensor:
+        own_TD, beside_TE = x_TD[:, : self.width], x_TD[:, self.width :]
+        y_TD = super().run(own_TD, context)
+        if self.deepstack is None:
+            return torch.cat((y_TD, beside_TE), dim=1)
+        merged_GM: Tensor = self.deepstack(y_TD)
+        return torch.cat((y_TD, beside_TE, merged_GM.reshape(len(y_TD), -1)), dim=1)
+
+
+class StackedMerger(QwenMerger):
+    """The last layer: what the tower merges, and behind it the features that stood beside its states."""
+
+    cuts = (("merger.linear_fc1", CutKind.COLUMN), ("merger.linear_fc2", CutKind.ROW))
+
+    def __init__(self, merger: nn.Module, std: float, width: int, num_beside: int) -> None:
+        super().__init__(merger, std)
+        self.width, self.num_beside = width, num_beside
+
+    def run(self, x_TD: Tensor, context: Any) -> Tensor:
+        own_GM = super().run(x_TD[:, : self.width], context)
+        beside = x_TD[:, self.width :].chunk(self.num_beside, dim=1) if self.num_beside else ()
+        return torch.cat((own_GM, *(each.reshape(own_GM.shape) for each in beside)), dim=1)
+
+
+class Qwen3VisionAdapter(QwenVisionAdapter):
+    """Qwen3-VL's vision tower."""
+
+    config_class = qwen3.Qwen3VLVisionConfig
+    rotary_class = qwen3.Qwen3VLVisionRotaryEmbedding
+
+    def __init__(self, module: Module) -> None:
+        super().__init__(module)
+        self.merged: list[int] = list(self.config.deepstack_visual_indexes)
+
+    @property
+    def width(self) -> int:
+        return int(self.config.hidden_size)
+
+    def features(self, model: PreTrainedModel, item: Tensor) -> Tensor:
+        seen = self.seen(model, item)
+        return torch.cat((seen.pooler_output, *seen.deepstack_features), dim=1)
+
+    def first(self) -> StageLayer:
+        return EmbedStacked(self, qwen3.Qwen3VLVisionPatchEmbed(self.config))
+
+    def block(self, index: int) -> StageLayer:
+        is_merged = index in self.merged
+        merger = self._merger(behind=True) if is_merged else None
+        number = self.merged.index(index) if is_merged else 0
+        return StackedBlock(qwen3.Qwen3VLVisionBlock(self.config), index, self, merger, number)
+
+    def last(self) -> StageLayer:
+        return StackedMerger(self._merger(behind=False), self.std, self.width, len(self.merged))
+
+    def _merger(self, *, behind: bool) -> nn.Module:
+        """`behind`: of a block; its norm is of patches side by side."""
+        made: Callable[..., nn.Module] = qwen3.Qwen3VLVisionPatchMerger
+        return made(self.config, use_postshuffle_norm=behind)
