@@ -47,6 +47,25 @@ batch:
   mixture: {seed: 1, text_tokens: [12, 24], items: {vision: {most: 1, missing: 0.6}}}
 """
 
+STACKED = """
+name: stacked
+profile: examples/elastic-cpu.json
+precision: float32
+model:
+  modules:
+    vision:
+      config: {model_type: qwen3_vl_vision, depth: 2, hidden_size: 32, intermediate_size: 64, num_heads: 2,
+        patch_size: 4, out_hidden_size: 64, num_position_embeddings: 16, deepstack_visual_indexes: [0, 1]}
+    llm:
+      config: {model_type: qwen3_vl_text, vocab_size: 259, hidden_size: 64, intermediate_size: 96,
+        num_hidden_layers: 3, num_attention_heads: 4, num_key_value_heads: 2, head_dim: 16,
+        rope_scaling: {rope_type: default, mrope_section: [4, 2, 2]}}
+cluster: {local: {ranks: 2, cores: 2}, memory_gib: 4, intra: {gb_per_s: 1.0, latency_us: 100.0}}
+batch:
+  samples: 8
+  mixture: {seed: 1, text_tokens: [12, 24], items: {vision: {most: 1, missing: 0.6}}}
+"""
+
 
 @pytest.fixture(scope="module")
 def job() -> Job:
@@ -57,6 +76,12 @@ def job() -> Job:
 def plan(job) -> Plan:
     """Some images are missing, so a rank takes part in gathers with an image that is not its own."""
     return STRATEGIES["fsdp"].planner(job, cost_of(job, None, None), lambda *_: None)
+
+
+def test_features_of_several_blocks_enter_a_launched_model(tmp_path):
+    job = job_from_spec(parse_spec(STACKED), folder=ROOT)
+    plan = STRATEGIES["fsdp"].planner(job, cost_of(job, None, None), lambda *_: None)
+    test_a_launched_folder_has_the_losses_of_one_process("fsdp2", job, plan, tmp_path)
 
 
 @pytest.mark.parametrize("target", ["fsdp2", "torchrun"])
