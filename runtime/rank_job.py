@@ -183,7 +183,7 @@ def run_steps(
                     notes.append(noted)
                     lowereds.append(rank.lowered)
                 place.tell(noted.loss_sum)
-                saves.after_step(step + 1, rank.tensors, losses)
+                saves.after_step(step + 1, rank.tensors, losses, is_last=last)
             saves.wait()
         plannings += plans.plannings
         if repetition == 0 and settings.export is not None:

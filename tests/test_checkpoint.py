@@ -47,7 +47,7 @@ def saved(lowered: Lowered, pool: Pool, tmp_path_factory: pytest.TempPathFactory
     return folder, run_lowered(lowered, saving(folder), pool=pool)
 
 
-def saving(folder: Path, start: Whole | None = None, every: int = 2) -> RunSettings:
+def saving(folder: Path, start: Whole | None = None, every: int = 3) -> RunSettings:
     return replace(
         SETTINGS, timeout_s=120.0, checkpoints=Checkpoints(folder=folder, every=every, start=start)
     )
@@ -73,14 +73,14 @@ def assert_same(one: RunResult, other: RunResult) -> None:
 def test_saving_changes_nothing_and_leaves_the_last_two(lowered, pool, saved):
     folder, result = saved
     assert_same(result, run_lowered(lowered, SETTINGS, pool=pool))
-    assert sorted(path.name for path in folder.iterdir()) == ["step-0000000002", "step-0000000004"]
+    assert sorted(path.name for path in folder.iterdir()) == ["step-0000000003", "step-0000000005"]
     assert len(result.save_stalls_s) == 2
-    assert latest_step(folder, lowered) == 4
+    assert latest_step(folder, lowered) == STEPS
 
 
 def test_a_run_goes_on_from_a_checkpoint_to_the_last_bit(lowered, pool, saved, tmp_path):
     folder, result = saved
-    whole = check_whole(folder / "step-0000000002", identity(lowered))
+    whole = check_whole(folder / "step-0000000003", identity(lowered))
     assert_same(result, run_lowered(lowered, saving(tmp_path, whole), pool=pool))
 
 
@@ -118,12 +118,12 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_to_the_last_bit(lowered, po
 
 
 def copied(folder: Path, to: Path) -> Path:
-    for path in (folder / "step-0000000004").rglob("*"):
+    for path in (folder / "step-0000000005").rglob("*"):
         if path.is_file():
-            target = to / "step-0000000004" / path.relative_to(folder / "step-0000000004")
+            target = to / "step-0000000005" / path.relative_to(folder / "step-0000000005")
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(path.read_bytes())
-    return to / "step-0000000004"
+    return to / "step-0000000005"
 
 
 def test_torn_checkpoints_are_refused_by_name(lowered, saved, tmp_path):
@@ -133,7 +133,7 @@ def test_torn_checkpoints_are_refused_by_name(lowered, saved, tmp_path):
     for damaged in (content[:-1], content[:-1] + bytes([content[-1] ^ 1])):
         file.write_bytes(damaged)
         with pytest.raises(
-            TornError, match=r"step-0000000004 is torn: .*rank-00001/tensors.safetensors is not"
+            TornError, match=r"step-0000000005 is torn: .*rank-00001/tensors.safetensors is not"
         ):
             check_whole(whole, identity(lowered))
     with pytest.raises(TornError, match="is torn"):
@@ -149,7 +149,7 @@ def test_the_latest_whole_one_is_found_behind_a_torn_one(lowered, saved, tmp_pat
     copied(saved[0], tmp_path)
     (later / "stamp.json").write_text("{")
     (tmp_path / "step-0000000008.part").mkdir()
-    assert latest_step(tmp_path, lowered) == 4
+    assert latest_step(tmp_path, lowered) == STEPS
 
 
 def test_foreign_checkpoints_and_finished_runs_are_refused(lowered, saved, tmp_path):
@@ -159,7 +159,7 @@ def test_foreign_checkpoints_and_finished_runs_are_refused(lowered, saved, tmp_p
     with pytest.raises(ForeignError, match=r"is of plan \w+, this run of abc"):
         latest_whole(saved[0], replace(other, plan_hash="abc"))
     assert latest_whole(tmp_path, other) is None
-    with pytest.raises(ValueError, match="holds step-0000000004 already: want --resume"):
+    with pytest.raises(ValueError, match="holds step-0000000005 already: want --resume"):
         checkpoints_in(saved[0], 2, Begin.ANEW, other)
     with pytest.raises(ValueError, match="has seen 5 steps already, the run has 5"):
         saving(tmp_path, Whole(folder=tmp_path, step=5))
@@ -171,8 +171,8 @@ def test_a_checkpoint_that_names_its_plan_by_the_hash_of_before_is_found(lowered
 
 
 def test_a_save_that_cannot_be_written_ends_the_run_by_name(lowered, pool, tmp_path):
-    (tmp_path / "step-0000000002.part").write_text("")
-    with pytest.raises(WorldFailed, match=r"checkpoint after step 2 failed: .*Not a directory"):
+    (tmp_path / "step-0000000003.part").write_text("")
+    with pytest.raises(WorldFailed, match=r"checkpoint after step 3 failed: .*Not a directory"):
         run_lowered(lowered, saving(tmp_path), pool=pool)
 
 

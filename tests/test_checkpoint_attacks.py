@@ -67,7 +67,7 @@ def note_sums(rank: Path, about: object) -> None:
 
 
 def test_a_pickle_in_a_checkpoint_is_never_run(lowered, pool, saved, tmp_path):
-    old = in_old_format(saved[0] / "step-0000000004", tmp_path)
+    old = in_old_format(saved[0] / "step-0000000005", tmp_path)
     mark, rank = tmp_path / "ran", old / "rank-00000"
     about = json.loads((rank / "rank.json").read_text())["about"]
     (rank / "tensors" / ".metadata").write_bytes(pickle.dumps(Runs(mark)))
@@ -82,7 +82,7 @@ def test_a_pickle_in_a_checkpoint_is_never_run(lowered, pool, saved, tmp_path):
 
 def test_the_earlier_format_is_imported_by_those_who_trust_it(lowered, pool, saved, tmp_path):
     folder, result = saved
-    in_old_format(folder / "step-0000000002", tmp_path / "old")
+    in_old_format(folder / "step-0000000003", tmp_path / "old")
     command = ["checkpoint", "import", str(tmp_path / "old"), str(tmp_path / "new")]
     refused = workbench(*command)
     assert refused.exit_code == 2
@@ -127,7 +127,7 @@ def test_a_pipe_in_the_place_of_tensors_is_not_waited_for(tmp_path):
 
 def test_metadata_of_another_save_makes_a_checkpoint_torn(lowered, saved, tmp_path):
     whole = copied(saved[0], tmp_path)
-    other = saved[0] / "step-0000000002" / "rank-00001"
+    other = saved[0] / "step-0000000003" / "rank-00001"
     for path in other.iterdir():
         (whole / "rank-00001" / path.name).write_bytes(path.read_bytes())
     with pytest.raises(TornError, match=r"rank-00001/tensors.json is not what was written"):
@@ -208,7 +208,7 @@ def files_of_at_most(num_bytes: int) -> Iterator[None]:
 
 def test_a_full_disk_ends_the_run_by_name_and_leaves_no_parts(lowered, tmp_path):
     with files_of_at_most(20_000), Pool(3) as pool:
-        with pytest.raises(WorldFailed, match=r"checkpoint after step 2 failed: .*File too large") as raised:
+        with pytest.raises(WorldFailed, match=r"checkpoint after step 3 failed: .*File too large") as raised:
             run_lowered(lowered, saving(tmp_path), pool=pool)
         assert "\n" not in str(raised.value)
     clear_parts(tmp_path / "nothing")

@@ -54,7 +54,7 @@ class Checkpoints:
 
     Args:
         folder: of all checkpoints of the run.
-        every: steps.
+        every: steps; it saves behind the last one, too.
         start: to go on from; None: from the run's own weights.
     """
 
@@ -192,13 +192,13 @@ class RankCheckpoints:
         losses += notes.losses
         return whole.step
 
-    def after_step(self, step: int, live: Live, losses: Sequence[float]) -> None:
-        """Start a save when one is due after so many steps; returns as soon as training may go on.
+    def after_step(self, step: int, live: Live, losses: Sequence[float], *, is_last: bool) -> None:
+        """Start a save when one is due after so many steps, as behind the last; training may go on at once.
 
         Raises:
             RankError: the save before it failed, or is not done in time.
         """
-        if self._settings is None or step % self._settings.every:
+        if self._settings is None or (step % self._settings.every and not is_last):
             return
         start_s = time.perf_counter()
         self.wait()

@@ -99,7 +99,9 @@ class RunOptions(StepOptions):
             "profile; default: each stands where one of the first stood"
         ),
     )
-    checkpoint: Path | None = field(default=None, metadata=asked("folder to save to while it runs"))
+    checkpoint: Path | None = field(
+        default=None, metadata=asked("folder to save to while it runs and when it ends")
+    )
     checkpoint_every: int = field(default=10, metadata=asked("steps"))
     resume: bool = field(
         default=False, metadata=asked("go on from the latest whole checkpoint of the folder, if any")

@@ -11,7 +11,7 @@ from workbench.report.tables import milliseconds, titled
 from workbench.search.joint.ablation import Gain
 from workbench.search.joint.found import Found
 from workbench.search.joint.move_json import move_to_json
-from workbench.search.joint.starts import Start
+from workbench.search.joint.starts import OUT_OF_TIME, Start
 from workbench.search.objectives.objective import Objective
 from workbench.trace import Trace
 
@@ -45,6 +45,7 @@ def joint_record(
         "gap": found.gap,
         "candidates": found.candidates,
         "seconds": found.seconds,
+        "search_s": found.search_s,
         "candidates_per_s": found.candidates_per_s,
         "best_from": found.best_from,
         "path": [
@@ -72,9 +73,12 @@ def joint_table(record: Record) -> tuple[str, Table, str]:
     shown = milliseconds if is_time else "{:.6g}".format
     unit, better = ("s", "fast") if is_time else ("value", "good")
     what = "a step" if is_time else f"by {record['objective']}, where less is better"
+    num_late = sum(start.get("refusal") == OUT_OF_TIME for start in record["starts"])
+    rival = "the best strategy" if not num_late else "the best start that was done in time"
+    late = f"; {num_late} of {len(record['starts'])} starts ran out of time" if num_late else ""
     first = (
-        f"{shown(record[f'joint_{unit}'])} {what}, {record['gain']:.3f} times as {better} as the best "
-        f"strategy, {record['best_single']} with {shown(record[f'best_single_{unit}'])}"
+        f"{shown(record[f'joint_{unit}'])} {what}, {record['gain']:.3f} times as {better} as {rival}, "
+        f"{record['best_single']} with {shown(record[f'best_single_{unit}'])}{late}"
     )
     title = f"joint search of {record['job']}{asked_text(record)}, from {record['best_from']}"
     table = titled(title, ("candidate", "question"))
@@ -92,8 +96,8 @@ def joint_table(record: Record) -> tuple[str, Table, str]:
     least = f"{than} {shown(record[f'lower_bound_{unit}'])}, gap {record['gap']:.1%}"
     bound = least if record[f"lower_bound_{unit}"] else "no lower bound is known"
     last_line = (
-        f"{bound}; {record['candidates']} candidates in {record['seconds']:.1f} s, "
-        f"{record['candidates_per_s']:.3g} a second"
+        f"{bound}; {record['candidates']} candidates in {record['search_s']:.1f} s behind "
+        f"{record['seconds'] - record['search_s']:.1f} s of starts, {record['candidates_per_s']:.3g} a second"
     )
     return first, table, last_line
 
