@@ -239,6 +239,16 @@ class Layer:
         return sum(parameter.num_elements for parameter in self.parameters())
 
     @cached_property
+    def first_with_weights(self) -> int:
+        """Place of the first operator with weights; the number of operators where none has any.
+
+        Where weights of the layer are trained, gradients run through all operators behind it, whether or not
+        the layer's input asks for one.
+        """
+        places = (index for index, operator in enumerate(self.operators) if operator.parameters())
+        return next(places, len(self.operators))
+
+    @cached_property
     def reads_context(self) -> bool:
         """Whether it looks at another module's tokens, which stand in no sequence of its own."""
         return any(isinstance(op, Attention) and op.keys is TokenCount.CONTEXT for op in self.operators)

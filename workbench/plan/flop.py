@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from workbench.cost.roofline import Grid, Work, attention_flop, layer_flop
+from workbench.cost.roofline import Grid, Work, forward_flop
 from workbench.model.frozen import Needs
 from workbench.model.layer import Attention, Layer
 from workbench.plan.plan import Microbatch, Plan
@@ -17,7 +17,8 @@ def model_flop(plan: Plan) -> float:
 
     Source: Chowdhery et al. 2022, PaLM, appendix B (model FLOP utilisation).
     Differs: gradients that a frozen model does not need are not counted, and copies of an
-    encoder that nobody reads are not useful.
+    encoder that nobody reads are not useful. Operators stand one behind the other, as their price has it:
+    of several that read an input that asks for no gradient, all but the first count one.
 
     Complexity: O(microbatches x layers), once per distinct shape.
     """
@@ -41,11 +42,12 @@ def _is_useful(routing: Routing, microbatch: Microbatch) -> bool:
 def _layer_flop(layer: Layer, work: Work, need: Needs) -> float:
     """Matmuls cost one forward more per gradient; attention two, whichever weights are trained.
 
-    The scores that a fused kernel computes again are recompute, not useful.
+    Gradients run as far as the layer's input where it asks for one, else as far as the first weights that
+    are trained. The scores that a fused kernel computes again are recompute, not useful.
     """
-    forward = layer_flop(layer, work)
-    attention = sum(attention_flop(o, work, WHOLE) for o in layer.operators if isinstance(o, Attention))
-    matmul = forward - attention
-    through = need.input_grad or need.weight_grad
-    backward = matmul * (need.input_grad + need.weight_grad) + through * attention * 2
-    return forward + backward
+    total = 0.0
+    for index, operator in enumerate(layer.operators):
+        through = need.input_grad or (need.weight_grad and index > layer.first_with_weights)
+        gradients = 2 * through if isinstance(operator, Attention) else through + need.weight_grad
+        total += (1 + gradients) * forward_flop(operator, work, WHOLE)
+    return total
