@@ -1,10 +1,13 @@
 """Token arithmetic of real encoders, and batches made of it."""
 
+from functools import cache
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from workbench.data.corpus import (
@@ -20,6 +23,9 @@ from workbench.data.corpus import (
     whisper_tokens,
 )
 from workbench.data.sample import Segment
+from workbench.model.hf_config import module_from_config
+from workbench.model.item_tokens import image_tokens
+from workbench.model.projector import Merge, ProjectorStep
 
 IMAGE = ItemTokens(64, 16)
 CLIP = ItemTokens(50, 50)
@@ -39,8 +45,8 @@ def test_square_images(image_px, patch_px, more, tokens):
 
 
 @given(
-    height=st.integers(28, 4000),
-    width=st.integers(28, 4000),
+    height=st.integers(1, 4000),
+    width=st.integers(1, 4000),
     most=st.sampled_from([28 * 28 * 1280, 28 * 28 * 16384, 28 * 28 * 16]),
 )
 def test_qwen2_vl_resizes_as_transformers_does(height, width, most):
@@ -63,10 +69,43 @@ def test_qwen2_vl_patches_merge_evenly(height, width):
 
 def test_a_small_image_grows_and_a_large_one_shrinks():
     assert qwen2_vl_resize(30, 30) == (56, 56)
+    assert qwen2_vl_resize(14, 145) == (28, 196)  # no side has half a block, so that it has no area
     assert qwen2_vl_tokens(56, 56) == (16, 4)
     height, width = qwen2_vl_resize(4000, 3000)
     assert height * width <= 28 * 28 * 1280
     assert height > width
+
+
+@cache
+def pixtral(*, longest_px: int, patch_px: int, merge: int):
+    """Behind it, squares of patches become one as Mistral 3's projector makes them."""
+    steps = (ProjectorStep(merge=merge, how=Merge.INTERLEAVE), ProjectorStep(linear_out=True))
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1}
+    config = {"model_type": "pixtral", "image_size": longest_px, "patch_size": patch_px} | sizes
+    projector = steps if merge > 1 else None
+    return module_from_config(config, name="vision", modality="vision", llm_width=8, projector=projector)
+
+
+TOWERS = {"pixtral": (1024, 16, 1), "mistral 3": (1540, 14, 4)}
+SIDES = st.integers(1, 4000)
+
+
+@given(tower=st.sampled_from(sorted(TOWERS)), height=SIDES, width=SIDES)
+def test_pixtral_scales_down_before_it_fills_up_squares(tower, height, width):
+    """As transformers does, which gives a side that vanishes no patch at all."""
+    longest_px, patch_px, merge = TOWERS[tower]
+    square_px = patch_px * (2 if merge == 4 else 1)
+    pixels = np.broadcast_to(np.uint8(0), (3, height, width))
+    size = get_resize_output_image_size(pixels, (longest_px,) * 2, (square_px,) * 2)
+    rows, columns = (max(1, side // square_px) for side in size)
+    module = pixtral(longest_px=longest_px, patch_px=patch_px, merge=merge)
+    assert image_tokens(module, height, width) == (rows * columns * merge, rows * columns)
+
+
+def test_mistral_3_reads_a_full_hd_image():
+    """1080 x 1920 shrinks to 866 x 1540: 31 x 55 squares of 28 px."""
+    module = pixtral(longest_px=1540, patch_px=14, merge=4)
+    assert image_tokens(module, 1080, 1920) == (4 * 31 * 55, 31 * 55)
 
 
 @pytest.mark.parametrize(
