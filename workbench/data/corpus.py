@@ -85,8 +85,8 @@ def qwen2_vl_resize(
         raise ValueError(
             f"image of {height_px} x {width_px} px: sides must be >= 1 and differ by at most 200 times"
         )
-    height = max(multiple_px, round(height_px / multiple_px) * multiple_px)
-    width = max(multiple_px, round(width_px / multiple_px) * multiple_px)
+    height = round(height_px / multiple_px) * multiple_px  # 0 below half a multiple: too little area
+    width = round(width_px / multiple_px) * multiple_px
     if height * width > max_pixels:
         shrink = math.sqrt(height_px * width_px / max_pixels)
         height = max(multiple_px, math.floor(height_px / shrink / multiple_px) * multiple_px)
