@@ -1,5 +1,6 @@
 """Token arithmetic of real encoders, and batches made of it."""
 
+import math
 from functools import cache
 from itertools import pairwise
 
@@ -7,7 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import WhisperFeatureExtractor
+from transformers.models.phi4_multimodal.feature_extraction_phi4_multimodal import (
+    Phi4MultimodalFeatureExtractor,
+)
 from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
+from transformers.models.qwen2_audio.modeling_qwen2_audio import Qwen2AudioEncoder
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from workbench.data.corpus import (
@@ -16,6 +22,7 @@ from workbench.data.corpus import (
     conformer_tokens,
     fixed_samples,
     mixed_samples,
+    paired_tokens,
     qwen2_vl_resize,
     qwen2_vl_tokens,
     sample_of,
@@ -24,7 +31,7 @@ from workbench.data.corpus import (
 )
 from workbench.data.sample import Segment
 from workbench.model.hf_config import module_from_config
-from workbench.model.item_tokens import image_tokens
+from workbench.model.item_tokens import clip_tokens, image_tokens
 from workbench.model.projector import Merge, ProjectorStep
 
 IMAGE = ItemTokens(64, 16)
@@ -115,8 +122,53 @@ def test_whisper_windows(duration_s, windows):
     assert whisper_tokens(duration_s) == ((1500, 1500),) * windows
 
 
+DURATIONS = [0.03, 1.0, 1.1, 3.3, 3.333, 10.0, 29.99, 30.0, 45.0]
+
+
+@pytest.mark.parametrize("duration_s", DURATIONS)
+def test_qwen2_audio_hears_what_transformers_does(duration_s):
+    """As many tokens of a clip reach the LLM as frames of its sound, of one window, make."""
+    extractor, encoder = WhisperFeatureExtractor(feature_size=8), Qwen2AudioEncoder
+    heard = extractor(
+        np.zeros(round(duration_s * 16_000), np.float32),
+        sampling_rate=16_000,
+        return_attention_mask=True,
+        padding="max_length",
+    )
+    tokens_in, expected = encoder._get_feat_extract_output_lengths(None, heard["attention_mask"].sum())
+    (item,) = clip_tokens(qwen2_audio(), duration_s)
+    assert item.tokens_out == expected
+    assert item.tokens_in == 2 * item.tokens_out <= tokens_in
+
+
+@pytest.mark.parametrize("duration_s", [*DURATIONS, 65.3, 700.0])
+def test_audio_flamingo_hears_every_window(duration_s):
+    """20 windows of 30 s; its processor counts the tokens of a clip from all of its frames."""
+    windows = clip_tokens(qwen2_audio(most_windows=20), duration_s)
+    frames = math.ceil(round(min(duration_s, 600) * 16_000) / 160)
+    assert len(windows) == min(20, math.ceil(duration_s / 30))
+    assert sum(window.tokens_out for window in windows) == (((frames - 1) // 2 + 1) - 2) // 2 + 1
+
+
+def qwen2_audio(**more: int):
+    sizes = {"d_model": 64, "encoder_attention_heads": 4, "encoder_layers": 1}
+    config = {"model_type": "qwen2_audio_encoder"} | sizes | more
+    return module_from_config(config, name="audio", modality="audio", llm_width=8)
+
+
+@pytest.mark.parametrize("duration_s", DURATIONS)
+def test_phi_4_hears_whole_frames(duration_s):
+    """Lengths of features and of embeddings in transformers' feature extractor."""
+    samples = round(duration_s * 16_000)
+    features = Phi4MultimodalFeatureExtractor()(np.zeros(samples, np.float32), sampling_rate=16_000)
+    assert conformer_tokens(duration_s).tokens_out == features["audio_embed_sizes"][0]
+
+
 def test_other_audio():
     assert whisper_tokens(2.5, window_tokens=50) == ((50, 50),) * 3
+    assert paired_tokens(2.26, window_tokens=100, most_windows=3) == ((100, 100), (12, 12))
+    assert paired_tokens(2.02, window_tokens=100, most_windows=3) == ((100, 100),)  # a token is left
+    assert paired_tokens(0.01, window_tokens=100) == ((2, 2),)
     assert conformer_tokens(30.0) == (375, 375)
     assert conformer_tokens(0.01) == (1, 1)
 
@@ -206,6 +258,7 @@ def test_no_two_texts_meet():
         (lambda: whisper_tokens(0.0), "want a duration > 0 s"),
         (lambda: whisper_tokens(float("inf")), "want a duration > 0 s"),
         (lambda: conformer_tokens(-1.0), "want a duration > 0 s"),
+        (lambda: paired_tokens(float("nan")), "want a duration > 0 s"),
         (lambda: fixed_samples(0, text_tokens=1, items={}), "want >= 1 sample and >= 1 text token"),
         (lambda: fixed_samples(1, text_tokens=0, items={}), "want >= 1 sample and >= 1 text token"),
         (
