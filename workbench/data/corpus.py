@@ -209,7 +209,7 @@ def paired_tokens(
         (ItemTokens(tokens_in=164, tokens_out=164),)
     """
     left = min(-(-_samples(duration_s) // MEL_HOP), 2 * window_tokens * most_windows)
-    found = []
+    found: list[ItemTokens] = []
     while left > 0:
         pairs = ((min(left, 2 * window_tokens) - 1) // 2 + 1) // 2
         if pairs or not found:
