@@ -94,7 +94,7 @@ class Attention:
         num_keys: of every query where it does not depend on the row (cross-attention to a prompt of fixed
             length, a level of a fixed-size UNet); None: the row's own attention area counts.
         keys: CONTEXT: keys are what another module brings, item by item.
-        window: how many tokens back a query sees, where that has an end; changes no work that is counted.
+        window: how many tokens back a query sees, where that has an end; useful FLOP end there, prices not.
         is_capped: whether scores are bent to a greatest value (Gemma 2); changes no work that is counted.
     """
 
