@@ -1,10 +1,19 @@
 """Token arithmetic of real encoders, and batches made of it."""
 
+import math
+from functools import cache
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import WhisperFeatureExtractor
+from transformers.models.phi4_multimodal.feature_extraction_phi4_multimodal import (
+    Phi4MultimodalFeatureExtractor,
+)
+from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
+from transformers.models.qwen2_audio.modeling_qwen2_audio import Qwen2AudioEncoder
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from workbench.data.corpus import (
@@ -13,6 +22,7 @@ from workbench.data.corpus import (
     conformer_tokens,
     fixed_samples,
     mixed_samples,
+    paired_tokens,
     qwen2_vl_resize,
     qwen2_vl_tokens,
     sample_of,
@@ -20,6 +30,9 @@ from workbench.data.corpus import (
     whisper_tokens,
 )
 from workbench.data.sample import Segment
+from workbench.model.hf_config import module_from_config
+from workbench.model.item_tokens import clip_tokens, image_tokens
+from workbench.model.projector import Merge, ProjectorStep
 
 IMAGE = ItemTokens(64, 16)
 CLIP = ItemTokens(50, 50)
@@ -39,8 +52,8 @@ def test_square_images(image_px, patch_px, more, tokens):
 
 
 @given(
-    height=st.integers(28, 4000),
-    width=st.integers(28, 4000),
+    height=st.integers(1, 4000),
+    width=st.integers(1, 4000),
     most=st.sampled_from([28 * 28 * 1280, 28 * 28 * 16384, 28 * 28 * 16]),
 )
 def test_qwen2_vl_resizes_as_transformers_does(height, width, most):
@@ -63,10 +76,43 @@ def test_qwen2_vl_patches_merge_evenly(height, width):
 
 def test_a_small_image_grows_and_a_large_one_shrinks():
     assert qwen2_vl_resize(30, 30) == (56, 56)
+    assert qwen2_vl_resize(14, 145) == (28, 196)  # no side has half a block, so that it has no area
     assert qwen2_vl_tokens(56, 56) == (16, 4)
     height, width = qwen2_vl_resize(4000, 3000)
     assert height * width <= 28 * 28 * 1280
     assert height > width
+
+
+@cache
+def pixtral(*, longest_px: int, patch_px: int, merge: int):
+    """Behind it, squares of patches become one as Mistral 3's projector makes them."""
+    steps = (ProjectorStep(merge=merge, how=Merge.INTERLEAVE), ProjectorStep(linear_out=True))
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1}
+    config = {"model_type": "pixtral", "image_size": longest_px, "patch_size": patch_px} | sizes
+    projector = steps if merge > 1 else None
+    return module_from_config(config, name="vision", modality="vision", llm_width=8, projector=projector)
+
+
+TOWERS = {"pixtral": (1024, 16, 1), "mistral 3": (1540, 14, 4)}
+SIDES = st.integers(1, 4000)
+
+
+@given(tower=st.sampled_from(sorted(TOWERS)), height=SIDES, width=SIDES)
+def test_pixtral_scales_down_before_it_fills_up_squares(tower, height, width):
+    """As transformers does, which gives a side that vanishes no patch at all."""
+    longest_px, patch_px, merge = TOWERS[tower]
+    square_px = patch_px * (2 if merge == 4 else 1)
+    pixels = np.broadcast_to(np.uint8(0), (3, height, width))
+    size = get_resize_output_image_size(pixels, (longest_px,) * 2, (square_px,) * 2)
+    rows, columns = (max(1, side // square_px) for side in size)
+    module = pixtral(longest_px=longest_px, patch_px=patch_px, merge=merge)
+    assert image_tokens(module, height, width) == (rows * columns * merge, rows * columns)
+
+
+def test_mistral_3_reads_a_full_hd_image():
+    """1080 x 1920 shrinks to 866 x 1540: 31 x 55 squares of 28 px."""
+    module = pixtral(longest_px=1540, patch_px=14, merge=4)
+    assert image_tokens(module, 1080, 1920) == (4 * 31 * 55, 31 * 55)
 
 
 @pytest.mark.parametrize(
@@ -76,8 +122,53 @@ def test_whisper_windows(duration_s, windows):
     assert whisper_tokens(duration_s) == ((1500, 1500),) * windows
 
 
+DURATIONS = [0.03, 1.0, 1.1, 3.3, 3.333, 10.0, 29.99, 30.0, 45.0]
+
+
+@pytest.mark.parametrize("duration_s", DURATIONS)
+def test_qwen2_audio_hears_what_transformers_does(duration_s):
+    """As many tokens of a clip reach the LLM as frames of its sound, of one window, make."""
+    extractor, encoder = WhisperFeatureExtractor(feature_size=8), Qwen2AudioEncoder
+    heard = extractor(
+        np.zeros(round(duration_s * 16_000), np.float32),
+        sampling_rate=16_000,
+        return_attention_mask=True,
+        padding="max_length",
+    )
+    tokens_in, expected = encoder._get_feat_extract_output_lengths(None, heard["attention_mask"].sum())
+    (item,) = clip_tokens(qwen2_audio(), duration_s)
+    assert item.tokens_out == expected
+    assert item.tokens_in == 2 * item.tokens_out <= tokens_in
+
+
+@pytest.mark.parametrize("duration_s", [*DURATIONS, 65.3, 700.0])
+def test_audio_flamingo_hears_every_window(duration_s):
+    """20 windows of 30 s; its processor counts the tokens of a clip from all of its frames."""
+    windows = clip_tokens(qwen2_audio(most_windows=20), duration_s)
+    frames = math.ceil(round(min(duration_s, 600) * 16_000) / 160)
+    assert len(windows) == min(20, math.ceil(duration_s / 30))
+    assert sum(window.tokens_out for window in windows) == (((frames - 1) // 2 + 1) - 2) // 2 + 1
+
+
+def qwen2_audio(**more: int):
+    sizes = {"d_model": 64, "encoder_attention_heads": 4, "encoder_layers": 1}
+    config = {"model_type": "qwen2_audio_encoder"} | sizes | more
+    return module_from_config(config, name="audio", modality="audio", llm_width=8)
+
+
+@pytest.mark.parametrize("duration_s", DURATIONS)
+def test_phi_4_hears_whole_frames(duration_s):
+    """Lengths of features and of embeddings in transformers' feature extractor."""
+    samples = round(duration_s * 16_000)
+    features = Phi4MultimodalFeatureExtractor()(np.zeros(samples, np.float32), sampling_rate=16_000)
+    assert conformer_tokens(duration_s).tokens_out == features["audio_embed_sizes"][0]
+
+
 def test_other_audio():
     assert whisper_tokens(2.5, window_tokens=50) == ((50, 50),) * 3
+    assert paired_tokens(2.26, window_tokens=100, most_windows=3) == ((100, 100), (12, 12))
+    assert paired_tokens(2.02, window_tokens=100, most_windows=3) == ((100, 100),)  # a token is left
+    assert paired_tokens(0.01, window_tokens=100) == ((2, 2),)
     assert conformer_tokens(30.0) == (375, 375)
     assert conformer_tokens(0.01) == (1, 1)
 
@@ -167,6 +258,7 @@ def test_no_two_texts_meet():
         (lambda: whisper_tokens(0.0), "want a duration > 0 s"),
         (lambda: whisper_tokens(float("inf")), "want a duration > 0 s"),
         (lambda: conformer_tokens(-1.0), "want a duration > 0 s"),
+        (lambda: paired_tokens(float("nan")), "want a duration > 0 s"),
         (lambda: fixed_samples(0, text_tokens=1, items={}), "want >= 1 sample and >= 1 text token"),
         (lambda: fixed_samples(1, text_tokens=0, items={}), "want >= 1 sample and >= 1 text token"),
         (

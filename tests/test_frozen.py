@@ -1,15 +1,20 @@
 """Which gradients run: against all paths walked one by one, closed forms, and torch's autograd."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
+import torch.utils.flop_counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import plans
 from tests.dag_models import WIDTH, chain, dag_models
 from workbench.model.frozen import FrozenRule, Needs, gradient_needs
-from workbench.model.model_graph import Edge, ModelGraph, connect
+from workbench.model.layer import Pointwise
+from workbench.model.model_graph import Edge, ModelGraph, Module, connect
+from workbench.plan.flop import model_flop
 
 Place = tuple[str, int]  # module, layer
 
@@ -195,3 +200,31 @@ def test_every_flag_combination_of_a_join_is_what_autograd_does():
         sink = chain("m2", list(flags[3:]))
         model = connect("join", [left, sink], [right, sink])
         assert gradient_needs(model) == autograd_needs(model)
+
+
+def of_two_products(module: Module) -> Module:
+    """A module whose layers are a product, an activation and a product: as a projector is."""
+    layers = []
+    for layer in module.layers:
+        (first,) = layer.operators
+        between = Pointwise(name="gelu", width=plans.WIDTH, num_passes=2)
+        layers.append(replace(layer, operators=(first, between, replace(first, name="second"))))
+    return replace(module, layers=tuple(layers))
+
+
+@pytest.mark.parametrize("flags", [*itertools.product([False, True], repeat=3)])
+def test_useful_flop_are_those_that_autograd_runs(flags):
+    """PyTorch counts products of the forward and of the gradients that it computes."""
+    module = of_two_products(plans.chain_module("llm", "text", flags))
+    batch = [plans.sample(0, images=0, sounds=0)]
+    plan = plans.disjoint_plan(ModelGraph(name="text", modules=(module,)), batch)
+    layers = []
+    for flag in flags:
+        width = plans.WIDTH
+        both = [torch.nn.Linear(width, width, bias=False).requires_grad_(flag) for _ in range(2)]
+        layers += [both[0], torch.nn.GELU(), both[1]]
+    with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+        loss = torch.nn.Sequential(*layers)(torch.ones(batch[0].num_tokens, width)).sum()
+        if any(flags):
+            loss.backward()
+    assert model_flop(plan) == counter.get_total_flops()

@@ -241,6 +241,21 @@ def test_more_tensor_ranks_than_key_heads_hold_one_each():
     assert predicted(kv_heads=2, tp=4, architecture="llama").iteration_s > 0
 
 
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_copies_of_key_heads_are_not_useful(kv_heads):
+    """Three forwards of the row's own heads: two FLOP a weight and token, four a pair and query feature."""
+    hidden, ffn, length, layers, tp = 256, 512, 1000, 2, 4
+    cells = {"hidden": hidden, "ffn": ffn, "sequence": length, "layers": layers, "heads": 4, "tp": tp}
+    found = predicted(**cells, kv_heads=kv_heads, architecture="llama", vocab=1100, vocab_multiple=128)
+    weights = 2 * hidden**2 + 2 * hidden * kv_heads * 64 + 3 * hidden * ffn
+    padded = 1536  # the vocabulary up to a multiple of 128 x tp
+    forward = (
+        layers * (2 * weights * length + 2 * hidden * length * (length + 1)) + 2 * hidden * padded * length
+    )
+    peak = load_profile("A100-80GB").peak("bfloat16")
+    assert found.mfu == pytest.approx(3 * 8 * forward / found.iteration_s / tp / peak, rel=1e-12)
+
+
 @pytest.mark.parametrize(
     ("cells", "said"),
     [

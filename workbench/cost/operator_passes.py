@@ -128,7 +128,7 @@ class OperatorPasses:
             tuple(kernels),
             sum(map(run.num_kernels, launched)),
             sum(map(run.num_backward_kernels, launched)),
-            next((i for i, operator in enumerate(operators) if operator.parameters()), len(operators)),
+            layer.first_with_weights,
             any(operator.name == ROUTER for operator in operators),
         )
 

@@ -12,6 +12,9 @@ TEXT = "text"
 MEL_FRAMES_PER_S = 100
 WHISPER_FRAME_S = 0.02  # 10 ms mel frames, halved by the stride-2 convolution
 WHISPER_WINDOW_TOKENS = 1500
+SAMPLES_PER_S = 16_000  # of sound, in every encoder here
+MEL_HOP = SAMPLES_PER_S // MEL_FRAMES_PER_S
+MEL_WINDOW = 400  # samples of a frame
 
 
 class ItemTokens(NamedTuple):
@@ -85,8 +88,8 @@ def qwen2_vl_resize(
         raise ValueError(
             f"image of {height_px} x {width_px} px: sides must be >= 1 and differ by at most 200 times"
         )
-    height = max(multiple_px, round(height_px / multiple_px) * multiple_px)
-    width = max(multiple_px, round(width_px / multiple_px) * multiple_px)
+    height = round(height_px / multiple_px) * multiple_px  # 0 below half a multiple: too little area
+    width = round(width_px / multiple_px) * multiple_px
     if height * width > max_pixels:
         shrink = math.sqrt(height_px * width_px / max_pixels)
         height = max(multiple_px, math.floor(height_px / shrink / multiple_px) * multiple_px)
@@ -189,17 +192,51 @@ def whisper_tokens(
     return (ItemTokens(window_tokens, window_tokens),) * num_windows
 
 
+def paired_tokens(
+    duration_s: float, *, window_tokens: int = WHISPER_WINDOW_TOKENS, most_windows: int = 1
+) -> tuple[ItemTokens, ...]:
+    """Qwen2-Audio and Audio Flamingo 3: one item per started window, the last as long as the clip is.
+
+    Two tokens become one behind the encoder, so that items have an even number of tokens. What is longer than
+    the most windows is cut off.
+
+    Source: `_get_feat_extract_output_lengths` of transformers' Qwen2-Audio, over the frames of a clip.
+    Differs: transformers fills the last window up with silence, so that its encoder works through all tokens
+    of it; the clip's alone reach the LLM, and are the item here. An odd last one is left out.
+
+    Example:
+        >>> paired_tokens(3.3)
+        (ItemTokens(tokens_in=164, tokens_out=164),)
+    """
+    left = min(-(-_samples(duration_s) // MEL_HOP), 2 * window_tokens * most_windows)
+    found: list[ItemTokens] = []
+    while left > 0:
+        pairs = ((min(left, 2 * window_tokens) - 1) // 2 + 1) // 2
+        if pairs or not found:
+            found.append(ItemTokens(2 * max(1, pairs), 2 * max(1, pairs)))
+        left -= 2 * window_tokens
+    return tuple(found)
+
+
 def conformer_tokens(duration_s: float, *, reduction: int = 8) -> ItemTokens:
-    """Phi-4-multimodal's audio encoder: a clip of any length, 10 ms mel frames, 8 to a token.
+    """Phi-4-multimodal's audio encoder: a clip of any length, its whole mel frames, 8 to a token.
+
+    Source: `feature_lengths` and `_compute_audio_embed_size` of transformers' Phi-4 feature extractor.
 
     Example:
         >>> conformer_tokens(30.0)
         ItemTokens(tokens_in=375, tokens_out=375)
     """
+    num_frames = max(1, (_samples(duration_s) - MEL_WINDOW) // MEL_HOP + 1)
+    num_tokens = -(-num_frames // reduction)
+    return ItemTokens(num_tokens, num_tokens)
+
+
+def _samples(duration_s: float) -> int:
+    """Of a clip's sound, at least one."""
     if not 0 < duration_s < math.inf:
         raise ValueError(f"audio clip: want a duration > 0 s, got {duration_s} s")
-    num_tokens = math.ceil(duration_s * MEL_FRAMES_PER_S / reduction)
-    return ItemTokens(num_tokens, num_tokens)
+    return max(1, round(duration_s * SAMPLES_PER_S))
 
 
 def sample_of(sample_id: int, text_tokens: Sequence[int], items: Sequence[tuple[str, ItemTokens]]) -> Sample:

@@ -16,6 +16,7 @@ from workbench.llm_table.row_bytes import row_bytes
 from workbench.llm_table.row_doubts import told
 from workbench.llm_table.row_execution import doubts, execution_of
 from workbench.llm_table.row_interval import reasons_of
+from workbench.llm_table.row_model import model_without_copies
 from workbench.llm_table.row_plan import is_cut_further, plan_of
 from workbench.llm_table.row_prices import prices_of
 from workbench.plan.flop import model_flop
@@ -109,7 +110,7 @@ class RowPredictor:
         unmeasured = {*prices.unmeasured, *cost.profile.unmeasured, *doubts(row)}
         seconds = self._timer(whole, prices, orders)
         num_repeats = row.num_microbatches / len(alone.plan.microbatches)
-        flop = model_flop(alone.plan) * num_repeats * row.dp
+        flop = model_flop(_useful(alone.plan, row)) * num_repeats * row.dp
         parts = parts_of(
             whole,
             prices,
@@ -157,6 +158,11 @@ class RowPredictor:
     def _cost_model(self, name: str, execution: Execution) -> CostModel:
         machine: CostModel = self._machine(name)
         return machine.executed(execution)
+
+
+def _useful(plan: Plan, row: LlmRow) -> Plan:
+    """The plan with a model that has no copies; itself where tensor parallelism makes none."""
+    return plan if row.kv_heads >= row.tp else replace(plan, model=model_without_copies(row))
 
 
 def _of(row: LlmRow, num_microbatches: int) -> LlmRow:

@@ -33,6 +33,11 @@ def model_of(row: LlmRow) -> ModelGraph:
     return ModelGraph(name=MODULE, modules=modules)
 
 
+def model_without_copies(row: LlmRow) -> ModelGraph:
+    """The row's model with each of its key heads once, however many ranks hold one; vocabulary as padded."""
+    return model_of(replace(row, tp=1, vocab=row.padded_vocab, vocab_multiple=1))
+
+
 class _Shape:
     """A row where only its model counts: rows of equal shape are equal."""
 

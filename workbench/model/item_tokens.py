@@ -5,7 +5,6 @@ from math import isqrt
 from typing import Any
 
 from workbench.data.corpus import ItemTokens
-from workbench.model.config_fields import whole
 from workbench.model.families.family import Architecture, Encoder
 from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.layer import Attention, Layer, Lookup, Matmul, Pointwise
@@ -38,7 +37,7 @@ def native_tokens(module: Module) -> tuple[int, int] | None:
 def image_tokens(module: Module, height_px: int, width_px: int) -> ItemTokens:
     """Of an image in an encoder of any size; ValueError where the encoder takes one size.
 
-    Where its projector merges squares of patches, the image is filled up to whole squares.
+    Where its projector merges squares of patches, an image is brought to whole squares.
     """
     family = family_of(module)
     if not isinstance(family, Encoder) or family.image_tokens is None:
@@ -46,9 +45,8 @@ def image_tokens(module: Module, height_px: int, width_px: int) -> ItemTokens:
     config, merged = source_config(module), merged_tokens(module.layers[-1])
     if merged == 1:
         return family.image_tokens(config, height_px, width_px)
-    step_px = isqrt(merged) * whole(config, "patch_size", 14)
-    whole_px = (-(-side_px // step_px) * step_px for side_px in (height_px, width_px))
-    inside = family.image_tokens(config, *whole_px).tokens_in
+    squares = {"spatial_merge_size": isqrt(merged)}
+    inside = family.image_tokens(config | squares, height_px, width_px).tokens_in
     return ItemTokens(inside, inside // merged)
 
 

@@ -94,7 +94,7 @@ class Attention:
         num_keys: of every query where it does not depend on the row (cross-attention to a prompt of fixed
             length, a level of a fixed-size UNet); None: the row's own attention area counts.
         keys: CONTEXT: keys are what another module brings, item by item.
-        window: how many tokens back a query sees, where that has an end; changes no work that is counted.
+        window: how many tokens back a query sees, where that has an end; useful FLOP end there, prices not.
         is_capped: whether scores are bent to a greatest value (Gemma 2); changes no work that is counted.
     """
 
@@ -249,6 +249,16 @@ class Layer:
     @property
     def num_parameters(self) -> int:
         return sum(parameter.num_elements for parameter in self.parameters())
+
+    @cached_property
+    def first_with_weights(self) -> int:
+        """Place of the first operator with weights; the number of operators where none has any.
+
+        Where weights of the layer are trained, gradients run through all operators behind it, whether or not
+        the layer's input asks for one.
+        """
+        places = (index for index, operator in enumerate(self.operators) if operator.parameters())
+        return next(places, len(self.operators))
 
     @cached_property
     def reads_context(self) -> bool:

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from workbench.cost.roofline import Grid, Work, attention_flop, layer_flop
+from workbench.cost.roofline import Grid, Work, forward_flop
 from workbench.model.frozen import Needs
 from workbench.model.layer import Attention, Layer
 from workbench.plan.plan import Microbatch, Plan
@@ -16,22 +16,36 @@ def model_flop(plan: Plan) -> float:
     """FLOP of one step without recompute: forwards, and the gradients that really run.
 
     Source: Chowdhery et al. 2022, PaLM, appendix B (model FLOP utilisation).
+    Pairs of a query and a key beyond a layer's sliding window are not needed.
     Differs: gradients that a frozen model does not need are not counted, and copies of an
-    encoder that nobody reads are not useful.
+    encoder that nobody reads are not useful. Operators stand one behind the other, as their price has it:
+    of several that read an input that asks for no gradient, all but the first count one.
 
     Complexity: O(microbatches x layers), once per distinct shape.
     """
     routing = routing_of(plan)
     counted = cache(_layer_flop)
+    windows = {module.name: [_window(layer) for layer in module.layers] for module in plan.model.modules}
     total = 0.0
     for microbatch in plan.microbatches:
         if not _is_useful(routing, microbatch):
             continue
-        work = even_work_of(plan, microbatch)
-        layers = plan.model.module(microbatch.module).layers
-        needs = routing.flow(microbatch).needs[microbatch.module]
-        total += sum(counted(layer, work, need) for layer, need in zip(layers, needs, strict=True))
+        name = microbatch.module
+        layers, needs, seen = (
+            plan.model.module(name).layers,
+            routing.flow(microbatch).needs[name],
+            windows[name],
+        )
+        works = {window: even_work_of(plan, microbatch, window) for window in seen}
+        for layer, window, need in zip(layers, seen, needs, strict=True):
+            total += counted(layer, works[window], need)
     return total
+
+
+def _window(layer: Layer) -> int | None:
+    """How far its attention among the row's own tokens sees; None: as far as the mask does."""
+    attentions = (each for each in layer.operators if isinstance(each, Attention))
+    return next((each.window for each in attentions if each.window is not None), None)
 
 
 def _is_useful(routing: Routing, microbatch: Microbatch) -> bool:
@@ -41,11 +55,12 @@ def _is_useful(routing: Routing, microbatch: Microbatch) -> bool:
 def _layer_flop(layer: Layer, work: Work, need: Needs) -> float:
     """Matmuls cost one forward more per gradient; attention two, whichever weights are trained.
 
-    The scores that a fused kernel computes again are recompute, not useful.
+    Gradients run as far as the layer's input where it asks for one, else as far as the first weights that
+    are trained. The scores that a fused kernel computes again are recompute, not useful.
     """
-    forward = layer_flop(layer, work)
-    attention = sum(attention_flop(o, work, WHOLE) for o in layer.operators if isinstance(o, Attention))
-    matmul = forward - attention
-    through = need.input_grad or need.weight_grad
-    backward = matmul * (need.input_grad + need.weight_grad) + through * attention * 2
-    return forward + backward
+    total = 0.0
+    for index, operator in enumerate(layer.operators):
+        through = need.input_grad or (need.weight_grad and index > layer.first_with_weights)
+        gradients = 2 * through if isinstance(operator, Attention) else through + need.weight_grad
+        total += (1 + gradients) * forward_flop(operator, work, WHOLE)
+    return total

@@ -9,7 +9,7 @@ import numpy as np
 from workbench.cost.roofline import RowWork, Work
 from workbench.data.sample import Item, Sample, Segment
 from workbench.masks.bitfield import Bitfield, concatenate
-from workbench.masks.builders import full
+from workbench.masks.builders import full, narrowed
 from workbench.masks.patterns import CAUSAL, FULL, sample_bitfield
 from workbench.masks.tiles import area
 from workbench.model.layer import TokenCount
@@ -19,20 +19,25 @@ from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Microbatch, Plan, TokenShard
 
 
-def attention_area(sample: Sample) -> int:
-    """Query-key pairs of one sample in the LLM; ValueError for a mask that is none or does not fit."""
+def attention_area(sample: Sample, window: int | None = None) -> int:
+    """Query-key pairs of one sample in the LLM; ValueError for a mask that is none or does not fit.
+
+    Args:
+        window: of a layer, which lies over the mask (`narrowed`); None: it has none.
+    """
     length = sample.num_tokens
     if sample.mask == CAUSAL:
-        return length * (length + 1) // 2
-    if sample.mask == FULL:
+        seen = length if window is None else min(window, length)
+        return seen * length - seen * (seen - 1) // 2
+    if sample.mask == FULL and window is None:
         return length * length
-    return _masked_area(sample.segments, sample.mask)
+    return _masked_area(sample.segments, sample.mask, window)
 
 
 @cache
-def _masked_area(segments: tuple[Segment, ...], mask: str) -> int:
+def _masked_area(segments: tuple[Segment, ...], mask: str, window: int | None) -> int:
     field = sample_bitfield([[Sample(0, segments, mask)]])
-    return area(field, field)
+    return area(narrowed(field, window), field)
 
 
 RowKind = tuple[tuple[int, int], ...]
@@ -117,24 +122,28 @@ def _busiest(by_owner: Sequence[Sequence[tuple[float, float]]]) -> list[int]:
     return found
 
 
-def even_work_of(plan: Plan, microbatch: Microbatch) -> Work:
-    """As if there were no token shards; of rows of equal samples one object."""
+def even_work_of(plan: Plan, microbatch: Microbatch, window: int | None = None) -> Work:
+    """As if there were no token shards; of rows of equal samples one object.
+
+    Args:
+        window: of a layer of the LLM, beyond which its queries see nothing; None: it has none.
+    """
     name, decided_by = microbatch.module, (Identity(plan.model), Identity(plan.batch))
 
     def of_kinds() -> Work:
-        return _EVEN.get_or((*decided_by, name, row_kinds(plan, microbatch)), of_rows)
+        return _EVEN.get_or((*decided_by, name, window, row_kinds(plan, microbatch)), of_rows)
 
     def of_rows() -> Work:
         module = plan.model.module(name)
-        return Work(tuple(_row(plan, module, row) for row in microbatch.rows))
+        return Work(tuple(_row(plan, module, row, window) for row in microbatch.rows))
 
-    return _EVEN.get_or((*decided_by, name, microbatch.rows), of_kinds)
+    return _EVEN.get_or((*decided_by, name, window, microbatch.rows), of_kinds)
 
 
-def _row(plan: Plan, module: Module, items: tuple[Item, ...]) -> RowWork:
+def _row(plan: Plan, module: Module, items: tuple[Item, ...], window: int | None = None) -> RowWork:
     tokens_in = tokens_out = area = context = readers = read = 0
     for item in items:
-        item_in, item_out, item_area = _item(plan, module, item)
+        item_in, item_out, item_area = _item(plan, module, item, window)
         tokens_in += item_in
         tokens_out += item_out
         area += item_area
@@ -157,10 +166,10 @@ def _context_tokens(plan: Plan, module: Module, item: Item) -> int:
     return total
 
 
-def _item(plan: Plan, module: Module, item: Item) -> tuple[int, int, int]:
+def _item(plan: Plan, module: Module, item: Item, window: int | None = None) -> tuple[int, int, int]:
     sample = plan.sample[item.sample]
     if module.modality == TEXT:
-        return sample.num_tokens, sample.num_tokens, attention_area(sample)
+        return sample.num_tokens, sample.num_tokens, attention_area(sample, window)
     for segment in sample.of(module.modality):
         if segment.k == item.k:
             return segment.tokens_in, segment.tokens_out, segment.tokens_in**2

@@ -38,6 +38,7 @@ def _qwen2_audio(config: Config) -> Parts:
     return joined(config, {AUDIO: clips}, text_config(config, "qwen2"))
 
 
+LONGEST_S = 600  # of a clip: Audio Flamingo 3's processor, `max_audio_len`
 _ENCODER_KEYS = {  # of Audio Flamingo 3, and what they are in the configuration of Qwen2-Audio's encoder
     "hidden_size": "d_model",
     "num_hidden_layers": "encoder_layers",
@@ -48,7 +49,7 @@ _ENCODER_KEYS = {  # of Audio Flamingo 3, and what they are in the configuration
 
 
 def _audioflamingo3(config: Config) -> Parts:
-    """Qwen2-Audio's encoder in front of an MLP."""
+    """Qwen2-Audio's encoder in front of an MLP; it reads several windows of a clip."""
     named = part_config(config, "audio_config", "audioflamingo3_encoder")
     heard = {_ENCODER_KEYS.get(key, key): value for key, value in named.items()}
     act, bias = text(config, "projector_hidden_act", "gelu"), config.get("projector_bias", True)
@@ -57,7 +58,7 @@ def _audioflamingo3(config: Config) -> Parts:
             f"audioflamingo3: want projector_hidden_act gelu and projector_bias true, got {act} and {bias}"
         )
     clips = Part(
-        config=heard | {"model_type": "qwen2_audio_encoder"},
+        config=heard | {"model_type": "qwen2_audio_encoder", "most_windows": LONGEST_S // CLIP_S},
         projector=Projector.MLP,
         items={"seconds": CLIP_S},
         weights=AUDIO_TOWER | PROJECTOR,

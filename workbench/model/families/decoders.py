@@ -52,7 +52,7 @@ LLAMA = LanguageModel(
 
 
 def _mistral(config: Config) -> Layers:
-    """Work beyond a sliding window is counted; rows are rarely longer than one."""
+    """Work beyond a sliding window is priced; rows are rarely longer than one."""
     defaults = absent(32000, 4096, 14336, 32, 32, num_key_value_heads=8)
     return windowed(config, llama_like(config, defaults=defaults, heads={}, mlp={}))
 
@@ -76,7 +76,7 @@ def _gemma(config: Config) -> Layers:
 
 
 def _gemma2(config: Config) -> Layers:
-    """Norms around attention and MLP. Work beyond the sliding window of every other layer is counted."""
+    """Norms around attention and MLP. Work beyond the sliding window of every other layer is priced."""
     defaults = absent(256000, 2304, 9216, 26, 8, num_key_value_heads=4, head_dim=256)
     layers = _outline(config, defaults, placement=Placement.SANDWICH)
     layers = windowed(config, layers, slides=lambda block: block % 2 == 0)

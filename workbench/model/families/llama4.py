@@ -27,7 +27,7 @@ _TOWER = "vision_model."
 def _llama4(config: Config) -> Layers:
     """Every block's MLP, or every n-th one's, is an expert for all tokens beside chosen ones.
 
-    Work beyond an attention chunk is counted.
+    Work beyond an attention chunk is counted, as useful too.
     """
     defaults = absent(202048, 5120, 8192, 48, 40, num_key_value_heads=8, head_dim=128)
     heads = {"bias": "qkvo" if config.get("attention_bias") else ""}

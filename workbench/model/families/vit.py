@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, floor
 from typing import Any
 
 from workbench.data.corpus import ItemTokens
@@ -210,11 +210,18 @@ def _with_wide_qk_norm(layer: Layer) -> Layer:
 
 
 def _pixtral_tokens(config: Config, height_px: int, width_px: int) -> ItemTokens:
-    """Patches of the image; one larger than `image_size` is scaled down to it first."""
-    patch, longest = whole(config, "patch_size", 16), whole(config, "image_size", 1024)
+    """Patches of the image, in whole squares where a projector merges them.
+
+    An image larger than `image_size` is scaled down to it first, its sides to whole pixels.
+
+    Source: `get_resize_output_image_size` of transformers' Pixtral image processor.
+    Differs: a side that would vanish keeps one square.
+    """
+    side, longest = whole(config, "spatial_merge_size", 1), whole(config, "image_size", 1024)
+    square_px = side * whole(config, "patch_size", 16)
     shrunk = max(1.0, height_px / longest, width_px / longest)
-    rows, columns = (max(1, ceil(side / shrunk / patch)) for side in (height_px, width_px))
-    return ItemTokens(rows * columns, rows * columns)
+    rows, columns = (max(1, ceil(floor(px / shrunk) / square_px)) for px in (height_px, width_px))
+    return ItemTokens(rows * columns * side**2, rows * columns)
 
 
 def _shaped_clip(shape: Shape) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from workbench.data.corpus import ItemTokens, whisper_tokens
+from workbench.data.corpus import ItemTokens, paired_tokens, whisper_tokens
 from workbench.model.config_fields import Config, count, heads_of, text, whole
 from workbench.model.families.family import EXAMPLE_TOKENS, EXAMPLE_WIDTH, Encoder, Example, Tower
 from workbench.model.layer import Lookup
@@ -78,6 +78,15 @@ def _clip_tokens(config: Config, duration_s: float) -> tuple[ItemTokens, ...]:
     return whisper_tokens(duration_s, window_tokens=whole(config, "max_source_positions", 1500))
 
 
+def _qwen2_audio_tokens(config: Config, duration_s: float) -> tuple[ItemTokens, ...]:
+    """Of a clip's own length; of the windows that the composite reads, one where it does not say."""
+    return paired_tokens(
+        duration_s,
+        window_tokens=whole(config, "max_source_positions", 1500),
+        most_windows=count(config, "most_windows", 1),
+    )
+
+
 def _shaped(shape: Shape) -> dict[str, Any]:
     return {
         "model_type": "whisper",
@@ -114,7 +123,7 @@ QWEN2_AUDIO = Encoder(
     model_type="qwen2_audio_encoder",
     examples={"qwen2-audio": Example(config=_EXAMPLE, tokens=(EXAMPLE_TOKENS, EXAMPLE_TOKENS // 2))},
     make=_qwen2_audio,
-    clip_tokens=_clip_tokens,
+    clip_tokens=_qwen2_audio_tokens,
     has_longest_item=True,
 )
 OMNI_AUDIO = Encoder(
