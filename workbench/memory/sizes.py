@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from math import ceil
 from typing import Generic, NamedTuple, TypeVar
 
@@ -25,7 +26,7 @@ from workbench.plan.plan import Microbatch, Plan, Recompute, Stage
 from workbench.plan.routing import Routing
 from workbench.plan.sequence import token_borders
 from workbench.plan.token_owners import held_runs
-from workbench.plan.work import row_kinds, work_of
+from workbench.plan.work import even_work_of, row_kinds
 
 Bytes = TypeVar("Bytes", int, Ints)
 MOST_STAGES = 16_384  # that are cached, each over a microbatch
@@ -67,9 +68,13 @@ class StageSplitBytes(NamedTuple, Generic[Bytes]):
     adding: Bytes
 
 
-def _scaled_row(row: RowWork, factor: float) -> RowWork:
-    tokens_in, tokens_out = (ceil(tokens * factor) for tokens in (row.tokens_in, row.tokens_out))
-    return replace(row, tokens_in=tokens_in, tokens_out=tokens_out)
+def _scaled_row(row: RowWork, inside: Fraction, behind: Fraction) -> RowWork:
+    return replace(
+        row,
+        tokens_in=ceil(row.tokens_in * inside),
+        tokens_out=ceil(row.tokens_out * behind),
+        reader_tokens=ceil(row.reader_tokens * inside),
+    )
 
 
 _State = Mapping[StateKind, int]  # part -> bytes
@@ -254,14 +259,21 @@ class Sizes:
         return num_tokens if masks - {CAUSAL} else 0
 
     def _most_held(self, stage: Stage, microbatch: Microbatch) -> Work:
-        """The microbatch's work, with tokens as if every rank held as many as the one that holds most."""
-        work = work_of(self._plan, microbatch)
+        """The microbatch's work, with tokens as if every rank held as many as the one that holds most.
+
+        That may be another rank than the one with the most pairs, by which `work_of` goes.
+        """
+        work = even_work_of(self._plan, microbatch)
         if stage.cp == 1:
             return work
-        held = held_runs(self._routing, microbatch, TokenCount.IN)
+        inside, behind = (self._excess(stage, microbatch, count) for count in (TokenCount.IN, TokenCount.OUT))
+        return Work(tuple(_scaled_row(row, inside, behind) for row in work.rows))
+
+    def _excess(self, stage: Stage, microbatch: Microbatch, count: TokenCount) -> Fraction:
+        """Tokens on the rank that holds most, as a multiple of an even share."""
+        held = held_runs(self._routing, microbatch, count)
         counts = [sum(run.num_tokens for run in runs) for runs in held]
-        excess = max(counts) * stage.cp / sum(counts)
-        return Work(tuple(_scaled_row(row, excess) for row in work.rows))
+        return Fraction(max(counts) * stage.cp, sum(counts))
 
     def _looked_up(self, stage: Stage, microbatch: Microbatch) -> float | None:
         """Text tokens on one rank, where other modules' features stand beside them."""
