@@ -20,7 +20,17 @@ from workbench.memory.setting import FLOAT32_BYTES, Setting
 from workbench.memory.split import SplitBytes, split_bytes
 from workbench.model.block_modules import kept_beside
 from workbench.model.frozen import Needs
-from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise, Shard
+from workbench.model.layer import (
+    Attention,
+    Layer,
+    LayerKind,
+    Lookup,
+    Matmul,
+    Operator,
+    Pointwise,
+    Shard,
+    reads_alike,
+)
 from workbench.plan.kernels import Kernels
 
 INDEX_BYTES = 8
@@ -219,14 +229,8 @@ def working_bytes(layer: Layer, work: Work, grid: Grid, element_bytes: int) -> i
 
 
 def _kept_already(previous: Operator | None, operator: Matmul) -> bool:
-    """An attention's output is; so is what neighbours of one cut share (query, key, value; gate, up)."""
-    if isinstance(previous, Attention):
-        return True
-    return (
-        isinstance(previous, Matmul)
-        and (previous.in_features, previous.shard) == (operator.in_features, operator.shard)
-        and operator.shard is Shard.COLUMN
-    )
+    """An attention's output is; so is what neighbours of one cut share."""
+    return isinstance(previous, Attention) or reads_alike(previous, operator)
 
 
 def _cut(operator: Pointwise | Lookup | Matmul, grid: Grid) -> int:
