@@ -21,7 +21,9 @@ from workbench.model.model_graph import TEXT
 from workbench.plan.contents import contents, layer_kinds
 from workbench.plan.expert_groups import held_elements
 from workbench.plan.gradient_groups import num_replicas
+from workbench.plan.lowered import Weights
 from workbench.plan.lru_cache import Identity, LruCache
+from workbench.plan.optimizer_shards import state_shards
 from workbench.plan.plan import Microbatch, Plan, Recompute, Stage
 from workbench.plan.routing import Routing
 from workbench.plan.sequence import token_borders
@@ -121,16 +123,20 @@ class Sizes:
         settings = every.precision, every.optimizer_precision, every.kernels, own.sharding, own.instances
         shape = stage.module, layer_kinds(self._plan, stage), stage.tp, stage.cp, stage.ep
         replicas = num_replicas(self._plan)[stage.module]
-        key = Identity(self._plan.model), settings, shape, replicas
+        shards = tuple(state_shards(self._plan, stage).values())
+        key = Identity(self._plan.model), settings, shape, replicas, shards
         return _STATES.get_or(key, lambda: self._state(stage))
 
     def _state(self, stage: Stage) -> _State:
         """By layer, but where some have tied weights; layers that differ in name alone hold the same."""
         layers = self._plan.model.module(stage.module).layers
-        first_of: dict[tuple[int, bool], int] = {}
+        shards = state_shards(self._plan, stage)
+        first_of: dict[tuple[object, ...], int] = {}
         counts: Counter[int] = Counter()
         for index in range(*stage.layers):
-            kind = id(layers[index].operators), layers[index].trainable
+            weights = Weights(stage.module, index)
+            parts = shards.get(weights), shards.get(weights._replace(experts=True))
+            kind = id(layers[index].operators), layers[index].trainable, parts
             counts[first_of.setdefault(kind, index)] += 1
         sizes: Counter[StateKind] = Counter()
         if len(counts) == 1 == counts.total() or any(layers[index].tied for index in range(*stage.layers)):
