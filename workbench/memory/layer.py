@@ -32,6 +32,7 @@ from workbench.model.layer import (
     reads_alike,
 )
 from workbench.plan.kernels import Kernels
+from workbench.plan.plan import Settings
 
 INDEX_BYTES = 8
 MOST_REMEMBERED = 4096  # layers under settings
@@ -159,6 +160,13 @@ def state_bytes(
     if kernels is Kernels.FUSED and element_bytes < FLOAT32_BYTES:
         return StateBytes(element_bytes, element_bytes, 3 * FLOAT32_BYTES)
     return StateBytes(element_bytes, element_bytes, 2 * element_bytes)
+
+
+def state_bytes_of(settings: Settings) -> StateBytes:
+    """`state_bytes` as a plan's or a job's settings say them."""
+    wide = settings.optimizer_precision
+    wide_bytes = None if wide is None else wide.num_bytes
+    return state_bytes(settings.precision.num_bytes, settings.kernels, wide_bytes)
 
 
 def saved_bytes(layer: Layer, needs: Needs, work: Work, grid: Grid, element_bytes: int) -> int:

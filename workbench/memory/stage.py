@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
 
-from workbench.memory.layer import state_bytes
+from workbench.memory.layer import state_bytes_of
 from workbench.model.experts import is_of_expert
 from workbench.model.layer import Parameter
 from workbench.plan.expert_groups import held_elements
@@ -71,10 +71,7 @@ def stage_state(plan: Plan, stage: Stage, seen: Collection[str] = ()) -> Iterato
 
 def _state_kinds(plan: Plan, stage: Stage) -> tuple[tuple[StateKind, int, bool], ...]:
     """What is held of a weight, frozen ones the first of it: bytes of an element, whether ranks share it."""
-    settings = plan.settings
-    sharding, wide = settings.of(stage.module).sharding, settings.optimizer_precision
-    wide_bytes = None if wide is None else wide.num_bytes
-    size = state_bytes(settings.precision.num_bytes, settings.kernels, wide_bytes)
+    sharding, size = plan.settings.of(stage.module).sharding, state_bytes_of(plan.settings)
     each = {"parameters": size.weight, GRADIENTS: size.gradient, "optimizer": size.optimizer}
     return tuple(
         (StateKind(part, stage.module), num_bytes, sharding in _SHARDED[part])
