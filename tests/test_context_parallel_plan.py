@@ -1,5 +1,6 @@
 """Context-parallel lowering: rows carry the tokens that ranks hold, and gradients come back once."""
 
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -10,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.plans import WIDTH, cluster, disjoint_plan, sample, two_encoders
+from workbench.data.sample import Sample, Segment
+from workbench.memory.sizes import Sizes
 from workbench.model.layer import TokenCount
 from workbench.plan import lower as lowering
 from workbench.plan.build import batched_microbatches, with_programs
@@ -230,6 +233,35 @@ def test_a_context_parallel_encoder_hands_over_what_each_rank_holds() -> None:
 def test_context_parallel_ranks_share_one_gradient_group() -> None:
     groups = gradient_groups(cp_plan(2))
     assert {group.ranks for group in groups if group.weights[0].module == "llm"} == {(2, 3), (4, 5)}
+
+
+@given(sharded())
+def test_the_account_is_that_of_the_rank_that_holds_most_tokens(plan: Plan) -> None:
+    """A first stage's output, one row a microbatch: by the definition of owners, of the rank with most."""
+    routing, (stage, _) = routing_of(plan), plan.chain["llm", 0]
+    sizes = Sizes(plan, routing)
+    for microbatch in plan.microbatches_of["llm", 0]:
+        (tokens,) = row_tokens(routing, microbatch)
+        held = Counter(owner_of(plan, microbatch.index, token) for token in range(tokens))
+        expected = max(held.values()) * WIDTH * plan.settings.precision.num_bytes
+        assert sizes.of(stage, microbatch, keeps=True).output == expected
+
+
+def test_an_account_goes_by_tokens_not_by_pairs() -> None:
+    """Of 1000 causal tokens one rank holds the first 600 and another 400 with more pairs; an encoder's
+    items of 10 tokens lie 6 and 4, of which 5 features come out, 3 and 2."""
+    batch = [Sample(0, (Segment("image", 0, 10, 5), Segment("text", 0, 995, 995)), "causal")]
+    cuts = {"vision": (3,), "audio": (2,), "llm": (2, 2)}
+    plan = disjoint_plan(two_encoders(), batch, cuts, grids={"vision": (2, 1), "llm": (2, 1)})
+    shards = tuple(
+        TokenShard(module=name, replica=0, microbatch=0, row=0, block_tokens=size, owners=(0, 0, 0, 1, 1))
+        for name, size in (("vision", 2), ("llm", 200))
+    )
+    cut = replace(plan, token_shards=shards)
+    sizes, element_bytes = Sizes(cut, routing_of(cut)), plan.settings.precision.num_bytes
+    for name, most in (("vision", 3), ("llm", 600)):
+        stage, (microbatch,) = cut.chain[name, 0][0], cut.microbatches_of[name, 0]
+        assert sizes.of(stage, microbatch, keeps=True).output == most * WIDTH * element_bytes
 
 
 def bad(plan: Plan, **changes: object) -> Plan:

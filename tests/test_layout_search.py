@@ -8,19 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.plans import finish
 from workbench.cost.hardware import Link, Node, uniform
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.corpus import ItemTokens, fixed_samples
 from workbench.job.job import Job, ModuleLayout
+from workbench.memory.account import memory_table, static_holders
 from workbench.model.model_graph import connect
 from workbench.model.zoo import from_shape
 from workbench.plan.kernels import Kernels
-from workbench.plan.plan import ModuleSettings, Recompute, Settings
+from workbench.plan.lower import lower
+from workbench.plan.plan import ModuleSettings, Precision, Recompute, Settings, Sharding, Stage
 from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
 from workbench.planner.layout_search import best_first, exhaustive_layout, fastest_layout
 from workbench.planner.layout_space import Freedom, LayoutSpace
 from workbench.planner.layout_step import LayoutSteps, least_pipeline_s, moves_s, pipeline_s, steps_of
+from workbench.planner.module_price import ModulePrices
+from workbench.planner.sharded_step import sharded_step
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.strategies.megatron_heterogeneous import plan_colocated
@@ -290,3 +295,59 @@ def test_offload_costs_its_moves_and_a_job_may_insist_on_it():
     assert {Pass.OFFLOAD, Pass.ONLOAD} <= {action.kind for action in plan.program_actions}
     with pytest.raises(ValueError, match="apart layout has no offload; nearest: colocated"):
         replace(choice, mode=Mode.APART, offload=True)
+
+
+def text_job(wide):
+    """A language model with untied tables on four ranks, whose weights are bfloat16."""
+    llm = from_shape("llama-3.1-8b", module="llm")
+    settings = Settings(precision=Precision.BFLOAT16, optimizer_precision=wide)
+    batch = fixed_samples(4, text_tokens=64, items={})
+    return replace(job_on(4), model=connect("text", (llm,)), batch=batch, settings=settings)
+
+
+WIDE = [None, Precision.FLOAT32, Precision.BFLOAT16]
+
+
+@pytest.mark.parametrize("wide", WIDE)
+def test_state_of_a_layout_is_that_of_its_plan(wide):
+    """Four replicas that shard the optimizer, whatever that works in."""
+    job, choice = text_job(wide), ModuleChoice(module="llm", dp=4)
+    num_layers = len(job.model.module("llm").layers)
+    stages = [
+        Stage(id=d, module="llm", replica=d, layers=(0, num_layers), ranks=((d,),)) for d in range(choice.dp)
+    ]
+    sharded = (ModuleSettings(module="llm", sharding=Sharding.OPTIMIZER),)
+    plan = finish(job.model, job.batch, stages, replicas=choice.dp)
+    plan = replace(plan, settings=replace(job.settings, modules=sharded))
+    prices = ModulePrices(job, COST)
+    total = prices.total(choice, 1)
+    believed = prices.state_bytes(choice, total.weights, total.trained)
+    assert believed == pytest.approx(sum(static_holders(plan, 0).values()), rel=1e-9)
+    assert prices.moved_bytes(choice) == pytest.approx(memory_table(lower(plan)).static_bytes[0], rel=1e-9)
+
+
+@pytest.mark.parametrize("wide", WIDE)
+def test_gradients_travel_and_are_applied_as_wide_as_the_optimizer(wide):
+    """The update reads gradient, copy and moments, and writes all but the gradient; weights beside a copy."""
+    choice, num = ModuleChoice(module="llm", dp=4), 1e9
+    prices, narrow = ModulePrices(text_job(wide), COST), ModulePrices(text_job(None), COST)
+    times = 2 if wide is Precision.FLOAT32 else 1
+    moved = prices.exchange(choice, num)
+    assert moved.scatter_s == narrow.exchange(choice, times * num).scatter_s
+    assert moved.gather_s == narrow.exchange(choice, num).gather_s
+    num_bytes = {None: 2 + 12 + 12 + 2, Precision.FLOAT32: 4 + 12 + 12 + 2, Precision.BFLOAT16: 2 * 7}[wide]
+    assert prices.update_s(choice, num) == COST.update_s(num / 4 * num_bytes)
+
+
+@pytest.mark.parametrize("wide", WIDE)
+def test_sharded_parameters_take_their_state_along(wide):
+    """A fourth of all, and two layers' weights and gradients whole: the largest is a table."""
+    job, llm = text_job(wide), ModuleChoice(module="llm", dp=4)
+    step = sharded_step(ModulePrices(job, COST), LayoutChoice(mode=Mode.COLOCATED, encoders=(), llm=llm), 1)
+    layers = job.model.module("llm").layers
+    sizes = [sum(p.num_elements for p in layer.parameters()) for layer in layers]
+    state, whole = {None: (16, 4), Precision.FLOAT32: (18, 6), Precision.BFLOAT16: (8, 4)}[wide]
+    prices = ModulePrices(text_job(None), COST).layers(llm, 1)
+    passes = sum(layer.kept_bytes for layer in prices) + max(layer.working_bytes for layer in prices)
+    expected = sum(sizes) * state / 4 + 2 * max(sizes) * whole + passes
+    assert step.peak_bytes == pytest.approx(expected, rel=1e-9)

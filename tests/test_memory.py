@@ -6,17 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.cost_models import GPT, LLAMA_8B, block, causal, llama_8b_layers
+from tests.cost_models import GPT, LLAMA_8B, SMALL, block, causal, llama_8b_layers
 from tests.plans import WIDTH, disjoint_plan, finish, sample, two_encoders
 from workbench.cost.roofline import Grid, RowWork, Work
 from workbench.data.sample import Sample, Segment
 from workbench.memory.account import check_memory, memory_table, moved_bytes, peak_bytes, static_holders
-from workbench.memory.layer import saved_bytes, state_bytes, working_bytes
+from workbench.memory.layer import layer_bytes, saved_bytes, state_bytes, working_bytes
+from workbench.memory.setting import Setting
+from workbench.model.experts import Experts, with_experts
 from workbench.model.frozen import Needs
+from workbench.model.layer import Layer
 from workbench.model.model_graph import ModelGraph, Module
 from workbench.model.module_layers import lm_head, token_embedding
 from workbench.model.projector import Projection, Projector, projector_layer
-from workbench.model.transformer import Norm
+from workbench.model.transformer import Mlp, Norm, Placement
+from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Route
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Sharding, Stage
@@ -53,6 +57,41 @@ def test_a_frozen_block_keeps_no_matmul_inputs():
     expected = 128 * (20 * 1024 + 4 * 16)
     assert saved_bytes(block(GPT), THROUGH, causal(128), ONE, 2) == expected
     assert saved_bytes(block(GPT), NOTHING, causal(128), ONE, 2) == 0
+
+
+@pytest.mark.parametrize("grid", [ONE, Grid(2, 1), Grid(2, 1, 2)])
+@pytest.mark.parametrize("kernels", [Kernels.FUSED, Kernels.MEGATRON, Kernels.MEGATRON_SEQUENCE])
+def test_experts_as_wide_as_the_stream_keep_their_inputs(kernels: Kernels, grid: Grid):
+    """Inner width enters by the two factors of the activation and the input of `down`: 3 elements a row and
+    unit, whether or not it is the width of the stream, which every expert reads rows of."""
+
+    def kept(inner: int) -> int:
+        experts = Experts(num=4, num_chosen=2, mlp=Mlp(width=inner, gated=True, activation="silu"))
+        return megatron_or_fused(with_experts(block(SMALL), experts), grid, kernels)
+
+    narrow, even, wide = map(kept, (56, 64, 72))
+    assert even - narrow == pytest.approx(wide - even, abs=1)
+    if grid.ep == 1:
+        assert even - narrow == 2 * 3 * (64 - 56) * TOKENS * 2 // grid.tp
+
+
+@pytest.mark.parametrize("width", [1024, 1536])
+def test_an_mlp_beside_the_attention_reads_its_norm(width: int):
+    """Korthikanti et al. 2022, equation 1, less a norm's input and the MLP's own input: 34 - 2 - 2, with
+    heads as wide as the stream or not."""
+    heads = replace(GPT.heads, num=width // 64, num_kv=width // 64)
+    beside = block(replace(GPT, heads=heads, placement=Placement.PARALLEL))
+    stream, wide = 2 + 2 + 2 * 1 + 16, 6 + 2  # norm, qkv input, two masks, MLP; q, k, v, input of o_proj
+    expected = TOKENS * (stream * 1024 + wide * width + 4 * heads.num)
+    assert megatron_or_fused(beside, ONE, Kernels.MEGATRON) == expected
+
+
+TOKENS = 128
+
+
+def megatron_or_fused(layer: Layer, grid: Grid, kernels: Kernels) -> int:
+    setting = Setting(causal(TOKENS), grid, 2, is_gathered=False, divides_tokens=kernels.cuts_sequence)
+    return layer_bytes(layer, TRAINED, setting, kernels).kept.num_bytes
 
 
 def test_embedding_head_and_projector():

@@ -1,5 +1,6 @@
 """`templates` and `failures`: numbers that follow from the templates, and one line for bad input."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from tests.command_line import JOB, answered, workbench
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.job.job import load_job
+from workbench.plan.plan import Precision
+from workbench.search.objectives.goodput import checkpoint_bytes
 from workbench.strategies.elastic_templates import ElasticTemplates, elastic_templates
 
 NODES = """cluster:
@@ -87,6 +90,16 @@ def test_frozen_layers_are_loaded_but_not_saved(job):
     assert frozen
     assert found.saved_bytes == pytest.approx(found.loaded_bytes - sum(layer.weights for layer in frozen) * 4)
     assert found.copy_s > 0
+
+
+@pytest.mark.parametrize("wide", [None, Precision.FLOAT32, Precision.BFLOAT16])
+def test_a_checkpoint_holds_what_the_optimizer_works_in(job, wide):
+    given = load_job(job)
+    settings = replace(given.settings, precision=Precision.BFLOAT16, optimizer_precision=wide)
+    given = replace(given, settings=settings)
+    found = elastic_templates(given, CostModel(load_profile("H100")), num_nodes=6, num_faults=1)
+    saved, loaded = checkpoint_bytes(given)
+    assert (found.saved_bytes, found.loaded_bytes) == pytest.approx((saved, loaded))
 
 
 def test_templates_says_what_each_number_of_nodes_does(job):

@@ -26,12 +26,13 @@ from tests.tiny_valm import tiny_batch
 from workbench.cost.collectives import all_gather_s, all_reduce_s, reduce_scatter_s
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
-from workbench.memory.account import static_holders
+from workbench.memory.account import memory_table, static_holders
+from workbench.plan.gradient_groups import gradient_groups
 from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
 from workbench.plan.lowered import GradientGroup, Weights
 from workbench.plan.optimizer_shards import optimizer_shards
-from workbench.plan.plan import ModuleSettings, Plan, Precision, Settings, Sharding
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Settings, Sharding, Stage
 from workbench.plan.runnable import check_runnable
 from workbench.timing.price import price
 
@@ -108,7 +109,18 @@ def test_neighbours_are_an_instance() -> None:
 @pytest.mark.parametrize("instances", [1, 2, 4])
 def test_moments_are_as_many_as_planned(instances: int) -> None:
     """What AdamW holds after a step, on every rank, is the plan's account up to padding."""
-    plan = sharded(disjoint_plan(mixed("everything"), tiny_batch(), WHOLE, replicas=4), instances)
+    assert_moments(sharded(disjoint_plan(mixed("everything"), tiny_batch(), WHOLE, replicas=4), instances))
+
+
+@pytest.mark.parametrize("instances", [1, 2])
+def test_moments_of_a_tied_weight_are_cut_among_the_ranks_of_all_its_stages(instances: int) -> None:
+    """Two replicas, embedding and head on ranks of their own: four hold it, two every other weight."""
+    model, cuts = mixed("everything", tied=True), WHOLE | {"llm": (3, 3)}
+    plan = disjoint_plan(model, tiny_batch(), cuts, replicas=2)
+    assert_moments(sharded(plan, instances, modules=("llm",)))
+
+
+def assert_moments(plan: Plan) -> None:
     plan = replace(plan, settings=replace(plan.settings, kernels=Kernels.EAGER))
     lowered = lower(plan)
     for rank in plan.ranks:
@@ -126,7 +138,44 @@ def test_moments_are_as_many_as_planned(instances: int) -> None:
         planned = static_holders(plan, rank)[f"optimizer of {module}"]
         padding = 2 * 4 * 4 * len(buckets)
         assert abs(held - planned) <= padding, (rank, held, planned)
-        assert planned < 8 * sum(p.numel() for m in modules for p in m.parameters()) or instances == 4
+        whole = 8 * sum(p.numel() for m in modules for p in m.parameters())
+        is_cut = any(optimizer_shards(plan, g).num_shards > 1 for g in lowered.groups if rank in g.ranks)
+        assert (planned < whole) == is_cut
+
+
+def unequal_replicas() -> Plan:
+    """A model whose LLM has one context-parallel rank in replica 0 and three in 1, its encoders two replicas
+    on one rank."""
+    stages = [
+        Stage(id=0, module="vision", replica=0, layers=(0, 5), ranks=((0,),)),
+        Stage(id=1, module="vision", replica=1, layers=(0, 5), ranks=((0,),)),
+        Stage(id=2, module="audio", replica=0, layers=(0, 4), ranks=((1,),)),
+        Stage(id=3, module="audio", replica=1, layers=(0, 4), ranks=((2,),)),
+        Stage(id=4, module="llm", replica=0, layers=(0, 2), ranks=((3,),)),
+        Stage(id=5, module="llm", replica=0, layers=(2, 6), ranks=((4,),)),
+        Stage(id=6, module="llm", replica=1, layers=(0, 3), ranks=((5,), (6,), (7,))),
+        Stage(id=7, module="llm", replica=1, layers=(3, 6), ranks=((8,), (9,), (10,))),
+    ]
+    return finish(mixed("everything", tied=True), tiny_batch(), stages, replicas=2)
+
+
+def test_ranks_that_hold_a_weight_have_its_state_once_between_them() -> None:
+    """Two float32 moments an element; a part is at most one byte more, of each of a rank's parameters."""
+    plan = sharded(unequal_replicas())
+    for module in plan.model.modules:
+        parameters = {p.name: p.num_elements for layer in module.layers for p in layer.parameters()}
+        held = sum(static_holders(plan, rank).get(f"optimizer of {module.name}", 0) for rank in plan.ranks)
+        assert 0 <= held - 8 * sum(parameters.values()) < len(plan.ranks) * len(parameters)
+    for rank in plan.ranks:
+        groups = [group for group in gradient_groups(plan) if rank in group.ranks]
+        own = sum(8 * g.num_elements / optimizer_shards(plan, g).num_shards for g in groups)
+        held = sum(size for name, size in static_holders(plan, rank).items() if name.startswith("optimizer"))
+        assert 0 <= held - own < len(parameters)
+    table = memory_table(lower(plan))
+    assert [table.static_bytes[rank] for rank in plan.ranks] == [
+        sum(size for name, size in static_holders(plan, rank).items() if not name.startswith("gradients"))
+        for rank in plan.ranks
+    ]
 
 
 @pytest.mark.parametrize(

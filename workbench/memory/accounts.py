@@ -10,6 +10,7 @@ from workbench.memory.stage import StateKind, state_of
 from workbench.plan.frame import frame_of
 from workbench.plan.gradient_groups import num_replicas
 from workbench.plan.lowered import GradientGroup, Lowered
+from workbench.plan.optimizer_shards import state_shards
 from workbench.plan.parameter_shards import sharded_stages
 from workbench.plan.plan import Stage
 from workbench.plan.routing import routing_of
@@ -48,7 +49,10 @@ class Accounts:
         """All that decides a rank's account but its rows, in any plan."""
         settings, replicas = self.plan.settings, num_replicas(self.plan)
         own = tuple(
-            (stage.layers, self.units.get(stage.id), settings.of(stage.module), replicas[stage.module])
+            (
+                *(stage.layers, self.units.get(stage.id), settings.of(stage.module), replicas[stage.module]),
+                tuple(state_shards(self.plan, stage).values()),
+            )
             for stage in self.plan.stages_on.get(rank, ())
         )
         every = frame_of(self.plan), settings.kernels, settings.optimizer_precision

@@ -7,7 +7,17 @@ from workbench.cost.expert_parallel import COMBINE
 from workbench.memory.setting import Setting
 from workbench.model.experts import EXPERT, JOIN
 from workbench.model.frozen import Needs
-from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise, Shard
+from workbench.model.layer import (
+    Attention,
+    Layer,
+    LayerKind,
+    Lookup,
+    Matmul,
+    Operator,
+    Pointwise,
+    Shard,
+    reads_alike,
+)
 
 INDEX_BYTES = 8
 
@@ -284,11 +294,8 @@ def _is_relu(operator: Operator | None) -> bool:
 
 
 def reads_same(previous: Operator | None, operator: Operator) -> bool:
-    """Whether two neighbours are products of one tensor: query, key, value; gate, up."""
-    if not isinstance(previous, Matmul) or not isinstance(operator, Matmul):
-        return False
-    first, second = ((each.in_features, each.shard, each.tokens) for each in (previous, operator))
-    return first == second and operator.shard is Shard.COLUMN
+    """As `reads_alike`, of the same tokens: of one tensor."""
+    return previous is not None and reads_alike(previous, operator) and previous.tokens == operator.tokens
 
 
 def _is_fused(operator: Operator | None) -> bool:

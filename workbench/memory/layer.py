@@ -20,8 +20,19 @@ from workbench.memory.setting import FLOAT32_BYTES, Setting
 from workbench.memory.split import SplitBytes, split_bytes
 from workbench.model.block_modules import kept_beside
 from workbench.model.frozen import Needs
-from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise, Shard
+from workbench.model.layer import (
+    Attention,
+    Layer,
+    LayerKind,
+    Lookup,
+    Matmul,
+    Operator,
+    Pointwise,
+    Shard,
+    reads_alike,
+)
 from workbench.plan.kernels import Kernels
+from workbench.plan.plan import Settings
 
 INDEX_BYTES = 8
 MOST_REMEMBERED = 4096  # layers under settings
@@ -151,6 +162,13 @@ def state_bytes(
     return StateBytes(element_bytes, element_bytes, 2 * element_bytes)
 
 
+def state_bytes_of(settings: Settings) -> StateBytes:
+    """`state_bytes` as a plan's or a job's settings say them."""
+    wide = settings.optimizer_precision
+    wide_bytes = None if wide is None else wide.num_bytes
+    return state_bytes(settings.precision.num_bytes, settings.kernels, wide_bytes)
+
+
 def saved_bytes(layer: Layer, needs: Needs, work: Work, grid: Grid, element_bytes: int) -> int:
     """Bytes a layer keeps from its forward to its backward, on one rank.
 
@@ -219,14 +237,8 @@ def working_bytes(layer: Layer, work: Work, grid: Grid, element_bytes: int) -> i
 
 
 def _kept_already(previous: Operator | None, operator: Matmul) -> bool:
-    """An attention's output is; so is what neighbours of one cut share (query, key, value; gate, up)."""
-    if isinstance(previous, Attention):
-        return True
-    return (
-        isinstance(previous, Matmul)
-        and (previous.in_features, previous.shard) == (operator.in_features, operator.shard)
-        and operator.shard is Shard.COLUMN
-    )
+    """An attention's output is; so is what neighbours of one cut share."""
+    return isinstance(previous, Attention) or reads_alike(previous, operator)
 
 
 def _cut(operator: Pointwise | Lookup | Matmul, grid: Grid) -> int:

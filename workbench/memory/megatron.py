@@ -3,8 +3,19 @@
 from itertools import pairwise
 
 from workbench.memory.setting import Setting
+from workbench.model.experts import EXPERT
 from workbench.model.frozen import Needs
-from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise, Shard
+from workbench.model.layer import (
+    Attention,
+    Layer,
+    LayerKind,
+    Lookup,
+    Matmul,
+    Operator,
+    Pointwise,
+    Shard,
+    reads_alike,
+)
 
 MASK_BYTES = 1  # of a dropout mask's element
 GRADIENT_BYTES = 4  # gradients are summed in float32
@@ -51,8 +62,8 @@ class _Account:
         if isinstance(operator, Lookup):
             return tokens * INDEX_BYTES
         if isinstance(operator, Matmul):
-            if isinstance(previous, Matmul) and previous.in_features == operator.in_features:
-                return 0.0  # shares its input with the one before
+            if reads_alike(previous, operator) or _stands_beside(previous, operator):
+                return 0.0  # what it reads is kept already
             cut = self._tp if operator.shard is Shard.ROW else self._whole
             return tokens * operator.in_features * size / cut
         cut = self._whole if operator.shard is Shard.REPLICATED else self._tp
@@ -79,3 +90,13 @@ class _Account:
         else:
             kept += tokens * operator.num_heads * FLOAT32_BYTES
         return kept / self._tp
+
+
+def _stands_beside(previous: Operator | None, operator: Matmul) -> bool:
+    """Whether an MLP right behind an output projection reads the norm that what it stands beside reads.
+
+    So it is beside an attention, and with the expert of all tokens beside the router; an expert reads rows
+    of its own.
+    """
+    is_behind = isinstance(previous, Matmul) and previous.shard is Shard.ROW
+    return is_behind and operator.shard is Shard.COLUMN and not operator.name.startswith(EXPERT)

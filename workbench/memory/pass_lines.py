@@ -260,9 +260,9 @@ class PassLines:
         if unit is not None:
             yield from map(unit.part, unit.trained)
             return
-        for layer in self._plan.model.module(stage.module).layers[slice(*stage.layers)]:
-            if layer.trainable:
-                yield from updated_elements(self._plan, stage, layer)
+        layers = self._plan.model.module(stage.module).layers
+        for index in filter(lambda index: layers[index].trainable, range(*stage.layers)):
+            yield from updated_elements(self._plan, stage, index)
 
 
 def _early_gradient_bytes(plan: Plan, stage: Stage) -> int:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from math import ceil
 from typing import Generic, NamedTuple, TypeVar
 
@@ -20,12 +21,14 @@ from workbench.model.model_graph import TEXT
 from workbench.plan.contents import contents, layer_kinds
 from workbench.plan.expert_groups import held_elements
 from workbench.plan.gradient_groups import num_replicas
+from workbench.plan.lowered import Weights
 from workbench.plan.lru_cache import Identity, LruCache
+from workbench.plan.optimizer_shards import state_shards
 from workbench.plan.plan import Microbatch, Plan, Recompute, Stage
 from workbench.plan.routing import Routing
 from workbench.plan.sequence import token_borders
 from workbench.plan.token_owners import held_runs
-from workbench.plan.work import row_kinds, work_of
+from workbench.plan.work import even_work_of, row_kinds
 
 Bytes = TypeVar("Bytes", int, Ints)
 MOST_STAGES = 16_384  # that are cached, each over a microbatch
@@ -67,9 +70,13 @@ class StageSplitBytes(NamedTuple, Generic[Bytes]):
     adding: Bytes
 
 
-def _scaled_row(row: RowWork, factor: float) -> RowWork:
-    tokens_in, tokens_out = (ceil(tokens * factor) for tokens in (row.tokens_in, row.tokens_out))
-    return replace(row, tokens_in=tokens_in, tokens_out=tokens_out)
+def _scaled_row(row: RowWork, inside: Fraction, behind: Fraction) -> RowWork:
+    return replace(
+        row,
+        tokens_in=ceil(row.tokens_in * inside),
+        tokens_out=ceil(row.tokens_out * behind),
+        reader_tokens=ceil(row.reader_tokens * inside),
+    )
 
 
 _State = Mapping[StateKind, int]  # part -> bytes
@@ -116,16 +123,20 @@ class Sizes:
         settings = every.precision, every.optimizer_precision, every.kernels, own.sharding, own.instances
         shape = stage.module, layer_kinds(self._plan, stage), stage.tp, stage.cp, stage.ep
         replicas = num_replicas(self._plan)[stage.module]
-        key = Identity(self._plan.model), settings, shape, replicas
+        shards = tuple(state_shards(self._plan, stage).values())
+        key = Identity(self._plan.model), settings, shape, replicas, shards
         return _STATES.get_or(key, lambda: self._state(stage))
 
     def _state(self, stage: Stage) -> _State:
         """By layer, but where some have tied weights; layers that differ in name alone hold the same."""
         layers = self._plan.model.module(stage.module).layers
-        first_of: dict[tuple[int, bool], int] = {}
+        shards = state_shards(self._plan, stage)
+        first_of: dict[tuple[object, ...], int] = {}
         counts: Counter[int] = Counter()
         for index in range(*stage.layers):
-            kind = id(layers[index].operators), layers[index].trainable
+            weights = Weights(stage.module, index)
+            parts = shards.get(weights), shards.get(weights._replace(experts=True))
+            kind = id(layers[index].operators), layers[index].trainable, parts
             counts[first_of.setdefault(kind, index)] += 1
         sizes: Counter[StateKind] = Counter()
         if len(counts) == 1 == counts.total() or any(layers[index].tied for index in range(*stage.layers)):
@@ -254,14 +265,21 @@ class Sizes:
         return num_tokens if masks - {CAUSAL} else 0
 
     def _most_held(self, stage: Stage, microbatch: Microbatch) -> Work:
-        """The microbatch's work, with tokens as if every rank held as many as the one that holds most."""
-        work = work_of(self._plan, microbatch)
+        """The microbatch's work, with tokens as if every rank held as many as the one that holds most.
+
+        That may be another rank than the one with the most pairs, by which `work_of` goes.
+        """
+        work = even_work_of(self._plan, microbatch)
         if stage.cp == 1:
             return work
-        held = held_runs(self._routing, microbatch, TokenCount.IN)
+        inside, behind = (self._excess(stage, microbatch, count) for count in (TokenCount.IN, TokenCount.OUT))
+        return Work(tuple(_scaled_row(row, inside, behind) for row in work.rows))
+
+    def _excess(self, stage: Stage, microbatch: Microbatch, count: TokenCount) -> Fraction:
+        """Tokens on the rank that holds most, as a multiple of an even share."""
+        held = held_runs(self._routing, microbatch, count)
         counts = [sum(run.num_tokens for run in runs) for runs in held]
-        excess = max(counts) * stage.cp / sum(counts)
-        return Work(tuple(_scaled_row(row, excess) for row in work.rows))
+        return Fraction(max(counts) * stage.cp, sum(counts))
 
     def _looked_up(self, stage: Stage, microbatch: Microbatch) -> float | None:
         """Text tokens on one rank, where other modules' features stand beside them."""

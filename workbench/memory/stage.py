@@ -1,14 +1,17 @@
 """Bytes of one stage's weights on one rank: parameters, gradients and optimizer state."""
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
 
-from workbench.memory.layer import state_bytes
+from workbench.memory.layer import state_bytes_of
 from workbench.model.experts import is_of_expert
-from workbench.model.layer import Layer
-from workbench.plan.expert_groups import has_expert_parallelism, held_elements
-from workbench.plan.gradient_groups import num_replicas
+from workbench.model.layer import Parameter
+from workbench.plan.expert_groups import held_elements
+from workbench.plan.gradient_groups import num_replicas, weights_with
+from workbench.plan.lowered import Weights
+from workbench.plan.optimizer_shards import state_shards
 from workbench.plan.plan import Plan, Sharding, Stage
 from workbench.plan.tied import equal_stages, tied_on
 
@@ -48,57 +51,63 @@ def state_of(plan: Plan, rank: int) -> Iterator[tuple[Stage, StateKind, int]]:
 
 def stage_state(plan: Plan, stage: Stage, seen: Collection[str] = ()) -> Iterator[tuple[StateKind, int]]:
     """(part, bytes) of every parameter of a stage on one of its ranks, but for those that were seen."""
-    seen = set(seen)
+    seen, parts_of = set(seen), _Parts(plan, stage)
     known: dict[tuple[object, ...], list[tuple[StateKind, int]]] = {}  # of weights of the same shape
-    kinds = {of_experts: _state_kinds(plan, stage, of_experts=of_experts) for of_experts in (False, True)}
-    for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
+    kinds, layers = _state_kinds(plan, stage), plan.model.module(stage.module).layers
+    for index in range(*stage.layers):
+        layer = layers[index]
         for parameter in (each for each in layer.parameters() if each.name not in seen):
             seen.add(parameter.name)
-            of_experts = stage.ep > 1 and is_of_expert(parameter)
-            if (shape := (parameter.shape, parameter.shard, of_experts, layer.trainable)) not in known:
-                held = kinds[of_experts][: 3 if layer.trainable else 1]
+            of_experts, parts = stage.ep > 1 and is_of_expert(parameter), parts_of.parts(index, parameter)
+            if (shape := (parameter.shape, parameter.shard, of_experts, layer.trainable, parts)) not in known:
+                held = kinds[: 3 if layer.trainable else 1]
                 elements = held_elements(parameter, stage)
-                known[shape] = [(kind, ceil(elements * size / parts)) for kind, size, parts in held]
+                known[shape] = [
+                    (kind, ceil(elements * size / (parts if is_sharded else 1)))
+                    for kind, size, is_sharded in held
+                ]
             yield from known[shape]
 
 
-def _state_kinds(plan: Plan, stage: Stage, *, of_experts: bool) -> tuple[tuple[StateKind, int, int], ...]:
-    """What is held of a weight, frozen ones the first of it: bytes of an element, ranks that share it."""
-    settings = plan.settings
-    sharding, wide = settings.of(stage.module).sharding, settings.optimizer_precision
-    wide_bytes = None if wide is None else wide.num_bytes
-    size = state_bytes(settings.precision.num_bytes, settings.kernels, wide_bytes)
-    parts = _num_parts(plan, stage, of_experts=of_experts)
+def _state_kinds(plan: Plan, stage: Stage) -> tuple[tuple[StateKind, int, bool], ...]:
+    """What is held of a weight, frozen ones the first of it: bytes of an element, whether ranks share it."""
+    sharding, size = plan.settings.of(stage.module).sharding, state_bytes_of(plan.settings)
     each = {"parameters": size.weight, GRADIENTS: size.gradient, "optimizer": size.optimizer}
     return tuple(
-        (StateKind(part, stage.module), num_bytes, parts if sharding in _SHARDED[part] else 1)
+        (StateKind(part, stage.module), num_bytes, sharding in _SHARDED[part])
         for part, num_bytes in each.items()
     )
 
 
-def _num_parts(plan: Plan, stage: Stage, *, of_experts: bool) -> int:
-    """Of a sharded state: its holders over the copies that are kept; `optimizer_shards` says which.
+class _Parts:
+    """Ranks that share a sharded state of weights of a stage: those that hold them, over the copies kept."""
 
-    A distributed expert has as many holders in a stage as its ranks hold copies of all experts.
+    def __init__(self, plan: Plan, stage: Stage) -> None:
+        self._stage, self._layers = stage, plan.model.module(stage.module).layers
+        self._shards = state_shards(plan, stage)
+        settings = plan.settings.of(stage.module)
+        of_unit = num_replicas(plan)[stage.module] * stage.cp // settings.instances
+        self._of_unit = max(1, of_unit) if settings.sharding is Sharding.PARAMETERS else 1
+
+    def weights(self, index: int, parameter: Parameter) -> Weights:
+        return weights_with(self._stage, index, self._layers[index], parameter)
+
+    def parts(self, index: int, parameter: Parameter) -> int:
+        return self._shards.get(self.weights(index, parameter), self._of_unit)
+
+
+def updated_elements(plan: Plan, stage: Stage, index: int) -> tuple[float, ...]:
+    """Elements of each tensor of a trained layer of the stage that the optimizer of one rank updates.
+
+    They are the parameters, or one part of all that travel together where it is sharded or has a wide copy.
     """
-    holders = len(stage.expert_ranks) if of_experts else stage.cp
-    return max(1, num_replicas(plan)[stage.module] * holders // plan.settings.of(stage.module).instances)
-
-
-def updated_elements(plan: Plan, stage: Stage, layer: Layer) -> tuple[float, ...]:
-    """Elements of each tensor of a trained layer that the optimizer of one rank updates.
-
-    They are the parameters, or one part of the whole layer where it is sharded or has a wide copy.
-    """
-    of_experts = [p for p in layer.parameters() if has_expert_parallelism(stage, layer) and is_of_expert(p)]
-    own = [p for p in layer.parameters() if p not in of_experts]
-    elements = tuple(held_elements(parameter, stage) for parameter in (*own, *of_experts))
+    parameters = plan.model.module(stage.module).layers[index].parameters()
     is_sharded = plan.settings.of(stage.module).sharding is not Sharding.NONE
     if not is_sharded and plan.settings.gradient_bytes == plan.settings.precision.num_bytes:
-        return elements
-    return tuple(
-        sum(held_elements(p, stage) for p in held)
-        / (_num_parts(plan, stage, of_experts=place > 0) if is_sharded else 1)
-        for place, held in enumerate((own, of_experts))
-        if held
-    )
+        return tuple(held_elements(parameter, stage) for parameter in parameters)
+    parts_of = _Parts(plan, replace(stage, layers=(index, index + 1)))
+    together: dict[Weights, float] = {}
+    for each in parameters:
+        weights, elements = parts_of.weights(index, each), held_elements(each, stage)
+        together[weights] = together.get(weights, 0.0) + elements / parts_of.parts(index, each)
+    return tuple(together.values())

@@ -264,3 +264,11 @@ class Layer:
     def reads_context(self) -> bool:
         """Whether it looks at another module's tokens, which stand in no sequence of its own."""
         return any(isinstance(op, Attention) and op.keys is TokenCount.CONTEXT for op in self.operators)
+
+
+def reads_alike(previous: Operator | None, operator: Operator) -> bool:
+    """Whether two neighbours are products of equally wide tensors, cut alike: query, key, value; gate, up."""
+    if not isinstance(previous, Matmul) or not isinstance(operator, Matmul):
+        return False
+    first, second = ((each.in_features, each.shard) for each in (previous, operator))
+    return first == second and operator.shard is Shard.COLUMN

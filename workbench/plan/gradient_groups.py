@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from workbench.model.experts import is_of_expert
-from workbench.model.layer import Layer, Shard
+from workbench.model.layer import Layer, Parameter, Shard
 from workbench.model.model_graph import ModelGraph, Module
 from workbench.plan.expert_groups import (
     check_equal_degrees,
@@ -123,6 +123,31 @@ def _of_module(
             for index, ranks in enumerate(known[key], first_index + len(groups))
         ]
     return tuple(groups)
+
+
+def trained_weights(plan: Plan, stage: Stage) -> tuple[Weights, ...]:
+    """Those that a stage sums gradients of, each once, last layer first."""
+    return _held(plan).weights(stage)
+
+
+def weights_with(stage: Stage, index: int, layer: Layer, parameter: Parameter) -> Weights:
+    """The weights among which a parameter of a layer travels: its own, or experts', or a tied one alone."""
+    if parameter.name in dict(layer.tied).values():
+        return Weights(stage.module, None, parameter.name)
+    return Weights(stage.module, index, experts=stage.ep > 1 and is_of_expert(parameter))
+
+
+def group_on(plan: Plan, weights: Weights, rank: int) -> GradientGroup:
+    """The group in which a rank that holds these weights sums their gradients."""
+    return next(group for group in _groups_of_weights(plan)[weights] if rank in group.members)
+
+
+@cached_on_instance
+def _groups_of_weights(plan: Plan) -> dict[Weights, list[GradientGroup]]:
+    found: dict[Weights, list[GradientGroup]] = {}
+    for group in gradient_groups(plan):
+        found.setdefault(group.weights[0], []).append(group)
+    return found
 
 
 @cached_on_instance

@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from workbench.plan.lowered import GradientGroup
-from workbench.plan.plan import Plan, Sharding
+from workbench.plan.gradient_groups import group_on, trained_weights
+from workbench.plan.lowered import GradientGroup, Weights
+from workbench.plan.plan import Plan, Sharding, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,26 @@ def optimizer_shards(plan: Plan, group: GradientGroup) -> OptimizerShards:
             f"the same weights, got {settings.instances}; nearest: {nearest}"
         )
     return _instances(group.ranks, num_ranks // settings.instances)
+
+
+def state_shards(plan: Plan, stage: Stage) -> dict[Weights, int]:
+    """Trained weights of a stage -> parts into which the optimizer's state of them is cut on its ranks.
+
+    None where the state is whole, or goes with sharded weights. Weights of one stage may have unlike groups:
+    tied ones those of all stages that use them.
+
+    Raises:
+        ValueError: as `optimizer_shards`.
+
+    Complexity: O(layers x tp or ep), but for the groups, which are derived once.
+    """
+    if plan.settings.of(stage.module).sharding not in (Sharding.OPTIMIZER, Sharding.GRADIENTS):
+        return {}
+    rank = stage.flat_ranks[0]
+    return {
+        weights: optimizer_shards(plan, group_on(plan, weights, rank)).num_shards
+        for weights in trained_weights(plan, stage)
+    }
 
 
 def check_instances(plan: Plan, groups: Iterable[GradientGroup]) -> None:

@@ -12,7 +12,7 @@ from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel, Work
 from workbench.cost.roofline import Grid
 from workbench.job.job import Job
-from workbench.memory.layer import layer_bytes, state_bytes
+from workbench.memory.layer import layer_bytes, state_bytes_of
 from workbench.memory.setting import Setting
 from workbench.model.experts import is_of_expert
 from workbench.model.frozen import Needs
@@ -97,7 +97,7 @@ class ModulePrices:
 
     def __init__(self, job: Job, cost: CostModel) -> None:
         self.job, self.cost = job, cost
-        self.size = state_bytes(job.settings.precision.num_bytes, job.settings.kernels)  # per parameter
+        self.size = state_bytes_of(job.settings)  # per parameter
         self._alone = self._samples()
         self._known: dict[tuple[object, ...], tuple[Totals, ...]] = {}
         self._exchanges: dict[tuple[ModuleChoice, float, float], BoundaryExchange] = {}
@@ -176,8 +176,12 @@ class ModulePrices:
 
     def update_s(self, choice: ModuleChoice, trained: float, of_experts: float = 0.0) -> float:
         """The update of a rank's part of the optimizer state."""
-        mine = self._shard(choice, trained, of_experts)
-        return self.cost.update_s(mine * step_bytes(self.job.settings.precision))
+        return self.updated_s(self._shard(choice, trained, of_experts))
+
+    def updated_s(self, num_elements: float) -> float:
+        """The update of so many elements on one rank."""
+        settings = self.job.settings
+        return self.cost.update_s(num_elements * step_bytes(settings.precision, settings.optimizer_precision))
 
     def state_bytes(
         self, choice: ModuleChoice, weights: float, trained: float, of_experts: float = 0.0

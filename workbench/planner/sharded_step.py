@@ -9,7 +9,6 @@ from workbench.cost.hardware import Link
 from workbench.cost.overlapped_collectives import loss_on
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, ModuleChoice
 from workbench.planner.module_price import BoundaryExchange, ModulePrices, Totals
-from workbench.timing.price import step_bytes
 
 PREFETCHED = 2  # layers whose parameters, and whose gradients, a rank holds whole at once
 
@@ -54,19 +53,19 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice, num_samples: int) -
     once_s = _lanes_s(one)
     more_s = _lanes_s([*one, *one]) - once_s if num_rounds > 1 else 0.0
     last_s = max(once_s, _summed_s(one))
-    update_s = held = 0.0
+    updated = held = 0.0
     size = prices.size
     for part, layer in layers:
         shards = part.num_holders // part.instances
         per_weight = layer.weights * size.weight + layer.trained * (size.gradient + size.optimizer)
         held += per_weight / shards + layer.kept_bytes
-        update_s += layer.trained / shards
+        updated += layer.trained / shards
     whole = max(layer.weights * size.weight + layer.trained * size.gradient for _, layer in layers)
     working = max(layer.working_bytes for _, layer in layers)
     return LayoutStep(
         passes_s=once_s + (num_rounds - 1) * more_s,
         exchange_s=last_s - once_s,
-        update_s=prices.cost.update_s(update_s * step_bytes(job.settings.precision)),
+        update_s=prices.updated_s(updated),
         boundary_s=0.0,
         boundary_bytes=0.0,
         peak_bytes=round(held + PREFETCHED * whole + working),

@@ -12,6 +12,7 @@ from workbench.cost.model import CostModel
 from workbench.memory.sizes import Sizes
 from workbench.memory.stage import GRADIENTS, state_of
 from workbench.model.model_graph import Edge
+from workbench.plan.optimizer_shards import state_shards
 from workbench.plan.plan import KeyExchange, Plan, Stage
 from workbench.plan.routing import Routing, routing_of
 from workbench.planner.planner_cost import PlannerCost
@@ -131,7 +132,8 @@ class StageBounds:
         plan = routing.plan
         stages = plan.stages_on[rank]
         ahead = tuple(self._forwards_ahead(routing, stage) for stage in stages)
-        key = (ahead, *((s.module, s.layers, s.tp, s.cp, s.ep, len(plan.replicas(s.module))) for s in stages))
+        grids = tuple((s.module, s.layers, s.tp, s.cp, s.ep, len(plan.replicas(s.module))) for s in stages)
+        key = ahead, grids, *(tuple(state_shards(plan, stage).values()) for stage in stages)
         if key not in self._held:
             trained = {stage.id for stage in stages if self._is_trained(plan, stage)}
             state = list(state_of(plan, rank))

@@ -11,7 +11,7 @@ from itertools import pairwise
 from workbench.cost.model import CostModel
 from workbench.elastic.availability import Availability
 from workbench.job.job import Job
-from workbench.memory.layer import state_bytes
+from workbench.memory.layer import state_bytes_of
 from workbench.memory.stage import GRADIENTS, state_of
 from workbench.plan.plan import Plan
 from workbench.schedule.choice import Schedule
@@ -290,11 +290,7 @@ def checkpoint_bytes(plan: Plan | Job) -> tuple[int, int]:
 
     Complexity: O(parameters).
     """
-    settings = plan.settings
-    wide = settings.optimizer_precision
-    size = state_bytes(
-        settings.precision.num_bytes, settings.kernels, None if wide is None else wide.num_bytes
-    )
+    size = state_bytes_of(plan.settings)
     trained: dict[tuple[str, str], int] = {}
     frozen: dict[tuple[str, str], int] = {}
     for module in plan.model.modules:
