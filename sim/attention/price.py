@@ -16,7 +16,14 @@ from workbench.cost.collectives import Collective
 from workbench.cost.hardware import Link
 from workbench.cost.kernel_times import ELEMENT_BYTES
 from workbench.cost.model import CostModel
-from workbench.cost.roofline import ATTENTION_BACKWARD_FLOP, Grid, RowWork, Work, attention_flop
+from workbench.cost.roofline import (
+    ATTENTION_BACKWARD_FLOP,
+    Grid,
+    RowWork,
+    Work,
+    attention_flop,
+    key_sum_bytes,
+)
 from workbench.masks.bitfield import Bitfield, concatenate
 from workbench.masks.tiles import PARTIAL, Tiles, classify
 from workbench.model.layer import Attention, TokenCount
@@ -28,7 +35,7 @@ from workbench.plan.token_owners import owned_tokens, row_shards
 from workbench.plan.work import row_kind, row_mask
 from workbench.timing.attention import AttentionCall, AttentionTime
 
-PARTIAL_BYTES = 4  # an unfinished result, and a gradient on its way, is kept in float32
+PARTIAL_BYTES = 4  # an unfinished result is kept in float32
 LONG = 16384  # tokens at which the profile's attention rate stands for a full GPU
 LONG_ROW = Work((RowWork(LONG, LONG, LONG * (LONG + 1) // 2),))
 TILE = (128, 128)
@@ -248,7 +255,6 @@ def wires_of(
 
     Shares are padded to the longest.
 
-
     Raises:
         ValueError: several ranks without a link.
     """
@@ -258,8 +264,8 @@ def wires_of(
     if link is None:
         raise ValueError(f"gather over {num_ranks} ranks: want a link, got none")
     elements = 2.0 * max(tokens_by_rank) * num_ranks * launches.kv_heads * operator.head_dim
-    seconds = cost.collectives.seconds
+    seconds, size = cost.collectives.seconds, ELEMENT_BYTES[precision]
     return Wires(
-        gather_s=seconds(Collective.ALL_GATHER, elements * ELEMENT_BYTES[precision], num_ranks, link),
-        scatter_s=seconds(Collective.REDUCE_SCATTER, elements * PARTIAL_BYTES, num_ranks, link),
+        gather_s=seconds(Collective.ALL_GATHER, elements * size, num_ranks, link),
+        scatter_s=seconds(Collective.REDUCE_SCATTER, elements * key_sum_bytes(size), num_ranks, link),
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
-from workbench.cost.roofline import RowWork, Work
+from workbench.cost.roofline import RowWork, Work, key_sum_bytes
 from workbench.masks.bitfield import concatenate
 from workbench.masks.tiles import area
 from workbench.model.layer import Attention, Layer, LayerKind, TokenCount
@@ -15,8 +15,6 @@ from workbench.plan.routing import routing_of
 from workbench.plan.token_owners import owned_tokens, row_shards
 from workbench.plan.work import row_kinds, row_mask
 from workbench.timing.attention import AttentionCall, AttentionModel, AttentionTime, identity_of
-
-SUM_BYTES = 4  # gradients on their way are float32, or wider where the activations are
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +76,7 @@ class ExchangedAttention:
         num_ranks, longest = len(blocks.tokens), max(blocks.tokens)
         elements = 2.0 * longest * _local(call, call.operator.num_kv_heads) * call.operator.head_dim
         move_s = self._moved_s(call, elements * self._element_bytes)
-        sums_s = self._moved_s(call, elements * max(SUM_BYTES, self._element_bytes))
+        sums_s = self._moved_s(call, elements * key_sum_bytes(self._element_bytes))
         forward_s = backward_s = 0.0
         for step in range(num_ranks):
             each_s = [
