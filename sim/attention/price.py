@@ -34,6 +34,7 @@ from workbench.plan.routing import Routing, routing_of
 from workbench.plan.token_owners import owned_tokens, row_shards
 from workbench.plan.work import row_kind, row_mask
 from workbench.timing.attention import AttentionCall, AttentionTime
+from workbench.timing.grid_links import grid_links
 
 PARTIAL_BYTES = 4  # an unfinished result is kept in float32
 LONG = 16384  # tokens at which the profile's attention rate stands for a full GPU
@@ -130,7 +131,7 @@ class SimulatedAttention:
             return None
         if self._routing is None or call.plan is not self._routing.plan:  # what is known is of one plan
             self._routing, self._tiles = routing_of(call.plan), {}
-        link = call.plan.cluster.joining(stage.flat_ranks)
+        link = grid_links(call.plan.cluster, stage).context
         shape = (operator.num_heads, operator.num_kv_heads, operator.head_dim)
         name = (microbatch.module, microbatch.replica, microbatch.index)
         if name not in self._tiles:
@@ -140,7 +141,7 @@ class SimulatedAttention:
         return _TIMES.get_or(key, lambda: self._time(call, *tiles, link))
 
     def _time(
-        self, call: AttentionCall, tiles: tuple[Tiles, ...], tokens: tuple[int, ...], link: Link
+        self, call: AttentionCall, tiles: tuple[Tiles, ...], tokens: tuple[int, ...], link: Link | None
     ) -> AttentionTime:
         operator, stage, precision = call.operator, call.stage, str(call.plan.settings.precision)
         num_heads, num_kv_heads = operator.num_heads // stage.tp, operator.num_kv_heads // stage.tp

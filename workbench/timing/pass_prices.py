@@ -28,7 +28,7 @@ from workbench.timing.attention import (
     with_attention,
     without_attention,
 )
-from workbench.timing.grid_links import GridLinks, grid_links
+from workbench.timing.grid_links import GridLinks, grid_links, neighbour_link
 from workbench.timing.pass_times import PassTimes, pace, pass_times, with_gathers
 from workbench.timing.weights import CollectivePrices
 
@@ -216,12 +216,12 @@ class PassPrices:
         return self._grid_of(stage, (stage.tp, stage.cp) if self._attention is None else stage.ranks)
 
     def _tokens(self, stage: Stage, microbatch: Microbatch) -> tuple[object, ...]:
-        """What decides times of attention besides: whose tokens, who owns them, and what joins the owners."""
+        """What decides times of attention besides: whose tokens, who owns them, and what joins neighbours."""
         plan = self._plan
         where = microbatch.module, microbatch.replica, microbatch.index
         shards = (plan.token_shard.get((*where, row)) for row in range(len(microbatch.rows)))
         owners = tuple(None if shard is None else (shard.block_tokens, shard.owners) for shard in shards)
-        link = plan.cluster.joining(stage.flat_ranks)
+        link = neighbour_link(plan.cluster, stage)
         return self._attention_identity, Identity(plan.batch), microbatch.rows, owners, link
 
     def _grid_of(self, stage: Stage, grid: tuple[object, ...]) -> tuple[object, ...]:
