@@ -12,6 +12,7 @@ from sim.predict import predict, prices_of, step_s
 from tests.command_line import answered, workbench
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
+from workbench.data.sample import Sample, Segment
 from workbench.explain.changes import Judge, try_changes
 from workbench.explain.difference import Side, difference
 from workbench.explain.explanation import account_of, parts_of_all
@@ -24,6 +25,7 @@ from workbench.memory.account import peak_bytes
 from workbench.plan.codec import plan_hash, write_plan
 from workbench.plan.plan import Plan
 from workbench.planner.stage_counts import silent
+from workbench.schedule.action import Pass
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.strategies import cornstarch, dip
 from workbench.strategies.registry import PLANNERS
@@ -86,6 +88,23 @@ def test_a_strategy_makes_the_plan_again_of_the_job_that_the_plan_tells(job: Job
     assert origin.is_exact or name == UNTOLD
     again = PLANNERS[name](origin.job, H100, silent)
     assert (plan_hash(again) == plan_hash(plan)) == origin.is_exact
+
+
+def test_ranks_without_token_shards_straggle_where_zigzag_is_uneven(job: Job) -> None:
+    """One document of three quarters of a row: half of four ranks have twice the mean of all pairs."""
+    documents = "causal_document(lengths=[49152, 8192, 8192])"
+    shares = {}
+    for mask in (documents, "causal"):
+        batch = (Sample(0, (Segment("text", 0, 65536, 65536),), mask),)
+        layouts = (ModuleLayout(module="vision", pp=1), ModuleLayout(module="llm", pp=1, cp=4))
+        plan = planned(replace(job, batch=batch, replicas=1, layouts=layouts), "megatron-heterogeneous")
+        llm = {stage.id for stage in plan.stages if stage.module == "llm"}
+        parts = side(plan).parts
+        shares[mask] = {action: part.straggler for action, part in parts.items() if action.stage in llm}
+    passes = [action for action in shares[documents] if action.kind in (Pass.F, Pass.B)]
+    assert len(passes) == 2
+    assert all(shares[documents][action] > 0.1 for action in passes)
+    assert all(share == 0.0 for share in shares["causal"].values())
 
 
 @pytest.mark.parametrize("kind", ScheduleKind)

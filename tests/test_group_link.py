@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from workbench.cost.collectives import all_gather_s
 from workbench.cost.execution import Execution, KeyTravel
 from workbench.cost.group_link import group_link, ring_link
 from workbench.cost.hardware import Cluster, Link, Node, uniform
@@ -84,11 +85,11 @@ def test_a_group_of_nothing_is_refused():
         group_link(CLUSTER, num_ranks=0, stride=1)
 
 
-def block_time(execution, **links):
+def block_time(execution, precision="bfloat16", **links):
     cost = CostModel(load_profile("H100"), execution)
     layer = from_shape("llama-3.1-8b", module="llm").layers[1]
     work = Work((RowWork(32768, 32768, 32768 * 32769 // 2),))
-    return cost.layer_time(layer, work, tp=2, cp=8, precision="bfloat16", **links)
+    return cost.layer_time(layer, work, tp=2, cp=8, precision=precision, **links)
 
 
 def test_each_axis_has_its_own_link():
@@ -101,6 +102,20 @@ def test_each_axis_has_its_own_link():
     assert both[0] < both[2] < both[3]
     assert both[3] - both[2] == pytest.approx(both[1] - both[0])  # the axes do not touch each other
     assert block_time(Execution(), link=slow).forward_s == both[3]  # one link holds for both
+
+
+@pytest.mark.parametrize(("precision", "key_bytes", "sum_bytes"), [("bfloat16", 2, 4), ("float32", 4, 4)])
+def test_a_backward_gathers_keys_again_and_adds_their_gradients_up_in_float32(
+    precision, key_bytes, sum_bytes
+):
+    """As `runtime.parallel.context.gathered` does: what was gathered is not kept."""
+    slow, free = (replace(CARD, bytes_per_s=rate, latency_s=0.0) for rate in (1e9, 1e30))
+    exposed, alone = (block_time(Execution(), precision, link=free, context_link=a) for a in (slow, free))
+    elements = 2 * 32768 * 8 * 128 / 2  # keys and values, of half the heads
+    gather_s, scatter_s = (all_gather_s(elements * size, 8, slow) for size in (key_bytes, sum_bytes))
+    assert exposed.forward_s - alone.forward_s == pytest.approx(gather_s)
+    backward_s = [time.input_grad_s + time.weight_grad_s for time in (exposed, alone)]
+    assert backward_s[0] - backward_s[1] == pytest.approx(gather_s + scatter_s)
 
 
 def test_keys_behind_an_attention_cost_what_it_does_not_hide():

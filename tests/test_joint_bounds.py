@@ -361,6 +361,23 @@ def test_no_all_gather_brings_more_than_the_most(profile):
         assert size / seconds <= most * 1.001
 
 
+def test_no_all_to_all_brings_more_keys_than_the_most():
+    """One measured ten times as fast as gathers: four of them, each of half of a rank's keys and values."""
+    profile = load_profile("H100")
+    gather = next(each for each in profile.collectives if each.collective == Collective.ALL_GATHER)
+    points = tuple((*at, 10 * rate) for *at, rate in gather.table.points)
+    exchange = replace(
+        gather, collective=str(Collective.ALL_TO_ALL), table=replace(gather.table, points=points)
+    )
+    model = CostModel(replace(profile, collectives=(gather, exchange)))
+    link = profile.machine_link(gather.scope).link
+    node = Node(device="H100", num_ranks=8, memory_bytes=1)
+    most = most_bytes_per_s(uniform("one", node, num_nodes=1, intra=link, inter=link), model)
+    for num, size in product((2, 4, 8), np.geomspace(1e3, 8e9, 61)):
+        seconds = 4 * model.collectives.seconds(Collective.ALL_TO_ALL, size / 2, num, link)
+        assert size / seconds <= most * 1.001
+
+
 def test_a_sample_goes_from_where_a_module_is_entered_to_where_it_is_left():
     """Also past a module whose output a later layer reads, and not through layers in front of that."""
     job = small()

@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 
 from runtime.world.pool import Pool
+from sim.attention.price import SimulatedAttention
 from tests.plans import LINK, disjoint_plan, finish
 from tests.test_context_parallel_step import BATCHES, modality_alone, plan_of, with_owners
 from tests.test_parity import assert_same, mixed
 from tests.tiny_models import LLAMA, SIGLIP, encoder, llm
+from workbench.cost.hardware import Link, Node, uniform
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
@@ -22,6 +24,7 @@ from workbench.timing.accept import accept
 from workbench.timing.attention import AttentionCall, AttentionTime
 from workbench.timing.key_exchange import with_key_exchange
 from workbench.timing.price import price
+from workbench.units import GB, GIB
 
 
 def exchanging(plan: Plan, kind: KeyExchange, recompute: Recompute = Recompute.NONE) -> Plan:
@@ -99,6 +102,8 @@ def test_limits_are_refused_by_name() -> None:
 
 
 COST = CostModel(load_profile("A40"))
+WIDE = LLAMA | {"hidden_size": 128, "num_attention_heads": 16, "num_key_value_heads": 16}
+TOKENS = 2048
 
 
 def time_of(plan: Plan, kind: KeyExchange) -> AttentionTime:
@@ -162,3 +167,45 @@ def test_the_price_of_a_plan_is_that_of_its_exchange() -> None:
 
 def test_settings_stand_in_the_plan() -> None:
     assert Settings().of("llm").key_exchange is KeyExchange.ALL_GATHER
+
+
+def on_nodes(cp: int, tp: int, num_cards: int) -> Plan:
+    """A text on sixteen ranks of two nodes, whose cards send 1 MB/s each: what computes takes no time."""
+    model = connect("text", (llm(WIDE),))
+    plan = disjoint_plan(model, [Sample(0, (Segment("text", 0, TOKENS, TOKENS),))], grids={"llm": (cp, tp)})
+    node = Node(device="A40", num_ranks=8, memory_bytes=GIB, num_cards=num_cards)
+    near = Link(name="near", bytes_per_s=100 * GB, latency_s=0.0)
+    card = Link(name="card", bytes_per_s=1e6, latency_s=0.0)
+    return replace(plan, cluster=uniform("nodes", node, num_nodes=2, intra=near, inter=card))
+
+
+def forward_s(plan: Plan, kind: KeyExchange) -> float:
+    (stage,), (microbatch,) = plan.stages, plan.microbatches
+    operator = next(o for layer in plan.model.llm.layers for o in layer.operators if isinstance(o, Attention))
+    plan = exchanging(plan, kind)
+    model = with_key_exchange(SimulatedAttention(COST), plan, COST)
+    assert model is not None
+    found = model(AttentionCall(plan=plan, stage=stage, microbatch=microbatch, operator=operator))
+    assert found is not None
+    return found.forward_s
+
+
+@pytest.mark.parametrize("kind", KeyExchange)
+@pytest.mark.parametrize(
+    ("cp", "tp", "all_faster", "ring_faster"),
+    [pytest.param(2, 8, 8.0, 8.0, id="columns-share"), pytest.param(16, 1, 8.0, 1.0, id="one-column")],
+)
+def test_what_leaves_a_node_goes_over_all_of_its_cards(
+    kind: KeyExchange, cp: int, tp: int, all_faster: float, ring_faster: float
+) -> None:
+    """Eight columns share one card or have one each; of a single one a ring sends over one card at a time."""
+    shared_s, own_s = (forward_s(on_nodes(cp, tp, num_cards), kind) for num_cards in (1, 8))
+    faster = ring_faster if kind is RING else all_faster
+    assert shared_s / own_s == pytest.approx(faster, rel=1e-2)
+    keys_bytes = 2 * TOKENS / 2 * 16 * 8 * 4  # of the tokens of a node, all heads of 8 in float32
+    leaving = {
+        KeyExchange.ALL_GATHER: keys_bytes,
+        RING: keys_bytes * (cp - 1) / (cp / 2),  # a step brings one block, and the last is not passed on
+        ALL_TO_ALL: 2 * keys_bytes / 2,  # queries and outputs too; half of the heads stay
+    }
+    assert shared_s >= leaving[kind] / 1e6

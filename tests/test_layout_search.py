@@ -54,6 +54,20 @@ def job_on(num_ranks, *, memory_gb=80.0, samples=16, **changes):
     return replace(job, **changes)
 
 
+def test_context_parallel_ranks_count_as_the_busiest_of_zigzag():
+    """Documents of 1,536, 256 and 256 tokens: of 8 blocks of 256, two ranks have 3 and 4 of the longest."""
+    mask = "causal_document(lengths=[1536, 256, 256])"
+    llm = from_shape("llama-3.2-3b", module="llm")
+    batch = fixed_samples(4, text_tokens=2048, items={})
+    job = job_on(8, model=connect("llm", (llm,)), batch=tuple(replace(each, mask=mask) for each in batch))
+    (found,), (even,) = ((work for work, _ in ModulePrices(job, COST).shapes("llm", 2, cp)) for cp in (4, 1))
+    pairs = [sum(range(256 * block + 1, 256 * block + 257)) for block in range(6)] + [256 * 257 // 2] * 2
+    busiest = max(pairs[rank] + pairs[7 - rank] for rank in range(4))
+    assert even.attention_area == 2 * sum(pairs)
+    assert found.attention_area == 2 * 4 * busiest > 1.5 * even.attention_area
+    assert found.rows[0].tokens_in == even.rows[0].tokens_in == 2048
+
+
 def test_jobs_that_share_prices_have_the_steps_that_they_have_alone():
     job = job_on(8, samples=8)
     settings = replace(

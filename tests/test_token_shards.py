@@ -11,8 +11,10 @@ from workbench.data.sample import Sample, Segment
 from workbench.masks.bitfield import dense
 from workbench.plan.check import check
 from workbench.plan.plan import Microbatch, Plan
+from workbench.plan.routing import routing_of
+from workbench.plan.token_owners import row_shards
 from workbench.plan.token_shards import Scope, token_shards
-from workbench.plan.work import row_mask, work_of
+from workbench.plan.work import even_work_of, row_mask, work_of, works_of
 
 
 def sample(index: int, text: int, images: int = 1, mask: str = "multimodal") -> Sample:
@@ -71,7 +73,7 @@ def test_balanced_shards_price_lower_than_positions():
     plan = cp_plan([sample(0, 700, images=8)], cp=4)
     balanced = pairs_of_slowest(plan, token_shards(plan, "llm", longest_first_exchanged, block_tokens=8))
     by_position = pairs_of_slowest(plan, token_shards(plan, "llm", tokens.contiguous, block_tokens=8))
-    whole = pairs_of_slowest(plan, ())
+    whole = sum(even_work_of(plan, m).attention_area for m in plan.microbatches if m.module == "llm")
     assert whole <= balanced < 1.05 * whole < by_position
 
 
@@ -110,3 +112,54 @@ def test_bad_input_is_refused():
         token_shards(plan, "llm", tokens.longest_first, block_tokens=0)
     with pytest.raises(ValueError, match="nose"):
         token_shards(plan, "nose", tokens.longest_first)
+
+
+def texts(*samples: tuple[int, str], cp: int) -> Plan:
+    """Texts of such lengths under such masks, all in one row of the LLM."""
+    batch = [Sample(k, (Segment("text", 0, n, n),), mask) for k, (n, mask) in enumerate(samples)]
+    plan = cp_plan(batch, cp)
+    row = tuple(item for m in plan.microbatches_of["llm", 0] for item in m.items)
+    microbatch = Microbatch(module="llm", replica=0, index=0, rows=(row,))
+    return replace(plan, microbatches=(microbatch,), programs=())
+
+
+DOCUMENTS = "causal_document(lengths=[48, 8, 8])"
+
+
+@pytest.mark.parametrize(
+    ("samples", "pairs"),
+    [
+        pytest.param([(64, DOCUMENTS)], [72, 136, 520, 520], id="documents"),
+        pytest.param([(64, "sliding_window(window=16)")], None, id="window"),
+        pytest.param([(64, "prefix_lm(prefix=32)")], None, id="prefix"),
+        pytest.param([(48, "causal"), (8, "causal"), (8, "causal")], [72, 136, 520, 520], id="packed"),
+        pytest.param([(32, "full"), (32, "causal")], None, id="packed-masks"),
+        pytest.param([(48, "full"), (16, "full")], None, id="packed-full"),
+        pytest.param([(64, "causal")], [520] * 4, id="causal"),
+        pytest.param([(64, "full")], [1024] * 4, id="full"),
+        pytest.param([(16, "causal")] * 4, [136] * 4, id="packed-equal"),
+    ],
+)
+def test_zigzag_without_shards_counts_as_what_its_busiest_rank_has(samples, pairs):
+    """Of the dense mask's rows on each rank: 8 blocks of 8 tokens, the outermost two on rank 0."""
+    plan = texts(*samples, cp=4)
+    (microbatch,) = plan.microbatches
+    mask = row_mask(plan, plan.model.module("llm"), microbatch.rows[0])
+    by_block = dense(mask, mask).sum(axis=1).reshape(8, 8).sum(axis=1).tolist()
+    by_rank = [by_block[rank] + by_block[7 - rank] for rank in range(4)]
+    assert pairs is None or by_rank == pairs
+    (work,) = works_of(plan, microbatch)
+    assert (work.rows[0].tokens_in, work.attention_area) == (64, 4 * max(by_rank))
+    spelled = replace(plan, token_shards=row_shards(routing_of(plan), microbatch))
+    assert works_of(spelled, microbatch) == (work,)
+    assert works_of(replace(plan, stages=()), microbatch) == (even_work_of(plan, microbatch),)
+
+
+def test_encoder_items_of_a_row_are_shared_by_zigzag_too():
+    """80 and 16 tokens that see their own item alone, in one row over 2 ranks of 4 blocks of 24."""
+    batch = [Sample(0, (Segment("image", 0, 80, 40), Segment("image", 1, 16, 8), Segment("text", 0, 9, 9)))]
+    plan = cp_plan(batch, cp=1, encoder_cp=2)
+    (microbatch,) = plan.microbatches_of["vision", 0]
+    items = tuple(item for row in microbatch.rows for item in row)
+    (work,) = works_of(plan, replace(microbatch, rows=(items,)))
+    assert work.attention_area == 2 * max(24 * 80 + 8 * 80 + 16 * 16, 48 * 80)

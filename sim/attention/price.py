@@ -16,7 +16,14 @@ from workbench.cost.collectives import Collective
 from workbench.cost.hardware import Link
 from workbench.cost.kernel_times import ELEMENT_BYTES
 from workbench.cost.model import CostModel
-from workbench.cost.roofline import ATTENTION_BACKWARD_FLOP, Grid, RowWork, Work, attention_flop
+from workbench.cost.roofline import (
+    ATTENTION_BACKWARD_FLOP,
+    Grid,
+    RowWork,
+    Work,
+    attention_flop,
+    key_sum_bytes,
+)
 from workbench.masks.bitfield import Bitfield, concatenate
 from workbench.masks.tiles import PARTIAL, Tiles, classify
 from workbench.model.layer import Attention, TokenCount
@@ -27,8 +34,9 @@ from workbench.plan.routing import Routing, routing_of
 from workbench.plan.token_owners import owned_tokens, row_shards
 from workbench.plan.work import row_kind, row_mask
 from workbench.timing.attention import AttentionCall, AttentionTime
+from workbench.timing.grid_links import grid_links
 
-PARTIAL_BYTES = 4  # an unfinished result, and a gradient on its way, is kept in float32
+PARTIAL_BYTES = 4  # an unfinished result is kept in float32
 LONG = 16384  # tokens at which the profile's attention rate stands for a full GPU
 LONG_ROW = Work((RowWork(LONG, LONG, LONG * (LONG + 1) // 2),))
 TILE = (128, 128)
@@ -123,7 +131,7 @@ class SimulatedAttention:
             return None
         if self._routing is None or call.plan is not self._routing.plan:  # what is known is of one plan
             self._routing, self._tiles = routing_of(call.plan), {}
-        link = call.plan.cluster.joining(stage.flat_ranks)
+        link = grid_links(call.plan.cluster, stage).context
         shape = (operator.num_heads, operator.num_kv_heads, operator.head_dim)
         name = (microbatch.module, microbatch.replica, microbatch.index)
         if name not in self._tiles:
@@ -133,7 +141,7 @@ class SimulatedAttention:
         return _TIMES.get_or(key, lambda: self._time(call, *tiles, link))
 
     def _time(
-        self, call: AttentionCall, tiles: tuple[Tiles, ...], tokens: tuple[int, ...], link: Link
+        self, call: AttentionCall, tiles: tuple[Tiles, ...], tokens: tuple[int, ...], link: Link | None
     ) -> AttentionTime:
         operator, stage, precision = call.operator, call.stage, str(call.plan.settings.precision)
         num_heads, num_kv_heads = operator.num_heads // stage.tp, operator.num_kv_heads // stage.tp
@@ -248,7 +256,6 @@ def wires_of(
 
     Shares are padded to the longest.
 
-
     Raises:
         ValueError: several ranks without a link.
     """
@@ -258,8 +265,8 @@ def wires_of(
     if link is None:
         raise ValueError(f"gather over {num_ranks} ranks: want a link, got none")
     elements = 2.0 * max(tokens_by_rank) * num_ranks * launches.kv_heads * operator.head_dim
-    seconds = cost.collectives.seconds
+    seconds, size = cost.collectives.seconds, ELEMENT_BYTES[precision]
     return Wires(
-        gather_s=seconds(Collective.ALL_GATHER, elements * ELEMENT_BYTES[precision], num_ranks, link),
-        scatter_s=seconds(Collective.REDUCE_SCATTER, elements * PARTIAL_BYTES, num_ranks, link),
+        gather_s=seconds(Collective.ALL_GATHER, elements * size, num_ranks, link),
+        scatter_s=seconds(Collective.REDUCE_SCATTER, elements * key_sum_bytes(size), num_ranks, link),
     )

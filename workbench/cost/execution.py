@@ -76,7 +76,11 @@ class SavedInput(StrEnum):
 
 
 class KeyTravel(StrEnum):
-    """Keys of context parallelism: gathered AHEAD of an attention, or passed on BEHIND it, block by block."""
+    """Keys of context parallelism: gathered AHEAD of an attention, or passed on BEHIND it, block by block.
+
+    AHEAD: in both passes, and gradients are added up in float32 (`runtime.parallel.context.gathered`).
+    BEHIND: gradients travel as wide as keys (Transformer Engine, `AttnFuncWithCPAndKVP2P`).
+    """
 
     AHEAD = "ahead"
     BEHIND = "behind"

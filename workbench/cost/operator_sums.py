@@ -22,6 +22,7 @@ from workbench.cost.profile import Direction
 from workbench.cost.roofline import (
     Grid,
     Work,
+    key_sum_bytes,
     key_value_bytes,
     layer_flop,
 )
@@ -216,13 +217,18 @@ class OperatorSums:
         return exposed_s(pair, pieces_of(pair, run), machine)
 
     def _keys_s(self, operator: Attention, link: Link) -> tuple[float, float]:
-        """Seconds for which keys, and gradients of them, hold up an attention's forward and backward."""
-        grid = self._grid
+        """Seconds for which keys, and gradients of them, hold up an attention's forward and backward.
+
+        A rank keeps its own keys alone: a backward fetches the others' again.
+        """
+        grid, is_ahead = self._grid, self._cost.execution.keys is KeyTravel.AHEAD
         gathered = key_value_bytes(operator, self._work, grid, self._bytes)
+        sum_bytes = key_sum_bytes(self._bytes) if is_ahead else self._bytes
+        summed = key_value_bytes(operator, self._work, grid, sum_bytes)
         there_s = self._collective_s(Collective.ALL_GATHER, gathered, grid.cp, link)
-        back_s = self._collective_s(Collective.REDUCE_SCATTER, gathered, grid.cp, link)
-        if self._cost.execution.keys is KeyTravel.AHEAD:
-            return there_s, back_s
+        back_s = self._collective_s(Collective.REDUCE_SCATTER, summed, grid.cp, link)
+        if is_ahead:
+            return there_s, there_s + back_s
         passes = self._operators.of(operator, self._work)
         self.unmeasured |= passes.unmeasured
         behind = (grid.cp - 1) / grid.cp  # the first block of keys is a rank's own

@@ -247,3 +247,8 @@ def key_value_bytes(operator: Attention, work: Work, grid: Grid, element_bytes: 
         return 0.0
     tokens = work.tokens(operator.tokens)
     return 2.0 * tokens * operator.num_kv_heads * operator.head_dim * element_bytes / grid.tp
+
+
+def key_sum_bytes(element_bytes: int) -> int:
+    """Of an element of the gradients of keys and values on their way: float32, or as wide as keys are."""
+    return max(4, element_bytes)

@@ -8,8 +8,10 @@ from workbench.cost.execution import Execution
 from workbench.cost.model import CostModel
 from workbench.explain.critical_path import COMPUTE, Cause, PathStep
 from workbench.plan.lowered import Lowered
+from workbench.plan.plan import Plan
+from workbench.plan.work import even_work_of
 from workbench.schedule.action import Action
-from workbench.timing.price import Price, price
+from workbench.timing.price import Price, pass_prices
 
 PricesOf = Callable[[Lowered, CostModel], Price]
 AT_ONCE = 1e12  # a rate at which collectives inside layers take no time
@@ -50,24 +52,28 @@ def parts_of(
         prices_of: as the step was priced.
         actions: passes.
 
-    Complexity: three prices of the plan, five where it has token shards.
+    Complexity: three prices of the plan, and two of its passes where ranks share tokens.
     """
     whole, unlaunched = prices_of(lowered, cost), prices_of(lowered, launching_at_once(cost))
     kernels = prices_of(lowered, _exchanging_at_once(launching_at_once(cost)))
-    slowest_s = even_s = None
-    if lowered.plan.token_shards:
-        even = replace(lowered, plan=replace(lowered.plan, token_shards=()))
-        slowest_s, even_s = price(lowered, cost).duration_s, price(even, cost).duration_s
+    behind_s = _behind_s(lowered.plan, cost)
     found = {}
     for action in actions:
         total_s = whole.duration_s(action)
         without_launch_s = min(total_s, unlaunched.duration_s(action))
         kernels_s = min(without_launch_s, kernels.duration_s(action))
-        straggler_s = 0.0
-        if slowest_s is not None and even_s is not None:
-            straggler_s = min(kernels_s, max(0.0, slowest_s(action) - even_s(action)))
-        found[action] = _shares(total_s, without_launch_s, kernels_s, straggler_s)
+        found[action] = _shares(total_s, without_launch_s, kernels_s, min(kernels_s, behind_s(action)))
     return found
+
+
+def _behind_s(plan: Plan, cost: CostModel) -> Callable[[Action], float]:
+    """Of a pass: by how much it is longer than if context-parallel ranks shared every row evenly."""
+    if all(stage.cp == 1 for stage in plan.stages):
+        return lambda action: 0.0
+    slowest_s = pass_prices(plan, cost).duration_s
+    without = replace(plan, token_shards=())  # for keys that go round: zigzag's blocks, whatever works say
+    even_s = pass_prices(without, cost, works=lambda each, of: (even_work_of(each, of),)).duration_s
+    return lambda action: max(0.0, slowest_s(action) - even_s(action))
 
 
 def _shares(total_s: float, without_launch_s: float, kernels_s: float, straggler_s: float) -> PassParts:

@@ -58,16 +58,22 @@ def zigzag(key: tuple[str, int, int, int], num_tokens: int, cp: int) -> TokenSha
         cp: ranks.
     """
     module, replica, microbatch, row = key
-    block_tokens = -(-num_tokens // (2 * cp))
-    blocks = range(-(-num_tokens // block_tokens))
+    block_tokens, owners = zigzag_blocks(num_tokens, cp)
     return TokenShard(
         module=module,
         replica=replica,
         microbatch=microbatch,
         row=row,
         block_tokens=block_tokens,
-        owners=tuple(min(block, 2 * cp - 1 - block) for block in blocks),
+        owners=owners,
     )
+
+
+def zigzag_blocks(num_tokens: int, cp: int) -> tuple[int, tuple[int, ...]]:
+    """Tokens of a block of `zigzag`, and the owners of the blocks."""
+    block_tokens = -(-num_tokens // (2 * cp))
+    blocks = range(-(-num_tokens // block_tokens))
+    return block_tokens, tuple(min(block, 2 * cp - 1 - block) for block in blocks)
 
 
 def owned_tokens(routing: Routing, microbatch: Microbatch) -> tuple[Places, ...]:

@@ -16,7 +16,8 @@ from workbench.model.layer import TokenCount
 from workbench.model.model_graph import TEXT, Module
 from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.lru_cache import Identity, LruCache
-from workbench.plan.plan import Microbatch, Plan, TokenShard
+from workbench.plan.plan import Microbatch, Plan
+from workbench.plan.token_owners import zigzag_blocks
 
 
 def attention_area(sample: Sample, window: int | None = None) -> int:
@@ -44,6 +45,8 @@ RowKind = tuple[tuple[int, int], ...]
 _KINDS: LruCache[dict[int, int]] = LruCache(64)
 _EVEN: LruCache[Work] = LruCache(65_536)  # by rows, and by those of the first equal samples
 _SHARES: LruCache[list[tuple[float, float]]] = LruCache(65_536)
+_SHARED: LruCache[tuple[Work, ...]] = LruCache(65_536)
+_Blocks = tuple[int, tuple[int, ...]]  # tokens of each, and owners
 
 
 def row_kind(plan: Plan, items: tuple[Item, ...]) -> RowKind:
@@ -84,26 +87,44 @@ def works_of(plan: Plan, microbatch: Microbatch) -> tuple[Work, ...]:
     """Tokens and query-key pairs of every row, on each context-parallel rank that may be the slowest.
 
     Encoder items attend in full at their IN count, samples in the LLM by their mask; items of a row do not
-    see each other. Where token shards say who owns which tokens, every row counts as cp times a rank's
-    share, so that an even split of it is that rank's work. A rank is left out where another has no fewer
-    tokens and pairs; the one with the most pairs is the first. Without token shards there is one, as pairs
-    are split evenly, as zigzag does for causal rows.
+    see each other. Tokens are whose token shards say, without them zigzag's; a draft that has no stages yet
+    counts as split evenly. Every row counts as cp times a rank's share, so that an even split of it is that
+    rank's work. A rank is left out where another has no fewer tokens and pairs; the one with the most pairs
+    is the first.
 
-    Complexity: O(items + cp log cp) for causal and full masks; others, and token shards, go through the
-    tiles of the mask. Kept, as every rank of a stage asks.
+    Differs: zigzag of a row of equal items under a causal or full mask counts as even, which it is but for
+    the last of its 2 cp blocks, which may be short.
+
+    Complexity: O(items + cp log cp) where that is even; other rows go through the tiles of their mask, once
+    for rows of equal samples. Kept, as every rank of a stage asks.
     """
+    chain = plan.chain.get((microbatch.module, microbatch.replica))
+    return works_over(plan, microbatch, chain[0].cp if chain else 1)
+
+
+def works_over(plan: Plan, microbatch: Microbatch, num_owners: int) -> tuple[Work, ...]:
+    """As `works_of`, if so many context-parallel ranks shared the rows, whatever stages there are."""
     even = even_work_of(plan, microbatch)
+    if num_owners == 1:
+        return (even,)
     place = microbatch.module, microbatch.replica, microbatch.index
     shards = [plan.token_shard.get((*place, row)) for row in range(len(microbatch.rows))]
-    if not any(shards):
-        return (even,)
+    blocks = tuple([None if shard is None else (shard.block_tokens, shard.owners) for shard in shards])
+    decided_by = Identity(plan.model), Identity(plan.batch), microbatch.module, row_kinds(plan, microbatch)
+    key = *decided_by, blocks, num_owners
+    return _SHARED.get_or(key, lambda: _works_over(plan, microbatch, even, blocks, num_owners))
+
+
+def _works_over(
+    plan: Plan, microbatch: Microbatch, even: Work, blocks: Sequence[_Blocks | None], num_owners: int
+) -> tuple[Work, ...]:
     module = plan.model.module(microbatch.module)
-    num_owners = plan.chain[microbatch.module, microbatch.replica][0].cp
     by_row = [
-        _shares(plan, module, row, shard, num_owners)
-        for row, shard in zip(microbatch.rows, shards, strict=True)
+        _shares(plan, module, row, own, num_owners) for row, own in zip(microbatch.rows, blocks, strict=True)
     ]
     by_owner = list(zip(*by_row, strict=True))
+    if len(set(by_owner)) == 1:
+        return (even,)
     return tuple(
         Work(tuple(_owned(row, share, num_owners) for row, share in zip(even.rows, own, strict=True)))
         for own in map(by_owner.__getitem__, _busiest(by_owner))
@@ -123,7 +144,7 @@ def _busiest(by_owner: Sequence[Sequence[tuple[float, float]]]) -> list[int]:
 
 
 def even_work_of(plan: Plan, microbatch: Microbatch, window: int | None = None) -> Work:
-    """As if there were no token shards; of rows of equal samples one object.
+    """As if every rank had an equal share of everything; of rows of equal samples one object.
 
     Args:
         window: of a layer of the LLM, beyond which its queries see nothing; None: it has none.
@@ -177,28 +198,32 @@ def _item(plan: Plan, module: Module, item: Item, window: int | None = None) -> 
 
 
 def _shares(
-    plan: Plan, module: Module, items: tuple[Item, ...], shard: TokenShard | None, num_owners: int
+    plan: Plan, module: Module, items: tuple[Item, ...], blocks: _Blocks | None, num_owners: int
 ) -> list[tuple[float, float]]:
-    """[owner] (tokens, pairs) of one row."""
-    if shard is None:
+    """[owner] (tokens, pairs) of one row; blocks None: zigzag's."""
+    decided_by = Identity(plan.model), Identity(plan.batch), module.name, row_kind(plan, items)
+    key = *decided_by, blocks, num_owners
+    return _SHARES.get_or(key, lambda: _shares_of(plan, module, items, blocks, num_owners))
+
+
+def _shares_of(
+    plan: Plan, module: Module, items: tuple[Item, ...], blocks: _Blocks | None, num_owners: int
+) -> list[tuple[float, float]]:
+    if blocks is None and _is_even(plan, module, items):
         whole = _row(plan, module, items)
         return [(whole.tokens_in / num_owners, whole.attention_area / num_owners)] * num_owners
-    key = (
-        Identity(plan.model),
-        Identity(plan.batch),
-        module.name,
-        row_kind(plan, items),
-        shard.block_tokens,
-        shard.owners,
-        num_owners,
-    )
-    return _SHARES.get_or(key, lambda: _owned_shares(row_mask(plan, module, items), shard, num_owners))
-
-
-def _owned_shares(field: Bitfield, shard: TokenShard, num_owners: int) -> list[tuple[float, float]]:
-    owners = np.repeat(np.asarray(shard.owners), shard.block_tokens)[: len(field)]
+    field = row_mask(plan, module, items)
+    block_tokens, owner_of = blocks or zigzag_blocks(len(field), num_owners)
+    owners = np.repeat(np.asarray(owner_of), block_tokens)[: len(field)]
     owned = [np.flatnonzero(owners == owner) for owner in range(num_owners)]
     return [(float(len(tokens)), float(area(field.take(tokens), field))) for tokens in owned]
+
+
+def _is_even(plan: Plan, module: Module, items: tuple[Item, ...]) -> bool:
+    """Whether zigzag of a row is: a token and its mirror image see as many as any other such two."""
+    if module.modality == TEXT and any(plan.sample[i.sample].mask not in (CAUSAL, FULL) for i in items):
+        return False
+    return len({_item(plan, module, item) for item in items}) <= 1
 
 
 def row_mask(plan: Plan, module: Module, items: tuple[Item, ...]) -> Bitfield:

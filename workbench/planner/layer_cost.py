@@ -13,7 +13,7 @@ from workbench.model.model_graph import ModelGraph
 from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.plan import Plan, Recompute
 from workbench.plan.sequence import dividing
-from workbench.plan.work import work_of
+from workbench.plan.work import even_work_of, work_of
 from workbench.planner.assembly import layout_of
 from workbench.timing.grid_links import GridCost, GridLinks
 
@@ -98,7 +98,8 @@ def layer_costs(
     """Forward and backward of each layer of a module.
 
     Source: Cornstarch (ICML) section 3.1, T_l = F_l + B_l with B_l by the frozen rule.
-    Differs: averaged over the microbatches that the batch really has, since sizes vary.
+    Differs: averaged over the microbatches that the batch really has, since sizes vary; context-parallel
+    ranks of a draft without token shards count as sharing rows evenly.
 
     Complexity: O(layers + distinct layers x distinct microbatch shapes).
     """
@@ -133,6 +134,7 @@ def _shapes(draft: Plan, module: str) -> Shapes:
 
 
 def _distinct(draft: Plan, module: str) -> Shapes:
-    works = Counter(work_of(draft, m) for m in draft.microbatches if m.module == module)
+    of = work_of if draft.token_shards else even_work_of
+    works = Counter(of(draft, m) for m in draft.microbatches if m.module == module)
     total = sum(works.values())
     return [(work, times / total) for work, times in works.items()]

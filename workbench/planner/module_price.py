@@ -17,9 +17,9 @@ from workbench.memory.setting import Setting
 from workbench.model.experts import is_of_expert
 from workbench.model.frozen import Needs
 from workbench.model.layer import Layer, Parameter, Shard, TokenCount
-from workbench.plan.plan import Recompute
+from workbench.plan.plan import Microbatch, Plan, Recompute
 from workbench.plan.sequence import dividing
-from workbench.plan.work import work_of
+from workbench.plan.work import even_work_of, works_over
 from workbench.planner.assembly import shared_draft
 from workbench.planner.layer_cost import Shapes, alike_layers, mean_cost
 from workbench.planner.layout_choice import ModuleChoice
@@ -98,14 +98,15 @@ class ModulePrices:
     def __init__(self, job: Job, cost: CostModel) -> None:
         self.job, self.cost = job, cost
         self.size = state_bytes_of(job.settings)  # per parameter
-        self._alone = self._samples()
+        self._draft, self._alone = self._samples()
         self._known: dict[tuple[object, ...], tuple[Totals, ...]] = {}
         self._exchanges: dict[tuple[ModuleChoice, float, float], BoundaryExchange] = {}
         self._totals: dict[tuple[object, ...], Totals] = {}
-        self._shapes = cache(self._find_shapes)
+        self.shapes = cache(self._find_shapes)
         self._tokens = {
-            (name, count): sum(work.tokens(count) for work in works) / len(job.batch)
-            for name, works in self._alone.items()
+            (name, count): sum(even_work_of(self._draft, each).tokens(count) for each in alone)
+            / len(job.batch)
+            for name, alone in self._alone.items()
             for count in (TokenCount.IN, TokenCount.OUT)
         }
 
@@ -214,24 +215,27 @@ class ModulePrices:
             return 0.0
         return self.cost.between_ranks_s(kind, num_bytes, num_ranks, link)
 
-    def _samples(self) -> dict[str, tuple[Work, ...]]:
-        """Module -> the work of each sample that has items of it, in order."""
+    def _samples(self) -> tuple[Plan, dict[str, tuple[Microbatch, ...]]]:
+        """A draft, and module -> its microbatches: each sample that has items of the module, in order."""
         one_by_one = replace(self.job, layouts=(), replicas=1, microbatch_samples=1, schedule=Schedule())
         draft = shared_draft(one_by_one, "prices")
-        alone: dict[str, list[Work]] = {module.name: [] for module in self.job.model.modules}
-        for microbatch in draft.microbatches:
-            alone[microbatch.module].append(work_of(draft, microbatch))
-        return {name: tuple(works) for name, works in alone.items()}
+        of = {module.name: draft.microbatches_of.get((module.name, 0), ()) for module in draft.model.modules}
+        return draft, of
 
-    def _find_shapes(self, module: str, num_samples: int) -> Shapes:
-        """Distinct works of consecutive samples, with their shares of all microbatches."""
-        works = self._alone[module]
+    def _find_shapes(self, module: str, num_samples: int, cp: int) -> Shapes:
+        """Distinct works of consecutive samples on the busiest of so many context-parallel ranks, with their
+        shares of all microbatches.
+        """
+        alone = self._alone[module]
         joined = Counter(
-            Work(tuple(row for work in works[start : start + num_samples] for row in work.rows))
-            for start in range(0, len(works), num_samples)
+            self._work(alone[start : start + num_samples], cp) for start in range(0, len(alone), num_samples)
         )
         total = sum(joined.values())
         return tuple((work, count / total) for work, count in joined.items())
+
+    def _work(self, alone: Sequence[Microbatch], cp: int) -> Work:
+        together = replace(alone[0], rows=tuple(row for each in alone for row in each.rows))
+        return works_over(self._draft, together, cp)[0]
 
     def _layer(self, layer: Layer, need: Needs, choice: ModuleChoice, num_samples: int) -> Totals:
         settings, cluster = self.job.settings, self.job.cluster
@@ -242,7 +246,7 @@ class ModulePrices:
         )
         cost = dividing(self.cost, settings, choice.module).with_expert_parallel(choice.ep, links.experts)
         machine = GridCost(cost, choice.tp, choice.cp, settings.precision, links)
-        shapes = self._shapes(choice.module, num_samples)
+        shapes = self.shapes(choice.module, num_samples, choice.cp)
         passes = mean_cost(machine, layer, need, shapes, choice.recompute)
         again = choice.recompute is Recompute.FULL and need.any
         grid = Grid(choice.tp, choice.cp, choice.ep)

@@ -48,7 +48,7 @@ AttentionModel = Callable[[AttentionCall], AttentionTime | None]
 
 
 def identity_of(model: AttentionModel | None) -> Hashable | None:
-    """What a model's times follow from beside a stage's grid and link, and a microbatch's rows and owners.
+    """What a model's times follow from beside a stage's grid and links, and a microbatch's rows and owners.
 
     None: the model does not say (it has no `identity`), so that its times are of one plan alone.
     """

@@ -48,6 +48,7 @@ class GridCost(NamedTuple):
 
 
 _KNOWN: LruCache[GridLinks] = LruCache(16_384)
+_NEIGHBOURS: LruCache[Link] = LruCache(16_384)
 
 
 def grid_links(cluster: Cluster, stage: Stage) -> GridLinks:
@@ -61,5 +62,24 @@ def _grid_links(cluster: Cluster, stage: Stage) -> GridLinks:
     experts = slowest_ring(cluster, stage.expert_ranks) if stage.ep > 1 else None
     if stage.tp * stage.cp == 1:
         return GridLinks(None, None, experts)
-    columns = [tuple(row[index] for row in stage.ranks) for index in range(stage.tp)]
-    return GridLinks(slowest_ring(cluster, stage.ranks), slowest_ring(cluster, columns), experts)
+    return GridLinks(slowest_ring(cluster, stage.ranks), slowest_ring(cluster, _columns(stage)), experts)
+
+
+def neighbour_link(cluster: Cluster, stage: Stage) -> Link:
+    """What a rank sends the next one of its column over, while all columns do the same.
+
+    In a ring one rank of a column sends out of a node: over one card, and no faster than the column's share
+    of all of the node's cards.
+    """
+    return _NEIGHBOURS.get_or((Identity(cluster), stage.ranks), lambda: _neighbour_link(cluster, stage))
+
+
+def _neighbour_link(cluster: Cluster, stage: Stage) -> Link:
+    columns = _columns(stage)
+    one, shared = cluster.slowest(columns), slowest_ring(cluster, columns)
+    return one if one.bytes_per_s <= shared.bytes_per_s else shared
+
+
+def _columns(stage: Stage) -> list[tuple[int, ...]]:
+    """The ranks that keys pass between, of each tensor-parallel place."""
+    return [tuple(row[index] for row in stage.ranks) for index in range(stage.tp)]

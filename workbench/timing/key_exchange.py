@@ -3,9 +3,9 @@
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
-from workbench.cost.hardware import Link
+from workbench.cost.collectives import Collective
 from workbench.cost.model import CostModel
-from workbench.cost.roofline import RowWork, Work
+from workbench.cost.roofline import RowWork, Work, key_sum_bytes
 from workbench.masks.bitfield import concatenate
 from workbench.masks.tiles import area
 from workbench.model.layer import Attention, Layer, LayerKind, TokenCount
@@ -15,8 +15,7 @@ from workbench.plan.routing import routing_of
 from workbench.plan.token_owners import owned_tokens, row_shards
 from workbench.plan.work import row_kinds, row_mask
 from workbench.timing.attention import AttentionCall, AttentionModel, AttentionTime, identity_of
-
-SUM_BYTES = 4  # gradients on their way are float32, or wider where the activations are
+from workbench.timing.grid_links import grid_links, neighbour_link
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +41,8 @@ class ExchangedAttention:
 
     Ring: as many steps as ranks, each as long as its slowest rank's block of query-key pairs or
     the transfer of the next block behind it; gradients travel after each step of a backward.
-    All-to-all: all tokens of a part of the heads, and four exchanges of everything in each pass.
+    All-to-all: all tokens of a part of the heads, and four collectives in each pass: of queries, keys, values
+    and outputs.
 
     Differs: steps are in lockstep; a rank that waits for a slow neighbour alone would not wait for all.
     """
@@ -69,7 +69,11 @@ class ExchangedAttention:
             self._ring if kind is KeyExchange.RING else self._all_to_all,
         )
         device = call.plan.cluster.device_of(call.stage.flat_ranks)
-        machine = Identity(self._cost.on(device)), self._link(call)
+        links = (
+            grid_links(call.plan.cluster, call.stage).context,
+            neighbour_link(call.plan.cluster, call.stage),
+        )
+        machine = Identity(self._cost.on(device)), links
         sizes = call.stage.tp, call.plan.settings.precision
         key = Identity(blocks), kind, call.operator, machine, sizes
         return _TIMES.get_or(key, lambda: way(call, blocks))
@@ -78,7 +82,7 @@ class ExchangedAttention:
         num_ranks, longest = len(blocks.tokens), max(blocks.tokens)
         elements = 2.0 * longest * _local(call, call.operator.num_kv_heads) * call.operator.head_dim
         move_s = self._moved_s(call, elements * self._element_bytes)
-        sums_s = self._moved_s(call, elements * max(SUM_BYTES, self._element_bytes))
+        sums_s = self._moved_s(call, elements * key_sum_bytes(self._element_bytes))
         forward_s = backward_s = 0.0
         for step in range(num_ranks):
             each_s = [
@@ -99,13 +103,21 @@ class ExchangedAttention:
         )
         pairs = sum(map(sum, blocks.pairs))
         forward_s, backward_s = self._computed(call, part, sum(blocks.tokens), pairs)
-        longest = max(blocks.tokens)
-        heads = _local(call, 2 * operator.num_heads + 2 * operator.num_kv_heads)
-        leaving = longest * heads * operator.head_dim * (num_ranks - 1) / num_ranks
-        link = self._link(call)
-        moved_s = 4 * link.latency_s + leaving * self._element_bytes / link.bytes_per_s
-        why = "all-to-all attention: whole rows of some heads, exchanges over one link"
+        element_bytes = self._element_bytes * operator.head_dim * max(blocks.tokens)
+        moved_s = 2 * sum(
+            self._exchanged_s(call, _local(call, heads) * element_bytes)
+            for heads in (operator.num_heads, operator.num_kv_heads)
+        )
+        why = "all-to-all attention: whole rows of some heads"
         return _time(forward_s + moved_s, backward_s + moved_s, why)
+
+    def _exchanged_s(self, call: AttentionCall, num_bytes: float) -> float:
+        """An all-to-all of so many bytes a rank."""
+        link = grid_links(call.plan.cluster, call.stage).context
+        assert link is not None, "context-parallel ranks have a link"
+        cost = self._cost.on(call.plan.cluster.device_of(call.stage.flat_ranks))
+        seconds = cost.collectives.seconds(Collective.ALL_TO_ALL, num_bytes, call.stage.cp, link)
+        return seconds / cost.execution.collective_rate
 
     def _blocks(self, microbatch: Microbatch) -> _Blocks:
         """Those of microbatches of equal samples with equal owners are one object."""
@@ -146,11 +158,8 @@ class ExchangedAttention:
         return self._plan.settings.precision.num_bytes
 
     def _moved_s(self, call: AttentionCall, num_bytes: float) -> float:
-        link = self._link(call)
+        link = neighbour_link(call.plan.cluster, call.stage)
         return link.latency_s + num_bytes / link.bytes_per_s
-
-    def _link(self, call: AttentionCall) -> Link:
-        return call.plan.cluster.joining(call.stage.flat_ranks)
 
 
 def _local(call: AttentionCall, heads: int) -> float:

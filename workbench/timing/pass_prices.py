@@ -8,7 +8,7 @@ from workbench.cost.collectives import Collective
 from workbench.cost.group_link import busy_share
 from workbench.cost.hardware import Cluster
 from workbench.cost.layer_time import slowest
-from workbench.cost.model import CostModel, LayerTime
+from workbench.cost.model import CostModel, LayerTime, Work
 from workbench.cost.overlapped_collectives import loss_on
 from workbench.model.block_modules import BlockModule, part_of
 from workbench.model.layer import Layer, TokenCount
@@ -28,9 +28,12 @@ from workbench.timing.attention import (
     with_attention,
     without_attention,
 )
-from workbench.timing.grid_links import GridLinks, grid_links
+from workbench.timing.grid_links import GridLinks, grid_links, neighbour_link
 from workbench.timing.pass_times import PassTimes, pace, pass_times, with_gathers
 from workbench.timing.weights import CollectivePrices
+
+Works = Callable[[Plan, Microbatch], tuple[Work, ...]]
+"""Of a microbatch, on each context-parallel rank that may be the slowest."""
 
 _STAGE_TIMES: LruCache[PassTimes] = LruCache(65_536)
 
@@ -52,12 +55,18 @@ class PassPrices:
         plan: its stages, microbatches and settings.
         cost_of: the machine that some ranks are.
         attention: as `price` has it.
+        works: who does how much, see `works_of`.
     """
 
     def __init__(
-        self, plan: Plan, cost_of: Callable[[Sequence[int]], CostModel], attention: AttentionModel | None
+        self,
+        plan: Plan,
+        cost_of: Callable[[Sequence[int]], CostModel],
+        attention: AttentionModel | None,
+        works: Works = works_of,
     ) -> None:
         self._plan, self._attention, self._attention_identity = plan, attention, identity_of(attention)
+        self._works = works
         self._cost_of, self._collectives = cost_of, CollectivePrices(plan, cost_of)
         self._routing = routing_of(plan)
         self._units = sharded_stages(plan)
@@ -129,7 +138,7 @@ class PassPrices:
         return self._microbatch_kinds[place]
 
     def _shape_of(self, microbatch: Microbatch) -> tuple[object, ...]:
-        shape = works_of(self._plan, microbatch), self._routing.present(microbatch)
+        shape = self._works(self._plan, microbatch), self._routing.present(microbatch)
         if self._attention is None:
             return shape
         return *shape, microbatch.index, microbatch.replica  # may tell apart microbatches of equal work
@@ -175,7 +184,7 @@ class PassPrices:
             (Identity(self._cost_on[stage.id]), Identity(plan.model), grid),
             (settings.precision, settings.kernels.cuts_sequence, own.sequence_parallel),
             (own.recompute, own.computed_again, own.key_exchange),
-            (works_of(plan, microbatch), self._routing.present(microbatch)),
+            (self._works(plan, microbatch), self._routing.present(microbatch)),
             () if self._attention is None else self._tokens(stage, microbatch),
         )
         return _STAGE_TIMES.get_or(key, lambda: self._stage_times(stage, microbatch))
@@ -207,12 +216,12 @@ class PassPrices:
         return self._grid_of(stage, (stage.tp, stage.cp) if self._attention is None else stage.ranks)
 
     def _tokens(self, stage: Stage, microbatch: Microbatch) -> tuple[object, ...]:
-        """What decides times of attention besides: whose tokens, who owns them, and what joins the owners."""
+        """What decides times of attention besides: whose tokens, who owns them, and what joins neighbours."""
         plan = self._plan
         where = microbatch.module, microbatch.replica, microbatch.index
         shards = (plan.token_shard.get((*where, row)) for row in range(len(microbatch.rows)))
         owners = tuple(None if shard is None else (shard.block_tokens, shard.owners) for shard in shards)
-        link = plan.cluster.joining(stage.flat_ranks)
+        link = neighbour_link(plan.cluster, stage)
         return self._attention_identity, Identity(plan.batch), microbatch.rows, owners, link
 
     def _grid_of(self, stage: Stage, grid: tuple[object, ...]) -> tuple[object, ...]:
@@ -246,7 +255,7 @@ class PassPrices:
     def _gather_s(self, layer: Layer, stage: Stage, microbatch: Microbatch, links: GridLinks) -> float:
         """All tokens of a layer's input or output brought to every tensor-parallel rank."""
         assert links.tensor is not None, "only several ranks divide tokens"
-        works = works_of(self._plan, microbatch)
+        works = self._works(self._plan, microbatch)
         size = self._plan.settings.precision.num_bytes
         num_tokens = max(work.tokens(TokenCount.IN) for work in works)
         num_bytes = num_tokens / stage.cp * layer.out_width * size
@@ -277,7 +286,7 @@ class PassPrices:
                 link=links.tensor,
                 context_link=links.context,
             )
-            for work in works_of(self._plan, microbatch)
+            for work in self._works(self._plan, microbatch)
         ]
         return with_attention(slowest(times), layer, given)
 

@@ -8,10 +8,11 @@ from workbench.memory.stage import GRADIENTS, state_of
 from workbench.plan.lowered import Lowered
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.plan import Plan, Precision, Settings, Stage
+from workbench.plan.work import works_of
 from workbench.schedule.action import COMPUTE, MEANING, Action, Activity, Pass, TaskKind, measured_as
 from workbench.timing.attention import AttentionModel
 from workbench.timing.key_exchange import with_key_exchange
-from workbench.timing.pass_prices import PassPrices, machines
+from workbench.timing.pass_prices import PassPrices, Works, machines
 from workbench.timing.weights import WeightPrices
 from workbench.units import GB
 
@@ -66,9 +67,11 @@ def price(lowered: Lowered, cost: CostModel, *, attention: AttentionModel | None
     return Price(durations_s, pricing.steps_s, tuple(sorted(pricing.all_unmeasured())))
 
 
-def pass_prices(plan: Plan, cost: CostModel, attention: AttentionModel | None = None) -> PassPrices:
+def pass_prices(
+    plan: Plan, cost: CostModel, attention: AttentionModel | None = None, works: Works = works_of
+) -> PassPrices:
     """What `price` has of passes, of a plan that needs no programs; attention as there."""
-    return PassPrices(plan, machines(cost, plan.cluster), with_key_exchange(attention, plan, cost))
+    return PassPrices(plan, machines(cost, plan.cluster), with_key_exchange(attention, plan, cost), works)
 
 
 class _Pricing:

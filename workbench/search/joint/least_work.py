@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -318,15 +319,16 @@ def links_of(cluster: Cluster, device: str, num_ranks: int) -> tuple[Link | None
 def most_bytes_per_s(cluster: Cluster, cost: CostModel) -> float:
     """That a rank gets of others' keys in an all-gather with as many of its own, or over a link in it.
 
-    Measured all-gathers may be faster than their link is said to be.
+    Or in an all-to-all, of four as large as its own keys alone, in which it has those and their values. What
+    was measured may be faster than its link is said to be.
     """
     own = (link for node in cluster.nodes for link in (node.link, node.card) if link is not None)
     found = 0.0
+    seconds = cost.collectives.seconds
     for link in {cluster.intra, cluster.inter, *own}:
-        gathered = (
-            size / cost.collectives.seconds(Collective.ALL_GATHER, num * size, num, link)
-            for num in (2, 4, 8)
-            for size in SIZES
-        )
-        found = max(found, link.bytes_per_s, *gathered)
+        for num, size in product((2, 4, 8), SIZES):
+            gather_s = seconds(Collective.ALL_GATHER, num * size, num, link)
+            exchange_s = seconds(Collective.ALL_TO_ALL, size, num, link)
+            found = max(found, size / gather_s, 2 * size / (4 * exchange_s))
+        found = max(found, link.bytes_per_s)
     return found
