@@ -81,6 +81,23 @@ def test_throughput_is_the_slowest_pipeline_and_the_sum_of_gradients(job):
     assert found.grid_samples_per_s(0) == 0
 
 
+def test_what_a_node_held_is_copied_over_all_its_cards(job):
+    """A node of two GPUs and one stage each: over two cards as long as the fuller GPU's share takes."""
+    one = planned(job)
+    path = job.with_name("cards.yaml")
+    path.write_text(job.read_text().replace("gb_per_s: 25.0", "cards: 2, gb_per_s: 25.0"))
+    two = planned(path)
+    stages = [
+        sum(one.layer_bytes[stage.first : stage.end])
+        for template in one.planned.templates
+        for stage in template.stages
+    ]
+    nodes = [sum(pair) for pair in zip(stages[::2], stages[1::2], strict=True)]
+    assert one.copy_s == pytest.approx(5e-6 + max(nodes) / 25e9)
+    assert two.copy_s == pytest.approx(5e-6 + max(stages) / 25e9)
+    assert max(stages) < max(nodes)
+
+
 def test_frozen_layers_are_loaded_but_not_saved(job):
     found = planned(job)
     frozen = [layer for layer in found.layers if not layer.trained]
