@@ -138,13 +138,11 @@ class ElasticTemplates:
         return max(node_copy_s(self.job.cluster, dict(enumerate(of_ranks))) for of_ranks in held)
 
     def _reduce_s(self, stages: Sequence[TemplateStage], num_replicas: int) -> float:
+        """Over the links between nodes: no two pipelines share one, and no stage spans two."""
         whole = max(sum(layer.trained for layer in self.layers[s.first : s.end]) for s in stages)
-        trained, holders = whole / self._parts, num_replicas * self.sharing // self._parts
-        if holders == 1 or not trained:
-            return 0.0
-        name, _ = self.chain.owners[0]
-        choice = ModuleChoice(module=name, tp=self._tp, dp=holders, instances=holders)
-        return self.prices.exchange(choice, trained).reduce_s
+        members, of_node = self.sharing // self._parts, self.job.cluster.nodes[0].num_ranks
+        ranks = [node * of_node + place for node in range(num_replicas) for place in range(members)]
+        return self.prices.sum_s(whole / self._parts, ranks)
 
 
 def elastic_templates(
