@@ -1,17 +1,23 @@
 """`templates` and `failures`: numbers that follow from the templates, and one line for bad input."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.command_line import JOB, answered, workbench
+from workbench.cost import nccl
+from workbench.cost.group_link import GroupLink
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.job.job import load_job
 from workbench.plan.plan import Precision
 from workbench.search.objectives.goodput import checkpoint_bytes
+from workbench.search.objectives.template_plans import plan_of_templates
 from workbench.strategies.elastic_templates import ElasticTemplates, elastic_templates
+from workbench.timing.accept import accept
+from workbench.timing.price import price
 
 NODES = """cluster:
   device: H100
@@ -44,6 +50,18 @@ def trace(tmp_path: Path) -> Path:
 def planned(job: Path, **settings: int) -> ElasticTemplates:
     wanted = {"num_nodes": 6, "num_faults": 1} | settings
     return elastic_templates(load_job(job), CostModel(load_profile("H100")), **wanted)
+
+
+def with_links(job: Path, inter: str) -> Path:
+    """On nodes of four GPUs, in microbatches of two samples, which two GPUs can split."""
+    path = job.with_name("linked.yaml")
+    said = (
+        job.read_text()
+        .replace("ranks_per_node: 2", "ranks_per_node: 4")
+        .replace("inter: {gb_per_s: 25.0, latency_us: 5.0}", inter)
+    )
+    path.write_text(said.replace("  samples: 12\n", "  samples: 12\n  microbatch_samples: 2\n"))
+    return path
 
 
 def test_the_samples_of_a_microbatch_are_those_that_fit_beside_the_state_of_a_stage(job):
@@ -82,6 +100,58 @@ def test_throughput_is_the_slowest_pipeline_and_the_sum_of_gradients(job):
         assert 12 / found.samples_per_s(nodes) > slowest_s  # projectors are trained: their sum is in it
         assert found.samples_per_s(nodes) >= found.grid_samples_per_s(nodes) * (1 - 1e-9)
     assert found.grid_samples_per_s(0) == 0
+
+
+@pytest.mark.parametrize("sharing", [1, 2])
+def test_gradients_are_summed_over_the_cards_between_the_pipelines(job, sharing):
+    """One node of each pipeline is in a sum, with the cards of the GPUs of one stage."""
+    found = planned(with_links(job, "inter: {cards: 4, gb_per_s: 1.0e-5, latency_us: 0.0}"), sharing=sharing)
+    for nodes in range(2, 7):
+        pipelines = found.at(nodes)
+        stages = [stage for size in pipelines.sizes for stage in found.planned.of_size(size).stages]
+        trained = max(sum(layer.trained for layer in found.layers[s.first : s.end]) for s in stages)
+        link = GroupLink(
+            name="cards",
+            bytes_per_s=sharing * 1e4,
+            latency_s=0.0,
+            near=found.job.cluster.intra,
+            num_nodes=len(pipelines.sizes),
+            members=sharing,
+            rank_bytes_per_s=1e4,
+        )
+        group = nccl.Group(len(pipelines.sizes) * sharing, link, link.near.bytes_per_s)
+        expected_s = pipelines.iteration_s + nccl.all_reduce_s(trained * 4, group)
+        assert 12 / found.samples_per_s(nodes) == pytest.approx(expected_s, rel=1e-4)
+
+
+def test_gradients_take_as_long_as_in_the_plan_of_the_templates(job):
+    """Which has a sum for each layer's, over the links between its ranks; latencies are short beside them."""
+    found = planned(with_links(job, "inter: {cards: 4, gb_per_s: 1.0e-5, latency_us: 0.0}"))
+    for nodes in (3, 6):
+        lowered, _ = accept(plan_of_templates(found, nodes))
+        prices, of_ranks = price(lowered, CostModel(load_profile("H100"))), Counter()
+        for action in lowered.reductions:
+            (rank,) = lowered.plan.stage[action.stage].flat_ranks
+            of_ranks[rank] += prices.duration_s(action)
+        expected_s = found.at(nodes).iteration_s + max(of_ranks.values())
+        assert 12 / found.samples_per_s(nodes) == pytest.approx(expected_s, rel=1e-4)
+
+
+def test_what_a_node_held_is_copied_over_all_its_cards(job):
+    """A node of two GPUs and one stage each: over two cards as long as the fuller GPU's share takes."""
+    one = planned(job)
+    path = job.with_name("cards.yaml")
+    path.write_text(job.read_text().replace("gb_per_s: 25.0", "cards: 2, gb_per_s: 25.0"))
+    two = planned(path)
+    stages = [
+        sum(one.layer_bytes[stage.first : stage.end])
+        for template in one.planned.templates
+        for stage in template.stages
+    ]
+    nodes = [sum(pair) for pair in zip(stages[::2], stages[1::2], strict=True)]
+    assert one.copy_s == pytest.approx(5e-6 + max(nodes) / 25e9)
+    assert two.copy_s == pytest.approx(5e-6 + max(stages) / 25e9)
+    assert max(stages) < max(nodes)
 
 
 def test_frozen_layers_are_loaded_but_not_saved(job):

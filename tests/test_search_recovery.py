@@ -5,14 +5,17 @@ from dataclasses import replace
 import pytest
 
 from sim.predict import step_s
-from tests.test_search_goodput import judge, made, useful
+from tests.test_search_goodput import job, judge, made, useful
 from tests.test_strategies import cost
+from workbench.cost.hardware import Link
 from workbench.elastic.availability import Availability, Change, NodeEvent
+from workbench.memory.stage import GRADIENTS, state_of
 from workbench.schedule.choice import Schedule
 from workbench.search.objectives.fewer_nodes import num_pipelines, pipelines_of_copy, with_pipelines
 from workbench.search.objectives.goodput import checkpoint_bytes
 from workbench.search.objectives.recovery import Recovering, Saving
 from workbench.search.objectives.step_times import OwnBatch
+from workbench.strategies.registry import PLANNERS
 from workbench.timing.accept import accept
 
 
@@ -47,6 +50,33 @@ def test_checkpoints_are_for_what_memory_does_not_go_on_from() -> None:
             saving = replace(way, kind=Recovering.CHECKPOINT, checkpoint_every=every, save_s=1e-3)
             assert useful(measure, way) > useful(measure, saving)
     assert measure(plan, times, None).figures["recovery"] == "replicas"
+
+
+@pytest.mark.parametrize(("num_cards", "own_bytes_per_s"), [(1, None), (2, None), (2, 1e5)])
+def test_a_lost_nodes_state_comes_over_all_its_cards(num_cards: int, own_bytes_per_s: float | None) -> None:
+    """By brute force: of all groups of ranks that share a card, the one that waits longest."""
+    on = job()
+    card = (
+        on.cluster.inter
+        if own_bytes_per_s is None
+        else Link(name="own", bytes_per_s=own_bytes_per_s, latency_s=2.0)
+    )
+    node = replace(on.cluster.nodes[0], num_cards=num_cards, card=card if own_bytes_per_s else None)
+    on = replace(on, cluster=replace(on.cluster, nodes=(node,) * 3))
+    plan = PLANNERS["cornstarch"](on, cost(), lambda *_: None)
+    held = {
+        rank: sum(size for _, kind, size in state_of(plan, rank) if kind.part != GRADIENTS)
+        for rank in plan.ranks
+    }
+    cards = [held.get(rank, 0) for rank in range(6)]
+    if num_cards == 1:
+        cards = [first + second for first, second in zip(cards[::2], cards[1::2], strict=True)]
+    measure = judge(on=on, mtbf="2h").measure
+    times = OwnBatch(lambda lowered: step_s(lowered, cost()))(plan)
+    ways = list(measure.ways(plan, measure.on_nodes(plan, times, None)))
+    expected_s = measure.costs.notice_s + card.latency_s + max(cards) / card.bytes_per_s
+    in_memory = [way.recover_s for way in ways if way.kind is Recovering.REPLICAS]
+    assert in_memory == pytest.approx([expected_s] * 2)
 
 
 def test_how_checkpoints_are_written() -> None:

@@ -7,7 +7,7 @@ from functools import cache
 from typing import NamedTuple
 
 from workbench.cost.collectives import Collective
-from workbench.cost.group_link import group_link
+from workbench.cost.group_link import group_link, ring_link
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel, Work
 from workbench.cost.roofline import Grid
@@ -161,6 +161,11 @@ class ModulePrices:
         """Of a layer whose parameters the holders of each instance shard."""
         gathered, reduced = layer.weights * self.size.weight, layer.trained * self.size.gradient
         return self._exchange(gathered, reduced, choice.num_holders, choice.instances, 1)
+
+    def sum_s(self, elements: float, ranks: Sequence[int]) -> float:
+        """Gradients of so many elements, which all of these ranks hold, added up."""
+        link = ring_link(self.job.cluster, ranks)
+        return self._collective_s(Collective.ALL_REDUCE, elements * self.size.gradient, len(ranks), link)
 
     def _exchange(
         self, gathered: float, reduced: float, num_holders: int, instances: int, stride: int

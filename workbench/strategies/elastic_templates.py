@@ -6,6 +6,7 @@ from functools import cached_property
 
 from workbench.cost.hardware import Cluster, Node
 from workbench.cost.model import CostModel
+from workbench.cost.node_copy import node_copy_s
 from workbench.elastic.instantiate import Instantiation, fastest
 from workbench.elastic.model_chain import ModelChain, chain_order, model_chain
 from workbench.elastic.node_specification import TemplateSet, plan_templates
@@ -129,22 +130,19 @@ class ElasticTemplates:
 
     @property
     def copy_s(self) -> float:
-        """Seconds until the node that holds most has got it all from one other node."""
-        most = max(
-            sum(self.layer_bytes[layer] for layer in layers) * self._width
+        """Seconds until the node that holds most has got it all: each GPU what another of its place holds."""
+        held = (
+            [sum(self.layer_bytes[s.first : s.end]) for s in template.stages for _ in range(s.num_gpus)]
             for template in self.planned.templates
-            for layers in template.layers_by_node()
         )
-        return self.prices.send_s(most, self.job.cluster.inter)
+        return max(node_copy_s(self.job.cluster, dict(enumerate(of_ranks))) for of_ranks in held)
 
     def _reduce_s(self, stages: Sequence[TemplateStage], num_replicas: int) -> float:
+        """Over the links between nodes: no two pipelines share one, and no stage spans two."""
         whole = max(sum(layer.trained for layer in self.layers[s.first : s.end]) for s in stages)
-        trained, holders = whole / self._parts, num_replicas * self.sharing // self._parts
-        if holders == 1 or not trained:
-            return 0.0
-        name, _ = self.chain.owners[0]
-        choice = ModuleChoice(module=name, tp=self._tp, dp=holders, instances=holders)
-        return self.prices.exchange(choice, trained).reduce_s
+        members, of_node = self.sharing // self._parts, self.job.cluster.nodes[0].num_ranks
+        ranks = [node * of_node + place for node in range(num_replicas) for place in range(members)]
+        return self.prices.sum_s(whole / self._parts, ranks)
 
 
 def elastic_templates(

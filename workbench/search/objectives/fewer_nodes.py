@@ -5,10 +5,13 @@ from math import lcm
 
 from workbench.balance.tokens.exchange import longest_first_exchanged
 from workbench.cost.model import CostModel
+from workbench.on_demand import OnDemand
 from workbench.plan.plan import Microbatch, ModuleSettings, Plan, Settings, Sharding
 from workbench.plan.token_shards import token_shards
 from workbench.planner.assembly import scheduled
 from workbench.schedule.choice import Schedule
+
+nx = OnDemand("networkx")
 
 
 def num_pipelines(plan: Plan) -> int:
@@ -47,8 +50,8 @@ def nodes_of_first(plan: Plan, kept: int) -> int:
 def with_pipelines(plan: Plan, kept: int, schedule: Schedule, cost: CostModel) -> Plan:
     """The plan's batch on its first `kept` pipelines, which move together onto the first nodes.
 
-    The microbatches of the others are dealt to them in turn, in every module alike. Instances of sharded
-    state are left whole.
+    All microbatches are dealt to them anew, one by one, so that none has more than one beyond another, with
+    what other modules make of the same samples. Instances of sharded state are left whole.
 
     Args:
         schedule: of the programs.
@@ -102,13 +105,29 @@ def _with_instances(plan: Plan, kept: int) -> Settings:
 
 
 def _dealt(plan: Plan, kept: int) -> tuple[Microbatch, ...]:
+    groups = _groups(plan)
     found: list[Microbatch] = []
     for module in plan.model.modules:
         for replica in range(kept):
-            mine = [
-                microbatch
-                for other in range(replica, num_pipelines(plan), kept)
-                for microbatch in plan.microbatches_of.get((module.name, other), ())
-            ]
+            mine = [each for group in groups[replica::kept] for each in group if each.module == module.name]
             found += [replace(each, replica=replica, index=index) for index, each in enumerate(mine)]
     return tuple(found)
+
+
+def _groups(plan: Plan) -> list[list[Microbatch]]:
+    """What is dealt as one: the first of every pipeline, then the second, ..., as samples are.
+
+    A microbatch of the LLM with those of other modules that its samples are in, or several where one of
+    another module feeds them. Whole pipelines where samples go from one to another.
+
+    Complexity: O(items + microbatches x log microbatches).
+    """
+    ordered, llm = sorted(plan.microbatches, key=lambda each: each.index), plan.model.llm.name
+    first_of: dict[int, int] = {}
+    linked = nx.Graph()
+    for number, microbatch in enumerate(ordered):
+        linked.add_edges_from((number, first_of.setdefault(item.sample, number)) for item in microbatch.items)
+    groups = [[ordered[number] for number in sorted(each)] for each in nx.connected_components(linked)]
+    if any(len({each.replica for each in group}) > 1 for group in groups):
+        return [[each for each in ordered if each.replica == own] for own in range(num_pipelines(plan))]
+    return sorted(groups, key=lambda group: min((m.module != llm, m.index, m.replica) for m in group))

@@ -2,13 +2,13 @@
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
 from workbench.cost.model import CostModel
+from workbench.cost.node_copy import node_copy_s
 from workbench.elastic.availability import Availability
 from workbench.job.job import Job
 from workbench.memory.layer import state_bytes_of
@@ -175,7 +175,7 @@ class Goodput:
             return
         of_copy, held = pipelines_of_copy(plan), _held_bytes(plan)
         enough = [found for kept, found in on.items() if kept // of_copy >= self.costs.copies]
-        in_memory = list(self._in_memory(plan, enough, self._copy_s(plan, held))) if enough else []
+        in_memory = list(self._in_memory(plan, enough, node_copy_s(plan.cluster, held))) if enough else []
         saving = list(self._from_checkpoints(plan, on.values(), held))
         yield from in_memory
         if not in_memory or self._may_be_better(saving[0], in_memory[0]):
@@ -267,14 +267,6 @@ class Goodput:
         """Spares fail beside the job."""
         own_s = min(self.mtbf_s * len(self.job.cluster.nodes) / way.num_used, self.until_s)
         return max(1, round(daly_s(way.save_s, own_s) / way.step_s))
-
-    def _copy_s(self, plan: Plan, held: Mapping[int, int]) -> float:
-        """Until a node that lost everything has got what the fullest one holds."""
-        of_nodes: Counter[int] = Counter()
-        for rank, size in held.items():
-            of_nodes[plan.cluster.node_of(rank)] += size
-        link = plan.cluster.inter
-        return link.latency_s + max(of_nodes.values()) / link.bytes_per_s
 
 
 def _held_bytes(plan: Plan) -> dict[int, int]:
