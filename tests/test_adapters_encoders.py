@@ -18,14 +18,18 @@ from transformers import (
 from transformers.models.internvl import modeling_internvl as internvl
 from transformers.models.phi4_multimodal import modeling_phi4_multimodal as phi4
 from transformers.models.pixtral import modeling_pixtral as pixtral
+from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 
 from experiments.doors.whole_models import qwen_features, wide_rotation
+from runtime.frontend.items import size_of
 from runtime.models import vision_scaled
+from runtime.models.adapter import MicrobatchData
 from runtime.models.choose import ADAPTERS, adapter_of
 from runtime.models.encoder import EncoderAdapter
 from runtime.models.norm import widen_norms
+from runtime.models.omni import OmniAudioAdapter
 from runtime.models.vision_rotary import window_order
 from runtime.step.stage_module import StageInput, StageModule, build_stage_module
 from runtime.step.weight_gradient import SplitBackward
@@ -34,10 +38,11 @@ from tests import cross_models, tiny_models
 from tests.plans import disjoint_plan
 from tests.test_adapters import build, relative
 from tests.test_parity import assert_same
-from workbench.data.sample import Sample, Segment
+from workbench.data.sample import Item, Sample, Segment
 from workbench.model.families.family import Encoder
 from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.hf_config import modality_of, module_from_config
+from workbench.model.item_tokens import clip_tokens
 from workbench.model.model_graph import TEXT, Module, connect
 
 torch.set_num_threads(1)
@@ -83,7 +88,22 @@ def qwen25_tower(config: dict[str, Any]) -> nn.Module:
     return model
 
 
+def omni_tower(config: dict[str, Any]) -> nn.Module:
+    model = omni.Qwen2_5OmniVisionEncoder(omni.Qwen2_5OmniVisionEncoderConfig.from_dict(config))
+    widen_norms(model, omni.Qwen2_5OmniRMSNorm)
+    return model
+
+
+def omni_states(model: nn.Module, mel: Tensor, frames: list[int]) -> Tensor:
+    """Clips side by side, behind the norm that stands before the encoder's own projection."""
+    kept: list[Tensor] = []
+    with model.proj.register_forward_pre_hook(lambda _, given: kept.append(given[0])):
+        model(mel, torch.tensor(frames))
+    return kept[0]
+
+
 DINO = VIT | {"model_type": "dinov2", "mlp_ratio": 2, "layerscale_value": 0.3, "hidden_act": "gelu"}
+OMNI = tiny_models.WHISPER | {"model_type": "qwen2_5_omni_audio_encoder", "n_window": 10}
 INTERNVIT = VIT | {"model_type": "internvl_vision", "hidden_act": "gelu", "layer_scale_init_value": 0.4}
 CASES = {
     "dinov2": Case(DINO, ((10, 9), (7, 6)), lambda c: Dinov2Model(Dinov2Config.from_dict(c)), patches),
@@ -128,11 +148,32 @@ CASES = {
         qwen_features,
         projected=False,
     ),
+    "omni-vision": Case(
+        QWEN
+        | {
+            "model_type": "qwen2_5_omni_vision_encoder",
+            "hidden_size": 32,
+            "out_hidden_size": 32,
+            "intermediate_size": 40,
+            "window_size": 16,
+            "fullatt_block_indexes": [1],
+        },
+        ((48, 12), (60, 15)),
+        omni_tower,
+        qwen_features,
+        projected=False,
+    ),
     "qwen2-audio": Case(
         tiny_models.WHISPER | {"model_type": "qwen2_audio_encoder"},
         ((10, 5), (10, 5)),
         lambda c: Qwen2AudioEncoder(Qwen2AudioEncoderConfig.from_dict(c)),
         lambda model, mel: model(mel[None]).last_hidden_state[0],
+    ),
+    "omni-audio": Case(
+        OMNI,
+        ((10, 5), (7, 3)),
+        lambda c: omni.Qwen2_5OmniAudioEncoder(omni.Qwen2_5OmniAudioEncoderConfig.from_dict(c)),
+        lambda model, mel: omni_states(model, mel, [mel.shape[1]]),
     ),
     "phi-4-audio": Case(
         {
@@ -200,7 +241,7 @@ def original(case: Case, ours: StageModule) -> nn.Module:
 
 def widen_vision_rotations(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers rotates in float32."""
-    for family in (qwen2, qwen2_5):
+    for family in (omni, qwen2, qwen2_5):
         monkeypatch.setattr(family, "apply_rotary_pos_emb_vision", wide_rotation)
 
 
@@ -261,6 +302,29 @@ def test_windows_at_the_edge_are_smaller() -> None:
     order, sizes = window_order(3, 5, 2)
     assert sizes == [4, 4, 2, 2, 2, 1]
     assert order.tolist() == [0, 1, 5, 6, 2, 3, 7, 8, 4, 9, 10, 11, 12, 13, 14]
+
+
+@pytest.mark.parametrize("frames", [40, 47, 42, 41, 43, 5])
+def test_windows_of_a_clip_are_heard_as_the_whole(frames: int) -> None:
+    """Full windows, one of an odd length, one of too few frames for a token of the LLM."""
+    case = CASES["omni-audio"]
+    ours, _, _ = build(module_of(case), F64, *samples_of(case, "audio"))
+    theirs, adapter = original(case, ours), ours.adapter
+    assert isinstance(adapter, OmniAudioAdapter)
+    clip = torch.randn(case.config["num_mel_bins"], frames, dtype=F64)
+    windows = adapter.windows(clip)
+    sizes = [size_of(adapter, window, "audio", 0) for window in windows]
+    data = MicrobatchData(
+        items=tuple(Item(0, k) for k in range(len(windows))),
+        tokens_in=tuple(size.tokens_in for size in sizes),
+        tokens_out=tuple(size.tokens_out for size in sizes),
+        raw=windows,
+    )
+    assert [tuple(size[:2]) for size in sizes] == [
+        tuple(size) for size in clip_tokens(module_of(case), frames / 100)
+    ]
+    expected = ours.layers[-1].projector(omni_states(theirs, clip, [frames]))
+    assert relative(ours(StageInput(None, data)), expected) <= 1e-10
 
 
 def test_encoders_that_cannot_run_are_refused() -> None:

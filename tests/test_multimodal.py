@@ -187,13 +187,15 @@ def test_special_tokens_make_room_for_blocks() -> None:
     assert_parity(model, spec_of(pp=1), held, ranks=Ranks.EMULATED)
 
 
-@pytest.mark.parametrize("name", ["dinov2", "qwen2-audio"])
+@pytest.mark.parametrize("name", ["dinov2", "qwen2-audio", "omni-audio"])
 def test_other_encoders(name: str) -> None:
-    """Images of another size than configured; two tokens that become one."""
+    """Images of another size than configured; two tokens that become one; a clip of three windows."""
     if name == "dinov2":
         encoder, items = user_models.dinov2(), [user_models.image(), user_models.image(8, 16)]
-    else:
+    elif name == "qwen2-audio":
         encoder, items = user_models.qwen2_audio(), [user_models.frames(10), user_models.frames(10)]
+    else:
+        encoder, items = user_models.omni_audio(), [user_models.frames(24)[:, :-1], user_models.frames(3)]
     model = MultimodalModule(
         {"sense": ModalityModule(encoder, "mlp")}, user_models.llama(), token_ids={"sense": VISION}
     )

@@ -15,8 +15,8 @@ from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 from runtime.frontend.multimodal import ModalityModule, MultimodalModule
 from runtime.frontend.parallel import Ranks
 from runtime.models.norm import widen_norms
+from runtime.models.patch_attention import rotated
 from runtime.models.patch_grid import image_of, patches_of
-from runtime.models.vision_rotary import rotated
 from tests import tiny_models, user_models
 from tests.test_adapters_encoders import CASES
 from tests.test_multimodal import assert_parity, spec_of

@@ -19,6 +19,7 @@ from transformers import (
     WhisperConfig,
 )
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from runtime.frontend.multimodal import ModalityModule, MultimodalModule
@@ -27,7 +28,7 @@ from tests import tiny_models
 
 LLAMA = tiny_models.LLAMA
 SIDE_PX, CHANNELS, BINS = 12, 3, tiny_models.WHISPER["num_mel_bins"]
-QWEN = "qwen2_audio_encoder"
+QWEN, OMNI = "qwen2_audio_encoder", "qwen2_5_omni_audio_encoder"
 VISION, AUDIO = 60, 61  # special tokens
 TOKEN_IDS = {"vision": VISION, "audio": AUDIO}
 
@@ -51,6 +52,14 @@ def dinov2() -> PreTrainedModel:
 
 def qwen2_audio() -> PreTrainedModel:
     return _made(Qwen2AudioEncoder, Qwen2AudioEncoderConfig, tiny_models.WHISPER | {"model_type": QWEN})
+
+
+def omni_audio() -> PreTrainedModel:
+    """Windows of ten tokens."""
+    config = omni.Qwen2_5OmniAudioEncoderConfig
+    return _made(
+        omni.Qwen2_5OmniAudioEncoder, config, tiny_models.WHISPER | {"model_type": OMNI, "n_window": 10}
+    )
 
 
 def llama(**changes: Any) -> PreTrainedModel:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from runtime.models.adapter import Adapter, Context, InnerLayer, StageLayer
 from runtime.models.projector import ProjectorLayer, StepsProjectorLayer, steps_or_none
+from workbench.data.sample import Segment
 from workbench.model.projector import merged_by
 
 # Shape suffixes: N = items of one size, T = packed tokens, D = hidden width.
@@ -120,6 +121,15 @@ class EncoderAdapter(Adapter):
     @abstractmethod
     def item_size(self, shape: tuple[int, ...]) -> ItemSize:
         """Of an item of that shape, or of what fits into it; nothing where that is less than a token."""
+
+    def nearest_shape(self, segment: Segment, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Of items of a segment's tokens, the shape that is nearest to this one."""
+        del shape
+        return self.raw_shape(segment)
+
+    def windows(self, item: Tensor) -> tuple[Tensor, ...]:
+        """The items that it reads of a user's one, which do not see each other."""
+        return (item,)
 
     def features(self, model: PreTrainedModel, item: Tensor) -> Tensor:
         """[T, D] that the user's own model makes of one item, without a class token."""

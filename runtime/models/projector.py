@@ -240,16 +240,21 @@ def steps_or_none(kind: str | None) -> Steps | None:
 
 
 class PooledProjectorLayer(ProjectorLayer):
-    """One where two tokens become one before the norm, as Qwen2-Audio's do."""
+    """One where two tokens become one before the norm, as Qwen2-Audio's do; an odd last one is left out."""
 
     def run(self, x_TD: Tensor, context: Context) -> Tensor:
         data = context.data
         for item, tokens_in, tokens_out in zip(data.items, data.tokens_in, data.tokens_out, strict=True):
-            if tokens_in != 2 * tokens_out:
+            if tokens_in // 2 != tokens_out:
                 raise ValueError(
-                    f"item {tuple(item)}: two tokens become one, want {tokens_in / 2:g} behind the encoder, "
+                    f"item {tuple(item)}: two tokens become one, want {tokens_in // 2} behind the encoder, "
                     f"got {tokens_out}"
                 )
         pooled_TD = self._reduced(x_TD, context)
         y_TD: Tensor = self.projector(pooled_TD if self.norm is None else self.norm(pooled_TD))
         return y_TD
+
+    def _reduce(self, x_TD: Tensor, data: MicrobatchData) -> Tensor:
+        sizes = zip(x_TD.split(list(data.tokens_in)), data.tokens_out, strict=True)
+        paired_TD = torch.cat([item_TD[: 2 * tokens_out] for item_TD, tokens_out in sizes])
+        return paired_TD.unflatten(0, (-1, 2)).mean(dim=1)
