@@ -16,18 +16,19 @@ from transformers import (
     Qwen2AudioEncoderConfig,
 )
 from transformers.models.internvl import modeling_internvl as internvl
+from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.phi4_multimodal import modeling_phi4_multimodal as phi4
 from transformers.models.pixtral import modeling_pixtral as pixtral
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 
-from experiments.doors.whole_models import qwen_features, wide_rotation
+from experiments.doors.whole_models import DETOURS, qwen_features
 from runtime.frontend.items import size_of
 from runtime.models import vision_scaled
 from runtime.models.adapter import MicrobatchData
 from runtime.models.choose import ADAPTERS, adapter_of
-from runtime.models.encoder import EncoderAdapter
+from runtime.models.encoder import EncoderAdapter, given_to
 from runtime.models.norm import widen_norms
 from runtime.models.omni import OmniAudioAdapter
 from runtime.models.vision_rotary import window_order
@@ -94,14 +95,8 @@ def omni_tower(config: dict[str, Any]) -> nn.Module:
     return model
 
 
-def omni_states(model: nn.Module, mel: Tensor, frames: list[int]) -> Tensor:
-    """Clips side by side, behind the norm that stands before the encoder's own projection."""
-    kept: list[Tensor] = []
-    with model.proj.register_forward_pre_hook(lambda _, given: kept.append(given[0])):
-        model(mel, torch.tensor(frames))
-    return kept[0]
-
-
+# Of its own adapter, which has to fit, though it is no part of the tower.
+LLAMA4_ENDING = {"pixel_shuffle_ratio": 1 / 3, "projector_input_dim": 24, "projector_output_dim": 24}
 DINO = VIT | {"model_type": "dinov2", "mlp_ratio": 2, "layerscale_value": 0.3, "hidden_act": "gelu"}
 OMNI = tiny_models.WHISPER | {"model_type": "qwen2_5_omni_audio_encoder", "n_window": 10}
 INTERNVIT = VIT | {"model_type": "internvl_vision", "hidden_act": "gelu", "layer_scale_init_value": 0.4}
@@ -173,7 +168,13 @@ CASES = {
         OMNI,
         ((10, 5), (7, 3)),
         lambda c: omni.Qwen2_5OmniAudioEncoder(omni.Qwen2_5OmniAudioEncoderConfig.from_dict(c)),
-        lambda model, mel: omni_states(model, mel, [mel.shape[1]]),
+        lambda model, mel: given_to("proj", model, mel, torch.tensor([mel.shape[1]])),
+    ),
+    "llama4-vision": Case(
+        VIT | {"model_type": "llama4_vision_model", "intermediate_size": 9 * VIT["hidden_size"]},
+        ((10, 9), (10, 9)),
+        lambda c: llama4.Llama4VisionModel(llama4.Llama4VisionConfig.from_dict(LLAMA4_ENDING | c)),
+        lambda model, image: given_to("vision_adapter", model, image[None])[0],
     ),
     "phi-4-audio": Case(
         {
@@ -231,7 +232,7 @@ def samples_of(case: Case, modality: str) -> tuple[Sample, ...]:
 
 
 def original(case: Case, ours: StageModule) -> nn.Module:
-    theirs = case.original(case.config).to(F64).eval()
+    theirs = case.original(case.config).double().eval()  # complex angles stay complex
     weights = {key: value.detach() for key, value in ours.named_weights() if not key.startswith("projector.")}
     missing, unexpected = theirs.load_state_dict(weights, strict=False)
     assert not unexpected
@@ -241,8 +242,8 @@ def original(case: Case, ours: StageModule) -> nn.Module:
 
 def widen_vision_rotations(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers rotates in float32."""
-    for family in (omni, qwen2, qwen2_5):
-        monkeypatch.setattr(family, "apply_rotary_pos_emb_vision", wide_rotation)
+    for owner, name, made in DETOURS:
+        monkeypatch.setattr(owner, name, made)
 
 
 @pytest.mark.parametrize("name", list(CASES))
@@ -278,13 +279,15 @@ def test_two_items_of_an_encoder_equal_transformers(name: str, monkeypatch: pyte
         assert parameter.grad is not None, key
 
 
-@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl"])
+@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl", "llama4-vision"])
 def test_rotations_equal_transformers_in_float32(name: str) -> None:
     """Against the untouched attention."""
     case = CASES[name]
     ours, _, data = build(module_of(case), torch.float32, *samples_of(case, "vision"))
     theirs = original(case, ours).float()
     expected = torch.cat([case.features(theirs, raw) for raw in data.raw])
+    if case.projected:
+        expected = ours.layers[-1].projector(expected)
     assert relative(ours(StageInput(None, data)), expected) <= 1e-5
 
 
@@ -323,7 +326,7 @@ def test_windows_of_a_clip_are_heard_as_the_whole(frames: int) -> None:
     assert [tuple(size[:2]) for size in sizes] == [
         tuple(size) for size in clip_tokens(module_of(case), frames / 100)
     ]
-    expected = ours.layers[-1].projector(omni_states(theirs, clip, [frames]))
+    expected = ours.layers[-1].projector(given_to("proj", theirs, clip, torch.tensor([frames])))
     assert relative(ours(StageInput(None, data)), expected) <= 1e-10
 
 

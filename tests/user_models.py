@@ -19,6 +19,7 @@ from transformers import (
     WhisperConfig,
 )
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
@@ -48,6 +49,13 @@ def whisper() -> PreTrainedModel:
 def dinov2() -> PreTrainedModel:
     shared = ("hidden_size", "num_hidden_layers", "num_attention_heads", "image_size", "patch_size")
     return _made(Dinov2Model, Dinov2Config, {key: tiny_models.SIGLIP[key] for key in shared})
+
+
+def llama4_vision() -> PreTrainedModel:
+    width = tiny_models.SIGLIP["hidden_size"]
+    adapter = {"pixel_shuffle_ratio": 1 / 3, "projector_input_dim": 24, "projector_output_dim": 24}
+    sizes = {"intermediate_size": 9 * width, "vision_output_dim": 24, **adapter}
+    return _made(llama4.Llama4VisionModel, llama4.Llama4VisionConfig, tiny_models.SIGLIP | sizes)
 
 
 def qwen2_audio() -> PreTrainedModel:

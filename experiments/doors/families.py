@@ -10,10 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
-from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
-from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
-
 from experiments.doors import whole_models
 from experiments.doors.whole_configs import CONFIGS
 from runtime.emulation.emulate import emulate
@@ -95,16 +91,15 @@ def plan_of(name: str) -> Plan:
 
 @contextmanager
 def wide_vision_rotations() -> Iterator[None]:
-    """transformers turns Qwen's patches in float32, whatever the model's type; here in its own."""
-    families = (omni, qwen2, qwen2_5)
-    before = [family.apply_rotary_pos_emb_vision for family in families]
+    """transformers turns patches in float32, whatever the model's type; here in its own."""
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in whole_models.DETOURS]
     try:
-        for family in families:
-            family.apply_rotary_pos_emb_vision = whole_models.wide_rotation
+        for owner, name, made in whole_models.DETOURS:
+            setattr(owner, name, made)
         yield
     finally:
-        for family, own in zip(families, before, strict=True):
-            family.apply_rotary_pos_emb_vision = own
+        for owner, name, own in before:
+            setattr(owner, name, own)
 
 
 def _all_of_a_kind(kinds: Mapping[str, str], holds: Mapping[str, bool]) -> int:

@@ -9,9 +9,14 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig
 from transformers.models.auto import modeling_auto
+from transformers.models.llama4 import modeling_llama4 as llama4
+from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
+from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
+from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 
 from experiments.doors.whole_configs import CONFIGS
 from runtime.data.batches import SyntheticSource, microbatch_data
+from runtime.models.llama4 import scaled_to_one, turned
 from runtime.models.mixture import WideRouter
 from runtime.models.norm import replace_parts, widen_norms
 from runtime.models.patch_attention import rotated
@@ -88,6 +93,28 @@ def wide_rotation(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tenso
     return rotated(q, cos, sin), rotated(k, cos, sin)
 
 
+def wide_turns(q: Tensor, k: Tensor, freqs_ci: Tensor) -> tuple[Tensor, Tensor]:
+    """Of Llama 4's tower."""
+    angles = freqs_ci[:, 0][None]
+    return turned(q, angles), turned(k, angles)
+
+
+def wide_router(router: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+    """Llama 4's own without its detour through float32."""
+    logits = nn.functional.linear(hidden_states, router.weight)
+    value, index = torch.topk(logits, router.top_k, dim=1)
+    return torch.full_like(logits, float("-inf")).scatter_(1, index, value).sigmoid(), logits
+
+
+DETOURS: tuple[tuple[Any, str, Any], ...] = (  # of transformers through float32, and what goes without
+    *((each, "apply_rotary_pos_emb_vision", wide_rotation) for each in (omni, qwen2, qwen2_5)),
+    (llama4, "vision_apply_rotary_emb", wide_turns),
+    (llama4, "apply_rotary_emb", lambda q, k, angles: (turned(q, angles), turned(k, angles))),
+    (llama4.Llama4TextL2Norm, "forward", lambda norm, x: scaled_to_one(x, norm.eps)),
+    (llama4.Llama4Router, "forward", wide_router),
+)
+
+
 def read_state(model: Any, images: Tensor) -> Tensor:
     """What LLaVA's kind makes of whole images, before tiles are put together."""
     config, parts = model.config, model.model
@@ -114,6 +141,11 @@ def heard_whole(model: Any, clips: Tensor, **more: Any) -> Tensor:
 
 def seen_by_qwen(model: Any, images: Items) -> Tensor:
     return torch.cat([qwen_features(model.model.visual, image) for image in images])
+
+
+def seen_by_llama(model: Any, images: Tensor) -> Tensor:
+    features: Tensor = model.multi_modal_projector(model.vision_model(images).last_hidden_state)
+    return features.flatten(0, 1)
 
 
 def perceived_by_omni(model: Any, items: Items) -> Tensor:
@@ -148,6 +180,7 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     ),
     "voxtral": heard,
     "qwen2_5_omni_thinker": perceived_by_omni,
+    "llama4": seen_by_llama,
 }
 
 
@@ -166,7 +199,7 @@ def whole_model(config: dict[str, Any]) -> Any:
     for router in {type(each) for each in made.modules() if type(each).__name__.endswith("TopKRouter")}:
         replace_parts(made, router, WideRouter)
         made.set_experts_implementation("eager")  # the others know no float64
-    return made.to(F64).eval().requires_grad_()
+    return made.double().eval().requires_grad_()  # complex angles stay complex
 
 
 LOSSES = [name for name in FEATURES if name not in TILED]
@@ -221,7 +254,7 @@ def said_to(
         is_image, places = ids == IMAGE, torch.arange(len(ids))
         kinds = is_image if name == "gemma3" else places > is_image.nonzero().max()
         return {"token_type_ids": kinds.long()[None], "position_ids": places[None]}
-    if not hasattr(model.model, "get_rope_index"):
+    if VISION not in raw or not hasattr(getattr(model, "model", None), "get_rope_index"):
         return {}
     grids = torch.tensor([[1, *(side // 4 for side in image.shape[1:])] for image in raw[VISION]])
     if AUDIO in raw:

@@ -13,6 +13,7 @@ from runtime.models.diffusion import DitAdapter
 from runtime.models.mllama import CrossDecoderAdapter, TiledAdapter
 from runtime.models.omni import OmniAudioAdapter, OmniVisionAdapter
 from runtime.models.vision import ClipAdapter, Idefics3Adapter, SiglipAdapter
+from runtime.models.vision_llama4 import Llama4VisionAdapter
 from runtime.models.vision_rotary import PixtralAdapter, Qwen2VisionAdapter, Qwen25VisionAdapter
 from runtime.models.vision_scaled import Dinov2Adapter, InternVitAdapter
 from workbench.model.model_graph import Module
@@ -28,6 +29,7 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     "aimv2_vision_model": Aimv2Adapter,
     "internvl_vision": InternVitAdapter,
     "pixtral": PixtralAdapter,
+    "llama4_vision_model": Llama4VisionAdapter,
     "mllama_vision_model": TiledAdapter,
     "qwen2_vl_vision": Qwen2VisionAdapter,
     "qwen2_5_vl_vision": Qwen25VisionAdapter,

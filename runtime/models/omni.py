@@ -1,8 +1,5 @@
 """Qwen2.5-Omni's towers: of clips, window by window, and of images."""
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -10,7 +7,7 @@ from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 
 from runtime.models.adapter import StageLayer
 from runtime.models.audio import FRAMES_PER_TOKEN, ConvStem, Qwen2AudioAdapter
-from runtime.models.encoder import ItemSize
+from runtime.models.encoder import ItemSize, given_to
 from runtime.models.vision_rotary import Qwen25VisionAdapter
 from workbench.data.sample import Segment
 
@@ -60,12 +57,7 @@ class OmniAudioAdapter(Qwen2AudioAdapter):
 
     def features(self, model: PreTrainedModel, item: Tensor) -> Tensor:
         """What its own `proj` would read."""
-        call: Callable[..., Any] = model
-        seen: list[Tensor] = []
-        projection = model.get_submodule("proj")
-        with projection.register_forward_pre_hook(lambda _, given: seen.append(given[0])):
-            call(item, torch.tensor([item.shape[1]], device=item.device))
-        return seen[0]
+        return given_to("proj", model, item, torch.tensor([item.shape[1]], device=item.device))
 
     def first(self) -> StageLayer:
         return ConvStem(self.config, self.std, Sinusoids)
