@@ -16,17 +16,22 @@ from transformers import (
     Qwen2AudioEncoderConfig,
 )
 from transformers.models.internvl import modeling_internvl as internvl
+from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.phi4_multimodal import modeling_phi4_multimodal as phi4
 from transformers.models.pixtral import modeling_pixtral as pixtral
+from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 
-from experiments.doors.whole_models import qwen_features, wide_rotation
+from experiments.doors.whole_models import DETOURS, qwen_features
+from runtime.frontend.items import size_of
 from runtime.models import vision_scaled
+from runtime.models.adapter import MicrobatchData
 from runtime.models.choose import ADAPTERS, adapter_of
-from runtime.models.encoder import EncoderAdapter
+from runtime.models.encoder import EncoderAdapter, given_to
 from runtime.models.norm import widen_norms
+from runtime.models.omni import OmniAudioAdapter
 from runtime.models.vision_rotary import window_order
 from runtime.step.stage_module import StageInput, StageModule, build_stage_module
 from runtime.step.weight_gradient import SplitBackward
@@ -35,10 +40,11 @@ from tests import cross_models, tiny_models
 from tests.plans import disjoint_plan
 from tests.test_adapters import build, relative
 from tests.test_parity import assert_same
-from workbench.data.sample import Sample, Segment
+from workbench.data.sample import Item, Sample, Segment
 from workbench.model.families.family import Encoder
 from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.hf_config import modality_of, module_from_config
+from workbench.model.item_tokens import clip_tokens
 from workbench.model.model_graph import TEXT, Module, connect
 
 torch.set_num_threads(1)
@@ -88,7 +94,16 @@ def qwen3_tower(config: dict[str, Any]) -> nn.Module:
     return qwen3.Qwen3VLVisionModel(qwen3.Qwen3VLVisionConfig.from_dict(config))
 
 
+def omni_tower(config: dict[str, Any]) -> nn.Module:
+    model = omni.Qwen2_5OmniVisionEncoder(omni.Qwen2_5OmniVisionEncoderConfig.from_dict(config))
+    widen_norms(model, omni.Qwen2_5OmniRMSNorm)
+    return model
+
+
+# Of its own adapter, which has to fit, though it is no part of the tower.
+LLAMA4_ENDING = {"pixel_shuffle_ratio": 1 / 3, "projector_input_dim": 24, "projector_output_dim": 24}
 DINO = VIT | {"model_type": "dinov2", "mlp_ratio": 2, "layerscale_value": 0.3, "hidden_act": "gelu"}
+OMNI = tiny_models.WHISPER | {"model_type": "qwen2_5_omni_audio_encoder", "n_window": 10}
 INTERNVIT = VIT | {"model_type": "internvl_vision", "hidden_act": "gelu", "layer_scale_init_value": 0.4}
 CASES = {
     "dinov2": Case(DINO, ((10, 9), (7, 6)), lambda c: Dinov2Model(Dinov2Config.from_dict(c)), patches),
@@ -148,11 +163,38 @@ CASES = {
         qwen_features,
         projected=False,
     ),
+    "omni-vision": Case(
+        QWEN
+        | {
+            "model_type": "qwen2_5_omni_vision_encoder",
+            "hidden_size": 32,
+            "out_hidden_size": 32,
+            "intermediate_size": 40,
+            "window_size": 16,
+            "fullatt_block_indexes": [1],
+        },
+        ((48, 12), (60, 15)),
+        omni_tower,
+        qwen_features,
+        projected=False,
+    ),
     "qwen2-audio": Case(
         tiny_models.WHISPER | {"model_type": "qwen2_audio_encoder"},
         ((10, 5), (10, 5)),
         lambda c: Qwen2AudioEncoder(Qwen2AudioEncoderConfig.from_dict(c)),
         lambda model, mel: model(mel[None]).last_hidden_state[0],
+    ),
+    "omni-audio": Case(
+        OMNI,
+        ((10, 5), (7, 3)),
+        lambda c: omni.Qwen2_5OmniAudioEncoder(omni.Qwen2_5OmniAudioEncoderConfig.from_dict(c)),
+        lambda model, mel: given_to("proj", model, mel, torch.tensor([mel.shape[1]])),
+    ),
+    "llama4-vision": Case(
+        VIT | {"model_type": "llama4_vision_model", "intermediate_size": 9 * VIT["hidden_size"]},
+        ((10, 9), (10, 9)),
+        lambda c: llama4.Llama4VisionModel(llama4.Llama4VisionConfig.from_dict(LLAMA4_ENDING | c)),
+        lambda model, image: given_to("vision_adapter", model, image[None])[0],
     ),
     "phi-4-audio": Case(
         {
@@ -210,7 +252,7 @@ def samples_of(case: Case, modality: str) -> tuple[Sample, ...]:
 
 
 def original(case: Case, ours: StageModule) -> nn.Module:
-    theirs = case.original(case.config).to(F64).eval()
+    theirs = case.original(case.config).double().eval()  # complex angles stay complex
     weights = {key: value.detach() for key, value in ours.named_weights() if not key.startswith("projector.")}
     missing, unexpected = theirs.load_state_dict(weights, strict=False)
     assert not unexpected
@@ -220,8 +262,8 @@ def original(case: Case, ours: StageModule) -> nn.Module:
 
 def widen_vision_rotations(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers rotates in float32."""
-    for family in (qwen2, qwen2_5, qwen3):
-        monkeypatch.setattr(family, "apply_rotary_pos_emb_vision", wide_rotation)
+    for owner, name, made in DETOURS:
+        monkeypatch.setattr(owner, name, made)
 
 
 @pytest.mark.parametrize("name", list(CASES))
@@ -257,13 +299,15 @@ def test_two_items_of_an_encoder_equal_transformers(name: str, monkeypatch: pyte
         assert parameter.grad is not None, key
 
 
-@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl", "qwen3-vl"])
+@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl", "qwen3-vl", "llama4-vision"])
 def test_rotations_equal_transformers_in_float32(name: str) -> None:
     """Against the untouched attention."""
     case = CASES[name]
     ours, _, data = build(module_of(case), torch.float32, *samples_of(case, "vision"))
     theirs = original(case, ours).float()
     expected = torch.cat([case.features(theirs, raw) for raw in data.raw])
+    if case.projected:
+        expected = ours.layers[-1].projector(expected)
     assert relative(ours(StageInput(None, data)), expected) <= 1e-5
 
 
@@ -281,6 +325,29 @@ def test_windows_at_the_edge_are_smaller() -> None:
     order, sizes = window_order(3, 5, 2)
     assert sizes == [4, 4, 2, 2, 2, 1]
     assert order.tolist() == [0, 1, 5, 6, 2, 3, 7, 8, 4, 9, 10, 11, 12, 13, 14]
+
+
+@pytest.mark.parametrize("frames", [40, 47, 42, 41, 43, 5])
+def test_windows_of_a_clip_are_heard_as_the_whole(frames: int) -> None:
+    """Full windows, one of an odd length, one of too few frames for a token of the LLM."""
+    case = CASES["omni-audio"]
+    ours, _, _ = build(module_of(case), F64, *samples_of(case, "audio"))
+    theirs, adapter = original(case, ours), ours.adapter
+    assert isinstance(adapter, OmniAudioAdapter)
+    clip = torch.randn(case.config["num_mel_bins"], frames, dtype=F64)
+    windows = adapter.windows(clip)
+    sizes = [size_of(adapter, window, "audio", 0) for window in windows]
+    data = MicrobatchData(
+        items=tuple(Item(0, k) for k in range(len(windows))),
+        tokens_in=tuple(size.tokens_in for size in sizes),
+        tokens_out=tuple(size.tokens_out for size in sizes),
+        raw=windows,
+    )
+    assert [tuple(size[:2]) for size in sizes] == [
+        tuple(size) for size in clip_tokens(module_of(case), frames / 100)
+    ]
+    expected = ours.layers[-1].projector(given_to("proj", theirs, clip, torch.tensor([frames])))
+    assert relative(ours(StageInput(None, data)), expected) <= 1e-10
 
 
 def test_encoders_that_cannot_run_are_refused() -> None:

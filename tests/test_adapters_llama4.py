@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.models.llama4 import modeling_llama4 as llama4
 
+from experiments.doors.whole_models import DETOURS
 from runtime.models.decoder import DecoderAdapter
-from runtime.models.llama4 import scaled_to_one, turned
 from runtime.models.norm import widen_norms
 from runtime.step.stage_module import StageInput
 from tests import tiny_models
@@ -33,13 +33,6 @@ LLAMA4: dict[str, Any] = tiny_models.LLAMA | {
 }
 
 
-def wide_router(self: nn.Module, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-    """transformers' own without its detour through float32."""
-    logits = functional.linear(hidden_states, self.weight)
-    value, index = torch.topk(logits, self.top_k, dim=1)
-    return torch.full_like(logits, float("-inf")).scatter_(1, index, value).sigmoid(), logits
-
-
 def original(weights: dict[str, Tensor], dtype: torch.dtype) -> nn.Module:
     config = llama4.Llama4TextConfig.from_dict(LLAMA4)
     config._attn_implementation = "sdpa"
@@ -55,11 +48,8 @@ def original(weights: dict[str, Tensor], dtype: torch.dtype) -> nn.Module:
 def test_two_samples_equal_transformers(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """float32 against the untouched model; float64 against it without its detours through float32."""
     if dtype == F64:
-        monkeypatch.setattr(
-            llama4, "apply_rotary_emb", lambda q, k, angles: (turned(q, angles), turned(k, angles))
-        )
-        monkeypatch.setattr(llama4.Llama4TextL2Norm, "forward", lambda self, x: scaled_to_one(x, self.eps))
-        monkeypatch.setattr(llama4.Llama4Router, "forward", wide_router)
+        for owner, name, made in DETOURS:
+            monkeypatch.setattr(owner, name, made)
     ours, _, data = build(tiny_models.llm(LLAMA4), dtype, *SAMPLES)
     theirs = original({key: value.detach() for key, value in ours.named_weights()}, dtype)
     losses = []

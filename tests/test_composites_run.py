@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from experiments.doors.whole_configs import CONFIGS
-from experiments.doors.whole_models import FEATURES, modules_of, tokens_of, whole_model
+from experiments.doors.whole_models import FEATURES, modules_of, perceived, segments_of, whole_model
 from runtime.step.stage_module import StageInput, StageModule
 from tests.test_adapters import build, relative
 from tests.test_adapters_encoders import widen_vision_rotations
-from workbench.data.sample import Sample, Segment
+from workbench.data.sample import Sample
 from workbench.model.composites.composite import LLM, name_in_composite
 from workbench.model.composites.registry import take_apart
 
@@ -30,17 +30,24 @@ def give_weights(theirs: nn.Module, ours: StageModule, part: Any) -> None:
             held[theirs_name].copy_(value)
 
 
-@pytest.mark.parametrize("name", FEATURES)
-def test_features_equal_those_of_the_whole_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+ENCODERS = [
+    (name, called) for name in FEATURES for called in take_apart(CONFIGS[name]).modules if called != LLM
+]
+
+
+@pytest.mark.parametrize(("name", "called"), ENCODERS)
+def test_features_equal_those_of_the_whole_model(
+    name: str, called: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     widen_vision_rotations(monkeypatch)
     parts = take_apart(CONFIGS[name])
-    (called,) = [each for each in parts.modules if each != LLM]
     module = modules_of(dict(parts.modules))[called]
-    tokens = tokens_of(module)
-    ours, _, data = build(module, F64, *(Sample(k, (Segment(called, 0, *tokens),)) for k in range(2)))
+    segments = segments_of(module)
+    num = 1 if len(segments) > 1 else 2
+    ours, _, data = build(module, F64, *(Sample(k, segments) for k in range(num)))
     theirs = whole_model(CONFIGS[name])
     give_weights(theirs, ours, parts.modules[called])
-    expected = FEATURES[name](theirs, torch.stack(list(data.raw)))
+    expected = perceived(name, theirs, data.raw)
     features = ours(StageInput(None, data))
     assert relative(features, expected) <= 1e-10
     torch.manual_seed(0)

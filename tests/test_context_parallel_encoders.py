@@ -9,7 +9,7 @@ from runtime.world.pool import Pool
 from tests.plans import cluster, disjoint_plan
 from tests.test_context_parallel_step import DISTRIBUTIONS
 from tests.test_parity import MIXES, assert_parity, assert_same, execute, mixed
-from tests.tiny_models import CLIP, SIGLIP, WIDTH, encoder, llm
+from tests.tiny_models import CLIP, SIGLIP, WHISPER, WIDTH, encoder, llm
 from tests.tiny_valm import tiny_batch
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
@@ -98,6 +98,17 @@ def test_tokens_shrink_whoever_holds_them(
     plan = shared(model, batch, cuts)
     assert_same(plan, pool)
     odd = token_shards(plan, "vision", DISTRIBUTIONS["random"], block_tokens=1, scope=Scope.ROW)
+    assert_same(replace(plan, token_shards=odd), pool)
+
+
+@pytest.mark.parametrize("cp", [2, 3])
+def test_an_odd_token_of_a_window_is_left_out_whoever_holds_it(cp: int, pool: Pool) -> None:
+    config = WHISPER | {"model_type": "qwen2_5_omni_audio_encoder", "n_window": 10}
+    text, audio = Segment("text", 0, 5, 5), encoder(config, "audio")
+    batch = [Sample(0, (Segment("audio", 0, 10, 5), Segment("audio", 1, 7, 3), text))]
+    batch.append(Sample(1, (Segment("audio", 0, 5, 2), text)))
+    plan = shared(connect("heard", (audio, llm())), batch, {"audio": (cp, (2, 2)), "llm": (1, (4,))})
+    odd = token_shards(plan, "audio", DISTRIBUTIONS["random"], block_tokens=1, scope=Scope.ROW)
     assert_same(replace(plan, token_shards=odd), pool)
 
 

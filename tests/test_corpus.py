@@ -28,6 +28,7 @@ from workbench.data.corpus import (
     sample_of,
     square_image_tokens,
     whisper_tokens,
+    windowed_tokens,
 )
 from workbench.data.sample import Segment
 from workbench.model.hf_config import module_from_config
@@ -169,6 +170,8 @@ def test_other_audio():
     assert paired_tokens(2.26, window_tokens=100, most_windows=3) == ((100, 100), (12, 12))
     assert paired_tokens(2.02, window_tokens=100, most_windows=3) == ((100, 100),)  # a token is left
     assert paired_tokens(0.01, window_tokens=100) == ((2, 2),)
+    assert windowed_tokens(0.42, window_tokens=10) == ((10, 10), (10, 10))  # a token is left
+    assert windowed_tokens(0.03, window_tokens=10) == ((2, 2),)
     assert conformer_tokens(30.0) == (375, 375)
     assert conformer_tokens(0.01) == (1, 1)
 
@@ -259,6 +262,8 @@ def test_no_two_texts_meet():
         (lambda: whisper_tokens(float("inf")), "want a duration > 0 s"),
         (lambda: conformer_tokens(-1.0), "want a duration > 0 s"),
         (lambda: paired_tokens(float("nan")), "want a duration > 0 s"),
+        (lambda: windowed_tokens(0.02, window_tokens=10), "want a finite duration of more than 0.02 s"),
+        (lambda: windowed_tokens(float("nan"), window_tokens=10), "want a finite duration of more than"),
         (lambda: fixed_samples(0, text_tokens=1, items={}), "want >= 1 sample and >= 1 text token"),
         (lambda: fixed_samples(1, text_tokens=0, items={}), "want >= 1 sample and >= 1 text token"),
         (

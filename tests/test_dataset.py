@@ -3,6 +3,7 @@
 import pickle
 import wave
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,6 +66,21 @@ def test_samples_have_the_sizes_of_the_encoders(folder: Path) -> None:
         assert sum(s.tokens_out for s in sample.of(TEXT)) == written + 2
         assert all(s.tokens_in == 9 for s in sample.of("vision"))
         assert all(15 <= s.tokens_in <= 40 for s in sample.of("audio"))
+
+
+def test_a_clip_of_several_windows_is_refused(folder: Path) -> None:
+    """Two tokens become one; a clip of one window is read."""
+    omni = tiny_models.WHISPER | {"model_type": "qwen2_5_omni_audio_encoder", "max_source_positions": 1500}
+    text = tiny_models.llm(tiny_models.LLAMA | {"vocab_size": VOCAB_SIZE})
+    vision = tiny_models.encoder(tiny_models.SIGLIP, "vision")
+
+    def samples(window: int) -> Any:
+        sounds = tiny_models.encoder(omni | {"n_window": window}, "audio")
+        return samples_of(folder, connect("bytes", (vision, text), (sounds, text)))
+
+    assert all(s.tokens_out == s.tokens_in // 2 for sample in samples(1500) for s in sample.of("audio"))
+    with pytest.raises(ValueError, match=r"clip .*wav: \d+ frames are several windows of 20, and a folder's"):
+        samples(10)
 
 
 def test_a_source_gives_what_the_plan_asks_for(folder: Path) -> None:

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM
 from transformers.configuration_utils import PretrainedConfig
+from transformers.models.llama4.modeling_llama4 import Llama4VisionModel
 from transformers.models.mllama.modeling_mllama import MllamaForCausalLM, MllamaVisionModel
 from transformers.models.phi4_multimodal.modeling_phi4_multimodal import Phi4MultimodalAudioModel
+from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
@@ -43,9 +45,12 @@ from workbench.plan.work import work_of
 
 # Encoders that transformers builds inside larger models alone, and a decoder beside its tower.
 PARTS = {
+    "llama4_vision_model": Llama4VisionModel,
     "mllama_text_model": MllamaForCausalLM,
     "mllama_vision_model": MllamaVisionModel,
     "phi4_multimodal_audio": Phi4MultimodalAudioModel,
+    "qwen2_5_omni_audio_encoder": omni.Qwen2_5OmniAudioEncoder,
+    "qwen2_5_omni_vision_encoder": omni.Qwen2_5OmniVisionEncoder,
     "qwen2_5_vl_vision": Qwen2_5_VisionTransformerPretrainedModel,
     "qwen2_vl_vision": Qwen2VisionTransformerPretrainedModel,
     "whisper": WhisperEncoder,

@@ -14,6 +14,7 @@ from runtime.step.optimizer import OptimizerSettings
 from runtime.world.failure import WorldFailed
 from runtime.world.pool import Pool
 from tests import user_models
+from tests.test_adapters_encoders import widen_vision_rotations
 from tests.user_models import SIDE_PX, TOKEN_IDS, VISION
 from workbench.job.notations.cornstarch import ParallelSpec
 
@@ -187,18 +188,23 @@ def test_special_tokens_make_room_for_blocks() -> None:
     assert_parity(model, spec_of(pp=1), held, ranks=Ranks.EMULATED)
 
 
-@pytest.mark.parametrize("name", ["dinov2", "qwen2-audio"])
-def test_other_encoders(name: str) -> None:
-    """Images of another size than configured; two tokens that become one."""
+@pytest.mark.parametrize("name", ["dinov2", "llama4-vision", "qwen2-audio", "omni-audio"])
+def test_other_encoders(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images of another size than configured; two tokens that become one; a clip of three windows."""
+    widen_vision_rotations(monkeypatch)
     if name == "dinov2":
         encoder, items = user_models.dinov2(), [user_models.image(), user_models.image(8, 16)]
-    else:
+    elif name == "llama4-vision":
+        encoder, items = user_models.llama4_vision(), [user_models.image(), user_models.image()]
+    elif name == "qwen2-audio":
         encoder, items = user_models.qwen2_audio(), [user_models.frames(10), user_models.frames(10)]
+    else:
+        encoder, items = user_models.omni_audio(), [user_models.frames(24)[:, :-1], user_models.frames(3)]
     model = MultimodalModule(
         {"sense": ModalityModule(encoder, "mlp")}, user_models.llama(), token_ids={"sense": VISION}
     )
     held = {"input_ids": [torch.tensor([1, VISION, 2, 3]), torch.tensor([VISION, 4, 5])]}
-    held[encoder.main_input_name] = items
+    held["pixel_values" if name == "llama4-vision" else encoder.main_input_name] = items
     assert_parity(model, spec_of(pp=1), held, ranks=Ranks.EMULATED)
 
 

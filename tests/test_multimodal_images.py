@@ -16,8 +16,8 @@ from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 from runtime.frontend.multimodal import ModalityModule, MultimodalModule
 from runtime.frontend.parallel import Ranks
 from runtime.models.norm import widen_norms
+from runtime.models.patch_attention import rotated
 from runtime.models.patch_grid import image_of, patches_of
-from runtime.models.vision_rotary import rotated
 from tests import tiny_models, user_models
 from tests.test_adapters_encoders import CASES
 from tests.test_multimodal import assert_parity, spec_of

@@ -145,10 +145,43 @@ CONFORMER = {
     "depthwise_separable_out_channel": 16,
     "bias_max_distance": 8,
 }
+QWEN3_VISION = {"model_type": "qwen3_vl_vision", "hidden_size": 16, "intermediate_size": 24, "num_heads": 2}
 LLAMA4_VISION = SIGLIP | {"model_type": "llama4_vision_model"}
+OMNI_AUDIO = {
+    "model_type": "qwen2_5_omni_audio_encoder",
+    "d_model": 16,
+    "encoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 24,
+    "num_mel_bins": 8,
+    "n_window": 10,
+}
 MERGE = [{"merge": 4}, {"linear": "out"}]
 UNFIT = {
-    "no-layers-of-its-kind": (LLAMA, LLAMA4_VISION, {}, "llama4_vision_model can be simulated, not run"),
+    "no-layers-of-its-kind": (
+        LLAMA,
+        QWEN3_VISION | {"depth": 1, "out_hidden_size": 32, "deepstack_visual_indexes": []},
+        {},
+        "qwen3_vl_vision can be simulated, not run",
+    ),
+    "heads-of-two-axes": (
+        LLAMA,
+        LLAMA4_VISION | {"hidden_size": 12},
+        {"tokens": [17, 16]},
+        "half by the column: want a multiple of 4, got 6 of a head; nearest: 8",
+    ),
+    "angles-of-one-size": (
+        LLAMA,
+        LLAMA4_VISION,
+        {"tokens": [10, 9]},
+        "want the 17 tokens of an image of its one size, got 10",
+    ),
+    "llama4-over-ranks": (
+        LLAMA,
+        LLAMA4_VISION,
+        {"tokens": [17, 16], "cp": 2},
+        "llama4_vision_model does not share tokens over ranks; want cp 1, got 2",
+    ),
     "no-target": (LLAMA, None, {"text": 1}, "no text token to predict"),
     "soft-cap-under-a-mask": (
         GEMMA2,
@@ -189,6 +222,25 @@ UNFIT = {
         "takes up to 500 tokens, got 501",
     ),
     "chunks-of-a-clip": (LLAMA, CONFORMER | {"chunk_size": 8}, {}, "chunk_size must be -1, got 8"),
+    "clip-of-two-windows-of-omni": (LLAMA, OMNI_AUDIO, {"tokens": [12, 6]}, "takes up to 10 tokens, got 12"),
+    "tokens-of-a-window": (
+        LLAMA,
+        OMNI_AUDIO,
+        {"tokens": [7, 4]},
+        "its projector makes 3 tokens of 7, got 4",
+    ),
+    "windows-that-cross": (
+        LLAMA,
+        OMNI_AUDIO | {"n_window": 9},
+        {"tokens": [6, 3]},
+        "a mean of two tokens would cross the border of two windows, got 9; nearest: 10",
+    ),
+    "window-beyond-positions": (
+        LLAMA,
+        OMNI_AUDIO | {"max_source_positions": 8},
+        {"tokens": [6, 3]},
+        "n_window must be <= max_source_positions 8, got 10; nearest: 8",
+    ),
     "fewer-features-than-ranks": (
         LLAMA,
         SIGLIP | {"intermediate_size": 1},
@@ -259,6 +311,8 @@ def test_what_is_refused_runs_with_one_thing_changed(tmp_path):
         (GEMMA2, None, {}),
         (LLAMA, SIGLIP, {"projector": MERGE, "tokens": [16, 4]}),
         (LLAMA, SIGLIP | {"model_type": "clip_vision_model"}, {"tokens": [17, 16]}),
+        (LLAMA, OMNI_AUDIO, {"tokens": [7, 3]}),
+        (LLAMA, LLAMA4_VISION, {"tokens": [17, 16]}),
     ):
         made = planned(tmp_path, llm, encoder, **changes)
         check_runnable(made)

@@ -21,7 +21,7 @@ from runtime.rank_job import Collect, RunSettings
 from runtime.step.stage_module import StageInput, build_stage_module
 from runtime.world.pool import Pool
 from tests import tiny_models
-from tests.plans import cluster, finish
+from tests.plans import cluster, disjoint_plan, finish
 from tests.test_adapters_decoders import CASES as DECODERS
 from tests.test_adapters_encoders import CASES, module_of
 from tests.test_adapters_llama4 import LLAMA4
@@ -37,6 +37,7 @@ from workbench.job.job import Job, ModuleLayout
 from workbench.model.layer import TokenCount
 from workbench.model.model_graph import TEXT, ModelGraph, connect
 from workbench.model.projector import Projector
+from workbench.model.trainable import Trainable, with_trainable
 from workbench.plan.build import with_programs
 from workbench.plan.gradient_groups import gradient_groups
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Stage
@@ -110,6 +111,24 @@ def encoder_plan(name: str) -> Plan:
 @pytest.mark.parametrize("name", [name for name in CASES if name not in REFUSED])
 def test_every_encoder_over_two_ranks(name: str, how: How, pool: Pool) -> None:
     assert_same(how(encoder_plan(name)), pool)
+
+
+TOWERS = ["omni-audio", "omni-vision", "llama4-vision"]
+
+
+@pytest.mark.parametrize("trained", Trainable)
+@pytest.mark.parametrize("name", TOWERS)
+def test_towers_in_two_stages_of_two_ranks_beside_a_replica(
+    name: str, trained: Trainable, pool: Pool
+) -> None:
+    """Two stages of a tower on two ranks each, then two replicas of it in two stages."""
+    plan = encoder_plan(name)
+    tower, llm = plan.model.modules
+    tower = with_trainable(tower, trained)
+    graph, half = connect("two", (tower, llm)), len(tower.layers) // 2
+    cuts = {tower.name: (half, len(tower.layers) - half), "llm": (len(llm.layers),)}
+    assert_same(disjoint_plan(graph, plan.batch, cuts, grids={tower.name: (1, 2)}), pool)
+    assert_same(disjoint_plan(graph, plan.batch, cuts, replicas=2), pool)
 
 
 @pytest.mark.parametrize("name", [name for name in REFUSED if name in CASES])

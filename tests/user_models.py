@@ -19,6 +19,8 @@ from transformers import (
     WhisperConfig,
 )
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.llama4 import modeling_llama4 as llama4
+from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from runtime.frontend.multimodal import ModalityModule, MultimodalModule
@@ -27,7 +29,7 @@ from tests import tiny_models
 
 LLAMA = tiny_models.LLAMA
 SIDE_PX, CHANNELS, BINS = 12, 3, tiny_models.WHISPER["num_mel_bins"]
-QWEN = "qwen2_audio_encoder"
+QWEN, OMNI = "qwen2_audio_encoder", "qwen2_5_omni_audio_encoder"
 VISION, AUDIO = 60, 61  # special tokens
 TOKEN_IDS = {"vision": VISION, "audio": AUDIO}
 
@@ -49,8 +51,23 @@ def dinov2() -> PreTrainedModel:
     return _made(Dinov2Model, Dinov2Config, {key: tiny_models.SIGLIP[key] for key in shared})
 
 
+def llama4_vision() -> PreTrainedModel:
+    width = tiny_models.SIGLIP["hidden_size"]
+    adapter = {"pixel_shuffle_ratio": 1 / 3, "projector_input_dim": 24, "projector_output_dim": 24}
+    sizes = {"intermediate_size": 9 * width, "vision_output_dim": 24, **adapter}
+    return _made(llama4.Llama4VisionModel, llama4.Llama4VisionConfig, tiny_models.SIGLIP | sizes)
+
+
 def qwen2_audio() -> PreTrainedModel:
     return _made(Qwen2AudioEncoder, Qwen2AudioEncoderConfig, tiny_models.WHISPER | {"model_type": QWEN})
+
+
+def omni_audio() -> PreTrainedModel:
+    """Windows of ten tokens."""
+    config = omni.Qwen2_5OmniAudioEncoderConfig
+    return _made(
+        omni.Qwen2_5OmniAudioEncoder, config, tiny_models.WHISPER | {"model_type": OMNI, "n_window": 10}
+    )
 
 
 def llama(**changes: Any) -> PreTrainedModel:

@@ -10,10 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
-from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
-from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
-
 from experiments.doors import whole_models
 from experiments.doors.whole_configs import CONFIGS
 from runtime.emulation.emulate import emulate
@@ -21,12 +17,10 @@ from runtime.rank_job import RunSettings
 from workbench.cost.hardware import Link, Node, uniform
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
-from workbench.data.sample import Sample, Segment
 from workbench.job.job import Job, ModuleLayout
-from workbench.masks.patterns import CAUSAL
 from workbench.model.composites.composite import LLM
 from workbench.model.composites.registry import COMPOSITES, take_apart
-from workbench.model.model_graph import TEXT, connect
+from workbench.model.model_graph import connect
 from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
 from workbench.plan.plan import Plan, Precision, Settings
@@ -34,7 +28,7 @@ from workbench.planner.stage_counts import silent
 from workbench.strategies import cornstarch
 
 MOST_APART = 1e-10  # of a loss, relative
-_NUM_RANKS = 3
+_LLM_STAGES = 2
 
 
 def families_measured() -> dict[str, int]:
@@ -75,22 +69,21 @@ def loss_error(name: str) -> float:
 
 
 def plan_of(name: str) -> Plan:
-    """An image or clip between two texts; the encoder on one rank, the LLM on two."""
+    """What each encoder reads between texts; every encoder on one rank, the LLM on two."""
     modules = whole_models.modules_of(dict(take_apart(CONFIGS[name]).modules))
-    (encoder,) = [module for called, module in modules.items() if called != LLM]
-    segments = (
-        Segment(TEXT, 0, 5, 5),
-        Segment(encoder.name, 0, *whole_models.tokens_of(encoder)),
-        Segment(TEXT, 1, 9, 9),
-    )
+    encoders = [module for called, module in modules.items() if called != LLM]
     link = Link(name="local", bytes_per_s=1e9, latency_s=1e-4)
-    node = Node(device="cpu", num_ranks=_NUM_RANKS, memory_bytes=2**33, num_cores=2)
+    num_ranks = len(encoders) + _LLM_STAGES
+    node = Node(device="cpu", num_ranks=num_ranks, memory_bytes=2**33, num_cores=2)
     job = Job(
         name=name,
-        model=connect(name, (encoder, modules[LLM])),
+        model=connect(name, *([encoder, modules[LLM]] for encoder in encoders)),
         cluster=uniform("local", node, num_nodes=1, intra=link, inter=link),
-        batch=(Sample(0, segments, mask=whole_models.MASKS.get(name, CAUSAL)),),
-        layouts=(ModuleLayout(module=encoder.name, pp=1), ModuleLayout(module=LLM, pp=_NUM_RANKS - 1)),
+        batch=(whole_models.sample_of(name, modules),),
+        layouts=(
+            *(ModuleLayout(module=encoder.name, pp=1) for encoder in encoders),
+            ModuleLayout(module=LLM, pp=_LLM_STAGES),
+        ),
         settings=Settings(precision=Precision.FLOAT64, kernels=Kernels.EAGER),
     )
     return cornstarch.plan(job, CostModel(ideal_profile()), silent)
@@ -98,16 +91,15 @@ def plan_of(name: str) -> Plan:
 
 @contextmanager
 def wide_vision_rotations() -> Iterator[None]:
-    """transformers turns Qwen's patches in float32, whatever the model's type; here in its own."""
-    families = (qwen2, qwen2_5, qwen3)
-    before = [family.apply_rotary_pos_emb_vision for family in families]
+    """transformers turns patches in float32, whatever the model's type; here in its own."""
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in whole_models.DETOURS]
     try:
-        for family in families:
-            family.apply_rotary_pos_emb_vision = whole_models.wide_rotation
+        for owner, name, made in whole_models.DETOURS:
+            setattr(owner, name, made)
         yield
     finally:
-        for family, own in zip(families, before, strict=True):
-            family.apply_rotary_pos_emb_vision = own
+        for owner, name, own in before:
+            setattr(owner, name, own)
 
 
 def _all_of_a_kind(kinds: Mapping[str, str], holds: Mapping[str, bool]) -> int:

@@ -157,9 +157,11 @@ CASES: dict[str, dict[str, Any]] = {
         "vision_config": QWEN3_SEEN,
     },
     "qwen2_5_omni_thinker": {
-        "text_config": {**TEXT, "tie_word_embeddings": False},
+        "text_config": {**TEXT, **AXES, "tie_word_embeddings": False},
         "vision_config": {**QWEN, "hidden_size": 24, "intermediate_size": 40, "out_hidden_size": WIDTH},
         "audio_config": {**OMNI_HEARD},
+        "vision_start_token_id": 92,
+        "audio_start_token_id": 93,
     },
     "llama4": {
         "text_config": {**TEXT, "num_local_experts": 2, "intermediate_size_mlp": 96},
@@ -201,5 +203,5 @@ CASES: dict[str, dict[str, Any]] = {
         },
     },
 }
-CASES["qwen2_5_omni"] = {"thinker_config": CASES["qwen2_5_omni_thinker"]}
+CASES["qwen2_5_omni"] = {"thinker_config": CASES["qwen2_5_omni_thinker"], "enable_audio_output": False}
 CONFIGS = {name: {"model_type": name, **case} for name, case in CASES.items()}

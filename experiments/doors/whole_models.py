@@ -1,6 +1,6 @@
 """transformers' own composites: built, their weights by module, their features and their loss in float64."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,23 +9,33 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig
 from transformers.models.auto import modeling_auto
+from transformers.models.llama4 import modeling_llama4 as llama4
+from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
+from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
+from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
+from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 
 from experiments.doors.whole_configs import CONFIGS
 from runtime.data.batches import SyntheticSource, microbatch_data
+from runtime.models.llama4 import scaled_to_one, turned
 from runtime.models.mixture import WideRouter
 from runtime.models.norm import replace_parts, widen_norms
-from runtime.models.vision_rotary import rotated
-from workbench.model.composites.composite import LLM, Part, Parts
+from runtime.models.patch_attention import rotated
+from workbench.data.sample import Sample, Segment
+from workbench.masks.patterns import CAUSAL
+from workbench.model.composites.composite import AUDIO, LLM, VISION, Part, Parts
 from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import clip_tokens, image_tokens, native_tokens
-from workbench.model.model_graph import Module
+from workbench.model.model_graph import TEXT, Module
 from workbench.plan.plan import Plan
 
+Items = Sequence[Tensor]  # of one modality, in one tensor where they are alike
 F64 = torch.float64
 GEMMA_OFFSET = 1.0
 MASKS = {"gemma3": "gemma", "paligemma": "prefix_lm"}  # of samples, where not all of it is causal
 TILED = ("llava_next", "llava_onevision")  # put learned tokens between the rows of an image
-IMAGE = 90  # the id that stands where an image or a clip does
+IMAGE, SOUND = 90, 91  # the ids that stand where an image or a clip does
+CLIP_S = 0.34  # a window and a part of one
 ID_KEYS = ("image_token_index", "image_token_id", "audio_token_index", "audio_token_id")
 
 
@@ -35,9 +45,8 @@ def built(config: dict[str, Any]) -> nn.Module:
         **modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
         **modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
         **modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        "qwen2_5_omni": "Qwen2_5OmniForConditionalGeneration",
     }
-    if config["model_type"] == "qwen2_5_omni":  # its thinker is what is trained
-        return built({"model_type": "qwen2_5_omni_thinker", **config["thinker_config"]})
     rest = {key: value for key, value in config.items() if key != "model_type"}
     model: nn.Module = getattr(transformers, names[config["model_type"]])(
         AutoConfig.for_model(config["model_type"], **rest)
@@ -89,6 +98,28 @@ def wide_rotation(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tenso
     return rotated(q, cos, sin), rotated(k, cos, sin)
 
 
+def wide_turns(q: Tensor, k: Tensor, freqs_ci: Tensor) -> tuple[Tensor, Tensor]:
+    """Of Llama 4's tower."""
+    angles = freqs_ci[:, 0][None]
+    return turned(q, angles), turned(k, angles)
+
+
+def wide_router(router: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+    """Llama 4's own without its detour through float32."""
+    logits = nn.functional.linear(hidden_states, router.weight)
+    value, index = torch.topk(logits, router.top_k, dim=1)
+    return torch.full_like(logits, float("-inf")).scatter_(1, index, value).sigmoid(), logits
+
+
+DETOURS: tuple[tuple[Any, str, Any], ...] = (  # of transformers through float32, and what goes without
+    *((each, "apply_rotary_pos_emb_vision", wide_rotation) for each in (omni, qwen2, qwen2_5, qwen3)),
+    (llama4, "vision_apply_rotary_emb", wide_turns),
+    (llama4, "apply_rotary_emb", lambda q, k, angles: (turned(q, angles), turned(k, angles))),
+    (llama4.Llama4TextL2Norm, "forward", lambda norm, x: scaled_to_one(x, norm.eps)),
+    (llama4.Llama4Router, "forward", wide_router),
+)
+
+
 def read_state(model: Any, images: Tensor) -> Tensor:
     """What LLaVA's kind makes of whole images, before tiles are put together."""
     config, parts = model.config, model.model
@@ -113,11 +144,25 @@ def heard_whole(model: Any, clips: Tensor, **more: Any) -> Tensor:
     return parts.multi_modal_projector(parts.audio_tower(clips, **more).last_hidden_state).flatten(0, 1)
 
 
-def seen_by_qwen(model: Any, images: Tensor) -> Tensor:
+def seen_by_qwen(model: Any, images: Items) -> Tensor:
     return torch.cat([qwen_features(model.model.visual, image) for image in images])
 
 
-FEATURES: Mapping[str, Callable[[Any, Tensor], Tensor]] = {
+def seen_by_llama(model: Any, images: Tensor) -> Tensor:
+    features: Tensor = model.multi_modal_projector(model.vision_model(images).last_hidden_state)
+    return features.flatten(0, 1)
+
+
+def perceived_by_omni(model: Any, items: Items) -> Tensor:
+    """Of images, or of the windows of one clip."""
+    if items[0].dim() == len(("channel", "row", "column")):
+        return seen_by_qwen(model, items)
+    clip = torch.cat(tuple(items), dim=1)
+    mask = torch.ones(1, clip.shape[1], dtype=torch.long)
+    return model.model.get_audio_features(clip[None], feature_attention_mask=mask).last_hidden_state
+
+
+FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "llava": read_state,
     "llava, mistral, no bias": read_state,
     "llava_next": read_state,
@@ -141,7 +186,15 @@ FEATURES: Mapping[str, Callable[[Any, Tensor], Tensor]] = {
         model, clips, input_features_mask=torch.ones(len(clips), clips.shape[-1])
     ),
     "voxtral": heard,
+    "qwen2_5_omni_thinker": perceived_by_omni,
+    "llama4": seen_by_llama,
 }
+
+
+def perceived(name: str, model: Any, items: Items) -> Tensor:
+    """What the whole model makes of items of one modality."""
+    alike = len({item.shape for item in items}) == 1
+    return FEATURES[name](model, torch.stack(list(items)) if alike else items)
 
 
 def whole_model(config: dict[str, Any]) -> Any:
@@ -153,22 +206,35 @@ def whole_model(config: dict[str, Any]) -> Any:
     for router in {type(each) for each in made.modules() if type(each).__name__.endswith("TopKRouter")}:
         replace_parts(made, router, WideRouter)
         made.set_experts_implementation("eager")  # the others know no float64
-    return made.to(F64).eval().requires_grad_()
+    return made.double().eval().requires_grad_()  # complex angles stay complex
 
 
 LOSSES = [name for name in FEATURES if name not in TILED]
 
 
-def tokens_of(module: Module) -> tuple[int, int]:
-    if module.modality == "audio":
-        (clip,) = clip_tokens(module, 0.2)  # ten frames of 20 ms, the whole window
-        return clip
-    return native_tokens(module) or image_tokens(module, 16, 24)
+def segments_of(module: Module) -> tuple[Segment, ...]:
+    """An image, or the windows of one clip."""
+    if module.modality == AUDIO:
+        sizes: Sequence[tuple[int, int]] = clip_tokens(module, CLIP_S)
+    else:
+        sizes = (native_tokens(module) or image_tokens(module, 16, 24),)
+    return tuple(Segment(module.modality, k, *tokens) for k, tokens in enumerate(sizes))
+
+
+def sample_of(name: str, modules: Mapping[str, Module]) -> Sample:
+    """Five tokens of text before what each encoder reads, and nine behind all."""
+    encoders = [module for called, module in modules.items() if called != LLM]
+    parts: list[Segment] = []
+    for k, encoder in enumerate(encoders):
+        parts += [Segment(TEXT, k, 5, 5), *segments_of(encoder)]
+    parts.append(Segment(TEXT, len(encoders), 9, 9))
+    return Sample(0, tuple(parts), mask=MASKS.get(name, CAUSAL))
 
 
 def saved(name: str, folder: Path) -> Any:
     """transformers' own model with weights that are not zero, and its checkpoint."""
-    config = {**CONFIGS[name], **{key: IMAGE for key in ID_KEYS if key in known_keys(name)}}
+    ids = {key: SOUND if AUDIO in key else IMAGE for key in ID_KEYS if key in known_keys(name)}
+    config = {**CONFIGS[name], **ids}
     torch.manual_seed(1)
     model = whole_model(config)
     with torch.no_grad():
@@ -182,7 +248,9 @@ def known_keys(name: str) -> set[str]:
     return set(whole_model(CONFIGS[name]).config.to_dict())
 
 
-def said_to(name: str, model: Any, ids: Tensor, raw: tuple[Tensor, ...]) -> dict[str, Tensor]:
+def said_to(
+    name: str, model: Any, ids: Tensor, sample: Sample, raw: Mapping[str, Items]
+) -> dict[str, Tensor]:
     """What a processor says beside the tokens, where the model reads it.
 
     Positions of three axes as transformers' own rule has them; Gemma 3's types of tokens, 1 of an image;
@@ -193,31 +261,53 @@ def said_to(name: str, model: Any, ids: Tensor, raw: tuple[Tensor, ...]) -> dict
         is_image, places = ids == IMAGE, torch.arange(len(ids))
         kinds = is_image if name == "gemma3" else places > is_image.nonzero().max()
         return {"token_type_ids": kinds.long()[None], "position_ids": places[None]}
-    if not hasattr(model.model, "get_rope_index"):
+    if VISION not in raw or not hasattr(getattr(model, "model", None), "get_rope_index"):
         return {}
-    grids = torch.tensor([[1, *(side // 4 for side in image.shape[1:])] for image in raw])
+    grids = torch.tensor([[1, *(side // 4 for side in image.shape[1:])] for image in raw[VISION]])
+    if AUDIO in raw:
+        frames = torch.tensor([sum(window.shape[1] for window in raw[AUDIO])])
+        marked = marked_ids(model.config, sample)[None]
+        return {"position_ids": model.get_rope_index(marked, grids, audio_seqlens=frames)[0]}
     places, _ = model.model.get_rope_index(ids[None], (ids == IMAGE).int()[None], image_grid_thw=grids)
     return {"position_ids": places}
 
 
+def marked_ids(config: Any, sample: Sample) -> Tensor:
+    """[T] tokens of images and clips, each behind a token at which it starts; text is zeros."""
+    starts = {VISION: config.vision_start_token_id, AUDIO: config.audio_start_token_id}
+    ids: list[int] = []
+    for segment in sample.segments:
+        if segment.modality in starts and segment.k == 0:
+            ids[-1] = starts[segment.modality]
+        token = {VISION: IMAGE, AUDIO: SOUND}.get(segment.modality, 0)
+        ids += [token] * segment.tokens_out
+    return torch.tensor(ids)
+
+
 def whole_loss(name: str, model: Any, plan: Plan) -> float:
     """Mean over the targets that the plan has, of the whole model's logits."""
-    first, last = plan.stages[0], plan.stages[-1]
     source = SyntheticSource(0)
-    encoder, *_, llm = plan.microbatches
-    raw = microbatch_data(plan, first, encoder, source, dtype=F64).raw
-    seen = microbatch_data(plan, plan.stages[1], llm, source, dtype=F64)
-    asked = microbatch_data(plan, last, llm, source, dtype=F64)
+    first = {stage.module: stage for stage in reversed(plan.stages)}
+    raw: dict[str, Items] = {}
+    for module, stage in first.items():
+        own = [each for each in plan.microbatches if each.module == module]
+        raw[module] = [
+            item for each in own for item in microbatch_data(plan, stage, each, source, dtype=F64).raw
+        ]
+    del raw[LLM]
+    llm, (sample,) = plan.microbatches[-1], plan.batch
+    seen = microbatch_data(plan, first[LLM], llm, source, dtype=F64)
+    asked = microbatch_data(plan, plan.stages[-1], llm, source, dtype=F64)
     assert seen.input_ids is not None
     assert asked.labels is not None
     ids = seen.input_ids.clone()
     ids[ids < 0] = IMAGE
-    features = FEATURES[name](model, torch.stack(list(raw)))
+    features = torch.cat([perceived(name, model, raw[part.name]) for part in plan.model.modules[:-1]])
     embedded = model.get_input_embeddings()(ids)
     is_feature = seen.input_ids < 0
     embedded = torch.where(is_feature[:, None], 0.0, embedded)
     embedded[is_feature], *deeper = features.split(embedded.shape[1], dim=1)
-    said = said_to(name, model, ids, raw)
+    said = said_to(name, model, ids, sample, raw)
     if deeper:  # the whole model gives them to its language model by itself, of pixels alone
         said |= {"visual_pos_masks": is_feature[None], "deepstack_visual_embeds": deeper}
         logits = model.lm_head(model.model.language_model(inputs_embeds=embedded[None], **said)[0])[0]

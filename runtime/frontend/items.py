@@ -54,7 +54,8 @@ def items_of(
         held = _cut_images(adapter, held, inputs[GRIDS], places)
     if len(held) != len(places):
         raise ValueError(f"encoder {name!r}: want input for {len(places)} samples, got {len(held)}")
-    found = [_of_sample(entry, adapter.item_dims, name, index) for index, entry in enumerate(held)]
+    given = [_of_sample(entry, adapter.item_dims, name, index) for index, entry in enumerate(held)]
+    found = [tuple(window for item in entry for window in adapter.windows(item)) for entry in given]
     sizes = inputs.get(SIZES)
     return found if sizes is None else _cropped(found, sizes, name)
 
@@ -179,7 +180,8 @@ def size_of(adapter: EncoderAdapter, item: Tensor, name: str, index: int) -> Ite
     size = adapter.item_size(tuple(item.shape))
     want = None
     if size.tokens_out:
-        want = adapter.raw_shape(Segment(name, 0, size.tokens_in, size.tokens_out, size.grid))
+        segment = Segment(name, 0, size.tokens_in, size.tokens_out, size.grid)
+        want = adapter.nearest_shape(segment, tuple(item.shape))
     if want != tuple(item.shape):
         raise ValueError(
             f"encoder {name!r}, sample {index}: an item has shape {tuple(item.shape)}, the nearest that "

@@ -174,13 +174,11 @@ class StageLayer(nn.Module, ABC):
         cuts: what tensor parallelism makes of weights, where the names of transformers' products do not
             tell.
         regions: parts of a block whose insides tensor-parallel ranks hold apart, up to the sum.
-        calls: those of them whose products the layer calls itself.
         mixture_kinds: modules with experts that may be in it.
     """
 
     cuts: CutRules = ()
     regions: tuple[str, ...] = ("self_attn", "cross_attn", "attn", "attention", "mlp", "feed_forward")
-    calls: tuple[str, ...] = ()
     mixture_kinds: MixtureKinds = ()
 
     def __init__(self, prefixes: Mapping[str, str], std: float) -> None:

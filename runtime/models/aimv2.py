@@ -11,7 +11,6 @@ from runtime.models.adapter import StageLayer
 from runtime.models.encoder import EncoderBlock
 from runtime.models.norm import WideRMSNorm, widen_norms
 from runtime.models.vision import EmbedImages, VisionAdapter
-from workbench.data.sample import Segment
 
 # Shape suffixes: N = images, C = channels, H = height, W = width, T = packed tokens, D = hidden width.
 
@@ -40,15 +39,9 @@ class Aimv2Adapter(VisionAdapter):
     config_class = Aimv2VisionConfig
     ignored = ("head.", "text_model.", "visual_projection.", "text_projection.", "logit_scale")
 
-    def raw_shape(self, segment: Segment) -> tuple[int, ...]:
-        shape = super().raw_shape(segment)
-        patch, side = self.patch_px, self.side
-        if not self.config.is_native and shape[1:] != (side * patch, side * patch):
-            raise ValueError(
-                f"segment {segment.modality}[{segment.k}]: module {self.module.name!r} has positions of "
-                f"{side} x {side} patches, got {shape[1] // patch} x {shape[2] // patch}"
-            )
-        return shape
+    @property
+    def takes_one_size(self) -> bool:
+        return not self.config.is_native
 
     def first(self) -> StageLayer:
         return EmbedAimv2(self.config)

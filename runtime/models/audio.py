@@ -1,4 +1,7 @@
-"""Audio encoders: Whisper's and Qwen2-Audio's."""
+"""Audio encoders: Whisper's, and those that are built like it."""
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,16 +27,19 @@ class ConvStem(EmbedItems):
     first positions, so that a plan can say how long each clip is.
     """
 
-    def __init__(self, config: WhisperConfig, std: float) -> None:
+    def __init__(
+        self, config: WhisperConfig, std: float, positions: Callable[[int, int], nn.Module] = nn.Embedding
+    ) -> None:
         super().__init__({"conv1": "conv1", "conv2": "conv2", "embed_positions": "embed_positions"}, std)
         self.conv1 = nn.Conv1d(config.num_mel_bins, config.d_model, kernel_size=3, padding=1)
         self.conv2 = nn.Conv1d(config.d_model, config.d_model, kernel_size=3, stride=2, padding=1)
-        self.embed_positions = nn.Embedding(config.max_source_positions, config.d_model)
+        self.embed_positions: Any = positions(config.max_source_positions, config.d_model)
 
     def embed(self, mel_NMS: Tensor) -> Tensor:
         x_NDT = functional.gelu(self.conv2(functional.gelu(self.conv1(mel_NMS))))
         x_NTD = x_NDT.transpose(1, 2)
-        return x_NTD + self.embed_positions.weight[: x_NTD.shape[1]]
+        positions_TD: Tensor = self.embed_positions.weight[: x_NTD.shape[1]]
+        return x_NTD + positions_TD.to(x_NTD.dtype)
 
     def fill(self, name: str) -> Fill:
         if name == "embed_positions.weight":
@@ -57,7 +63,7 @@ class WhisperAdapter(EncoderAdapter):
     config_class = WhisperConfig
     item_dims = 2
     prefixes = ("", "model.encoder.", "encoder.")
-    ignored = ("model.decoder.", "decoder.", "proj_out.")
+    ignored: tuple[str, ...] = ("model.decoder.", "decoder.", "proj_out.")
 
     @property
     def std(self) -> float:

@@ -11,7 +11,9 @@ from runtime.models.decoder import DecoderAdapter
 from runtime.models.decoder_families import DECODERS
 from runtime.models.diffusion import DitAdapter
 from runtime.models.mllama import CrossDecoderAdapter, TiledAdapter
+from runtime.models.omni import OmniAudioAdapter, OmniVisionAdapter
 from runtime.models.vision import ClipAdapter, Idefics3Adapter, SiglipAdapter
+from runtime.models.vision_llama4 import Llama4VisionAdapter
 from runtime.models.vision_rotary import PixtralAdapter, Qwen2VisionAdapter, Qwen25VisionAdapter
 from runtime.models.vision_scaled import Dinov2Adapter, InternVitAdapter
 from runtime.models.vision_stacked import Qwen3VisionAdapter
@@ -28,13 +30,16 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     "aimv2_vision_model": Aimv2Adapter,
     "internvl_vision": InternVitAdapter,
     "pixtral": PixtralAdapter,
+    "llama4_vision_model": Llama4VisionAdapter,
     "mllama_vision_model": TiledAdapter,
     "qwen2_vl_vision": Qwen2VisionAdapter,
     "qwen2_5_vl_vision": Qwen25VisionAdapter,
     "qwen3_vl_vision": Qwen3VisionAdapter,
+    "qwen2_5_omni_vision_encoder": OmniVisionAdapter,
     "whisper": WhisperAdapter,
     "voxtral_encoder": VoxtralAdapter,
     "qwen2_audio_encoder": Qwen2AudioAdapter,
+    "qwen2_5_omni_audio_encoder": OmniAudioAdapter,
     "phi4_multimodal_audio": ConformerAdapter,
     "dit": DitAdapter,
 }

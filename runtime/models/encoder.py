@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from runtime.models.adapter import Adapter, Context, InnerLayer, StageLayer
-from runtime.models.projector import ProjectorLayer, StepsProjectorLayer, steps_or_none
+from runtime.models.projector import ClassToken, ProjectorLayer, StepsProjectorLayer, steps_or_none
+from workbench.data.sample import Segment
 from workbench.model.projector import merged_by
 
 # Shape suffixes: N = items of one size, T = packed tokens, D = hidden width.
@@ -68,7 +69,7 @@ class EncoderAdapter(Adapter):
     item_dims: ClassVar[int]
     items_key: ClassVar[str | None] = None  # None: the one that the model names
     named_projector: ClassVar[type[ProjectorLayer]] = ProjectorLayer
-    has_class_token: ClassVar[bool] = False  # in front of every item's tokens
+    class_token: ClassVar[ClassToken] = ClassToken.NONE
     beside_key: ClassVar[str | None] = None  # `SIZES` or `GRIDS`, which say how the items lie
 
     @property
@@ -92,14 +93,12 @@ class EncoderAdapter(Adapter):
         """The last layer: final norm, unless an earlier state is read, and projector."""
         if self.feature_layer is not None:
             norm, norm_name = None, ""
-        steps, has_class_token = steps_or_none(self.projector), self.has_class_token
+        steps, class_token = steps_or_none(self.projector), self.class_token
         if steps is None:
             kind = self.named_projector
-            return kind(
-                self.projector, self.widths, self.std, norm, norm_name, has_class_token=has_class_token
-            )
+            return kind(self.projector, self.widths, self.std, norm, norm_name, class_token=class_token)
         return StepsProjectorLayer(
-            steps, self.widths, self.std, self.grid_of, norm, norm_name, has_class_token=has_class_token
+            steps, self.widths, self.std, self.grid_of, norm, norm_name, class_token=class_token
         )
 
     @property
@@ -121,11 +120,29 @@ class EncoderAdapter(Adapter):
     def item_size(self, shape: tuple[int, ...]) -> ItemSize:
         """Of an item of that shape, or of what fits into it; nothing where that is less than a token."""
 
+    def nearest_shape(self, segment: Segment, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Of items of a segment's tokens, the shape that is nearest to this one."""
+        del shape
+        return self.raw_shape(segment)
+
+    def windows(self, item: Tensor) -> tuple[Tensor, ...]:
+        """The items that it reads of a user's one, which do not see each other."""
+        return (item,)
+
     def features(self, model: PreTrainedModel, item: Tensor) -> Tensor:
         """[T, D] that the user's own model makes of one item, without a class token."""
         call: Callable[..., Any] = model
         seen_TD: Tensor = call(item[None]).last_hidden_state[0]
         return seen_TD
+
+
+def given_to(part: str, model: PreTrainedModel, *items: Tensor) -> Tensor:
+    """What a part of a user's model is given when the model is called so."""
+    call: Callable[..., Any] = model
+    seen: list[Tensor] = []
+    with model.get_submodule(part).register_forward_pre_hook(lambda _, given: seen.append(given[0])):
+        call(*items)
+    return seen[0]
 
 
 def grid_or_none(rows: int, columns: int) -> tuple[int, int] | None:

@@ -8,6 +8,7 @@ from transformers.models.llama4.modeling_llama4 import (
     Llama4TextAttention,
     Llama4TextExperts,
     Llama4TextMoe,
+    Llama4VisionAttention,
 )
 
 from runtime.models.attention import packed_sdpa
@@ -34,6 +35,12 @@ def scaled_to_one(x: Tensor, eps: float) -> Tensor:
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
+def projected(attention: Any, x_1TD: Tensor) -> tuple[Tensor, ...]:
+    """[1, T, H, D] of queries, keys and values."""
+    products = (attention.q_proj, attention.k_proj, attention.v_proj)
+    return tuple(product(x_1TD).unflatten(-1, (-1, attention.head_dim)) for product in products)
+
+
 class PackedAttention(nn.Module):
     """Llama 4's attention out of its own matmuls; positions are those inside each item.
 
@@ -55,15 +62,32 @@ class PackedAttention(nn.Module):
         self, hidden_states: Tensor, position_embeddings: Tensor, attention_mask: Any, **_: object
     ) -> tuple[Tensor, None]:
         """[1, T, D] and None (no attention weights)."""
-        q_1THD, k_1THD, v_1THD = (
-            project(hidden_states).unflatten(-1, (-1, self.head_dim))
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        q_1THD, k_1THD, v_1THD = projected(self, hidden_states)
         if self.rotates:
             q_1THD, k_1THD = (turned(x, position_embeddings) for x in (q_1THD, k_1THD))
         if self.eps is not None:
             q_1THD, k_1THD = (scaled_to_one(x, self.eps) for x in (q_1THD, k_1THD))
         q_1HTD, k_1HTD, v_1HTD = (x.transpose(1, 2) for x in (q_1THD, k_1THD, v_1THD))
+        y_1THD = packed_sdpa(self, q_1HTD, k_1HTD, v_1HTD, attention_mask)[0]
+        return self.o_proj(y_1THD.flatten(2)), None
+
+
+class PatchAttention(nn.Module):
+    """That of its tower: all layers rotate, and every patch of an image sees every other."""
+
+    is_causal = False
+
+    def __init__(self, attention: Llama4VisionAttention) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj = attention.q_proj, attention.k_proj
+        self.v_proj, self.o_proj = attention.v_proj, attention.o_proj
+        self.head_dim: int = attention.head_dim
+
+    def forward(self, hidden_states: Tensor, freqs_ci: Tensor, attention_mask: Any) -> tuple[Tensor, None]:
+        """[1, T, D] and None, under the names that transformers' layers give the arguments."""
+        q_1THD, k_1THD, v_1THD = projected(self, hidden_states)
+        each = (turned(q_1THD, freqs_ci), turned(k_1THD, freqs_ci), v_1THD)
+        q_1HTD, k_1HTD, v_1HTD = (x.transpose(1, 2) for x in each)
         y_1THD = packed_sdpa(self, q_1HTD, k_1HTD, v_1HTD, attention_mask)[0]
         return self.o_proj(y_1THD.flatten(2)), None
 

@@ -1,6 +1,7 @@
 """The last layer of an encoder: final norm, token reduction and projection to the LLM's width."""
 
 from collections.abc import Callable, Mapping
+from enum import Enum
 from math import isqrt
 from typing import Any
 
@@ -15,6 +16,22 @@ from workbench.model.projector import GATED, Merge, Projector, ProjectorStep, St
 from workbench.model.transformer import Norm
 
 # Shape suffixes: T = packed tokens, D = hidden width.
+
+
+class ClassToken(Enum):
+    """Where a class token stands among an item's tokens; it does not leave the encoder."""
+
+    NONE = "none"
+    FIRST = "first"
+    LAST = "last"
+
+    @property
+    def num(self) -> int:
+        return 0 if self is ClassToken.NONE else 1
+
+    def without(self, x_TD: Tensor) -> Tensor:
+        """The tokens of an item but this one."""
+        return x_TD[self is ClassToken.FIRST : len(x_TD) - (self is ClassToken.LAST)]
 
 
 class MLPProjector(nn.Module):
@@ -118,7 +135,7 @@ class ProjectorLayer(InnerLayer):
     """Layer N+1 of an encoder.
 
     An item's tokens shrink from `tokens_in` to `tokens_out` before the projection: the class
-    token, if the encoder has one, is dropped (it stands first); then, where tokens_out divides
+    token, if the encoder has one, is dropped; then, where tokens_out divides
     what is left, each run of consecutive tokens is averaged.
 
     Args:
@@ -127,7 +144,7 @@ class ProjectorLayer(InnerLayer):
         std: of freshly drawn matrices.
         norm: the encoder's final norm, or None where its features are taken without one.
         norm_name: its name in a checkpoint.
-        has_class_token: whether each item starts with one.
+        class_token: where each item has one.
     """
 
     cuts: CutRules = (("projector.linear_1", CutKind.COLUMN), ("projector.linear_2", CutKind.ROW))
@@ -140,7 +157,7 @@ class ProjectorLayer(InnerLayer):
         norm: nn.Module | None = None,
         norm_name: str = "",
         *,
-        has_class_token: bool = False,
+        class_token: ClassToken = ClassToken.NONE,
     ) -> None:
         super().__init__({"norm": norm_name, "projector": "projector"}, std)
         if not isinstance(projector, nn.Module):
@@ -148,7 +165,7 @@ class ProjectorLayer(InnerLayer):
                 raise ValueError(f"projector must be one of {', '.join(PROJECTORS)}, got {projector!r}")
             projector = PROJECTORS[projector](*widths)
         self.norm, self.projector = norm, projector
-        self.num_dropped = 1 if has_class_token else 0
+        self.class_token = class_token
 
     def run(self, x_TD: Tensor, context: Context) -> Tensor:
         y_TD: Tensor = self.projector(self._reduced(x_TD if self.norm is None else self.norm(x_TD), context))
@@ -163,13 +180,13 @@ class ProjectorLayer(InnerLayer):
 
     def _reduce(self, x_TD: Tensor, data: MicrobatchData) -> Tensor:
         if data.tokens_in == data.tokens_out:
-            if self.num_dropped:
+            if self.class_token is not ClassToken.NONE:
                 raise ValueError(f"item {data.items[0]}: tokens_out must leave out the class token")
             return x_TD
         reduced = []
         sizes = zip(x_TD.split(list(data.tokens_in)), data.items, data.tokens_out, strict=True)
         for item_TD, item, tokens_out in sizes:
-            kept_TD = item_TD[self.num_dropped :]
+            kept_TD = self.class_token.without(item_TD)
             if len(kept_TD) % tokens_out:
                 raise ValueError(
                     f"item {tuple(item)}: {len(kept_TD)} tokens do not shrink evenly to {tokens_out}"
@@ -199,14 +216,15 @@ class StepsProjectorLayer(ProjectorLayer):
 
     def _reduce(self, x_TD: Tensor, data: MicrobatchData) -> Tensor:
         """Item by item up to the last merge; without one each token that this rank holds by itself."""
-        if not (self.until_merged or self.num_dropped) and data.tokens_in == data.tokens_out:
+        has_class_token = self.class_token is not ClassToken.NONE
+        if not (self.until_merged or has_class_token) and data.tokens_in == data.tokens_out:
             return x_TD
         named = data.grids or (None,) * len(data.items)
         found = []
         for item_TD, item, grid, tokens_out in zip(
             x_TD.split(list(data.tokens_in)), data.items, named, data.tokens_out, strict=True
         ):
-            y_TD = self._steps(item_TD[self.num_dropped :], grid)
+            y_TD = self._steps(self.class_token.without(item_TD), grid)
             if len(y_TD) != tokens_out:
                 raise ValueError(
                     f"item {tuple(item)}: its projector makes {len(y_TD)} tokens of {len(item_TD)}, the plan "
@@ -240,16 +258,21 @@ def steps_or_none(kind: str | None) -> Steps | None:
 
 
 class PooledProjectorLayer(ProjectorLayer):
-    """One where two tokens become one before the norm, as Qwen2-Audio's do."""
+    """One where two tokens become one before the norm, as Qwen2-Audio's do; an odd last one is left out."""
 
     def run(self, x_TD: Tensor, context: Context) -> Tensor:
         data = context.data
         for item, tokens_in, tokens_out in zip(data.items, data.tokens_in, data.tokens_out, strict=True):
-            if tokens_in != 2 * tokens_out:
+            if tokens_in // 2 != tokens_out:
                 raise ValueError(
-                    f"item {tuple(item)}: two tokens become one, want {tokens_in / 2:g} behind the encoder, "
+                    f"item {tuple(item)}: two tokens become one, want {tokens_in // 2} behind the encoder, "
                     f"got {tokens_out}"
                 )
         pooled_TD = self._reduced(x_TD, context)
         y_TD: Tensor = self.projector(pooled_TD if self.norm is None else self.norm(pooled_TD))
         return y_TD
+
+    def _reduce(self, x_TD: Tensor, data: MicrobatchData) -> Tensor:
+        sizes = zip(x_TD.split(list(data.tokens_in)), data.tokens_out, strict=True)
+        paired_TD = torch.cat([item_TD[: 2 * tokens_out] for item_TD, tokens_out in sizes])
+        return paired_TD.unflatten(0, (-1, 2)).mean(dim=1)

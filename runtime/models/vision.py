@@ -20,6 +20,7 @@ from transformers.models.siglip.modeling_siglip import (
 from runtime.models.adapter import StageLayer
 from runtime.models.encoder import EmbedItems, EncoderAdapter, EncoderBlock, ItemSize, grid_or_none
 from runtime.models.initialise import Fill, normal
+from runtime.models.projector import ClassToken
 from workbench.data.sample import Segment
 
 # Shape suffixes: N = images, C = channels, H = height, W = width, T = packed tokens, D = hidden width.
@@ -92,7 +93,7 @@ class VisionAdapter(EncoderAdapter):
 
     @property
     def num_class_tokens(self) -> int:
-        return 1 if self.has_class_token else 0
+        return self.class_token.num
 
     @property
     def patch_px(self) -> int:
@@ -114,6 +115,11 @@ class VisionAdapter(EncoderAdapter):
             raise ValueError(
                 f"segment {segment.modality}[{segment.k}]: {patches} patches are not {rows} rows of {columns}"
             )
+        if self.takes_one_size and (rows, columns) != (self.side, self.side):
+            raise ValueError(
+                f"segment {segment.modality}[{segment.k}]: module {self.module.name!r} has positions of "
+                f"{self.side} x {self.side} patches, got {rows} x {columns}"
+            )
         return (self.config.num_channels, rows * self.patch_px, columns * self.patch_px)
 
     def grid_of(self, tokens: int, named: tuple[int, int] | None) -> tuple[int, int]:
@@ -122,6 +128,11 @@ class VisionAdapter(EncoderAdapter):
             return named or (self.side, self.side)
         rows, columns = grid_of(tokens // self.merged_side**2)
         return self.merged_side * rows, self.merged_side * columns
+
+    @property
+    def takes_one_size(self) -> bool:
+        """Whether images have the configured size, as positions of no other can be had."""
+        return False
 
     @property
     def native_tokens(self) -> tuple[int, int]:
@@ -140,7 +151,7 @@ class VisionAdapter(EncoderAdapter):
             side = square_px(self.config.image_size)
             resized["interpolate_pos_encoding"] = item.shape[1:] != (side, side)
         seen_TD: Tensor = call(item[None], **resized).last_hidden_state[0]
-        return seen_TD[1:] if self.has_class_token else seen_TD
+        return self.class_token.without(seen_TD)
 
 
 class SiglipAdapter(VisionAdapter):
@@ -190,7 +201,7 @@ class ClipAdapter(VisionAdapter):
     """
 
     config_class = CLIPVisionConfig
-    has_class_token = True
+    class_token = ClassToken.FIRST
     ignored = ("post_layernorm.", "text_model.", "visual_projection.", "text_projection.", "logit_scale")
 
     @property

@@ -14,7 +14,7 @@ from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 
 from runtime.models.adapter import ONE_ROTATION, Context, CutKind, InnerLayer, MicrobatchData, StageLayer
-from runtime.models.attention import Packing, pack, packed_sdpa
+from runtime.models.attention import Packing, pack
 from runtime.models.encoder import (
     GRIDS,
     PIXELS,
@@ -26,12 +26,13 @@ from runtime.models.encoder import (
     grid_or_none,
 )
 from runtime.models.norm import WideRMSNorm, widen_norms
+from runtime.models.patch_attention import PatchAttention
 from runtime.models.patch_grid import blockwise, patches_of
 from runtime.models.vision import grid_of
 from workbench.data.sample import Segment
 from workbench.model.model_graph import Module
 
-# Shape suffixes: T = packed tokens, G = packed groups of tokens that merge, H = heads, D = width,
+# Shape suffixes: T = packed tokens, G = packed groups of tokens that merge, D = width,
 # C = channels, Y and X = rows and columns of pixels.
 
 
@@ -57,14 +58,6 @@ def window_order(rows: int, columns: int, side: int) -> tuple[Tensor, list[int]]
         for left in range(0, columns, side)
     ]
     return torch.cat(windows), [len(window) for window in windows]
-
-
-def rotated(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-    """Rotate pairs (i, i + D/2), in the wider of float32 and the input's type."""
-    wide = x_THD.to(torch.promote_types(x_THD.dtype, torch.float32))
-    first, second = wide.chunk(2, dim=-1)
-    turned = torch.cat((-second, first), dim=-1)
-    return (wide * cos_TD[:, None] + turned * sin_TD[:, None]).to(x_THD.dtype)
 
 
 class EmbedPixtral(EmbedItems):
@@ -121,33 +114,20 @@ def _in_groups(x_TD: Tensor, order_G: Tensor | None, size: int) -> Tensor:
 
 
 class QwenBlock(EncoderBlock):
-    """Its attention out of transformers' own matmuls, because theirs rotates in float32 alone."""
+    """One encoder layer on all patches of an image, or on those of a window."""
 
     blocks = "blocks"
-    calls = ("attn",)
+    cuts = tuple((f"block.attn.{name}", CutKind.COLUMN) for name in "qkv")  # where they are not fused
 
-    def __init__(self, block: nn.Module, index: int, std: float, *, windowed: bool) -> None:
+    def __init__(self, block: Any, index: int, std: float, *, windowed: bool) -> None:
         super().__init__(block, index, std)
+        block.attn = PatchAttention(block.attn)
         self.windowed = windowed
 
     def run(self, x_TD: Tensor, context: GridContext) -> Tensor:
-        block: Any = self.block
-        x_TD = x_TD + self._attended(block.norm1(x_TD), context)
-        y_TD: Tensor = x_TD + block.mlp(block.norm2(x_TD))
-        return y_TD
-
-    def _attended(self, x_TD: Tensor, context: GridContext) -> Tensor:
-        attention: Any = self.block.attn
         packing = context.windows if self.windowed else context.packing
         assert packing is not None, "windows are known where a block has some"
-        q_THD, k_THD, v_THD = attention.qkv(x_TD).unflatten(-1, (3, attention.num_heads, -1)).unbind(1)
-        cos_TD, sin_TD = context.rotary[ONE_ROTATION]
-        q_1HTD, k_1HTD, v_1HTD = (
-            each.transpose(0, 1)[None]
-            for each in (rotated(q_THD, cos_TD, sin_TD), rotated(k_THD, cos_TD, sin_TD), v_THD)
-        )
-        y_1THD, _ = packed_sdpa(attention, q_1HTD, k_1HTD, v_1HTD, packing, scaling=attention.scaling)
-        y_TD: Tensor = attention.proj(y_1THD[0].flatten(1))
+        y_TD: Tensor = self.block(x_TD, cu_seqlens=packing, position_embeddings=context.rotary[ONE_ROTATION])
         return y_TD
 
 
@@ -350,6 +330,8 @@ class Qwen25VisionAdapter(QwenVisionAdapter):
     config_class = qwen2_5.Qwen2_5_VLVisionConfig
     rotary_class = qwen2_5.Qwen2_5_VLVisionRotaryEmbedding
     patches_class, merger_class = qwen2_5.Qwen2_5_VisionPatchEmbed, qwen2_5.Qwen2_5_VLPatchMerger
+    layer_class: type[nn.Module] = qwen2_5.Qwen2_5_VLVisionBlock
+    norm_class: type[nn.Module] = qwen2_5.Qwen2_5_VLRMSNorm
 
     @property
     def width(self) -> int:
@@ -357,13 +339,13 @@ class Qwen25VisionAdapter(QwenVisionAdapter):
 
     def block(self, index: int) -> StageLayer:
         windowed = index not in self.config.fullatt_block_indexes
-        block = QwenBlock(qwen2_5.Qwen2_5_VLVisionBlock(self.config), index, self.std, windowed=windowed)
-        widen_norms(block, qwen2_5.Qwen2_5_VLRMSNorm)
+        block = QwenBlock(self.layer_class(self.config), index, self.std, windowed=windowed)
+        widen_norms(block, self.norm_class)
         return block
 
     def last(self) -> StageLayer:
         merger = super().last()
-        widen_norms(merger, qwen2_5.Qwen2_5_VLRMSNorm)
+        widen_norms(merger, self.norm_class)
         return merger
 
     def _context(

@@ -22,6 +22,7 @@ from runtime.models.adapter import Context, CutKind, StageLayer
 from runtime.models.encoder import EncoderBlock
 from runtime.models.initialise import Fill, constant
 from runtime.models.norm import widen_norms
+from runtime.models.projector import ClassToken
 from runtime.models.vision import EmbedImages, VisionAdapter
 from workbench.model.model_graph import Module
 
@@ -59,7 +60,7 @@ class InternVitBlock(ScaledBlock):
 class ScaledVitAdapter(VisionAdapter):
     """Patch features behind the final norm, if there is one; the class token is dropped."""
 
-    has_class_token = True
+    class_token = ClassToken.FIRST
     ignored = ("embeddings.mask_token",)
     prefixes = ("", "dinov2.", "vision_tower.", "model.vision_tower.")
 

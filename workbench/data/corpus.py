@@ -218,6 +218,28 @@ def paired_tokens(
     return tuple(found)
 
 
+def windowed_tokens(duration_s: float, *, window_tokens: int) -> tuple[ItemTokens, ...]:
+    """Qwen2.5-Omni: one item per started window, the last as long as what is left of the clip.
+
+    What is left may be a single token, of which a mean of two makes none: there is no item for it.
+
+    Raises:
+        ValueError: a clip of a single token or none.
+
+    Example:
+        >>> windowed_tokens(2.26, window_tokens=100)
+        (ItemTokens(tokens_in=100, tokens_out=100), ItemTokens(tokens_in=13, tokens_out=13))
+    """
+    num_tokens = -(-round(duration_s * MEL_FRAMES_PER_S) // 2) if 0 < duration_s < math.inf else 0
+    if num_tokens < 2:
+        raise ValueError(
+            f"audio clip: want a finite duration of more than {WHISPER_FRAME_S} s, got {duration_s} s"
+        )
+    num_full, left = divmod(num_tokens, window_tokens)
+    sizes = (window_tokens,) * num_full + ((left,) if left > 1 else ())
+    return tuple(ItemTokens(size, size) for size in sizes)
+
+
 def conformer_tokens(duration_s: float, *, reduction: int = 8) -> ItemTokens:
     """Phi-4-multimodal's audio encoder: a clip of any length, its whole mel frames, 8 to a token.
 

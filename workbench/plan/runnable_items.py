@@ -54,7 +54,7 @@ def _check_projected(module: Module, segment: Segment) -> None:
         made = _merged(projector, kept, _lies(module, segment, kept, isqrt(merged_by(projector))))
     elif projector is Projector.MERGER:
         made = kept // _square(whole(source_config(module), "spatial_merge_size", 2), kept, segment.grid)
-    elif kept % merged or (merged == 1 and kept % segment.tokens_out):
+    elif merged == 1 and kept % segment.tokens_out:
         raise ValueError(f"{kept} tokens do not shrink evenly to {segment.tokens_out}")
     else:
         made = segment.tokens_out if merged == 1 else kept // merged

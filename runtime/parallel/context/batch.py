@@ -12,6 +12,7 @@ from torch import Tensor
 from runtime.models.adapter import NO_TARGET, PLACEHOLDER, MicrobatchData
 from runtime.models.attention import Attends, positions
 from runtime.models.choose import adapter_of
+from runtime.models.projector import ClassToken
 from runtime.parallel.context.all_to_all import all_to_all_attention
 from runtime.parallel.context.block import wide
 from runtime.parallel.context.gathered import gathered_attention
@@ -144,7 +145,7 @@ def _encoded(
     pooling = SharedPooling(
         shares=shares,
         group=context,
-        inputs=_inputs(data, outputs, first=int(getattr(adapter_of(module), "has_class_token", False))),
+        inputs=_inputs(data, outputs, first=getattr(adapter_of(module), "class_token", ClassToken.NONE).num),
         outputs=_places_tensor(outputs[context.member]),
     )
     return replace(data, pooling=pooling)

@@ -82,22 +82,15 @@ def whole_name(name: str) -> str:
 def _enters(layer: StageLayer, name: str, region: nn.Module) -> bool:
     """Whether a region's input enters as a whole: once for all products that read it."""
     kinds = {kind_of(layer, f"{name}.{own}", child) for own, child in region.named_children()}
-    return bool(kinds & {CutKind.COLUMN, CutKind.EXPERTS}) or (
-        CutKind.FUSED in kinds and not _is_bypassed(layer, name)
-    )
+    return bool(kinds & {CutKind.COLUMN, CutKind.EXPERTS, CutKind.FUSED})
 
 
 def _enters_alone(layer: StageLayer, kind: CutKind, name: str) -> bool:
     """Whether a product's input enters in front of itself: it stands in no region that is called."""
     owner = name.rpartition(".")[0]
     if kind is CutKind.FUSED:
-        return owner.rpartition(".")[2] not in layer.regions or _is_bypassed(layer, owner)
+        return owner.rpartition(".")[2] not in layer.regions
     return kind is CutKind.COLUMN and not in_region(layer, name)
-
-
-def _is_bypassed(layer: StageLayer, region: str) -> bool:
-    """Whether a layer calls the products of that region itself."""
-    return region.rpartition(".")[2] in layer.calls
 
 
 def _enter_input(

@@ -13,6 +13,7 @@ VISION_TOWER = {"": "model.vision_tower."}  # names of weights of most encoders 
 AUDIO_TOWER = {"": "model.audio_tower."}
 PROJECTOR = {"projector.": "model.multi_modal_projector."}
 CLIP_S = 30  # Whisper's window
+THINKER = "thinker."  # names of what listens, looks and writes, beside a talker
 DECODER = {"model.": "model.language_model.", "lm_head.": "lm_head."}  # names of most language models
 
 
@@ -93,9 +94,11 @@ def name_in_composite(part: Part, name: str) -> str:
 def spellings(name: str) -> Iterator[str]:
     """A weight's name in a composite, then what older releases of transformers call it in a checkpoint."""
     yield name
+    outer = THINKER if name.startswith(THINKER) else ""
+    inner = name.removeprefix(outer)
     for start, others in _OLDER.items():
-        if name.startswith(start):
-            yield from (other + name.removeprefix(start) for other in others)
+        if inner.startswith(start):
+            yield from (outer + other + inner.removeprefix(start) for other in others)
 
 
 _OLDER = {  # beginning of a name -> how it begins in checkpoints

@@ -8,6 +8,7 @@ from workbench.model.composites.composite import (
     CLIP_S,
     LLM,
     PROJECTOR,
+    THINKER,
     TILES,
     VISION,
     Composite,
@@ -179,13 +180,15 @@ _OMNI_TEXT = {
     "num_attention_heads": 28,
     "num_key_value_heads": 4,
     "vocab_size": 152064,
+    "max_window_layers": 28,
+    "rms_norm_eps": 1e-6,
 }
 
 
 def _thinker(config: Config) -> Parts:
     """Images as Qwen2.5-VL reads them; clips in windows of their own, two tokens of which become one."""
     llm = {**_OMNI_TEXT, **text_config(config, "qwen2_vl_text", ties=False), "model_type": "qwen2_vl_text"}
-    seen = {**part_config(config, "vision_config", ""), "model_type": "qwen2_5_vl_vision"}
+    seen = {**part_config(config, "vision_config", ""), "model_type": "qwen2_5_omni_vision_encoder"}
     heard = {**part_config(config, "audio_config", ""), "model_type": "qwen2_5_omni_audio_encoder"}
     check_width(config, seen, "out_hidden_size", llm, 3584)
     check_width(config, heard, "output_dim", llm, 3584, where="audio_config")
@@ -194,23 +197,28 @@ def _thinker(config: Config) -> Parts:
         config=heard,
         projector=Projector.LINEAR,
         items={"seconds": CLIP_S},
-        weights={**AUDIO_TOWER, "projector.": "model.audio_tower.proj."},
+        weights={**AUDIO_TOWER, "projector.linear.": "model.audio_tower.proj."},
     )
     unread = Dropped(weights="model.audio_tower.audio_bos_eos_token.", what="tokens that no forward reads")
     return joined(config, {VISION: pages, AUDIO: clips}, llm, dropped=(unread,))
 
 
 def _omni(config: Config) -> Parts:
+    """The thinker alone, under names that say so."""
     thinker = part_config(config, "thinker_config", "qwen2_5_omni_thinker")
     parts = _thinker({**thinker, "model_type": "qwen2_5_omni_thinker"})
+    modules = {
+        name: replace(part, weights={own: THINKER + theirs for own, theirs in part.weights.items()})
+        for name, part in parts.modules.items()
+    }
     return replace(
         parts,
+        modules=modules,
         dropped=(
-            *parts.dropped,
+            *(replace(each, weights=THINKER + each.weights) for each in parts.dropped),
             Dropped(weights="talker.", what="the talker: it speaks what the thinker thought, after training"),
             Dropped(weights="token2wav.", what="the talker's vocoder"),
         ),
-        notes=("the thinker alone; its names in a checkpoint begin with thinker.",),
     )
 
 

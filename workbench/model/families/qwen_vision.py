@@ -35,15 +35,23 @@ def _qwen2_vl(config: Config) -> Tower:
 
 
 def _qwen2_5_vl(config: Config) -> Tower:
+    return _windowed(config, _qwen_heads(config, whole(config, "hidden_size", 3584)))
+
+
+def _omni(config: Config) -> Tower:
+    """Qwen2.5-VL's; queries, keys and values are matmuls of their own."""
+    return _windowed(config, replace(_qwen_heads(config, whole(config, "hidden_size", 3584)), fused=False))
+
+
+def _windowed(config: Config, heads: Heads) -> Tower:
     """Attention stays inside windows of 112 px, except in the blocks that the configuration lists.
 
     Differs: every window is taken to be full; those at the edge of an image are smaller.
     """
-    width = whole(config, "hidden_size", 3584)
     activation = text(config, "hidden_act", "silu")
     whole_image = Block(
-        width=width,
-        heads=_qwen_heads(config, width),
+        width=whole(config, "hidden_size", 3584),
+        heads=heads,
         mlp=Mlp(width=whole(config, "intermediate_size", 3420), gated=True, activation=activation, bias=True),
         norm=Norm.RMS,
     )
@@ -51,7 +59,7 @@ def _qwen2_5_vl(config: Config) -> Tower:
     windowed = replace(whole_image, heads=replace(whole_image.heads, num_keys=side**2))
     listed = places(config, "fullatt_block_indexes", (7, 15, 23, 31))
     blocks = [whole_image if i in listed else windowed for i in range(count(config, "depth", 32))]
-    return _qwen_vision(config, unequal_block_layers(blocks), width, Norm.RMS)
+    return _qwen_vision(config, unequal_block_layers(blocks), whole_image.width, Norm.RMS)
 
 
 def _qwen3_vl(config: Config) -> Tower:
@@ -194,26 +202,34 @@ QWEN2_VL = Encoder(
     shapes={"qwen2-vl": _shaped_2},
     shares_tokens=False,
 )
+_EXAMPLE_2_5 = Example(
+    config=_EXAMPLE
+    | {
+        "out_hidden_size": EXAMPLE_WIDTH,
+        "intermediate_size": 352,
+        "window_size": 16,
+        "fullatt_block_indexes": [1, 3],
+    },
+    tokens=(128, 32),
+)
 QWEN2_5_VL = Encoder(
     name="Qwen2.5-VL vision",
     role="vision",
     model_type="qwen2_5_vl_vision",
-    examples={
-        "qwen2.5-vl": Example(
-            config=_EXAMPLE
-            | {
-                "out_hidden_size": EXAMPLE_WIDTH,
-                "intermediate_size": 352,
-                "window_size": 16,
-                "fullatt_block_indexes": [1, 3],
-            },
-            tokens=(128, 32),
-        )
-    },
+    examples={"qwen2.5-vl": _EXAMPLE_2_5},
     aliases=("qwen2_5_vl", "qwen2_5_vl_vision_model"),
     make=_qwen2_5_vl,
     image_tokens=image_tokens,
     shapes={"qwen2.5-vl": _shaped_2_5},
+    shares_tokens=False,
+)
+OMNI_VISION = Encoder(
+    name="Qwen2.5-Omni vision",
+    role="vision",
+    model_type="qwen2_5_omni_vision_encoder",
+    examples={"omni vision": _EXAMPLE_2_5},
+    make=_omni,
+    image_tokens=image_tokens,
     shares_tokens=False,
 )
 QWEN3_VL = Encoder(

@@ -25,7 +25,7 @@ from workbench.model.families.llama4 import LLAMA4
 from workbench.model.families.mixtures import MIXTRAL, QWEN3_MOE, QWEN3_VL_MOE_TEXT
 from workbench.model.families.mllama import MLLAMA_TEXT, MLLAMA_VISION
 from workbench.model.families.phi4_audio import PHI4_AUDIO
-from workbench.model.families.qwen_vision import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
+from workbench.model.families.qwen_vision import OMNI_VISION, QWEN2_5_VL, QWEN2_VL, QWEN3_VL
 from workbench.model.families.vit import (
     AIMV2,
     CLIP,
@@ -81,6 +81,7 @@ FAMILIES: tuple[Family, ...] = (
     PIXTRAL,
     QWEN2_VL,
     QWEN2_5_VL,
+    OMNI_VISION,
     QWEN3_VL,
     INTERNVIT,
     MLLAMA_VISION,

@@ -209,6 +209,23 @@ def _with_wide_qk_norm(layer: Layer) -> Layer:
     return replace(layer, operators=tuple(widened(operator) for operator in layer.operators))
 
 
+def _llama4(config: Config) -> Tower:
+    """Its activation is GELU whatever the configuration says, as in transformers."""
+    tower = tower_of({**config, "hidden_act": _LLAMA4.activation}, _LLAMA4)
+    return replace(tower, projectors=(Projector.LINEAR, Projector.MLP))
+
+
+def _check_llama4(config: Config) -> None:
+    """ValueError for heads whose pairs of channels do not divide between rows and columns."""
+    heads = whole(config, "num_attention_heads", _LLAMA4.heads)
+    channels = whole(config, "hidden_size", _LLAMA4.width) // heads
+    if channels % 4:
+        raise ValueError(
+            "half of a head's pairs of channels turn by the row, half by the column: want a multiple of 4, "
+            f"got {channels} of a head; nearest: {channels // 4 * 4 + 4}"
+        )
+
+
 def _pixtral_tokens(config: Config, height_px: int, width_px: int) -> ItemTokens:
     """Patches of the image, in whole squares where a projector merges them.
 
@@ -275,8 +292,10 @@ LLAMA4_VISION = Encoder(
     model_type="llama4_vision_model",
     examples={"llama4 vision": Example(config=EXAMPLE_VIT, tokens=(65, 64))},
     aliases=("llama4",),
-    reason="the runtime has no blocks with rotary positions behind learned ones",
-    make=lambda config: replace(tower_of(config, _LLAMA4), projectors=(Projector.LINEAR, Projector.MLP)),
+    make=_llama4,
+    takes_native_only=lambda config: True,
+    check_config=_check_llama4,
+    shares_tokens=False,
 )
 PIXTRAL = Encoder(
     name="Pixtral",

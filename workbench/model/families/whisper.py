@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from workbench.data.corpus import ItemTokens, paired_tokens, whisper_tokens
+from workbench.data.corpus import ItemTokens, paired_tokens, whisper_tokens, windowed_tokens
 from workbench.model.config_fields import Config, count, heads_of, text, whole
 from workbench.model.families.family import EXAMPLE_TOKENS, EXAMPLE_WIDTH, Encoder, Example, Tower
 from workbench.model.layer import Lookup
@@ -49,16 +49,28 @@ def _qwen2_audio(config: Config) -> Tower:
 
 
 def _omni(config: Config) -> Tower:
-    """Qwen2-Audio's, in windows that do not see each other; its positions are no weights."""
+    """Qwen2-Audio's, of windows that do not see each other, each an item; its positions are no weights."""
     tower = _qwen2_audio(config)
     stem, *blocks = tower.layers
     kept = tuple(each for each in stem.operators if not isinstance(each, Lookup))
     return replace(tower, layers=(replace(stem, operators=kept), *blocks))
 
 
-def _omni_tokens(config: Config, duration_s: float) -> tuple[ItemTokens, ...]:
-    """An item is a window: twice as many frames as it has tokens."""
-    return _clip_tokens({**config, "max_source_positions": whole(config, "n_window", 100)}, duration_s)
+def _omni_window(config: Config) -> int:
+    """Tokens of a full window: half as many as it has frames."""
+    return whole(config, "n_window", 100)
+
+
+def _check_omni(config: Config) -> None:
+    """ValueError for windows that depend on each other, or that have more tokens than positions."""
+    window, most = _omni_window(config), whole(config, "max_source_positions", 1500)
+    if window % 2:
+        raise ValueError(
+            "n_window must be even: a mean of two tokens would cross the border of two windows, "
+            f"got {window}; nearest: {window + 1}"
+        )
+    if window > most:
+        raise ValueError(f"n_window must be <= max_source_positions {most}, got {window}; nearest: {most}")
 
 
 def _voxtral(config: Config) -> Tower:
@@ -130,10 +142,15 @@ OMNI_AUDIO = Encoder(
     name="Qwen2.5-Omni audio",
     role="audio",
     model_type="qwen2_5_omni_audio_encoder",
-    examples={"omni audio": Example(config=_EXAMPLE, tokens=(EXAMPLE_TOKENS, EXAMPLE_TOKENS // 2))},
-    reason="the runtime's stem has learned positions; these are computed, window by window",
+    examples={
+        "omni audio": Example(
+            config=_EXAMPLE | {"n_window": EXAMPLE_TOKENS}, tokens=(EXAMPLE_TOKENS, EXAMPLE_TOKENS // 2)
+        )
+    },
     make=_omni,
-    clip_tokens=_omni_tokens,
+    clip_tokens=lambda config, duration_s: windowed_tokens(duration_s, window_tokens=_omni_window(config)),
+    longest_item=_omni_window,
+    check_config=_check_omni,
 )
 VOXTRAL_ENCODER = Encoder(
     name="Voxtral encoder",

@@ -1,0 +1,53 @@
+"""Attention of packed patches whose queries and keys are rotated by their places in an image."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runtime.models.attention import Packing, packed_sdpa
+
+# Shape suffixes: T = packed tokens, H = heads, D = width.
+
+
+def rotated(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+    """Rotate pairs (i, i + D/2), in the wider of float32 and the input's type."""
+    wide = x_THD.to(torch.promote_types(x_THD.dtype, torch.float32))
+    first, second = wide.chunk(2, dim=-1)
+    turned = torch.cat((-second, first), dim=-1)
+    return (wide * cos_TD[:, None] + turned * sin_TD[:, None]).to(x_THD.dtype)
+
+
+class PatchAttention(nn.Module):
+    """Attention out of transformers' own matmuls, because theirs rotates in float32 alone."""
+
+    def __init__(self, attention: Any) -> None:
+        super().__init__()
+        for name, product in attention.named_children():
+            self.add_module(name, product)
+        self.head_dim: int = attention.head_dim
+        self.scaling: float = attention.scaling
+
+    def heads(self, x_TD: Tensor) -> tuple[Tensor, ...]:
+        """[T, H, D] of queries, keys and values."""
+        held: Any = self
+        if hasattr(self, "qkv"):
+            fused: Tensor = held.qkv(x_TD).unflatten(-1, (3, -1, self.head_dim))
+            return fused.unbind(1)
+        return tuple(each(x_TD).unflatten(-1, (-1, self.head_dim)) for each in (held.q, held.k, held.v))
+
+    def forward(
+        self, hidden_states: Tensor, cu_seqlens: Packing, position_embeddings: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """[T, D]; the arguments have the names that transformers' blocks give them."""
+        held: Any = self
+        q_THD, k_THD, v_THD = self.heads(hidden_states)
+        q_1HTD, k_1HTD, v_1HTD = (
+            each.transpose(0, 1)[None]
+            for each in (rotated(q_THD, *position_embeddings), rotated(k_THD, *position_embeddings), v_THD)
+        )
+        y_1THD, _ = packed_sdpa(
+            self, q_1HTD, k_1HTD, v_1HTD, cu_seqlens, scaling=self.scaling, is_causal=False
+        )
+        y_TD: Tensor = held.proj(y_1THD[0].flatten(1))
+        return y_TD
