@@ -145,7 +145,6 @@ CONFORMER = {
     "depthwise_separable_out_channel": 16,
     "bias_max_distance": 8,
 }
-QWEN3_VISION = {"model_type": "qwen3_vl_vision", "hidden_size": 16, "intermediate_size": 24, "num_heads": 2}
 LLAMA4_VISION = SIGLIP | {"model_type": "llama4_vision_model"}
 OMNI_AUDIO = {
     "model_type": "qwen2_5_omni_audio_encoder",
@@ -158,12 +157,6 @@ OMNI_AUDIO = {
 }
 MERGE = [{"merge": 4}, {"linear": "out"}]
 UNFIT = {
-    "no-layers-of-its-kind": (
-        LLAMA,
-        QWEN3_VISION | {"depth": 1, "out_hidden_size": 32, "deepstack_visual_indexes": []},
-        {},
-        "qwen3_vl_vision can be simulated, not run",
-    ),
     "heads-of-two-axes": (
         LLAMA,
         LLAMA4_VISION | {"hidden_size": 12},

@@ -144,6 +144,18 @@ def heard_whole(model: Any, clips: Tensor, **more: Any) -> Tensor:
     return parts.multi_modal_projector(parts.audio_tower(clips, **more).last_hidden_state).flatten(0, 1)
 
 
+def heard_by_flamingo(model: Any, clips: Items) -> Tensor:
+    """Audio Flamingo 3's, which fills windows up and hides what it filled in."""
+    num_frames = 2 * model.config.audio_config.max_source_positions
+    found = []
+    for clip in clips:
+        filled = nn.functional.pad(clip, (0, num_frames - clip.shape[1]))
+        is_heard = torch.arange(num_frames) < clip.shape[1]
+        num_tokens = ((clip.shape[1] - 1) // 2 + 1) // 2
+        found.append(heard_whole(model, filled[None], input_features_mask=is_heard[None].long())[:num_tokens])
+    return torch.cat(found)
+
+
 def seen_by_qwen(model: Any, images: Items) -> Tensor:
     return torch.cat([qwen_features(model.model.visual, image) for image in images])
 
@@ -182,9 +194,7 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "qwen3_vl": seen_by_qwen,
     "qwen3_vl_moe": seen_by_qwen,
     "qwen2_audio": heard_whole,
-    "audioflamingo3": lambda model, clips: heard_whole(
-        model, clips, input_features_mask=torch.ones(len(clips), clips.shape[-1])
-    ),
+    "audioflamingo3": heard_by_flamingo,
     "voxtral": heard,
     "qwen2_5_omni_thinker": perceived_by_omni,
     "llama4": seen_by_llama,
