@@ -157,3 +157,15 @@ def test_strategies_with_shared_encoders(name: str, pool: Pool) -> None:
     accept(plan)
     result, reference = execute(plan, pool)
     assert_parity(plan, result, reference, Precision.FLOAT64)
+
+
+def test_squares_of_patches_that_ranks_share_become_one(pool: Pool) -> None:
+    """They do not stand one after the other: each rank asks for those that its outputs are made of."""
+    steps = (ProjectorStep(merge=4), ProjectorStep(linear_out=True))
+    config = SIGLIP | {"image_size": 16}
+    vision = module_from_config(config, name="vision", modality="vision", projector=steps, llm_width=WIDTH)
+    model, batch = images(vision, 16, (4, 4))
+    plan = shared(model, batch, {"vision": (2, (2, 2)), "llm": (1, (4,))})
+    odd = token_shards(plan, "vision", DISTRIBUTIONS["random"], block_tokens=1, scope=Scope.ROW)
+    assert_same(plan, pool)
+    assert_same(replace(plan, token_shards=odd), pool)

@@ -1,6 +1,7 @@
 """The last layer of an encoder: final norm, token reduction and projection to the LLM's width."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from enum import Enum
 from math import isqrt
 from typing import Any
@@ -129,6 +130,17 @@ def merged(x_TD: Tensor, step: ProjectorStep, grid: tuple[int, int] | None) -> T
     if step.how is Merge.MEAN:
         return x_TMD.mean(dim=1)
     return (x_TMD if step.how is Merge.CONCAT else x_TMD.transpose(1, 2)).flatten(1)
+
+
+def merged_places(steps: Steps, num_tokens: int, grid: tuple[int, int] | None) -> Tensor:
+    """[tokens behind, tokens of one] which of an item's tokens the steps make one."""
+    places = torch.arange(num_tokens)[:, None]
+    for step in steps:
+        if step.merge is not None:
+            places = merged(places, replace(step, how=Merge.CONCAT), grid)
+            side = isqrt(step.merge)
+            grid = None if grid is None else (grid[0] // side, grid[1] // side)
+    return places
 
 
 class ProjectorLayer(InnerLayer):

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.models.adapter import NO_TARGET, PLACEHOLDER, MicrobatchData
+from runtime.models.adapter import NO_TARGET, PLACEHOLDER, Adapter, MicrobatchData
 from runtime.models.attention import Attends, positions
 from runtime.models.choose import adapter_of
-from runtime.models.projector import ClassToken
+from runtime.models.encoder import EncoderAdapter
+from runtime.models.projector import ClassToken, merged_places, steps_or_none
 from runtime.parallel.context.all_to_all import all_to_all_attention
 from runtime.parallel.context.block import wide
 from runtime.parallel.context.gathered import gathered_attention
@@ -20,6 +21,7 @@ from runtime.parallel.context.group import ContextGroup
 from runtime.parallel.context.ring import ring_attention
 from runtime.parallel.context.token_shares import Places, TokenShares, rows_of
 from runtime.parallel.linear_map import mapped
+from workbench.arrays import Ints
 from workbench.data.sample import Item
 from workbench.masks.bitfield import concatenate
 from workbench.model.layer import TokenCount
@@ -135,6 +137,7 @@ def _encoded(
     borders of blocks.
     """
     module = routing.plan.model.module(stage.module)
+    adapter = adapter_of(module)
     if stage.layers[0] == 0:
         data = replace(data, embedded=_places_tensor(shares.owned[shares.member]))
     if stage.layers[1] < len(module.layers):
@@ -145,21 +148,35 @@ def _encoded(
     pooling = SharedPooling(
         shares=shares,
         group=context,
-        inputs=_inputs(data, outputs, first=getattr(adapter_of(module), "class_token", ClassToken.NONE).num),
+        inputs=_inputs(data, outputs, adapter),
         outputs=_places_tensor(outputs[context.member]),
     )
     return replace(data, pooling=pooling)
 
 
-def _inputs(data: MicrobatchData, outputs: tuple[Places, ...], *, first: int) -> tuple[Places, ...]:
-    """By member, the tokens that shrink to its outputs; `first` of every item shrink to none."""
-    becomes = []
-    out = 0
-    for tokens_in, tokens_out in zip(data.tokens_in, data.tokens_out, strict=True):
-        run = max(1, (tokens_in - first) // tokens_out)
-        becomes += [-1] * first + [out + min(i // run, tokens_out - 1) for i in range(tokens_in - first)]
+def _inputs(data: MicrobatchData, outputs: tuple[Places, ...], adapter: Adapter) -> tuple[Places, ...]:
+    """By member, the tokens that shrink to its outputs; an item's class token shrinks to none."""
+    first = getattr(adapter, "class_token", ClassToken.NONE).num
+    becomes, out = [np.zeros(0, np.int64)], 0
+    named = data.grids or (None,) * len(data.items)
+    for tokens_in, tokens_out, grid in zip(data.tokens_in, data.tokens_out, named, strict=True):
+        shrinks_to = _shrinks_to(adapter, tokens_in - first, tokens_out, grid)
+        becomes += [np.full(first, -1), out + shrinks_to]
         out += tokens_out
-    return tuple(np.flatnonzero(np.isin(becomes, places)) for places in outputs)
+    each = np.concatenate(becomes)
+    return tuple(np.flatnonzero(np.isin(each, places)) for places in outputs)
+
+
+def _shrinks_to(adapter: Adapter, tokens_in: int, tokens_out: int, grid: tuple[int, int] | None) -> Ints:
+    """[tokens_in] which of an item's outputs each of its tokens becomes a part of."""
+    steps = steps_or_none(adapter.projector)
+    if steps is None or not isinstance(adapter, EncoderAdapter):
+        run = max(1, tokens_in // tokens_out)
+        return np.minimum(np.arange(tokens_in) // run, tokens_out - 1)
+    found = np.empty(tokens_in, np.int64)
+    groups = merged_places(steps, tokens_in, adapter.grid_of(tokens_in, grid)).numpy()
+    found[groups.T] = np.arange(len(groups))
+    return found
 
 
 def _places_tensor(places: Places) -> torch.Tensor:
