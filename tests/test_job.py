@@ -8,16 +8,20 @@ import pytest
 from tests.dag_models import chain
 from tests.job_files import put, write
 from workbench.cost.hardware import Cluster, Link, Node
+from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.corpus import ItemTokens, fixed_samples
 from workbench.data.sample import Sample, Segment
 from workbench.job.job import Job, ModuleLayout, load_job
 from workbench.job.parts import zoo_names
+from workbench.model.hf_config import module_from_config
 from workbench.model.layer import LayerKind
 from workbench.model.mmdit import MMDITS
 from workbench.model.model_graph import Module, connect
 from workbench.model.zoo import from_shape
+from workbench.plan.check import check
 from workbench.plan.plan import ModuleSettings, Precision, Recompute, Settings, Sharding
+from workbench.strategies import cornstarch
 from workbench.units import GIB
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -251,3 +255,43 @@ def two_texts() -> tuple[Module, ...]:
 def test_a_job_in_python_is_checked_too(changes, message):
     with pytest.raises(ValueError, match=message):
         python_job(**changes())
+
+
+GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 96, "n_positions": 8}
+OPT = {
+    "model_type": "opt",
+    "hidden_size": 16,
+    "ffn_dim": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": 96,
+    "max_position_embeddings": 8,
+}
+
+
+@pytest.mark.parametrize("config", [GPT2, OPT])
+def test_samples_end_with_the_positions_that_a_model_learns(config):
+    """As many tokens as the table has positions are the longest sample; OPT's two rows more are none."""
+    model = connect("m", [module_from_config(config, name="llm", modality="text")])
+    longest, longer = ((Sample(0, (Segment("text", 0, tokens, tokens),)),) for tokens in (8, 9))
+    job = python_job(model=model, batch=longest)
+    message = "module 'llm' has 8 positions, sample 0 has 9 tokens"
+    with pytest.raises(ValueError, match=message):
+        python_job(model=model, batch=longer)
+    made = cornstarch.plan(job, CostModel(load_profile("H100")))
+    check(made)
+    with pytest.raises(ValueError, match=message):
+        check(replace(made, batch=longer))
+
+
+def test_what_turns_with_positions_has_no_longest_sample():
+    """Rotary positions go on; up to which length the runtime takes such a model is not the job's matter."""
+    llama = {
+        "model_type": "llama4_text",
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "attention_chunk_size": 4,
+    }
+    model = connect("m", [module_from_config(llama, name="llm", modality="text")])
+    batch = (Sample(0, (Segment("text", 0, 9, 9),)),)
+    assert python_job(model=model, batch=batch).batch == batch

@@ -190,12 +190,6 @@ UNFIT = {
         "hidden width 34 must divide by 4 heads to run",
     ),
     "odd-rotary-head": (LLAMA | {"head_dim": 9}, None, {}, "turn pairs of channels, got 9 of a head"),
-    "positions": (
-        {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 96, "n_positions": 4},
-        None,
-        {},
-        "takes up to 4 tokens, sample 0 has 8",
-    ),
     "attention-in-chunks": (
         LLAMA | {"model_type": "llama4_text", "num_local_experts": 2, "attention_chunk_size": 4},
         None,

@@ -200,7 +200,7 @@ def _spans(
         if memory is not None:
             key = id(done), id(memory.acquired_bytes[rank]), memory.static_bytes[rank]
             if key not in curves:
-                curves[key] = memory_over_time(memory, rank, done.start_s, done.end_s)
+                curves[key] = memory_over_time(memory, rank, done.lanes, done.start_s, done.end_s)
             samples += map(_as_sample, zip(repeat(rank), *curves[key]))
     return tuple(spans), tuple(samples)
 

@@ -1,10 +1,10 @@
 """Bytes held by a rank over time."""
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 from workbench.memory.account import MemoryTable
+from workbench.trace import Lane
 
 
 class Curve(NamedTuple):
@@ -15,21 +15,32 @@ class Curve(NamedTuple):
 
 
 def memory_over_time(
-    table: MemoryTable, rank: int, start_s: Sequence[float], end_s: Sequence[float]
+    table: MemoryTable,
+    rank: int,
+    lanes: Sequence[Lane],
+    start_s: Sequence[float],
+    end_s: Sequence[float],
 ) -> Curve:
-    """Static bytes, plus what actions acquire at their start, less what they release at their end.
+    """Static bytes, plus what passes acquire at their start, less what they release at their end.
 
-    At one instant, changes keep program order, an end before the starts it allows.
+    What runs beside passes takes and gives back memory when the program comes to it, as in a run, however
+    long it waits for its lane: that is when the pass in front of it ends. So changes keep program order, and
+    the peak is that of `workbench.memory.account.peak_bytes`, by which plans are accepted.
 
     Args:
         table: what is acquired and released.
         rank: whose memory.
-        start_s, end_s: of the actions of its program, in their order, all lanes together.
+        lanes, start_s, end_s: of the actions of its program, in their order.
     """
-    acquired, released = table.acquired_bytes[rank], table.released_bytes[rank]
-    changes = [(start_s[place], 2 * place, taken) for place, taken in enumerate(acquired) if taken]
-    changes += [(end_s[place], 2 * place + 1, -given) for place, given in enumerate(released) if given]
-    changes.sort()
-    times_s = (0.0, *[time_s for time_s, _, _ in changes])
-    held = accumulate([num_bytes for _, _, num_bytes in changes], initial=table.static_bytes[rank])
-    return Curve(times_s, tuple(held))
+    come_s, held = 0.0, table.static_bytes[rank]
+    times_s, num_bytes = [come_s], [held]
+    each = zip(lanes, start_s, end_s, table.acquired_bytes[rank], table.released_bytes[rank], strict=True)
+    for lane, starts_s, ends_s, taken, given in each:
+        is_pass = lane is Lane.COMPUTE
+        taken_s, come_s = (starts_s, ends_s) if is_pass else (come_s, come_s)
+        for moment_s, change in ((taken_s, taken), (come_s, -given)):
+            if change:
+                held += change
+                times_s.append(moment_s)
+                num_bytes.append(held)
+    return Curve(tuple(times_s), tuple(num_bytes))

@@ -12,6 +12,7 @@ from workbench.job.notations.checked_values import nearest_of
 from workbench.job.parts import batch_of, cluster_of, model_of
 from workbench.job.schema import JobSpec, LayoutSpec
 from workbench.masks.patterns import check_masks
+from workbench.model.item_tokens import check_lengths
 from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.expert_groups import check_expert_degree
 from workbench.plan.kernels import Kernels
@@ -235,6 +236,7 @@ def _check_batch(job: Job) -> None:
         raise ValueError(f"job {job.name!r}: sample ids must be unique, {twice} is twice")
     try:
         check_masks(job.batch)
+        check_lengths(job.model, job.batch)
     except ValueError as error:
         raise ValueError(f"job {job.name!r}: {error}") from None
     known = [module.modality for module in job.model.modules]

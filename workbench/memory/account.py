@@ -51,8 +51,11 @@ def memory_table(lowered: Lowered) -> MemoryTable:
         gradients until the end of STEP.
       any pass: the receive buffers of the next one that receives.
       OFFLOAD gives the weights and optimizer state of its stage back, ONLOAD takes them again.
-        Of sharded weights ALL_GATHER takes the whole ones, and its own part as it is sent, until FREE.
+        Of sharded weights ALL_GATHER takes the whole ones, and its own part as it is sent, until FREE;
+        REDUCE_SCATTER takes what it sends, until the first action that waits for it starts.
       sum of gradients: a copy of those it reduces, until STEP; STEP: the optimizer's temporaries.
+    What runs beside passes takes its bytes when the program comes to it, however late its lane is free: so
+    the order of a rank's program says all, and no time does.
     A tensor handed to a stage on the same rank is counted once, until its last reader ends.
     A step's data is not counted, nor what a transport or an allocator holds beside tensors.
 
@@ -141,7 +144,7 @@ def moved_bytes(plan: Plan, table: MemoryTable, rank: int, action: Action) -> tu
 
 
 def peak_bytes(lowered: Lowered, table: MemoryTable) -> dict[int, int]:
-    """Rank -> most bytes held at once, walking its program in order."""
+    """Rank -> most bytes held at once, walking its program in order: those of its simulated timeline too."""
     return {rank: peak.num_bytes for rank, peak in _peaks(lowered.plan, table).items()}
 
 

@@ -14,9 +14,10 @@ from workbench.model.layer import Pointwise
 from workbench.plan.action_columns import KIND, NOWHERE, action_columns
 from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Plan, Stage
-from workbench.schedule.action import Pass, reduction_of
+from workbench.schedule.action import MEANING, Pass, TaskKind, reduction_of
 
 WEIGHTS = (Pass.B, Pass.W)  # these make gradients of matrices and tables
+_WAITING = tuple(kind for kind in Pass if MEANING[kind].task in (TaskKind.PASS, TaskKind.STEP))
 
 
 class PassLines:
@@ -229,11 +230,28 @@ class PassLines:
         is_made = made != NOWHERE
         whole_bytes = whole[is_made] * settings.precision.num_bytes
         self._hold(made[is_made] + 1, cells[is_made], whole_bytes)
-        owner = self._owner[cells]
-        is_followed = np.append(owner[1:] == owner[:-1], False)
-        until = np.where(is_followed, np.append(cells[1:], NOWHERE), self._last[owner])
+        until = self._until_awaited(cells)
         is_first = self._first_round[self._held[cells]] == cells  # whose part becomes the sum
         self._hold(cells, until, np.where(is_first, travelling, travelling + own) * settings.gradient_bytes)
+
+    def _until_awaited(self, scatters: Ints) -> Ints:
+        """The cell in front of the first action that waits for each, as `schedule.sharded.waits_of` has it.
+
+        That is what comes next behind the one that follows it, else STEP, or the sum of the stage's parts.
+        """
+        owner, held = self._owner[scatters], self._held[scatters]
+        waiting = np.append(self._cells(*_WAITING), len(self._kind))
+        follows = np.append(scatters[1:], 0)
+        is_followed = np.append(owner[1:] == owner[:-1], False)
+        end = self._last[owner]
+        end = end + (self._kind[end] != KIND[Pass.STEP])
+        waits = np.where(is_followed, np.minimum(waiting[np.searchsorted(waiting, follows)], end), end)
+        latest = np.full(len(self._first_round), NOWHERE)
+        latest[held] = scatters
+        summed = self._first_of(Pass.REDUCE_GRAD)[held]
+        is_summed = (latest[held] == scatters) & (summed > scatters)
+        found: Ints = np.where(is_summed, np.minimum(summed, waits), waits) - 1
+        return found
 
     def _first_backward(self, until: Ints, since: Ints) -> Ints:
         """The first B of the stage of each cell from a cell up to that one; NOWHERE where there is none."""

@@ -1,15 +1,17 @@
 """How many tokens a module makes of an item: of its native size, of an image, of a clip."""
 
 import json
+from collections.abc import Sequence
 from math import isqrt
 from typing import Any
 
 from workbench.data.corpus import ItemTokens
-from workbench.model.families.family import Architecture, Encoder
+from workbench.data.sample import Sample
+from workbench.model.families.family import Architecture, Encoder, LanguageModel
 from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.layer import Attention, Layer, Lookup, Matmul, Pointwise
 from workbench.model.mmdit import JOINT, TEXT
-from workbench.model.model_graph import Module
+from workbench.model.model_graph import ModelGraph, Module
 from workbench.model.projector import POOL, SHUFFLE
 
 
@@ -62,13 +64,44 @@ def clip_tokens(module: Module, duration_s: float) -> tuple[ItemTokens, ...]:
 
 def check_item(module: Module, tokens: ItemTokens) -> None:
     """ValueError for an item of more tokens than the module has positions."""
-    family, native = family_of(module), native_tokens(module)
-    if not isinstance(family, Encoder) or not family.has_longest_item or native is None:
-        return
-    if tokens.tokens_in > native[0]:
+    most = _num_positions(module)
+    if most is not None and tokens.tokens_in > most:
         raise ValueError(
-            f"module {module.name!r} has {native[0]} positions, got items of {tokens.tokens_in} tokens"
+            f"module {module.name!r} has {most} positions, got items of {tokens.tokens_in} tokens"
         )
+
+
+def check_lengths(model: ModelGraph, batch: Sequence[Sample]) -> None:
+    """ValueError for a sample, or an item in it, of more tokens than its module has positions.
+
+    Complexity: O(segments of the batch), of each module that has so many only.
+    """
+    for module in model.modules:
+        if (most := _num_positions(module)) is None:
+            continue
+        for sample in batch:
+            if (longest := _longest(module, sample)) > most:
+                raise ValueError(
+                    f"module {module.name!r} has {most} positions, sample {sample.id} has {longest} tokens"
+                )
+
+
+def _longest(module: Module, sample: Sample) -> int:
+    """Tokens of the longest sequence that a module attends over in a sample; 0: it has no work there."""
+    if isinstance(family_of(module), LanguageModel):
+        return sample.num_tokens
+    return max((segment.tokens_in for segment in sample.of(module.modality)), default=0)
+
+
+def _num_positions(module: Module) -> int | None:
+    """Tokens that it has positions for, whoever trains it; None: any number."""
+    family = family_of(module)
+    if family is None or not family.has_longest_item:
+        return None
+    if isinstance(family, LanguageModel):
+        return family.longest_item and family.longest_item(source_config(module))
+    native = native_tokens(module)
+    return native and native[0]
 
 
 def family_of(module: Module) -> Architecture | None:

@@ -5,6 +5,7 @@ from functools import partial
 
 from workbench.data.sample import Item
 from workbench.masks.patterns import check_masks
+from workbench.model.item_tokens import check_lengths
 from workbench.model.layer import Attention
 from workbench.plan.alike import alike_replicas, first_of_all
 from workbench.plan.check_programs import check_programs
@@ -22,6 +23,7 @@ from workbench.plan.token_owners import row_tokens
 _SOUND_ROUNDS: LruCache[None] = LruCache(1024)
 _FITTING_LAYERS: LruCache[None] = LruCache(16_384)
 _SOUND_STAGES: LruCache[None] = LruCache(1024)
+_SOUND_LENGTHS: LruCache[None] = LruCache(1024)
 _SOUND_ITEMS: LruCache[None] = LruCache(1024)
 _SOUND_SHARDS: LruCache[None] = LruCache(1024)
 _SOUND_ORDERS: LruCache[None] = LruCache(1024)
@@ -31,12 +33,12 @@ _SOUND_ORDERS: LruCache[None] = LruCache(1024)
 def check(plan: Plan) -> None:
     """Raise ValueError naming the first broken rule; return when the plan is sound.
 
-    Rules: stages cover the layers of every replica once, on ranks that exist; every item
-    stands once in every module that needs it (encoders may hold copies in several
-    replicas, the LLM may not); every stage does every pass of every microbatch once, in
-    order; ranks of a stage agree; token shards cover their rows exactly once; optimizer instances
-    divide the ranks that hold the same weights; sharded weights are whole for every pass and
-    gathered alike by all who share them.
+    Rules: no sample has more tokens than a module has positions; stages cover the layers of every
+    replica once, on ranks that exist; every item stands once in every module that needs it (encoders
+    may hold copies in several replicas, the LLM may not); every stage does every pass of every
+    microbatch once, in order; ranks of a stage agree; token shards cover their rows exactly once;
+    optimizer instances divide the ranks that hold the same weights; sharded weights are whole for every
+    pass and gathered alike by all who share them.
     """
     check_draft(plan)
     order = frame_of(first_of_all(plan)), reduction_order(plan)
@@ -51,8 +53,10 @@ def check_draft(plan: Plan) -> None:
     """As `check`, of the rules that ask for no programs."""
     model = Identity(plan.model)
     _SOUND_STAGES.get_or((model, Identity(plan.cluster), value_key(plan.stages)), lambda: _check_layout(plan))
+    batch = Identity(plan.batch)
+    _SOUND_LENGTHS.get_or((model, batch), lambda: check_lengths(plan.model, plan.batch))
     replicas = tuple(plan.replicas(module.name) for module in plan.model.modules)
-    held = model, Identity(plan.batch), value_key(plan.microbatches), replicas
+    held = model, batch, value_key(plan.microbatches), replicas
     _SOUND_ITEMS.get_or(held, lambda: _check_data(plan))
     if plan.token_shards:
         shards = held, value_key(plan.stages), value_key(plan.token_shards)

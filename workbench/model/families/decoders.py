@@ -318,6 +318,7 @@ GPT2 = LanguageModel(
     make=_gpt2,
     shapes={"gpt": _shaped_gpt},
     longest_item=lambda config: whole(config, "n_positions", 1024),
+    has_longest_item=True,
 )
 
 
@@ -369,4 +370,5 @@ OPT = LanguageModel(
     },
     make=_opt,
     longest_item=lambda config: whole(config, "max_position_embeddings", 2048),
+    has_longest_item=True,
 )

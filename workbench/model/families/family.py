@@ -111,6 +111,8 @@ class Architecture(Family):
         native_tokens: (tokens inside, tokens in the LLM) of an item of the size a configuration is
             for; None: its layers tell.
         longest_item: tokens beyond which the runtime does not take an item, where there are such.
+        has_longest_item: whether there are positions for so many tokens only, whoever trains the model: a
+            language model's `longest_item`, of other modules those of an item of the native size.
         check_config: raises ValueError for a configuration that the runtime does not take.
         examples: small configurations, by a short name.
         shares_tokens: whether ranks of the runtime can share the tokens of its items.
@@ -122,6 +124,7 @@ class Architecture(Family):
     shapes: Mapping[str, Callable[[Shape], dict[str, Any]]] = field(default_factory=dict)
     native_tokens: Callable[[Config], tuple[int, int]] | None = None
     longest_item: Callable[[Config], int] | None = None
+    has_longest_item: bool = False
     check_config: Callable[[Config], None] = lambda config: None
     examples: Mapping[str, Example] = field(default_factory=dict)
     shares_tokens: bool = True
@@ -300,14 +303,12 @@ class Encoder(Architecture):
         make: its tower.
         image_tokens: of an image of (height, width) pixels, where it takes any size.
         clip_tokens: of a clip of so many seconds, one item for each of its windows.
-        has_longest_item: whether no item may have more tokens than one of the native size.
         takes_native_only: whether a configuration has items of one size only.
     """
 
     make: Callable[[Config], Tower]
     image_tokens: Callable[[Config, int, int], ItemTokens] | None = None
     clip_tokens: Callable[[Config, float], tuple[ItemTokens, ...]] | None = None
-    has_longest_item: bool = False
     takes_native_only: Callable[[Config], bool] = lambda config: False
 
     what: ClassVar[str] = "an encoder"
