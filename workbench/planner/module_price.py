@@ -97,7 +97,10 @@ class ModulePrices:
 
     def __init__(self, job: Job, cost: CostModel) -> None:
         self.job, self.cost = job, cost
-        self.size = state_bytes(job.settings.precision.num_bytes, job.settings.kernels)  # per parameter
+        settings = job.settings
+        wide = settings.optimizer_precision
+        wide_bytes = None if wide is None else wide.num_bytes
+        self.size = state_bytes(settings.precision.num_bytes, settings.kernels, wide_bytes)  # per parameter
         self._alone = self._samples()
         self._known: dict[tuple[object, ...], tuple[Totals, ...]] = {}
         self._exchanges: dict[tuple[ModuleChoice, float, float], BoundaryExchange] = {}
@@ -166,7 +169,7 @@ class ModulePrices:
     ) -> BoundaryExchange:
         """Of bytes that ranks so far apart hold alike."""
         inner, cluster = num_holders // instances, self.job.cluster
-        near = group_link(cluster, num_ranks=inner, stride=stride)
+        near = group_link(cluster, num_ranks=inner, stride=stride, num_groups=instances)
         far = group_link(cluster, num_ranks=instances, stride=stride * inner)
         return BoundaryExchange(
             self._collective_s(Collective.ALL_GATHER, gathered, inner, near),
@@ -177,7 +180,8 @@ class ModulePrices:
     def update_s(self, choice: ModuleChoice, trained: float, of_experts: float = 0.0) -> float:
         """The update of a rank's part of the optimizer state."""
         mine = self._shard(choice, trained, of_experts)
-        return self.cost.update_s(mine * step_bytes(self.job.settings.precision))
+        settings = self.job.settings
+        return self.cost.update_s(mine * step_bytes(settings.precision, settings.optimizer_precision))
 
     def state_bytes(
         self, choice: ModuleChoice, weights: float, trained: float, of_experts: float = 0.0

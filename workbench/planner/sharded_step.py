@@ -42,7 +42,7 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice, num_samples: int) -
 
     Complexity: O(layers).
     """
-    job = prices.job
+    job, settings = prices.job, prices.job.settings
     num_rounds = len(job.batch) // (choice.llm.dp * num_samples)
     layers: list[tuple[ModuleChoice, Totals]] = []
     for part in (*choice.encoders, choice.llm):
@@ -66,7 +66,9 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice, num_samples: int) -
     return LayoutStep(
         passes_s=once_s + (num_rounds - 1) * more_s,
         exchange_s=last_s - once_s,
-        update_s=prices.cost.update_s(update_s * step_bytes(job.settings.precision)),
+        update_s=prices.cost.update_s(
+            update_s * step_bytes(settings.precision, settings.optimizer_precision)
+        ),
         boundary_s=0.0,
         boundary_bytes=0.0,
         peak_bytes=round(held + PREFETCHED * whole + working),
@@ -134,5 +136,6 @@ def _lanes_s(rounds: Sequence[_Round]) -> float:
 
 
 def _near(prices: ModulePrices, part: ModuleChoice) -> Link:
-    """What joins the ranks of an instance."""
-    return group_link(prices.job.cluster, num_ranks=part.num_holders // part.instances, stride=1)
+    """What joins the ranks of an instance, the slowest of them."""
+    inner = part.num_holders // part.instances
+    return group_link(prices.job.cluster, num_ranks=inner, stride=1, num_groups=part.instances)
