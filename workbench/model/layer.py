@@ -1,5 +1,6 @@
 """A layer: the smallest thing a stage boundary can cut around, described by its operators."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cached_property
@@ -254,3 +255,8 @@ class Layer:
     def reads_context(self) -> bool:
         """Whether it looks at another module's tokens, which stand in no sequence of its own."""
         return any(isinstance(op, Attention) and op.keys is TokenCount.CONTEXT for op in self.operators)
+
+
+def num_weights(layers: Iterable[Layer]) -> int:
+    """Of layers of one module; tied ones counted once."""
+    return sum({p.name: p.num_elements for layer in layers for p in layer.parameters()}.values())
