@@ -27,7 +27,7 @@ NAME, HYBRID_NAME = "fsdp", "hsdp"
 
 
 def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """The fastest plan that fits with weights sharded among all ranks; see `_fastest`."""
+    """The fastest plan that fits with weights sharded among all that it takes; see `_fastest`."""
     return _fastest(job, cost, Mode.SHARDED, progress, most)
 
 
