@@ -12,7 +12,7 @@ from workbench.cost.collectives import all_reduce_s, reduce_scatter_s
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
-from workbench.job.job import Job
+from workbench.job.job import Job, ModuleLayout
 from workbench.plan.lower import lower
 from workbench.planner.layout_choice import Mode
 from workbench.planner.layout_search import fastest_layout
@@ -74,8 +74,9 @@ def two_nodes(uplink_bytes_per_s: float) -> Job:
 
 
 def test_instances_stay_in_a_node_where_the_link_between_is_slow() -> None:
-    """The formula says what is simulated, and which of the two is faster."""
-    job = two_nodes(1e8)
+    """The formula says what is simulated, and which of the two is faster on all ranks."""
+    layouts = tuple(ModuleLayout(module=name, dp=4) for name in ("vision", "llm"))
+    job = replace(two_nodes(1e8), layouts=layouts)
     simulated = {}
     for strategy, mode in (("fsdp", Mode.SHARDED), ("hsdp", Mode.HYBRID)):
         plan = PLANNERS[strategy](job, A40)

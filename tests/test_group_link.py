@@ -6,7 +6,7 @@ import pytest
 
 from workbench.cost.collectives import all_gather_s
 from workbench.cost.execution import Execution, KeyTravel
-from workbench.cost.group_link import group_link, ring_link
+from workbench.cost.group_link import group_link, ring_link, slowest_ring
 from workbench.cost.hardware import Cluster, Link, Node, uniform
 from workbench.cost.model import CostModel, RowWork, Work
 from workbench.cost.profile import load_profile
@@ -66,11 +66,25 @@ def test_a_domain_larger_than_a_server_is_one_node():
     assert ring_link(cluster, range(60, 84)).num_nodes == 2
 
 
-@pytest.mark.parametrize(("num_ranks", "stride"), [(8, 1), (4, 2), (4, 8), (8, 4), (16, 1), (32, 1), (1, 5)])
+@pytest.mark.parametrize(
+    ("num_ranks", "stride"),
+    [(8, 1), (4, 2), (4, 8), (8, 4), (16, 1), (32, 1), (1, 5), (10, 1), (9, 1), (5, 2), (6, 3), (3, 12)],
+)
 def test_a_ring_of_given_ranks_is_the_same(num_ranks, stride):
     ranks = range(0, num_ranks * stride, stride)
     ring, group = ring_link(CLUSTER, ranks), group_link(CLUSTER, num_ranks=num_ranks, stride=stride)
     assert (ring.bytes_per_s, ring.latency_s) == (group.bytes_per_s, group.latency_s)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "stride", "num_groups"), [(5, 1, 2), (3, 2, 3), (10, 1, 2), (4, 1, 8), (6, 1, 5), (2, 3, 4)]
+)
+def test_of_groups_one_behind_the_other_the_slowest_counts(num_ranks, stride, num_groups):
+    """Ranks 0-4 are on one node of eight, ranks 5-9 on two, of which one has two of them."""
+    size = num_ranks * stride
+    groups = [range(first, first + size, stride) for first in range(0, num_groups * size, size)]
+    found = group_link(CLUSTER, num_ranks=num_ranks, stride=stride, num_groups=num_groups)
+    assert found.bytes_per_s == slowest_ring(CLUSTER, groups).bytes_per_s
 
 
 def test_the_node_with_the_fewest_ranks_sets_the_pace():

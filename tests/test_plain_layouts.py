@@ -8,6 +8,7 @@ import pytest
 from sim.predict import IterationJudge
 from tests.test_strategies import cost, job
 from tests.tiny_valm import tiny_batch
+from workbench.job.job import ModuleLayout
 from workbench.plan.check import check
 from workbench.plan.lower import lower
 from workbench.plan.plan import Recompute, Sharding
@@ -26,8 +27,8 @@ BATCH = tiny_batch(images=(1, 2, 0, 1, 2, 0, 1, 1), clips=(1, 0, 0, 2, 1, 1, 0, 
 ALL = frozenset(Question)
 
 
-def started(name="megatron-homogeneous"):
-    small = replace(job(batch=BATCH), max_ranks=8, layouts=(), replicas=1)
+def started(name="megatron-homogeneous", layouts=()):
+    small = replace(job(batch=BATCH), max_ranks=8, layouts=layouts, replicas=1)
     space = Space(small, cost(), {})
     return space, choice_of(small, PLANNERS[name](small, cost()), cost())
 
@@ -102,7 +103,9 @@ def test_instances_are_of_powers_of_two_and_divide_the_replicas(replicas, cp, co
 
 
 def test_shardings_offer_other_instances_and_the_way_back():
-    space, choice = started("fsdp")
+    """Of eight replicas: with layers so small fsdp itself takes two ranks, which are no two instances."""
+    eight = tuple(ModuleLayout(module=name, dp=8) for name in ("vision", "audio", "llm"))
+    space, choice = started("fsdp", eight)
     plan = plan_of(space, choice)
     offered = list(shardings(choice, plan))
     now = choice.settings.of("llm")

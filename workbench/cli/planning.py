@@ -1,5 +1,6 @@
 """Commands that make and judge plans: plan, check."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -63,6 +64,19 @@ class Wanted:
         default=None, metadata=asked("JSON file of the training system's rates and host times")
     )
 
+    def check_seed(self, drawing: Mapping[str, bool]) -> None:
+        """Raise ValueError for a seed where nothing is drawn.
+
+        Args:
+            drawing: flags that have something drawn, and whether they are there.
+        """
+        if self.seed and not any(drawing.values()):
+            *others, last = drawing
+            names = f"{', '.join(others)} or {last}" if others else last
+            raise ValueError(
+                f"--seed {self.seed} is of what {names} draws, and nothing is drawn; want it too"
+            )
+
     def job(self, file: Path, strategy: str | None = None) -> Job:
         """The job file's, with samples and layouts from elsewhere where they are asked for."""
         found = load_job(file)
@@ -94,6 +108,7 @@ def plan_command(
 ) -> None:
     """Turn a job into a plan."""
     check_writable(output)
+    wanted.check_seed({"--sizes": wanted.sizes is not None})
     if wanted.sizes is not None and data is not None:
         raise ValueError("plan: --sizes and --data both bring samples; want one of them")
     planned = wanted.job(job, strategy)

@@ -59,6 +59,14 @@ def search_command(
     """Plan a job with every strategy, and with every schedule asked for; simulate all plans and rank them."""
     if pareto is not None:
         check_drawable(pareto)
+    wanted.check_seed(
+        {
+            "--sizes": wanted.sizes is not None,
+            "--batches": asked.batches is not None,
+            "--mtbf": asked.mtbf is not None,
+            "--joint": told.joint,
+        }
+    )
     if told.joint:
         _check_joint({"--schedule": schedule, "--ranks": ranks})
     else:

@@ -8,7 +8,6 @@ import typer
 from workbench.cli.console import emit_json, show
 from workbench.cli.options import Json
 from workbench.job.draft import LARGEST_IMAGE_PX, Draft, Train, draft, machines_of
-from workbench.model.model_graph import Module
 from workbench.report.tables import listed
 from workbench.whole_file import check_writable, write_text
 
@@ -47,18 +46,12 @@ def init_command(
         ("modality", lambda module: module.modality),
         ("layers", lambda module: str(len(module.layers))),
         ("weights", lambda module: f"{module.num_parameters:,}"),
-        ("trainable", lambda module: f"{_num_trained(module):,}"),
+        ("trainable", lambda module: f"{module.num_trained:,}"),
     )
     if made.missing:
         count, first = len(made.missing), made.missing[0]
         show(f"{count} files of weights are not there yet ({first}, ...): enough to plan with")
     show(table, f"written to {output}; next: workbench search {output}")
-
-
-def _num_trained(module: Module) -> int:
-    return sum(
-        weight.num_elements for layer in module.layers if layer.trainable for weight in layer.parameters()
-    )
 
 
 def _record(made: Draft) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from workbench.cost.hardware import Cluster, Link
 
@@ -39,36 +40,53 @@ def busy_share(link: Link) -> float:
     return min(1.0, link.cards_bytes_per_s / link.near.bytes_per_s)
 
 
-def group_link(cluster: Cluster, *, num_ranks: int, stride: int) -> Link:
-    """What ranks 0, stride, 2 x stride, ... run over.
+def group_link(cluster: Cluster, *, num_ranks: int, stride: int, num_groups: int = 1) -> Link:
+    """What ranks 0, stride, 2 x stride, ... run over, and as many behind them for every further group.
 
     Inside a node its own link. Across nodes every rank of a node that is in the group brings its share of
-    the node's cards: the other ranks are in groups of their own, which send at the same time.
+    the node's cards: the other ranks are in groups of their own, which send at the same time. The node with
+    the fewest of a group's ranks sets the pace.
 
-    Differs: nodes are taken to be as large as the first, and groups to start at a node's border.
+    Differs: nodes are taken to be as large as the first, and the first group to start at a node's border.
 
     Args:
         cluster: the machines.
-        num_ranks: of the group.
+        num_ranks: of a group.
         stride: from one rank to the next.
+        num_groups: one behind the other; the slowest counts.
+
+    Complexity: O(num_ranks x num_groups) for other numbers than before.
     """
     if num_ranks < 1 or stride < 1:
         raise ValueError(f"group of ranks: want num_ranks and stride >= 1, got {num_ranks} and {stride}")
     node = cluster.nodes[0]
     near = node.link or cluster.intra
-    if (num_ranks - 1) * stride < node.num_ranks:
+    members, num_nodes = _spread(node.num_ranks, num_ranks, stride, num_groups)
+    if num_nodes == 1:
         return near
-    members = min(num_ranks, max(1, node.num_ranks // stride))
     card, share = node.card or cluster.inter, node.cards_per_rank
     if node.num_cores is not None:
         return _shared_memory(card, near, members)
-    return _over_cards(card, near, share, members, -(-num_ranks // members))
+    return _over_cards(card, near, share, members, num_nodes)
+
+
+@cache
+def _spread(node_ranks: int, num_ranks: int, stride: int, num_groups: int) -> tuple[int, int]:
+    """Ranks on the node that has the fewest of a group, and the group's nodes, of the slowest group.
+
+    That is one of several nodes, if there is one; of these the one with the fewest such ranks.
+    """
+    size = num_ranks * stride
+    spreads = {(num_ranks, 1)}
+    for first in range(0, num_groups * size, size):
+        members = Counter(rank // node_ranks for rank in range(first, first + size, stride))
+        spreads.add((min(members.values()), len(members)))
+    several = [spread for spread in spreads if spread[1] > 1]
+    return min(several or spreads, key=lambda spread: (spread[0], -spread[1]))
 
 
 def ring_link(cluster: Cluster, ranks: Sequence[int]) -> Link:
     """What given ranks run over, by the same rule.
-
-    The node with the fewest of the ranks has the fewest cards in it, and sets the pace.
 
     Raises:
         ValueError: a rank that is not there.

@@ -25,6 +25,7 @@ from workbench.model.composites.vision import PAGE_PX
 from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.hf_config import modality_of, read_config
 from workbench.model.item_tokens import clip_tokens, native_tokens
+from workbench.model.layer import LayerKind
 from workbench.model.model_graph import TEXT, ModelGraph, Module
 from workbench.model.projector import Projector, ProjectorStep
 from workbench.plan.plan import Precision
@@ -131,20 +132,25 @@ def draft(
         data: a file or folder of sizes, as `plan --sizes` reads it, that samples are drawn like.
 
     Raises:
-        ValueError: no such model, a composite that is not taken apart, an encoder alone.
+        ValueError: no such model, a composite that is not taken apart, an encoder alone; projectors to be
+            trained or a size of images where the model has no such thing, or a size beside data.
     """
     name, parts, modules = _modules(model, train)
     spec: dict[str, Any] = {"name": name, "model": {"modules": modules}, **_cluster(machines)}
     graph = _built(spec)
+    _check_train(train, graph)
     layout, replicas = _layout(graph, machines)
+    if data is not None and image_px is not None:
+        raise ValueError("--image: sizes of images are those of --data; want one of the two")
     drawn = (
         equal_samples(parts, graph, text_tokens, image_px) if data is None else like_data(parts, graph, data)
     )
-    batch = {"samples": MICROBATCHES * replicas, "microbatch_samples": 1, "replicas": replicas, **drawn}
+    batch = {"samples": _samples(machines, replicas), "microbatch_samples": 1, "replicas": replicas, **drawn}
     spec |= {"batch": batch, "layouts": layout}
     spec |= {"precision": PRECISION.value, "optimizer_precision": WIDE.value, "profile": machines.device}
     missing = missing_weights(Path(model))
-    text = _text(spec, (*_comments(parts), *(f"not downloaded yet: {name}" for name in missing)))
+    notes = (*_comments(parts), *_cut_notes(layout), *(f"not downloaded yet: {name}" for name in missing))
+    text = _text(spec, notes)
     parse_spec(text, where="draft")
     return Draft(text=text, model=graph, parts=parts, missing=missing)
 
@@ -175,6 +181,14 @@ def _modules(model: str, train: Train) -> tuple[str, Parts | None, dict[str, Any
     if modality_of(config) != TEXT:
         raise ValueError(f"model {model!r}: {kind} is an encoder; want a model with an LLM")
     return name, None, {LLM: {"config": _plain(config), "trainable": "all"}}
+
+
+def _check_train(train: Train, graph: ModelGraph) -> None:
+    kinds = {layer.kind for module in graph.modules for layer in module.layers}
+    if train is Train.PROJECTORS and LayerKind.PROJECTOR not in kinds:
+        raise ValueError(
+            f"--train: {train} want a model that has some, {graph.name!r} has none; nearest: {Train.ALL}"
+        )
 
 
 def _module(called: str, part: Part, train: Train) -> dict[str, Any]:
@@ -249,23 +263,30 @@ def _built(spec: Mapping[str, Any]) -> ModelGraph:
 
 
 def _layout(graph: ModelGraph, machines: Machines) -> tuple[dict[str, Any], int]:
-    """Tensor parallelism by which every module's state fits on a few stages, and replicas of all modules."""
+    """Tensor parallelism by which every module's state fits on a few stages, and replicas of all modules.
+
+    As many replicas as have room for all modules, down to half of that: of these numbers the one that leaves
+    the fewest GPUs over, then the largest.
+    """
     room = STATE_SHARE * load_profile(machines.device).memory_bytes
     held = state_bytes(PRECISION.num_bytes, wide_bytes=WIDE.num_bytes)
     layouts, ranks = {}, 0
     for module in graph.modules:
-        state = sum(
-            weight.num_elements * (sum(held) if layer.trainable else held.weight)
-            for layer in module.layers
-            for weight in layer.parameters()
-        )
+        state = module.num_parameters * held.weight + module.num_trained * (held.gradient + held.optimizer)
         tp = 1
         while state / room > tp * MOST_STAGES and tp < machines.per_node:
             tp *= 2
         stages = min(len(module.layers), max(1, -(-int(state) // int(room * tp))))
         layouts[module.name] = {"tp": tp}
         ranks += tp * stages
-    return layouts, max(1, machines.gpus // ranks)
+    most = max(1, machines.gpus // ranks)
+    return layouts, min(range(most, (most - 1) // 2, -1), key=lambda count: machines.gpus % count)
+
+
+def _samples(machines: Machines, replicas: int) -> int:
+    """The fewest that give each replica `MICROBATCHES` at least and all ranks that replicas fill the same."""
+    ranks = machines.gpus // replicas
+    return replicas * ranks * -(-MICROBATCHES // ranks)
 
 
 def _text(spec: Mapping[str, Any], comments: Iterable[str]) -> str:
@@ -274,6 +295,13 @@ def _text(spec: Mapping[str, Any], comments: Iterable[str]) -> str:
         json.loads(json.dumps(spec)), sort_keys=False, default_flow_style=None, width=100
     )
     return "\n".join([*lines, body])
+
+
+def _cut_notes(layouts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    """What a layout keeps from the strategies that cut no layer."""
+    for module, layout in layouts.items():
+        if layout["tp"] > 1:
+            yield f"{module}: its layout has tp {layout['tp']}; fsdp and hsdp plan it with tp 1 or no layout"
 
 
 def _comments(parts: Parts | None) -> Iterator[str]:
@@ -289,7 +317,7 @@ def _comments(parts: Parts | None) -> Iterator[str]:
     yield from parts.notes
 
 
-MICROBATCHES = 8  # a replica and step, to start from
+MICROBATCHES = 8  # a replica and step at least, to start from
 MOST_ROWS = 10_000  # of a user's data that are looked at
 MOST_SIZES = 16  # of images, the commonest
 
@@ -307,6 +335,10 @@ def equal_samples(
         if "images" in said and image_px is not None:
             said["images"] = [list(image_px)]
         items[module.modality] = {"each": 1, **said}
+    if image_px is not None and not any("images" in said for said in items.values()):
+        raise ValueError(
+            "--image: want a model with an encoder for images of any size, this one has none; leave it out"
+        )
     return {"fixed": {"text_tokens": text_tokens, **({"items": items} if items else {})}}
 
 

@@ -1,5 +1,6 @@
 """A layer: the smallest thing a stage boundary can cut around, described by its operators."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cached_property
@@ -272,3 +273,8 @@ def reads_alike(previous: Operator | None, operator: Operator) -> bool:
         return False
     first, second = ((each.in_features, each.shard) for each in (previous, operator))
     return first == second and operator.shard is Shard.COLUMN
+
+
+def num_weights(layers: Iterable[Layer]) -> int:
+    """Of layers of one module; tied ones counted once."""
+    return sum({p.name: p.num_elements for layer in layers for p in layer.parameters()}.values())

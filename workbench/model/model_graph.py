@@ -7,7 +7,7 @@ from graphlib import CycleError
 from itertools import pairwise
 
 from workbench.data.sample import WHERE_SET
-from workbench.model.layer import Attention, Layer, LayerKind, Matmul, TokenCount
+from workbench.model.layer import Attention, Layer, LayerKind, Matmul, TokenCount, num_weights
 from workbench.model.module_order import producers_first
 
 TEXT = "text"
@@ -100,8 +100,12 @@ class Module:
     @property
     def num_parameters(self) -> int:
         """Weights of the module; tied ones counted once."""
-        sizes = {p.name: p.num_elements for layer in self.layers for p in layer.parameters()}
-        return sum(sizes.values())
+        return num_weights(self.layers)
+
+    @property
+    def num_trained(self) -> int:
+        """Those of its layers that are trained; tied ones counted once."""
+        return num_weights(layer for layer in self.layers if layer.trainable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,11 +16,25 @@ Build = Callable[[Job, LayoutChoice], Plan]  # the job has the choice's layouts 
 
 
 def searched_plans(
-    job: Job, cost: CostModel, mode: Mode, build: Build, progress: Progress, most: int
+    job: Job,
+    cost: CostModel,
+    mode: Mode,
+    build: Build,
+    progress: Progress,
+    most: int,
+    num_ranks: int | None = None,
 ) -> tuple[Plan, ...]:
     """The plan of the fastest layout of a mode, then those that were the best before it in the search.
 
-    Takes all ranks that the job may use, or the next smaller number for which there is a layout.
+    Args:
+        job: what is planned.
+        cost: the machine.
+        mode: how modules lie to each other.
+        build: makes the plan of a layout.
+        progress: as of `fastest_layout`.
+        most: how many plans.
+        num_ranks: that every layout takes; None: all that the job may use, or the next smaller number for
+            which there is a layout.
 
     Raises:
         ValueError: none fits; the reason is that of the last one tried. Or the LLM, which takes all ranks
@@ -30,7 +44,8 @@ def searched_plans(
     if mode is not Mode.APART:
         llm = job.model.llm.name
         check_taken(job.pools, llm, range(usable))
-    num_ranks = next((n for n in range(usable, 0, -1) if has_layouts(job, cost, mode, n)), usable)
+    if num_ranks is None:
+        num_ranks = next((n for n in range(usable, 0, -1) if has_layouts(job, cost, mode, n)), usable)
     plans = _Plans(job, cost, build)
     try:
         fastest_layout(job, cost, mode, num_ranks=num_ranks, accepts=plans.accepts, progress=progress)

@@ -172,7 +172,7 @@ class ModulePrices:
     ) -> BoundaryExchange:
         """Of bytes that ranks so far apart hold alike."""
         inner, cluster = num_holders // instances, self.job.cluster
-        near = group_link(cluster, num_ranks=inner, stride=stride)
+        near = group_link(cluster, num_ranks=inner, stride=stride, num_groups=instances)
         far = group_link(cluster, num_ranks=instances, stride=stride * inner)
         return BoundaryExchange(
             self._collective_s(Collective.ALL_GATHER, gathered, inner, near),

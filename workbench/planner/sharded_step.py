@@ -133,5 +133,6 @@ def _lanes_s(rounds: Sequence[_Round]) -> float:
 
 
 def _near(prices: ModulePrices, part: ModuleChoice) -> Link:
-    """What joins the ranks of an instance."""
-    return group_link(prices.job.cluster, num_ranks=part.num_holders // part.instances, stride=1)
+    """What joins the ranks of an instance, the slowest of them."""
+    inner = part.num_holders // part.instances
+    return group_link(prices.job.cluster, num_ranks=inner, stride=1, num_groups=part.instances)

@@ -11,6 +11,7 @@ from rich.text import Text
 from workbench.cost.profile import Profile
 from workbench.drift import Drifted
 from workbench.metrics import step_metrics
+from workbench.model.layer import num_weights
 from workbench.plan.plan import Plan, Stage
 from workbench.report.compare import ComparedRow, Comparison, Group
 from workbench.report.figure import Figure
@@ -52,8 +53,7 @@ def plan_table(plan: Plan) -> Table:
 def stage_cells(plan: Plan, stage: Stage) -> tuple[str, ...]:
     """One stage as printed, in the order of `STAGE_HEADERS`."""
     layers = plan.model.module(stage.module).layers[slice(*stage.layers)]
-    weights = {p.name: p.num_elements for layer in layers for p in layer.parameters()}
-    trained = {p.name: p.num_elements for layer in layers if layer.trainable for p in layer.parameters()}
+    trained = num_weights(layer for layer in layers if layer.trainable)
     return (
         str(stage.id),
         stage.module,
@@ -61,8 +61,8 @@ def stage_cells(plan: Plan, stage: Stage) -> tuple[str, ...]:
         f"{stage.layers[0]}..{stage.layers[1] - 1}",
         rank_runs(stage.flat_ranks),
         f"{stage.cp} x {stage.tp}" + (f", ep {stage.ep}" if stage.ep > 1 else ""),
-        magnitude(sum(weights.values())),
-        magnitude(sum(trained.values())),
+        magnitude(num_weights(layers)),
+        magnitude(trained),
         str(len(plan.microbatches_of.get((stage.module, stage.replica), ()))),
     )
 

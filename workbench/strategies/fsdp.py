@@ -6,6 +6,7 @@ Hybrid sharding, HSDP, is of section 3.2.2: several instances of all weights, ea
 Differs: a unit is a layer of the model's graph, so embedding and head are units of their own.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 from operator import itemgetter
 
@@ -15,6 +16,8 @@ from workbench.plan.plan import Plan, Sharding, Stage
 from workbench.planner.assembly import check_ranks, module_stages, scheduled, shared_draft
 from workbench.planner.layout_choice import LayoutChoice, Mode
 from workbench.planner.layout_plan import searched_plans
+from workbench.planner.layout_search import fastest_layout, has_layouts
+from workbench.planner.layout_space import divisors
 from workbench.planner.layout_step import steps_of
 from workbench.planner.stage_counts import Progress, silent
 from workbench.planner.strategy_spec import Chooser, First, OwnSpace, StrategySpec
@@ -24,7 +27,7 @@ NAME, HYBRID_NAME = "fsdp", "hsdp"
 
 
 def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """The fastest plan that fits with weights sharded among all ranks; see `_fastest`."""
+    """The fastest plan that fits with weights sharded among all that it takes; see `_fastest`."""
     return _fastest(job, cost, Mode.SHARDED, progress, most)
 
 
@@ -42,9 +45,11 @@ plan_hybrid = First(shortlist_hybrid)
 def _fastest(job: Job, cost: CostModel, mode: Mode, progress: Progress, most: int) -> tuple[Plan, ...]:
     """The fastest plan that fits of each microbatch size, over recomputation of every module.
 
-    A rank's samples of a step are cut into equal microbatches, whatever size the job gives to those of
-    pipelines: fewer, larger ones gather less often, smaller ones hold less. Steps are compared by
-    `sharded_step`.
+    A replica's samples of a step are cut into equal microbatches, whatever size the job gives to those of
+    pipelines: fewer, larger ones gather less often, smaller ones hold less. Fewer ranks than the job may use
+    are tried too, two at least, where their replicas divide the batch: they may be faster, as on one node
+    of two. Steps are compared by `sharded_step`; of equal ones that on more ranks, then that of larger
+    microbatches.
 
     Raises:
         ValueError: none fits, another schedule than 1F1B, or a layout that cuts a module.
@@ -56,18 +61,32 @@ def _fastest(job: Job, cost: CostModel, mode: Mode, progress: Progress, most: in
             f"{job.schedule.kind}; nearest: {ScheduleKind.ONE_F_ONE_B}"
         )
     _check_layouts(job, name)
-    fitting: list[tuple[float, Plan]] = []
-    refusal: ValueError | None = None
-    for samples in _microbatch_sizes(job):
-        sized = replace(job, microbatch_samples=samples)
-        try:
-            fitting.append(fastest_of_size(sized, cost, mode, progress))
-        except ValueError as error:
-            refusal = error
-    if not fitting:
-        assert refusal is not None
-        raise refusal
-    return tuple(found for _, found in sorted(fitting, key=itemgetter(0))[:most])
+    found: dict[int, Plan] = {}
+    for sized, num_ranks in _fastest_first(job, cost, mode, progress):
+        if sized.microbatch_samples in found:
+            continue
+        with suppress(ValueError):
+            found[sized.microbatch_samples] = fastest_of_size(sized, cost, mode, progress, num_ranks)[1]
+        if len(found) == most:
+            break
+    if not found:  # say why of the job's ranks and the smallest microbatches
+        return (fastest_of_size(replace(job, microbatch_samples=1), cost, mode, progress)[1],)
+    return tuple(found.values())
+
+
+def _fastest_first(job: Job, cost: CostModel, mode: Mode, progress: Progress) -> list[tuple[Job, int]]:
+    """Microbatch sizes and numbers of ranks for which a layout's memory fits, the shortest step first."""
+    smallest = replace(job, microbatch_samples=1)
+    least = min(2, job.usable_ranks)
+    counts = [n for n in range(job.usable_ranks, least - 1, -1) if has_layouts(smallest, cost, mode, n)]
+    priced: list[tuple[float, Job, int]] = []
+    for num_ranks in counts:
+        for samples in reversed(divisors(len(job.batch))):
+            sized = replace(job, microbatch_samples=samples)
+            with suppress(ValueError):
+                best = fastest_layout(sized, cost, mode, num_ranks=num_ranks, progress=progress)
+                priced.append((best.step.step_s, sized, num_ranks))
+    return [(sized, num_ranks) for _, sized, num_ranks in sorted(priced, key=itemgetter(0))]
 
 
 def _name(mode: Mode) -> str:
@@ -84,23 +103,21 @@ def _check_layouts(job: Job, strategy: str) -> None:
                 )
 
 
-def _microbatch_sizes(job: Job) -> list[int]:
-    """Divisors of a rank's samples of a step, largest first."""
-    share = max(1, len(job.batch) // job.usable_ranks)
-    return [size for size in range(share, 0, -1) if share % size == 0]
-
-
 def fastest_of_size(
-    job: Job, cost: CostModel, mode: Mode = Mode.SHARDED, progress: Progress = silent
+    job: Job,
+    cost: CostModel,
+    mode: Mode = Mode.SHARDED,
+    progress: Progress = silent,
+    num_ranks: int | None = None,
 ) -> tuple[float, Plan]:
-    """The best plan of the job's microbatch size, and the seconds of its step; errors as `plan`."""
+    """The best plan of the job's microbatch size, and the seconds of its step; arguments as of the search."""
     built: list[tuple[Plan, LayoutChoice]] = []
 
     def build(found: Job, choice: LayoutChoice) -> Plan:
         built.append((sharded_plan(found, cost, choice.llm.instances), choice))
         return built[-1][0]
 
-    (best,) = searched_plans(job, cost, mode, build, progress, 1)
+    (best,) = searched_plans(job, cost, mode, build, progress, 1, num_ranks)
     choice = next(choice for made, choice in built if made is best)
     return steps_of(job, cost).step(choice).step_s, best
 

@@ -1,0 +1,111 @@
+"""The job that `workbench init` drafts: replicas and samples that fill the ranks, and flags that count."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command_line import accept, workbench
+from tests.job_files import write
+from workbench.job.draft import Train, draft, machines_of
+from workbench.job.job import Job, job_from_spec
+from workbench.job.job_file import parse_spec
+
+LLAMA_7B: Mapping[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "vocab_size": 32000,
+}
+LLAMA_70B = {**LLAMA_7B, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80}
+SMALL_TIED = {**LLAMA_7B, "hidden_size": 64, "num_hidden_layers": 2, "tie_word_embeddings": True}
+
+
+def config_in(folder: Path, config: Mapping[str, Any]) -> str:
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def drafted(folder: Path, config: Mapping[str, Any], gpus: str, nodes: int | None = None) -> tuple[Job, str]:
+    made = draft(
+        config_in(folder, config),
+        machines_of(gpus, nodes),
+        train=Train.LLM,
+        text_tokens=64,
+        image_px=None,
+    )
+    return job_from_spec(parse_spec(made.text, where="draft"), folder=folder), made.text
+
+
+@pytest.mark.parametrize(
+    ("gpus", "replicas", "samples"),
+    [
+        pytest.param(1, 1, 8, id="one"),
+        pytest.param(8, 2, 16, id="a-node"),
+        pytest.param(16, 4, 32, id="five-have-room-but-leave-one-over"),
+        pytest.param(64, 16, 128, id="twenty-one-leave-one-over"),
+        pytest.param(1024, 256, 2048, id="three-hundred-have-room"),
+    ],
+)
+def test_replicas_leave_no_gpu_over_and_samples_go_to_all(
+    tmp_path: Path, gpus: int, replicas: int, samples: int
+) -> None:
+    """6.74 billion weights of 18 bytes are 121 GB: three stages of 60 % of 80 GB.
+
+    Of gpus / 3 replicas down to half of that the largest number that divides all GPUs is taken, and samples
+    are a multiple of all of them, eight a replica at least: 8 x 4 = 32 of 16 GPUs.
+    """
+    job, _ = drafted(tmp_path, LLAMA_7B, f"{gpus}xH100")
+    assert (job.replicas, len(job.batch)) == (replicas, samples)
+    assert gpus % job.replicas == 0
+    assert len(job.batch) % gpus == 0
+
+
+def test_a_prime_number_of_gpus_leaves_the_fewest_over(tmp_path: Path) -> None:
+    """61 GPUs, three a replica: 20, 15 and 12 replicas leave one over, and 20 are the most."""
+    job, _ = drafted(tmp_path, LLAMA_7B, "61xH100", nodes=1)
+    assert (job.replicas, len(job.batch)) == (20, 3 * 20 * 3)
+
+
+def test_a_layout_that_cuts_layers_says_whom_it_keeps_out(tmp_path: Path) -> None:
+    job, text = drafted(tmp_path, LLAMA_70B, "64xH100")
+    (layout,) = job.layouts
+    assert layout.tp > 1
+    assert f"# llm: its layout has tp {layout.tp}; fsdp and hsdp plan it with tp 1 or no layout" in text
+    assert "fsdp" not in drafted(tmp_path, LLAMA_7B, "64xH100")[1]
+
+
+def test_no_more_weights_are_trained_than_there_are(tmp_path: Path) -> None:
+    """Of a model whose head is its table of tokens."""
+    words = ("init", config_in(tmp_path, SMALL_TIED), "--gpus", "4xH100", "-o", tmp_path / "job.yaml")
+    weights, trained = re.findall(r"\d+,[\d,]+", accept(*words).output)
+    assert weights == trained
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        pytest.param(("--train", "projectors"), "--train: projectors want a model that has some", id="train"),
+        pytest.param(("--image", "448x448"), "--image: want a model with an encoder for images", id="image"),
+    ],
+)
+def test_a_flag_of_what_the_model_lacks_is_refused(
+    tmp_path: Path, more: tuple[str, ...], message: str
+) -> None:
+    job = tmp_path / "job.yaml"
+    done = workbench("init", config_in(tmp_path, SMALL_TIED), "--gpus", "4xH100", "-o", job, *more)
+    assert done.exit_code == 2
+    assert message in done.output
+    assert not job.exists()
+
+
+@pytest.mark.parametrize("command", ["plan", "search"])
+def test_a_seed_of_nothing_is_refused(tmp_path: Path, command: str) -> None:
+    done = workbench(command, write(tmp_path), "--seed", "3", "-o", tmp_path / "plan.json")
+    assert done.exit_code == 2
+    assert "--seed 3 is of what --sizes" in done.output
