@@ -82,6 +82,21 @@ def test_steps_go_through_a_folder(job: Path):
     refuse("run", plan, "--local", "--next-samples", words=words, folder=job.parent)
 
 
+def test_data_of_another_batch_are_refused_before_anything_starts(job: Path):
+    """Texts of as many bytes in all: read as one row, tokens of one sample would be the next one's."""
+    plan = job.with_name("plan.json")
+    for name, lengths in (("even", (6, 6, 6, 6)), ("uneven", (9, 3, 9, 3))):
+        job.with_name(name).mkdir()
+        lines = (json.dumps({"id": i, "segments": [{"text": "x" * num}]}) for i, num in enumerate(lengths))
+        (job.with_name(name) / "data.jsonl").write_text("\n".join(lines))
+    job.write_text(JOB.replace("  samples: 4\n", "  samples: 4\n  microbatch_samples: 2\n"))
+    accept("plan", job, "--strategy", "cornstarch", "--data", job.with_name("even"), "-o", plan)
+    for how in ("--local", "--emulate"):
+        run = ("run", plan, how, "--data")
+        words = "uneven: sample 0 has text[0] of 11 tokens, in the plan text[0] of 8 tokens"
+        refuse(*run, job.with_name("uneven"), words=words, folder=job.parent)
+
+
 def test_key_exchange_is_a_layout_of_the_job(job: Path):
     job.write_text(JOB.replace("llm: {pp: 2}", "llm: {pp: 1, cp: 2, key_exchange: ring}"))
     plan = job.with_name("plan.json")
