@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from runtime.data.batches import DataSource, SyntheticSource
+from runtime.data.planned import data_read
 from runtime.models.weights import exporting, refuse_taken
 from runtime.next_plan import Rule
 from runtime.preprocess.source import following_of, source_of
@@ -339,7 +340,8 @@ def prepare(options: RunOptions, plan: Plan) -> tuple[RunSettings, DataSource | 
     settings = RunSettings(**options.of_steps, following=following, collect=collect)
     if options.checkpoint is None:
         return settings, source
-    identity = identity_of(plan, settings.dtype(plan), options.seed)
+    data = data_read(plan, None if source is None else source.records, following)
+    identity = identity_of(plan, settings.dtype(plan), options.seed, data=data)
     begin = Begin.LATEST if options.resume else Begin.ANEW
     num_bytes = sum(sum(static_holders(plan, rank).values()) for rank in plan.ranks)
     saves = checkpoints_in(options.checkpoint, options.checkpoint_every, begin, identity, num_bytes=num_bytes)

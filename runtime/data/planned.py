@@ -1,4 +1,4 @@
-"""Whether data are those that a plan was made for."""
+"""Whether data are those that a plan was made for, and what a run reads of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
@@ -6,8 +6,13 @@ from pathlib import Path
 
 from runtime.data.dataset import sizes_of
 from runtime.data.records import Record
+from runtime.step_plans import NextBatches
 from workbench.data.sample import Sample, Segment
+from workbench.plan.codec import digest_of
 from workbench.plan.plan import Plan
+from workbench.strategies.next_step import NextStep
+
+RANDOM = "random"  # what is read where no data are named; from the seed
 
 
 def records_of(samples: Sequence[Sample], records: Mapping[int, Record], where: str) -> tuple[Record, ...]:
@@ -32,6 +37,29 @@ def refuse_others(plan: Plan, records: Mapping[int, Record], folder: Path, where
             raise ValueError(
                 f"{where}: sample {planned.id} {said}; want the data that the plan was made with"
             )
+
+
+def data_read(plan: Plan, records: Mapping[int, Record] | None, following: NextBatches) -> str:
+    """What tells the data of two runs of a plan apart, in words: examples, batches, and who groups them.
+
+    Files of images and clips count by name.
+
+    Args:
+        records: by sample id, of all that is read; None: data are random.
+        following: the batches behind the plan's own.
+    """
+    if records is None:
+        return RANDOM
+    batches = (plan.batch, *following.batches)
+    read = examples_text([records[sample.id] for batch in batches for sample in batch], len(plan.batch))
+    rule = following.rule
+    grouped = f", grouped by job {digest_of(rule.job):.16}" if isinstance(rule, NextStep) else ""
+    return f"{read}{grouped}"
+
+
+def examples_text(records: Sequence[Record], size: int) -> str:
+    """What tells examples in an order, so many a step, from others."""
+    return f"examples {digest_of(tuple(records)):.16} in batches of {size}"
 
 
 def _differences(planned: Sample, there: Sample) -> Iterator[str]:
