@@ -226,7 +226,7 @@ def main() -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("gloo" if kind == "cpu" else "nccl")
-    source = source_of(given.data, None, timeout_s=LONGEST_WAIT_S) or SyntheticSource(0)
+    source = source_of(given.data, None, plan, timeout_s=LONGEST_WAIT_S) or SyntheticSource(0)
     modules = sharded(plan, layout, device)
     trainer = Trainer(plan, modules, source, device, getattr(torch, layout.compute))
     weights = [p for module in modules.values() for p in module.parameters() if p.requires_grad]

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from runtime.data.batches import DataSource, SyntheticSource
+from runtime.data.planned import data_read
 from runtime.models.weights import exporting, refuse_taken
 from runtime.next_plan import Rule
 from runtime.preprocess.source import following_of, source_of
@@ -320,7 +321,8 @@ def prepare(options: RunOptions, plan: Plan) -> tuple[RunSettings, DataSource | 
 
     Raises:
         ValueError: a plan that can only be simulated, options that want another, data or a server that
-            cannot be read, checkpoints that are torn, of another run, or in the way.
+            cannot be read, other data than the plan's, checkpoints that are torn, of another run, or in the
+            way.
     """
     check_runnable(plan)
     if options.next_samples and options.data is None:
@@ -329,15 +331,17 @@ def prepare(options: RunOptions, plan: Plan) -> tuple[RunSettings, DataSource | 
         raise ValueError("--job groups the next samples; want --next-samples")
     if options.resume and options.checkpoint is None:
         raise ValueError("--resume goes on from a folder of checkpoints; want --checkpoint FOLDER")
-    source = source_of(options.data, options.data_keys, timeout_s=options.timeout_s)
+    rule = None if options.job is None else _rule_of(options.job, plan)
+    source = source_of(options.data, options.data_keys, plan, timeout_s=options.timeout_s)
     following = following_of(source if options.next_samples else None, plan)
-    if options.job is not None:
-        following = replace(following, rule=_rule_of(options.job, plan))
+    if rule is not None:
+        following = replace(following, rule=rule)
     collect = Collect.MEMORY if options.watch_memory else Collect.NOTHING
     settings = RunSettings(**options.of_steps, following=following, collect=collect)
     if options.checkpoint is None:
         return settings, source
-    identity = identity_of(plan, settings.dtype(plan), options.seed)
+    data = data_read(plan, None if source is None else source.records, following)
+    identity = identity_of(plan, settings.dtype(plan), options.seed, data=data)
     begin = Begin.LATEST if options.resume else Begin.ANEW
     num_bytes = sum(sum(static_holders(plan, rank).values()) for rank in plan.ranks)
     saves = checkpoints_in(options.checkpoint, options.checkpoint_every, begin, identity, num_bytes=num_bytes)

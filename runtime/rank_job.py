@@ -203,8 +203,10 @@ def run_steps(
 
 
 def _saves(lowered: Lowered, mesh: Mesh, settings: RunSettings) -> RankCheckpoints:
-    identity = identity_of(lowered.plan, settings.dtype(lowered.plan), settings.seed)
-    return RankCheckpoints(settings.checkpoints, identity, mesh.rank, timeout_s=settings.timeout_s)
+    saves, plan = settings.checkpoints, lowered.plan
+    data = None if saves is None else saves.data
+    identity = identity_of(plan, settings.dtype(plan), settings.seed, data=data)
+    return RankCheckpoints(saves, identity, mesh.rank, timeout_s=settings.timeout_s)
 
 
 class _Readings:

@@ -1,5 +1,7 @@
 """Batches: data depend on the seed and the item alone, targets are text, each stage gets only its own."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -62,6 +64,20 @@ def test_sizes_follow_the_plan(plan: Plan) -> None:
         dtype=torch.float32,
     )
     assert [tuple(mel.shape) for mel in data.raw] == [(8, 14), (8, 20)]
+
+
+def test_a_text_of_another_length_than_the_plans_is_refused(plan: Plan) -> None:
+    """Also where the lengths of a microbatch add up to the plan's: tokens would be another sample's."""
+
+    class Longer(SyntheticSource):
+        def token_ids(self, sample: int, segment: Segment, vocab_size: int) -> torch.Tensor:
+            other = replace(segment, tokens_out=segment.tokens_out + (1 if sample == 0 else -1))
+            return super().token_ids(sample, other, vocab_size)
+
+    stage, llm = plan.chain["llm", 0][0], plan.microbatches[-1]
+    num = plan.sample[0].of(TEXT)[0].tokens_out
+    with pytest.raises(ValueError, match=f"sample 0: text 0 has {num + 1} tokens, in the plan {num}"):
+        microbatch_data(plan, stage, llm, Longer(2), dtype=torch.float32)
 
 
 def test_each_stage_gets_only_what_it_reads(plan: Plan) -> None:

@@ -1,5 +1,6 @@
 """Checkpoints: a killed run goes on bit by bit as if nothing had been; torn and foreign ones are refused."""
 
+import json
 import os
 import signal
 import threading
@@ -163,6 +164,17 @@ def test_foreign_checkpoints_and_finished_runs_are_refused(lowered, saved, tmp_p
         checkpoints_in(saved[0], 2, Begin.ANEW, other)
     with pytest.raises(ValueError, match="has seen 5 steps already, the run has 5"):
         saving(tmp_path, Whole(folder=tmp_path, step=5))
+
+
+def test_a_checkpoint_of_other_data_is_refused(lowered, saved, tmp_path):
+    """A stamp that does not say them, as older ones, fits any; so does any where nobody says what is read."""
+    stamp = copied(saved[0], tmp_path) / "stamp.json"
+    own, other = (replace(identity(lowered), data=data) for data in ("random", "examples 1234"))
+    assert latest_whole(tmp_path, own) == latest_whole(tmp_path, other)
+    stamp.write_text(json.dumps(json.loads(stamp.read_text()) | {"data": "random"}))
+    assert latest_whole(tmp_path, own) == latest_whole(tmp_path, identity(lowered))
+    with pytest.raises(ForeignError, match="is of data random, this run of examples 1234"):
+        latest_whole(tmp_path, other)
 
 
 def test_a_checkpoint_that_names_its_plan_by_the_hash_of_before_is_found(lowered, saved):

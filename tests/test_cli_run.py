@@ -82,6 +82,57 @@ def test_steps_go_through_a_folder(job: Path):
     refuse("run", plan, "--local", "--next-samples", words=words, folder=job.parent)
 
 
+def test_data_of_another_batch_are_refused_before_anything_starts(job: Path):
+    """Texts of as many bytes in all: read as one row, tokens of one sample would be the next one's."""
+    plan = job.with_name("plan.json")
+    for name, lengths in (("even", (6, 6, 6, 6)), ("uneven", (9, 3, 9, 3))):
+        job.with_name(name).mkdir()
+        lines = (json.dumps({"id": i, "segments": [{"text": "x" * num}]}) for i, num in enumerate(lengths))
+        (job.with_name(name) / "data.jsonl").write_text("\n".join(lines))
+    job.write_text(JOB.replace("  samples: 4\n", "  samples: 4\n  microbatch_samples: 2\n"))
+    accept("plan", job, "--strategy", "cornstarch", "--data", job.with_name("even"), "-o", plan)
+    for how in ("--local", "--emulate"):
+        run = ("run", plan, how, "--data")
+        words = "uneven: sample 0 has text[0] of 11 tokens, in the plan text[0] of 8 tokens"
+        refuse(*run, job.with_name("uneven"), words=words, folder=job.parent)
+
+
+def test_a_run_goes_on_with_its_own_data_alone(job: Path):
+    """Examples, the batches behind the first, and the rule that groups them; what no step reads is free."""
+    folder, saves, plan = (
+        folder_of_masks(job.with_name("data")),
+        job.with_name("saves"),
+        job.with_name("p.json"),
+    )
+    accept("plan", job, "--strategy", "cornstarch", "--data", folder, "-o", plan)
+    lines = (folder / "data.jsonl").read_text().splitlines()
+    run = ("run", plan, "--local", "--warmup", 0, "--checkpoint", saves)
+    mine = ("--data", folder, "--next-samples")
+    first = answered(*run, *mine, "--steps", 2)["losses"]
+    again, own = (*run, "--steps", 3, "--resume"), "is of data examples "
+    refuse(*again, words=f"{own}|this run of random", folder=job.parent)
+    refuse(*again, "--data", folder, words=own, folder=job.parent)
+    refuse(*again, *mine, "--job", job, words=f"{own}|grouped by job", folder=job.parent)
+    for number, part in ((4, "id"), (5, "segments"), (13, "id")):
+        (folder / "data.jsonl").write_text("\n".join(changed(lines, number, part)))
+        if number < 12:  # three batches of four are read
+            refuse(*again, *mine, words=own, folder=job.parent)
+    straight = answered(*run[:-2], *mine, "--steps", 3)["losses"]
+    assert answered(*again, *mine)["losses"] == straight
+    assert straight[:2] == first
+
+
+def changed(lines: list[str], number: int, part: str) -> list[str]:
+    """The lines of a data folder with one example's id or one letter of its last text changed."""
+    line = json.loads(lines[number])
+    if part == "id":
+        line["id"] += 1000
+    else:
+        text = next(each for each in reversed(line["segments"]) if "text" in each)
+        text["text"] = text["text"][:-1] + "#"
+    return [json.dumps(line) if index == number else each for index, each in enumerate(lines)]
+
+
 def test_key_exchange_is_a_layout_of_the_job(job: Path):
     job.write_text(JOB.replace("llm: {pp: 2}", "llm: {pp: 1, cp: 2, key_exchange: ring}"))
     plan = job.with_name("plan.json")

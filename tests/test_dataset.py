@@ -1,7 +1,9 @@
 """The data set folder: made the same twice, read strictly, and good enough to learn from."""
 
+import json
 import pickle
 import wave
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,11 @@ from runtime.data.dataset import (
 from runtime.data.mel import log_mel, mel_filters
 from runtime.data.records import BOS, EOS, VOCAB_SIZE, read_records
 from runtime.data.scenes import make
+from runtime.preprocess.source import source_of
 from runtime.reference import Reference
 from runtime.step.optimizer import OptimizerSettings
 from tests import tiny_models
-from workbench.data.sample import Segment
+from workbench.data.sample import Sample, Segment
 from workbench.model.model_graph import TEXT, ModelGraph, connect
 
 torch.set_num_threads(1)
@@ -141,6 +144,41 @@ def test_a_tiny_model_learns_the_folder(folder: Path) -> None:
     losses = [reference.step(source).loss for _ in range(25)]
     assert losses[0] == pytest.approx(5.56, abs=0.1)
     assert losses[-1] < losses[0] / 3
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        pytest.param({}, None, id="same"),
+        pytest.param(
+            {"segments": [{"text": "abc"}, {"image": "x.png"}]},
+            r"sample 5 has text\[0\] of 5 tokens, in the plan text\[0\] of 4 tokens",
+            id="longer",
+        ),
+        pytest.param(
+            {"segments": [{"image": "x.png"}, {"text": "ab"}]},
+            r"sample 5 has vision\[0\] of 9 tokens, in the plan text\[0\] of 4 tokens",
+            id="order",
+        ),
+        pytest.param(
+            {"segments": [{"text": "ab"}]},
+            r"sample 5 has no such segment, in the plan vision\[0\] of 9 tokens",
+            id="fewer",
+        ),
+        pytest.param({"mask": "full"}, "sample 5 has mask 'full', in the plan 'causal'", id="mask"),
+        pytest.param({"id": 6}, "no sample 5, which the plan has", id="id"),
+    ],
+)
+def test_data_are_those_that_the_plan_was_made_with(
+    tmp_path: Path, change: dict[str, object], words: str | None
+) -> None:
+    """Sizes are counted by hand: two bytes between BOS and EOS, an image of 3 x 3 patches of 4 px."""
+    planned = Sample(5, (Segment(TEXT, 0, 4, 4), Segment("vision", 0, 9, 9)))
+    plan = tiny_models.plan_of(byte_model(), (planned,))
+    line = {"id": 5, "segments": [{"text": "ab"}, {"image": "x.png"}]} | change
+    (tmp_path / "data.jsonl").write_text(json.dumps(line))
+    with nullcontext() if words is None else pytest.raises(ValueError, match=f"--data .*: {words}"):
+        source_of(str(tmp_path), None, plan, timeout_s=1.0)
 
 
 def test_make_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

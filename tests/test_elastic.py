@@ -1,18 +1,21 @@
 """Elastic training on gloo: nodes die, hang, leave with a warning and join; no step is lost or repeated."""
 
+import json
 import os
 import random
 import signal
+from dataclasses import replace
 
 import pytest
 
 from experiments.oobleck.chaos import Chaos, chaos_evidence, undisturbed
-from experiments.oobleck.chaos_job import elastic_job, one_process
+from experiments.oobleck.chaos_job import LLAMA, elastic_job, one_process
 from runtime.elastic.history import Cause, ElasticFailed
 from runtime.elastic.job import held_by
 from runtime.elastic.progress import STAMP, read_progress
 from runtime.elastic.training import ElasticTraining
 from workbench.elastic.reconfigure import CannotContinueError
+from workbench.plan.plan import Precision
 
 FLOAT32 = 2e-6  # relative, of a loss after a few steps
 
@@ -95,6 +98,22 @@ def test_below_the_threshold_progress_is_saved_and_training_goes_on_from_it(tmp_
     with ElasticTraining(job, ("x", "y"), start=progress) as training:
         training.train(5)
         assert (*first, *training.losses) == pytest.approx(one_process(5), rel=FLOAT32)
+    others = {
+        "seed 0, this training of 7": replace(job, seed=7),
+        "precision float32, this training of float64": replace(job, precision=Precision.FLOAT64),
+        "graph": replace(job, model=elastic_job(2, config=LLAMA | {"rope_theta": 500.0}).model),
+    }
+    for words, other in others.items():
+        with pytest.raises(ValueError, match=f"saved is of {words}"):
+            read_progress(other, tmp_path / "saved")
+    stamp = json.loads((tmp_path / "saved" / STAMP).read_text())
+    told = {name: stamp.pop(name) for name in ("seed", "precision", "graph")}
+    (tmp_path / "saved" / STAMP).write_text(json.dumps(stamp))  # as earlier versions write it
+    assert [read_progress(other, tmp_path / "saved").step for other in others.values()] == [3, 3, 3]
+    (tmp_path / "saved" / STAMP).write_text(json.dumps(stamp | told | {"data": "random samples 12"}))
+    assert read_progress(job, tmp_path / "saved").step == 3
+    with pytest.raises(ValueError, match="saved is of data random samples 12, this training of examples 34"):
+        read_progress(replace(job, data="examples 34"), tmp_path / "saved")
     (tmp_path / "saved" / STAMP).write_text(
         '{"step": 3, "model": "other", "owners": [["llm", 0]], "parts": 1}'
     )

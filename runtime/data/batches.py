@@ -79,7 +79,8 @@ def microbatch_data(
         context: the ranks that share the stage's tokens; None: this rank holds all of them.
 
     Raises:
-        ValueError: a segment that no edge brings to the LLM, or of a size its encoder cannot take;
+        ValueError: a segment that no edge brings to the LLM, or of a size its encoder cannot take; a text
+            of another length in the data than in the plan;
             a context group where the stage has none, or none where it has.
     """
     module = plan.model.module(stage.module)
@@ -249,12 +250,22 @@ def _check_served(plan: Plan, samples: list[Sample], edges: tuple[Edge, ...]) ->
 def _ids(sample: Sample, source: DataSource, vocab_size: int) -> Tensor:
     """[tokens of the sample]: its text, and `PLACEHOLDER` where another modality stands."""
     pieces = [
-        source.token_ids(sample.id, segment, vocab_size)
+        _text(sample, segment, source, vocab_size)
         if segment.modality == TEXT
         else torch.full((segment.tokens_out,), PLACEHOLDER)
         for segment in sample.segments
     ]
     return torch.cat(pieces)
+
+
+def _text(sample: Sample, segment: Segment, source: DataSource, vocab_size: int) -> Tensor:
+    """[tokens of the segment]; ValueError for data of another length than the plan's."""
+    ids_T = source.token_ids(sample.id, segment, vocab_size)
+    if len(ids_T) != segment.tokens_out:
+        raise ValueError(
+            f"sample {sample.id}: text {segment.k} has {len(ids_T)} tokens, in the plan {segment.tokens_out}"
+        )
+    return ids_T
 
 
 def _labels(ids_T: Tensor, lengths: tuple[int, ...]) -> Tensor:

@@ -22,12 +22,10 @@ from runtime.models.audio import FRAMES_PER_TOKEN, WhisperAdapter
 from runtime.models.choose import adapter_of
 from runtime.models.omni import OmniAudioAdapter
 from runtime.models.vision import VisionAdapter
-from runtime.step_plans import NextBatches, batches_after
 from workbench.data.sample import Sample, Segment
 from workbench.job.job import Job
 from workbench.masks.patterns import CAUSAL
 from workbench.model.model_graph import TEXT, ModelGraph
-from workbench.plan.plan import Plan
 
 _A = TypeVar("_A", VisionAdapter, WhisperAdapter)
 
@@ -106,11 +104,6 @@ def with_data(job: Job, folder: Path) -> Job:
             f"data folder {folder}: job {job.name!r} wants {len(job.batch)} samples, got {len(found)}"
         )
     return replace(job, batch=found[: len(job.batch)])
-
-
-def following_samples(folder: Path | None, plan: Plan) -> NextBatches:
-    """What the plan's batch leaves of a folder, as the batches of further steps; None: nothing."""
-    return NextBatches() if folder is None else batches_after(plan.batch, samples_of(folder, plan.model))
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,7 @@ class ElasticJob:
         reduction: when gradients are summed; the sums are the same. Those of sharded weights are
             always reduce-scattered, and then added up, layer by layer.
         source: data by sample id.
+        data: that tells what the steps read from what those of another training read; None: not told.
         wait_s: of every wait of a rank for another; a rank that hangs is found after it.
         step_s: from the start of a step until every rank has its gradients whole.
 
@@ -78,6 +79,7 @@ class ElasticJob:
     templates: TemplateSet
     batch: Callable[[int], tuple[Sample, ...]]
     source: DataSource
+    data: str | None = None
     samples_per_microbatch: int = 1
     sharding: Sharding = Sharding.NONE
     seed: int = 0

@@ -21,6 +21,7 @@ from runtime.state.tensor_files import (
     read_stamp,
 )
 from workbench.elastic.layout import NodeLayout
+from workbench.plan.codec import digest_of
 from workbench.whole_file import write_text
 
 STAMP = "progress.json"
@@ -62,7 +63,7 @@ def save_progress(
     if heard.is_trouble:
         raise ElasticFailed(heard.describe())
     parts = [folder / f"part{number}" for number in range(len(members))]
-    stamp = {
+    stamp = _identity(job) | {
         "step": step,
         "model": job.model.name,
         "owners": [list(owner) for owner in job.chain.owners],
@@ -91,20 +92,28 @@ def _part_of(job: ElasticJob, member: Member) -> int:
     return member.slot % _num_parts(job)
 
 
+def _identity(job: ElasticJob) -> dict[str, Any]:
+    """What else a training must have in common with the one that saved; earlier versions do not say it."""
+    own = {"seed": job.seed, "precision": job.precision.value, "graph": digest_of(job.model)}
+    return own if job.data is None else own | {"data": job.data}
+
+
 def read_progress(job: ElasticJob, folder: Path) -> Progress:
-    """A folder of `save_progress`, of the same model, its weights sharded as this job does.
+    """A folder of `save_progress`, of the same model, precision, seed and data, weights sharded as here.
 
     Every byte of it is read.
 
     Raises:
         TornError: something is missing or was changed.
-        ValueError: it is of another model, in another number of parts, or of the format before this one.
+        ValueError: it is of another model, precision or seed, of other data, in another number of parts, or
+            of the format before this one.
     """
     try:
         stamp = read_stamp(folder / STAMP)
         match stamp:
             case {"step": int(step), "model": str(model), "owners": list(owners), "parts": int(num_parts)}:
                 _check_model(job, folder, model, owners, num_parts)
+                _check_identity(job, folder, stamp)
             case _:
                 raise TornError(f"{folder / STAMP} has no step, model, owners or parts")
         _check_parts(folder, stamp)
@@ -125,6 +134,12 @@ def _check_model(job: ElasticJob, folder: Path, model: str, owners: list[Any], n
             f"{folder} holds weights in {num_parts} parts, the job keeps them in {_num_parts(job)}: "
             f"want stages of {num_parts} ranks that share them out, or none that do if that is 1"
         )
+
+
+def _check_identity(job: ElasticJob, folder: Path, stamp: dict[str, Any]) -> None:
+    for name, want in _identity(job).items():
+        if stamp.get(name, want) != want:
+            raise ValueError(f"{folder} is of {name} {stamp[name]!s:.80}, this training of {want}")
 
 
 def _check_parts(folder: Path, stamp: dict[str, Any]) -> None:

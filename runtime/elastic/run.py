@@ -96,6 +96,7 @@ def elastic_job(
         templates=found.planned,
         batch=data.batch,
         source=data.source,
+        data=data.name,
         samples_per_microbatch=found.job.microbatch_samples,
         sharding=found.sharding,
         seed=seed,

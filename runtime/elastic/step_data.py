@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runtime.data.batches import DataSource, SyntheticSource
-from runtime.data.dataset import FolderSource, samples_of, with_data
+from runtime.data.dataset import FolderSource, sizes_of, with_data
+from runtime.data.planned import examples_text
 from workbench.data.sample import Sample
 from workbench.job.job import Job
+from workbench.plan.codec import digest_of
 
 LOOKS = 4  # at batches of unequal samples, for a prediction
 
@@ -20,12 +22,14 @@ class StepData:
         job: with the first batch.
         batch: samples of a step, by how many were taken before.
         looks: steps that a prediction should look at: 1 where all batches have equal samples.
+        name: that tells what the steps read from what those of another training read.
     """
 
     job: Job
     batch: Callable[[int], tuple[Sample, ...]]
     source: DataSource
     looks: int
+    name: str
 
 
 def drawn(job: Job, seed: int) -> StepData:
@@ -35,7 +39,8 @@ def drawn(job: Job, seed: int) -> StepData:
     def batch(step: int) -> tuple[Sample, ...]:
         return tuple(replace(sample, id=apart * step + sample.id) for sample in job.batch)
 
-    return StepData(job=job, batch=batch, source=SyntheticSource(seed), looks=1)
+    name = f"random samples {digest_of(job.batch):.16}"
+    return StepData(job=job, batch=batch, source=SyntheticSource(seed), looks=1, name=name)
 
 
 def read_folder(job: Job, folder: Path) -> StepData:
@@ -44,9 +49,12 @@ def read_folder(job: Job, folder: Path) -> StepData:
     Raises:
         ValueError: fewer samples than a batch has, or of a kind that no encoder reads.
     """
-    samples, size = samples_of(folder, job.model), len(job.batch)
+    source, size = FolderSource(folder), len(job.batch)
+    records = tuple(source.records.values())
+    samples = sizes_of(records, folder, job.model)
 
     def batch(step: int) -> tuple[Sample, ...]:
         return tuple(samples[(step * size + index) % len(samples)] for index in range(size))
 
-    return StepData(job=with_data(job, folder), batch=batch, source=FolderSource(folder), looks=LOOKS)
+    name = examples_text(records, size)
+    return StepData(job=with_data(job, folder), batch=batch, source=source, looks=LOOKS, name=name)

@@ -1,14 +1,17 @@
 """A preprocessing server as the data of a run: ranks ask it for the samples that the plan names."""
 
 import weakref
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from runtime.data.dataset import FolderSource, following_samples, pixels_of, sizes_of
+from runtime.data.dataset import FolderSource, pixels_of, sizes_of
+from runtime.data.planned import refuse_others
 from runtime.data.records import VOCAB_SIZE, Record
 from runtime.models.choose import adapter_of
 from runtime.models.vision import VisionAdapter
@@ -50,11 +53,19 @@ class ServedSource:
 
     def __init__(self, subscription: Subscription) -> None:
         self.subscription = subscription
+        self.folder = Path()  # its files are the server's
         self._readers: dict[Content, _Reader] = {}
         weakref.finalize(self, _close, self._readers)
 
     def __reduce__(self) -> tuple[type["ServedSource"], tuple[Subscription]]:
         return ServedSource, (self.subscription,)
+
+    @cached_property
+    def records(self) -> Mapping[int, Record]:
+        """By sample id, in the server's order: those of its whole batches."""
+        with closing(ServedLoader(self.subscription)) as loader:
+            whole = loader.num_batches * int(loader.welcome["batch_size"])
+            return {record.id: record for record in loader.records()[:whole]}
 
     def raw(self, sample: int, segment: Segment, shape: tuple[int, ...]) -> Tensor:
         """Pixels [C, H, W] in [-1, 1], the very ones that the folder itself gives.
@@ -126,12 +137,19 @@ def _close(readers: dict[Content, _Reader]) -> None:
 Source = FolderSource | ServedSource
 
 
-def source_of(data: str | None, keys: Path | None, *, timeout_s: float) -> Source | None:
-    """What `--data` names: a folder or `tcp://HOST:PORT`; None: nothing is named.
+def source_of(data: str | None, keys: Path | None, plan: Plan, *, timeout_s: float) -> Source | None:
+    """What `--data` names, which has the plan's batch: a folder or `tcp://HOST:PORT`; None: nothing is named.
 
     Raises:
-        ValueError: keys for a folder.
+        ValueError: keys for a folder, data or a server that cannot be read, data of another batch.
     """
+    source = _named(data, keys, timeout_s)
+    if source is not None:
+        refuse_others(plan, source.records, source.folder, f"--data {data}")
+    return source
+
+
+def _named(data: str | None, keys: Path | None, timeout_s: float) -> Source | None:
     if data is not None and data.startswith(SCHEME):
         client = None if keys is None else read_client_keys(keys)
         return ServedSource(Subscription(address=data, keys=client, timeout_s=timeout_s))
@@ -142,12 +160,6 @@ def source_of(data: str | None, keys: Path | None, *, timeout_s: float) -> Sourc
 
 def following_of(source: Source | None, plan: Plan) -> NextBatches:
     """What the plan's batch leaves of the data, as the batches of further steps; None: nothing."""
-    if not isinstance(source, ServedSource):
-        return following_samples(None if source is None else source.folder, plan)
-    return batches_after(plan.batch, sizes_of(_records(source), Path(), plan.model))
-
-
-def _records(source: ServedSource) -> tuple[Record, ...]:
-    with closing(ServedLoader(source.subscription)) as loader:
-        whole = loader.num_batches * int(loader.welcome["batch_size"])
-        return loader.records()[:whole]
+    if source is None:
+        return NextBatches()
+    return batches_after(plan.batch, sizes_of(tuple(source.records.values()), source.folder, plan.model))

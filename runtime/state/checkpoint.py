@@ -56,11 +56,13 @@ class Checkpoints:
         folder: of all checkpoints of the run.
         every: steps; it saves behind the last one, too.
         start: to go on from; None: from the run's own weights.
+        data: that the run reads, as `Identity.data`.
     """
 
     folder: Path
     every: int
     start: Whole | None = None
+    data: str | None = None
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -100,8 +102,9 @@ def checkpoints_in(
     check_folder(folder, (KEPT + 1) * num_bytes - there)  # those that are kept, and one that is written
     if begin is Begin.ANEW:
         refuse_taken(folder)
-        return Checkpoints(folder=folder, every=every)
-    return Checkpoints(folder=folder, every=every, start=latest_whole(folder, identity))
+        return Checkpoints(folder=folder, every=every, data=identity.data)
+    start = latest_whole(folder, identity)
+    return Checkpoints(folder=folder, every=every, start=start, data=identity.data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

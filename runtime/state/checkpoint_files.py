@@ -38,7 +38,7 @@ class ForeignError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Whose a checkpoint is: state of another plan, type or seed does not fit.
+    """Whose a checkpoint is: state of another plan, type or seed, or that has seen other data, does not fit.
 
     Args:
         plan_hash: of the first step's plan.
@@ -46,6 +46,8 @@ class Identity:
         dtype: of weights.
         seed: of weights and data.
         ranks: that write one folder each.
+        data: what its steps read, in words for who compares them; None: not told, and not compared. Stamps of
+            earlier versions do not say it, and are not compared either.
     """
 
     plan_hash: str
@@ -53,9 +55,10 @@ class Identity:
     seed: int
     ranks: tuple[int, ...]
     named_hash: str = ""
+    data: str | None = None
 
 
-def identity_of(plan: Plan, dtype: torch.dtype, seed: int) -> Identity:
+def identity_of(plan: Plan, dtype: torch.dtype, seed: int, *, data: str | None = None) -> Identity:
     """Of a run of that plan."""
     return Identity(
         plan_hash=plan_hash(plan),
@@ -63,6 +66,7 @@ def identity_of(plan: Plan, dtype: torch.dtype, seed: int) -> Identity:
         seed=seed,
         ranks=plan.ranks,
         named_hash=named_hash(plan),
+        data=data,
     )
 
 
@@ -124,7 +128,7 @@ def check_whole(folder: Path, identity: Identity) -> Whole:
 
     Raises:
         TornError: something is missing or was changed.
-        ForeignError: it is of another plan, type, seed or set of ranks.
+        ForeignError: it is of another plan, type, seed or set of ranks, or its steps read other data.
         ValueError: it is of the format before this one.
     """
     try:
@@ -137,7 +141,7 @@ def _checked(folder: Path, identity: Identity) -> Whole:
     stamp = read_stamp(folder / STAMP)
     step = stamp.get("step")
     for name, want in _stamp(0, identity).items():
-        accepted = (want, identity.named_hash) if name == "plan" else (want,)
+        accepted = {"plan": (want, identity.named_hash), "data": (want, None)}.get(name, (want,))
         if name != "step" and stamp.get(name) not in accepted:
             said = f"{stamp.get(name)!s:.80}"
             raise ForeignError(f"checkpoint {folder} is of {name} {said}, this run of {want}")
@@ -191,4 +195,4 @@ def _stamp(step: int, identity: Identity) -> dict[str, Any]:
         "dtype": identity.dtype,
         "seed": identity.seed,
         "ranks": list(identity.ranks),
-    }
+    } | ({} if identity.data is None else {"data": identity.data})

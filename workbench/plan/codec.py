@@ -32,10 +32,15 @@ def plan_hash(plan: Plan) -> str:
     return _digest({key: content[key] for key in content if key != "strategy"})
 
 
+def digest_of(value: object) -> str:
+    """SHA-256 of the canonical JSON of a frozen dataclass, or of a tuple of them: a model, a batch, a job."""
+    return _digest(_JSON[1].encode(value))
+
+
 @cached_on_instance
 def named_hash(plan: Plan) -> str:
     """The hash that files before version 3 have of a plan: with the strategy's name."""
-    return _digest(_JSON[1].encode(plan))
+    return digest_of(plan)
 
 
 def hash_of_version(plan: Plan, version: int) -> str:
