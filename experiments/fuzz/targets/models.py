@@ -85,7 +85,7 @@ def _read_all(folder: Path, adapter: Any) -> None:
 
 
 def _good_weights(adapter: Any) -> list[Any]:
-    """Experts one by one, where checkpoints may hold them so."""
+    """Experts one by one or turned round, where checkpoints may hold them so."""
     found: dict[str, torch.Tensor] = {}
     separate = adapter.separate_experts
     for name, shape in adapter.shapes().items():
@@ -93,14 +93,15 @@ def _good_weights(adapter: Any) -> list[Any]:
         for parts in pieces:
             found |= {part: torch.zeros(shape[1] // len(parts), shape[2]) for part in parts}
         if not pieces:
-            found[name] = torch.zeros(shape)
+            is_turned = adapter.transposes_experts and ".experts." in name
+            found[name] = torch.zeros((*shape[:-2], *shape[:-3:-1]) if is_turned else shape)
     return [safetensors_tree(save(found))]
 
 
-def _experts(folder: Path) -> Ready:
-    (example,) = ARCHITECTURES["qwen3_moe"].examples.values()
-    small = {"hidden_size": 16, "head_dim": 8, "num_hidden_layers": 1, "moe_intermediate_size": 8}
-    config = {"model_type": "qwen3_moe", **example.config, **small}
+def _experts(folder: Path, model_type: str = "qwen3_moe") -> Ready:
+    (example,) = ARCHITECTURES[model_type].examples.values()
+    small = {"hidden_size": 16, "head_dim": 8, "num_hidden_layers": 1, "moe_intermediate_size": 12}
+    config = {"model_type": model_type, **example.config, **small}
     return _reading_weights(adapter_of(module_from_config(config, name="llm", modality=TEXT)), folder)
 
 
@@ -181,6 +182,11 @@ TARGETS = (
         readers=("runtime.models.weights:_files", "runtime.models.weights:_checked"),
     ),
     Target(name="weights-experts", make=_experts, readers=("runtime.models.weights:_checked",)),
+    Target(
+        name="weights-turned",
+        make=partial(_experts, model_type="qwen3_vl_moe_text"),
+        readers=("runtime.models.stored_tensors:_turned",),
+    ),
     Target(name="weights-length", make=_length, readers=("workbench.model.checkpoint:_check_length",)),
     Target(name="weights-index", make=_index, readers=("runtime.models.weights:_files",)),
     Target(name="projector", make=_projector, readers=("workbench.model.projector:from_text",)),
