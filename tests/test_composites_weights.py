@@ -32,6 +32,7 @@ from tests.test_adapters_encoders import widen_vision_rotations
 from tests.test_cross_attention import loss_of
 from workbench.data.sample import Sample, Segment
 from workbench.masks.patterns import CAUSAL
+from workbench.model.checkpoint import SINGLE
 from workbench.model.composites.composite import LLM
 from workbench.model.composites.registry import take_apart
 from workbench.model.model_graph import TEXT, ModelGraph, connect
@@ -105,6 +106,26 @@ def test_a_checkpoint_comes_back_bit_by_bit(name: str, tmp_path: Path) -> None:
     loaded = dict(again.named_parameters())
     for key, weight in model.named_parameters():
         assert torch.equal(loaded[key].to(F64), weight), key
+
+
+def test_a_tied_head_that_a_checkpoint_holds_too_is_the_trained_embedding(tmp_path: Path, pool: Pool) -> None:
+    """So transformers ties them again, and not to what they were before training."""
+    origin, target, name = tmp_path / "whole", tmp_path / "again", "llava, mistral, no bias"
+    model = saved(name, origin)
+    embedding, head = "language_model.model.embed_tokens.weight", "language_model.lm_head.weight"
+    before = tensors_of(origin)
+    assert head not in before
+    save_file(before | {head: before[embedding].clone()}, origin / SINGLE, metadata={"format": "pt"})
+    settings = RunSettings(
+        steps=2, warmup=0, weights=origin, export=target, precision=Precision.FLOAT64, seed=3
+    )
+    run_local(plan_of(name), settings, pool=pool)
+    after = tensors_of(target)
+    assert after.keys() == {*before, head}
+    assert not torch.equal(after[embedding], before[embedding])
+    assert torch.equal(after[head], after[embedding])
+    again = type(model).from_pretrained(target)
+    assert again.lm_head.weight is again.get_input_embeddings().weight
 
 
 def test_experts_that_a_checkpoint_holds_turned_round(tmp_path: Path) -> None:

@@ -305,19 +305,7 @@ def _finish_composite(
     count = len(shards) + 1
     placed: dict[str, str] = {}
     for number, (module, part) in enumerate(shards):
-        with safe_open(part, framework="pt") as file:
-            own = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
-        known = stored_in(composite, adapter_of(module), file_of, own)
-        missing = sorted(own.keys() - known.keys())
-        if missing:
-            raise ValueError(
-                f"module {module.name!r}: {origin} has no tensors {', '.join(missing)} to write back"
-            )
-        held = {
-            name: each
-            for own_name, tensor in own.items()
-            for name, each in as_stored(tensor, known[own_name])
-        }
+        held = _as_origin_has(composite, origin, file_of, module, part)
         save_file(held, folder / _shard_name(number, count), metadata={"format": "pt"})
         placed |= dict.fromkeys(held, _shard_name(number, count))
         part.unlink()
@@ -333,6 +321,24 @@ def _finish_composite(
     shutil.copyfile(origin / CONFIG, folder / CONFIG)
     for module, _ in parts:
         (folder / module.name).rmdir()
+
+
+def _as_origin_has(
+    composite: Parts, origin: Path, file_of: Mapping[str, Path], module: Module, part: Path
+) -> dict[str, Tensor]:
+    """A stage's weights by their names in a composite's checkpoint; a tied one under each name it has there."""
+    with safe_open(part, framework="pt") as file:
+        own = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+    adapter = adapter_of(module)
+    tied = {alias: own[name].clone() for alias, name in adapter.aliases.items() if name in own}
+    known = stored_in(composite, adapter, file_of, (*own, *tied))
+    missing = sorted(own.keys() - known.keys())
+    if missing:
+        raise ValueError(
+            f"module {module.name!r}: {origin} has no tensors {', '.join(missing)} to write back"
+        )
+    own |= tied
+    return {name: each for own_name, place in known.items() for name, each in as_stored(own[own_name], place)}
 
 
 def _tensor_bytes(file: Path) -> int:
