@@ -141,8 +141,8 @@ def run_lowered(
     heard = None if progress is None else StepLosses(len(ranks), steps, progress)
     with (
         _parts_cleared(settings.checkpoints),
-        exporting(settings.export, lowered.plan.model, settings.weights),
         Pool(len(ranks)) if pool is None else nullcontext(pool) as workers,
+        exporting(settings.export, lowered.plan.model, settings.weights),
     ):
         reports = workers.run(
             run_rank,
