@@ -142,8 +142,8 @@ def run_lowered(
     heard = None if progress is None else StepLosses(len(ranks), steps, progress)
     with (
         _parts_cleared(settings.checkpoints),
-        exporting(settings.export, lowered.plan.model, settings.weights),
         Pool(len(ranks)) if pool is None else nullcontext(pool) as workers,
+        exporting(settings.export, lowered.plan.model, settings.weights),
     ):
         reports = workers.run(
             run_rank,
@@ -364,6 +364,8 @@ def _run_under_torchrun(
     neighbours = Neighbours(here.process, owners)
     heartbeats = heartbeats_of(owners, here.process, os.environ, _give_up)
     if here.process == 0:  # whoever is lost from now on is named
+        if settings.checkpoints is not None and settings.checkpoints.passed_over is not None:
+            sys.stderr.write(f"warning: {plain(settings.checkpoints.passed_over)}\n")
         steps = settings.repetitions * (settings.warmup + settings.steps)
         sys.stderr.write(f"running {steps} steps on {here.size} ranks ({device.type})\n")
     try:

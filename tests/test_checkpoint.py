@@ -151,6 +151,14 @@ def test_the_latest_whole_one_is_found_behind_a_torn_one(lowered, saved, tmp_pat
     (later / "stamp.json").write_text("{")
     (tmp_path / "step-0000000008.part").mkdir()
     assert latest_step(tmp_path, lowered) == STEPS
+    told = checkpoints_in(tmp_path, 2, Begin.LATEST, identity(lowered)).passed_over
+    assert told is not None
+    assert told.startswith(f"checkpoint {later} is torn: ")
+    assert told.endswith(f"; going on from {tmp_path / f'step-{STEPS:010}'}")
+
+
+def test_nothing_is_said_where_the_newest_one_is_whole(lowered, saved):
+    assert checkpoints_in(saved[0], 2, Begin.LATEST, identity(lowered)).passed_over is None
 
 
 def test_foreign_checkpoints_and_finished_runs_are_refused(lowered, saved, tmp_path):

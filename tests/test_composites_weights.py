@@ -1,7 +1,9 @@
 """Checkpoints of composite models: their loss is that of the whole model, and they come back bit by bit."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +25,7 @@ from experiments.doors.whole_models import (
 )
 from runtime.launch import run_local
 from runtime.models.choose import adapter_of
-from runtime.models.weights import finish_export, weights_of, write_part
+from runtime.models.weights import finish_export, weights_of, with_dtype, write_part
 from runtime.rank_job import RunSettings
 from runtime.step.stage_module import build_stage_module
 from runtime.world.pool import Pool
@@ -33,6 +35,7 @@ from tests.test_adapters_encoders import widen_vision_rotations
 from tests.test_cross_attention import loss_of
 from workbench.data.sample import Sample, Segment
 from workbench.masks.patterns import CAUSAL
+from workbench.model.checkpoint import CONFIG, SINGLE
 from workbench.model.composites.composite import LLM
 from workbench.model.composites.registry import take_apart
 from workbench.model.model_graph import TEXT, ModelGraph, connect
@@ -106,6 +109,62 @@ def test_a_checkpoint_comes_back_bit_by_bit(name: str, tmp_path: Path) -> None:
     loaded = dict(again.named_parameters())
     for key, weight in model.named_parameters():
         assert torch.equal(loaded[key].to(F64), weight), key
+
+
+def test_a_tied_head_that_a_checkpoint_holds_too_is_the_trained_embedding(tmp_path: Path, pool: Pool) -> None:
+    """So transformers ties them again, and not to what they were before training."""
+    origin, target, name = tmp_path / "whole", tmp_path / "again", "llava, mistral, no bias"
+    model = saved(name, origin)
+    embedding, head = "language_model.model.embed_tokens.weight", "language_model.lm_head.weight"
+    before = tensors_of(origin)
+    assert head not in before
+    save_file(before | {head: before[embedding].clone()}, origin / SINGLE, metadata={"format": "pt"})
+    settings = RunSettings(
+        steps=2, warmup=0, weights=origin, export=target, precision=Precision.FLOAT64, seed=3
+    )
+    run_local(plan_of(name), settings, pool=pool)
+    after = tensors_of(target)
+    assert after.keys() == {*before, head}
+    assert not torch.equal(after[embedding], before[embedding])
+    assert torch.equal(after[head], after[embedding])
+    again = type(model).from_pretrained(target)
+    assert again.lm_head.weight is again.get_input_embeddings().weight
+
+
+def test_the_configuration_names_the_type_that_was_written(tmp_path: Path, pool: Pool) -> None:
+    """A checkpoint in bfloat16, trained in float32, is loaded without being rounded."""
+    origin, target = tmp_path / "whole", tmp_path / "again"
+    model = saved("llava", tmp_path / "wide").to(torch.bfloat16)
+    model.save_pretrained(origin)
+    before = json.loads((origin / CONFIG).read_text())
+    assert before["dtype"] == "bfloat16"
+    before["text_config"]["dtype"] = "bfloat16"
+    (origin / CONFIG).write_text(json.dumps(before))
+    settings = RunSettings(steps=1, warmup=0, weights=origin, export=target, precision=Precision.FLOAT32)
+    run_local(plan_of("llava"), settings, pool=pool)
+    after = json.loads((target / CONFIG).read_text())
+    assert (after["dtype"], after["text_config"]["dtype"]) == ("float32", "float32")
+    assert {**after, "dtype": "", "text_config": ""} == {**before, "dtype": "", "text_config": ""}
+    assert after["text_config"] == {**before["text_config"], "dtype": "float32"}
+    name = "language_model.model.norm.weight"
+    again = type(model).from_pretrained(target)
+    assert torch.equal(again.model.language_model.norm.weight, tensors_of(target)[name])
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        pytest.param({}, {"dtype": "float32"}, id="none-named"),
+        pytest.param({"torch_dtype": "bfloat16"}, {"torch_dtype": "float32"}, id="older-name"),
+        pytest.param(
+            {"dtype": "bfloat16", "a": {"torch_dtype": "bfloat16"}, "b": {"dtype": "float64"}, "c": {}},
+            {"dtype": "float32", "a": {"torch_dtype": "float32"}, "b": {"dtype": "float64"}, "c": {}},
+            id="nested",
+        ),
+    ],
+)
+def test_types_in_a_configuration(config: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert with_dtype(config, "float32") == expected
 
 
 def test_experts_that_a_checkpoint_holds_turned_round(tmp_path: Path) -> None:

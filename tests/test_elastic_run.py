@@ -1,14 +1,21 @@
 """Elastic training under its events: signals, saves that meet a dead node, kills of nodes at rest."""
 
+import errno
 import os
 import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from experiments.oobleck import chaos_job
-from runtime.elastic.progress import Progress
-from runtime.elastic.run import NodeKiller, Saving, run_elastic
+from runtime.elastic import member
+from runtime.elastic.history import ElasticFailed
+from runtime.elastic.moves import Holdings, write_state
+from runtime.elastic.progress import Progress, read_progress
+from runtime.elastic.run import NodeKiller, Ran, Saving, latest_progress, run_elastic
 from runtime.elastic.training import ElasticTraining
 from runtime.world.busy_cores import process_seconds
 from workbench.elastic.step_events import StepEvents
@@ -80,6 +87,107 @@ def test_saves_that_were_cut_off_are_removed_and_nothing_else_is(tmp_path: Path)
         chaos_job.elastic_job(2), events, 1, start=None, saving=saving, tell=lambda _: None, warn=print
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step1", "step6", "steps-of-mine"]
+
+
+def writing(monkeypatch: pytest.MonkeyPatch, before: Callable[[Path], None]) -> None:
+    """Have every process do something before it writes its part."""
+
+    def write_after(folder: Path, held: Holdings) -> None:
+        before(folder)
+        write_state(folder, held)
+
+    monkeypatch.setattr(member, "write_state", write_after)
+
+
+def run_on_three(folder: Path, steps: int, every: int) -> tuple[Ran, list[str]]:
+    """Of nodes that hold half of the layers each: a save has two parts."""
+    warned: list[str] = []
+    ran = run_elastic(
+        chaos_job.elastic_job(3, num_faults=0, layers_per_rank=4),
+        StepEvents(first=0, start=("a", "b", "c"), events=()),
+        steps,
+        start=None,
+        saving=Saving(folder=folder, every=every),
+        tell=lambda _: None,
+        warn=warned.append,
+    )
+    return ran, warned
+
+
+@pytest.mark.parametrize("slow_s", [0.0, 0.05, 0.5])
+def test_a_save_after_one_that_failed_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow_s: float
+):
+    """Whenever the other process is done with its part of the one that failed."""
+    failed, root = tmp_path / "failed", tmp_path / "saves"
+
+    def fill_up_once(folder: Path) -> None:
+        if folder.name == "part0" and not failed.exists():
+            failed.touch()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if folder.name == "part1":
+            time.sleep(slow_s)
+
+    writing(monkeypatch, fill_up_once)
+    ran, warned = run_on_three(root, 2, every=2)
+    assert [text.partition(": rank")[0] for text in warned] == ["after 2 steps progress was not saved"]
+    assert os.strerror(errno.ENOSPC) in warned[0]
+    assert ran.refusal is None
+    job = chaos_job.elastic_job(3, num_faults=0, layers_per_rank=4)
+    assert latest_progress(job, root) == ran.saved == Progress(folder=root / "step2", step=2)
+    assert [path.name for path in root.iterdir()] == ["step2"]
+
+
+def test_a_disk_that_stays_full_costs_no_step_and_is_not_filled_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fill_up(folder: Path) -> None:
+        if folder.name == "part0":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    writing(monkeypatch, fill_up)
+    ran, warned = run_on_three(tmp_path / "saves", 4, every=1)
+    assert len(warned) == 4
+    assert ran.refusal is not None
+    assert os.strerror(errno.ENOSPC) in ran.refusal
+    assert [change.step for change in ran.changes] == [0]
+    assert [done.loss for done in ran.steps] == pytest.approx(chaos_job.one_process(4), rel=2e-6)
+    assert list((tmp_path / "saves").iterdir()) == []
+
+
+def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Nor is the folder removed in which somebody may still write."""
+
+    def be_slow(folder: Path) -> None:
+        if folder == tmp_path / "late" / "part1":
+            time.sleep(1.0)
+
+    writing(monkeypatch, be_slow)
+    job = chaos_job.elastic_job(3, num_faults=0, layers_per_rank=4)
+    with ElasticTraining(job, ("a", "b", "c")) as training:
+        training.train(1)
+        training.job = replace(job, wait_s=0.3, step_s=0.3)
+        with pytest.raises(ElasticFailed, match="no answer from rank 0 of node"):
+            training.save(tmp_path / "late")
+        assert (tmp_path / "late").is_dir()
+        training.job = job
+        saved = training.save(tmp_path / "next")
+        assert read_progress(job, tmp_path / "next") == saved
+        training.train(2)
+    assert [change.step for change in training.changes] == [0]
+
+
+def test_a_part_that_is_not_there_though_it_was_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(member, "write_state", lambda *_: None)
+    ran, warned = run_on_three(tmp_path, 2, every=1)
+    assert "progress was not saved" in warned[0]
+    assert "part0/tensors.json cannot be read" in warned[0]
+    assert (len(ran.steps), ran.saved) == (2, None)
+    assert list(tmp_path.glob("step*")) == []
 
 
 def test_progress_that_another_training_has_removed_since_it_was_read_is_named(tmp_path: Path):

@@ -269,6 +269,22 @@ def test_hosts_that_are_done_are_not_missed_while_the_first_one_writes_its_expor
     assert (tmp_path / "turns").read_text() == "leaves\nexports\n"
 
 
+def test_an_export_is_there_before_the_processes_that_trained_are_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that nothing that happens at their end can take it away."""
+    there: list[bool] = []
+
+    class Ending(Pool):
+        def close(self) -> None:
+            there.append((tmp_path / "out").is_dir())
+            super().close()
+
+    monkeypatch.setattr(launch, "Pool", Ending)
+    run_local(llm_on(1), RunSettings(steps=1, warmup=0, export=tmp_path / "out"))
+    assert there == [True]
+
+
 def llm_on(num_ranks: int) -> Plan:
     alone = ModelGraph(name="llm-alone", modules=(tiny_valm().module("llm"),))
     return disjoint_plan(alone, tiny_batch((0, 0), (0, 0)), {"llm": (6 // num_ranks,) * num_ranks})

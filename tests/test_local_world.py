@@ -179,6 +179,8 @@ def test_where_nobody_listens_is_told(pool: Pool) -> None:
         ({"MASTER_PORT": ""}, "MASTER_PORT is not set; a launcher, such as torchrun, sets it"),
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE: want a whole number, got 'two'"),
         ({"MASTER_PORT": "port"}, "MASTER_PORT: want a whole number, got 'port'"),
+        ({"MASTER_PORT": "65536"}, "MASTER_PORT: want at most 65535, got 65536"),
+        ({"RANK": "2"}, "RANK: want less than WORLD_SIZE, 2, got 2"),
     ],
 )
 def test_what_a_launcher_left_out_is_named(changed: dict[str, str], said: str) -> None:

@@ -25,8 +25,10 @@ from runtime.next_plan import Planner
 from runtime.preprocess.local_producers import LocalProducers
 from runtime.rank_job import RunSettings
 from runtime.state.checkpoint import Checkpoints
+from runtime.world import scratch
 from runtime.world.failure import WorldFailed
 from runtime.world.pool import Place, Pool
+from runtime.world.scratch import ScratchFolder
 from sim.predict import IterationJudge
 from tests.plans import disjoint_plan
 from tests.test_joint_search import small
@@ -231,6 +233,20 @@ def test_a_stopped_planner_is_named(looks):
         assert looks[process] == LOOKS
     finally:
         planner.close()
+
+
+def test_a_stopped_cleaner_is_killed_and_the_work_beside_it_stands(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(scratch, "JOIN_S", QUICK_S)
+    before = descendants_of(os.getpid())
+    with ScratchFolder("ranks-") as folder:
+        (cleaner,) = descendants_of(os.getpid()) - before
+        os.kill(cleaner, signal.SIGSTOP)
+        assert eventually(lambda: is_stopped(cleaner))
+    assert not folder.exists()
+    assert cleaner not in descendants_of(os.getpid())
+    told = f"cleaner of {folder}, process {cleaner}: does not end, so killed"
+    assert told in capsys.readouterr().err
 
 
 def length(place: Place, content: bytes) -> int:

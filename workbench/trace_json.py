@@ -1,13 +1,13 @@
 """Trace files: Chrome JSON that Perfetto opens and that holds every exact number, to be read back."""
 
 import json
-import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from workbench.bounded_file import read_bounded
+from workbench.finite_json import finite
 from workbench.schedule.action import COMPUTE, NEWEST, SPELLINGS, Pass, Spelling
 from workbench.trace import Executor, Lane, MemorySample, Message, Span, Trace
 from workbench.units import US_PER_S
@@ -130,13 +130,12 @@ def loads(text: str) -> Trace:
 
 
 def _header(trace: Trace) -> dict[str, Any]:
-    loss = trace.loss
     return {
         "format": FORMAT,
         "schema_version": SCHEMA_VERSION,
         "plan_hash": trace.plan_hash,
         "executor": trace.executor.value,
-        "loss": loss if loss is None or math.isfinite(loss) else str(loss),
+        "loss": finite(trace.loss),
         "details": [list(pair) for pair in trace.details],
         "counts": [len(trace.spans), len(trace.messages), len(trace.memory)],
     }

@@ -41,7 +41,7 @@ from runtime.world.local_world import join_here
 from runtime.world.mesh import Mesh
 
 SEVER_EVERY_S = 0.02
-MOST_TEXT = 2000  # characters of a trace that are told
+MOST_TEXT = 2000  # characters of an error or a trace that are told
 TORN = 3  # exit code: the update was cut off in its middle, so this state is of no use
 
 
@@ -84,8 +84,7 @@ class MemberProcess:
                 if self._world is not None and not self._world.is_at(self._step):
                     os._exit(TORN)
                 trace = "".join(traceback.format_exception(error))[-MOST_TEXT:]
-                text = " ".join(str(error).split()) or type(error).__name__
-                self._tell(Broken(text=text[:MOST_TEXT], trace=trace))
+                self._tell(Broken(text=_line_of(error), trace=trace))
 
     def _listen(self) -> None:
         while True:
@@ -107,8 +106,7 @@ class MemberProcess:
             case TrainStep():
                 self._train(order)
             case Save():
-                write_state(order.folder, {owner: self._held[owner] for owner in order.owners})
-                self._tell(Saved())
+                self._tell(Saved(number=order.number, problem=self._save(order)))
             case Order.PAUSE:
                 self._pause()
             case _:
@@ -191,6 +189,14 @@ class MemberProcess:
             world.run_step(lowered, self._held, order.step, progress=progress, vote=vote)
         self._moment.value = Moment.IDLE
 
+    def _save(self, order: Save) -> str | None:
+        """Why it could not be done; None: it was."""
+        try:
+            write_state(order.folder, {owner: self._held[owner] for owner in order.owners})
+        except Exception as error:
+            return _line_of(error)
+        return None
+
     def _pause(self) -> None:
         """Weights and moments stay; everything else goes."""
         self._leave()
@@ -203,6 +209,11 @@ class MemberProcess:
             self._world.close()
             self._world = None
         self._gloo.leave_world()
+
+
+def _line_of(error: Exception) -> str:
+    """What an error says, in one line that a pipe holds."""
+    return (" ".join(str(error).split()) or type(error).__name__)[:MOST_TEXT]
 
 
 def live(job: ElasticJob, pipe: mpc.Connection, moment: Any) -> None:

@@ -7,9 +7,10 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ import torch
 
 from runtime.elastic.job import ElasticJob, Member
 from runtime.elastic.member import live
-from runtime.elastic.orders import Broken, Moment, Order, Told
+from runtime.elastic.moves import Owner
+from runtime.elastic.orders import Broken, Moment, Order, Paused, Save, Saved, Told
 from workbench.stopped import LOOK_EVERY_S, StopWatch
 from workbench.supervised import Parent, as_parent, end_with
 from workbench.termination import ended_by_default, forking
@@ -79,6 +81,7 @@ class Nodes:
         self._job, self._logs = job, logs
         self._context = multiprocessing.get_context("fork")
         self._processes: dict[Member, _Process] = {}
+        self._saves = count(1)
         torch.set_num_threads(1)  # a forked child must not inherit a thread pool that it does not have
 
     def start(self, node: str) -> None:
@@ -116,17 +119,41 @@ class Nodes:
 
         What else comes is of an earlier order, and dropped.
         """
-        return self._gather(members, kind, within_s, lambda heard: bool(heard.broken or heard.gone))
+        return self._gather(
+            members,
+            lambda told: isinstance(told, kind),
+            within_s,
+            lambda heard: bool(heard.broken or heard.gone),
+        )
 
-    def pause(self, members: Iterable[Member], kind: type[Told], within_s: float) -> Heard:
+    def pause(self, members: Iterable[Member], within_s: float) -> Heard:
         """Stop all of them; failures that they told of before do not count."""
         members = list(members)
         for member in members:
             self.send(member, Order.PAUSE)
-        return self._gather(members, kind, within_s, lambda heard: False)
+        return self._gather(members, lambda told: isinstance(told, Paused), within_s, lambda heard: False)
+
+    def save(self, parts: Mapping[Member, tuple[Path, tuple[Owner, ...]]], within_s: float) -> Heard:
+        """Have each write layers to a folder, and wait for all of them, whatever becomes of one.
+
+        Who has answered, or is gone, writes no more. An answer to an earlier save is dropped.
+        """
+        number = next(self._saves)
+        for member, (folder, owners) in parts.items():
+            self.send(member, Save(number=number, folder=folder, owners=owners))
+        return self._gather(
+            parts,
+            lambda told: isinstance(told, Saved) and told.number == number,
+            within_s,
+            lambda heard: False,
+        )
 
     def _gather(
-        self, members: Iterable[Member], kind: type[Told], within_s: float, is_over: Callable[[Heard], bool]
+        self,
+        members: Iterable[Member],
+        is_answer: Callable[[Told], bool],
+        within_s: float,
+        is_over: Callable[[Heard], bool],
     ) -> Heard:
         heard, deadline = Heard(), time.monotonic() + within_s
         waiting: dict[mpc.Connection, Member] = {}
@@ -145,7 +172,7 @@ class Nodes:
             self._end_stopped(watch, waiting.values())
             for pipe in ready:
                 assert isinstance(pipe, mpc.Connection)
-                self._hear(pipe, waiting, kind, heard)
+                self._hear(pipe, waiting, is_answer, heard)
         if not is_over(heard):
             heard.silent = list(waiting.values())
         return heard
@@ -160,14 +187,18 @@ class Nodes:
             )
 
     def _hear(
-        self, pipe: mpc.Connection, waiting: dict[mpc.Connection, Member], kind: type[Told], heard: Heard
+        self,
+        pipe: mpc.Connection,
+        waiting: dict[mpc.Connection, Member],
+        is_answer: Callable[[Told], bool],
+        heard: Heard,
     ) -> None:
         try:
             told = pickle.loads(pipe.recv_bytes())
         except (EOFError, OSError):
             heard.gone.append(waiting.pop(pipe))
             return
-        if isinstance(told, kind):
+        if is_answer(told):
             heard.answers[waiting.pop(pipe)] = told
         elif isinstance(told, Broken):
             heard.broken[waiting[pipe]] = told

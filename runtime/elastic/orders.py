@@ -81,8 +81,13 @@ class TrainStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
-    """Write these layers to a new folder."""
+    """Write these layers to a new folder.
 
+    Args:
+        number: of the save, which the answer repeats.
+    """
+
+    number: int
     folder: Path
     owners: tuple[Owner, ...]
 
@@ -129,7 +134,13 @@ class Paused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """Written."""
+    """The answer to a `Save`: written, or why it could not be.
+
+    A process whose disk is full is not broken: it trains on.
+    """
+
+    number: int
+    problem: str | None = None
 
 
 Told = Ready | Fetched | Vote | Broken | Paused | Saved

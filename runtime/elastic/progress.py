@@ -10,8 +10,8 @@ from typing import Any
 
 from runtime.elastic.history import ElasticFailed
 from runtime.elastic.job import ElasticJob, Member, held_by
-from runtime.elastic.nodes import Nodes
-from runtime.elastic.orders import Save, Saved
+from runtime.elastic.nodes import Heard, Nodes
+from runtime.elastic.orders import Saved
 from runtime.state.tensor_files import (
     OLD_METADATA,
     TornError,
@@ -41,9 +41,11 @@ def save_progress(
 ) -> Progress:
     """Write every layer, or every part of it, by one of its holders, then the stamp that makes it whole.
 
+    Where that fails, what was written is removed; but not below a process that may still write there.
+
     Raises:
-        ElasticFailed: a layer that no process holds, or a holder that did not answer.
-        FileExistsError: the folder is there already.
+        ElasticFailed: a layer that no process holds, or a holder that could not write or did not answer.
+        OSError: the folder is there already, or it or the stamp could not be written.
     """
     owner_of = {
         (layer, _part_of(job, member)): member
@@ -56,22 +58,40 @@ def save_progress(
         raise ElasticFailed(f"no process holds layer {dead[0]} ({len(dead)} layers in all)")
     folder.mkdir(parents=True)  # a new one
     members = tuple(dict.fromkeys(owner_of.values()))
-    for number, member in enumerate(members):
-        owners = tuple(job.chain.owners[layer] for (layer, _), holder in owner_of.items() if holder == member)
-        nodes.send(member, Save(folder=folder / f"part{number}", owners=owners))
-    heard = nodes.gather(members, Saved, job.step_s)
+    parts = {
+        member: (
+            folder / f"part{number}",
+            tuple(job.chain.owners[layer] for (layer, _), holder in owner_of.items() if holder == member),
+        )
+        for number, member in enumerate(members)
+    }
+    heard = nodes.save(parts, job.step_s)
+    try:
+        _check_saved(heard)
+        stamp = _identity(job) | {
+            "step": step,
+            "model": job.model.name,
+            "owners": [list(owner) for owner in job.chain.owners],
+            "parts": _num_parts(job),
+            "manifests": {part.name: manifest_sha256(part) for part, _ in parts.values()},
+        }
+        write_text(json.dumps(stamp), folder / STAMP)
+    except (ElasticFailed, OSError, TornError) as error:
+        if not heard.silent:
+            shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, TornError):  # somebody else has been at it
+            raise ElasticFailed(str(error)) from None
+        raise
+    return Progress(folder=folder, step=step)
+
+
+def _check_saved(heard: Heard) -> None:
+    """ElasticFailed unless all have written their parts."""
     if heard.is_trouble:
         raise ElasticFailed(heard.describe())
-    parts = [folder / f"part{number}" for number in range(len(members))]
-    stamp = _identity(job) | {
-        "step": step,
-        "model": job.model.name,
-        "owners": [list(owner) for owner in job.chain.owners],
-        "parts": _num_parts(job),
-        "manifests": {part.name: manifest_sha256(part) for part in parts},
-    }
-    write_text(json.dumps(stamp), folder / STAMP)
-    return Progress(folder=folder, step=step)
+    for member, told in heard.answers.items():
+        if isinstance(told, Saved) and told.problem is not None:
+            raise ElasticFailed(f"{member}: {told.problem}")
 
 
 def clear_unfinished(root: Path) -> None:

@@ -239,7 +239,6 @@ class _Log:
         try:
             self.saved = training.save(folder)
         except (ElasticFailed, OSError) as error:
-            shutil.rmtree(folder, ignore_errors=True)  # a part of it
             return f"{UNSAVED}: {error}"
         if before is not None:
             shutil.rmtree(before.folder)

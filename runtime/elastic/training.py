@@ -137,7 +137,7 @@ class ElasticTraining:
         """Write all weights and moments between two steps, each layer by one of its holders.
 
         Raises:
-            ElasticFailed: a layer that no process holds, or a holder that did not answer.
+            ElasticFailed, OSError: as `save_progress`.
         """
         return save_progress(self.nodes, self.job, self.layout, self._lost, self.step, folder)
 
@@ -204,7 +204,7 @@ class ElasticTraining:
         """Something is wrong: stop everyone, find out who is gone or hangs, and give up the world."""
         noticed_s = time.monotonic()
         alive = [member for member in members if member not in heard.gone]
-        paused = self.nodes.pause(alive, Paused, self.job.wait_s)
+        paused = self.nodes.pause(alive, self.job.wait_s)
         gone = tuple(dict.fromkeys(m.node for m in (*heard.gone, *paused.gone, *paused.silent)))
         self._open(noticed_s).stopped_s = time.monotonic()
         self._lose(gone, noticed_s)

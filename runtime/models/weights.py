@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,7 +19,10 @@ from runtime.models.stored_tensors import Pieces, Stored, as_stored, located, na
 from workbench.bounded_file import entry_in
 from workbench.model.checkpoint import CONFIG, INDEX, SINGLE, composite_of, weight_map
 from workbench.model.composites.composite import Parts, name_in_composite, spellings
+from workbench.model.hf_config import read_config
 from workbench.model.model_graph import ModelGraph, Module
+
+DTYPE_KEYS = ("dtype", "torch_dtype")  # what newer and older releases of transformers call it
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,10 +291,8 @@ def _finish_module(folder: Path, module: Module, parts: list[Path], names: dict[
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     assert module.source is not None, "adapter_of has refused modules without a source"
     config = json.loads(module.source.config) | {"model_type": module.source.architecture}
-    with safe_open(folder / shards[0], framework="pt") as file:
-        dtype = file.get_tensor(next(iter(file.keys()))).dtype
-    config["dtype"] = str(dtype).removeprefix("torch.")
-    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    config["dtype"] = _dtype_of(folder / shards[0])
+    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _finish_composite(
@@ -305,19 +307,7 @@ def _finish_composite(
     count = len(shards) + 1
     placed: dict[str, str] = {}
     for number, (module, part) in enumerate(shards):
-        with safe_open(part, framework="pt") as file:
-            own = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
-        known = stored_in(composite, adapter_of(module), file_of, own)
-        missing = sorted(own.keys() - known.keys())
-        if missing:
-            raise ValueError(
-                f"module {module.name!r}: {origin} has no tensors {', '.join(missing)} to write back"
-            )
-        held = {
-            name: each
-            for own_name, tensor in own.items()
-            for name, each in as_stored(tensor, known[own_name])
-        }
+        held = _as_origin_has(composite, origin, file_of, module, part)
         save_file(held, folder / _shard_name(number, count), metadata={"format": "pt"})
         placed |= dict.fromkeys(held, _shard_name(number, count))
         part.unlink()
@@ -330,9 +320,54 @@ def _finish_composite(
     size = sum(_tensor_bytes(folder / shard) for shard in set(placed.values()))
     index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(placed.items()))}
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    shutil.copyfile(origin / CONFIG, folder / CONFIG)
+    config = with_dtype(read_config(origin), _dtype_of(folder / _shard_name(0, count)))
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     for module, _ in parts:
         (folder / module.name).rmdir()
+
+
+def _as_origin_has(
+    composite: Parts, origin: Path, file_of: Mapping[str, Path], module: Module, part: Path
+) -> dict[str, Tensor]:
+    """A stage's weights by their names in a composite's checkpoint; a tied one under every name it has."""
+    with safe_open(part, framework="pt") as file:
+        own = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+    adapter = adapter_of(module)
+    tied = {alias: own[name].clone() for alias, name in adapter.aliases.items() if name in own}
+    known = stored_in(composite, adapter, file_of, (*own, *tied))
+    missing = sorted(own.keys() - known.keys())
+    if missing:
+        raise ValueError(
+            f"module {module.name!r}: {origin} has no tensors {', '.join(missing)} to write back"
+        )
+    own |= tied
+    return {name: each for own_name, place in known.items() for name, each in as_stored(own[own_name], place)}
+
+
+def with_dtype(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """A composite's configuration that names the type its weights were written in.
+
+    Configurations inside it that named the same type as the whole follow; one that names another keeps it.
+    """
+    had = tuple(config[key] for key in DTYPE_KEYS if key in config)
+    return {**_renamed(config, had, dtype), **({} if had else {"dtype": dtype})}
+
+
+def _renamed(config: Any, had: tuple[Any, ...], dtype: str) -> Any:
+    if isinstance(config, list):
+        return [_renamed(each, had, dtype) for each in config]
+    if not isinstance(config, dict):
+        return config
+    return {
+        key: dtype if key in DTYPE_KEYS and value in had else _renamed(value, had, dtype)
+        for key, value in config.items()
+    }
+
+
+def _dtype_of(file: Path) -> str:
+    """As a configuration names it; of a stage, whose weights are all of one type."""
+    with safe_open(file, framework="pt") as opened:
+        return str(opened.get_tensor(next(iter(opened.keys()))).dtype).removeprefix("torch.")
 
 
 def _tensor_bytes(file: Path) -> int:

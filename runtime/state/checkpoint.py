@@ -68,6 +68,13 @@ class Checkpoints:
         if self.every < 1:
             raise ValueError(f"a checkpoint every {self.every} steps: want at least 1")
 
+    @property
+    def passed_over(self) -> str | None:
+        """What to say of newer checkpoints that are torn; None without any."""
+        if self.start is None or not self.start.torn:
+            return None
+        return f"{'; '.join(self.start.torn)}; going on from {self.start.folder}"
+
     def check(self, repetitions: int, num_steps: int) -> None:
         """Raise ValueError where a run of so many steps cannot be saved, or has nothing left to do."""
         if repetitions != 1:

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +72,15 @@ def identity_of(plan: Plan, dtype: torch.dtype, seed: int, *, data: str | None =
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole:
-    """A checkpoint that was found whole: after `step` steps."""
+    """A checkpoint that was found whole: after `step` steps.
+
+    Args:
+        torn: why newer ones are not.
+    """
 
     folder: Path
     step: int
+    torn: tuple[str, ...] = ()
 
 
 def part_folder(root: Path, step: int) -> Path:
@@ -159,7 +164,9 @@ def _checked(folder: Path, identity: Identity) -> Whole:
 
 
 def latest_whole(root: Path, identity: Identity) -> Whole | None:
-    """The newest checkpoint that is whole; unfinished ones are not looked at. None without a finished one.
+    """The newest checkpoint that is whole, and why newer ones are not; None without a finished one.
+
+    Unfinished ones are not looked at.
 
     Raises:
         ForeignError: the newest readable one is of another run.
@@ -168,7 +175,7 @@ def latest_whole(root: Path, identity: Identity) -> Whole | None:
     torn: list[str] = []
     for folder in reversed(finished(root)):
         try:
-            return check_whole(folder, identity)
+            return replace(check_whole(folder, identity), torn=tuple(torn))
         except TornError as error:
             torn.append(str(error))
     if torn:

@@ -19,6 +19,7 @@ LOOPBACK = ("lo", "lo0")  # of Linux, of macOS
 AGENT = "TORCHELASTIC_RUN_ID"  # set where torchrun's agent started this process
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # "True" where it listens at the launcher's address itself
 MEETING = "world"  # a file's name
+LAST_PORT = 2**16 - 1
 NUM_NAMED = 8  # absent ranks
 
 
@@ -55,16 +56,21 @@ def join_launched(environment: Mapping[str, str], *, wait_s: float, device: torc
     ends with its agent.
 
     Raises:
-        ValueError: the environment lacks something.
+        ValueError: the environment lacks something, or says what cannot be.
         RankError: a rank did not come within `wait_s`, or there is no place to meet.
     """
     if AGENT in environment:
         end_with_launcher()
     rank, size = (_number(environment, name) for name in ("RANK", "WORLD_SIZE"))
+    if rank >= size:
+        raise ValueError(f"RANK: want less than WORLD_SIZE, {size}, got {rank}")
     file = meeting_of(environment)
     store: Store
     if file is None:
-        where = f"{_said(environment, 'MASTER_ADDR')}:{_number(environment, 'MASTER_PORT')}"
+        port = _number(environment, "MASTER_PORT")
+        if port > LAST_PORT:
+            raise ValueError(f"MASTER_PORT: want at most {LAST_PORT}, got {port}")
+        where = f"{_said(environment, 'MASTER_ADDR')}:{port}"
         store = _tcp_store(environment, where, rank, wait_s)
     else:
         where, store = str(file), _file_store(file)

@@ -4,6 +4,7 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -45,12 +46,20 @@ class ScratchFolder:
         self.close()
 
     def close(self) -> None:
-        """Remove it."""
+        """Remove it, and end the shell: by force where it does not end, as one that was stopped."""
         shutil.rmtree(self.path, ignore_errors=True)
         assert self._cleaner.stdin is not None
         with suppress(BrokenPipeError), self._cleaner.stdin as pipe:
             pipe.write(b"end\n")
-        self._cleaner.wait(JOIN_S)
+        try:
+            self._cleaner.wait(JOIN_S)
+        except subprocess.TimeoutExpired:
+            self._cleaner.kill()
+            sys.stderr.write(
+                f"cleaner of {self.path}, process {self._cleaner.pid}: does not end, so killed\n"
+            )
+            with suppress(subprocess.TimeoutExpired):  # whatever holds it up, the work beside it is done
+                self._cleaner.wait(JOIN_S)
 
 
 def sweep(prefix: str) -> tuple[Path, ...]:

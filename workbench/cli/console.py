@@ -20,6 +20,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from workbench.compiled import telling
+from workbench.finite_json import finite
 from workbench.plain_text import plain
 from workbench.report.table_rows import Format, written
 from workbench.termination import Ended, ending_by_signal
@@ -181,8 +182,8 @@ def in_format(form: Format) -> Iterator[None]:
 
 
 def emit_json(result: Mapping[str, Any]) -> None:
-    """Print for machines: one object on the last line."""
-    sys.stdout.write(json.dumps(result, sort_keys=True) + "\n")
+    """Print for machines: one object on the last line; a number that is none, as a loss can be, as text."""
+    sys.stdout.write(json.dumps(finite(result), sort_keys=True, allow_nan=False) + "\n")
 
 
 def print_result(record: Mapping[str, Any], *parts: Table | str, as_json: bool) -> None:

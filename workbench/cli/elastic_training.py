@@ -28,6 +28,7 @@ from runtime.elastic.training import ElasticTraining
 from workbench.cli.console import emit_json, show, warn
 from workbench.cli.resilience import template_table
 from workbench.elastic.step_events import StepEvents
+from workbench.finite_json import finite
 from workbench.report.elastic_plot import draw_elastic
 from workbench.report.progress import ticking
 from workbench.report.tables import listed, mebibytes, milliseconds, percent, unmeasured_text
@@ -76,8 +77,7 @@ def run_task(task: Task, start: Progress | None, saving: Saving | None, *, quiet
 def print_forecast(task: Task, out: Path | None, *, quiet: bool) -> None:
     """Show and write what is predicted, before anything runs."""
     if out is not None:
-        text = json.dumps(forecast_record(task.forecast, task.predictions), indent=1, sort_keys=True)
-        write_text(text + "\n", out / PREDICTIONS)
+        _write(forecast_record(task.forecast, task.predictions), out / PREDICTIONS)
     if quiet:
         return
     unmeasured = sorted({cost for found in task.predictions.values() for cost in found.unmeasured})
@@ -89,6 +89,10 @@ def print_forecast(task: Task, out: Path | None, *, quiet: bool) -> None:
         *refusal,
         unmeasured_text(unmeasured),
     )
+
+
+def _write(record: dict[str, Any], file: Path) -> None:
+    write_text(json.dumps(finite(record), indent=1, sort_keys=True, allow_nan=False) + "\n", file)
 
 
 def print_outcome(task: Task, ran: Ran, out: Path | None, *, as_json: bool) -> None:
@@ -106,7 +110,7 @@ def print_outcome(task: Task, ran: Ran, out: Path | None, *, as_json: bool) -> N
     }
     written: list[Path] = []
     if out is not None:
-        write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", out / RECORD)
+        _write(record, out / RECORD)
         written.append(out / RECORD)
         if ran.steps:
             draw_elastic(record, out / PLOT)

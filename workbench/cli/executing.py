@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from workbench.cli.console import print_result
+from workbench.cli.console import print_result, warn
 from workbench.cli.options import ExecutionFile, Json, PlanFile, PlanProfile, takes
 from workbench.cost.profile import load_profile
 from workbench.drift import drift_warning
@@ -107,6 +107,8 @@ def run_command(
     if options.trace is not None:
         check_writable(options.trace)
     settings, source = prepare(options, found)
+    if settings.checkpoints is not None and settings.checkpoints.passed_over is not None:
+        warn(settings.checkpoints.passed_over)
     ran = run(lowered, settings, source, quiet=as_json)
     files = repetition_paths(options.trace, len(ran.traces)) if options.trace else ()
     for path, made in zip(files, ran.traces, strict=False):
