@@ -52,7 +52,7 @@ def size_command(
     """
     goal = Goal(
         tokens=tokens,
-        deadline_s=None if deadline is None else duration_s(deadline),
+        deadline_s=None if deadline is None else duration_s(deadline, "--deadline"),
         budget_dollars=budget_dollars,
     )
     wanted = load_job(job)
