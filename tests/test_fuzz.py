@@ -72,6 +72,7 @@ UNFUZZED = {
     "workbench.frozen_json:parse_json": BELOW,
     "workbench.job.draft:_text": OWN,
     "workbench.llm_table.frameworks:frameworks": SHIPPED,
+    "workbench.model.config_keys:known_keys": SHIPPED,
     "workbench.model.item_tokens:source_config": CHECKED,
     "workbench.model.shape:shapes": SHIPPED,
     "workbench.strict_json:parse_strict": BELOW,

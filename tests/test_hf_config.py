@@ -1,6 +1,7 @@
 """Modules out of configurations: parameters equal to transformers' own, layer lists, refusals."""
 
 import json
+from dataclasses import fields
 
 import pytest
 import torch
@@ -10,9 +11,12 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
 )
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.qwen3_moe.configuration_qwen3_moe import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeForCausalLM
 
+from workbench.model.families.family import EXAMPLE_WIDTH
+from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.hf_config import canonical_json, modality_of, module_from_config, read_config
 from workbench.model.layer import Attention, LayerKind, Matmul, Shard, TokenCount
 from workbench.model.model_graph import Module
@@ -229,6 +233,17 @@ def test_read_config(tmp_path):
         ),
         ({"model_type": "qwen3_moe", "num_experts": 5000}, {}, "num_experts must be at most 4096, got 5000"),
         ({"model_type": "llama", "hidden_act": 3}, {}, "hidden_act must be text, got 3"),
+        (
+            {"model_type": "llama", "tie_word_embeddings": "false"},
+            {},
+            "llama: tie_word_embeddings must be true or false, got 'false'",
+        ),
+        ({"model_type": "qwen3", "attention_bias": 1}, {}, "attention_bias must be true or false, got 1"),
+        (
+            {"model_type": "dinov2", "use_swiglu_ffn": "no"},
+            {"modality": "vision", "llm_width": 64},
+            "use_swiglu_ffn must be true or false, got 'no'",
+        ),
         ({"model_type": "llama"}, {"trainable": Trainable.PROJECTOR}, "needs a projector layer"),
         (
             {"model_type": "qwen2_vl_vision"},
@@ -246,3 +261,27 @@ def test_refusals(config, more, message):
     arguments = {"name": "m", "modality": "text"} | more
     with pytest.raises(ValueError, match=message):
         module_from_config(config, **arguments)
+
+
+def truth_values(config) -> set[str]:
+    """Names of a configuration's own yes or no: what transformers checks as such."""
+    return {each.name for each in fields(type(config)) if each.type is bool}
+
+
+def layers_or_refusal(config, modality):
+    try:
+        return module_from_config(config, name="m", modality=modality, llm_width=EXAMPLE_WIDTH).layers
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ARCHITECTURES if kind in CONFIG_MAPPING])
+def test_what_is_no_truth_value_to_transformers_is_none_to_a_plan(kind):
+    """A word in place of each yes or no: either nothing of the plan follows from it, or it is refused."""
+    example = next(iter(ARCHITECTURES[kind].examples.values())).config | {"model_type": kind}
+    plain = layers_or_refusal(example, ARCHITECTURES[kind].modality)
+    for key in truth_values(CONFIG_MAPPING[kind]()):
+        with pytest.raises(Exception, match=key):
+            CONFIG_MAPPING[kind](**{key: "false"})
+        said = layers_or_refusal(example | {key: "false"}, ARCHITECTURES[kind].modality)
+        assert said == plain or f"{key} must be " in str(said)

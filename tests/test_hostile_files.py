@@ -158,6 +158,10 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         pytest.param(BOMB, "more than 200000 values", id="aliases"),
         pytest.param("a: &a [*a]", "a value holds itself", id="loop"),
         pytest.param("[" * 200 + "]" * 200, "nested more than 64 deep", id="nested"),
+        pytest.param("a: 1\nb: 010", "job: line 2: '010' is 8 in YAML 1.1 only; want a plain", id="octal"),
+        pytest.param("a: -0_7", "job: line 1: '-0_7' is -7 in YAML 1.1 only", id="octal-underscored"),
+        pytest.param("a: 1:30", "job: line 1: '1:30' is 90 in YAML 1.1 only", id="base-60"),
+        pytest.param("a: [0:1.5]", "job: line 1: '0:1.5' is 1.5 in YAML 1.1 only", id="base-60-float"),
         pytest.param('a: "\\e]0;x"', "control characters in", id="escape"),
         pytest.param("a: 1\na: 2", "line 2: key 'a' stands twice", id="twice"),
         pytest.param("? [a]\n: b", "job: unhashable type", id="list-as-key"),
@@ -170,6 +174,9 @@ def test_yaml_is_plain_values(text, message):
 
 
 def test_dates_are_texts_and_aliases_are_values():
+    assert parse_yaml("a: ['010', '1:30', 0, 0.5, -10, 0x10]", where="job") == {
+        "a": ["010", "1:30", 0, 0.5, -10, 16]
+    }
     assert parse_yaml("a: 2020-13-45\nb: &x [1, 2.5, true, null]\nc: *x", where="job") == {
         "a": "2020-13-45",
         "b": [1, 2.5, True, None],

@@ -90,6 +90,14 @@ def test_mistakes_are_one_line(tmp_path, path, value, message):
     assert "\n" not in text
 
 
+def test_a_value_is_told_once():
+    text = JOB.replace("batch:\n", "batch:\n  mask: sliding_window(window=-1)\n", 1)
+    with pytest.raises(ValueError) as refusal:
+        parse_spec(text)
+    said = "job: batch.mask: mask sliding_window: window must be a whole number >= 0, got -1"
+    assert str(refusal.value) == said
+
+
 def test_sizes_that_an_encoder_cannot_have(tmp_path):
     def any_size(data):
         data["model"]["modules"]["vision"] = {"config": {"model_type": "qwen2_vl_vision"}}

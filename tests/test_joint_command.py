@@ -25,8 +25,8 @@ def test_fixed_questions_are_read():
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ({"budget": "0s"}, "want a duration such as 60s, .*got '0s'"),
-        ({"budget": "soon"}, "want a duration such as 60s"),
+        ({"budget": "0s"}, "--budget: want a duration > 0 such as 60s, .*got '0s'"),
+        ({"budget": "soon"}, "--budget: want a duration > 0 such as 60s"),
         ({"gap": "2"}, "want --gap as a percentage"),
         ({"candidates": 0}, "want candidates > 0, got 0"),
         ({"fix": ["layout"]}, "want --fix QUESTION=STRATEGY"),

@@ -191,7 +191,7 @@ def test_a_judge_goes_to_other_processes() -> None:
         ({"deadline": "3h"}, Objective.ITERATION, "--deadline is for --objective dollars, got iteration"),
         ({"deadline": "3h"}, Objective.TRAINING, "want one of --steps and --tokens"),
         ({"steps": 3, "tokens": 1e9}, Objective.TRAINING, "want one of --steps and --tokens"),
-        ({"steps": 3, "deadline": "soon"}, Objective.TRAINING, "want a duration such as 60s"),
+        ({"steps": 3, "deadline": "soon"}, Objective.TRAINING, "--deadline: want a duration > 0 such as 60s"),
         ({}, Objective.GOODPUT, "want one of --mtbf and --failures"),
         ({"mtbf": "6h"}, Objective.THROUGHPUT, "--mtbf is for --objective goodput, got throughput"),
     ],

@@ -49,7 +49,7 @@ def test_batches_are_in_the_record_the_table_and_the_picture(job: Path, tmp_path
         (("--objective", "goodput"), "--objective goodput: want one of --mtbf and --failures"),
         (
             ("--objective", "goodput", "--mtbf", "often"),
-            "want a duration such as 60s, 90m, 12h, 3d or 2w, got 'often'",
+            "--mtbf: want a duration > 0 such as 60s, 90m, 12h, 3d or 2w, got 'often'",
         ),
         (("--objective", "goodput", "--failures", "nowhere.csv"), "nowhere.csv"),
         (("--joint", "--ranks", 4), "--joint searches everything itself, got --ranks"),

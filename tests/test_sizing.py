@@ -86,13 +86,15 @@ def test_more_gpus_are_tried_while_none_fits_and_no_more_when_they_do_not_help()
     ("text", "seconds"), [("90m", 5400), ("12h", 43200), ("1.5d", 129600), ("2w", 1209600)]
 )
 def test_durations(text: str, seconds: float) -> None:
-    assert duration_s(text) == seconds
+    assert duration_s(text, "--deadline") == seconds
 
 
-@pytest.mark.parametrize("text", ["", "3", "d", "-1d", "3 days", "1e3d"])
+@pytest.mark.parametrize("text", ["", "3", "0", "0s", "nan", "d", "-1d", "3 days", "1e3d"])
 def test_other_durations_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="want a duration such as 60s, 90m, 12h, 3d or 2w"):
-        duration_s(text)
+    with pytest.raises(
+        ValueError, match=r"^--budget: want a duration > 0 such as 60s, 90m, 12h, 3d or 2w, got "
+    ):
+        duration_s(text, "--budget")
 
 
 def test_steps_hold_all_tokens(job: Job) -> None:
@@ -149,8 +151,13 @@ def test_where_nothing_does_it_the_nearest_is_said(path: Path) -> None:
     ("flags", "message"),
     [
         (("--tokens", 1e9), "want --deadline, --budget-dollars or both"),
-        (("--tokens", 0, "--deadline", "3d"), "want tokens, deadline and budget > 0"),
-        (("--tokens", 1e9, "--deadline", "soon"), "want a duration such as 60s, 90m"),
+        (("--tokens", 0, "--deadline", "3d"), "size: want tokens > 0 and finite, got 0"),
+        (("--tokens", "inf", "--deadline", "3d"), "size: want tokens > 0 and finite, got inf"),
+        (
+            ("--tokens", 1e9, "--budget-dollars", -2),
+            "size: want budget_dollars > 0 and finite, got -2",
+        ),
+        (("--tokens", 1e9, "--deadline", "soon"), "--deadline: want a duration > 0 such as 60s, 90m"),
         (("--tokens", 1e9, "--deadline", "3d", "--gpus", 3), "3 GPUs make no whole nodes of 2; nearest: 4"),
     ],
 )

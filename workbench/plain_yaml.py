@@ -1,5 +1,9 @@
-"""YAML of plain values: texts, numbers, truth values, lists and keys with values; bounded, each key once."""
+"""YAML of plain values: texts, numbers, truth values, lists and keys with values; bounded, each key once.
 
+Numbers that YAML 1.1 and 1.2 read differently (`010`, `1:30`) are refused.
+"""
+
+import re
 from collections.abc import Hashable
 from itertools import chain
 from typing import Any, ClassVar
@@ -10,6 +14,10 @@ MOST_DEPTH = 64
 MOST_NODES = 200_000  # with every alias counted as often as it stands for something
 KINDS = ("str", "int", "float", "bool", "null", "map", "seq")
 PLAIN = frozenset(f"tag:yaml.org,2002:{kind}" for kind in KINDS)
+
+
+# Octal or to base 60 in YAML 1.1; in YAML 1.2, and to most who read it, decimal or a text.
+_BY_VERSION = re.compile(r"[-+]?0[0-7_]+|.*:.*")
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
@@ -86,14 +94,19 @@ def _check(node: Any, sizes: dict[int, int], depth: int) -> int:
 
 
 def _check_scalar(node: Any) -> None:
-    """A value that its tag does not fit, or with control characters, is named before it is made."""
+    """A value that its tag does not fit, with control characters, or of no certain number, is named."""
     if not all(each.isprintable() or each in "\n\t" for each in node.value):
         raise ValueError(f"line {_line(node)}: control characters in {node.value!r:.40}")
     kind = node.tag.rpartition(":")[2]
     try:
-        _SCALARS.yaml_constructors[node.tag](_SCALARS, node)
+        value = _SCALARS.yaml_constructors[node.tag](_SCALARS, node)
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, yaml.YAMLError):
         raise ValueError(f"line {_line(node)}: {node.value!r:.40} is no {kind}") from None
+    if kind in ("int", "float") and _BY_VERSION.fullmatch(node.value):
+        raise ValueError(
+            f"line {_line(node)}: {node.value!r:.40} is {value!r:.40} in YAML 1.1 only; want a plain decimal "
+            "number, or quotes around a text"
+        )
 
 
 def _line(node: Any) -> int:

@@ -26,16 +26,16 @@ def gib(num_bytes: float) -> float:
     return num_bytes / GIB
 
 
-def duration_s(text: str) -> float:
-    """Of `90s`, `90m`, `12h`, `3d` or `2w`, > 0; ValueError for anything else.
+def duration_s(text: str, flag: str) -> float:
+    """Of `90s`, `90m`, `12h`, `3d` or `2w`, > 0; ValueError for anything else, with the flag's name.
 
     Example:
-        >>> duration_s("6h"), duration_s("2.5m")
+        >>> duration_s("6h", "--mtbf"), duration_s("2.5m", "--restart")
         (21600.0, 150.0)
     """
     found = _DURATION.fullmatch(text.strip())
     if found is None or not float(found[1]):
-        raise ValueError(f"want a duration such as 60s, 90m, 12h, 3d or 2w, got {text!r}")
+        raise ValueError(f"{flag}: want a duration > 0 such as 60s, 90m, 12h, 3d or 2w, got {text!r:.60}")
     return float(found[1]) * _UNIT_S[found[2]]
 
 

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from workbench.cli.console import warn
+from workbench.cli.job_reading import read_job
 from workbench.cli.options import ExecutionFile, Faults, JobFile, Json, Profile
-from workbench.job.job import load_job
 from workbench.job.machines import cost_of
 from workbench.plan.plan import Sharding
 from workbench.strategies.elastic_templates import elastic_templates
@@ -96,7 +96,7 @@ def elastic_command(
         check_writable(path)
     happens = parsed_trace(trace, step_s, event, notice_s)
     shape = Shape(
-        job=load_job(job),
+        job=read_job(job),
         nodes=nodes,
         ranks_per_node=ranks_per_node,
         ranks_per_stage=ranks_per_stage,

@@ -7,6 +7,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from workbench.cli.console import print_result, warn
+from workbench.cli.job_reading import read_job
 from workbench.cli.judging import Strategy, planners_by
 from workbench.cli.options import ExecutionFile, Json, PlanProfile
 from workbench.cli.planning import DEFAULT_STRATEGY
@@ -18,7 +19,7 @@ from workbench.explain.neighbours import neighbours
 from workbench.explain.plan_as_job import origin_of, replanned_by
 from workbench.explain.sensitivity import sensitivities
 from workbench.explain.warnings import waste_of
-from workbench.job.job import Job, load_job
+from workbench.job.job import Job
 from workbench.job.machines import cost_of, under
 from workbench.job.matching import check_job, cost_of_file
 from workbench.plan.codec import read_plan
@@ -108,7 +109,7 @@ def _asked(
         return _of_plan(file, strategy, job, profile, execution)
     if job is not None:
         raise ValueError(f"explain: {file} is a job already; want no --job, or a plan file")
-    wanted = load_job(file)
+    wanted = read_job(file)
     cost = cost_of(wanted, profile, execution)
     name = strategy or DEFAULT_STRATEGY
     return _Asked(planners_by(JudgedBy.SIMULATOR, [name])[name](wanted, cost, silent), cost, wanted)
@@ -121,7 +122,7 @@ def _of_plan(
         raise ValueError(f"explain: {file} is a plan, of a strategy already; want no --strategy, or a job")
     plan = read_plan(file)
     if job is not None:
-        own = load_job(job)
+        own = read_job(job)
         check_job(plan, own, file)
         return _Asked(plan, cost_of(own, profile, execution), own)
     return _Asked(plan, under(cost_of_file(file, plan, profile), execution), None)

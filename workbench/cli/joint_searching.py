@@ -239,7 +239,7 @@ def stop_of(told: Told) -> Stop:
     nothing = told.budget is None and told.gap is None and told.candidates is None
     budget = BUDGET if nothing else told.budget
     return Stop(
-        seconds=None if budget is None else duration_s(budget),
+        seconds=None if budget is None else duration_s(budget, "--budget"),
         gap=None if told.gap is None else _share(told.gap),
         candidates=told.candidates,
     )

@@ -7,8 +7,8 @@ import typer
 import yaml
 
 from workbench.cli.console import emit_json, show
+from workbench.cli.job_reading import read_job
 from workbench.cli.options import Json
-from workbench.job.job import load_job
 from workbench.job.notations.job_layouts import Notation, write_layouts
 from workbench.job.notations.layout_file import content_of, job_with_layouts, placing_of
 from workbench.plan.codec import FORMAT
@@ -35,7 +35,7 @@ def layout_command(
     Systems: Megatron-Bridge, Megatron's layout string, torchtitan, Cornstarch.
     """
     _refuse_plan(job)
-    wanted = load_job(job)
+    wanted = read_job(job)
     strategy: dict[str, str] = {}
     if notation is not None:
         wanted = with_layout_file(wanted, notation)

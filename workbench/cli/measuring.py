@@ -12,13 +12,14 @@ import typer
 from workbench.calibrate.fit import fit
 from workbench.calibrate.measurement import Mixing, read_measurement
 from workbench.cli.console import print_result, show
+from workbench.cli.job_reading import read_job
 from workbench.cli.options import Json
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile, write_profile
 from workbench.drift import drift_warning
 from workbench.job.device import Device
-from workbench.job.job import Job, load_job
+from workbench.job.job import Job
 from workbench.job.job_file import read_spec
 from workbench.job.matching import profile_name_beside
 from workbench.plan.plan import Plan
@@ -71,7 +72,7 @@ def calibrate_command(
         if index is not None:
             check_writable(index)
     others = [read_measurement(path) for path in more or ()]
-    plans = [_any_plan(job) for job in ([load_job(path) for path in jobs] if jobs else _demo_jobs())]
+    plans = [_any_plan(job) for job in ([read_job(path) for path in jobs] if jobs else _demo_jobs())]
     concurrency = min(len(plans[0].ranks), plans[0].cluster.nodes[0].num_cores or 1)
     output.parent.mkdir(parents=True, exist_ok=True)
     workers = max(2, concurrency, *(len(plan.ranks) for plan in plans))
@@ -110,7 +111,7 @@ def report_command(
     found = read_folder(folder)
     neighbours = None
     if job is not None:
-        fastest = fastest_of(found, load_job(job))
+        fastest = fastest_of(found, read_job(job))
         neighbours = _what_if(job, fastest.plan.strategy, profile_name_beside(fastest.path), what_if_s)
     write_text(report_html(found, what_if=neighbours), path)
     show(f"written to {path}")

@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from workbench.cli.console import print_result, show, warn
+from workbench.cli.job_reading import read_job
 from workbench.cli.judging import JudgeFlag, Strategy, planners_by
 from workbench.cli.options import Json, PlanFile, takes
 from workbench.cost.model import CostModel
 from workbench.explain.warnings import waste_of
-from workbench.job.job import Job, load_job
+from workbench.job.job import Job
 from workbench.job.machines import cost_of
 from workbench.job.matching import check_job, named_profile
 from workbench.job.run_options import asked
@@ -79,7 +80,7 @@ class Wanted:
 
     def job(self, file: Path, strategy: str | None = None) -> Job:
         """The job file's, with samples and layouts from elsewhere where they are asked for."""
-        found = load_job(file)
+        found = read_job(file)
         if self.sizes is not None:
             found = with_sizes(found, self.sizes, seed=self.seed, tiling=self.tiling)
         return found if self.layout is None else with_layout_file(found, self.layout, strategy)
@@ -146,7 +147,7 @@ def check_command(
     """Say whether a plan is sound, fits and cannot deadlock; show its stages and programs."""
     found = read_plan(plan)
     if job is not None:
-        check_job(found, load_job(job), plan)
+        check_job(found, read_job(job), plan)
     accept(found)
     check_runnable(found)
     for node in found.cluster.nodes:

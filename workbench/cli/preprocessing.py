@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from workbench.cli.console import print_result, show
+from workbench.cli.job_reading import read_job
 from workbench.cli.options import Json
 from workbench.cli.table_format import lists
-from workbench.job.job import load_job
 from workbench.report.progress import ticking
 from workbench.report.tables import milliseconds, titled
 from workbench.termination import noting
@@ -211,7 +211,7 @@ def _rule(job: Path | None, image_px: int | None, patch_px: int, max_pixels: int
     if job is not None:
         from runtime.preprocess.source import rule_of
 
-        return rule_of(load_job(job).model)
+        return rule_of(read_job(job).model)
     if image_px is not None:
         return SquareRule(image_px=image_px, patch_px=patch_px)
     return (

@@ -9,9 +9,10 @@ from rich.table import Table
 
 from workbench.bounded_file import read_bounded
 from workbench.cli.console import print_result, warn
+from workbench.cli.job_reading import read_job
 from workbench.cli.options import ExecutionFile, Faults, JobFile, Json, Profile, RanksPerNode
 from workbench.elastic.availability import Availability, Rates, parse_trace, random_trace, warned
-from workbench.job.job import Job, load_job
+from workbench.job.job import Job
 from workbench.job.machines import cost_of
 from workbench.job.process_nodes import is_local, num_process_nodes, on_process_nodes
 from workbench.report.tables import listed, milliseconds, percent
@@ -141,7 +142,7 @@ def _templates(
 
 def _on_nodes(path: Path, nodes: int | None, ranks_per_node: int | None) -> Job:
     """The job; processes of this machine are nodes as `elastic` makes them."""
-    job = load_job(path)
+    job = read_job(path)
     if not is_local(job):
         if ranks_per_node is not None:
             raise ValueError(

@@ -5,10 +5,10 @@ from typing import Annotated
 import typer
 
 from workbench.cli.console import print_result
+from workbench.cli.job_reading import read_job
 from workbench.cli.judging import JudgeFlag, Strategy, planners_by
 from workbench.cli.options import ExecutionFile, JobFile, Json, Profile
 from workbench.cli.searching import Judging, NoCache, kept_results, searched
-from workbench.job.job import load_job
 from workbench.job.machines import cost_of
 from workbench.planner.judged import JudgedBy
 from workbench.report.progress import ticking
@@ -52,10 +52,10 @@ def size_command(
     """
     goal = Goal(
         tokens=tokens,
-        deadline_s=None if deadline is None else duration_s(deadline),
+        deadline_s=None if deadline is None else duration_s(deadline, "--deadline"),
         budget_dollars=budget_dollars,
     )
-    wanted = load_job(job)
+    wanted = read_job(job)
     if goal.deadline_s is None and goal.budget_dollars is None:
         raise ValueError("size: want --deadline, --budget-dollars or both")
     if goal.budget_dollars is not None and wanted.dollars_per_rank_hour is None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from workbench.model.config_fields import flag
 from workbench.model.experts import EXPERT, SHARED, num_experts
 from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise
 from workbench.model.model_graph import Module
@@ -110,7 +111,7 @@ def decoder_of(module: Module) -> Decoder:
         window=attention.window,
         num_experts=experts,
         experts_per_token=round(experts * inner["down"].tokens_scale) if experts else 0,
-        sums_to_one=bool(config.get("norm_topk_prob", _SUMS_TO_ONE.get(family, True))),
+        sums_to_one=flag(config, "norm_topk_prob", default=_SUMS_TO_ONE.get(family, True)),
     )
 
 

@@ -20,7 +20,7 @@ from workbench.job.parts import model_of, zoo_names
 from workbench.memory.layer import state_bytes
 from workbench.model.checkpoint import missing_weights
 from workbench.model.composites.composite import AUDIO, LLM, Part, Parts
-from workbench.model.composites.registry import COMPOSITES, take_apart
+from workbench.model.composites.registry import COMPOSITES, is_composite, take_apart
 from workbench.model.composites.vision import PAGE_PX
 from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.hf_config import modality_of, read_config
@@ -173,8 +173,7 @@ def _modules(model: str, train: Train) -> tuple[str, Parts | None, dict[str, Any
         for called, part in parts.modules.items():
             _check_known(f"model {model!r}: {called}", str(part.config["model_type"]))
         return name, parts, {called: _module(called, part, train) for called, part in parts.modules.items()}
-    inner = [key for key in ("vision_config", "audio_config", "text_config") if key in config]
-    if inner:
+    if is_composite(config):
         take_apart(config)
     kind = str(config.get("model_type"))
     _check_known(f"model {model!r}", kind)

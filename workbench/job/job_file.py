@@ -51,7 +51,8 @@ def _one_line(error: ValidationError) -> str:
         return f"missing key {where!r}"
     message = first["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
-    value = "" if isinstance(first["input"], dict) else f", got {first['input']!r:.60}"
+    is_told = isinstance(first["input"], dict) or ", got " in message
+    value = "" if is_told else f", got {first['input']!r:.60}"
     return f"{where or 'file'}: {message}{value}"
 
 

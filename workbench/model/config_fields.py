@@ -56,6 +56,20 @@ def number(config: Config, key: str, default: float) -> float:
     return float(value)
 
 
+def flag(config: Config, key: str, *, default: bool = False) -> bool:
+    """Yes or no; an absent or null one is the default.
+
+    Example:
+        >>> flag({"model_type": "llama", "mlp_bias": True}, "mlp_bias")
+        True
+    """
+    value = config.get(key)
+    value = default if value is None else value
+    if not isinstance(value, bool):
+        raise ValueError(f"{config['model_type']}: {key} must be true or false, got {value!r:.60}")
+    return value
+
+
 def text(config: Config, key: str, default: str) -> str:
     """A word; an absent or null one is the default."""
     value = config.get(key)

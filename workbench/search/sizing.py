@@ -30,12 +30,10 @@ class Goal:
     budget_dollars: float | None = None
 
     def __post_init__(self) -> None:
-        limits = (self.tokens, self.deadline_s, self.budget_dollars)
-        if any(limit is not None and not 0 < limit < math.inf for limit in limits):
-            raise ValueError(
-                f"size: want tokens, deadline and budget > 0, got {self.tokens}, {self.deadline_s} s and "
-                f"{self.budget_dollars} dollars"
-            )
+        for name in ("tokens", "deadline_s", "budget_dollars"):
+            limit = getattr(self, name)
+            if limit is not None and not 0 < limit < math.inf:
+                raise ValueError(f"size: want {name} > 0 and finite, got {limit:g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.model.config_fields import Config, count, whole
+from workbench.model.config_fields import Config, count, flag, whole
 from workbench.model.projector import ProjectorKind
 
 VISION, AUDIO, LLM = "vision", "audio", "llm"
@@ -135,8 +135,9 @@ def text_config(
         ties: what the outer configuration means where it says nothing; None: what the inner one says.
     """
     inner = part_config(config, "text_config", model_type, absent)
-    outer = config.get("tie_word_embeddings", ties)
-    return inner if outer is None else {**inner, "tie_word_embeddings": bool(outer)}
+    if ties is None and config.get("tie_word_embeddings") is None:
+        return inner
+    return {**inner, "tie_word_embeddings": flag(config, "tie_word_embeddings", default=bool(ties))}
 
 
 def two_linears(first: int, second: int) -> dict[str, str]:

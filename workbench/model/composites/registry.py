@@ -17,16 +17,34 @@ COMPOSITES: Mapping[str, Composite] = {
     )
 }
 
+_PARTS = ("vision_config", "audio_config", "text_config")
+
+
+def is_composite(config: Config) -> bool:
+    """Whether configurations of other models stand inside it, whether or not it can be taken apart.
+
+    Example:
+        >>> is_composite({"model_type": "bark", "codec_config": {"model_type": "encodec"}})
+        True
+    """
+    inner = (each for each in config.values() if isinstance(each, Mapping))
+    return _has_usual_parts(config) or any(each.get("model_type") for each in inner)
+
+
+def _has_usual_parts(config: Config) -> bool:
+    return any(key in config for key in _PARTS)
+
 
 def take_apart(config: Config) -> Parts:
     """The modules of a composite configuration.
 
     Raises:
-        ValueError: no composite of that `model_type`, the nearest is named; or a key that it cannot say.
+        ValueError: no composite of that `model_type`, the nearest is named where keys of parts are the usual
+            ones; or a key that it cannot say.
     """
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in COMPOSITES:
-        near = difflib.get_close_matches(str(kind), COMPOSITES, n=1)
+        near = difflib.get_close_matches(str(kind), COMPOSITES, n=1) if _has_usual_parts(config) else []
         hint = f" (nearest: {near[0]}; if it joins its parts so, say that model_type)" if near else ""
         raise ValueError(
             f"composite model_type {kind!r} is not taken apart{hint}; give its parts as modules of a job, or "

@@ -24,7 +24,7 @@ from workbench.model.composites.composite import (
     whole_or,
 )
 from workbench.model.composites.vision import PAGE_PX
-from workbench.model.config_fields import Config, text, whole
+from workbench.model.config_fields import Config, flag, text, whole
 from workbench.model.projector import Merge, Projector, ProjectorStep
 
 
@@ -53,7 +53,7 @@ def _audioflamingo3(config: Config) -> Parts:
     """Qwen2-Audio's encoder in front of an MLP; it reads several windows of a clip."""
     named = part_config(config, "audio_config", "audioflamingo3_encoder")
     heard = {_ENCODER_KEYS.get(key, key): value for key, value in named.items()}
-    act, bias = text(config, "projector_hidden_act", "gelu"), config.get("projector_bias", True)
+    act, bias = text(config, "projector_hidden_act", "gelu"), flag(config, "projector_bias", default=True)
     if (act, bias) != ("gelu", True):
         raise ValueError(
             f"audioflamingo3: want projector_hidden_act gelu and projector_bias true, got {act} and {bias}"

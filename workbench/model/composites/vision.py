@@ -20,7 +20,7 @@ from workbench.model.composites.composite import (
     unread_blocks,
     whole_or,
 )
-from workbench.model.config_fields import Config, number, text, whole
+from workbench.model.config_fields import Config, flag, number, text, whole
 from workbench.model.projector import Merge, Projector, ProjectorKind, ProjectorStep
 from workbench.model.transformer import Norm
 
@@ -95,7 +95,7 @@ def _names(projector: ProjectorKind) -> dict[str, str]:
 
 def _projector(config: Config) -> ProjectorKind:
     act = text(config, "projector_hidden_act", "gelu")
-    bias = bool(config.get("multimodal_projector_bias", True))
+    bias = flag(config, "multimodal_projector_bias", default=True)
     if act == "gelu" and bias:
         return Projector.MLP
     out = ProjectorStep(linear_out=True, bias=bias)
@@ -257,7 +257,7 @@ def _mistral3(config: Config) -> Parts:
             f"mistral3: vision_feature_layer must be -1, got {config['vision_feature_layer']}; nearest: -1"
         )
     llm = text_config(config, "mistral", absent=_MISTRAL_SMALL, ties=True)
-    out = ProjectorStep(linear_out=True, bias=bool(config.get("multimodal_projector_bias", False)))
+    out = ProjectorStep(linear_out=True, bias=flag(config, "multimodal_projector_bias"))
     act = text(config, "projector_hidden_act", "gelu")
     return _in_squares(config, vision, llm, out, act, names=("vision_tower", "multi_modal_projector"))
 

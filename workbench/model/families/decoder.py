@@ -5,7 +5,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from workbench.model.config_fields import Config, count, heads_of, text, whole
+from workbench.model.config_fields import Config, count, flag, heads_of, text, whole
 from workbench.model.families.family import Layers
 from workbench.model.layer import Attention, Layer, LayerKind, Pointwise
 from workbench.model.module_layers import block_layers, lm_head, token_embedding
@@ -50,7 +50,7 @@ def llama_like(
         mlp=Mlp(width=ffn, **{"gated": True, "activation": activation, **mlp}),
         **{"norm": Norm.RMS, **block},
     )
-    is_tied = bool(config.get("tie_word_embeddings", defaults["tie_word_embeddings"]))
+    is_tied = flag(config, "tie_word_embeddings", default=defaults["tie_word_embeddings"])
     scale = (Pointwise(name="scale", width=width, num_passes=2),) if scales_embedding else ()
     return (
         token_embedding(vocab, width, more=scale, tied=is_tied),

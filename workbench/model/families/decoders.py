@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from workbench.model.config_fields import Config, count, heads_of, text, whole
+from workbench.model.config_fields import Config, count, flag, heads_of, text, whole
 from workbench.model.families.decoder import absent, capped, llama_like, shaped, windowed
 from workbench.model.families.family import (
     EXAMPLE_LLM,
@@ -26,8 +26,8 @@ def _llama(config: Config) -> Layers:
     return llama_like(
         config,
         defaults=absent(32000, 4096, 11008, 32, 32),
-        heads={"bias": "qkvo" if config.get("attention_bias") else ""},
-        mlp={"bias": bool(config.get("mlp_bias"))},
+        heads={"bias": "qkvo" if flag(config, "attention_bias") else ""},
+        mlp={"bias": flag(config, "mlp_bias")},
     )
 
 
@@ -101,7 +101,7 @@ def _outline(
     return llama_like(
         config,
         defaults={**defaults, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True},
-        heads={"bias": "qkvo" if config.get("attention_bias") else "", "qk_norm": qk_norm},
+        heads={"bias": "qkvo" if flag(config, "attention_bias") else "", "qk_norm": qk_norm},
         mlp={},
         block={"placement": placement},
         scales_embedding=True,
@@ -157,14 +157,14 @@ def _qwen2(config: Config, defaults: Mapping[str, Any] = _QWEN) -> Layers:
 
 
 def _qwen3(config: Config) -> Layers:
-    heads = {"bias": "qkvo" if config.get("attention_bias") else "", "qk_norm": Norm.RMS}
+    heads = {"bias": "qkvo" if flag(config, "attention_bias") else "", "qk_norm": Norm.RMS}
     layers = llama_like(config, defaults={**_QWEN, "head_dim": QWEN3_HEAD}, heads=heads, mlp={})
     return _windowed(config, layers)
 
 
 def _windowed(config: Config, layers: Layers) -> Layers:
     """Where windows are used, blocks slide from `max_window_layers` on."""
-    if not config.get("use_sliding_window"):
+    if not flag(config, "use_sliding_window"):
         return windowed(config, layers, slides=lambda _: False)
     first = int(config.get("max_window_layers", 28))
     return windowed(config, layers, slides=lambda block: block >= first)
@@ -217,7 +217,7 @@ def _phi(config: Config) -> Layers:
     return llama_like(
         config,
         defaults=absent(51200, 2048, 8192, 24, 32, hidden_act="gelu_new"),
-        heads={"bias": "qkvo", "qk_norm": Norm.LAYER if config.get("qk_layernorm") else None},
+        heads={"bias": "qkvo", "qk_norm": Norm.LAYER if flag(config, "qk_layernorm") else None},
         mlp={"bias": True, "gated": False},
         block={"norm": Norm.LAYER, "placement": Placement.PARALLEL},
         head_bias=True,
@@ -257,7 +257,7 @@ def _with_table(
     config: Config, block: Block, vocab: int, num: int, rows: int, name: str = "embed_tokens"
 ) -> Layers:
     """Embed with `rows` positions, `num` blocks, head; as a rule the table of tokens is the head's too."""
-    tied = bool(config.get("tie_word_embeddings", True))
+    tied = flag(config, "tie_word_embeddings", default=True)
     return (
         token_embedding(vocab, block.width, name=name, more=learned_positions(rows, block.width), tied=tied),
         *block_layers(block, num),
@@ -267,7 +267,7 @@ def _with_table(
 
 def _gpt2(config: Config) -> Layers:
     width, vocab = whole(config, "n_embd", 768), whole(config, "vocab_size", 50257)
-    if config.get("add_cross_attention"):
+    if flag(config, "add_cross_attention"):
         raise ValueError("gpt2: add_cross_attention must be false")
     heads = heads_of(config, width=width, num=whole(config, "n_head", 12))
     activation = text(config, "activation_function", "gelu_new")
@@ -326,7 +326,7 @@ def _opt(config: Config) -> Layers:
     """With norms before attention and MLP: the 350M model, which has them behind, is not known."""
     width, vocab = whole(config, "hidden_size", 768), whole(config, "vocab_size", 50272)
     _refuse_other_opt(config, width)
-    bias = bool(config.get("enable_bias", True))
+    bias = flag(config, "enable_bias", default=True)
     heads = heads_of(config, width=width, num=whole(config, "num_attention_heads", 12))
     activation = text(config, "activation_function", "relu")
     block = Block(

@@ -12,7 +12,7 @@ from workbench.model.composites.composite import (
     part_config,
     text_config,
 )
-from workbench.model.config_fields import Config, count, number, text, whole
+from workbench.model.config_fields import Config, count, flag, number, text, whole
 from workbench.model.experts import Experts, with_experts
 from workbench.model.families.decoder import absent, llama_like
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
@@ -30,7 +30,7 @@ def _llama4(config: Config) -> Layers:
     Work beyond an attention chunk is counted, as useful too.
     """
     defaults = absent(202048, 5120, 8192, 48, 40, num_key_value_heads=8, head_dim=128)
-    heads = {"bias": "qkvo" if config.get("attention_bias") else ""}
+    heads = {"bias": "qkvo" if flag(config, "attention_bias") else ""}
     dense = whole(config, "intermediate_size_mlp", 16384)
     plain = llama_like({**config, "intermediate_size": dense}, defaults=defaults, heads=heads, mlp={})
     embed, *blocks, head = _normed(config, plain)
@@ -54,7 +54,7 @@ def _llama4(config: Config) -> Layers:
 
 def _normed(config: Config, layers: Layers) -> Layers:
     """The blocks with a norm of queries and keys that has no weights, where these are rotated."""
-    if not config.get("use_qk_norm", True):
+    if not flag(config, "use_qk_norm", default=True):
         return layers
     rotates = config.get("no_rope_layers") or ()
     found, block = [], 0
@@ -73,7 +73,7 @@ def longest_item(config: Config) -> int:
     limits = [whole(config, "max_position_embeddings", 131072)]
     if config.get("attention_chunk_size", 8192) is not None:
         limits.append(whole(config, "attention_chunk_size", 8192))
-    if config.get("attn_temperature_tuning", True):
+    if flag(config, "attn_temperature_tuning", default=True):
         limits.append(whole(config, "floor_scale", 8192) - 1)
     return min(limits)
 
@@ -102,7 +102,7 @@ def _parts(config: Config) -> Parts:
                 f"llama4: vision_config.{key} must be {want}, got {vision[key]}; nearest: {want}"
             )
     bent = (ProjectorStep(linear=inner, bias=False), ProjectorStep(act="gelu"))
-    bias = bool(vision.get("multi_modal_projector_bias", False))
+    bias = flag(vision, "multi_modal_projector_bias")
     seen = Part(
         config=vision,
         projector=(

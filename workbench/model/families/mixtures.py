@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from workbench.model.config_fields import Config, count, places, text, whole
+from workbench.model.config_fields import Config, count, flag, places, text, whole
 from workbench.model.experts import Experts, with_experts
 from workbench.model.families.decoder import absent, llama_like, windowed
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
@@ -30,9 +30,9 @@ def _qwen3_moe(
         sizes: what absent keys mean.
         num, chosen, width: the same of experts: of a layer, of a token, of each MLP.
     """
-    heads = {"bias": "qkvo" if config.get("attention_bias") else "", "qk_norm": Norm.RMS}
+    heads = {"bias": "qkvo" if flag(config, "attention_bias") else "", "qk_norm": Norm.RMS}
     plain = llama_like(config, defaults=sizes, heads=heads, mlp={})
-    slides = bool(config.get("use_sliding_window"))
+    slides = flag(config, "use_sliding_window")
     key = "num_local_experts" if "num_local_experts" in config else "num_experts"
     every, dense = whole(config, "decoder_sparse_step", 1), places(config, "mlp_only_layers", ())
     return _sparse(

@@ -13,7 +13,7 @@ from workbench.model.composites.composite import (
     part_config,
     text_config,
 )
-from workbench.model.config_fields import Config, count, heads_of, text, whole
+from workbench.model.config_fields import Config, count, flag, heads_of, text, whole
 from workbench.model.families.family import (
     EXAMPLE_LLM,
     EXAMPLE_WIDTH,
@@ -230,7 +230,7 @@ def _language(config: Config) -> Layers:
     """
     kind, width = config["model_type"], whole(config, "hidden_size", 4096)
     vocab, num = whole(config, "vocab_size", 128256), count(config, "num_hidden_layers", 40)
-    if config.get("tie_word_embeddings"):
+    if flag(config, "tie_word_embeddings"):
         raise ValueError(f"{kind}: tie_word_embeddings must be false: the table has {EXTRA_TOKENS} rows more")
     num_heads = whole(config, "num_attention_heads", 32)
     own = {key: value for key, value in config.items() if key != "head_dim"}

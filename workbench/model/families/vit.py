@@ -6,7 +6,7 @@ from math import ceil, floor
 from typing import Any
 
 from workbench.data.corpus import ItemTokens
-from workbench.model.config_fields import Config, count, heads_of, text, whole
+from workbench.model.config_fields import Config, count, flag, heads_of, text, whole
 from workbench.model.families.family import EXAMPLE_VIT, Encoder, Example, Tower
 from workbench.model.layer import Layer, LayerKind, Operator, Pointwise
 from workbench.model.module_layers import block_layers, patch_embedding
@@ -143,16 +143,16 @@ _INTERNVIT = replace(_DINOV2, width=1024, heads=16, ffn=4096, layers=24, image_p
 
 def _aimv2(config: Config) -> Tower:
     """Images of one size under learned positions, or of any size under waves."""
-    bias, has_table = "qkvo" if config.get("qkv_bias") else "", not config.get("is_native")
+    bias, has_table = "qkvo" if flag(config, "qkv_bias") else "", not flag(config, "is_native")
     return tower_of(
-        config, replace(_AIMV2, bias=bias, mlp_bias=bool(config.get("mlp_bias")), has_table=has_table)
+        config, replace(_AIMV2, bias=bias, mlp_bias=flag(config, "mlp_bias"), has_table=has_table)
     )
 
 
 def _dinov2(config: Config) -> Tower:
     """Class token, learned positions, blocks. The mask token of its pre-training is left out."""
     ffn = whole(config, "hidden_size", _DINOV2.width) * whole(config, "mlp_ratio", 4)
-    bias, gated = "qkvo" if config.get("qkv_bias", True) else "o", bool(config.get("use_swiglu_ffn"))
+    bias, gated = "qkvo" if flag(config, "qkv_bias", default=True) else "o", flag(config, "use_swiglu_ffn")
     sizes: dict[str, Any] = {"intermediate_size": ffn}
     if gated:
         sizes = {"intermediate_size": (ffn * 2 // 3 + 7) // 8 * 8, "hidden_act": "silu"}
@@ -167,7 +167,7 @@ def _internvit(config: Config) -> Tower:
     Raises:
         ValueError: positions that are no table, or an unknown `norm_type`.
     """
-    if not config.get("use_absolute_position_embeddings", True):
+    if not flag(config, "use_absolute_position_embeddings", default=True):
         raise ValueError(f"{config['model_type']}: use_absolute_position_embeddings must be true")
     norms = {"layer_norm": Norm.LAYER, "rms_norm": Norm.RMS}
     kind = text(config, "norm_type", "layer_norm")
@@ -175,10 +175,10 @@ def _internvit(config: Config) -> Tower:
         raise ValueError(f"{config['model_type']}: norm_type must be one of {', '.join(norms)}, got {kind!r}")
     vit = replace(
         _INTERNVIT,
-        bias="qkvo" if config.get("attention_bias") else "o",
+        bias="qkvo" if flag(config, "attention_bias") else "o",
         norm=norms[kind],
-        qk_norm=Norm.RMS if config.get("use_qk_norm") else None,
-        final_norm=None if config.get("use_mean_pooling", True) else Norm.LAYER,
+        qk_norm=Norm.RMS if flag(config, "use_qk_norm") else None,
+        final_norm=None if flag(config, "use_mean_pooling", default=True) else Norm.LAYER,
     )
     return _each_block(tower_of(config, vit), lambda block: _with_wide_qk_norm(_with_scales(block)))
 
@@ -311,7 +311,7 @@ AIMV2 = Encoder(
     role="vision",
     model_type="aimv2_vision_model",
     make=_aimv2,
-    takes_native_only=lambda config: not config.get("is_native"),
+    takes_native_only=lambda config: not flag(config, "is_native"),
     examples={
         "aimv2": Example(config=EXAMPLE_VIT, tokens=(64, 64)),
         "aimv2, native": Example(config=EXAMPLE_VIT | {"is_native": True, "qkv_bias": True}, tokens=(48, 48)),

@@ -96,7 +96,7 @@ class Asked:
     def recovery_costs(self) -> RecoveryCosts:
         """What a loss costs."""
         return RecoveryCosts(
-            restart_s=duration_s(self.restart),
+            restart_s=duration_s(self.restart, "--restart"),
             storage_bytes_per_s=self.storage_gb_per_s * 1e9,
             saving=self.saving,
         )
@@ -185,7 +185,7 @@ def _training(said: Asked, job: Job, batches: Sequence[Sequence[Sample]]) -> Tra
     else:
         assert said.tokens is not None, "one of the two is there"
         num_steps = steps_for(said.tokens, batches)
-    deadline_s = None if said.deadline is None else duration_s(said.deadline)
+    deadline_s = None if said.deadline is None else duration_s(said.deadline, "--deadline")
     return TrainingDollars(job=job, num_steps=num_steps, deadline_s=deadline_s)
 
 
@@ -196,11 +196,11 @@ def _goodput(
         traces, until_s, mtbf_s = _trace_of(said.failures)
     else:
         assert said.mtbf is not None, "one of the two is there"
-        mtbf_s = duration_s(said.mtbf)
+        mtbf_s = duration_s(said.mtbf, "--mtbf")
         until_s, count = LOSSES * mtbf_s, len(job.cluster.nodes)
         rates = Rates(
             leaves_per_node_h=S_PER_HOUR / mtbf_s / count,
-            joins_per_missing_h=S_PER_HOUR / duration_s(said.repair),
+            joins_per_missing_h=S_PER_HOUR / duration_s(said.repair, "--repair"),
         )
         traces = tuple(random_trace(count, rates, until_s, seed * TRACES + each) for each in range(TRACES))
     return Goodput(

@@ -86,6 +86,6 @@ def steps_for(num_tokens: float, batches: Sequence[Sequence[Sample]]) -> int:
         ValueError: no tokens.
     """
     if not (isfinite(num_tokens) and num_tokens > 0):
-        raise ValueError(f"tokens of a training: want > 0, got {num_tokens}")
+        raise ValueError(f"tokens of a training: want > 0 and finite, got {num_tokens}")
     total = sum(sample.num_tokens for batch in batches for sample in batch)
     return ceil(num_tokens * len(batches) / total)
