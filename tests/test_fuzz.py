@@ -52,6 +52,8 @@ UNFUZZED = {
     "runtime.measure.sustained:_cpu_cache_bytes": SYSTEM,
     "runtime.models.adapter:__init__": CHECKED,
     "runtime.models.weights:_finish_composite": OWN,
+    "runtime.models.weights:_as_origin_has": OWN,
+    "runtime.models.weights:_dtype_of": OWN,
     "runtime.models.weights:_finish_module": CHECKED,
     "runtime.models.weights:_placed": OWN,
     "runtime.models.weights:_tensor_bytes": OWN,

@@ -1,6 +1,7 @@
 """The command `search` with other objectives than a step: what it prints, keeps and refuses."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -136,4 +137,4 @@ def test_a_deadline_that_no_plan_meets_names_the_nearest(priced: Path) -> None:
     flags = ("--objective", "dollars", "--steps", 10**9, "--deadline", "1s", "--joint", "--candidates", 1)
     done = search(priced, *flags)
     assert done.exit_code == 2
-    assert "meets the limit; nearest: megatron-islands, layouts open" in done.stderr.splitlines()[-1]
+    assert re.search(r"meets the limit; nearest: [a-z-]+, layouts open: ", done.stderr.splitlines()[-1])
