@@ -51,6 +51,13 @@ torch.set_num_threads(1)
 F64 = torch.float64
 VIT = {key: value for key, value in tiny_models.SIGLIP.items() if key != "model_type"}
 QWEN = {"depth": 3, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "hidden_act": "quick_gelu"}
+WINDOWED: dict[str, Any] = QWEN | {
+    "hidden_size": 32,
+    "out_hidden_size": 32,
+    "intermediate_size": 40,
+    "window_size": 16,
+    "fullatt_block_indexes": [1],
+}
 
 
 class Case(NamedTuple):
@@ -134,15 +141,7 @@ CASES = {
         projected=False,
     ),
     "qwen2.5-vl": Case(
-        QWEN
-        | {
-            "model_type": "qwen2_5_vl_vision",
-            "hidden_size": 32,
-            "out_hidden_size": 32,
-            "intermediate_size": 40,
-            "window_size": 16,
-            "fullatt_block_indexes": [1],
-        },
+        WINDOWED | {"model_type": "qwen2_5_vl_vision"},
         ((48, 12), (60, 15)),
         qwen25_tower,
         qwen_features,
@@ -164,15 +163,7 @@ CASES = {
         projected=False,
     ),
     "omni-vision": Case(
-        QWEN
-        | {
-            "model_type": "qwen2_5_omni_vision_encoder",
-            "hidden_size": 32,
-            "out_hidden_size": 32,
-            "intermediate_size": 40,
-            "window_size": 16,
-            "fullatt_block_indexes": [1],
-        },
+        WINDOWED | {"model_type": "qwen2_5_omni_vision_encoder"},
         ((48, 12), (60, 15)),
         omni_tower,
         qwen_features,

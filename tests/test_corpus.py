@@ -22,7 +22,6 @@ from workbench.data.corpus import (
     conformer_tokens,
     fixed_samples,
     mixed_samples,
-    paired_tokens,
     qwen2_vl_resize,
     qwen2_vl_tokens,
     sample_of,
@@ -139,7 +138,7 @@ def test_qwen2_audio_hears_what_transformers_does(duration_s):
     tokens_in, expected = encoder._get_feat_extract_output_lengths(None, heard["attention_mask"].sum())
     (item,) = clip_tokens(qwen2_audio(), duration_s)
     assert item.tokens_out == expected
-    assert item.tokens_in == 2 * item.tokens_out <= tokens_in
+    assert 2 * item.tokens_out <= item.tokens_in <= min(tokens_in, 2 * item.tokens_out + 1)
 
 
 @pytest.mark.parametrize("duration_s", [*DURATIONS, 65.3, 700.0])
@@ -167,9 +166,8 @@ def test_phi_4_hears_whole_frames(duration_s):
 
 def test_other_audio():
     assert whisper_tokens(2.5, window_tokens=50) == ((50, 50),) * 3
-    assert paired_tokens(2.26, window_tokens=100, most_windows=3) == ((100, 100), (12, 12))
-    assert paired_tokens(2.02, window_tokens=100, most_windows=3) == ((100, 100),)  # a token is left
-    assert paired_tokens(0.01, window_tokens=100) == ((2, 2),)
+    assert windowed_tokens(2.26, window_tokens=100, most_windows=3) == ((100, 100), (13, 13))
+    assert windowed_tokens(9.0, window_tokens=100, most_windows=3) == ((100, 100),) * 3
     assert windowed_tokens(0.42, window_tokens=10) == ((10, 10), (10, 10))  # a token is left
     assert windowed_tokens(0.03, window_tokens=10) == ((2, 2),)
     assert conformer_tokens(30.0) == (375, 375)
@@ -261,9 +259,8 @@ def test_no_two_texts_meet():
         (lambda: whisper_tokens(0.0), "want a duration > 0 s"),
         (lambda: whisper_tokens(float("inf")), "want a duration > 0 s"),
         (lambda: conformer_tokens(-1.0), "want a duration > 0 s"),
-        (lambda: paired_tokens(float("nan")), "want a duration > 0 s"),
-        (lambda: windowed_tokens(0.02, window_tokens=10), "want a finite duration of more than 0.02 s"),
-        (lambda: windowed_tokens(float("nan"), window_tokens=10), "want a finite duration of more than"),
+        (lambda: windowed_tokens(0.02, window_tokens=10), "want a duration of more than 0.02 s"),
+        (lambda: windowed_tokens(float("nan"), window_tokens=10), "want a duration > 0 s"),
         (lambda: fixed_samples(0, text_tokens=1, items={}), "want >= 1 sample and >= 1 text token"),
         (lambda: fixed_samples(1, text_tokens=0, items={}), "want >= 1 sample and >= 1 text token"),
         (

@@ -192,36 +192,20 @@ def whisper_tokens(
     return (ItemTokens(window_tokens, window_tokens),) * num_windows
 
 
-def paired_tokens(
-    duration_s: float, *, window_tokens: int = WHISPER_WINDOW_TOKENS, most_windows: int = 1
+def windowed_tokens(
+    duration_s: float, *, window_tokens: int = WHISPER_WINDOW_TOKENS, most_windows: int | None = None
 ) -> tuple[ItemTokens, ...]:
-    """Qwen2-Audio and Audio Flamingo 3: one item per started window, the last as long as the clip is.
-
-    Two tokens become one behind the encoder, so that items have an even number of tokens. What is longer than
-    the most windows is cut off.
-
-    Source: `_get_feat_extract_output_lengths` of transformers' Qwen2-Audio, over the frames of a clip.
-    Differs: transformers fills the last window up with silence, so that its encoder works through all tokens
-    of it; the clip's alone reach the LLM, and are the item here. An odd last one is left out.
-
-    Example:
-        >>> paired_tokens(3.3)
-        (ItemTokens(tokens_in=164, tokens_out=164),)
-    """
-    left = min(-(-_samples(duration_s) // MEL_HOP), 2 * window_tokens * most_windows)
-    found: list[ItemTokens] = []
-    while left > 0:
-        pairs = ((min(left, 2 * window_tokens) - 1) // 2 + 1) // 2
-        if pairs or not found:
-            found.append(ItemTokens(2 * max(1, pairs), 2 * max(1, pairs)))
-        left -= 2 * window_tokens
-    return tuple(found)
-
-
-def windowed_tokens(duration_s: float, *, window_tokens: int) -> tuple[ItemTokens, ...]:
-    """Qwen2.5-Omni: one item per started window, the last as long as what is left of the clip.
+    """Qwen2.5-Omni, Qwen2-Audio, Audio Flamingo 3: an item per started window, the last as long as the clip.
 
     What is left may be a single token, of which a mean of two makes none: there is no item for it.
+
+    Source: `_get_feat_extract_output_lengths` of transformers' Qwen2-Audio, over the frames of a clip.
+    Differs: where transformers fills the last window up with silence, the clip's tokens alone are the item.
+
+    Args:
+        duration_s: of the clip.
+        window_tokens: of a full window.
+        most_windows: what is longer is cut off; None: nothing is.
 
     Raises:
         ValueError: a clip of a single token or none.
@@ -230,11 +214,11 @@ def windowed_tokens(duration_s: float, *, window_tokens: int) -> tuple[ItemToken
         >>> windowed_tokens(2.26, window_tokens=100)
         (ItemTokens(tokens_in=100, tokens_out=100), ItemTokens(tokens_in=13, tokens_out=13))
     """
-    num_tokens = -(-round(duration_s * MEL_FRAMES_PER_S) // 2) if 0 < duration_s < math.inf else 0
+    num_tokens = -(-_samples(duration_s) // (2 * MEL_HOP))
     if num_tokens < 2:
-        raise ValueError(
-            f"audio clip: want a finite duration of more than {WHISPER_FRAME_S} s, got {duration_s} s"
-        )
+        raise ValueError(f"audio clip: want a duration of more than {WHISPER_FRAME_S} s, got {duration_s} s")
+    if most_windows is not None:
+        num_tokens = min(num_tokens, most_windows * window_tokens)
     num_full, left = divmod(num_tokens, window_tokens)
     sizes = (window_tokens,) * num_full + ((left,) if left > 1 else ())
     return tuple(ItemTokens(size, size) for size in sizes)

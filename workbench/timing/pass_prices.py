@@ -229,7 +229,7 @@ class PassPrices:
         return stage.module, stage.layers, grid, stage.ep, links, device
 
     def _kind(self, shape: tuple[object, ...]) -> int:
-        """A number for what is equal: looked up for every action, where hashing the whole is slow."""
+        """A number for what is equal."""
         return self._kinds.setdefault(shape, len(self._kinds))
 
     def _layer_times(self, stage: Stage, microbatch: Microbatch, links: GridLinks) -> list[LayerTime]:

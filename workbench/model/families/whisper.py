@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from workbench.data.corpus import ItemTokens, paired_tokens, whisper_tokens, windowed_tokens
+from workbench.data.corpus import ItemTokens, whisper_tokens, windowed_tokens
 from workbench.model.config_fields import Config, count, heads_of, text, whole
 from workbench.model.families.family import EXAMPLE_TOKENS, EXAMPLE_WIDTH, Encoder, Example, Tower
 from workbench.model.layer import Lookup
@@ -92,7 +92,7 @@ def _clip_tokens(config: Config, duration_s: float) -> tuple[ItemTokens, ...]:
 
 def _qwen2_audio_tokens(config: Config, duration_s: float) -> tuple[ItemTokens, ...]:
     """Of a clip's own length; of the windows that the composite reads, one where it does not say."""
-    return paired_tokens(
+    return windowed_tokens(
         duration_s,
         window_tokens=whole(config, "max_source_positions", 1500),
         most_windows=count(config, "most_windows", 1),
