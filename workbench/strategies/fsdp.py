@@ -157,7 +157,8 @@ SPEC = StrategySpec(
     planner=plan,
     shortlist=shortlist,
     searches_layouts=True,
-    summary="parameters of every layer sharded over all ranks; recomputation and microbatch size searched",
+    summary="parameters of every layer sharded over all ranks taken; "
+    "their number, recomputation and microbatch size searched",
     own_space=OwnSpace(
         degrees=Chooser.ITSELF,
         where="Zhao et al. 2023, section 3.2.1; TorchTitan, section 2.1",
