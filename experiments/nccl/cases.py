@@ -20,6 +20,7 @@ from workbench.schedule.choice import ScheduleKind, rank_block, usual
 from workbench.strategies.registry import PLANNERS, PRICED
 
 LINK = Link(name="wire", bytes_per_s=1e9, latency_s=1e-4)
+SMALL_NODE_BYTES = 20 << 20  # less than a half of the small job's weights and states
 RANK_COUNTS = 2
 PIPELINES = (2, 4)  # ranks
 NUM_MICROBATCHES = 4
@@ -103,6 +104,10 @@ def jobs() -> Iterator[Job]:
     for ranks in (4, 8):
         yield replace(roomy(whole), batch=whole.batch[:ranks], replicas=ranks, max_ranks=ranks)
     yield roomy(load_job(EXAMPLES / "cross_attention.yaml"))
+    # Where memory does not make them take more, sharding takes two ranks and hybrid sharding four.
+    eight = replace(roomy(whole), batch=whole.batch[:8])
+    node = replace(eight.cluster.nodes[0], num_ranks=1, memory_bytes=SMALL_NODE_BYTES)
+    yield replace(eight, cluster=replace(eight.cluster, nodes=(node,) * 8))
 
 
 def _planned(planner: Callable[..., Plan], job: Job, cost: CostModel) -> Plan | None:
