@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from workbench.cost.collectives import Collective
 from workbench.cost.roofline import Grid, Work, operator_tokens
-from workbench.model.experts import EXPERT, JOIN, SHARED, expert_index, num_experts
+from workbench.model.experts import JOIN, SHARED, expert_index, is_of_expert, num_experts
 from workbench.model.layer import Layer, Matmul, Operator, Pointwise, Shard
 
 ROUTER = "mlp.router"
@@ -51,13 +51,13 @@ def on_rank(layer: Layer, work: Work, grid: Grid) -> Layer:
     if count == 0:
         return layer
     held = count // grid.ep
-    some = next(each for each in layer.operators if each.name.startswith(EXPERT))
+    some = next(each for each in layer.operators if is_of_expert(each))
     num_rows = operator_tokens(some, work, grid) * count * grid.ep / grid.tp
     factor = grid.ep * busiest_share(num_rows, grid.ep)
     operators = (
         _on_rank(each, grid, factor)
         for each in layer.operators
-        if not each.name.startswith(EXPERT) or expert_index(each.name) < held
+        if not is_of_expert(each) or expert_index(each) < held
     )
     return replace(layer, operators=tuple(operators))
 
@@ -67,10 +67,10 @@ def _on_rank(operator: Operator, grid: Grid, factor: float) -> Operator:
     name = operator.name
     if name.startswith(SHARED):
         return replace(operator, name=FOR_ALL + name.removeprefix(SHARED))
-    if isinstance(operator, Matmul) and name.startswith(EXPERT):
+    if isinstance(operator, Matmul) and is_of_expert(operator):
         scale = operator.tokens_scale * factor / grid.tp
         return replace(operator, shard=Shard.REPLICATED, tokens_scale=scale)
-    if isinstance(operator, Pointwise) and name.startswith(EXPERT):
+    if isinstance(operator, Pointwise) and is_of_expert(operator):
         return replace(operator, shard=Shard.COLUMN, tokens_scale=operator.tokens_scale * factor)
     if isinstance(operator, Matmul) and name == ROUTER:
         return replace(operator, tokens_scale=operator.tokens_scale / grid.tp)
@@ -131,7 +131,7 @@ def exchanges_of(
         divided: whether tensor-parallel ranks divide tokens around the mixture anyway.
     """
     places = {each.name: index for index, each in enumerate(split.operators)}
-    first = next((each for each in split.operators if each.name.startswith(EXPERT)), None)
+    first = next((each for each in split.operators if is_of_expert(each)), None)
     if grid.ep == 1 or not isinstance(first, Matmul):
         return ExpertExchanges()
     held = num_experts(split)

@@ -19,7 +19,7 @@ from workbench.cost.traffic import (
     loss_bytes,
     pointwise_bytes,
 )
-from workbench.model.experts import EXPERT
+from workbench.model.experts import is_of_expert, place_in_expert
 from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise, Shard
 
 ROUTER = "mlp.router"
@@ -246,9 +246,7 @@ class OperatorPasses:
 
 def group_of(operator: Operator) -> str | None:
     """Where it stands in one of several experts, which run as one kernel there; None: not in one of them."""
-    if not operator.name.startswith(EXPERT):
-        return None
-    return operator.name.removeprefix(EXPERT).partition(".")[2]
+    return place_in_expert(operator) if is_of_expert(operator) else None
 
 
 def kernels_of(layer: Layer) -> tuple[Operator, ...]:

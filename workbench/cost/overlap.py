@@ -13,7 +13,7 @@ from workbench.cost.collectives import Collective
 from workbench.cost.execution import ActivationCut, Execution, SavedInput
 from workbench.cost.overlapped_collectives import left_s
 from workbench.cost.roofline import Gemm, Grid, Work, gemm_of, placed_messages
-from workbench.model.experts import EXPERT, SHARED
+from workbench.model.experts import SHARED, is_of_expert
 from workbench.model.layer import Attention, Layer, Matmul, Shard
 
 
@@ -163,7 +163,8 @@ def _gemms(layer: Layer, work: Work, grid: Grid, places: Iterable[int]) -> list[
     found = []
     for index in places:
         operator = layer.operators[index]
-        if isinstance(operator, Matmul) and not operator.name.startswith((EXPERT, SHARED)):
+        of_experts = is_of_expert(operator) or operator.name.startswith(SHARED)
+        if isinstance(operator, Matmul) and not of_experts:
             found.append(gemm_of(operator, work, grid))
     return found
 

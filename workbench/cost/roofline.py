@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from workbench.model.experts import EXPERT, JOIN, SHARED
+from workbench.model.experts import JOIN, SHARED, is_of_expert
 from workbench.model.layer import Attention, Layer, Lookup, Matmul, Operator, Pointwise, Shard, TokenCount
 
 
@@ -218,7 +218,7 @@ def placed_messages(layer: Layer, work: Work, grid: Grid, element_bytes: int) ->
             sharded = False
         if isinstance(operator, Attention) or operator.shard is Shard.REPLICATED:
             continue
-        if isinstance(operator, Matmul) and operator.name.startswith((EXPERT, SHARED)):
+        if isinstance(operator, Matmul) and (is_of_expert(operator) or operator.name.startswith(SHARED)):
             if not sharded:
                 rows = work.tokens(operator.tokens) / grid.cp
                 backward.append((index, rows * operator.in_features * element_bytes))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.model.config_fields import flag
-from workbench.model.experts import EXPERT, SHARED, num_experts
+from workbench.model.experts import SHARED, is_of_expert, num_experts
 from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise
 from workbench.model.model_graph import Module
 
@@ -144,6 +144,6 @@ def _norm(block: Layer) -> Pointwise:
 
 def _activation(operators: tuple[Operator, ...]) -> str:
     """The part behind the last dot of the MLP's pointwise operator."""
-    names = (op.name for op in operators if isinstance(op, Pointwise) and op.name.startswith("mlp."))
-    ends = [name.rpartition(".")[2] for name in names if name.startswith(EXPERT) or name.count(".") == 1]
+    inner = (op for op in operators if isinstance(op, Pointwise) and op.name.startswith("mlp."))
+    ends = [op.name.rpartition(".")[2] for op in inner if is_of_expert(op) or op.name.count(".") == 1]
     return next(end for end in ends if end not in ("router_softmax", "join"))

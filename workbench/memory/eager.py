@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from workbench.cost.expert_parallel import COMBINE
 from workbench.memory.setting import Setting
-from workbench.model.experts import EXPERT, JOIN
+from workbench.model.experts import JOIN, is_of_expert
 from workbench.model.frozen import Needs
 from workbench.model.layer import (
     Attention,
@@ -223,7 +223,7 @@ class _Walk:
             return self._live  # it keeps its result
         if not isinstance(previous, Matmul) or operator.shard is not Shard.COLUMN:
             return False
-        if operator.name.startswith(EXPERT):  # reads rows of its own
+        if is_of_expert(operator):  # reads rows of its own
             return False
         shares_norm = previous.shard is Shard.ROW and not self._setting.divides_tokens  # else gathered anew
         return shares_norm or reads_same(previous, operator)

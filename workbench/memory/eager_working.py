@@ -17,7 +17,7 @@ from workbench.memory.eager import (
     score_bytes,
 )
 from workbench.memory.setting import Setting
-from workbench.model.experts import EXPERT, SHARED
+from workbench.model.experts import SHARED, is_of_expert
 from workbench.model.frozen import Needs
 from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise, Shard
 
@@ -142,7 +142,7 @@ class _Gradients:
     def __init__(self, layer: Layer, setting: Setting) -> None:
         self._own = [_gradient_bytes(operator, setting) for operator in layer.operators]
         self._order = _order(layer)
-        self._places = [i for i, op in enumerate(layer.operators) if op.name.startswith(EXPERT)]
+        self._places = [i for i, op in enumerate(layer.operators) if is_of_expert(op)]
         self._is_apart = setting.grid.ep > 1 or any(
             op.name.startswith((SHARED, FOR_ALL)) for op in layer.operators
         )
@@ -307,7 +307,7 @@ class _InWork:
         entering = (
             op for op in self._layer.operators if isinstance(op, Matmul) and op.name.endswith(GATE_UP)
         )
-        rows = (self._setting.tokens(op) * self._read(op) for op in entering if op.name.startswith(EXPERT))
+        rows = (self._setting.tokens(op) * self._read(op) for op in entering if is_of_expert(op))
         return copies * sum(rows)
 
     def _scores(self, operator: Operator, copies: int) -> float:

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 from workbench.memory.setting import Setting
-from workbench.model.experts import EXPERT
+from workbench.model.experts import is_of_expert
 from workbench.model.frozen import Needs
 from workbench.model.layer import (
     Attention,
@@ -99,4 +99,4 @@ def _stands_beside(previous: Operator | None, operator: Matmul) -> bool:
     of its own.
     """
     is_behind = isinstance(previous, Matmul) and previous.shard is Shard.ROW
-    return is_behind and operator.shard is Shard.COLUMN and not operator.name.startswith(EXPERT)
+    return is_behind and operator.shard is Shard.COLUMN and not is_of_expert(operator)

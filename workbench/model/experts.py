@@ -30,17 +30,25 @@ class Experts:
 
 def num_experts(layer: Layer) -> int:
     """Experts that a router chooses from; 0 in a layer without."""
-    return len({expert_index(each.name) for each in layer.operators if each.name.startswith(EXPERT)})
+    return len({expert_index(each) for each in layer.operators if is_of_expert(each)})
 
 
-def expert_index(operator_name: str) -> int:
+def is_of_expert(part: Operator | Parameter) -> bool:
+    """Whether it is of one of several experts: it works on rows that a router chose, on one of several ranks.
+
+    Its name says so: a field would change the hashes of plans that exist.
+    """
+    return f".{EXPERT}" in f".{part.name}"
+
+
+def expert_index(operator: Operator) -> int:
     """Which of a layer's experts an operator belongs to."""
-    return int(operator_name.removeprefix(EXPERT).partition(".")[0])
+    return int(operator.name.removeprefix(EXPERT).partition(".")[0])
 
 
-def is_of_expert(parameter: Parameter) -> bool:
-    """Whether it is a weight of one of several experts: those that expert parallelism distributes."""
-    return f".{EXPERT}" in f".{parameter.name}"
+def place_in_expert(operator: Operator) -> str:
+    """What it is to its expert, equal in all of them: `gate_up`, `down`."""
+    return operator.name.removeprefix(EXPERT).partition(".")[2]
 
 
 def with_experts(block: Layer, experts: Experts) -> Layer:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from workbench.cost.execution import SavedInput
 from workbench.cost.model import CostModel
-from workbench.model.experts import EXPERT
+from workbench.model.experts import is_of_expert
 from workbench.model.layer import Layer, LayerKind, Matmul
 from workbench.plan.plan import Plan, Settings, Stage
 
@@ -71,5 +71,5 @@ def can_divide(layer: Layer) -> bool:
     """Whether what a layer does between its products is done token by token, and to one sequence."""
     if layer.kind not in (LayerKind.BLOCK, LayerKind.HEAD) or layer.reads_context:
         return False
-    products = [op for op in layer.operators if isinstance(op, Matmul) and not op.name.startswith(EXPERT)]
+    products = [op for op in layer.operators if isinstance(op, Matmul) and not is_of_expert(op)]
     return not any(product.tokens_scale < 1 for product in products)  # of tokens that merge
