@@ -242,7 +242,8 @@ class Tower:
         projectors: those it can end with; the first is its own.
         is_read: whether its tokens are read by cross-attention, all of them, instead of standing in
             the LLM's sequence.
-        stacked: widths of features that its blocks give besides, each for another layer of the LLM.
+        stacked: features that leave it side by side: its own and those that its blocks give besides, each
+            for another layer of the LLM.
     """
 
     layers: Layers
@@ -251,7 +252,7 @@ class Tower:
     merge: int = 1
     projectors: tuple[Projector, ...] = (Projector.MLP, Projector.LINEAR)
     is_read: bool = False
-    stacked: tuple[int, ...] = ()
+    stacked: int = 1
 
     def up_to(self, feature_layer: int) -> "Tower":
         """The tower whose output is a hidden state: 0 the embedding's, n block n's, -1 the last block's.
@@ -262,7 +263,7 @@ class Tower:
             ValueError: there is no such hidden state, or features of blocks leave it besides.
         """
         states = len(self.layers)
-        if self.stacked:
+        if self.stacked > 1:
             raise ValueError(
                 f"its blocks give features besides: it has no feature_layer, got {feature_layer}"
             )
@@ -279,7 +280,7 @@ class Tower:
         layer = projector_layer(
             Projection(kind=kind, in_width=self.width, out_width=llm_width, norm=self.norm, merge=self.merge)
         )
-        if self.stacked:
+        if self.stacked > 1:
             return self._with_stacked(layer)
         if not self.is_read:
             return layer
@@ -287,12 +288,12 @@ class Tower:
         return replace(layer, operators=operators, emits=TokenCount.IN)
 
     def _with_stacked(self, projector: Layer) -> Layer:
-        """What leaves it beside the features of its blocks."""
-        own, others = projector.out_width, sorted(set(self.stacked))
-        if others != [own]:
-            raise ValueError(f"its blocks give features of width {others[0]}, want an LLM as wide, got {own}")
-        num = 1 + len(self.stacked)
-        return replace(projector, out_width=num * own, stacked=num)
+        """What leaves it beside the features of its blocks, parts of which come with every token."""
+        own, parts = projector.out_width, self.layers[-1].out_width - self.width
+        given = parts * self.merge // (self.stacked - 1)
+        if given != own:
+            raise ValueError(f"its blocks give features of width {given}, want an LLM as wide, got {own}")
+        return replace(projector, out_width=self.stacked * own, stacked=self.stacked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

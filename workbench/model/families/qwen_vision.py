@@ -104,7 +104,7 @@ def _qwen3_vl(config: Config) -> Tower:
         patch_bias=True,
         positions=learned_positions(whole(config, "num_position_embeddings", 2304), width),
     )
-    return replace(tower, stacked=(out,) * len(merged))
+    return replace(tower, stacked=1 + len(merged))
 
 
 def _merged(block: Layer, merge: int, out_width: int) -> Layer:
