@@ -134,7 +134,9 @@ def test_a_save_after_one_that_failed_is_whole(
     assert os.strerror(errno.ENOSPC) in warned[0]
     assert ran.refusal is None
     job = chaos_job.elastic_job(3, num_faults=0, layers_per_rank=4)
-    assert latest_progress(job, root) == ran.saved == Progress(folder=root / "step2", step=2)
+    assert (
+        latest_progress(job, root, warn=pytest.fail) == ran.saved == Progress(folder=root / "step2", step=2)
+    )
     assert [path.name for path in root.iterdir()] == ["step2"]
 
 

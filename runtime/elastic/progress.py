@@ -94,13 +94,19 @@ def _check_saved(heard: Heard) -> None:
             raise ElasticFailed(f"{member}: {told.problem}")
 
 
+def unfinished_saves(root: Path) -> list[Path]:
+    """The saves in a folder that were cut off before their stamp; nothing else that lies there."""
+    return [
+        folder
+        for folder in root.glob("step*")
+        if folder.is_dir() and all(re.fullmatch(UNFINISHED, path.name) for path in folder.iterdir())
+    ]
+
+
 def clear_unfinished(root: Path) -> None:
-    """Remove the saves in a folder that were cut off before their stamp; nothing else that lies there."""
-    for folder in root.glob("step*"):
-        if not folder.is_dir():
-            continue
-        if all(re.fullmatch(UNFINISHED, path.name) for path in folder.iterdir()):
-            shutil.rmtree(folder, ignore_errors=True)
+    """Remove what `unfinished_saves` finds in a folder."""
+    for folder in unfinished_saves(root):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _num_parts(job: ElasticJob) -> int:
@@ -138,7 +144,8 @@ def read_progress(job: ElasticJob, folder: Path) -> Progress:
                 raise TornError(f"{folder / STAMP} has no step, model, owners or parts")
         _check_parts(folder, stamp)
     except TornError as error:
-        raise TornError(f"{folder} holds no whole progress: {error}") from None
+        reason = str(error).replace(f"{folder}/", "")  # named once, it leaves room for the rest of a line
+        raise TornError(f"{folder} holds no whole progress: {reason}") from None
     return Progress(folder=folder, step=step)
 
 

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 from runtime.elastic.history import ElasticFailed, Reshaped, StepDone
 from runtime.elastic.job import ElasticJob, Reduction
 from runtime.elastic.nodes import Nodes
 from runtime.elastic.orders import Moment
-from runtime.elastic.progress import STAMP, Progress, clear_unfinished, read_progress
+from runtime.elastic.progress import STAMP, Progress, clear_unfinished, read_progress, unfinished_saves
 from runtime.elastic.step_data import StepData
 from runtime.elastic.training import ElasticTraining
 from runtime.state.save_folder import written_alone
@@ -107,33 +108,40 @@ def elastic_job(
     )
 
 
-def latest_progress(job: ElasticJob, folder: Path) -> Progress:
+def latest_progress(job: ElasticJob, folder: Path, warn: Callable[[str], None]) -> Progress:
     """The furthest whole save of a folder, or the one that the folder is.
+
+    Args:
+        warn: called for every torn save that is passed over.
 
     Raises:
         ValueError: there is none, all are torn, or it is of another model.
     """
     if (folder / STAMP).is_file():
         return read_progress(job, folder)
-    saves = sorted(path.parent for path in folder.glob(f"*/{STAMP}"))
+    saves = sorted((*(path.parent for path in folder.glob(f"*/{STAMP}")), *unfinished_saves(folder)))
     if not saves:
         raise ValueError(f"{folder}: no whole save in it; want a folder that --checkpoint wrote")
-    torn = []
+    torn: list[str] = []
     for save in sorted(saves, key=_step_of, reverse=True):
         try:
-            return read_progress(job, save)
+            progress = read_progress(job, save)
         except TornError as error:
             torn.append(str(error))
+            continue
+        for reason in torn:
+            warn(f"{reason}; passed over, going on from {save.name} with step {progress.step + 1}")
+        return progress
     raise TornError("; ".join(torn))
 
 
-def _step_of(save: Path) -> int:
-    """That a save says it is of; -1 where it says nothing."""
+def _step_of(save: Path) -> float:
+    """That a save says it is of; infinity where it says nothing, for it may be the furthest."""
     try:
         step = read_stamp(save / STAMP).get("step")
     except TornError:
-        return -1
-    return step if isinstance(step, int) else -1
+        return inf
+    return step if isinstance(step, int) else inf
 
 
 def run_elastic(

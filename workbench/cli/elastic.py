@@ -114,7 +114,7 @@ def elastic_command(
         sharding=sharding,
     )
     trained = elastic_job(found, reads, seed=seed, wait_s=timeout, num_cores=shape.num_cores)
-    start = None if resume is None else latest_progress(trained, resume)
+    start = None if resume is None else latest_progress(trained, resume, warn)
     until = last_step(steps, happens, start)
     begun = 0 if start is None else start.step
     events = events_of(event or (), happens, shape, first=begun, steps=until, warn=warn)
