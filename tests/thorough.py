@@ -202,7 +202,6 @@ THOROUGH = {
     "test_kernels_plan.py::test_room_of_a_table_computes_nothing": 1,
     "test_kernels_tasks.py::test_cutting_where_it_pays_never_costs_much": 0,
     "test_partition.py::test_the_two_methods_agree_on_long_chains": 0,
-    "test_tiled_attention.py::test_a_long_row_takes_what_the_table_says": 1,
 }
 
 

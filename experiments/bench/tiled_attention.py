@@ -1,11 +1,11 @@
 """Attention simulated tile by tile beside what a profile's table says of the same launch.
 
 Ours:    the time of `sim.attention`, which prices attention whose tokens ranks share, over that of the table,
-         which prices all other, where both can tell: one causal row on one rank. 1 would be the same price.
-Setup:   32 heads of queries and 8 of keys, 128 wide, bfloat16, A40 and H100.
-Why:     a tile takes what it takes in a launch of 16,384 tokens; what short rows lose is loads, launches and
-         units that wait for the last one, and the simulation has these alone.
-Goal:    none; no run with shared tokens on GPUs says which of the two is right.
+         which prices all other, where both can tell: one causal row on one rank. 1 is the same price.
+         `anchored`: as plans are priced; `long`: were a tile to take what it takes in a launch of 16,384
+         tokens, with loads, launches and units that wait as all that short rows lose.
+Setup:   32 heads of queries and 8 of keys, 128 wide, bfloat16, A40 and H100; lengths of whole tiles and not.
+Goal:    anchored within 2 %; no run with shared tokens on GPUs says more.
 Run:     python -m experiments.bench.tiled_attention [--json]
 """
 
@@ -17,8 +17,15 @@ import numpy as np
 
 from experiments.harness.command import command_line, finish, print_rows
 from sim.attention.gpu import compute_units
-from sim.attention.policies import Kernel, Wires, launches_of, simulate_attention
-from sim.attention.price import backward_gpu, column_tiles, gpu_of, rank_tiles, row_tiles
+from sim.attention.policies import Gpu, Kernel, Wires, launches_of, simulate_attention
+from sim.attention.price import (
+    anchored_gpus,
+    backward_gpu,
+    column_tiles,
+    gpu_of,
+    rank_tiles,
+    row_tiles,
+)
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.cost.roofline import ATTENTION_BACKWARD_FLOP, Grid, RowWork, Work
@@ -26,7 +33,7 @@ from workbench.masks.builders import causal
 from workbench.model.layer import Attention
 
 DEVICES = ("A40", "H100")
-LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+LENGTHS = (128, 512, 700, 1024, 2048, 3000, 4096, 8192, 16384)
 PRECISION = "bfloat16"
 OPERATOR = Attention(name="attention", num_heads=32, num_kv_heads=8, head_dim=128, causal=True)
 
@@ -36,8 +43,10 @@ class Row(NamedTuple):
 
     device: str
     length: int
-    forward: float
-    backward: float
+    anchored_forward: float
+    anchored_backward: float
+    long_forward: float
+    long_backward: float
 
 
 def rows() -> Iterator[Row]:
@@ -51,31 +60,36 @@ def beside(device: str, cost: CostModel, length: int) -> Row:
     work = Work((RowWork(length, length, length * (length + 1) // 2),))
     forward_s, _ = cost.attention_s(OPERATOR, work, Grid(), PRECISION)
     backward_s = forward_s * ATTENTION_BACKWARD_FLOP / cost.attention_backward_rate(OPERATOR, work, Grid())
-    gpu = gpu_of(cost, OPERATOR, precision=PRECISION, num_units=compute_units(cost.profile.device))
+    num_units = compute_units(cost.profile.device)
+    anchored = anchored_gpus(cost, OPERATOR, work, tp=1, precision=PRECISION, num_units=num_units)
+    long = gpu_of(cost, OPERATOR, precision=PRECISION, num_units=num_units)
+    tiled_s = [*_tiled_s(length, *anchored), *_tiled_s(length, long, backward_gpu(cost, OPERATOR, long))]
+    table_s = (forward_s, backward_s) * 2
+    return Row(device, length, *(tiles / table for tiles, table in zip(tiled_s, table_s, strict=True)))
+
+
+def _tiled_s(length: int, forward: Gpu, backward: Gpu) -> Iterator[float]:
     (tiles,) = rank_tiles(causal(length), [np.arange(length)])
     launches = launches_of(OPERATOR, tp=1, kv_heads_per_launch=OPERATOR.num_kv_heads)
-    tiled_s = [
-        simulate_attention([work_of_blocks], launches, units, Wires(), Kernel()).makespan_s
-        for work_of_blocks, units in (
-            (row_tiles(tiles), gpu),
-            (column_tiles(tiles), backward_gpu(cost, OPERATOR, gpu)),
-        )
-    ]
-    return Row(device, length, tiled_s[0] / forward_s, tiled_s[1] / backward_s)
+    for work_of_blocks, gpu in ((row_tiles(tiles), forward), (column_tiles(tiles), backward)):
+        yield simulate_attention([work_of_blocks], launches, gpu, Wires(), Kernel()).makespan_s
 
 
 def main() -> int:
-    """Print all rows, and the least and most of each device."""
+    """Print all rows, and the least and most of both."""
     options = command_line(__doc__).parse_args()
     found = print_rows(
-        "device  tokens  forward  backward",
+        "device  tokens  anchored: forward  backward  long: forward  backward",
         rows(),
-        lambda row: f"{row.device:6} {row.length:7} {row.forward:8.2f} {row.backward:9.2f}",
+        lambda row: (
+            f"{row.device:6} {row.length:7} {row.anchored_forward:18.3f} {row.anchored_backward:9.3f} "
+            f"{row.long_forward:14.2f} {row.long_backward:9.2f}"
+        ),
     )
     record: dict[str, object] = {"rows": [row._asdict() for row in found]}
-    for device in DEVICES:
-        ratios = [each for row in found if row.device == device for each in (row.forward, row.backward)]
-        record |= {f"{device}_least": min(ratios), f"{device}_most": max(ratios)}
+    for name in ("anchored", "long"):
+        ratios = [getattr(row, f"{name}_{way}") for row in found for way in ("forward", "backward")]
+        record |= {f"{name}_least": min(ratios), f"{name}_most": max(ratios)}
     return finish(record, as_json=options.json)
 
 

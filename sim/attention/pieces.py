@@ -4,7 +4,7 @@ Shape letters: R = query blocks (rows) of the rank, S = slots of key positions, 
 one head, N = pieces of all heads of the launch.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -54,6 +54,10 @@ class UnitTiming:
     def __post_init__(self) -> None:
         if self.tile_s <= 0 or min(self.block_s, self.partial_s, self.merge_s, self.launch_s) < 0:
             raise ValueError(f"unit timing: want tile_s > 0 and the others >= 0, got {self}")
+
+    def scaled(self, factor: float) -> "UnitTiming":
+        """All of it so many times as long."""
+        return UnitTiming(**{each.name: factor * getattr(self, each.name) for each in fields(self)})
 
 
 @dataclass(frozen=True, kw_only=True)

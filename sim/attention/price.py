@@ -1,10 +1,12 @@
 """Attention times for `price`: masks, token shards and a kernel, simulated at a profile's rates.
 
-What a unit takes comes out of the profile: the rate of a long causal launch, the memory
-bandwidth, the link. Everything else is in `sim.attention.policies`.
+What a unit takes comes out of the profile: its attention table, the memory bandwidth, the link.
+Everything else is in `sim.attention.policies`.
 """
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from math import ceil, log2
 
 import numpy as np
 
@@ -14,7 +16,7 @@ from sim.attention.policies import Gpu, Kernel, Launches, Wires, launches_of, si
 from workbench.arrays import Floats, Ints
 from workbench.cost.collectives import Collective
 from workbench.cost.hardware import Link
-from workbench.cost.kernel_times import ELEMENT_BYTES
+from workbench.cost.kernel_times import ELEMENT_BYTES, length_of
 from workbench.cost.model import CostModel
 from workbench.cost.roofline import (
     ATTENTION_BACKWARD_FLOP,
@@ -23,6 +25,7 @@ from workbench.cost.roofline import (
     Work,
     attention_flop,
     key_sum_bytes,
+    operator_tokens,
 )
 from workbench.masks.bitfield import Bitfield, concatenate
 from workbench.masks.tiles import PARTIAL, Tiles, classify
@@ -32,7 +35,7 @@ from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.routing import Routing, routing_of
 from workbench.plan.token_owners import owned_tokens, row_shards
-from workbench.plan.work import row_kind, row_mask
+from workbench.plan.work import even_work_of, row_kind, row_mask
 from workbench.timing.attention import AttentionCall, AttentionTime
 from workbench.timing.grid_links import grid_links
 
@@ -40,10 +43,12 @@ PARTIAL_BYTES = 4  # an unfinished result is kept in float32
 LONG = 16384  # tokens at which the profile's attention rate stands for a full GPU
 LONG_ROW = Work((RowWork(LONG, LONG, LONG * (LONG + 1) // 2),))
 TILE = (128, 128)
+LENGTHS = 64  # an octave, between which rows count as equally long
 MOST_TILES = 20_000_000  # remembered
 _RankTiles = tuple[tuple[Tiles, ...], tuple[int, ...]]  # and number of tokens, of every rank
 _TILES: LruCache[_RankTiles] = LruCache(MOST_TILES, lambda of: sum(len(tiles.columns) for tiles in of[0]) + 1)
 _TIMES: LruCache[AttentionTime] = LruCache(65_536)
+_ANCHORED: LruCache[tuple[Gpu, Gpu]] = LruCache(4096)
 
 
 def weights(tiles: Tiles, partial_tile: float = 1.0) -> Floats:
@@ -147,15 +152,16 @@ class SimulatedAttention:
         num_heads, num_kv_heads = operator.num_heads // stage.tp, operator.num_kv_heads // stage.tp
         per_launch = heads_per_gather(num_heads, num_kv_heads, max(tokens)) if stage.cp > 1 else num_kv_heads
         launches = launches_of(operator, tp=stage.tp, kv_heads_per_launch=per_launch)
-        gpu = gpu_of(self._cost, operator, precision=precision, num_units=self._num_units)
+        work = even_work_of(call.plan, call.microbatch)
+        gpu, backward_gpu = anchored_gpus(
+            self._cost, operator, work, tp=stage.tp, precision=precision, num_units=self._num_units
+        )
         wires = wires_of(self._cost, operator, launches, tokens, precision=precision, link=link)
         rows = [row_tiles(one) for one in tiles]
         columns = [column_tiles(one) for one in tiles]
         forward = simulate_attention(rows, launches, gpu, Wires(gather_s=wires.gather_s), self._kernel)
-        backward = simulate_attention(
-            columns, launches, backward_gpu(self._cost, operator, gpu), wires, self._kernel
-        )
-        reasons = {"attention simulated: tiles at the rate of a causal launch", "backward of attention"}
+        backward = simulate_attention(columns, launches, backward_gpu, wires, self._kernel)
+        reasons = {"attention simulated: tiles at the rate of causal rows", "backward of attention"}
         return AttentionTime(
             forward_s=forward.makespan_s, backward_s=backward.makespan_s, unmeasured=frozenset(reasons)
         )
@@ -181,6 +187,67 @@ def _tiles_of(routing: Routing, microbatch: Microbatch) -> _RankTiles:
 def rank_tiles(keys: Bitfield, owned: Sequence[Ints]) -> tuple[Tiles, ...]:
     """The tiles of each rank's queries, in ascending packed order, against all keys."""
     return tuple(classify(keys.take(tokens), keys, *TILE) for tokens in owned)
+
+
+def anchored_gpus(
+    cost: CostModel, operator: Attention, work: Work, *, tp: int, precision: str, num_units: int
+) -> tuple[Gpu, Gpu]:
+    """GPUs of a forward and of a backward that take for causal rows what the profile's table says of them.
+
+    Rows as long as the work's mean query has keys for, and as many as have its queries. `gpu_of` alone has
+    the rate of a long launch, and short ones lose more than units that wait for the last block; so all that
+    a unit takes is scaled until whole rows on one rank take the table's time. What one rank computes alone,
+    and the table prices, is then no other price than what several ranks share.
+
+    Differs: no tile is faster than the table's fastest launch, so that a bound of all attention is one of
+    tiles as well; rows so short that units have nothing to do are dearer by that.
+
+    Args:
+        work: of the whole microbatch, on all ranks that share it.
+
+    Complexity: O(N log N) of the N blocks of such a launch, once for rows of nearly equal length.
+    """
+    causal, grid = _causal(operator), Grid(tp=tp)
+    mean = max(1.0, length_of(causal, work, grid) - 1)  # a causal row's mean query has half of it, and itself
+    length = round(2.0 ** (round(log2(mean) * LENGTHS) / LENGTHS))
+    num_rows = max(1, round(operator_tokens(causal, work, grid) / length))
+    whole = Work((RowWork(length, length, length * (length + 1) // 2),) * num_rows)
+    shape = operator.num_heads, operator.num_kv_heads, operator.head_dim
+    key = Identity(cost), shape, tp, precision, num_units, length, num_rows
+    return _ANCHORED.get_or(key, lambda: _anchored(cost, causal, whole, grid, precision, num_units))
+
+
+def _anchored(
+    cost: CostModel, causal: Attention, work: Work, grid: Grid, precision: str, num_units: int
+) -> tuple[Gpu, Gpu]:
+    """The same of equal causal rows."""
+    length, num_rows = work.rows[0].tokens_in, len(work.rows)
+    table_s, _ = cost.attention_s(causal, work, grid, precision)
+    backward = ATTENTION_BACKWARD_FLOP / cost.attention_backward_rate(causal, work, grid)
+    most, most_backward = cost.most_attention_flop_per_s(causal, precision)
+    local = launches_of(causal, tp=grid.tp, kv_heads_per_launch=causal.num_kv_heads // grid.tp)
+    launch = replace(local, heads=local.heads * num_rows)
+    rows = np.arange(1.0, ceil(length / TILE[0]) + 1)
+    forward = gpu_of(cost, causal, precision=precision, num_units=num_units)
+    tile_flop = 4.0 * causal.head_dim * TILE[0] * TILE[1]
+    least_s = num_units * tile_flop / most
+    return (
+        _taking(table_s, forward, rows, launch, least_s),
+        _taking(
+            table_s * backward,
+            backward_gpu(cost, causal, forward),
+            rows[::-1],
+            launch,
+            least_s * ATTENTION_BACKWARD_FLOP / most_backward,
+        ),
+    )
+
+
+def _taking(seconds: float, gpu: Gpu, rows: Floats, launch: Launches, least_tile_s: float) -> Gpu:
+    """A GPU as fast as takes so many seconds for a launch of these rows of tiles; none takes a tile less."""
+    now_s = simulate_attention([rows], launch, gpu, Wires(), Kernel()).makespan_s
+    scale = max(seconds / now_s, least_tile_s / gpu.timing.tile_s)
+    return replace(gpu, timing=gpu.timing.scaled(scale))
 
 
 def gpu_of(

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from math import inf
 
 import numpy as np
 
@@ -186,26 +187,33 @@ class KernelTimes:
         return rates
 
     def most_attention_flop_per_s(
-        self, operator: Attention, precision: str, low: Sequence[float], high: Sequence[float]
+        self,
+        operator: Attention,
+        precision: str,
+        between: tuple[Sequence[float], Sequence[float]] | None = None,
     ) -> tuple[float, float]:
         """The same of a fused attention's forward, and the most FLOP/s of its backward over these.
 
         Args:
-            low, high: length and heads of a launch, see `attention_s`.
+            between: least and most of length and heads of a launch, see `attention_s`; None: any.
         """
         run = self.execution
         rate = self.profile.peak(precision) * run.attention_rate * self.clock_share
         rate *= flash_share(run.flash, self.profile.flash_generation)
         if self._attention is not None:
             ratio = operator.num_heads / operator.num_kv_heads
-            held = self._attention.most((*low, ratio), (*high, ratio))
+            held = (
+                self._attention.extremes[1]
+                if between is None
+                else self._attention.most(*((*at, ratio) for at in between))
+            )
             rate *= held / self.profile.peak(self.profile.table_precision)
-        lengths = low[0], high[0]
-        least, _ = self._head_slowdowns.extremes(operator.head_dim, *lengths, causal=operator.causal)
+        (short, *_), (long, *_) = between or ((1.0,), (inf,))
+        least, _ = self._head_slowdowns.extremes(operator.head_dim, short, long, causal=operator.causal)
         factor = run.attention_backward_factor(operator.head_dim)
         if not self._head_backward.covers(operator.head_dim):
             return rate / least, self.profile.attention_backward_rate * factor
-        _, most = self._head_backward.extremes(operator.head_dim, *lengths, causal=operator.causal)
+        _, most = self._head_backward.extremes(operator.head_dim, short, long, causal=operator.causal)
         return rate / least, most * factor
 
     def most_moved_bytes_per_s(self, operator: Pointwise | Lookup | None = None) -> float:

@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,6 @@ from workbench.cost.roofline import (
     ATTENTION_BACKWARD_FLOP,
     Gemm,
     Grid,
-    RowWork,
     Work,
     attention_flop,
     gemm_of,
@@ -30,7 +30,6 @@ from workbench.model.layer import Attention, Layer, Lookup, Matmul, Pointwise, S
 from workbench.schedule.action import Pass
 
 WHOLE = Grid()  # the layer uncut
-LONG = 16384  # tokens of the causal launch at whose rate attention is simulated tile by tile
 
 
 class LeastTime(NamedTuple):
@@ -209,28 +208,13 @@ class LeastTimes:
         while True:
             long = min(2.0 * short, last)
             most = operator.num_heads * max(1.0, queries / short)
-            yield self._cost.most_attention_flop_per_s(
-                operator, self._precision, (short, fewest), (long, most)
-            )
+            between = (short, fewest), (long, most)
+            yield self._cost.most_attention_flop_per_s(operator, self._precision, between)
             if long == last:
                 break
             short = long
-        if self._cuts_tokens:
-            yield self._tiled(operator)
-
-    def _tiled(self, operator: Attention) -> tuple[float, float]:
-        """Of attention that is simulated tile by tile, see `sim.attention.price.gpu_of`."""
-        causal = Attention(
-            name=operator.name,
-            num_heads=operator.num_heads,
-            num_kv_heads=operator.num_kv_heads,
-            head_dim=operator.head_dim,
-            causal=True,
-        )
-        launch = Work((RowWork(LONG, LONG, LONG * (LONG + 1) // 2),))
-        launch_s, _ = self._cost.attention_s(causal, launch, WHOLE, self._precision)
-        rate = attention_flop(causal, launch, WHOLE) / launch_s
-        return rate, self._cost.attention_backward_rate(causal, launch, WHOLE)
+        if self._cuts_tokens:  # simulated tile by tile, see `sim.attention.price.anchored_gpus`
+            yield self._cost.most_attention_flop_per_s(replace(operator, causal=True), self._precision)
 
     def _moved(self, operator: Pointwise | Lookup, work: Work, needs: Needs) -> LeastTime:
         if isinstance(operator, Lookup) and self._cost.execution.lookups is Lookups.PRODUCTS:
