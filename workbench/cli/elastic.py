@@ -1,19 +1,32 @@
 """The command that trains on nodes that come and go: real processes of this machine, killed as told."""
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from workbench.cli.console import warn
 from workbench.cli.job_reading import read_job
 from workbench.cli.options import ExecutionFile, Faults, JobFile, Json, Profile
+from workbench.cost.hardware import Cluster
+from workbench.cost.model import CostModel
+from workbench.elastic.step_events import StepEvents
+from workbench.job.job import Job
 from workbench.job.machines import cost_of
 from workbench.plan.plan import Sharding
-from workbench.strategies.elastic_templates import elastic_templates
+from workbench.strategies.elastic_templates import ElasticTemplates, elastic_templates
 from workbench.units import S_PER_DAY
 from workbench.whole_file import check_writable
+
+if TYPE_CHECKING:
+    from runtime.elastic.job import ElasticJob
+    from runtime.elastic.local_nodes import Shape
+    from runtime.elastic.progress import Progress
+    from runtime.elastic.run import Saving
+    from runtime.elastic.step_data import StepData
+    from workbench.cli.elastic_training import Task
 
 
 def elastic_command(
@@ -68,32 +81,11 @@ def elastic_command(
     as_json: Json = False,
 ) -> None:
     """Train for real on nodes that are killed, warned and join, and say before what a step will take."""
-    from runtime.elastic.forecast import check_waits, forecast_layouts, predict_steps
     from runtime.elastic.local_nodes import Shape, events_of, last_step, parsed_trace
-    from runtime.elastic.run import NUM_SAVES, Saving, elastic_job, latest_progress
-    from runtime.elastic.step_data import drawn, read_folder
-    from runtime.state.save_folder import check_folder
-    from sim.predict import predict
-    from workbench.cli.elastic_training import (
-        PLOT,
-        PREDICTIONS,
-        RECORD,
-        Task,
-        end,
-        print_forecast,
-        print_outcome,
-        run_task,
-    )
+    from runtime.elastic.run import latest_progress
 
-    if checkpoint_every is not None and checkpoint is None:
-        raise ValueError("elastic: --checkpoint-every wants --checkpoint FOLDER")
-    if not 0 < timeout <= S_PER_DAY:
-        raise ValueError(f"elastic: want --timeout > 0 and at most {S_PER_DAY:g} s, got {timeout}")
-    for path in (
-        *((out / name for name in (RECORD, PREDICTIONS, PLOT)) if out else ()),
-        *_inside(checkpoint),
-    ):
-        check_writable(path)
+    _check_flags(timeout, checkpoint, checkpoint_every)
+    _check_outputs(out, checkpoint)
     happens = parsed_trace(trace, step_s, event, notice_s)
     shape = Shape(
         job=read_job(job),
@@ -103,37 +95,115 @@ def elastic_command(
         trace=None if happens is None else happens.trace,
     )
     cost = cost_of(shape.job, profile, execution)
-    whole = shape.on_nodes()
-    reads = drawn(whole, seed) if data is None else read_folder(whole, data)
+    reads = _step_data(shape.on_nodes(), data, seed)
+    planned = _plan(shape, cost, reads, faults=faults, sharding=sharding, seed=seed, wait_s=timeout)
+    start = None if resume is None else latest_progress(planned.job, resume, warn)
+    until = last_step(steps, happens, start)
+    begun = 0 if start is None else start.step
+    events = events_of(event or (), happens, shape, first=begun, steps=until, warn=warn)
+    task = _forecast(planned, events, until)
+    saving = None if checkpoint is None else _saving(planned.job, checkpoint, checkpoint_every)
+    _train(task, start, saving, out, as_json=as_json)
+
+
+def _check_flags(timeout: float, checkpoint: Path | None, checkpoint_every: int | None) -> None:
+    """ValueError where they do not go together, or say no time."""
+    if checkpoint_every is not None and checkpoint is None:
+        raise ValueError("elastic: --checkpoint-every wants --checkpoint FOLDER")
+    if not 0 < timeout <= S_PER_DAY:
+        raise ValueError(f"elastic: want --timeout > 0 and at most {S_PER_DAY:g} s, got {timeout}")
+
+
+def _check_outputs(out: Path | None, checkpoint: Path | None) -> None:
+    """ValueError where a file could not be written in one of the folders, which may not be there yet."""
+    from workbench.cli.elastic_training import PLOT, PREDICTIONS, RECORD
+
+    outputs = [] if out is None else [out / name for name in (RECORD, PREDICTIONS, PLOT)]
+    saved = [] if checkpoint is None else [checkpoint / "progress"]  # any name does
+    for path in (*outputs, *saved):
+        check_writable(path)
+
+
+def _step_data(job: Job, folder: Path | None, seed: int) -> "StepData":
+    """Samples of a folder, or random ones."""
+    from runtime.elastic.step_data import drawn, read_folder
+
+    return drawn(job, seed) if folder is None else read_folder(job, folder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Planned:
+    """What is trained on which templates, and what predicts its steps.
+
+    Args:
+        machine: that all nodes are processes of.
+        cost: of it.
+        looks: steps of a layout that are predicted.
+    """
+
+    found: ElasticTemplates
+    job: "ElasticJob"
+    machine: Cluster
+    cost: CostModel
+    looks: int
+
+
+def _plan(
+    shape: "Shape",
+    cost: CostModel,
+    reads: "StepData",
+    *,
+    faults: int,
+    sharding: Sharding,
+    seed: int,
+    wait_s: float,
+) -> _Planned:
+    """Templates for all numbers of nodes, and the training on them."""
+    from runtime.elastic.run import elastic_job
+
     found = elastic_templates(
         reads.job,
         cost,
         num_nodes=shape.num_nodes,
         num_faults=faults,
-        sharing=ranks_per_stage,
+        sharing=shape.ranks_per_stage,
         sharding=sharding,
     )
-    trained = elastic_job(found, reads, seed=seed, wait_s=timeout, num_cores=shape.num_cores)
-    start = None if resume is None else latest_progress(trained, resume, warn)
-    until = last_step(steps, happens, start)
-    begun = 0 if start is None else start.step
-    events = events_of(event or (), happens, shape, first=begun, steps=until, warn=warn)
-    forecast = forecast_layouts(trained, events, until)
-    simulated = partial(predict, cost=cost)
-    predictions = predict_steps(found, trained, forecast, shape.job.cluster, simulated, reads.looks)
-    check_waits(predictions.values(), timeout)
-    task = Task(
-        found=found, job=trained, events=events, steps=until, forecast=forecast, predictions=predictions
-    )
-    saving = None if checkpoint is None else Saving(folder=checkpoint, every=checkpoint_every)
-    if saving is not None:
-        check_folder(saving.folder, NUM_SAVES * sum(trained.layer_bytes()))
+    trained = elastic_job(found, reads, seed=seed, wait_s=wait_s, num_cores=shape.num_cores)
+    return _Planned(found=found, job=trained, machine=shape.job.cluster, cost=cost, looks=reads.looks)
+
+
+def _forecast(planned: _Planned, events: StepEvents, steps: int) -> "Task":
+    """The layouts that will come, and seconds of a step of each; ValueError where waits end before one."""
+    from runtime.elastic.forecast import check_waits, forecast_layouts, predict_steps
+    from sim.predict import predict
+    from workbench.cli.elastic_training import Task
+
+    found, job = planned.found, planned.job
+    forecast = forecast_layouts(job, events, steps)
+    simulated = partial(predict, cost=planned.cost)
+    predictions = predict_steps(found, job, forecast, planned.machine, simulated, planned.looks)
+    check_waits(predictions.values(), job.wait_s)
+    return Task(found=found, job=job, events=events, steps=steps, forecast=forecast, predictions=predictions)
+
+
+def _saving(job: "ElasticJob", folder: Path, every: int | None) -> "Saving":
+    """Where progress goes; ValueError where it cannot, or the disk has no room for it."""
+    from runtime.elastic.run import NUM_SAVES, Saving
+    from runtime.state.save_folder import check_folder
+
+    saving = Saving(folder=folder, every=every)
+    check_folder(folder, NUM_SAVES * sum(job.layer_bytes()))
+    return saving
+
+
+def _train(
+    task: "Task", start: "Progress | None", saving: "Saving | None", out: Path | None, *, as_json: bool
+) -> None:
+    """Show what is predicted, do it, and show what came of it."""
+    from workbench.cli.elastic_training import end, print_forecast, print_outcome, run_task
+
     print_forecast(task, out, quiet=as_json)
     ran = run_task(task, start, saving, quiet=as_json)
     print_outcome(task, ran, out, as_json=as_json)
     end(ran)
-
-
-def _inside(folder: Path | None) -> tuple[Path, ...]:
-    """A file that could be written in a folder that is to be made."""
-    return () if folder is None else (folder / "progress",)
