@@ -17,6 +17,7 @@ from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.expert_groups import check_expert_degree
 from workbench.plan.kernels import Kernels
 from workbench.plan.key_exchange import check_heads
+from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import KeyExchange, ModuleSettings, Precision, Recompute, Settings, Sharding
 from workbench.schedule.choice import Schedule, usual
 
@@ -56,6 +57,7 @@ class ModuleLayout:
             )
 
 
+_SOUND: LruCache[None] = LruCache(64)  # batches of models
 PLACES = tuple(each.name for each in fields(ModuleLayout))[1:]  # others of a LayoutSpec are settings
 
 
@@ -230,22 +232,28 @@ def _check_batch(job: Job) -> None:
             f"job {job.name!r}: want >= 1 sample, microbatch_samples and replicas, got "
             f"{len(job.batch)}, {job.microbatch_samples} and {job.replicas}"
         )
-    ids = [sample.id for sample in job.batch]
-    if len(set(ids)) != len(ids):
-        twice = next(sample_id for sample_id in ids if ids.count(sample_id) > 1)
-        raise ValueError(f"job {job.name!r}: sample ids must be unique, {twice} is twice")
-    try:
-        check_masks(job.batch)
-        check_lengths(job.model, job.batch)
+    try:  # once for a batch: searches replace everything else of a job, again and again
+        _SOUND.get_or(
+            (Identity(job.model), Identity(job.batch)), lambda: _check_samples(job.model, job.batch)
+        )
     except ValueError as error:
         raise ValueError(f"job {job.name!r}: {error}") from None
-    known = [module.modality for module in job.model.modules]
-    for sample in job.batch:
+
+
+def _check_samples(model: ModelGraph, batch: Sequence[Sample]) -> None:
+    ids = [sample.id for sample in batch]
+    if len(set(ids)) != len(ids):
+        twice = next(sample_id for sample_id in ids if ids.count(sample_id) > 1)
+        raise ValueError(f"sample ids must be unique, {twice} is twice")
+    check_masks(batch)
+    check_lengths(model, batch)
+    known = [module.modality for module in model.modules]
+    for sample in batch:
         for segment in sample.segments:
             if segment.modality not in known:
                 raise ValueError(
-                    f"job {job.name!r}: sample {sample.id} has a segment of modality "
-                    f"{segment.modality!r}, which no module works on; {nearest_of(segment.modality, known)}"
+                    f"sample {sample.id} has a segment of modality {segment.modality!r}, which no module "
+                    f"works on; {nearest_of(segment.modality, known)}"
                 )
 
 
