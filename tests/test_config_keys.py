@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import os
 from dataclasses import fields
 from pathlib import Path
@@ -78,3 +79,15 @@ def test_a_plan_is_made_and_the_key_is_named(tmp_path: Path):
     [line] = [each for each in done.stderr.splitlines() if "num_key_values_heads" in each]
     assert line.startswith("workbench: warning: module 'llm': ")
     assert line.endswith("nearest: 'num_key_value_heads'")
+
+
+def test_a_job_is_drafted_in_the_same_words(tmp_path: Path):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": "llama", "hidden_sizes": 64}), encoding="utf-8")
+    job = tmp_path / "job.yaml"
+    drafted = accept("init", config, "--gpus", "8xH100", "-o", job, "--json")
+    assert json.loads(drafted.stdout)["job"] == str(job)
+    read = accept("layout", job)
+    lines = [each for each in drafted.stderr.splitlines() if "hidden_sizes" in each]
+    assert lines == [each for each in read.stderr.splitlines() if "hidden_sizes" in each]
+    assert [line.rpartition("nearest: ")[2] for line in lines] == ["'hidden_size'"]

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from workbench.cli.console import emit_json, show
+from workbench.cli.job_reading import warn_of_misspelt
 from workbench.cli.options import Json
 from workbench.job.draft import LARGEST_IMAGE_PX, Draft, Train, draft, machines_of
 from workbench.report.tables import listed
@@ -36,6 +37,7 @@ def init_command(
     machines = machines_of(gpus, nodes)
     made = draft(model, machines, train=train, text_tokens=text_tokens, image_px=_pixels(image), data=data)
     write_text(made.text, output)
+    warn_of_misspelt(made.model)
     if as_json:
         emit_json({"job": str(output), **_record(made)})
         return
