@@ -383,3 +383,11 @@ def test_a_transformers_whose_layers_take_no_mask_is_refused(monkeypatch: pytest
         ValueError, match=r"'vision': DINOv2's layers take no attention mask in transformers 5"
     ):
         adapter_of(module_of(CASES["dinov2"]))
+
+
+def test_keys_that_a_configuration_of_qwen2_audio_leaves_out_are_its_own() -> None:
+    """Not those of Whisper, whose layers it has."""
+    small = {"model_type": "qwen2_audio_encoder", "encoder_layers": 1, "d_model": 40}
+    module = module_from_config(small, name="audio", modality="audio", llm_width=8)
+    block = adapter_of(module).build(1)
+    assert sum(weight.numel() for weight in block.parameters()) == module.layers[1].num_parameters

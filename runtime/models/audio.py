@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers.models.qwen2_audio.configuration_qwen2_audio import Qwen2AudioEncoderConfig
 from transformers.models.voxtral.configuration_voxtral import VoxtralEncoderConfig
 from transformers.models.whisper.modeling_whisper import WhisperConfig, WhisperEncoderLayer, sinusoids
 
@@ -118,8 +119,13 @@ class Qwen2AudioAdapter(WhisperAdapter):
     Its layers are Whisper's under the same names, so they are built as Whisper's.
     """
 
+    config_class = Qwen2AudioEncoderConfig
     named_projector = PooledProjectorLayer
     prefixes = ("", "audio_tower.", "model.audio_tower.")
+
+    @property
+    def std(self) -> float:
+        return float(self.config.initializer_range)
 
     def item_size(self, shape: tuple[int, ...]) -> ItemSize:
         tokens, _, _ = super().item_size(shape)
