@@ -1,6 +1,5 @@
 """What an architecture must tell the runtime: how to build each layer, and what its weights are called."""
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from runtime.models.initialise import Fill, constant, normal
 from runtime.models.mixture import Mixture, MixtureKinds
 from runtime.models.separate_experts import SeparateExperts
 from workbench.data.sample import Item, Segment
+from workbench.model.item_tokens import source_config
 from workbench.model.model_graph import Module
 
 # Shape suffixes: T = packed tokens, E = packed tokens of one edge, D = hidden width.
@@ -261,7 +261,7 @@ class Adapter(ABC):
         self.module = module
         self.projector = module.source.projector
         self.feature_layer = module.source.feature_layer
-        self.config = self.configured(json.loads(module.source.config))
+        self.config = self.configured(source_config(module))
         self.config._attn_implementation = ATTENTION
         register_packed_sdpa()
 

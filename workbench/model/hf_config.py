@@ -7,6 +7,7 @@ from typing import Any
 from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
 from workbench.model.composites.composite import LLM, Part, Parts
 from workbench.model.composites.registry import COMPOSITES, take_apart
+from workbench.model.config_aliases import without_aliases
 from workbench.model.config_fields import Config
 from workbench.model.families.family import Ending
 from workbench.model.families.registry import ARCHITECTURES, architecture_of
@@ -72,7 +73,7 @@ def module_from_config(
     try:
         family.check_modality(modality)
         ending = Ending(projector=projector, feature_layer=feature_layer)
-        layers, used = family.layers(config, ending, llm_width)
+        layers, used = family.layers(without_aliases(config), ending, llm_width)
     except ValueError as error:
         raise ValueError(f"module {name!r}: {error}") from None
     source = Source(

@@ -7,6 +7,7 @@ from typing import Any
 
 from workbench.data.corpus import ItemTokens
 from workbench.data.sample import Sample
+from workbench.model.config_aliases import without_aliases
 from workbench.model.families.family import Architecture, Encoder, LanguageModel
 from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.layer import Attention, Layer, Lookup, Matmul, Pointwise
@@ -110,10 +111,10 @@ def family_of(module: Module) -> Architecture | None:
 
 
 def source_config(module: Module) -> dict[str, Any]:
-    """The config.json that the module was made from; empty where it was made from none."""
+    """The config.json that the module was made from, without aliases; empty where it was made from none."""
     if module.source is None:
         return {}
-    return {"model_type": module.source.architecture, **json.loads(module.source.config)}
+    return without_aliases(json.loads(module.source.config) | {"model_type": module.source.architecture})
 
 
 def _latent_tokens(module: Module) -> tuple[int, int] | None:

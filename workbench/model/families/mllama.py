@@ -136,7 +136,7 @@ def _tower(config: Config) -> Tower:
     Attention counts every pair: padding sees patches and patches see padding, as in the model.
     """
     tower = tiling_of(config)
-    num_heads = whole(config, "attention_heads", whole(config, "num_attention_heads", 16))
+    num_heads = whole(config, "attention_heads", 16)
     heads_of(config, width=tower.width, num=num_heads)
     block = vit_block(
         width=tower.width,
