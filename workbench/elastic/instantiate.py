@@ -1,32 +1,46 @@
 """Which pipelines to instantiate from the templates, so that every node works and the step is short."""
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
-from workbench.arrays import Floats, Ints
+from workbench.arrays import Ints
 from workbench.compiled import compiled
 from workbench.elastic.batch_distribution import distribute
-from workbench.elastic.node_specification import TemplateSet
+from workbench.elastic.node_specification import NodeSpecification, TemplateSet
 from workbench.elastic.template import Template
+
+SumSeconds = Callable[[int, int], float]  # of (nodes of a template, pipelines): its gradients' sum over these
+
+
+def unsummed(size: int, num_pipelines: int) -> float:
+    """No time: for pipelines alone, as in the source."""
+    return 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instantiation:
     """Pipelines by their number of nodes, ascending, with the microbatches of each.
 
-    `iteration_s` is the slowest pipeline's, by the templates' formula; the all-reduce between
-    pipelines is not in it.
+    `iteration_s` is the slowest pipeline's, by the templates' formula; `sum_s` is the sum of gradients over
+    all pipelines, behind it.
     """
 
     sizes: tuple[int, ...]
     microbatches: tuple[int, ...]
     iteration_s: float
+    sum_s: float = 0.0
+
+    @property
+    def step_s(self) -> float:
+        return self.iteration_s + self.sum_s
 
     def samples_per_s(self, microbatch: int) -> float:
         """Throughput with that many samples in a microbatch."""
-        return sum(self.microbatches) * microbatch / self.iteration_s
+        return sum(self.microbatches) * microbatch / self.step_s
 
 
 def multisets(sizes: range, num_nodes: int, fewest: int) -> Iterator[tuple[int, ...]]:
@@ -63,23 +77,54 @@ def instantiate(planned: TemplateSet, sizes: Sequence[int], num_microbatches: in
     chosen = tuple(sorted(sizes))
     templates = [planned.of_size(size) for size in chosen]
     counts = distribute([template.microbatch_s for template in templates], num_microbatches)
-    return _with_counts(chosen, templates, counts)
+    return _with_counts(chosen, templates, counts, sum_s=0.0)
 
 
-def fastest(planned: TemplateSet, num_nodes: int, num_microbatches: int) -> Instantiation:
-    """The instantiation with the shortest iteration of all, without enumerating them.
+def fastest(
+    planned: TemplateSet, num_nodes: int, num_microbatches: int, sum_s: SumSeconds = unsummed
+) -> Instantiation:
+    """The instantiation with the shortest step of all, without enumerating them.
 
-    Within a time t a template of n nodes does c_n(t) microbatches; t suffices when some multiset of
-    templates does them all, an unbounded knapsack over (pipelines, nodes). The least t is one of the
-    templates' iteration times with 1..N microbatches, found by bisection.
-    Differs: minimises the slowest pipeline's time itself rather than the variance of Eq. 2.6.
+    A step is its slowest pipeline, then the sum of gradients, which takes as long as for that template of its
+    pipelines that sums longest. Within a time t a template of n nodes does c_n(t) microbatches; t suffices
+    for r pipelines when some multiset of r templates does them all, an unbounded knapsack over (pipelines,
+    nodes). The least t is one of the templates' iteration times with 1..N_b microbatches, found by bisection.
+    A longer t pays only by a shorter sum: over another number of pipelines, or without the templates that
+    sum longest. Ties: the shorter pipelines, then fewest of them, then smallest sizes.
+
+    Differs: minimises the step itself rather than the variance of Eq. 2.6 of the Oobleck chapter, whose
+    steps are pipelines without the sum.
+
+    Args:
+        sum_s: seconds; which templates take longer does not depend on the number of pipelines.
 
     Raises:
         ValueError: fewer nodes than (f + 1) n0, or fewer microbatches than f + 1 pipelines.
 
-    Complexity: O(log(N_b p) x pipelines x nodes x p), compiled.
+    Complexity: O(s x k x log(N_b p) x pipelines x nodes x p), compiled, for s different sums of
+    templates and k times t at which a shorter sum is found; without sums both are 1.
     """
     specification = planned.specification
+    _check(specification, num_nodes, num_microbatches)
+    usable = [size for size in specification.sizes if size <= num_nodes]
+    most = min(num_nodes // specification.smallest, num_microbatches)
+    of_most_s = {size: sum_s(size, most) for size in usable}
+    pipelines = _Pipelines(planned, usable, num_nodes, num_microbatches)
+    best: Instantiation | None = None
+    for limit_s in sorted(set(of_most_s.values()), reverse=True):
+        sizes = [size for size in usable if of_most_s[size] <= limit_s]
+        heaviest = max(sizes, key=of_most_s.__getitem__)
+        sums_s = {count: sum_s(heaviest, count) for count in range(specification.num_faults + 1, most + 1)}
+        best = _better(best, pipelines, sizes, sums_s)
+    if best is None:
+        raise ValueError(
+            f"{num_microbatches} microbatches are fewer than the pipelines that {num_nodes} nodes need with "
+            f"templates of up to {specification.largest}: want a larger global batch"
+        )
+    return best
+
+
+def _check(specification: NodeSpecification, num_nodes: int, num_microbatches: int) -> None:
     if not specification.covers(num_nodes):
         raise ValueError(
             f"{num_nodes} nodes do not hold {specification.num_faults + 1} pipelines of "
@@ -90,40 +135,69 @@ def fastest(planned: TemplateSet, num_nodes: int, num_microbatches: int) -> Inst
             f"{num_microbatches} microbatches cannot be distributed to {specification.num_faults + 1} "
             f"pipelines: want at least {specification.num_faults + 1}"
         )
-    usable = [size for size in specification.sizes if size <= num_nodes]
-    times = {size: planned.of_size(size).iterations_s(num_microbatches) for size in usable}
-    instants = np.unique(np.concatenate(list(times.values())))
-    low, high = 0, instants.size - 1
-    while low < high:
-        middle = (low + high) // 2
-        if _chosen(planned, times, num_nodes, num_microbatches, float(instants[middle])) is not None:
-            high = middle
-        else:
-            low = middle + 1
-    sizes = _chosen(planned, times, num_nodes, num_microbatches, float(instants[low]))
-    if sizes is None:
-        raise ValueError(
-            f"{num_microbatches} microbatches are fewer than the pipelines that {num_nodes} nodes need with "
-            f"templates of up to {specification.largest}: want a larger global batch"
-        )
-    return _filled(planned, sizes, times, float(instants[low]), num_microbatches)
 
 
-def _chosen(
-    planned: TemplateSet,
-    times: dict[int, Floats],
-    num_nodes: int,
-    num_microbatches: int,
-    within_s: float,
-) -> tuple[int, ...] | None:
-    """Sizes that use all nodes and do the batch within a time; fewest pipelines, then smallest sizes."""
-    counts = [int(np.searchsorted(each, within_s, side="right")) for each in times.values()]
-    most = min(num_nodes // planned.specification.smallest, num_microbatches)
-    done, taken = most_work(np.array(list(times), np.int64), np.array(counts, np.int64), most, num_nodes)
-    for replicas in range(planned.specification.num_faults + 1, most + 1):
-        if done[replicas, num_nodes] >= num_microbatches:
-            return _followed(taken, replicas, num_nodes)
-    return None
+def _better(
+    best: Instantiation | None, pipelines: "_Pipelines", sizes: Sequence[int], sums_s: Mapping[int, float]
+) -> Instantiation | None:
+    """The shortest step of pipelines of these sizes, or the best so far where none is shorter.
+
+    Args:
+        sums_s: behind each number of pipelines, ascending ones.
+    """
+    while sums_s:
+        before_s = inf if best is None else best.step_s - min(sums_s.values())
+        within_s = pipelines.least_s(sizes, sums_s, before_s)
+        if within_s is None:
+            break
+        count = min(pipelines.able(sizes, sums_s, within_s), key=sums_s.__getitem__)
+        if best is None or within_s + sums_s[count] < best.step_s:
+            best = pipelines.instantiation(sizes, count, within_s, sums_s[count])
+        sums_s = {other: other_s for other, other_s in sums_s.items() if other_s < sums_s[count]}
+    return best
+
+
+class _Pipelines:
+    """What pipelines do that share all nodes, of templates of some of the sizes."""
+
+    def __init__(
+        self, planned: TemplateSet, sizes: Sequence[int], num_nodes: int, num_microbatches: int
+    ) -> None:
+        self._planned, self._num_nodes, self._num_microbatches = planned, num_nodes, num_microbatches
+        self._times = {size: planned.of_size(size).iterations_s(num_microbatches) for size in sizes}
+        self._instants = np.unique(np.concatenate(list(self._times.values())))
+
+    def least_s(self, sizes: Sequence[int], counts: Collection[int], before_s: float) -> float | None:
+        """The time in which so many pipelines, any of these counts, do the batch; None: not before that."""
+
+        def suffices(index: int) -> bool:
+            return bool(self.able(sizes, counts, float(self._instants[index])))
+
+        end = int(np.searchsorted(self._instants, before_s))
+        if end == 0 or not suffices(end - 1):
+            return None
+        return float(self._instants[bisect_left(range(end - 1), x=True, key=suffices)])
+
+    def able(self, sizes: Sequence[int], counts: Collection[int], within_s: float) -> list[int]:
+        """Those numbers of pipelines that do the batch within a time."""
+        done, _ = self._work(sizes, max(counts), within_s)
+        return [count for count in counts if done[count, self._num_nodes] >= self._num_microbatches]
+
+    def instantiation(self, sizes: Sequence[int], count: int, within_s: float, sum_s: float) -> Instantiation:
+        """So many pipelines that do the batch within a time: the smallest."""
+        _, taken = self._work(sizes, count, within_s)
+        chosen = _followed(taken, count, self._num_nodes)
+        done = [self._does(size, within_s) for size in chosen]
+        templates = [self._planned.of_size(size) for size in chosen]
+        return _with_counts(chosen, templates, _given_back(done, self._num_microbatches), sum_s)
+
+    def _work(self, sizes: Sequence[int], most: int, within_s: float) -> tuple[Ints, Ints]:
+        counts = [self._does(size, within_s) for size in sizes]
+        return most_work(np.array(sizes, np.int64), np.array(counts, np.int64), most, self._num_nodes)
+
+    def _does(self, size: int, within_s: float) -> int:
+        """Microbatches of a pipeline within a time."""
+        return int(self._times[size].searchsorted(within_s, side="right"))
 
 
 def _followed(taken: Ints, replicas: int, num_nodes: int) -> tuple[int, ...]:
@@ -134,28 +208,21 @@ def _followed(taken: Ints, replicas: int, num_nodes: int) -> tuple[int, ...]:
     return tuple(sorted(sizes))
 
 
-def _filled(
-    planned: TemplateSet,
-    sizes: tuple[int, ...],
-    times: dict[int, Floats],
-    within_s: float,
-    num_microbatches: int,
-) -> Instantiation:
-    """Give back what the pipelines could do more than asked, the largest first and one at least kept."""
-    counts = [int(np.searchsorted(times[size], within_s, side="right")) for size in sizes]
-    spare = sum(counts) - num_microbatches
-    for index in reversed(range(len(counts))):
-        given = min(spare, counts[index] - 1)
-        counts[index] -= given
+def _given_back(counts: Sequence[int], num_microbatches: int) -> list[int]:
+    """What pipelines could do without what is more than asked: of the largest first, one at least kept."""
+    kept, spare = list(counts), sum(counts) - num_microbatches
+    for place in reversed(range(len(kept))):
+        given = min(spare, kept[place] - 1)
+        kept[place] -= given
         spare -= given
-    return _with_counts(sizes, [planned.of_size(size) for size in sizes], counts)
+    return kept
 
 
 def _with_counts(
-    sizes: tuple[int, ...], templates: Sequence[Template], counts: Sequence[int]
+    sizes: tuple[int, ...], templates: Sequence[Template], counts: Sequence[int], sum_s: float
 ) -> Instantiation:
     slowest = max(template.iteration_s(count) for template, count in zip(templates, counts, strict=True))
-    return Instantiation(sizes=sizes, microbatches=tuple(counts), iteration_s=slowest)
+    return Instantiation(sizes=sizes, microbatches=tuple(counts), iteration_s=slowest, sum_s=sum_s)
 
 
 @compiled
