@@ -97,12 +97,12 @@ class Told:
 
 
 class Sought(NamedTuple):
-    """What a joint search is of.
+    """What a search is of.
 
     Args:
         job, cost: what is planned, for which machines.
         judging: what is best.
-        planners: whose plans it starts from, and who plans anew.
+        planners: whose plans it ranks; a joint search starts from them, and has them plan anew.
         judge: whom these were held against.
         seed: of all draws.
     """

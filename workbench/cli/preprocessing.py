@@ -3,7 +3,6 @@
 import math
 import signal
 import time
-from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -21,6 +20,7 @@ from workbench.units import ms
 
 if TYPE_CHECKING:
     from runtime.preprocess.images import Rule
+    from runtime.preprocess.server import ServerSettings
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -77,13 +77,10 @@ def serve_command(
     seconds: Annotated[float | None, typer.Option(help="end after that long; default: on interrupt")] = None,
 ) -> None:
     """Hand batches to trainers; images are prepared by processes of this host and any that join."""
-    if seconds is not None and not 0 < seconds < math.inf:
-        raise ValueError(f"serve: --seconds must be > 0 and finite, got {seconds}")
-    if is_open and keys is not None:
-        raise ValueError("serve: --open and --keys exclude each other")
-    from runtime.preprocess.keys import SERVER_FILE, read_server_keys, write_keys
+    _check_serving(seconds, keys, is_open=is_open)
+    from runtime.preprocess.keys import SERVER_FILE, write_keys
     from runtime.preprocess.order import OrderSettings, Reordering
-    from runtime.preprocess.server import Server, ServerSettings
+    from runtime.preprocess.server import ServerSettings
     from runtime.preprocess.server_socket import refuse_open_address
     from runtime.preprocess.stream import Malformed
     from runtime.world.scratch import ScratchFolder
@@ -103,16 +100,39 @@ def serve_command(
         port=port,
     )
     refuse_open_address(host, has_keys=keys is not None)
-    with ExitStack() as held:
-        made = None
-        if keys is None and not is_open:
-            made = held.enter_context(ScratchFolder("preprocess-"))
-            write_keys(made)
-            keys = made / SERVER_FILE
-        server = Server(settings, None if keys is None else read_server_keys(keys))
-        # an exception could be lost in a library's callback
-        asked = held.enter_context(noting(signal.SIGINT, signal.SIGTERM))
-        typer.echo(f"serving {data} at {server.address}")
+    if keys is not None or is_open:
+        _serve(settings, keys, seconds)
+        return
+    with ScratchFolder("preprocess-") as made:
+        write_keys(made)
+        _serve(settings, made / SERVER_FILE, seconds, made=made)
+
+
+def _check_serving(seconds: float | None, keys: Path | None, *, is_open: bool) -> None:
+    """Raise ValueError for no time to serve in, and for keys where everybody is let in."""
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise ValueError(f"serve: --seconds must be > 0 and finite, got {seconds}")
+    if is_open and keys is not None:
+        raise ValueError("serve: --open and --keys exclude each other")
+
+
+def _serve(
+    settings: "ServerSettings", keys: Path | None, seconds: float | None, *, made: Path | None = None
+) -> None:
+    """Serve for so long, or until an interrupt.
+
+    Args:
+        keys: the server's; None: whoever is on this machine may connect.
+        seconds: None: until an interrupt.
+        made: folder with the keys of the others, where they are of this run.
+    """
+    from runtime.preprocess.keys import read_server_keys
+    from runtime.preprocess.server import Server
+
+    server = Server(settings, None if keys is None else read_server_keys(keys))
+    # an exception could be lost in a library's callback
+    with noting(signal.SIGINT, signal.SIGTERM) as asked:
+        typer.echo(f"serving {settings.folder} at {server.address}")
         if made is not None:
             typer.echo(f"keys of producers, trainers and readers, while it runs: {made}")
         end_s = math.inf if seconds is None else time.monotonic() + seconds

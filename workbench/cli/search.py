@@ -12,6 +12,7 @@ from workbench.cli.judging import JudgeFlag, planners_by
 from workbench.cli.options import Json, takes
 from workbench.cli.planning import Wanted
 from workbench.cli.searching import Drawn, NoCache, check_drawable, draw, judging, kept_results, searched
+from workbench.job.job import Job
 from workbench.plan.codec import loads
 from workbench.planner.judged import JudgedBy
 from workbench.planner.strategy_spec import Planner
@@ -19,6 +20,7 @@ from workbench.report.progress import ticking
 from workbench.report.search_tables import fits_text, search_table
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.search.drive import for_seconds_too, with_ranks, with_schedules
+from workbench.search.kept_results import Kept, KeptResults
 from workbench.search.objectives.asked import Asked
 from workbench.search.objectives.objective import Objective
 from workbench.search.objectives.template_plans import NAME as TEMPLATES
@@ -59,14 +61,7 @@ def search_command(
     """Plan a job with every strategy, and with every schedule asked for; simulate all plans and rank them."""
     if pareto is not None:
         check_drawable(pareto)
-    wanted.check_seed(
-        {
-            "--sizes": wanted.sizes is not None,
-            "--batches": asked.batches is not None,
-            "--mtbf": asked.mtbf is not None,
-            "--joint": told.joint,
-        }
-    )
+    _check_seed(wanted, asked, told)
     if told.joint:
         _check_joint({"--schedule": schedule, "--ranks": ranks})
     else:
@@ -77,23 +72,17 @@ def search_command(
     judged = judging(objective, asked, job, planned, cost, drawn)
     results = None if no_cache else kept_results()
     if told.joint:
-        names = (*PLANNERS, *(PRICED if planned.has_prices else ()))
-        planners = _varied(planners_by(judge, names), objective, (), asked)
+        planners = _varied(_planners(judge, is_priced=planned.has_prices), objective, (), asked)
         sought = Sought(planned, cost, judged, planners, judge, wanted.seed)
         best, emit = search_jointly(sought, told, results, pareto, as_json=as_json)
         if output is not None:
             wanted.write(best, planned, output)
         emit()
         return
-    names = (*PLANNERS, *(PRICED if objective.is_money else ()))
-    planners = with_schedules(planners_by(judge, names), [usual(kind) for kind in schedule or ()])
-    if objective is Objective.TRAINING and not ranks and not planned.pools:
-        ranks = _shares(planned.usable_ranks)
-    planners = _varied(planners, objective, ranks or (), asked)
-    with ticking("searching", len(planners), quiet=as_json) as ticker:
-        found = searched(planned, cost, planners, judged, ticker.at, results, judge)
-    for line in found.record["warnings"]:
-        warn(line)
+    planners = _planners(judge, is_priced=objective.is_money)
+    planners = with_schedules(planners, [usual(kind) for kind in schedule or ()])
+    planners = _varied(planners, objective, ranks or _usual_ranks(objective, planned), asked)
+    found = _search_each(Sought(planned, cost, judged, planners, judge, wanted.seed), results, quiet=as_json)
     written = []
     if output is not None:
         wanted.write(loads(found.best_plan), planned, output)
@@ -103,11 +92,28 @@ def search_command(
     print_result(found.record, fits_text(found.record), search_table(found.record), *written, as_json=as_json)
 
 
+def _check_seed(wanted: Wanted, asked: Asked, told: Told) -> None:
+    """Raise ValueError for a seed where nothing of a search is drawn."""
+    wanted.check_seed(
+        {
+            "--sizes": wanted.sizes is not None,
+            "--batches": asked.batches is not None,
+            "--mtbf": asked.mtbf is not None,
+            "--joint": told.joint,
+        }
+    )
+
+
 def _check_joint(said: Mapping[str, object]) -> None:
     """Raise ValueError for what only a search without --joint takes."""
     flag = next((name for name, value in said.items() if value), None)
     if flag is not None:
         raise ValueError(f"search: --joint searches everything itself, got {flag}; want one of the two")
+
+
+def _planners(judge: JudgedBy, *, is_priced: bool) -> dict[str, Planner]:
+    """Of all strategies; of those that look at prices where they count."""
+    return planners_by(judge, (*PLANNERS, *(PRICED if is_priced else ())))
 
 
 def _varied(
@@ -123,6 +129,19 @@ def _varied(
     return found
 
 
-def _shares(num_ranks: int) -> list[int]:
-    """All, a half and a quarter of them."""
-    return sorted({num_ranks, max(1, num_ranks // 2), max(1, num_ranks // 4)}, reverse=True)
+def _usual_ranks(objective: Objective, job: Job) -> Sequence[int]:
+    """Numbers of ranks to try where none are asked for: for a training's price all, a half and a quarter."""
+    if objective is not Objective.TRAINING or job.pools:
+        return ()
+    num = job.usable_ranks
+    return sorted({num, max(1, num // 2), max(1, num // 4)}, reverse=True)
+
+
+def _search_each(sought: Sought, results: KeptResults | None, *, quiet: bool) -> Kept:
+    """What comes of a plan by every planner; its warnings are told."""
+    job, cost, judged, planners, judge, _ = sought
+    with ticking("searching", len(planners), quiet=quiet) as ticker:
+        found = searched(job, cost, planners, judged, ticker.at, results, judge)
+    for line in found.record["warnings"]:
+        warn(line)
+    return found
