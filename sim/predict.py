@@ -20,7 +20,6 @@ from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.schedule.action import Action
 from workbench.timing.accept import judged
-from workbench.timing.attention import AttentionCall, AttentionModel, AttentionTime
 from workbench.timing.doubts import doubts_of
 from workbench.timing.interval import Doubt, interval
 from workbench.timing.price import Price, price
@@ -52,7 +51,7 @@ def predict(
 ) -> Trace:
     """Simulate a plan with the prices of a cost model; what was not measured stands in the details.
 
-    On a GPU, attention of token shards is simulated tile by tile.
+    On a GPU, attention whose tokens ranks share is simulated tile by tile.
 
     Args:
         overlapped: sums of gradients that start within a backward, see `sim.step.engine.simulate`.
@@ -87,7 +86,7 @@ def doubts_of_plan(lowered: Lowered, cost: CostModel) -> tuple[Doubt, ...]:
 
 def prices_of(lowered: Lowered, cost: CostModel) -> Price:
     """What `predict` prices the plan's actions at."""
-    return price(lowered, cost, attention=_attention(lowered.plan, cost))
+    return price(lowered, cost, attention=attention_of(lowered.plan, cost))
 
 
 def step_s(lowered: Lowered, cost: CostModel) -> float:
@@ -147,17 +146,3 @@ def iteration_s(lowered: Lowered, prices: Price, orders: Orders | None = None) -
 def _of_more(lowered: Lowered, orders: Orders) -> MoreMicrobatches:
     """Compiled once: a row is timed at several prices."""
     return MoreMicrobatches(lowered, orders)
-
-
-def _attention(plan: Plan, cost: CostModel) -> AttentionModel | None:
-    """Simulated attention, each stage's on the kind of device that its ranks are."""
-    devices = dict.fromkeys(node.device for node in plan.cluster.nodes)
-    models = {device: attention_of(plan, cost.on(device)) for device in devices}
-    if len(models) == 1 or not any(models.values()):
-        return next(iter(models.values()))
-
-    def by_device(call: AttentionCall) -> AttentionTime | None:
-        model = models[plan.cluster.device_of(call.stage.flat_ranks)]
-        return None if model is None else model(call)
-
-    return by_device

@@ -5,20 +5,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sim.attention.gpu import COMPUTE_UNITS
 from sim.attention.pieces import Order, Split
 from sim.attention.policies import Kernel, Launches, Wires, simulate_attention
 from sim.attention.price import (
     SimulatedAttention,
+    attention_of,
     column_tiles,
     gpu_of,
     rank_tiles,
     row_tiles,
     weights,
 )
+from sim.predict import prices_of
 from tests.plans import disjoint_plan, finish
 from workbench.balance.tokens.policies import contiguous, longest_first, zigzag
+from workbench.cost.hardware import Cluster, Node
 from workbench.cost.model import CostModel
-from workbench.cost.profile import ideal_profile
+from workbench.cost.profile import ideal_profile, load_profile
 from workbench.data.sample import Item, Sample, Segment
 from workbench.masks.bitfield import dense
 from workbench.masks.builders import causal, full
@@ -27,7 +31,7 @@ from workbench.masks.tiles import classify, row_work
 from workbench.model.layer import Attention, Layer, LayerKind, Matmul, TokenCount
 from workbench.model.model_graph import ModelGraph, Module
 from workbench.plan.lower import lower
-from workbench.plan.plan import Microbatch, Plan, TokenShard
+from workbench.plan.plan import Microbatch, Plan, Precision, TokenShard
 from workbench.plan.routing import routing_of
 from workbench.plan.token_owners import owned_tokens
 from workbench.timing.attention import AttentionCall, AttentionTime
@@ -236,3 +240,39 @@ def test_a_partial_tile_is_no_cheaper_than_a_full_one():
         weights(tiles, 0.5)
     with pytest.raises(ValueError, match="slots of key positions: want >= 1, got 0"):
         row_tiles(tiles, num_slots=0)
+
+
+def on_gpus(plan: Plan, device: str) -> Plan:
+    link = load_profile("A40").machine_link("intra").link
+    node = Node(device=device, num_ranks=8, memory_bytes=1 << 36)
+    return replace(
+        plan,
+        cluster=Cluster(name="gpus", nodes=(node,), intra=link, inter=link),
+        settings=replace(plan.settings, precision=Precision.BFLOAT16),
+    )
+
+
+def gpu_prices(plan: Plan, cost: CostModel) -> dict[str, float]:
+    return {str(action): s for action, s in prices_of(lower(plan), cost).durations_s.items()}
+
+
+@pytest.mark.parametrize("device", sorted(COMPUTE_UNITS))
+def test_zigzag_by_hand_and_by_default_are_one_plan_at_one_price(device):
+    cost = CostModel(load_profile(device))
+    by_default, by_hand = (on_gpus(plan_of(2, owners), device) for owners in (None, zigzag(np.ones(8), 2)))
+    assert gpu_prices(by_default, cost) == gpu_prices(by_hand, cost)
+
+
+def test_a_stage_is_priced_on_its_own_device():
+    """Where pools of other devices stand beside the first one's."""
+    shards = zigzag(np.ones(8), 2)
+    beside = CostModel(load_profile("A40"), beside={"H100": CostModel(load_profile("H100"))})
+    on_h100 = on_gpus(plan_of(2, shards), "H100")
+    assert gpu_prices(on_h100, beside) == gpu_prices(on_h100, beside.on("H100"))
+
+
+def test_devices_of_unknown_units_are_left_to_the_table():
+    cost = CostModel(load_profile("H20"))
+    plan = on_gpus(plan_of(2), "H20")
+    assert attention_of(plan, cost) is None
+    assert attention_of(on_gpus(plan_of(1), "A40"), CostModel(load_profile("A40"))) is None

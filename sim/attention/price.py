@@ -10,7 +10,7 @@ from math import ceil, log2
 
 import numpy as np
 
-from sim.attention.gpu import COMPUTE_UNITS, compute_units
+from sim.attention.gpu import COMPUTE_UNITS
 from sim.attention.pieces import UnitTiming
 from sim.attention.policies import Gpu, Kernel, Launches, Wires, launches_of, simulate_attention
 from workbench.arrays import Floats, Ints
@@ -32,7 +32,7 @@ from workbench.masks.tiles import PARTIAL, Tiles, classify
 from workbench.model.layer import Attention, TokenCount
 from workbench.plan.gathered_heads import heads_per_gather
 from workbench.plan.lru_cache import Identity, LruCache
-from workbench.plan.plan import Microbatch, Plan
+from workbench.plan.plan import Microbatch, Plan, Stage
 from workbench.plan.routing import Routing, routing_of
 from workbench.plan.token_owners import owned_tokens, row_shards
 from workbench.plan.work import even_work_of, row_kind, row_mask
@@ -82,15 +82,17 @@ def _rows(tiles: Tiles) -> Ints:
 
 
 def attention_of(plan: Plan, cost: CostModel) -> "SimulatedAttention | None":
-    """What to hand to `price`: simulated attention where token shards decide it.
+    """What to hand to `price`: simulated attention where ranks share tokens.
 
-    None without token shards, and on devices whose compute units nobody listed: there the
-    rates of whole kernels, or measured layers, are all there is. So they are for stages of the
-    plan whose tokens one rank has, as in a plan without any shards.
+    Stages on devices whose compute units nobody listed are left to the rates of whole kernels, or measured
+    layers, which are all there is; so are stages whose tokens one rank has. None where all stages are.
     """
-    if not plan.token_shards or cost.profile.device not in COMPUTE_UNITS:
-        return None
-    return SimulatedAttention(cost, only_shared=True)
+    shared = (_machine(plan, stage, cost).profile.device for stage in plan.stages if stage.cp > 1)
+    return SimulatedAttention(cost, only_shared=True) if any(d in COMPUTE_UNITS for d in shared) else None
+
+
+def _machine(plan: Plan, stage: Stage, cost: CostModel) -> CostModel:
+    return cost.on(plan.cluster.device_of(stage.flat_ranks))
 
 
 class SimulatedAttention:
@@ -104,7 +106,7 @@ class SimulatedAttention:
     Args:
         cost: rates, bandwidth and links.
         kernel: order, split and streams of the launches.
-        num_units: compute units of a GPU; None: as `compute_units` knows the profile's device.
+        num_units: compute units of a GPU; None: as `COMPUTE_UNITS` knows a stage's device.
         only_shared: gives None also for stages without context-parallel ranks.
     """
 
@@ -118,7 +120,7 @@ class SimulatedAttention:
     ) -> None:
         self._cost, self._only_shared = cost, only_shared
         self._kernel = kernel or Kernel()
-        self._num_units = num_units or compute_units(cost.profile.device)
+        self._num_units = num_units
         self._routing: Routing | None = None
         self._tiles: dict[tuple[object, ...], _RankTiles] = {}
 
@@ -134,6 +136,10 @@ class SimulatedAttention:
         whole = operator.tokens is TokenCount.IN and operator.tokens_scale == 1.0
         if operator.num_keys is not None or not whole:
             return None
+        cost = _machine(call.plan, stage, self._cost)
+        num_units = self._num_units or COMPUTE_UNITS.get(cost.profile.device)
+        if num_units is None:
+            return None
         if self._routing is None or call.plan is not self._routing.plan:  # what is known is of one plan
             self._routing, self._tiles = routing_of(call.plan), {}
         link = grid_links(call.plan.cluster, stage).context
@@ -142,21 +148,23 @@ class SimulatedAttention:
         if name not in self._tiles:
             self._tiles[name] = _rank_tiles(self._routing, microbatch)
         tiles = self._tiles[name]
-        key = Identity(tiles), stage.tp, stage.cp, shape, link, call.plan.settings.precision, self.identity
-        return _TIMES.get_or(key, lambda: self._time(call, *tiles, link))
+        machine = Identity(cost), self._kernel, num_units
+        key = Identity(tiles), stage.tp, stage.cp, shape, link, call.plan.settings.precision, machine
+        return _TIMES.get_or(key, lambda: self._time(call, tiles, link, cost, num_units))
 
     def _time(
-        self, call: AttentionCall, tiles: tuple[Tiles, ...], tokens: tuple[int, ...], link: Link | None
+        self, call: AttentionCall, rank_tiles: _RankTiles, link: Link | None, cost: CostModel, num_units: int
     ) -> AttentionTime:
+        tiles, tokens = rank_tiles
         operator, stage, precision = call.operator, call.stage, str(call.plan.settings.precision)
         num_heads, num_kv_heads = operator.num_heads // stage.tp, operator.num_kv_heads // stage.tp
         per_launch = heads_per_gather(num_heads, num_kv_heads, max(tokens)) if stage.cp > 1 else num_kv_heads
         launches = launches_of(operator, tp=stage.tp, kv_heads_per_launch=per_launch)
         work = even_work_of(call.plan, call.microbatch)
         gpu, backward_gpu = anchored_gpus(
-            self._cost, operator, work, tp=stage.tp, precision=precision, num_units=self._num_units
+            cost, operator, work, tp=stage.tp, precision=precision, num_units=num_units
         )
-        wires = wires_of(self._cost, operator, launches, tokens, precision=precision, link=link)
+        wires = wires_of(cost, operator, launches, tokens, precision=precision, link=link)
         rows = [row_tiles(one) for one in tiles]
         columns = [column_tiles(one) for one in tiles]
         forward = simulate_attention(rows, launches, gpu, Wires(gather_s=wires.gather_s), self._kernel)
