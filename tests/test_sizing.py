@@ -76,6 +76,28 @@ def test_within_a_budget_the_fastest_is_chosen() -> None:
     assert chosen.gpus == 4
 
 
+def test_more_gpus_may_be_the_cheaper_ones() -> None:
+    """What is too dear for want of memory: 18 dollars on one, 6 on two, 7 on four, 9 on eight."""
+    times = {1: 18.0, 2: 3.0, 4: 1.75, 8: 1.125, 16: 1.0}
+    within = Goal(tokens=1, budget_dollars=8)
+    found = sized(within, iter(times), lambda gpus: training(gpus, times[gpus]))
+    assert [each.gpus for each in found] == [1, 2, 4, 8]
+    assert answer(within, found) == found[2]
+    in_time_too = Goal(tokens=1, budget_dollars=8, deadline_s=20000)
+    found = sized(in_time_too, iter(times), lambda gpus: training(gpus, times[gpus]))
+    assert answer(in_time_too, found) == found[-1]
+    assert found[-1].gpus == 2
+
+
+def test_a_number_that_divides_badly_ends_nothing() -> None:
+    """Five GPUs are used as four; eight are tried, and found."""
+    times = {1: 8.0, 2: 4.5, 3: 3.2, 4: 2.5, 5: 2.5, 6: 2.2, 7: 2.2, 8: 1.5}
+    for goal in (Goal(tokens=1, deadline_s=2000), Goal(tokens=1, budget_dollars=1e6)):
+        found = sized(goal, iter(times), lambda gpus: training(gpus, times[gpus]))
+        assert answer(goal, found) == found[-1]
+        assert found[-1].gpus == 8
+
+
 def test_more_gpus_are_tried_while_none_fits_and_no_more_when_they_do_not_help() -> None:
     times = {1: None, 2: None, 4: 5.0, 8: 5.0, 16: 1.0}
     found = sized(Goal(tokens=1, deadline_s=1), iter(times), lambda gpus: training(gpus, times[gpus]))
@@ -144,7 +166,7 @@ def test_the_command_answers_first(path: Path) -> None:
 def test_where_nothing_does_it_the_nearest_is_said(path: Path) -> None:
     done = size(path, "--tokens", 1e15, "--strategy", "fsdp", "--gpus", 2, "--deadline", "1m")
     assert done.exit_code == 1
-    assert done.stdout.startswith("no number of GPUs up to 2 does it; nearest: 2 GPUs, strategy fsdp, ")
+    assert done.stdout.startswith("no number of GPUs tried (2) does it; nearest: 2 GPUs, strategy fsdp, ")
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def size_command(
 ) -> None:
     """Say how many GPUs of the job's kind a training wants, and which plan, for a deadline or a budget.
 
-    The batch stays as it is. Exit code 1 where no number of GPUs does it.
+    The batch stays as it is. Exit code 1 where no number of GPUs tried does it.
     """
     goal = Goal(
         tokens=tokens,

@@ -58,7 +58,8 @@ def answer_text(chosen: Training | None, goal: Goal, found: Sequence[Training]) 
     nearest = min(
         planned, key=lambda each: each.seconds if goal.deadline_s is not None else each.dollars or 0.0
     )
-    return f"no number of GPUs up to {found[-1].gpus} does it; nearest: {nearest.gpus} GPUs, {_told(nearest)}"
+    tried = ", ".join(str(each.gpus) for each in found)
+    return f"no number of GPUs tried ({tried}) does it; nearest: {nearest.gpus} GPUs, {_told(nearest)}"
 
 
 def duration_text(seconds: float) -> Figure:

@@ -118,10 +118,11 @@ def on_gpus(job: Job, count: int) -> Job:
 
 
 def sized(goal: Goal, counts: Iterator[int], train: Callable[[int], Training]) -> tuple[Training, ...]:
-    """Trainings on growing clusters, until one meets the goal or more GPUs help no more.
+    """Trainings on growing clusters, until one meets the deadline or more GPUs help no more.
 
-    More help no more where the fastest plan is not faster on twice as many; within a budget alone, the last
-    one that is paid for is the fastest.
+    More help no more where the fastest plan is not faster than on half as many, and where one that is too
+    dear, and in time if there is a deadline, is no cheaper either: memory to spare may make twice as many the
+    cheaper ones. Within a budget alone, the last one that is paid for is the fastest.
 
     Args:
         counts: of GPUs, ascending.
@@ -130,14 +131,25 @@ def sized(goal: Goal, counts: Iterator[int], train: Callable[[int], Training]) -
     found: list[Training] = []
     for count in counts:
         made = train(count)
+        before = next((each for each in reversed(found) if 2 * each.gpus <= count), None)
         found.append(made)
-        before = found[-2].seconds if len(found) > 1 else math.inf
-        is_slower = made.record is not None and made.seconds >= before
-        is_in_time = goal.deadline_s is not None and made.seconds <= goal.deadline_s
-        is_unpaid = goal.budget_dollars is not None and made.record is not None and not made.meets(goal)
-        if is_slower or is_in_time or (is_unpaid and goal.deadline_s is None):
+        if made.record is None:
+            continue
+        if goal.deadline_s is not None and made.meets(goal):
+            break
+        if before is not None and _helps_no_more(made, before, goal):
             break
     return tuple(found)
+
+
+def _helps_no_more(made: Training, before: Training, goal: Goal) -> bool:
+    """Whether a plan is no faster than one on half as many GPUs, or too dear and no cheaper."""
+    if made.seconds >= before.seconds:
+        return True
+    is_awaited = goal.deadline_s is not None and made.seconds > goal.deadline_s
+    if goal.budget_dollars is None or is_awaited or made.dollars is None or before.dollars is None:
+        return False
+    return goal.budget_dollars < made.dollars >= before.dollars
 
 
 def answer(goal: Goal, found: tuple[Training, ...]) -> Training | None:
