@@ -3,16 +3,25 @@
 import random
 from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.bench.small_templates import random_chain
+from runtime.elastic.local_nodes import Shape
+from runtime.elastic.replan import start_layout
+from runtime.elastic.run import elastic_job
+from runtime.elastic.step_data import drawn
+from tests.command_line import JOB
 from tests.examples import examples
 from workbench.elastic.chain import LayerChain
 from workbench.elastic.instantiate import SumSeconds, fastest, multisets
 from workbench.elastic.node_specification import TemplateSet, plan_templates
+from workbench.job.job import load_job
+from workbench.job.machines import cost_of
+from workbench.strategies.elastic_templates import elastic_templates
 
 NODES, MICROBATCHES = 6, 7
 
@@ -76,3 +85,24 @@ def test_a_sum_that_takes_longer_than_it_saves_is_not_chosen():
     assert (found.iteration_s, found.sum_s, found.step_s) == (32.0, 4.0, 36.0)
     assert found.samples_per_s(3) == 1.0
     assert 24.0 + sum_s(1, 6) == 44.0
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Shape:
+    """Six nodes of one rank, over a link on which the sum of gradients is most of a step."""
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        JOB.replace("gb_per_s: 1.0", "gb_per_s: 1.0e-3").replace("  samples: 4\n", "  samples: 6\n")
+    )
+    return Shape(job=load_job(path), nodes=NODES, ranks_per_node=1, trace=None)
+
+
+def test_a_job_and_its_training_take_the_pipelines_whose_step_is_the_shortest(slow: Shape):
+    cost, whole = cost_of(slow.job, None, None), slow.on_nodes()
+    templates = elastic_templates(whole, cost, num_nodes=NODES, num_faults=1)
+    found = templates.at(NODES)
+    assert found.step_s == pytest.approx(shortest_s(templates.planned, 6, templates.sum_s), rel=1e-12)
+    assert len(whole.batch) / templates.samples_per_s(NODES) == found.step_s
+    assert found.sizes != fastest(templates.planned, NODES, 6).sizes
+    job = elastic_job(templates, drawn(whole, 0), seed=0, wait_s=5.0, num_cores=2)
+    assert start_layout(job, [f"node{index}" for index in range(NODES)]).sizes == found.sizes

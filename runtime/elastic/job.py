@@ -15,6 +15,7 @@ from runtime.step.optimizer import OptimizerSettings
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.data.sample import Sample
 from workbench.elastic.batch_distribution import distribute
+from workbench.elastic.instantiate import SumSeconds, unsummed
 from workbench.elastic.layout import NodeLayout
 from workbench.elastic.model_chain import ModelChain
 from workbench.elastic.node_specification import TemplateSet
@@ -62,6 +63,7 @@ class ElasticJob:
             of its optimizer state (parameters), brought together layer by layer for use.
         batch: samples of a step, the same number each.
         samples_per_microbatch: microbatches are assigned to pipelines by the time of their templates.
+        sum_s: of gradients over pipelines, by which the fastest are chosen.
         reduction: when gradients are summed; the sums are the same. Those of sharded weights are
             always reduce-scattered, and then added up, layer by layer.
         source: data by sample id.
@@ -81,6 +83,7 @@ class ElasticJob:
     source: DataSource
     data: str | None = None
     samples_per_microbatch: int = 1
+    sum_s: SumSeconds = unsummed
     sharding: Sharding = Sharding.NONE
     seed: int = 0
     precision: Precision = Precision.FLOAT32

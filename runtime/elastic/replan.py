@@ -32,7 +32,7 @@ def start_layout(job: ElasticJob, nodes: Sequence[str]) -> NodeLayout:
     need = job.templates.specification.threshold
     if len(nodes) < need:
         raise CannotContinueError(f"{len(nodes)} nodes are left, {need} are needed to start")
-    return first_layout(nodes, fastest(job.templates, len(nodes), job.num_microbatches).sizes)
+    return first_layout(nodes, _fastest_sizes(job, len(nodes)))
 
 
 def after_loss(
@@ -47,7 +47,7 @@ def after_loss(
     after = layout if not lost else survive(job.templates, layout, lost, layer_bytes, joining).layout
     if joining:
         new = [node for node in joining if node not in after.nodes]
-        sizes = fastest(job.templates, after.num_nodes + len(new), job.num_microbatches).sizes
+        sizes = _fastest_sizes(job, after.num_nodes + len(new))
         after = join(job.templates, after, new, sizes, layer_bytes).layout
     copies = copies_between(job.templates, layout, after, lost, layer_bytes)
     return Replanned(layout=after, moves=moves_between(job, layout, after, copies, after))
@@ -63,6 +63,10 @@ def after_warning(job: ElasticJob, layout: NodeLayout, leaving: Collection[str])
     return Replanned(
         layout=drained.layout, moves=moves_between(job, layout, drained.layout, drained.copies, layout)
     )
+
+
+def _fastest_sizes(job: ElasticJob, num_nodes: int) -> tuple[int, ...]:
+    return fastest(job.templates, num_nodes, job.num_microbatches, job.sum_s).sizes
 
 
 def write_plan(job: ElasticJob, layout: NodeLayout, step: int, path: Path) -> None:

@@ -99,6 +99,7 @@ def elastic_job(
         source=data.source,
         data=data.name,
         samples_per_microbatch=found.job.microbatch_samples,
+        sum_s=found.sum_s,
         sharding=found.sharding,
         seed=seed,
         precision=found.job.settings.precision,

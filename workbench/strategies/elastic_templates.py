@@ -10,7 +10,7 @@ from workbench.cost.node_copy import node_copy_s
 from workbench.elastic.instantiate import Instantiation, fastest
 from workbench.elastic.model_chain import ModelChain, chain_order, model_chain
 from workbench.elastic.node_specification import TemplateSet, plan_templates
-from workbench.elastic.template import Template, TemplateStage
+from workbench.elastic.template import Template
 from workbench.job.job import Job
 from workbench.memory.layer import StateBytes
 from workbench.plan.plan import Sharding
@@ -101,21 +101,16 @@ class ElasticTemplates:
         return tuple(found)
 
     def at(self, num_nodes: int) -> Instantiation:
-        """The fastest pipelines on that many nodes.
+        """The pipelines with the shortest step on that many nodes, the sum of gradients over them included.
 
         Raises:
             ValueError: fewer nodes than the threshold, or fewer microbatches than pipelines.
         """
-        return fastest(self.planned, num_nodes, self.num_microbatches)
+        return fastest(self.planned, num_nodes, self.num_microbatches, self.sum_s)
 
     def samples_per_s(self, num_nodes: int) -> float:
-        """Throughput there: the slowest pipeline, then the sum of gradients over all pipelines.
-
-        The busiest stage's gradients, summed without overlap.
-        """
-        found = self.at(num_nodes)
-        stages = [stage for size in set(found.sizes) for stage in self.planned.of_size(size).stages]
-        return len(self.job.batch) / (found.iteration_s + self._reduce_s(stages, len(found.sizes)))
+        """Throughput there: the slowest pipeline, then the sum of gradients over all pipelines."""
+        return len(self.job.batch) / self.at(num_nodes).step_s
 
     def grid_samples_per_s(self, num_nodes: int) -> float:
         """Of the best grid of equal pipelines, where nodes that do not fit in stand by; 0 where none fits."""
@@ -125,7 +120,7 @@ class ElasticTemplates:
             if replicas:
                 template = self.planned.of_size(size)
                 iteration_s = template.iteration_s(-(-self.num_microbatches // replicas))
-                best_s = min(best_s, iteration_s + self._reduce_s(template.stages, replicas))
+                best_s = min(best_s, iteration_s + self.sum_s(size, replicas))
         return len(self.job.batch) / best_s
 
     @property
@@ -137,11 +132,15 @@ class ElasticTemplates:
         )
         return max(node_copy_s(self.job.cluster, dict(enumerate(of_ranks))) for of_ranks in held)
 
-    def _reduce_s(self, stages: Sequence[TemplateStage], num_replicas: int) -> float:
-        """Over the links between nodes: no two pipelines share one, and no stage spans two."""
+    def sum_s(self, size: int, num_pipelines: int) -> float:
+        """Of the gradients of a template's busiest stage over so many pipelines, without overlap.
+
+        Over the links between nodes: no two pipelines share one, and no stage spans two.
+        """
+        stages = self.planned.of_size(size).stages
         whole = max(sum(layer.trained for layer in self.layers[s.first : s.end]) for s in stages)
         members, of_node = self.sharing // self._parts, self.job.cluster.nodes[0].num_ranks
-        ranks = [node * of_node + place for node in range(num_replicas) for place in range(members)]
+        ranks = [node * of_node + place for node in range(num_pipelines) for place in range(members)]
         return self.prices.sum_s(whole / self._parts, ranks)
 
 
