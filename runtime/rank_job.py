@@ -2,9 +2,9 @@
 
 import gc
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +18,7 @@ from runtime.parallel.expert.group import ExpertGroup
 from runtime.parallel.stage_groups import StageGroups
 from runtime.parallel.tensor.group import TensorGroup
 from runtime.rank_report import RankReport, RankState
+from runtime.readings import Readings
 from runtime.state.checkpoint import Checkpoints, RankCheckpoints, live_tensors
 from runtime.state.checkpoint_files import identity_of
 from runtime.step.activations import watch
@@ -54,7 +55,6 @@ TORCH_TYPE = {
 PROCESSES = StageGroups()
 MOST_THREADS = 1024
 MOST_TIMED = 256  # steps whose times are kept, the last ones: a long run holds no more than a short one
-READ_SHARE = 0.015  # of a step's time, for the reading of the yardstick behind it
 
 
 class Collect(Enum):
@@ -155,37 +155,11 @@ def run_steps(
         groups: finds those with which the rank shares a stage.
         yardstick: read between steps, when all ranks have come; None: other ranks do.
     """
-    losses: list[float] = []
-    notes: deque[Notes] = deque(maxlen=MOST_TIMED)
-    lowereds: deque[Lowered] = deque(maxlen=MOST_TIMED)
-    plannings: list[Planning] = []
-    state = None
-    num_steps = settings.warmup + settings.steps
+    history, state = _History(), None
     for repetition in range(settings.repetitions):
         rank = _Rank(lowered, mesh, settings, source, build, place.report, groups)
-        readings = _Readings(mesh, yardstick)
-        with ExitStack() as held:
-            saves = held.enter_context(closing(_saves(lowered, mesh, settings)))
-            start = saves.resume(rank.tensors, losses)
-            plans = held.enter_context(
-                closing(
-                    StepPlans(lowered, settings.following, mesh, timeout_s=settings.timeout_s, start=start)
-                )
-            )
-            for step in range(start, num_steps):
-                last = step + 1 == num_steps
-                rank.collects = settings.collect if repetition == 0 and last else Collect.NOTHING
-                rank.follow(plans.next(num_steps - 1 - step))
-                noted = readings.beside(rank.step, step)
-                if repetition == 0:
-                    losses.append(noted.loss_sum)
-                if step >= settings.warmup:
-                    notes.append(noted)
-                    lowereds.append(rank.lowered)
-                place.tell(noted.loss_sum)
-                saves.after_step(step + 1, rank.tensors, losses, is_last=last)
-            saves.wait()
-        plannings += plans.plannings
+        readings = Readings(mesh, yardstick)
+        _repeat(rank, place, mesh, settings, readings, history, is_first=repetition == 0)
         if repetition == 0 and settings.export is not None:
             rank.write_weights(settings.export)
         state = state or rank.state()
@@ -193,13 +167,68 @@ def run_steps(
     tells = bool(settings.following.batches) and mesh.rank == mesh.ranks[0]
     return RankReport(
         rank=mesh.rank,
-        losses=tuple(losses),
-        notes=tuple(notes),
+        losses=tuple(history.losses),
+        notes=tuple(history.notes),
         state=state,
-        plans=tuple(lowereds) if tells else (),
-        plannings=tuple(plannings) if tells else (),
-        save_stalls_s=tuple(saves.stalls_s),
+        plans=tuple(history.lowereds) if tells else (),
+        plannings=tuple(history.plannings) if tells else (),
+        save_stalls_s=tuple(history.save_stalls_s),
     )
+
+
+@dataclass(slots=True)
+class _History:
+    """What a rank notes of its steps.
+
+    Args:
+        losses: its part of each step's, of the first repetition and of what that goes on from.
+        notes, lowereds: of timed steps, and which plan each followed.
+        plannings: of the batches behind the first.
+        save_stalls_s: of the last repetition.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    notes: deque[Notes] = field(default_factory=lambda: deque(maxlen=MOST_TIMED))
+    lowereds: deque[Lowered] = field(default_factory=lambda: deque(maxlen=MOST_TIMED))
+    plannings: list[Planning] = field(default_factory=list)
+    save_stalls_s: Sequence[float] = ()
+
+
+def _repeat(
+    rank: "_Rank",
+    place: Place,
+    mesh: Mesh,
+    settings: RunSettings,
+    readings: Readings,
+    history: _History,
+    *,
+    is_first: bool,
+) -> None:
+    """All steps of one repetition, between the save that it goes on from and the end of its own."""
+    num_steps = settings.warmup + settings.steps
+    with ExitStack() as held:
+        saves = held.enter_context(closing(_saves(rank.lowered, mesh, settings)))
+        start = saves.resume(rank.tensors, history.losses)
+        plans = held.enter_context(
+            closing(
+                StepPlans(rank.lowered, settings.following, mesh, timeout_s=settings.timeout_s, start=start)
+            )
+        )
+        for step in range(start, num_steps):
+            last = step + 1 == num_steps
+            rank.collects = settings.collect if is_first and last else Collect.NOTHING
+            rank.follow(plans.next(num_steps - 1 - step))
+            noted = readings.beside(rank.step, step)
+            if is_first:
+                history.losses.append(noted.loss_sum)
+            if step >= settings.warmup:
+                history.notes.append(noted)
+                history.lowereds.append(rank.lowered)
+            place.tell(noted.loss_sum)
+            saves.after_step(step + 1, rank.tensors, history.losses, is_last=last)
+        saves.wait()
+    history.plannings += plans.plannings
+    history.save_stalls_s = saves.stalls_s
 
 
 def _saves(lowered: Lowered, mesh: Mesh, settings: RunSettings) -> RankCheckpoints:
@@ -207,34 +236,6 @@ def _saves(lowered: Lowered, mesh: Mesh, settings: RunSettings) -> RankCheckpoin
     data = None if saves is None else saves.data
     identity = identity_of(plan, settings.dtype(plan), settings.seed, data=data)
     return RankCheckpoints(saves, identity, mesh.rank, timeout_s=settings.timeout_s)
-
-
-class _Readings:
-    """The yardstick between the steps of one repetition; a step's readings are those before and after it."""
-
-    def __init__(self, mesh: Mesh, yardstick: Yardstick | None) -> None:
-        self._mesh, self._yardstick = mesh, yardstick
-        self._budget_s = 0.0
-        self._last_s: tuple[float, ...] | None = None
-
-    def beside(self, do: Callable[[int], Notes], step: int) -> Notes:
-        """Do a step, with the readings before and after it in its notes."""
-        before_s = self._read(f"before step {step}") if self._last_s is None else self._last_s
-        notes = do(step)
-        self._budget_s = READ_SHARE * max((span.end_s - notes.start_s for span in notes.spans), default=0.0)
-        self._last_s = self._read(f"after step {step}")
-        return replace(notes, yardstick_s=(*before_s, *self._last_s))
-
-    def _read(self, when: str) -> tuple[float, ...]:
-        """Once all ranks have come, until all have read: who works must not share a core with who reads.
-
-        Where ranks share cores some do not read; what they do between steps (Python's collector above all)
-        would be taken for the machine's drift.
-        """
-        self._mesh.align(when)
-        found = () if self._yardstick is None else (self._yardstick.read(self._budget_s),)
-        self._mesh.align(f"{when}, behind the yardstick")
-        return found
 
 
 class _Rank:

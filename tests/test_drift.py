@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.launch import _yardstick, run_local
-from runtime.rank_job import RunSettings, _Readings
+from runtime.rank_job import RunSettings
+from runtime.readings import Readings
 from runtime.step.timing import Notes
 from runtime.world.mesh import Mesh
 from runtime.world.yardstick import LEAST_TURNS, MOST_S, Yardstick, yardstick_of
@@ -176,7 +177,7 @@ def test_ranks_that_do_not_read_do_nothing_until_all_have_read() -> None:
         return read_by(0)
 
     def run(yardstick: Yardstick | None) -> None:
-        readings = _Readings(cast(Mesh, OfThreads(barrier)), yardstick)
+        readings = Readings(cast(Mesh, OfThreads(barrier)), yardstick)
         for step in range(2):
             readings.beside(work, step)
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from runtime.models.adapter import StageLayer
+from runtime.models.adapter import Adapter, StageLayer
 from runtime.models.initialise import Fill, initial_value
 from runtime.models.weights import WeightReader
 from runtime.parallel.expert.cuts import Place, WeightParts
+from workbench.plan.plan import Stage
 
 
 class DrawnWeights:
@@ -69,6 +70,39 @@ class FirstWeights:
 
     def _draw(self, fill: Fill, shape: Sequence[int], name: str) -> Tensor:
         return initial_value(fill, shape, seed=self.seed, module=self.module, name=name)
+
+
+def set_weights(
+    adapter: Adapter,
+    stage: Stage,
+    layers: Sequence[StageLayer],
+    parts: Sequence[WeightParts],
+    first: FirstWeights,
+    device: torch.device | str,
+) -> None:
+    """Give layers of a stage their weights; tied ones are one parameter, trained where the first one is."""
+    made: dict[str, nn.Parameter] = {}
+    with ThreadPoolExecutor(num_cores()) as drawers:
+        for index, layer, held in zip(range(*stage.layers), layers, parts, strict=True):
+            trains = adapter.module.layers[index].trainable
+            names = _untied_names(adapter, layer)
+            new = {name: local for local, name in reversed(names.items()) if name not in made}
+            for name, value in zip(new, first.values(layer, held, new, drawers), strict=True):
+                own = value.to(device, copy=first.drawn is not None)  # what is kept is not to be trained
+                made[name] = nn.Parameter(own, requires_grad=trains)
+            for local, name in names.items():
+                _set_parameter(layer, local, made[name])
+
+
+def _untied_names(adapter: Adapter, layer: StageLayer) -> dict[str, str]:
+    """Name in the layer -> Hugging Face name, for a tied weight that of its first holder."""
+    names = {local: layer.hugging_face_name(local) for local, _ in layer.named_parameters()}
+    return {local: adapter.aliases.get(name, name) for local, name in names.items()}
+
+
+def _set_parameter(layer: nn.Module, name: str, value: nn.Parameter) -> None:
+    owner, _, attribute = name.rpartition(".")
+    setattr(layer.get_submodule(owner), attribute, value)
 
 
 def num_cores() -> int:

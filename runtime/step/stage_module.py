@@ -1,7 +1,6 @@
 """The part of a model that one stage holds, as a torch module with the plan's names for its weights."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from runtime.parallel.tensor.cuts import Cut
 from runtime.parallel.tensor.group import SharedWeights, TensorGroup
 from runtime.parallel.tensor.layers import parallelize, whole_name
 from runtime.parallel.tensor.sequence import TokenParts, share_tokens
-from runtime.step.first_weights import DrawnWeights, FirstWeights, num_cores
+from runtime.step.first_weights import DrawnWeights, FirstWeights, set_weights
 from runtime.step.stage_edges import edges_before_the_end, edges_into_stage, entering_part
 from workbench.model.model_graph import Edge, Module
 from workbench.plan.lowered import Weights
@@ -357,18 +356,7 @@ def build_stage_module(
         reader=None if weights is None else weights_of(weights, adapter),
         drawn=drawn,
     )
-    made: dict[str, nn.Parameter] = {}
-    with ThreadPoolExecutor(num_cores()) as drawers:
-        for index, layer, held in zip(range(*stage.layers), layers, parts, strict=True):
-            names = {local: layer.hugging_face_name(local) for local, _ in layer.named_parameters()}
-            names = {local: adapter.aliases.get(name, name) for local, name in names.items()}
-            new = {name: local for local, name in reversed(names.items()) if name not in made}
-            values = first.values(layer, held, new, drawers)
-            for name, value in zip(new, values, strict=True):
-                trains = module.layers[index].trainable
-                made[name] = nn.Parameter(value.to(device, copy=drawn is not None), requires_grad=trains)
-            for local, name in names.items():
-                _set_parameter(layer, local, made[name])
+    set_weights(adapter, stage, layers, parts, first, device)
     built = StageModule(adapter, stage, layers, edges).to(device)
     built.leaving = edges_before_the_end(plan, stage)
     settings = plan.settings.of(module.name)
@@ -379,11 +367,6 @@ def build_stage_module(
         check_whole_backwards(plan, stage)
     built.join_ranks(tensor, experts, parts, token_borders(plan, stage), settings.collective_pieces)
     return built
-
-
-def _set_parameter(layer: nn.Module, name: str, value: nn.Parameter) -> None:
-    owner, _, attribute = name.rpartition(".")
-    setattr(layer.get_submodule(owner), attribute, value)
 
 
 def _check_ties(adapter: Adapter) -> None:
