@@ -1,6 +1,7 @@
 """Token arithmetic of real encoders, and batches made of it."""
 
 import math
+import re
 from functools import cache
 from itertools import pairwise
 
@@ -99,13 +100,19 @@ SIDES = st.integers(1, 4000)
 
 @given(tower=st.sampled_from(sorted(TOWERS)), height=SIDES, width=SIDES)
 def test_pixtral_scales_down_before_it_fills_up_squares(tower, height, width):
-    """As transformers does, which gives a side that vanishes no patch at all."""
+    """As transformers does, in which a side may vanish: such an image is refused, its nearest is not."""
     longest_px, patch_px, merge = TOWERS[tower]
     square_px = patch_px * (2 if merge == 4 else 1)
     pixels = np.broadcast_to(np.uint8(0), (3, height, width))
     size = get_resize_output_image_size(pixels, (longest_px,) * 2, (square_px,) * 2)
-    rows, columns = (max(1, side // square_px) for side in size)
+    rows, columns = (side // square_px for side in size)
     module = pixtral(longest_px=longest_px, patch_px=patch_px, merge=merge)
+    if rows * columns == 0:
+        with pytest.raises(ValueError, match="its shorter side must keep a pixel") as refused:
+            image_tokens(module, height, width)
+        (least,) = re.findall(r"nearest: a shorter side of (\d+) px", str(refused.value))
+        assert image_tokens(module, max(height, int(least)), max(width, int(least)))
+        return
     assert image_tokens(module, height, width) == (rows * columns * merge, rows * columns)
 
 
@@ -171,7 +178,7 @@ def test_other_audio():
     assert windowed_tokens(0.42, window_tokens=10) == ((10, 10), (10, 10))  # a token is left
     assert windowed_tokens(0.03, window_tokens=10) == ((2, 2),)
     assert conformer_tokens(30.0) == (375, 375)
-    assert conformer_tokens(0.01) == (1, 1)
+    assert conformer_tokens(0.025) == (1, 1)
 
 
 def test_text_surrounds_the_items_of_a_fixed_sample():
@@ -259,6 +266,7 @@ def test_no_two_texts_meet():
         (lambda: whisper_tokens(0.0), "want a duration > 0 s"),
         (lambda: whisper_tokens(float("inf")), "want a duration > 0 s"),
         (lambda: conformer_tokens(-1.0), "want a duration > 0 s"),
+        (lambda: conformer_tokens(0.0249), "want a duration of at least 0.025 s, one frame"),
         (lambda: windowed_tokens(0.02, window_tokens=10), "want a duration of more than 0.02 s"),
         (lambda: windowed_tokens(float("nan"), window_tokens=10), "want a duration > 0 s"),
         (lambda: fixed_samples(0, text_tokens=1, items={}), "want >= 1 sample and >= 1 text token"),

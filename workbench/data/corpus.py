@@ -15,6 +15,7 @@ WHISPER_WINDOW_TOKENS = 1500
 SAMPLES_PER_S = 16_000  # of sound, in every encoder here
 MEL_HOP = SAMPLES_PER_S // MEL_FRAMES_PER_S
 MEL_WINDOW = 400  # samples of a frame
+QWEN_MIN_PIXELS, QWEN_MAX_PIXELS = 56 * 56, 28 * 28 * 1280
 
 
 class ItemTokens(NamedTuple):
@@ -73,13 +74,13 @@ def qwen2_vl_resize(
     width_px: int,
     *,
     multiple_px: int = 28,
-    min_pixels: int = 56 * 56,
-    max_pixels: int = 28 * 28 * 1280,
+    min_pixels: int = QWEN_MIN_PIXELS,
+    max_pixels: int = QWEN_MAX_PIXELS,
 ) -> tuple[int, int]:
     """The size to which Qwen2-VL brings an image: multiples of 28 px inside a range of areas.
 
     Source: Qwen2-VL (Wang et al. 2024), naive dynamic resolution; sides round half to even.
-    The released processors start from these limits.
+    The limits are those of transformers' processor where a checkpoint's does not say its own.
 
     Raises:
         ValueError: a side below 1 px, or sides that differ by more than 200 times.
@@ -101,14 +102,28 @@ def qwen2_vl_resize(
     return height, width
 
 
-def qwen2_vl_tokens(height_px: int, width_px: int, *, patch_px: int = 14, merge_side: int = 2) -> ItemTokens:
+def qwen2_vl_tokens(
+    height_px: int,
+    width_px: int,
+    *,
+    patch_px: int = 14,
+    merge_side: int = 2,
+    min_pixels: int = QWEN_MIN_PIXELS,
+    max_pixels: int = QWEN_MAX_PIXELS,
+) -> ItemTokens:
     """Qwen2-VL and Qwen2.5-VL: patches after the resize rule; `merge_side` squared become one.
 
     Example:
         >>> qwen2_vl_tokens(720, 1280)
         ItemTokens(tokens_in=4784, tokens_out=1196)
     """
-    height, width = qwen2_vl_resize(height_px, width_px, multiple_px=patch_px * merge_side)
+    height, width = qwen2_vl_resize(
+        height_px,
+        width_px,
+        multiple_px=patch_px * merge_side,
+        min_pixels=min_pixels,
+        max_pixels=max_pixels,
+    )
     num_patches = (height // patch_px) * (width // patch_px)
     return ItemTokens(num_patches, num_patches // merge_side**2)
 
@@ -188,7 +203,7 @@ def whisper_tokens(
             "audio clip: want a duration > 0 s and a window >= 1 token, "
             f"got {duration_s} s and {window_tokens}"
         )
-    num_windows = math.ceil(duration_s / (window_tokens * WHISPER_FRAME_S))
+    num_windows = -(-_samples(duration_s) // (2 * MEL_HOP * window_tokens))
     return (ItemTokens(window_tokens, window_tokens),) * num_windows
 
 
@@ -229,11 +244,20 @@ def conformer_tokens(duration_s: float, *, reduction: int = 8) -> ItemTokens:
 
     Source: `feature_lengths` and `_compute_audio_embed_size` of transformers' Phi-4 feature extractor.
 
+    Raises:
+        ValueError: a clip shorter than one frame.
+
     Example:
         >>> conformer_tokens(30.0)
         ItemTokens(tokens_in=375, tokens_out=375)
     """
-    num_frames = max(1, (_samples(duration_s) - MEL_WINDOW) // MEL_HOP + 1)
+    num_samples = _samples(duration_s)
+    if num_samples < MEL_WINDOW:
+        least_s = MEL_WINDOW / SAMPLES_PER_S
+        raise ValueError(
+            f"audio clip: want a duration of at least {least_s} s, one frame, got {duration_s} s"
+        )
+    num_frames = (num_samples - MEL_WINDOW) // MEL_HOP + 1
     num_tokens = -(-num_frames // reduction)
     return ItemTokens(num_tokens, num_tokens)
 

@@ -27,6 +27,7 @@ from workbench.model.hf_config import modality_of, read_config
 from workbench.model.item_tokens import clip_tokens, native_tokens
 from workbench.model.layer import LayerKind
 from workbench.model.model_graph import TEXT, ModelGraph, Module
+from workbench.model.processor_config import parts_with_processor, read_processor
 from workbench.model.projector import Projector, ProjectorStep
 from workbench.plan.plan import Precision
 
@@ -169,7 +170,7 @@ def _modules(model: str, train: Train) -> tuple[str, Parts | None, dict[str, Any
     path = Path(model).resolve()
     name = path.name if path.is_dir() else path.parent.name
     if str(config.get("model_type")) in COMPOSITES:
-        parts = take_apart(config)
+        parts = parts_with_processor(take_apart(config), read_processor(model))
         for called, part in parts.modules.items():
             _check_known(f"model {model!r}: {called}", str(part.config["model_type"]))
         return name, parts, {called: _module(called, part, train) for called, part in parts.modules.items()}
@@ -371,14 +372,18 @@ def _items(row: Sizes, *, is_audio: bool) -> Sequence[Any]:
 
 
 def _mixed(module: Module, rows: Sequence[Sizes], *, is_audio: bool) -> dict[str, Any]:
+    """Words of a mixture; a clip counts as its windows, each an item."""
     held = [_items(row, is_audio=is_audio) for row in rows]
+    if is_audio:
+        held = [
+            [window for duration_s in each for window in clip_tokens(module, duration_s)] for each in held
+        ]
     said: dict[str, Any] = {"most": max(map(len, held))}
     if without := sum(not each for each in held):
         said["missing"] = round(without / len(rows), 3)
     sizes = [size for each in held for size in each]
     if is_audio:
-        middle = sorted(sizes)[len(sizes) // 2]
-        said["tokens"] = list(clip_tokens(module, middle)[0])
+        said["tokens"] = list(sorted(sizes)[len(sizes) // 2])
     elif native_tokens(module) is None:
         said["images"] = [list(size) for size, _ in Counter(sizes).most_common(MOST_SIZES)]
     return said

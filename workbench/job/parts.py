@@ -30,10 +30,11 @@ from workbench.job.schema import (
 )
 from workbench.model.families.family import Generator
 from workbench.model.families.registry import ARCHITECTURES
-from workbench.model.hf_config import modality_of, module_from_config, read_config
+from workbench.model.hf_config import modality_of, module_from_config, part_for, read_config
 from workbench.model.item_tokens import check_item, clip_tokens, image_tokens, native_tokens
 from workbench.model.model_graph import GENERATED, TEXT, ModelGraph, Module, connect
 from workbench.model.module_order import producers_first
+from workbench.model.processor_config import read_processor, with_processor
 from workbench.model.projector import Merge, Projector, ProjectorKind, ProjectorStep
 from workbench.model.trainable import Trainable
 from workbench.model.transformer import Norm
@@ -55,6 +56,8 @@ def model_of(name: str, spec: ModelSpec, *, folder: Path) -> ModelGraph:
     """
     configs = {called: _config(module, folder) for called, module in spec.modules.items()}
     modality = {called: _modality(spec.modules[called], configs[called]) for called in configs}
+    for called, module in spec.modules.items():
+        configs[called] = _processed(module, configs[called], modality=modality[called], folder=folder)
     llms = [called for called, what in modality.items() if what == TEXT]
     if len(llms) != 1:
         raise ValueError(f"model.modules: want exactly one LLM (modality text), got {llms or 'none'}")
@@ -104,6 +107,16 @@ def _config(spec: ModuleSpec, folder: Path) -> dict[str, Any] | None:
     if isinstance(spec.config, str):
         return read_config(folder / spec.config)
     return spec.config
+
+
+def _processed(
+    spec: ModuleSpec, config: dict[str, Any] | None, *, modality: str, folder: Path
+) -> dict[str, Any] | None:
+    """With what the processor says of its items that lies beside the file of a configuration."""
+    if config is None or not isinstance(spec.config, str):
+        return config
+    processor = read_processor(folder / spec.config)
+    return with_processor(part_for(config, modality), processor) if processor else config
 
 
 def _modality(spec: ModuleSpec, config: Mapping[str, Any] | None) -> str:

@@ -68,7 +68,7 @@ def module_from_config(
         ValueError: an unknown model_type, an encoder as the LLM or the other way round, an
             encoder without `llm_width`, a missing or impossible dimension.
     """
-    config = _part_for(config, modality)
+    config = part_for(config, modality)
     family = architecture_of(config)
     try:
         family.check_modality(modality)
@@ -97,7 +97,7 @@ def modality_of(config: Config) -> str:
             f"model_type {config.get('model_type')!r} is of several modules ({', '.join(inner)} beside an "
             "LLM): `workbench init` takes it apart; `modality` says which part of it one module is"
         )
-    return architecture_of(_part_for(config, TEXT)).modality
+    return architecture_of(part_for(config, TEXT)).modality
 
 
 def canonical_json(config: Config) -> str:
@@ -105,8 +105,12 @@ def canonical_json(config: Config) -> str:
     return json.dumps(config, sort_keys=True, separators=(",", ":"))
 
 
-def _part_for(config: Config, modality: str) -> dict[str, Any]:
-    """The module's own configuration: of a composite, as it is taken apart; of a pair, its encoder's."""
+def part_for(config: Config, modality: str) -> dict[str, Any]:
+    """The module's own configuration: of a composite, as it is taken apart; of a pair, its encoder's.
+
+    Raises:
+        ValueError: a composite that is not taken apart, or has several encoders and none of that modality.
+    """
     kind = str(config.get("model_type"))
     if kind in COMPOSITES and any(key in config for key in _WITH_TEXT):
         part = dict(_part_of(take_apart(config), modality).config)

@@ -38,12 +38,21 @@ def native_tokens(module: Module) -> tuple[int, int] | None:
 
 
 def image_tokens(module: Module, height_px: int, width_px: int) -> ItemTokens:
-    """Of an image in an encoder of any size; ValueError where the encoder takes one size.
+    """Of an image in an encoder of any size.
 
     Where its projector merges squares of patches, an image is brought to whole squares.
+
+    Raises:
+        ValueError: the encoder takes one size, no rule says what its processor does with an image, or the
+            rule takes no such image.
     """
     family = family_of(module)
     if not isinstance(family, Encoder) or family.image_tokens is None:
+        if native_tokens(module) is None:
+            raise ValueError(
+                f"module {module.name!r} takes images of any size, and no rule says how many tokens one "
+                "makes; give its 'tokens'"
+            )
         raise ValueError(f"module {module.name!r} takes one image size; leave out 'images'")
     config, merged = source_config(module), merged_tokens(module.layers[-1])
     if merged == 1:

@@ -305,12 +305,16 @@ class Encoder(Architecture):
         image_tokens: of an image of (height, width) pixels, where it takes any size.
         clip_tokens: of a clip of so many seconds, one item for each of its windows.
         takes_native_only: whether a configuration has items of one size only.
+        processed: what a checkpoint's processor says of sizes of items, as keys of the configuration.
+        unprocessed: what is taken for it where no file says it; empty where nothing hangs on it.
     """
 
     make: Callable[[Config], Tower]
     image_tokens: Callable[[Config, int, int], ItemTokens] | None = None
     clip_tokens: Callable[[Config, float], tuple[ItemTokens, ...]] | None = None
     takes_native_only: Callable[[Config], bool] = lambda config: False
+    processed: Callable[[Config], dict[str, Any]] = lambda processor: {}
+    unprocessed: str = ""
 
     what: ClassVar[str] = "an encoder"
 

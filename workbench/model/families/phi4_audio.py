@@ -155,7 +155,14 @@ def _convolution(shape: Conformer) -> tuple[Operator, ...]:
 
 
 def _clip_tokens(config: Config, duration_s: float) -> tuple[ItemTokens, ...]:
-    return (conformer_tokens(duration_s, reduction=config.get("time_reduction", 8)),)
+    """One item a started window of `MOST_TOKENS`, the last as long as the clip.
+
+    Source: `Phi4MultimodalAudioModel.forward` of transformers, which unfolds the stem's output.
+    Differs: the last window is not filled up, and the stem does not look over the border of two windows.
+    """
+    total = conformer_tokens(duration_s, reduction=whole(config, "time_reduction", 8)).tokens_in
+    num_full, left = divmod(total, MOST_TOKENS)
+    return (ItemTokens(MOST_TOKENS, MOST_TOKENS),) * num_full + ((ItemTokens(left, left),) if left else ())
 
 
 def _check_config(config: Config) -> None:

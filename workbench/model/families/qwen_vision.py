@@ -1,10 +1,10 @@
 """Vision towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: images of any size, and a merger of their own."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from workbench.data.corpus import ItemTokens, qwen2_vl_tokens
+from workbench.data.corpus import QWEN_MAX_PIXELS, QWEN_MIN_PIXELS, ItemTokens, qwen2_vl_tokens
 from workbench.model.config_fields import Config, count, heads_of, places, text, whole
 from workbench.model.families.family import EXAMPLE_WIDTH, Encoder, Example, Tower
 from workbench.model.layer import Layer, Matmul, Operator, Pointwise, Shard
@@ -153,13 +153,42 @@ def _qwen_vision(
 
 
 def image_tokens(config: Config, height_px: int, width_px: int) -> ItemTokens:
-    """Of an image of any size, squares of whose patches become one."""
+    """Of an image of any size, squares of whose patches become one.
+
+    `min_pixels` and `max_pixels` are words of a checkpoint's processor.
+
+    Raises:
+        ValueError: an image that the rule does not resize, or a least area above the most.
+    """
+    least, most = whole(config, "min_pixels", QWEN_MIN_PIXELS), whole(config, "max_pixels", QWEN_MAX_PIXELS)
+    if least > most:
+        raise ValueError(f"min_pixels must be <= max_pixels {most}, got {least}; nearest: {most}")
     return qwen2_vl_tokens(
         height_px,
         width_px,
-        patch_px=config.get("patch_size", 14),
-        merge_side=config.get("spatial_merge_size", 2),
+        patch_px=whole(config, "patch_size", 14),
+        merge_side=whole(config, "spatial_merge_size", 2),
+        min_pixels=least,
+        max_pixels=most,
     )
+
+
+def _processed(processor: Config) -> dict[str, Any]:
+    """Limits of images' areas. Newer files say them as edges; a word of its own comes before these."""
+    size = processor.get("size")
+    size = size if isinstance(size, Mapping) else {}
+    said = {
+        "min_pixels": (processor.get("min_pixels"), size.get("shortest_edge"), size.get("min_pixels")),
+        "max_pixels": (processor.get("max_pixels"), size.get("longest_edge"), size.get("max_pixels")),
+    }
+    found = {key: next((each for each in values if each is not None), None) for key, values in said.items()}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+_UNPROCESSED = (
+    f"images are brought to {QWEN_MIN_PIXELS} to {QWEN_MAX_PIXELS} pixels, as transformers does where no "
+    "preprocessor_config.json says min_pixels and max_pixels; released checkpoints allow more"
+)
 
 
 def _native_tokens(config: Config) -> tuple[int, int]:
@@ -199,6 +228,8 @@ QWEN2_VL = Encoder(
     aliases=("qwen2_vl", "qwen2_vl_vision_model"),
     make=_qwen2_vl,
     image_tokens=image_tokens,
+    processed=_processed,
+    unprocessed=_UNPROCESSED,
     shapes={"qwen2-vl": _shaped_2},
     shares_tokens=False,
 )
@@ -220,6 +251,8 @@ QWEN2_5_VL = Encoder(
     aliases=("qwen2_5_vl", "qwen2_5_vl_vision_model"),
     make=_qwen2_5_vl,
     image_tokens=image_tokens,
+    processed=_processed,
+    unprocessed=_UNPROCESSED,
     shapes={"qwen2.5-vl": _shaped_2_5},
     shares_tokens=False,
 )
@@ -230,6 +263,8 @@ OMNI_VISION = Encoder(
     examples={"omni vision": _EXAMPLE_2_5},
     make=_omni,
     image_tokens=image_tokens,
+    processed=_processed,
+    unprocessed=_UNPROCESSED,
     shares_tokens=False,
 )
 QWEN3_VL = Encoder(
@@ -255,6 +290,8 @@ QWEN3_VL = Encoder(
     shares_tokens=False,
     native_tokens=_native_tokens,
     make=_qwen3_vl,
+    processed=_processed,
+    unprocessed=_UNPROCESSED,
     image_tokens=lambda config, height_px, width_px: image_tokens(
         {"patch_size": _QWEN3_PATCH_PX, **config}, height_px, width_px
     ),

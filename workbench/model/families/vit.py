@@ -1,6 +1,6 @@
 """Vision towers that are plain transformers over patches: one builder, and what tells them apart."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil, floor
 from typing import Any
@@ -229,16 +229,31 @@ def _check_llama4(config: Config) -> None:
 def _pixtral_tokens(config: Config, height_px: int, width_px: int) -> ItemTokens:
     """Patches of the image, in whole squares where a projector merges them.
 
-    An image larger than `image_size` is scaled down to it first, its sides to whole pixels.
+    An image larger than `longest_edge`, a word of a checkpoint's processor, or else than `image_size`, is
+    scaled down to it first, its sides to whole pixels.
 
     Source: `get_resize_output_image_size` of transformers' Pixtral image processor.
-    Differs: a side that would vanish keeps one square.
+
+    Raises:
+        ValueError: a side that would vanish.
     """
-    side, longest = whole(config, "spatial_merge_size", 1), whole(config, "image_size", 1024)
+    longest = whole(config, "longest_edge", whole(config, "image_size", 1024))
+    side = whole(config, "spatial_merge_size", 1)
     square_px = side * whole(config, "patch_size", 16)
     shrunk = max(1.0, height_px / longest, width_px / longest)
-    rows, columns = (max(1, ceil(floor(px / shrunk) / square_px)) for px in (height_px, width_px))
+    if min(height_px, width_px) < shrunk:
+        raise ValueError(
+            f"image of {height_px} x {width_px} px: scaled down to {longest} px, its shorter side must keep "
+            f"a pixel; nearest: a shorter side of {ceil(shrunk)} px"
+        )
+    rows, columns = (ceil(floor(px / shrunk) / square_px) for px in (height_px, width_px))
     return ItemTokens(rows * columns * side**2, rows * columns)
+
+
+def _pixtral_processed(processor: Config) -> dict[str, Any]:
+    size = processor.get("size")
+    longest = size.get("longest_edge") if isinstance(size, Mapping) else None
+    return {} if longest is None else {"longest_edge": longest}
 
 
 def _shaped_clip(shape: Shape) -> dict[str, Any]:
@@ -304,6 +319,7 @@ PIXTRAL = Encoder(
     examples={"pixtral": Example(config=EXAMPLE_VIT | {"hidden_act": "silu"}, tokens=(64, 64))},
     make=lambda config: tower_of(config, _PIXTRAL),
     image_tokens=_pixtral_tokens,
+    processed=_pixtral_processed,
     shares_tokens=False,
 )
 AIMV2 = Encoder(

@@ -4,13 +4,15 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.data.corpus import ItemTokens, whisper_tokens, windowed_tokens
-from workbench.model.config_fields import Config, count, heads_of, text, whole
+from workbench.model.config_fields import Config, count, heads_of, number, text, whole
 from workbench.model.families.family import EXAMPLE_TOKENS, EXAMPLE_WIDTH, Encoder, Example, Tower
 from workbench.model.layer import Lookup
 from workbench.model.module_layers import block_layers, whisper_stem
 from workbench.model.projector import Projector
 from workbench.model.shape import Shape
 from workbench.model.transformer import Norm, vit_block
+
+OMNI_LONGEST_S = 300  # of a clip, in the processors of the released checkpoints
 
 
 def _whisper(config: Config) -> Tower:
@@ -99,6 +101,17 @@ def _qwen2_audio_tokens(config: Config, duration_s: float) -> tuple[ItemTokens, 
     )
 
 
+def _omni_tokens(config: Config, duration_s: float) -> tuple[ItemTokens, ...]:
+    """What is longer than `chunk_length`, a word of a checkpoint's processor, is cut off."""
+    longest_s = number(config, "chunk_length", OMNI_LONGEST_S)
+    return windowed_tokens(min(duration_s, longest_s), window_tokens=_omni_window(config))
+
+
+def _omni_processed(processor: Config) -> dict[str, Any]:
+    longest_s = processor.get("chunk_length")
+    return {} if longest_s is None else {"chunk_length": longest_s}
+
+
 def _shaped(shape: Shape) -> dict[str, Any]:
     return {
         "model_type": "whisper",
@@ -148,7 +161,8 @@ OMNI_AUDIO = Encoder(
         )
     },
     make=_omni,
-    clip_tokens=lambda config, duration_s: windowed_tokens(duration_s, window_tokens=_omni_window(config)),
+    clip_tokens=_omni_tokens,
+    processed=_omni_processed,
     longest_item=_omni_window,
     check_config=_check_omni,
 )
