@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from sim.predict import predict, prices_of, step_s
 from tests.command_line import answered, workbench
+from workbench.cost.hardware import uniform
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
 from workbench.explain.changes import Judge, try_changes
+from workbench.explain.critical_path import Cause
 from workbench.explain.difference import Side, difference
 from workbench.explain.explanation import account_of, parts_of_all
 from workbench.explain.neighbours import ChangeKind, neighbours
@@ -23,7 +25,7 @@ from workbench.explain.warnings import waste_of
 from workbench.job.job import Job, ModuleLayout, load_job
 from workbench.memory.account import peak_bytes
 from workbench.plan.codec import plan_hash, write_plan
-from workbench.plan.plan import Plan
+from workbench.plan.plan import Plan, Sharding
 from workbench.planner.stage_counts import silent
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import ScheduleKind, usual
@@ -99,7 +101,7 @@ def test_ranks_without_token_shards_straggle_where_zigzag_is_uneven(job: Job) ->
         layouts = (ModuleLayout(module="vision", pp=1), ModuleLayout(module="llm", pp=1, cp=4))
         plan = planned(replace(job, batch=batch, replicas=1, layouts=layouts), "megatron-heterogeneous")
         llm = {stage.id for stage in plan.stages if stage.module == "llm"}
-        parts = side(plan).parts
+        parts = side(plan).parts.passes
         shares[mask] = {action: part.straggler for action, part in parts.items() if action.stage in llm}
     passes = [action for action in shares[documents] if action.kind in (Pass.F, Pass.B)]
     assert len(passes) == 2
@@ -219,6 +221,26 @@ def test_compute_that_is_all_there_is_follows_its_rate() -> None:
     for action in passes:
         ratio = prices_of(lowered, faster).duration_s(action) / prices_of(lowered, H100).duration_s(action)
         assert 1 / 1.1 - 1e-9 <= ratio <= 1 + 1e-9
+
+
+def test_weights_that_are_gathered_are_no_update(job: Job) -> None:
+    """Of optimizer state sharded over two nodes, the gather is half of the weights over the slow card."""
+    slow = replace(job.cluster.inter, bytes_per_s=1e8, latency_s=0.0)
+    node = replace(job.cluster.nodes[0], num_ranks=1, card=None)
+    cluster = uniform("slow", node, num_nodes=2, intra=job.cluster.intra, inter=slow)
+    layouts = (ModuleLayout(module="vision", pp=1), ModuleLayout(module="llm", pp=1))
+    whole = replace(job, cluster=cluster, layouts=layouts)
+    plan = planned(whole, "megatron-colocated")
+    assert plan.settings.of("llm").sharding is Sharding.OPTIMIZER
+    lowered, memory = accept(plan)
+    trace = predict(lowered, memory, H100)
+    found = {each.cause: each.seconds for each in account_of(lowered, trace, H100, prices_of).path}
+    updated = sum(group.num_elements for group in lowered.groups if 0 in group.ranks)
+    on_the_wire_s = updated * 2 / 2 / 1e8
+    assert (
+        on_the_wire_s <= found[Cause.AT_STEP] < 1.2 * on_the_wire_s
+    )  # a collective reaches a share of a card
+    assert found[Cause.STEP] < 0.1 * found[Cause.AT_STEP]
 
 
 def test_the_account_is_the_whole_step(job: Job) -> None:

@@ -53,7 +53,7 @@ def causes_of(plan: Plan, cost: CostModel) -> dict[str, float]:
     """
     lowered, memory = accept(plan)
     trace = predict(lowered, memory, cost)
-    parts = parts_of_all(lowered, cost, prices_of)
+    parts = parts_of_all(lowered, cost, prices_of).passes
     seconds: defaultdict[str, float] = defaultdict(float)
     for span in trace.spans:
         if span.lane is not Lane.COMPUTE:

@@ -11,7 +11,10 @@ from workbench.trace import Trace
 
 
 class Cause(StrEnum):
-    """What a step's time goes into. STRAGGLER, INSIDE and LAUNCH are parts of passes, see `pass_parts`."""
+    """What a step's time goes into.
+
+    STRAGGLER, INSIDE and LAUNCH are parts of passes, AT_STEP is one of STEP, see `pass_parts`.
+    """
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -28,6 +31,7 @@ class Cause(StrEnum):
     STRAGGLER = "straggling token shard"
     INSIDE = "collectives inside layers"
     LAUNCH = "launch and host"
+    AT_STEP = "collectives at the optimizer step"
 
 
 _OF_PASSES = {

@@ -1,16 +1,15 @@
 """Two plans side by side: what differs between them, and where the seconds between their steps come from."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from workbench.explain.critical_path import path_of, step_of
 from workbench.explain.idle import idle_by_cause, idle_of
-from workbench.explain.pass_parts import PassParts, path_causes
+from workbench.explain.pass_parts import Parts, path_causes
 from workbench.explain.timeline import Piece, Timeline, timeline
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Microbatch, Plan, Stage
-from workbench.schedule.action import Action
 from workbench.trace import Lane, Trace
 
 
@@ -55,7 +54,7 @@ class Side:
 
     lowered: Lowered
     trace: Trace
-    parts: Mapping[Action, PassParts]
+    parts: Parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +104,7 @@ def difference(first: Side, second: Side) -> Difference:
 _Seconds = tuple[str, str, float]  # a cause, where, and how long
 
 
-def mean_rank_s(times: Timeline, trace: Trace, parts: Mapping[Action, PassParts]) -> tuple[_Seconds, ...]:
+def mean_rank_s(times: Timeline, trace: Trace, parts: Parts) -> tuple[_Seconds, ...]:
     """Seconds of the mean rank by cause, which add up to the step: its compute lane, and its idle time."""
     plan = times.lowered.plan
     steps = [

@@ -6,12 +6,12 @@ from workbench.cost.model import CostModel
 from workbench.explain.changes import Changes
 from workbench.explain.critical_path import COMPUTE, path_of
 from workbench.explain.idle import IdleSeconds, idle_by_cause, idle_of
-from workbench.explain.pass_parts import CauseSeconds, PassParts, PricesOf, parts_of, path_causes
+from workbench.explain.pass_parts import CauseSeconds, Parts, PricesOf, parts_of, path_causes
 from workbench.explain.sensitivity import Sensitivity
 from workbench.explain.timeline import timeline
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
-from workbench.schedule.action import MEANING, Action, Activity
+from workbench.schedule.action import MEANING, Activity
 from workbench.trace import Trace
 
 
@@ -69,8 +69,8 @@ def account_of(lowered: Lowered, trace: Trace, cost: CostModel, prices_of: Price
     )
 
 
-def parts_of_all(lowered: Lowered, cost: CostModel, prices_of: PricesOf) -> dict[Action, PassParts]:
-    """Every pass of the plan taken apart, see `parts_of`."""
+def parts_of_all(lowered: Lowered, cost: CostModel, prices_of: PricesOf) -> Parts:
+    """Every pass and STEP of the plan taken apart, see `parts_of`."""
     passes = (
         each for each in lowered.plan.program_actions if MEANING[each.kind].activity is Activity.COMPUTE
     )

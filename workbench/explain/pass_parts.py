@@ -1,4 +1,4 @@
-"""What a pass is made of: kernels, a token shard that is heavier than the others, exchanges, launches."""
+"""What a pass is made of: kernels, a token shard that is heavier, exchanges, launches; and what a STEP is."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -33,6 +33,18 @@ class PassParts(NamedTuple):
     launch: float
 
 
+class Parts(NamedTuple):
+    """What actions are made of.
+
+    Args:
+        passes: each one's shares.
+        exchanged: by rank, the share of its STEP that it gathers updated weights or adds up parts in.
+    """
+
+    passes: Mapping[Action, PassParts]
+    exchanged: Mapping[int, float]
+
+
 class CauseSeconds(NamedTuple):
     """Seconds of one cause, at one module or edge."""
 
@@ -41,18 +53,17 @@ class CauseSeconds(NamedTuple):
     seconds: float
 
 
-def parts_of(
-    lowered: Lowered, cost: CostModel, prices_of: PricesOf, actions: Iterable[Action]
-) -> dict[Action, PassParts]:
+def parts_of(lowered: Lowered, cost: CostModel, prices_of: PricesOf, actions: Iterable[Action]) -> Parts:
     """Of each pass: what its price loses when launches, then collectives too, then stragglers take no time.
 
-    What was measured as a whole layer has its launches among its kernels.
+    What was measured as a whole layer has its launches among its kernels. Of each rank's STEP: what its price
+    loses when collectives over weights and gradients take no time.
 
     Args:
         prices_of: as the step was priced.
         actions: passes.
 
-    Complexity: three prices of the plan, and two of its passes where ranks share tokens.
+    Complexity: four prices of the plan, and two of its passes where ranks share tokens.
     """
     whole, unlaunched = prices_of(lowered, cost), prices_of(lowered, launching_at_once(cost))
     kernels = prices_of(lowered, _exchanging_at_once(launching_at_once(cost)))
@@ -63,7 +74,12 @@ def parts_of(
         without_launch_s = min(total_s, unlaunched.duration_s(action))
         kernels_s = min(without_launch_s, kernels.duration_s(action))
         found[action] = _shares(total_s, without_launch_s, kernels_s, min(kernels_s, behind_s(action)))
-    return found
+    alone = prices_of(lowered, _updating_alone(cost))
+    exchanged = {
+        rank: max(0.0, 1.0 - alone.step_s(rank) / seconds) if seconds else 0.0
+        for rank, seconds in whole.steps_s.items()
+    }
+    return Parts(found, exchanged)
 
 
 def _behind_s(plan: Plan, cost: CostModel) -> Callable[[Action], float]:
@@ -120,11 +136,16 @@ def _exchanging_at_once(cost: CostModel) -> CostModel:
     return CostModel(cost.profile, replace(cost.execution, collective_rate=AT_ONCE), beside)
 
 
-def path_causes(path: Iterable[PathStep], parts: Mapping[Action, PassParts]) -> tuple[CauseSeconds, ...]:
-    """Seconds of the path by cause, most first, its passes taken apart; together they are the path's.
+def _updating_alone(cost: CostModel) -> CostModel:
+    beside = {device: _updating_alone(model) for device, model in cost.beside.items()}
+    return CostModel(cost.profile, replace(cost.execution, reduction_rate=AT_ONCE), beside)
+
+
+def path_causes(path: Iterable[PathStep], parts: Parts) -> tuple[CauseSeconds, ...]:
+    """Seconds of the path by cause, most first, passes and STEPs taken apart; together they are the path's.
 
     Args:
-        parts: of the path's passes; one that is absent is kernels alone.
+        parts: of the path's actions; a pass that is absent is kernels alone.
     """
     found: dict[tuple[Cause, str], float] = {}
     for step in path:
@@ -134,8 +155,13 @@ def path_causes(path: Iterable[PathStep], parts: Mapping[Action, PassParts]) -> 
     return tuple(sorted(named, key=lambda each: -each.seconds))
 
 
-def _taken_apart(step: PathStep, parts: Mapping[Action, PassParts]) -> Iterable[tuple[Cause, float]]:
-    of = parts.get(step.action) if step.action is not None and step.cause in COMPUTE else None
+def _taken_apart(step: PathStep, parts: Parts) -> Iterable[tuple[Cause, float]]:
+    if step.cause is Cause.STEP and step.rank is not None:
+        exchanged = parts.exchanged.get(step.rank, 0.0)
+        yield Cause.AT_STEP, exchanged * step.seconds
+        yield step.cause, step.seconds * (1.0 - exchanged)
+        return
+    of = parts.passes.get(step.action) if step.action is not None and step.cause in COMPUTE else None
     if of is None:
         yield step.cause, step.seconds
         return
