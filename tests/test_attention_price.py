@@ -272,7 +272,7 @@ def test_a_stage_is_priced_on_its_own_device():
 
 
 def test_devices_of_unknown_units_are_left_to_the_table():
-    cost = CostModel(load_profile("H20"))
-    plan = on_gpus(plan_of(2), "H20")
+    cost = CostModel(load_profile("MI300X"))
+    plan = on_gpus(plan_of(2), "MI300X")
     assert attention_of(plan, cost) is None
     assert attention_of(on_gpus(plan_of(1), "A40"), CostModel(load_profile("A40"))) is None

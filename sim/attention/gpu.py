@@ -18,9 +18,36 @@ import numpy.typing as npt
 from workbench.arrays import Floats, Ints
 from workbench.compiled import compiled
 
-# Streaming multiprocessors by `Node.device`; data sheets of NVIDIA (A40: GA102, A100: GA100,
-# H100 and H200 SXM: GH100).
-COMPUTE_UNITS = {"A40": 84, "A100-80GB": 108, "H100": 132, "H200": 132}
+# Streaming multiprocessors by `Node.device`: NVIDIA's architecture papers, or CUDA cores of its data sheets
+# over those of a multiprocessor (64 on Volta and GA100, 128 on others). Those of the A10G, of B300, GB200 and
+# GB300, and of AMD's devices are in none that says one number.
+COMPUTE_UNITS = {
+    "A10": 72,
+    "A100-40GB": 108,
+    "A100-80GB": 108,
+    "A100-PCIe-80GB": 108,
+    "A40": 84,
+    "A800-80GB": 108,
+    "B200": 148,
+    "GH200-144GB": 132,
+    "GH200-96GB": 132,
+    "H100": 132,
+    "H100-500W": 132,
+    "H100-96GB-500W": 132,
+    "H100-NVL": 132,
+    "H100-PCIe": 114,
+    "H20": 78,
+    "H200": 132,
+    "H800": 132,
+    "L20": 92,
+    "L4": 58,
+    "L40S": 142,
+    "RTX-3090": 82,
+    "RTX-4090": 128,
+    "V100-16GB": 80,
+    "V100-32GB": 80,
+    "V100-PCIe-32GB": 80,
+}
 
 
 def compute_units(device: str) -> int:
