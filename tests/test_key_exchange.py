@@ -179,11 +179,11 @@ def on_nodes(cp: int, tp: int, num_cards: int) -> Plan:
     return replace(plan, cluster=uniform("nodes", node, num_nodes=2, intra=near, inter=card))
 
 
-def forward_s(plan: Plan, kind: KeyExchange) -> float:
+def forward_s(plan: Plan, kind: KeyExchange, cost: CostModel = COST) -> float:
     (stage,), (microbatch,) = plan.stages, plan.microbatches
     operator = next(o for layer in plan.model.llm.layers for o in layer.operators if isinstance(o, Attention))
     plan = exchanging(plan, kind)
-    model = with_key_exchange(SimulatedAttention(COST), plan, COST)
+    model = with_key_exchange(SimulatedAttention(cost), plan, cost)
     assert model is not None
     found = model(AttentionCall(plan=plan, stage=stage, microbatch=microbatch, operator=operator))
     assert found is not None
@@ -209,3 +209,11 @@ def test_what_leaves_a_node_goes_over_all_of_its_cards(
         ALL_TO_ALL: 2 * keys_bytes / 2,  # queries and outputs too; half of the heads stay
     }
     assert shared_s >= leaving[kind] / 1e6
+
+
+@pytest.mark.parametrize("kind", KeyExchange)
+def test_keys_go_at_the_rate_of_collectives_inside_layers(kind: KeyExchange) -> None:
+    """By which `explain` tells them from kernels, and an interval how far they are in doubt."""
+    plan = on_nodes(2, 8, 1)
+    twice = COST.executed(replace(COST.execution, collective_rate=2.0))
+    assert forward_s(plan, kind) / forward_s(plan, kind, twice) == pytest.approx(2.0, rel=1e-2)

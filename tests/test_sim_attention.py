@@ -1,5 +1,6 @@
 """Tiles on compute units, and one attention layer over context-parallel ranks."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -261,6 +262,16 @@ def test_a_gather_is_padded_to_the_longest_share():
     assert found.gather_s == all_gather_s(2 * 280 * 128 * 2, 2, LINK)
     assert found.scatter_s == all_gather_s(2 * 280 * 128 * 4, 2, LINK)  # gradients in float32
     assert wires_of(cost, OPERATOR, launches, (100,), precision="bfloat16", link=None) == Wires()
+
+
+def test_gathers_go_at_the_rate_of_collectives_inside_layers():
+    cost = CostModel(ideal_profile())
+    twice = cost.executed(replace(cost.execution, collective_rate=2.0))
+    slow, fast = (
+        wires_of(model, OPERATOR, launches_of(OPERATOR), (100, 140), precision="bfloat16", link=LINK)
+        for model in (cost, twice)
+    )
+    assert (fast.gather_s, fast.scatter_s) == (slow.gather_s / 2, slow.scatter_s / 2)
 
 
 @pytest.mark.parametrize(

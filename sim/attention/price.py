@@ -340,8 +340,12 @@ def wires_of(
     if link is None:
         raise ValueError(f"gather over {num_ranks} ranks: want a link, got none")
     elements = 2.0 * max(tokens_by_rank) * num_ranks * launches.kv_heads * operator.head_dim
-    seconds, size = cost.collectives.seconds, ELEMENT_BYTES[precision]
+    size = ELEMENT_BYTES[precision]
+
+    def seconds(kind: Collective, num_bytes: float) -> float:
+        return cost.collectives.seconds(kind, num_bytes, num_ranks, link) / cost.execution.collective_rate
+
     return Wires(
-        gather_s=seconds(Collective.ALL_GATHER, elements * size, num_ranks, link),
-        scatter_s=seconds(Collective.REDUCE_SCATTER, elements * key_sum_bytes(size), num_ranks, link),
+        gather_s=seconds(Collective.ALL_GATHER, elements * size),
+        scatter_s=seconds(Collective.REDUCE_SCATTER, elements * key_sum_bytes(size)),
     )

@@ -159,7 +159,8 @@ class ExchangedAttention:
 
     def _moved_s(self, call: AttentionCall, num_bytes: float) -> float:
         link = neighbour_link(call.plan.cluster, call.stage)
-        return link.latency_s + num_bytes / link.bytes_per_s
+        cost = self._cost.on(call.plan.cluster.device_of(call.stage.flat_ranks))
+        return (link.latency_s + num_bytes / link.bytes_per_s) / cost.execution.collective_rate
 
 
 def _local(call: AttentionCall, heads: int) -> float:
