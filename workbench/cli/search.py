@@ -45,8 +45,9 @@ def search_command(
         list[int] | None,
         typer.Option(
             min=1,
-            help="numbers of GPUs to try instead of the job's; repeatable; with --objective dollars all, a "
-            "half and a quarter, where there are no pools",
+            help="numbers of GPUs to try instead of the job's; repeatable; by default also a half and a "
+            "quarter, where there are no pools and --objective counts GPUs: throughput, dollars-per-sample, "
+            "dollars",
         ),
     ] = None,
     pareto: Annotated[
@@ -81,7 +82,7 @@ def search_command(
         return
     planners = _planners(judge, is_priced=objective.is_money)
     planners = with_schedules(planners, [usual(kind) for kind in schedule or ()])
-    planners = _varied(planners, objective, ranks or _usual_ranks(objective, planned), asked)
+    planners = _varied(planners, objective, ranks or (), asked, fewer=_fewer_ranks(objective, planned))
     found = _search_each(Sought(planned, cost, judged, planners, judge, wanted.seed), results, quiet=as_json)
     written = []
     if output is not None:
@@ -117,24 +118,32 @@ def _planners(judge: JudgedBy, *, is_priced: bool) -> dict[str, Planner]:
 
 
 def _varied(
-    planners: Mapping[str, Planner], objective: Objective, counts: Sequence[int], asked: Asked
+    planners: Mapping[str, Planner],
+    objective: Objective,
+    counts: Sequence[int],
+    asked: Asked,
+    fewer: Sequence[int] = (),
 ) -> dict[str, Planner]:
-    """The planners as an objective tries them: on other ranks, for seconds too, and templates."""
+    """The planners as an objective tries them: on other ranks, for seconds too, and templates.
+
+    Args:
+        counts: of ranks, instead of the job's; none: the job's, and `fewer`.
+    """
     found = dict(planners)
     if objective is Objective.TRAINING and asked.deadline is not None:
         found = for_seconds_too(found)
-    found = with_ranks(found, counts)
+    found = with_ranks(found, counts) if counts else found | with_ranks(found, fewer)
     if objective is Objective.GOODPUT:
         found[TEMPLATES] = TemplatePlanner(asked.recovery_costs.copies - 1)
     return found
 
 
-def _usual_ranks(objective: Objective, job: Job) -> Sequence[int]:
-    """Numbers of ranks to try where none are asked for: for a training's price all, a half and a quarter."""
-    if objective is not Objective.TRAINING or job.pools:
+def _fewer_ranks(objective: Objective, job: Job) -> Sequence[int]:
+    """Numbers of ranks to try besides the job's where what is best counts them: a half and a quarter."""
+    if not objective.counts_ranks or job.pools:
         return ()
     num = job.usable_ranks
-    return sorted({num, max(1, num // 2), max(1, num // 4)}, reverse=True)
+    return [count for count in (num // 2, num // 4) if count]
 
 
 def _search_each(sought: Sought, results: KeptResults | None, *, quiet: bool) -> Kept:

@@ -21,3 +21,8 @@ class Objective(StrEnum):
     def is_money(self) -> bool:
         """Whether every rank must have a price."""
         return self in (Objective.DOLLARS, Objective.TRAINING)
+
+    @property
+    def counts_ranks(self) -> bool:
+        """Whether a plan that is slower may be better for its fewer ranks."""
+        return self in (Objective.THROUGHPUT, Objective.DOLLARS, Objective.TRAINING)
