@@ -59,7 +59,8 @@ class Wanted:
         default=0, metadata=asked("of a corpus of --sizes; in `search` also of --batches, --mtbf and --joint")
     )
     tiling: Tiling = field(
-        default=Tiling.NONE, metadata=asked("of images of --sizes in an encoder of one size")
+        default=Tiling.NONE,
+        metadata=asked("of images of --sizes in an encoder of one size; anyres: as its model cuts them"),
     )
     execution: Path | None = field(
         default=None, metadata=asked("JSON file of the training system's rates and host times")

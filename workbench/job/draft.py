@@ -4,7 +4,7 @@ import difflib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -13,18 +13,19 @@ from typing import Any
 import yaml
 
 from workbench.cost.profile import known_profiles, load_profile
+from workbench.data.corpus import ItemTokens
 from workbench.data.size_files import read_sizes
 from workbench.data.sizes import Sizes
 from workbench.job.job_file import parse_spec
 from workbench.job.parts import model_of, zoo_names
 from workbench.memory.layer import state_bytes
 from workbench.model.checkpoint import missing_weights
-from workbench.model.composites.composite import AUDIO, LLM, Part, Parts
+from workbench.model.composites.composite import AUDIO, LLM, TILES, Part, Parts
 from workbench.model.composites.registry import COMPOSITES, is_composite, take_apart
 from workbench.model.composites.vision import PAGE_PX
 from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.hf_config import modality_of, read_config
-from workbench.model.item_tokens import clip_tokens, native_tokens
+from workbench.model.item_tokens import clip_tokens, native_tokens, tile_tokens
 from workbench.model.layer import LayerKind
 from workbench.model.model_graph import TEXT, ModelGraph, Module
 from workbench.model.processor_config import parts_with_processor, read_processor
@@ -355,7 +356,7 @@ def like_data(parts: Parts | None, graph: ModelGraph, data: Path) -> dict[str, A
         if is_audio not in encoders and any(_items(row, is_audio=is_audio) for row in rows):
             raise ValueError(f"data {str(data)!r} has {what}, the model has no encoder for them")
     items = {
-        module.modality: _mixed(module, rows, is_audio=is_audio)
+        module.modality: _mixed(module, rows, _cut(module, parts, is_audio=is_audio))
         for is_audio, module in encoders.items()
         if any(_items(row, is_audio=is_audio) for row in rows)
     }
@@ -371,18 +372,24 @@ def _items(row: Sizes, *, is_audio: bool) -> Sequence[Any]:
     return row.audio_s if is_audio else row.images
 
 
-def _mixed(module: Module, rows: Sequence[Sizes], *, is_audio: bool) -> dict[str, Any]:
-    """Words of a mixture; a clip counts as its windows, each an item."""
-    held = [_items(row, is_audio=is_audio) for row in rows]
+def _cut(module: Module, parts: Parts | None, *, is_audio: bool) -> Callable[[Any], Sequence[Any]]:
+    """What an image or a clip of the data counts as: windows of a clip, tiles of an image, or its size."""
     if is_audio:
-        held = [
-            [window for duration_s in each for window in clip_tokens(module, duration_s)] for each in held
-        ]
+        return lambda duration_s: clip_tokens(module, duration_s)
+    if parts is not None and TILES in parts.notes and native_tokens(module) is not None:
+        return lambda size: tile_tokens(module, *size)
+    return lambda size: [size]
+
+
+def _mixed(module: Module, rows: Sequence[Sizes], cut: Callable[[Any], Sequence[Any]]) -> dict[str, Any]:
+    """Words of a mixture; a clip counts as its windows and an image as its tiles, each an item."""
+    is_audio = module.modality == AUDIO
+    held = [[item for each in _items(row, is_audio=is_audio) for item in cut(each)] for row in rows]
     said: dict[str, Any] = {"most": max(map(len, held))}
     if without := sum(not each for each in held):
         said["missing"] = round(without / len(rows), 3)
     sizes = [size for each in held for size in each]
-    if is_audio:
+    if isinstance(sizes[0], ItemTokens):
         said["tokens"] = list(sorted(sizes)[len(sizes) // 2])
     elif native_tokens(module) is None:
         said["images"] = [list(size) for size, _ in Counter(sizes).most_common(MOST_SIZES)]

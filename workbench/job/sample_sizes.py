@@ -8,11 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.data.corpora import CORPORA, corpus
-from workbench.data.corpus import ItemTokens, anyres_tokens
+from workbench.data.corpus import ItemTokens
 from workbench.data.sample import Sample
 from workbench.data.size_files import read_sizes
 from workbench.data.sizes import AudioRule, ImageRule, Rules, Sizes, samples_of
-from workbench.model.item_tokens import clip_tokens, family_of, image_tokens, native_tokens, source_config
+from workbench.model.item_tokens import (
+    clip_tokens,
+    family_of,
+    image_tokens,
+    native_tokens,
+    source_config,
+    tile_tokens,
+)
 from workbench.model.model_graph import TEXT, ModelGraph, Module
 
 if TYPE_CHECKING:
@@ -20,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Tiling(StrEnum):
-    """What an encoder of one image size makes of an image: that size, or tiles of it."""
+    """What an encoder of one image size makes of an image: that size, or tiles of it by its model's rule."""
 
     NONE = "none"
     ANYRES = "anyres"
@@ -130,15 +137,12 @@ def _kind(module: Module) -> str:
 
 
 def _image_rule(module: Module, tiling: Tiling) -> ImageRule:
-    native, side_px = native_tokens(module), source_config(module).get("image_size")
+    native = native_tokens(module)
     if native is None:
         return lambda height_px, width_px: (image_tokens(module, height_px, width_px),)
-    tile = ItemTokens(*native)
     if tiling is Tiling.NONE:
-        return lambda height_px, width_px: (tile,)
-    if not isinstance(side_px, int):
-        raise ValueError(f"module {module.name!r} does not say its image size; leave out the tiling")
-    return lambda height_px, width_px: anyres_tokens(height_px, width_px, tile=tile, tile_px=side_px)
+        return lambda height_px, width_px: (ItemTokens(*native),)
+    return lambda height_px, width_px: tile_tokens(module, height_px, width_px)
 
 
 def _audio_rule(module: Module) -> AudioRule:

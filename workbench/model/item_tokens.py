@@ -62,6 +62,20 @@ def image_tokens(module: Module, height_px: int, width_px: int) -> ItemTokens:
     return ItemTokens(inside, inside // merged)
 
 
+def tile_tokens(module: Module, height_px: int, width_px: int) -> tuple[ItemTokens, ...]:
+    """Of an image before an encoder of one size, one item a tile, as the model's processor cuts it.
+
+    Raises:
+        ValueError: the encoder takes any size, or does not say its own.
+    """
+    family, native, config = family_of(module), native_tokens(module), source_config(module)
+    if not isinstance(family, Encoder) or native is None:
+        raise ValueError(f"module {module.name!r} is no encoder of images of one size: it has no tiles")
+    if not isinstance(config.get("image_size"), int):
+        raise ValueError(f"module {module.name!r} does not say its image size; leave out the tiling")
+    return family.tiles(config, ItemTokens(*native), height_px, width_px)
+
+
 def clip_tokens(module: Module, duration_s: float) -> tuple[ItemTokens, ...]:
     """Of a clip, one item a window where the encoder has windows; ValueError for no audio encoder."""
     family = family_of(module)

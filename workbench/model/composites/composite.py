@@ -8,7 +8,10 @@ from workbench.model.config_fields import Config, count, flag, whole
 from workbench.model.projector import ProjectorKind
 
 VISION, AUDIO, LLM = "vision", "audio", "llm"
-TILES = "an image becomes several tiles, each an item: say how many by `each`, or `most` in a mixture"
+TILES = (
+    "an image becomes several tiles, each an item: say how many by `each`, or `most` in a mixture, or count "
+    "those of your images by `init --data FILE` or `plan --sizes FILE --tiling anyres`"
+)
 VISION_TOWER = {"": "model.vision_tower."}  # names of weights of most encoders of images
 AUDIO_TOWER = {"": "model.audio_tower."}
 PROJECTOR = {"projector.": "model.multi_modal_projector."}

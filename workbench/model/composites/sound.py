@@ -105,6 +105,7 @@ _VISION = {
     "num_attention_heads": 16,
     "image_size": 448,
     "patch_size": 14,
+    "dynamic_hd": 36,
 }
 _TEXT = {
     "vocab_size": 200064,

@@ -61,13 +61,30 @@ def _llava(config: Config) -> Parts:
 
 
 def _llava_next(config: Config) -> Parts:
-    vision = part_config(config, "vision_config", _CLIP, _CLIP_336)
+    vision = _tiled(config, part_config(config, "vision_config", _CLIP, _CLIP_336), {})
     return _llava_parts(config, vision, "llama", feature_layer=-2, dropped=(_NEWLINE,), notes=(TILES,))
 
 
 def _llava_onevision(config: Config) -> Parts:
-    vision = part_config(config, "vision_config", _SIGLIP, _SIGLIP_384)
+    vision = _tiled(config, part_config(config, "vision_config", _SIGLIP, _SIGLIP_384), _ONEVISION)
     return _llava_parts(config, vision, "qwen2", feature_layer=-1, dropped=(_NEWLINE,), notes=(TILES,))
+
+
+_GRID_KEYS = ("image_grid_pinpoints", "vision_aspect_ratio")
+_ONEVISION = {
+    "image_grid_pinpoints": [[384 * rows, 384 * columns] for rows in range(1, 7) for columns in range(1, 7)],
+    "vision_aspect_ratio": "anyres_max_9",
+}
+
+
+def _tiled(config: Config, vision: Config, absent: Config) -> dict[str, Any]:
+    """The encoder's configuration with what the composite's says of tiles.
+
+    Args:
+        absent: what it means where it says nothing.
+    """
+    said = {key: config[key] for key in _GRID_KEYS if config.get(key) is not None}
+    return {**vision, **absent, **said}
 
 
 def _llava_parts(

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from workbench.data.corpus import ItemTokens
 from workbench.model.composites.composite import Composite
 from workbench.model.config_fields import Config, whole
+from workbench.model.families.tiles import Tiles, anyres
 from workbench.model.layer import Layer, TokenCount
 from workbench.model.model_graph import GENERATED, TEXT
 from workbench.model.projector import Projection, Projector, ProjectorKind, projector_layer, shown
@@ -305,6 +306,7 @@ class Encoder(Architecture):
         image_tokens: of an image of (height, width) pixels, where it takes any size.
         clip_tokens: of a clip of so many seconds, one item for each of its windows.
         takes_native_only: whether a configuration has items of one size only.
+        tiles: of an image before a tower of one size, cut as the model's processor does.
         processed: what a checkpoint's processor says of sizes of items, as keys of the configuration.
         unprocessed: what is taken for it where no file says it; empty where nothing hangs on it.
     """
@@ -313,6 +315,7 @@ class Encoder(Architecture):
     image_tokens: Callable[[Config, int, int], ItemTokens] | None = None
     clip_tokens: Callable[[Config, float], tuple[ItemTokens, ...]] | None = None
     takes_native_only: Callable[[Config], bool] = lambda config: False
+    tiles: Tiles = anyres
     processed: Callable[[Config], dict[str, Any]] = lambda processor: {}
     unprocessed: str = ""
 

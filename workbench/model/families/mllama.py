@@ -23,6 +23,7 @@ from workbench.model.families.family import (
     Layers,
     Tower,
 )
+from workbench.model.families.tiles import whole_image
 from workbench.model.layer import (
     Attention,
     Layer,
@@ -342,5 +343,6 @@ MLLAMA_VISION = Encoder(
     },
     make=_tower,
     native_tokens=lambda config: (tiling_of(config).tokens, 1),
+    tiles=whole_image,
     shares_tokens=False,
 )

@@ -1,12 +1,13 @@
 """Vision towers that are plain transformers over patches: one builder, and what tells them apart."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil, floor
 from typing import Any
 
 from workbench.data.corpus import ItemTokens
 from workbench.model.config_fields import Config, count, flag, heads_of, text, whole
+from workbench.model.families import tiles
 from workbench.model.families.family import EXAMPLE_VIT, Encoder, Example, Tower
 from workbench.model.layer import Layer, LayerKind, Operator, Pointwise
 from workbench.model.module_layers import block_layers, patch_embedding
@@ -250,12 +251,6 @@ def _pixtral_tokens(config: Config, height_px: int, width_px: int) -> ItemTokens
     return ItemTokens(rows * columns * side**2, rows * columns)
 
 
-def _pixtral_processed(processor: Config) -> dict[str, Any]:
-    size = processor.get("size")
-    longest = size.get("longest_edge") if isinstance(size, Mapping) else None
-    return {} if longest is None else {"longest_edge": longest}
-
-
 def _shaped_clip(shape: Shape) -> dict[str, Any]:
     activation = "quick_gelu" if shape.name.startswith("clip-vit-l") else "gelu"
     return _shaped(shape) | {"model_type": "clip_vision_model", "hidden_act": activation}
@@ -283,6 +278,7 @@ CLIP = Encoder(
     model_type="clip_vision_model",
     examples={"clip": Example(config=EXAMPLE_VIT, tokens=(65, 64))},
     make=lambda config: tower_of(config, _CLIP),
+    processed=tiles.of_grids,
     shapes={"clip": _shaped_clip, "vit": _shaped_clip},
 )
 SIGLIP = Encoder(
@@ -291,6 +287,7 @@ SIGLIP = Encoder(
     model_type="siglip_vision_model",
     examples={"siglip": Example(config=EXAMPLE_VIT, tokens=(64, 64))},
     make=siglip,
+    processed=tiles.of_grids,
     shapes={"siglip": shaped_siglip},
 )
 IDEFICS3_VISION = Encoder(
@@ -300,6 +297,8 @@ IDEFICS3_VISION = Encoder(
     aliases=("smolvlm_vision",),
     examples={"idefics3": Example(config=EXAMPLE_VIT, tokens=(64, 64))},
     make=lambda config: tower_of(config, _IDEFICS3),
+    tiles=tiles.idefics3,
+    processed=tiles.of_longest_edge,
 )
 LLAMA4_VISION = Encoder(
     name="Llama 4's tower",
@@ -308,6 +307,8 @@ LLAMA4_VISION = Encoder(
     examples={"llama4 vision": Example(config=EXAMPLE_VIT, tokens=(65, 64))},
     aliases=("llama4",),
     make=_llama4,
+    tiles=tiles.llama4,
+    processed=tiles.of_limits,
     takes_native_only=lambda config: True,
     check_config=_check_llama4,
     shares_tokens=False,
@@ -319,7 +320,7 @@ PIXTRAL = Encoder(
     examples={"pixtral": Example(config=EXAMPLE_VIT | {"hidden_act": "silu"}, tokens=(64, 64))},
     make=lambda config: tower_of(config, _PIXTRAL),
     image_tokens=_pixtral_tokens,
-    processed=_pixtral_processed,
+    processed=tiles.of_longest_edge,
     shares_tokens=False,
 )
 AIMV2 = Encoder(
@@ -357,4 +358,6 @@ INTERNVIT = Encoder(
         ),
     },
     make=_internvit,
+    tiles=tiles.internvl,
+    processed=tiles.of_limits,
 )

@@ -1,0 +1,231 @@
+"""How many tiles an image becomes, held against transformers' own processors; where commands count them."""
+
+import ast
+import json
+import math
+from collections import defaultdict
+from functools import cache, lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import LlavaNextConfig, LlavaOnevisionConfig, LlavaOnevisionModel
+from transformers.image_processing_utils import select_best_resolution
+from transformers.image_utils import SizeDict
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.idefics3 import image_processing_pil_idefics3 as idefics3
+
+from tests.command_line import accept
+from tests.test_composites import CONFIGS
+from workbench.data.corpus import ItemTokens
+from workbench.data.tilings import idefics3_tiles, internvl_tiles, llama4_tiles, phi4_tiles
+from workbench.job.draft import Train, draft, machines_of
+from workbench.job.job import Job, load_job
+from workbench.model.families.tiles import anyres
+from workbench.model.hf_config import module_from_config
+from workbench.model.item_tokens import native_tokens, tile_tokens
+from workbench.model.model_graph import Module
+
+EDGES = sorted({px * num + more for px in (336, 364, 448) for num in range(1, 9) for more in (-1, 0, 1)})
+SIDES = st.integers(1, 5000) | st.sampled_from(EDGES)
+VIT = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "patch_size": 14}
+
+
+def source_of(module: str, *names: str, **known: Any) -> SimpleNamespace:
+    """Functions and methods of a processor, read from its file: to import it takes torchvision."""
+    found = find_spec(f"transformers.models.{module}")
+    assert found is not None
+    assert found.origin is not None
+    tree = ast.parse(Path(found.origin).read_text())
+    wanted = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) and each.name in names]
+    space: dict[str, Any] = {"torch": torch, "math": math, "SizeDict": SizeDict, **known}
+    exec(compile(ast.Module(wanted, []), found.origin, "exec"), space)
+    return SimpleNamespace(**{name: space[name] for name in names})
+
+
+@given(height=SIDES, width=SIDES, limits=st.sampled_from([(1, 12), (3, 7), (1, 1)]))
+def test_internvl_cuts_the_nearest_canvas(height: int, width: int, limits: tuple[int, int]) -> None:
+    least, most = limits
+    theirs = GotOcr2ImageProcessorPil(
+        size={"height": 448, "width": 448}, crop_to_patches=True, min_patches=least, max_patches=most
+    )
+    expected = theirs.get_number_of_image_patches(height, width)
+    assert internvl_tiles(height, width, tile_px=448, least=least, most=most) == expected
+
+
+@given(
+    height=SIDES,
+    width=SIDES,
+    edges=st.sampled_from([(1456, 364), (2048, 512), (364, 364), (1000, 364), (5000, 364)]),
+)
+def test_idefics3_cuts_what_it_enlarged(height: int, width: int, edges: tuple[int, int]) -> None:
+    longest, tile = edges
+    theirs = idefics3.Idefics3ImageProcessorPil()
+    theirs.resize = lambda image, size, resample=None: np.broadcast_to(image[:1, :1, :1], (3, *size_of(size)))
+    image = np.broadcast_to(np.float32(0), (3, height, width))
+    high, wide = idefics3.get_resize_output_image_size(image, longest)
+    image = theirs.resize_for_vision_encoder(np.broadcast_to(np.float32(0), (3, high, wide)), tile)
+    frames, _, _ = theirs.split_images(image, {"longest_edge": tile})
+    assert idefics3_tiles(height, width, tile_px=tile, longest_px=longest) == len(frames)
+
+
+def size_of(size: SizeDict) -> tuple[int, int]:
+    assert size.height is not None
+    assert size.width is not None
+    return size.height, size.width
+
+
+@cache
+def llama4_source() -> SimpleNamespace:
+    names = ("get_factors", "find_supported_resolutions", "get_best_fit")
+    return source_of("llama4.image_processing_llama4", *names, defaultdict=defaultdict, lru_cache=lru_cache)
+
+
+@given(height=SIDES, width=SIDES, most=st.sampled_from([16, 5, 1]))
+def test_llama_4_takes_the_best_fit(height: int, width: int, most: int) -> None:
+    size = SizeDict(height=336, width=336)
+    canvases = torch.tensor(llama4_source().find_supported_resolutions(max_num_chunks=most, patch_size=size))
+    rows, columns = (int(side) // 336 for side in llama4_source().get_best_fit((height, width), canvases))
+    expected = 1 + rows * columns if rows * columns > 1 else 1
+    assert llama4_tiles(height, width, tile_px=336, most=most) == expected
+
+
+@cache
+def phi4_source() -> SimpleNamespace:
+    def padded(image: torch.Tensor, by: list[int], fill: Any) -> torch.Tensor:
+        return torch.empty(3, image.shape[1] + by[3], image.shape[2] + by[2], device="meta")
+
+    functional = SimpleNamespace(resize=lambda image, size: torch.empty(3, *size, device="meta"), pad=padded)
+    names = ("find_closest_aspect_ratio", "dynamic_preprocess")
+    return source_of("phi4_multimodal.image_processing_phi4_multimodal", *names, tvF=functional)
+
+
+@given(height=SIDES, width=SIDES, most=st.sampled_from([36, 5]))
+def test_phi_4_cuts_what_the_image_begins(height: int, width: int, most: int) -> None:
+    theirs = SimpleNamespace(
+        find_closest_aspect_ratio=lambda *given: phi4_source().find_closest_aspect_ratio(None, *given)
+    )
+    image = torch.empty(3, height, width, device="meta")
+    try:
+        resized, _ = phi4_source().dynamic_preprocess(theirs, image, 448, 14, 32, max_num=most)
+    except ValueError:
+        with pytest.raises(ValueError, match="its shorter side must keep 10 px; nearest: a shorter side of"):
+            phi4_tiles(height, width, tile_px=448, most=most)
+        return
+    expected = 1 + (resized.shape[1] // 448) * (resized.shape[2] // 448)
+    assert phi4_tiles(height, width, tile_px=448, most=most) == expected
+
+
+GRIDS = {"llava_next": LlavaNextConfig(), "llava_onevision": LlavaOnevisionConfig()}
+
+
+@given(name=st.sampled_from(sorted(GRIDS)), height=SIDES, width=SIDES)
+def test_llava_cuts_the_grids_of_its_composite(name: str, height: int, width: int) -> None:
+    """Those of the configuration, 36 of LLaVA-OneVision."""
+    side = GRIDS[name].vision_config.image_size
+    canvas = select_best_resolution((height, width), GRIDS[name].image_grid_pinpoints)
+    config = {
+        "model_type": "vit",
+        "image_size": side,
+        "image_grid_pinpoints": GRIDS[name].image_grid_pinpoints,
+    }
+    tiles = anyres(config, ItemTokens(5, 4), height, width)
+    assert len(tiles) == 1 + canvas[0] * canvas[1] // side**2
+
+
+@pytest.mark.parametrize("rows", range(1, 7))
+@pytest.mark.parametrize("columns", [1, 2, 5, 6])
+def test_onevision_shrinks_features_of_many_tiles(rows: int, columns: int) -> None:
+    """As many reach the LLM as `pack_image_features` leaves, without its ends of rows."""
+    config = GRIDS["llava_onevision"]
+    size = (384 * rows, 384 * columns)
+    features = torch.zeros(1 + rows * columns, 729, 1)
+    _, lengths = LlavaOnevisionModel.pack_image_features(
+        SimpleNamespace(config=config), [features], torch.tensor([size]), None, "anyres_max_9"
+    )
+    said = {"image_grid_pinpoints": config.image_grid_pinpoints, "vision_aspect_ratio": "anyres_max_9"}
+    tiles = anyres({"model_type": "vit", "image_size": 384, **said}, ItemTokens(729, 729), *size)
+    assert len(tiles) == 1 + rows * columns
+    assert {tile.tokens_in for tile in tiles} == {729}
+    assert sum(tile.tokens_out for tile in tiles) == lengths.item()
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"image_grid_pinpoints": [[100, 384]]}, "must be pairs of multiples of image_size 384, got"),
+        ({"image_grid_pinpoints": 7}, "must be pairs of multiples of image_size 384, got 7"),
+        (
+            {"vision_aspect_ratio": "anyres_max_no"},
+            "must end with a number of tiles >= 1, got 'anyres_max_no'",
+        ),
+        ({"dynamic_hd": "many"}, "dynamic_hd must be a whole number"),
+    ],
+)
+def test_bad_words_of_tiles_are_named(said: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        anyres({"model_type": "vit", "image_size": 384, **said}, ItemTokens(729, 729), 500, 900)
+
+
+def test_more_tiles_than_features_are_refused() -> None:
+    """Grids of 384 px before a tower of 4 px."""
+    said = {"image_grid_pinpoints": [[384, 384]], "vision_aspect_ratio": "anyres_max_9"}
+    with pytest.raises(ValueError, match="96 x 96 tiles of image_size 4 px shrink to 9 tokens"):
+        anyres({"model_type": "vit", "image_size": 4, **said}, ItemTokens(1, 1), 500, 900)
+
+
+def tower(model_type: str, **more: Any) -> Module:
+    return module_from_config(
+        {"model_type": model_type, **VIT, **more}, name="vision", modality="vision", llm_width=64
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "tiles"),
+    [
+        pytest.param(tower("internvl_vision", image_size=448), 9, id="internvl"),
+        pytest.param(tower("internvl_vision", image_size=448, max_patches=6), 3, id="internvl-at-most-six"),
+        pytest.param(tower("idefics3_vision", image_size=364), 13, id="idefics3"),
+        pytest.param(tower("llama4_vision_model", image_size=336), 16, id="llama4"),
+        pytest.param(tower("siglip_vision_model", image_size=448, dynamic_hd=36), 16, id="phi4"),
+        pytest.param(tower("clip_vision_model", image_size=336), 5, id="llava-next"),
+    ],
+)
+def test_a_towers_own_rule_cuts_a_full_hd_image(module: Module, tiles: int) -> None:
+    assert tile_tokens(module, 1080, 1920) == (native_tokens(module),) * tiles
+
+
+def drafted(folder: Path, name: str, *more: str) -> Job:
+    (folder / "config.json").write_text(json.dumps(CONFIGS[name]))
+    row = {"text_tokens": 9, "image_width": 1920, "image_height": 1080}
+    (folder / "sizes.jsonl").write_text("\n".join([json.dumps(row)] * 64))
+    accept("init", str(folder), "--gpus", "4xH100", "-o", str(folder / "job.yaml"), *more)
+    return load_job(folder / "job.yaml")
+
+
+def test_tiles_of_an_image_of_mllama_are_one_item(tmp_path: Path) -> None:
+    """It has room for all of them; five of AnyRes's were counted, each of that size."""
+    module = drafted(tmp_path, "mllama").model.module("vision")
+    assert tile_tokens(module, 1080, 1920) == (native_tokens(module),)
+
+
+@pytest.mark.parametrize("name", ["internvl", "idefics3", "llama4", "llava_next"])
+def test_a_batch_like_large_images_has_their_tiles(name: str, tmp_path: Path) -> None:
+    drafted(tmp_path, name)
+    made = draft(
+        str(tmp_path),
+        machines_of("4xH100", None),
+        train=Train.ALL,
+        text_tokens=8,
+        image_px=None,
+        data=tmp_path / "sizes.jsonl",
+    )
+    tiles = tile_tokens(made.model.module("vision"), 1080, 1920)
+    assert len(tiles) > 1
+    assert f"most: {len(tiles)}" in made.text

@@ -1,0 +1,131 @@
+"""How many tiles of one size the processors of models make of an image, each an item of the encoder.
+
+AnyRes, LLaVA-NeXT's, is `workbench.data.corpus.anyres_tokens`. An overview of the whole image stands beside
+several tiles; a single tile needs none.
+"""
+
+from functools import cache
+from math import ceil
+
+import numpy as np
+
+IDEFICS_MOST_PX = 4096  # of a side, whatever a processor says
+
+
+def internvl_tiles(height_px: int, width_px: int, *, tile_px: int, least: int, most: int) -> int:
+    """InternVL: the image is stretched to the grid of `least` to `most` tiles nearest to its shape.
+
+    Source: `get_number_of_image_patches` of transformers' GOT-OCR2 image processor, which InternVL has.
+
+    Example:
+        >>> internvl_tiles(1080, 1920, tile_px=448, least=1, most=12)
+        9
+    """
+    _check(height_px, width_px, tile_px, most)
+    rows, columns = _nearest_grid(height_px, width_px, tile_px, least, most)
+    return 1 + rows * columns if rows * columns > 1 else 1
+
+
+def phi4_tiles(height_px: int, width_px: int, *, tile_px: int, most: int) -> int:
+    """Phi-4 multimodal: as many tiles as the image begins, or the nearest grid of at most `most`; a whole.
+
+    Source: `dynamic_preprocess` of transformers' Phi-4 image processor.
+
+    Raises:
+        ValueError: a side that would shrink below 10 px, as there.
+
+    Example:
+        >>> phi4_tiles(1080, 1920, tile_px=448, most=36)
+        16
+    """
+    _check(height_px, width_px, tile_px, most)
+    rows, columns = ceil(height_px / tile_px), ceil(width_px / tile_px)
+    if rows * columns > most:
+        rows, columns = _nearest_grid(height_px, width_px, tile_px, 1, most)
+    scale = min(rows * tile_px / height_px, columns * tile_px / width_px)
+    if int(min(height_px, width_px) * scale) < _PHI4_LEAST_PX:
+        raise ValueError(
+            f"image of {height_px} x {width_px} px: brought to {rows} x {columns} tiles, its shorter side "
+            f"must keep {_PHI4_LEAST_PX} px; nearest: a shorter side of {ceil(_PHI4_LEAST_PX / scale)} px"
+        )
+    return 1 + rows * columns
+
+
+_PHI4_LEAST_PX = 10
+
+
+def idefics3_tiles(height_px: int, width_px: int, *, tile_px: int, longest_px: int) -> int:
+    """Idefics3, SmolVLM: the longer side becomes `longest_px`, small images too, then both whole tiles.
+
+    Source: `resize`, `resize_for_vision_encoder`, `split_images` of transformers' Idefics3 image processor.
+
+    Example:
+        >>> idefics3_tiles(1080, 1920, tile_px=364, longest_px=1456)
+        13
+    """
+    _check(height_px, width_px, tile_px, longest_px)
+    height, width = _brought(height_px, width_px, longest_px)
+    height, width = (height + height % 2, width) if width_px >= height_px else (height, width + width % 2)
+    if max(height, width) > IDEFICS_MOST_PX:
+        height, width = _brought(height, width, IDEFICS_MOST_PX)
+    height, width = _brought(height, width, ceil(max(height, width) / tile_px) * tile_px)
+    tiles = ceil(height / tile_px) * ceil(width / tile_px)
+    return 1 + tiles if tiles > 1 else 1
+
+
+def llama4_tiles(height_px: int, width_px: int, *, tile_px: int, most: int) -> int:
+    """Llama 4: the grid that shrinks the image least, or else enlarges it least; of equal ones the smallest.
+
+    Source: `get_best_fit` of transformers' Llama 4 image processor, which divides in float32.
+
+    Example:
+        >>> llama4_tiles(1080, 1920, tile_px=336, most=16)
+        16
+    """
+    _check(height_px, width_px, tile_px, most)
+    grids = _grids(1, most)
+    sides = np.array(grids, np.float32) * np.float32(tile_px)
+    scales = np.minimum(sides[:, 0] / np.float32(height_px), sides[:, 1] / np.float32(width_px))
+    enlarging = scales[scales >= 1]
+    chosen = enlarging.min() if enlarging.size else scales.max()
+    tiles = min(
+        rows * columns for (rows, columns), scale in zip(grids, scales, strict=True) if scale == chosen
+    )
+    return 1 + tiles if tiles > 1 else 1
+
+
+@cache
+def _grids(least: int, most: int) -> tuple[tuple[int, int], ...]:
+    """(rows, columns) of `least` to `most` tiles, by their number, then by columns."""
+    found = [
+        (rows, columns)
+        for columns in range(1, most + 1)
+        for rows in range(1, most // columns + 1)
+        if rows * columns >= least
+    ]
+    return tuple(sorted(found, key=lambda grid: grid[0] * grid[1]))
+
+
+def _nearest_grid(height_px: int, width_px: int, tile_px: int, least: int, most: int) -> tuple[int, int]:
+    """Nearest in width over height; of equally near ones the last that the image fills by half."""
+    shape, best, nearest = width_px / height_px, (1, 1), float("inf")
+    for rows, columns in _grids(least, most):
+        apart = abs(shape - columns / rows)
+        is_filled = height_px * width_px > 0.5 * tile_px**2 * rows * columns
+        if apart < nearest or (apart == nearest and is_filled):
+            best, nearest = (rows, columns), apart
+    return best
+
+
+def _brought(height: int, width: int, longer: int) -> tuple[int, int]:
+    """(height, width) of an image whose longer side becomes as long."""
+    shape = width / height
+    return (max(1, int(longer / shape)), longer) if width >= height else (longer, max(1, int(longer * shape)))
+
+
+def _check(height_px: int, width_px: int, tile_px: int, most: int) -> None:
+    if min(height_px, width_px, tile_px, most) < 1:
+        raise ValueError(
+            f"image of {height_px} x {width_px} px: want sides, a tile and a limit >= 1, got a tile of "
+            f"{tile_px} px and a limit of {most}"
+        )

@@ -1,0 +1,117 @@
+"""Larger images before towers of one size: how the processors of their models cut them, an item a tile.
+
+The keys of a configuration that say it are words of the composite or of the checkpoint's processor.
+"""
+
+from collections.abc import Callable, Mapping
+from math import sqrt
+from typing import Any
+
+from workbench.data.corpus import ANYRES_GRIDS, ItemTokens, anyres_grid, anyres_tokens
+from workbench.data.tilings import idefics3_tiles, internvl_tiles, llama4_tiles, phi4_tiles
+from workbench.model.config_fields import Config, text, whole
+
+Tiles = Callable[[Config, ItemTokens, int, int], tuple[ItemTokens, ...]]
+
+GRIDS, SHRINKS, PHI_4 = "image_grid_pinpoints", "vision_aspect_ratio", "dynamic_hd"
+_MAX = "anyres_max_"
+_SHRINKS_BEYOND = 1.1  # times the side of the most tiles
+
+
+def internvl(config: Config, tile: ItemTokens, height_px: int, width_px: int) -> tuple[ItemTokens, ...]:
+    least, most = whole(config, "min_patches", 1), whole(config, "max_patches", 12)
+    side = whole(config, "image_size", 448)
+    return (tile,) * internvl_tiles(height_px, width_px, tile_px=side, least=least, most=most)
+
+
+def llama4(config: Config, tile: ItemTokens, height_px: int, width_px: int) -> tuple[ItemTokens, ...]:
+    side, most = whole(config, "image_size", 448), whole(config, "max_patches", 16)
+    return (tile,) * llama4_tiles(height_px, width_px, tile_px=side, most=most)
+
+
+def idefics3(config: Config, tile: ItemTokens, height_px: int, width_px: int) -> tuple[ItemTokens, ...]:
+    side = whole(config, "image_size", 224)
+    longest = whole(config, "longest_edge", 4 * side)
+    return (tile,) * idefics3_tiles(height_px, width_px, tile_px=side, longest_px=longest)
+
+
+def whole_image(config: Config, tile: ItemTokens, height_px: int, width_px: int) -> tuple[ItemTokens, ...]:
+    """Of a tower whose item is an image with room for all its tiles."""
+    del config, height_px, width_px
+    return (tile,)
+
+
+def anyres(config: Config, tile: ItemTokens, height_px: int, width_px: int) -> tuple[ItemTokens, ...]:
+    """LLaVA-NeXT's grids, or those of the configuration; Phi-4's rule where it has its key.
+
+    Where LLaVA-OneVision has more than its most tiles, it shrinks their features to those of so many; an
+    equal share of what is left counts for each tile.
+
+    Source: `pack_image_features` of transformers' LLaVA-OneVision.
+    Differs: as `anyres_tokens`.
+
+    Raises:
+        ValueError: no image size, or grids that are no multiples of it or leave a tile no token.
+    """
+    side = whole(config, "image_size")
+    if config.get(PHI_4) is not None:
+        return (tile,) * phi4_tiles(height_px, width_px, tile_px=side, most=whole(config, PHI_4))
+    grids = _grids(config, side)
+    tiles = anyres_tokens(height_px, width_px, tile=tile, tile_px=side, grids=grids)
+    said = text(config, SHRINKS, "")
+    if not said.startswith(_MAX):
+        return tiles
+    most = int(said.removeprefix(_MAX)) if said.removeprefix(_MAX).isdigit() else 0
+    if most < 1:
+        raise ValueError(f"{SHRINKS} must end with a number of tiles >= 1, got {said!r}; nearest: {_MAX}9")
+    rows, columns = anyres_grid(height_px, width_px, tile_px=side, grids=grids)
+    shrunk = _shrunk(tile, rows, columns, most)
+    if shrunk[-1].tokens_out < 1:
+        left = sum(each.tokens_out for each in shrunk)
+        raise ValueError(
+            f"{GRIDS} must fit the tower: {rows} x {columns} tiles of image_size {side} px shrink to {left} "
+            "tokens"
+        )
+    return tiles[:1] + shrunk
+
+
+def _shrunk(tile: ItemTokens, rows: int, columns: int, most: int) -> tuple[ItemTokens, ...]:
+    ratio = sqrt(rows * columns / most)
+    if ratio <= _SHRINKS_BEYOND:
+        return (tile,) * (rows * columns)
+    side = sqrt(tile.tokens_out)
+    left = int(rows * side // ratio) * int(columns * side // ratio)
+    each, more = divmod(left, rows * columns)
+    return tuple(tile._replace(tokens_out=each + (index < more)) for index in range(rows * columns))
+
+
+def _grids(config: Config, side: int) -> tuple[tuple[int, int], ...]:
+    said = config.get(GRIDS)
+    if said is None:
+        return ANYRES_GRIDS
+    pairs = said if isinstance(said, list | tuple) else [said]
+    for pair in pairs:
+        is_pair = isinstance(pair, list | tuple) and len(pair) == 2 and all(type(px) is int for px in pair)
+        if not is_pair or min(pair) < side or any(px % side for px in pair):
+            raise ValueError(f"{GRIDS} must be pairs of multiples of image_size {side}, got {pair!r:.60}")
+    return tuple((height // side, width // side) for height, width in pairs)
+
+
+def of_limits(processor: Config) -> dict[str, Any]:
+    """InternVL's and Llama 4's least and most tiles."""
+    return _said(processor, "min_patches", "max_patches")
+
+
+def of_grids(processor: Config) -> dict[str, Any]:
+    """LLaVA's grids, Phi-4's most tiles."""
+    return _said(processor, GRIDS, PHI_4)
+
+
+def of_longest_edge(processor: Config) -> dict[str, Any]:
+    """What a longer side is brought to: Idefics3's, Pixtral's."""
+    size = processor.get("size")
+    return _said(size, "longest_edge") if isinstance(size, Mapping) else {}
+
+
+def _said(processor: Config, *keys: str) -> dict[str, Any]:
+    return {key: processor[key] for key in keys if processor.get(key) is not None}
