@@ -16,7 +16,7 @@ from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
 from workbench.explain.changes import Judge, try_changes
 from workbench.explain.critical_path import Cause
-from workbench.explain.difference import Side, difference
+from workbench.explain.difference import Side, difference, differing
 from workbench.explain.explanation import account_of, parts_of_all
 from workbench.explain.neighbours import ChangeKind, neighbours
 from workbench.explain.plan_as_job import Origin, origin_of
@@ -24,6 +24,7 @@ from workbench.explain.sensitivity import sensitivities
 from workbench.explain.warnings import waste_of
 from workbench.job.job import Job, ModuleLayout, load_job
 from workbench.memory.account import peak_bytes
+from workbench.plan.build import with_programs
 from workbench.plan.codec import plan_hash, write_plan
 from workbench.plan.plan import Plan, Sharding
 from workbench.planner.stage_counts import silent
@@ -282,6 +283,29 @@ def test_what_differs_is_named_part_by_part(job: Job) -> None:
     assert found["microbatches", "llm"] == ("16 of 1 items", "8 of 2 items")
     assert ("samples", "") not in found
     assert ("stages", "vision") not in found
+
+
+def test_what_only_the_second_replica_has_is_named(job: Job) -> None:
+    """Its cuts, the ranks of its stages, and whose microbatches they are."""
+    plan = planned(job)
+    llm = [stage for stage in plan.stages if stage.module == "llm" and stage.replica == 1]
+    middle, end = llm[0].layers[1], llm[1].layers[1]
+    cut = {llm[0].id: (0, middle - 1), llm[1].id: (middle - 1, end)}
+    place = {llm[0].id: llm[1].ranks, llm[1].id: llm[0].ranks}
+    cuts = tuple(replace(stage, layers=cut.get(stage.id, stage.layers)) for stage in plan.stages)
+    places = tuple(replace(stage, ranks=place.get(stage.id, stage.ranks)) for stage in plan.stages)
+    told = {row[1]: row[2:] for row in differing(plan, replace(plan, stages=cuts))}
+    assert told["llm, layers of replica 1"] == (
+        f"{middle} {end - middle}",
+        f"{middle - 1} {end - middle + 1}",
+    )
+    moved = with_programs(replace(plan, stages=places, programs=()))
+    first, second = (stage.flat_ranks[0] for stage in llm)
+    told = {row[1]: row[2:] for row in differing(plan, moved)}
+    assert told["llm, ranks of replica 1"] == (f"{first} {second}", f"{second} {first}")
+    swapped = tuple(replace(each, replica=1 - each.replica) for each in plan.microbatches)
+    told = {row[1]: row[2:] for row in differing(plan, replace(plan, microbatches=swapped))}
+    assert told["llm, samples"] == ("16", "0 of them the same")
 
 
 def test_waste_is_told(job: Job) -> None:

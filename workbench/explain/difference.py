@@ -1,9 +1,10 @@
 """Two plans side by side: what differs between them, and where the seconds between their steps come from."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from workbench.data.sample import Item
 from workbench.explain.critical_path import path_of, step_of
 from workbench.explain.idle import idle_by_cause, idle_of
 from workbench.explain.pass_parts import Parts, path_causes
@@ -154,10 +155,20 @@ def _modules(first: Plan, second: Plan) -> list[str]:
 def _stages(first: Plan, second: Plan) -> Iterator[Differs]:
     for module in _modules(first, second):
         yield from _if_other("stages", module, *(_layout(plan, module) for plan in (first, second)))
-        replica = 0
-        cuts, places = ([part(plan, module, replica) for plan in (first, second)] for part in (_cuts, _ranks))
-        yield from _if_other("stages", f"{module}, layers", *cuts)
-        yield from _if_other("stages", f"{module}, ranks of its first replica", *places)
+        for about, part in (("layers", _cuts), ("ranks", _ranks)):
+            yield from _first_other(first, second, module, about, part)
+
+
+def _first_other(
+    first: Plan, second: Plan, module: str, about: str, part: Callable[[Plan, str, int], str]
+) -> Iterator[Differs]:
+    """What is not the same in the first replica of those in which it is not."""
+    for replica in range(max(len(plan.replicas(module)) for plan in (first, second))):
+        words = [part(plan, module, replica) for plan in (first, second)]
+        if words[0] != words[1] and (not replica or all(words)):
+            whose = "its first replica" if not replica else f"replica {replica}"
+            yield Differs("stages", f"{module}, {about} of {whose}", *words)
+            return
 
 
 def _chain(plan: Plan, module: str, replica: int) -> Sequence[Stage]:
@@ -181,7 +192,8 @@ def _cuts(plan: Plan, module: str, replica: int) -> str:
 
 
 def _ranks(plan: Plan, module: str, replica: int) -> str:
-    ranks = sorted({rank for stage in _chain(plan, module, replica) for rank in stage.flat_ranks})
+    """From stage to stage."""
+    ranks = dict.fromkeys(rank for stage in _chain(plan, module, replica) for rank in stage.flat_ranks)
     return " ".join(map(str, ranks))
 
 
@@ -189,7 +201,7 @@ def _microbatches(first: Plan, second: Plan) -> Iterator[Differs]:
     for module in _modules(first, second):
         told = [_cut(plan, module) for plan in (first, second)]
         yield from _if_other("microbatches", module, *told)
-        held = [[_samples(each) for each in _of(plan, module)] for plan in (first, second)]
+        held = [[(each.replica, _rows(each)) for each in _of(plan, module)] for plan in (first, second)]
         if told[0] == told[1] and held[0] != held[1]:
             same = sum(one == other for one, other in zip(*held, strict=False))
             yield Differs("microbatches", f"{module}, samples", f"{len(held[0])}", f"{same} of them the same")
@@ -208,8 +220,8 @@ def _cut(plan: Plan, module: str) -> str:
     return f"{len(sizes)} of {few if few == many else f'{few} to {many}'} items"
 
 
-def _samples(microbatch: Microbatch) -> frozenset[int]:
-    return frozenset(item.sample for item in microbatch.items)
+def _rows(microbatch: Microbatch) -> frozenset[frozenset[Item]]:
+    return frozenset(map(frozenset, microbatch.rows))
 
 
 def _order(first: Plan, second: Plan) -> Iterator[Differs]:
