@@ -164,7 +164,8 @@ def test_a_half_downloaded_checkpoint_is_planned_and_says_so(tmp_path: Any) -> N
 def test_a_tower_of_any_size_gets_images_of_a_page(tmp_path: Any) -> None:
     """Where the composite's usual tower has a size of its own."""
     seen = {"model_type": "pixtral", **CONFIGS["llava"]["vision_config"]}
-    (tmp_path / "config.json").write_text(json.dumps({**CONFIGS["llava"], "vision_config": seen}))
+    config = {**CONFIGS["llava"], "vision_config": seen, "vision_feature_select_strategy": "full"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     made = draft(str(tmp_path), machines_of("4xH100", None), train=Train.LLM, text_tokens=8, image_px=None)
     (tmp_path / "job.yaml").write_text(made.text)
     assert load_job(tmp_path / "job.yaml").batch

@@ -12,7 +12,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from transformers import Phi4MultimodalAudioConfig, Phi4MultimodalAudioModel, WhisperFeatureExtractor
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    Phi4MultimodalAudioConfig,
+    Phi4MultimodalAudioModel,
+    WhisperFeatureExtractor,
+)
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAudioEncoder
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
@@ -21,6 +27,7 @@ from tests.test_composites import CONFIGS
 from workbench.data.corpus import whisper_tokens
 from workbench.job.draft import Train, draft, machines_of
 from workbench.job.job import Job, load_job
+from workbench.model.composites.registry import take_apart
 from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import clip_tokens, image_tokens
 from workbench.model.model_graph import Module
@@ -217,3 +224,20 @@ def test_a_batch_like_long_clips_has_all_their_windows(name: str, tmp_path: Path
     windows = [clip_tokens(made.model.module("audio"), each) for each in seconds]
     assert (len(windows[0]) > 1) == (name != "qwen2_audio")
     assert f"most: {max(map(len, windows))}" in made.text
+
+
+@pytest.mark.parametrize("strategy", ["default", "full"])
+@pytest.mark.parametrize("kind", ["clip_vision_model", "siglip_vision_model"])
+def test_what_llava_drops_behind_an_encoder_is_its_class_token(kind: str, strategy: str) -> None:
+    """Where transformers drops a patch, or lets the class token go on, the composite is refused."""
+    seen = {**CONFIGS["llava"]["vision_config"], "model_type": kind, "vision_use_head": False}
+    config = {**CONFIGS["llava"], "vision_config": seen, "vision_feature_select_strategy": strategy}
+    made: Any = AutoModelForImageTextToText.from_config(AutoConfig.for_model(**config))
+    side = seen["image_size"]
+    with torch.no_grad():
+        found = made.model.get_image_features(torch.zeros(1, 3, side, side)).pooler_output[0]
+    if len(found) != (side // seen["patch_size"]) ** 2:
+        with pytest.raises(ValueError, match=f"vision_feature_select_strategy must be .* behind {kind}, got"):
+            take_apart(config)
+        return
+    assert take_apart(config)

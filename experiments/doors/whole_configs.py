@@ -50,6 +50,7 @@ CASES: dict[str, dict[str, Any]] = {
         "text_config": {"model_type": "mistral", **TEXT},
         "vision_config": {"model_type": "siglip_vision_model", **VIT},
         "vision_feature_layer": -3,
+        "vision_feature_select_strategy": "full",
         "multimodal_projector_bias": False,
         "tie_word_embeddings": True,
     },

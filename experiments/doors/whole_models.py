@@ -208,9 +208,8 @@ def perceived(name: str, model: Any, items: Items) -> Tensor:
 
 
 def whole_model(config: dict[str, Any]) -> Any:
-    """transformers' own model in float64; SigLIP has no class token to leave out."""
-    strategy = {"vision_feature_select_strategy": "full"} if "siglip" in str(config) else {}
-    made: Any = built({**config, **strategy})
+    """transformers' own model in float64."""
+    made: Any = built(config)
     for norm in {type(each) for each in made.modules() if type(each).__name__.endswith("RMSNorm")}:
         widen_norms(made, norm, GEMMA_OFFSET if norm.__name__.startswith("Gemma") else 0.0)
     for router in {type(each) for each in made.modules() if type(each).__name__.endswith("TopKRouter")}:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.model.config_fields import Config, count, flag, whole
+from workbench.model.config_fields import Config, count, flag, text, whole
 from workbench.model.projector import ProjectorKind
 
 VISION, AUDIO, LLM = "vision", "audio", "llm"
@@ -214,4 +214,26 @@ def check_width(
         raise ValueError(
             f"{config['model_type']}: {where}.{key} must be the LLM's hidden_size {width}, got {given}; "
             f"nearest: {width}"
+        )
+
+
+DROPS_FIRST, KEEPS_ALL = "default", "full"
+_SELECTED = "vision_feature_select_strategy"
+_WITH_CLASS_TOKEN = ("clip_vision_model", "dinov2", "internvl_vision")
+
+
+def check_selected(config: Config, tower: Config, absent: str) -> None:
+    """ValueError unless its class token, and nothing else, is dropped behind an encoder, as modules do.
+
+    Args:
+        config: of the composite; tower: of the encoder.
+        absent: what the composite means where it does not say.
+    """
+    kind = str(tower["model_type"])
+    has_class = kind in _WITH_CLASS_TOKEN
+    said, want = text(config, _SELECTED, absent), DROPS_FIRST if has_class else KEEPS_ALL
+    if said != want:
+        why = "its class token would reach the LLM" if has_class else "its first patch would be dropped"
+        raise ValueError(
+            f"{config['model_type']}: {_SELECTED} must be {want!r} behind {kind}, got {said!r}: {why}"
         )

@@ -4,6 +4,8 @@ from math import isqrt
 from typing import Any
 
 from workbench.model.composites.composite import (
+    DROPS_FIRST,
+    KEEPS_ALL,
     PROJECTOR,
     TILES,
     VISION,
@@ -12,6 +14,7 @@ from workbench.model.composites.composite import (
     Dropped,
     Part,
     Parts,
+    check_selected,
     check_width,
     joined,
     part_config,
@@ -55,18 +58,20 @@ _NEWLINE = Dropped(weights="model.image_newline", what="learned token at the end
 
 
 def _llava(config: Config) -> Parts:
-    return _llava_parts(
-        config, part_config(config, "vision_config", _CLIP, _CLIP_336), "llama", feature_layer=-2
-    )
+    vision = part_config(config, "vision_config", _CLIP, _CLIP_336)
+    check_selected(config, vision, DROPS_FIRST)
+    return _llava_parts(config, vision, "llama", feature_layer=-2)
 
 
 def _llava_next(config: Config) -> Parts:
     vision = _tiled(config, part_config(config, "vision_config", _CLIP, _CLIP_336), {})
+    check_selected(config, vision, DROPS_FIRST)
     return _llava_parts(config, vision, "llama", feature_layer=-2, dropped=(_NEWLINE,), notes=(TILES,))
 
 
 def _llava_onevision(config: Config) -> Parts:
     vision = _tiled(config, part_config(config, "vision_config", _SIGLIP, _SIGLIP_384), _ONEVISION)
+    check_selected(config, vision, KEEPS_ALL)
     return _llava_parts(config, vision, "qwen2", feature_layer=-1, dropped=(_NEWLINE,), notes=(TILES,))
 
 
@@ -145,6 +150,7 @@ def _shuffled(config: Config, vision: str) -> Parts:
 def _internvl(config: Config) -> Parts:
     """A layer norm over a square of patches, then an MLP."""
     vision = part_config(config, "vision_config", "internvl_vision")
+    check_selected(config, vision, DROPS_FIRST)
     ratio = config.get("downsample_ratio", 0.5)
     if not isinstance(ratio, int | float) or ratio <= 0 or int(1 / ratio) < 1:
         raise ValueError(f"internvl: downsample_ratio must be from 0 to 1, got {ratio!r}; nearest: 0.5")
