@@ -191,6 +191,7 @@ def tower(model_type: str, **more: Any) -> Module:
     [
         pytest.param(tower("internvl_vision", image_size=448), 9, id="internvl"),
         pytest.param(tower("internvl_vision", image_size=448, max_patches=6), 3, id="internvl-at-most-six"),
+        pytest.param(tower("internvl_vision", image_size=[448, 448]), 9, id="internvl-as-released"),
         pytest.param(tower("idefics3_vision", image_size=364), 13, id="idefics3"),
         pytest.param(tower("llama4_vision_model", image_size=336), 16, id="llama4"),
         pytest.param(tower("siglip_vision_model", image_size=448, dynamic_hd=36), 16, id="phi4"),

@@ -70,8 +70,6 @@ def tile_tokens(module: Module, height_px: int, width_px: int) -> tuple[ItemToke
     """
     family, native, config = family_of(module), native_tokens(module), source_config(module)
     if not isinstance(family, Encoder) or native is None:
-        raise ValueError(f"module {module.name!r} is no encoder of images of one size: it has no tiles")
-    if not isinstance(config.get("image_size"), int):
         raise ValueError(f"module {module.name!r} does not say its image size; leave out the tiling")
     return family.tiles(config, ItemTokens(*native), height_px, width_px)
 

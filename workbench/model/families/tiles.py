@@ -15,6 +15,7 @@ Tiles = Callable[[Config, ItemTokens, int, int], tuple[ItemTokens, ...]]
 
 GRIDS, SHRINKS, PHI_4 = "image_grid_pinpoints", "vision_aspect_ratio", "dynamic_hd"
 _MAX = "anyres_max_"
+USUAL_PX = 224  # of a tower that does not say its image size
 _SHRINKS_BEYOND = 1.1  # times the side of the most tiles
 
 
@@ -51,9 +52,9 @@ def anyres(config: Config, tile: ItemTokens, height_px: int, width_px: int) -> t
     Differs: as `anyres_tokens`.
 
     Raises:
-        ValueError: no image size, or grids that are no multiples of it or leave a tile no token.
+        ValueError: grids that are no multiples of the image size, or leave a tile no token.
     """
-    side = whole(config, "image_size")
+    side = whole(config, "image_size", USUAL_PX)
     if config.get(PHI_4) is not None:
         return (tile,) * phi4_tiles(height_px, width_px, tile_px=side, most=whole(config, PHI_4))
     grids = _grids(config, side)
