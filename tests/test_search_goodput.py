@@ -362,6 +362,9 @@ def test_the_cheapest_plan_that_meets_the_deadline_is_best() -> None:
     assert "1,000,000 steps take" in held[-1].judged.misses
     with pytest.raises(ValueError, match=r"the deadline is 1s$"):
         judge(Objective.TRAINING, wanted, steps=steps, deadline="1s").value(held[0].plan)
+    barely = held[-1].judged.figures["training_s"] * (1 - 1e-6)
+    with pytest.raises(ValueError, match=r"steps take [0-9.]+m?s more than ([0-9.]+[hdw]) and .* is \1$"):
+        judge(Objective.TRAINING, wanted, steps=steps, deadline=f"{barely}s").value(held[-1].plan)
 
 
 def test_every_strategy_looks_for_speed_too_where_there_is_a_deadline() -> None:

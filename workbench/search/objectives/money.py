@@ -58,10 +58,16 @@ class TrainingDollars:
         if self.deadline_s is None or training_s <= self.deadline_s:
             return Judged(value=dollars, times=times, figures=figures)
         misses = (
-            f"{self.num_steps:,} steps take {duration_text(training_s)} and {dollars:,.2f} dollars, the "
-            f"deadline is {duration_text(self.deadline_s)}"
+            f"{self.num_steps:,} steps take {_beside(training_s, self.deadline_s)} and {dollars:,.2f} "
+            f"dollars, the deadline is {duration_text(self.deadline_s)}"
         )
         return Judged(value=training_s, times=times, figures=figures, misses=misses)
+
+
+def _beside(training_s: float, deadline_s: float) -> str:
+    """A duration that is told from a shorter one also where both round to the same text."""
+    told, deadline = duration_text(training_s), duration_text(deadline_s)
+    return told if told != deadline else f"{duration_text(training_s - deadline_s)} more than {deadline}"
 
 
 def dollars_per_s(job: Job, plan: Plan) -> float:
