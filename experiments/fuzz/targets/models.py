@@ -23,6 +23,7 @@ from workbench.model.families.family import Architecture
 from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.hf_config import modality_of, module_from_config, read_config
 from workbench.model.model_graph import TEXT
+from workbench.model.processor_config import read_processor
 from workbench.model.projector import from_text, to_text
 
 GPUS = "8xH100"
@@ -50,6 +51,37 @@ def _composite(name: str, folder: Path) -> Ready:
 
     seeds = [config for config in CONFIGS.values() if config["model_type"] == name]
     return reading(JSON, path, seeds, read_config, use, out=out)
+
+
+PROCESSORS = {
+    "idefics3": ({"size": {"longest_edge": 1456}},),
+    "internvl": ({"min_patches": 1, "max_patches": 6}, {"image_processor": {"max_patches": 4}}),
+    "llava_onevision": ({"image_grid_pinpoints": [[384, 384], [384, 768], [768, 768]]},),
+    "phi4_multimodal": ({"dynamic_hd": 36},),
+    "qwen2_5_omni": ({"chunk_length": 90, "min_pixels": 3136},),
+    "qwen2_5_vl": (
+        {"min_pixels": 3136, "max_pixels": 12_845_056},
+        {"size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}},
+    ),
+}
+"""What processors of composites say, by model_type."""
+
+
+def _processor(name: str, folder: Path) -> Ready:
+    out, path = folder_in(folder), folder / "preprocessor_config.json"
+    config = next(config for config in CONFIGS.values() if config["model_type"] == name)
+    (folder / "config.json").write_bytes(json_bytes(config))
+    sizes = folder / "sizes.jsonl"
+    row = {"text_tokens": 99, "image_width": 640, "image_height": 480}
+    if "audio_config" in json.dumps(config):
+        row["audio_seconds"] = 20
+    sizes.write_text(f"{json.dumps(row)}\n" * 4)
+
+    def use(said: object) -> None:
+        del said
+        init_command(str(folder), GPUS, out / "job.yaml", data=sizes, as_json=True)
+
+    return reading(JSON, path, PROCESSORS[name], read_processor, use, out=out)
 
 
 def safetensors_bytes(tree: Any) -> bytes:
@@ -175,6 +207,14 @@ TARGETS = (
             readers=("workbench.model.hf_config:read_config",),
         )
         for name in COMPOSITES
+    ),
+    *(
+        Target(
+            name=f"processor-{name}",
+            make=partial(_processor, name),
+            readers=("workbench.model.processor_config:_object",),
+        )
+        for name in PROCESSORS
     ),
     Target(
         name="weights",

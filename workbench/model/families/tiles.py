@@ -16,24 +16,33 @@ Tiles = Callable[[Config, ItemTokens, int, int], tuple[ItemTokens, ...]]
 GRIDS, SHRINKS, PHI_4 = "image_grid_pinpoints", "vision_aspect_ratio", "dynamic_hd"
 _MAX = "anyres_max_"
 USUAL_PX = 224  # of a tower that does not say its image size
+MOST_TILES = 4096  # of an image, far beyond any processor's
 _SHRINKS_BEYOND = 1.1  # times the side of the most tiles
 
 
 def internvl(config: Config, tile: ItemTokens, height_px: int, width_px: int) -> tuple[ItemTokens, ...]:
-    least, most = whole(config, "min_patches", 1), whole(config, "max_patches", 12)
+    least = whole(config, "min_patches", 1, most=MOST_TILES)
+    most = whole(config, "max_patches", 12, most=MOST_TILES)
     side = whole(config, "image_size", 448)
     return (tile,) * internvl_tiles(height_px, width_px, tile_px=side, least=least, most=most)
 
 
 def llama4(config: Config, tile: ItemTokens, height_px: int, width_px: int) -> tuple[ItemTokens, ...]:
-    side, most = whole(config, "image_size", 448), whole(config, "max_patches", 16)
+    side = whole(config, "image_size", 448)
+    most = whole(config, "max_patches", 16, most=MOST_TILES)
     return (tile,) * llama4_tiles(height_px, width_px, tile_px=side, most=most)
 
 
 def idefics3(config: Config, tile: ItemTokens, height_px: int, width_px: int) -> tuple[ItemTokens, ...]:
     side = whole(config, "image_size", 224)
     longest = whole(config, "longest_edge", 4 * side)
-    return (tile,) * idefics3_tiles(height_px, width_px, tile_px=side, longest_px=longest)
+    tiles = idefics3_tiles(height_px, width_px, tile_px=side, longest_px=longest)
+    if tiles > MOST_TILES:
+        raise ValueError(
+            f"longest_edge {longest} px of tiles of image_size {side} px makes {tiles} tiles; want at most "
+            f"{MOST_TILES}"
+        )
+    return (tile,) * tiles
 
 
 def whole_image(config: Config, tile: ItemTokens, height_px: int, width_px: int) -> tuple[ItemTokens, ...]:
@@ -56,7 +65,9 @@ def anyres(config: Config, tile: ItemTokens, height_px: int, width_px: int) -> t
     """
     side = whole(config, "image_size", USUAL_PX)
     if config.get(PHI_4) is not None:
-        return (tile,) * phi4_tiles(height_px, width_px, tile_px=side, most=whole(config, PHI_4))
+        return (tile,) * phi4_tiles(
+            height_px, width_px, tile_px=side, most=whole(config, PHI_4, most=MOST_TILES)
+        )
     grids = _grids(config, side)
     tiles = anyres_tokens(height_px, width_px, tile=tile, tile_px=side, grids=grids)
     said = text(config, SHRINKS, "")
