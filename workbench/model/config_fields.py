@@ -1,6 +1,7 @@
 """Reading numbers out of a Hugging Face configuration."""
 
 from collections.abc import Mapping
+from sys import float_info
 from typing import Any
 
 from workbench.model.transformer import Heads
@@ -8,6 +9,7 @@ from workbench.model.transformer import Heads
 Config = Mapping[str, Any]
 
 MOST = 2**40  # of any dimension
+MOST_REAL = float_info.max  # whole numbers go on
 MOST_LISTED = 4096  # of what is made one by one: layers, experts
 
 
@@ -51,8 +53,8 @@ def number(config: Config, key: str, default: float) -> float:
     """A number > 0; an absent or null one is the default."""
     value = config.get(key)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise ValueError(f"{config['model_type']}: {key} must be a number > 0, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST_REAL:
+        raise ValueError(f"{config['model_type']}: {key} must be a number > 0, got {value!r:.60}")
     return float(value)
 
 
