@@ -1,5 +1,6 @@
 """The suite of the joint search: jobs have plans, baselines search what they say, records are complete."""
 
+import json
 import math
 import random
 from dataclasses import replace
@@ -245,3 +246,14 @@ def test_spaces_that_are_no_longer_listed_leave_the_record():
     name = spaces()[0].name
     kept = joint.current({"spaces": {name: {"regret": 0.01}, "a space of old": {"regret": 0.5}}})
     assert kept == {"spaces": {name: {"regret": 0.01}}, "regret_vs_exhaustive": 0.01}
+
+
+def test_what_was_made_is_kept_though_no_file_is_named(tmp_path, monkeypatch):
+    """The suite takes an hour: its rows must not end with the command that made them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["joint", "--part", "speed", "--budget", "2", "--seed", "3"])
+    monkeypatch.setitem(joint.PARTS, "speed", lambda asked, progress: {"candidates_per_s_24": 7.0})
+    assert joint.main() == 0
+    kept = json.loads((tmp_path / "out/search/joint-2s-seed-3.json").read_text())
+    assert kept["candidates_per_s_24"] == 7.0
+    assert kept["made"]["speed"].keys() == {"speed"}

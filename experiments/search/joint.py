@@ -31,6 +31,7 @@ from experiments.search.jobs import JOBS
 from experiments.search.spaces import spaces
 from workbench.whole_file import check_writable, write_text
 
+OUT = Path("out/search")
 BUDGET_S = 60.0
 LONGER = 6  # times the budget: a third of what 19 strategies' searches take together
 GOAL_GAIN, GOAL_REGRET = 1.15, 0.01
@@ -255,15 +256,16 @@ def main() -> int:
     parser.add_argument(
         "--out",
         type=Path,
-        help="JSON file to write; it is kept row by row, and rows of this commit are not made anew",
+        help="JSON file to write; it is kept row by row, and rows of this commit are not made anew; default: "
+        "one of this budget and seed in out/search",
     )
     given = parser.parse_args()
     if not 0 < given.budget < float("inf"):
         parser.error(f"--budget: want > 0 s, got {given.budget}; nearest: 1")
     if given.processes < 1:
         parser.error(f"--processes: want >= 1, got {given.processes}; nearest: 1")
-    if given.out is not None:
-        check_writable(given.out)
+    out: Path = given.out or OUT / f"joint-{given.budget:g}s-seed-{given.seed}.json"
+    check_writable(out)
 
     asked = Asked(
         names=given.job or tuple(JOBS),
@@ -272,17 +274,17 @@ def main() -> int:
         seed=given.seed,
         processes=given.processes,
     )
-    before = json.loads(given.out.read_text()) if given.out is not None and given.out.exists() else {}
+    before = json.loads(out.read_text()) if out.exists() else {}
     try:
         record = gathered((), asked, before, told)
         for part in given.part or PARTS:
             for some in rows(part, asked, record):
                 record = gathered((part,), some, record, told)
-                if given.out is not None:
-                    write_text(json.dumps(record, indent=1) + "\n", given.out)
+                write_text(json.dumps(record, indent=1) + "\n", out)
     except ValueError as error:
         parser.error(str(error))
     print("\n".join(lines(record)))
+    told(f"kept in {out}")
     return finish(record, as_json=given.json, holds=holds(record))
 
 
