@@ -48,9 +48,12 @@ def saved(lowered: Lowered, pool: Pool, tmp_path_factory: pytest.TempPathFactory
     return folder, run_lowered(lowered, saving(folder), pool=pool)
 
 
-def saving(folder: Path, start: Whole | None = None, every: int = 3) -> RunSettings:
+def saving(folder: Path, start: Whole | None = None, *, steps: int = SETTINGS.steps) -> RunSettings:
     return replace(
-        SETTINGS, timeout_s=120.0, checkpoints=Checkpoints(folder=folder, every=every, start=start)
+        SETTINGS,
+        steps=steps,
+        timeout_s=120.0,
+        checkpoints=Checkpoints(folder=folder, every=3, start=start),
     )
 
 
@@ -108,13 +111,13 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_to_the_last_bit(lowered, po
     killer = threading.Thread(target=kill_while_saving)
     killer.start()
     with pytest.raises(WorldFailed, match="killed by SIGKILL"):
-        run_lowered(lowered, replace(saving(tmp_path), steps=100_000), pool=pool)
+        run_lowered(lowered, saving(tmp_path, steps=100_000), pool=pool)
     killer.join()
     whole = latest_whole(tmp_path, identity(lowered))
     assert whole is not None
     steps = whole.step + 3
     undisturbed = run_lowered(lowered, replace(SETTINGS, steps=steps), pool=pool)
-    assert_same(undisturbed, run_lowered(lowered, replace(saving(tmp_path, whole), steps=steps), pool=pool))
+    assert_same(undisturbed, run_lowered(lowered, saving(tmp_path, whole, steps=steps), pool=pool))
     assert not list(tmp_path.glob("*.part"))
 
 

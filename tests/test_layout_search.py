@@ -13,7 +13,7 @@ from workbench.cost.hardware import Link, Node, uniform
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.corpus import ItemTokens, fixed_samples
-from workbench.job.job import Job, ModuleLayout, load_job
+from workbench.job.job import Job, ModuleLayout
 from workbench.memory.account import memory_table, static_holders
 from workbench.model.model_graph import connect
 from workbench.model.zoo import from_shape
@@ -26,11 +26,9 @@ from workbench.planner.layout_space import Freedom, LayoutSpace
 from workbench.planner.layout_step import LayoutSteps, least_pipeline_s, moves_s, pipeline_s, steps_of
 from workbench.planner.module_price import ModulePrices
 from workbench.planner.sharded_step import sharded_step
-from workbench.planner.stage_counts import silent
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.strategies.megatron_heterogeneous import plan_colocated
-from workbench.strategies.registry import PLANNERS
 from workbench.units import GB
 
 COST = CostModel(load_profile("H100"))
@@ -367,16 +365,3 @@ def test_sharded_parameters_take_their_state_along(wide):
     passes = sum(layer.kept_bytes for layer in prices) + max(layer.working_bytes for layer in prices)
     expected = sum(sizes) * state / 4 + 2 * max(sizes) * whole + passes
     assert step.peak_bytes == pytest.approx(expected, rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    "strategy",
-    ["megatron-homogeneous", "megatron-colocated", "megatron-islands", "fsdp", "hsdp", "entrain-search"],
-)
-def test_cuts_of_the_job_are_not_searched_over_in_silence(strategy):
-    job = load_job("examples/tiny.yaml")
-    cut = replace(job, layouts=(ModuleLayout(module="llm", stage_layers=(1, 5)),))
-    with pytest.raises(
-        ValueError, match=r"'llm' has stage_layers \[1, 5\], but .*nearest: pp 2 alone, or mega"
-    ):
-        PLANNERS[strategy](cut, COST, silent)

@@ -133,17 +133,6 @@ def blocks_cut(job: Job, cost_s: tuple[float, ...], num_blocks: int, module: str
     return even_blocks(cost_s, cuts, lambda index: rank_block(job.schedule, index, len(cuts)))
 
 
-def check_cuts_open(job: Job) -> None:
-    """Raise ValueError for stages that the job cuts, before a search that cuts those of its own."""
-    for layout in job.layouts:
-        if cuts := list(layout.stage_layers):
-            raise ValueError(
-                f"job {job.name!r}: layout of {layout.module!r} has stage_layers {cuts}, but a strategy that "
-                f"searches layouts cuts stages itself; nearest: pp {layout.pp or len(cuts)} alone, or "
-                "megatron-heterogeneous, which keeps them"
-            )
-
-
 def bottleneck_s(cost_s: Sequence[float], cuts: Cuts, schedule: Schedule, virtual: int) -> float:
     """Seconds of the slowest block of ranks; each holds `virtual` of the stages."""
     blocks: dict[int, float] = {}

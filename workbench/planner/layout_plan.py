@@ -7,7 +7,7 @@ from workbench.cost.model import CostModel
 from workbench.job.device_pools import check_taken
 from workbench.job.job import Job
 from workbench.plan.plan import Plan, Sharding
-from workbench.planner.assembly import check_cuts_open, lowered_that_fits
+from workbench.planner.assembly import lowered_that_fits
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode, ModuleChoice
 from workbench.planner.layout_search import fastest_layout, has_layouts
 from workbench.planner.stage_counts import Progress
@@ -37,10 +37,9 @@ def searched_plans(
             which there is a layout.
 
     Raises:
-        ValueError: a layout of the job says how stages are cut; or none fits, with the reason of the last one
-            tried; or the LLM, which takes all ranks unless modules lie apart, may not use one of their pools.
+        ValueError: none fits; the reason is that of the last one tried. Or the LLM, which takes all ranks
+            unless modules lie apart, may not use one of their pools.
     """
-    check_cuts_open(job)
     usable = job.usable_ranks
     if mode is not Mode.APART:
         llm = job.model.llm.name

@@ -14,7 +14,7 @@ from workbench.job.job import Job, ModuleLayout
 from workbench.model.frozen import FrozenRule
 from workbench.model.model_graph import Module
 from workbench.plan.plan import Plan
-from workbench.planner.assembly import check_cuts_open, draft_plan, layout_of, lowered_that_fits
+from workbench.planner.assembly import draft_plan, layout_of, lowered_that_fits
 from workbench.planner.boundary_price import crossing_bytes, num_readers
 from workbench.planner.layer_cost import layer_costs
 from workbench.planner.stage_counts import Progress
@@ -85,12 +85,10 @@ def configurations(job: Job, cost: CostModel) -> tuple[Configuration, ...]:
     gets at least the ranks that these ask for.
 
     Raises:
-        ValueError: a layout says how stages are cut; or no configuration, and the nearest job that has one
-            is named.
+        ValueError: no configuration; the nearest job that has one is named.
 
     Complexity: O(dp x product over modules of their factorisations), layers priced once per degree.
     """
-    check_cuts_open(job)
     search = _Search(job, cost)
     found = [configuration for replicas in search.replicas() for configuration in search.of(replicas)]
     if not found:
