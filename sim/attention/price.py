@@ -153,22 +153,20 @@ class SimulatedAttention:
         return _TIMES.get_or(key, lambda: self._time(call, tiles, link, cost, num_units))
 
     def _time(
-        self, call: AttentionCall, rank_tiles: _RankTiles, link: Link | None, cost: CostModel, num_units: int
+        self, call: AttentionCall, held: _RankTiles, link: Link | None, cost: CostModel, num_units: int
     ) -> AttentionTime:
-        tiles, tokens = rank_tiles
+        tiles, tokens = held
         operator, stage, precision = call.operator, call.stage, str(call.plan.settings.precision)
         num_heads, num_kv_heads = operator.num_heads // stage.tp, operator.num_kv_heads // stage.tp
         per_launch = heads_per_gather(num_heads, num_kv_heads, max(tokens)) if stage.cp > 1 else num_kv_heads
         launches = launches_of(operator, tp=stage.tp, kv_heads_per_launch=per_launch)
         work = even_work_of(call.plan, call.microbatch)
-        gpu, backward_gpu = anchored_gpus(
-            cost, operator, work, tp=stage.tp, precision=precision, num_units=num_units
-        )
+        gpus = anchored_gpus(cost, operator, work, tp=stage.tp, precision=precision, num_units=num_units)
         wires = wires_of(cost, operator, launches, tokens, precision=precision, link=link)
         rows = [row_tiles(one) for one in tiles]
         columns = [column_tiles(one) for one in tiles]
-        forward = simulate_attention(rows, launches, gpu, Wires(gather_s=wires.gather_s), self._kernel)
-        backward = simulate_attention(columns, launches, backward_gpu, wires, self._kernel)
+        forward = simulate_attention(rows, launches, gpus[0], Wires(gather_s=wires.gather_s), self._kernel)
+        backward = simulate_attention(columns, launches, gpus[1], wires, self._kernel)
         reasons = {"attention simulated: tiles at the rate of causal rows", "backward of attention"}
         return AttentionTime(
             forward_s=forward.makespan_s, backward_s=backward.makespan_s, unmeasured=frozenset(reasons)
@@ -237,8 +235,7 @@ def _anchored(
     launch = replace(local, heads=local.heads * num_rows)
     rows = np.arange(1.0, ceil(length / TILE[0]) + 1)
     forward = gpu_of(cost, causal, precision=precision, num_units=num_units)
-    tile_flop = 4.0 * causal.head_dim * TILE[0] * TILE[1]
-    least_s = num_units * tile_flop / most
+    least_s = num_units * _tile_flop(causal) / most
     return (
         _taking(table_s, forward, rows, launch, least_s),
         _taking(
@@ -272,23 +269,27 @@ def gpu_of(
     unfinished float32 result and merging reads it back, at the unit's share of the memory
     bandwidth; dependent kernels are the profile's shortest kernel apart.
     """
-    block_q, block_k = TILE
     causal = _causal(operator)
     seconds, _ = cost.attention_s(causal, LONG_ROW, Grid(), precision)
     rate = attention_flop(causal, LONG_ROW, Grid()) / seconds / num_units
     unit_bytes_per_s = cost.profile.memory_bytes_per_s / num_units
-    row_bytes = block_q * operator.head_dim
-    partial_s = block_q * (operator.head_dim + 1) * PARTIAL_BYTES / unit_bytes_per_s
+    row_bytes = TILE[0] * operator.head_dim
+    partial_s = TILE[0] * (operator.head_dim + 1) * PARTIAL_BYTES / unit_bytes_per_s
     return Gpu(
         num_units=num_units,
         timing=UnitTiming(
-            tile_s=4.0 * operator.head_dim * block_q * block_k / rate,
+            tile_s=_tile_flop(operator) / rate,
             block_s=2 * row_bytes * ELEMENT_BYTES[precision] / unit_bytes_per_s,
             partial_s=partial_s,
             merge_s=partial_s,
             launch_s=cost.profile.kernel_floor_s,
         ),
     )
+
+
+def _tile_flop(operator: Attention) -> float:
+    """Of a full tile of one head, forward: two products."""
+    return 4.0 * operator.head_dim * TILE[0] * TILE[1]
 
 
 def _causal(operator: Attention) -> Attention:
