@@ -21,7 +21,7 @@ from workbench.explain.explanation import account_of, parts_of_all
 from workbench.explain.neighbours import ChangeKind, neighbours
 from workbench.explain.plan_as_job import Origin, origin_of
 from workbench.explain.sensitivity import sensitivities
-from workbench.explain.warnings import waste_of
+from workbench.explain.warnings import unlike_layouts, waste_of
 from workbench.job.job import Job, ModuleLayout, load_job
 from workbench.memory.account import peak_bytes
 from workbench.plan.build import with_programs
@@ -313,6 +313,18 @@ def test_waste_is_told(job: Job) -> None:
     (line,) = waste_of(dip.plan(alone, H100), alone)
     assert line.startswith("dip leaves 6 of 8 ranks idle")
     assert waste_of(planned(replace(job, max_ranks=6)), replace(job, max_ranks=6)) == ()
+
+
+def test_layouts_that_a_strategy_does_not_keep_are_told(job: Job) -> None:
+    cut = ModuleLayout(module="llm", pp=2, stage_layers=(3, len(job.model.llm.layers) - 3))
+    asked = replace(job, layouts=(job.layouts[0], cut))
+    assert unlike_layouts(planned(asked), asked) == ()
+    (line,) = unlike_layouts(planned(asked, "megatron-homogeneous"), asked)
+    assert line.startswith("megatron-homogeneous does not keep the layout of 'llm': asked for ")
+    assert f"stage_layers {[*cut.stage_layers]}, it has stage_layers [" in line
+    elsewhere = replace(job, layouts=(job.layouts[0], replace(cut, pp=1, stage_layers=())))
+    (line,) = unlike_layouts(planned(job), elsewhere)
+    assert line == "cornstarch does not keep the layout of 'llm': asked for pp 1, it has pp 2"
 
 
 def test_a_heavy_sample_that_collapses_microbatches_is_told(job: Job) -> None:

@@ -11,7 +11,7 @@ import typer
 from workbench.bounded_file import read_bounded
 from workbench.cli.console import warn
 from workbench.cost.model import CostModel
-from workbench.explain.warnings import waste_of
+from workbench.explain.warnings import unlike_layouts, waste_of
 from workbench.job.job import Job
 from workbench.job.sample_sizes import Tiling
 from workbench.job.step_batches import Batches, step_batches
@@ -143,7 +143,7 @@ def searched(
             f"{found[0].judged.misses}"
         )
     plans = [candidate.plan for candidate in found if candidate.plan is not None]
-    warnings = [line for plan in plans for line in waste_of(plan, job)]
+    warnings = [*unlike_layouts(best, job), *(line for plan in plans for line in waste_of(plan, job))]
     asked = {"objective": objective.value} if judging.judge is None else judging.judge.asked
     kept = Kept(record={**search_record(job.name, found, asked), "warnings": warnings}, best_plan=dumps(best))
     if results is not None:

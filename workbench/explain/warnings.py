@@ -1,11 +1,13 @@
-"""What a plan wastes without a word: ranks that have nothing to do, pipelines without enough microbatches."""
+"""What a plan would not tell: idle ranks, too few microbatches, layouts that it does not keep."""
 
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
+from typing import Any
 
-from workbench.job.job import Job
+from workbench.job.job import Job, ModuleLayout
 from workbench.plan.plan import Plan
+from workbench.planner.layout_choice import degrees_of
 
 HEAVY = 2.0  # times the mean, from which a sample is one that others wait for
 
@@ -13,6 +15,25 @@ HEAVY = 2.0  # times the mean, from which a sample is one that others wait for
 def waste_of(plan: Plan, job: Job) -> tuple[str, ...]:
     """One line for each way in which a job's plan leaves ranks idle that it could use."""
     return (*_unused(plan, job.usable_ranks), *_too_few(plan, job))
+
+
+def unlike_layouts(plan: Plan, job: Job) -> tuple[str, ...]:
+    """One line for each module whose layout in the job is not the plan's: strategies may choose their own."""
+    return tuple(line for layout in job.layouts for line in _unlike(plan, layout))
+
+
+def _unlike(plan: Plan, layout: ModuleLayout) -> Iterator[str]:
+    made = degrees_of(plan, layout.module)
+    chain_of = plan.chain[layout.module, plan.replicas(layout.module)[0]]
+    has: dict[str, Any] = {name: getattr(made, name) for name in ("pp", "tp", "cp", "ep", "dp")}
+    has["stage_layers"] = [last - first for first, last in (stage.layers for stage in chain_of)]
+    open_ones: dict[str, Any] = {"pp": None, "tp": 1, "cp": 1, "ep": 1, "dp": None, "stage_layers": []}
+    asked = {name: getattr(layout, name) for name in has} | {"stage_layers": list(layout.stage_layers)}
+    unlike = [name for name in has if asked[name] not in (open_ones[name], has[name])]
+    if unlike:
+        wanted, got = (", ".join(f"{name} {each[name]}" for name in unlike) for each in (asked, has))
+        where = f"the layout of {layout.module!r}"
+        yield f"{plan.strategy} does not keep {where}: asked for {wanted}, it has {got}"
 
 
 def _unused(plan: Plan, usable: int) -> Iterator[str]:
