@@ -320,10 +320,8 @@ def test_layouts_that_a_strategy_does_not_keep_are_told(job: Job) -> None:
     asked = replace(job, layouts=(job.layouts[0], cut))
     assert unlike_layouts(planned(asked), asked) == ()
     (line,) = unlike_layouts(planned(asked, "megatron-homogeneous"), asked)
-    assert line.startswith("megatron-homogeneous does not keep the layout of 'llm': asked for ")
-    assert f"stage_layers {[*cut.stage_layers]}, it has stage_layers [" in line
-    elsewhere = replace(job, layouts=(job.layouts[0], replace(cut, pp=1, stage_layers=())))
-    (line,) = unlike_layouts(planned(job), elsewhere)
+    assert f"does not keep the layout of 'llm': asked for stage_layers {[*cut.stage_layers]}, it has" in line
+    (line,) = unlike_layouts(planned(job), replace(job, layouts=(ModuleLayout(module="llm", pp=1),)))
     assert line == "cornstarch does not keep the layout of 'llm': asked for pp 1, it has pp 2"
 
 
