@@ -108,6 +108,36 @@ def test_the_model_is_told_which_attention_it_prices():
     assert all(call.plan is plan for call in calls)
 
 
+def test_microbatches_of_equal_rows_and_owners_share_a_price_and_no_others_do() -> None:
+    """As if each had been asked for alone: a model without an identity is asked for every microbatch.
+
+    Owners of the fourth have as many tokens and pairs as zigzag's, in other blocks.
+    """
+    lengths, masks = (LENGTH, LENGTH // 2, LENGTH), ("causal", "causal", "full")
+    batch = [
+        Sample(number, (Segment("text", 0, length, length),), mask)
+        for number, (length, mask) in enumerate(zip(lengths * 3, masks * 3, strict=True))
+    ]
+    plan = disjoint_plan(llm(), batch, grids={"llm": (2, 1)})
+    owners = {0: (0, 0, 0, 0, 1, 1, 1, 1), 3: (0, 1, 1, 0, 1, 0, 0, 1), 5: (0, 0, 0, 1, 1, 1, 0, 1)}
+    shards = tuple(
+        TokenShard(module="llm", replica=0, microbatch=at, row=0, block_tokens=BLOCK, owners=of)
+        for at, of in owners.items()
+    )
+    for each in (plan, replace(plan, token_shards=shards)):
+        cost, lowered, asked = CostModel(load_profile("H100")), lower(each), []
+        simulated = SimulatedAttention(cost, num_units=13)
+
+        def alone(call: AttentionCall, simulated=simulated, asked=asked) -> AttentionTime | None:
+            asked.append(call.microbatch.index)
+            return simulated(call)
+
+        apart = price(lowered, cost, attention=alone).durations_s
+        assert set(asked) == set(range(len(batch)))
+        assert price(lowered, cost, attention=simulated).durations_s == apart
+        assert len({apart[action] for action in apart if str(action).startswith("0F")}) >= 3
+
+
 def test_negative_times_are_refused():
     with pytest.raises(ValueError, match="attention: want times >= 0"):
         AttentionTime(forward_s=-1.0, backward_s=0.0)

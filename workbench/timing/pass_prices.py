@@ -18,7 +18,7 @@ from workbench.plan.parameter_shards import sharded_stages, unit_of
 from workbench.plan.plan import Microbatch, Plan, Stage
 from workbench.plan.routing import routing_of
 from workbench.plan.sequence import dividing, token_borders
-from workbench.plan.work import works_of
+from workbench.plan.work import row_kinds, works_of
 from workbench.schedule.action import Action, Pass, measured_as
 from workbench.timing.attention import (
     AttentionModel,
@@ -141,7 +141,9 @@ class PassPrices:
         shape = self._works(self._plan, microbatch), self._routing.present(microbatch)
         if self._attention is None:
             return shape
-        return *shape, microbatch.index, microbatch.replica  # may tell apart microbatches of equal work
+        if self._attention_identity is None:  # may tell apart microbatches of equal rows
+            return *shape, microbatch.index, microbatch.replica
+        return *shape, row_kinds(self._plan, microbatch), self._owners(microbatch)
 
     def _times(self, stage: Stage, microbatch: Microbatch, of_kind: int) -> PassTimes:
         key = self._stage_kind[stage.id], of_kind
@@ -213,16 +215,23 @@ class PassPrices:
 
     def _shape(self, stage: Stage) -> tuple[object, ...]:
         """What stages of the plan share whose passes take equal times."""
-        return self._grid_of(stage, (stage.tp, stage.cp) if self._attention is None else stage.ranks)
+        if self._attention is not None and self._attention_identity is None:
+            return self._grid_of(stage, stage.ranks)
+        joined = None if self._attention is None else neighbour_link(self._plan.cluster, stage)
+        return self._grid_of(stage, (stage.tp, stage.cp, joined))
 
     def _tokens(self, stage: Stage, microbatch: Microbatch) -> tuple[object, ...]:
         """What decides times of attention besides: whose tokens, who owns them, and what joins neighbours."""
-        plan = self._plan
+        rows, link = row_kinds(self._plan, microbatch), neighbour_link(self._plan.cluster, stage)
+        return self._attention_identity, Identity(self._plan.batch), rows, self._owners(microbatch), link
+
+    def _owners(self, microbatch: Microbatch) -> tuple[object, ...]:
+        """[rows] who owns the tokens of each; None: zigzag's owners. Empty: no row of the plan has others."""
+        if not self._plan.token_shards:
+            return ()
         where = microbatch.module, microbatch.replica, microbatch.index
-        shards = (plan.token_shard.get((*where, row)) for row in range(len(microbatch.rows)))
-        owners = tuple(None if shard is None else (shard.block_tokens, shard.owners) for shard in shards)
-        link = neighbour_link(plan.cluster, stage)
-        return self._attention_identity, Identity(plan.batch), microbatch.rows, owners, link
+        shards = (self._plan.token_shard.get((*where, row)) for row in range(len(microbatch.rows)))
+        return tuple(None if shard is None else (shard.block_tokens, shard.owners) for shard in shards)
 
     def _grid_of(self, stage: Stage, grid: tuple[object, ...]) -> tuple[object, ...]:
         links, device = self._links[stage.id], self._cost_on[stage.id].profile.device
