@@ -19,7 +19,7 @@ from workbench.model.frozen import Needs
 from workbench.model.layer import Layer, Parameter, Shard, TokenCount
 from workbench.plan.plan import Microbatch, Plan, Recompute
 from workbench.plan.sequence import dividing
-from workbench.plan.work import even_work_of, works_over
+from workbench.plan.work import even_work_of, row_kinds, works_over
 from workbench.planner.assembly import shared_draft
 from workbench.planner.layer_cost import Shapes, alike_layers, mean_cost
 from workbench.planner.layout_choice import ModuleChoice
@@ -99,6 +99,10 @@ class ModulePrices:
         self.job, self.cost = job, cost
         self.size = state_bytes_of(job.settings)  # per parameter
         self._draft, self._alone = self._samples()
+        self._kinds = {
+            name: tuple([row_kinds(self._draft, each) for each in alone])
+            for name, alone in self._alone.items()
+        }
         self._known: dict[tuple[object, ...], tuple[Totals, ...]] = {}
         self._exchanges: dict[tuple[ModuleChoice, float, float], BoundaryExchange] = {}
         self._totals: dict[tuple[object, ...], Totals] = {}
@@ -231,10 +235,13 @@ class ModulePrices:
         """Distinct works of consecutive samples on the busiest of so many context-parallel ranks, with their
         shares of all microbatches.
         """
-        alone = self._alone[module]
-        joined = Counter(
-            self._work(alone[start : start + num_samples], cp) for start in range(0, len(alone), num_samples)
-        )
+        alone, kinds = self._alone[module], self._kinds[module]
+        alike: dict[tuple[object, ...], list[int]] = {}
+        for start in range(0, len(alone), num_samples):
+            alike.setdefault(kinds[start : start + num_samples], []).append(start)
+        joined: Counter[Work] = Counter()
+        for first, *others in alike.values():
+            joined[self._work(alone[first : first + num_samples], cp)] += 1 + len(others)
         total = sum(joined.values())
         return tuple((work, count / total) for work, count in joined.items())
 
