@@ -13,7 +13,7 @@ from tests.command_line import accept, workbench
 from tests.test_data_strategies import skewed_job
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.data.corpus import ItemTokens, anyres_tokens
+from workbench.data.corpus import anyres_grid
 from workbench.job.job import Job, load_job
 from workbench.job.sample_sizes import Tiling, with_sizes
 from workbench.planner.stable_batch import stable_batch_samples, too_small
@@ -30,12 +30,8 @@ def valm() -> Job:
 @given(st.integers(1, 60), st.integers(1, 60))
 def test_tiles_are_those_that_the_callback_cuts(height: int, width: int):
     blocks = AnyRes(block_px=8).blocks(torch.zeros(1, height, width))
-    assert len(anyres_tokens(height, width, tile=ItemTokens(5, 4), tile_px=8)) == len(blocks)
-
-
-def test_bad_tiles_are_named():
-    with pytest.raises(ValueError, match="sides and tile >= 1 px and a grid"):
-        anyres_tokens(0, 3, tile=ItemTokens(5, 4), tile_px=8)
+    rows, columns = anyres_grid(height, width, tile_px=8)
+    assert len(blocks) == 1 + rows * columns
 
 
 @pytest.mark.parametrize("tiling", Tiling)
@@ -43,7 +39,9 @@ def test_a_corpus_through_the_encoders_rules(tiling: Tiling):
     job = with_sizes(valm(), "coco-captions", seed=1, tiling=tiling)
     images = [sample.of("vision") for sample in job.batch]
     assert len(job.batch) == 24
-    assert {segment.tokens_out for of in images for segment in of} == {729}
+    assert {segment.tokens_in for of in images for segment in of} == {729}
+    assert {of[0].tokens_out for of in images} == {729}
+    assert all(segment.tokens_out == 729 for of in images for segment in of) is (tiling is Tiling.NONE)
     assert {len(of) for of in images} == (
         {1} if tiling is Tiling.NONE else {3, 4, 5} & {len(x) for x in images}
     )

@@ -8,7 +8,7 @@ from transformers.image_processing_utils import select_best_resolution
 
 from runtime.frontend.callbacks import AnyRes
 from tests.examples import examples
-from workbench.data.corpus import ANYRES_GRIDS, ItemTokens, anyres_grid, anyres_tokens
+from workbench.data.corpus import ANYRES_GRIDS, anyres_grid
 
 SIDES = st.integers(1, 3000)
 
@@ -29,8 +29,8 @@ def test_the_grid_is_the_released_one(height: int, width: int, tile_px: int) -> 
 def test_a_grid_of_the_users_counts_the_same() -> None:
     grids = ((1, 4), (4, 1), (3, 3))
     blocks = AnyRes(block_px=8, grids=grids).blocks(torch.zeros(3, 30, 9))
-    tokens = anyres_tokens(30, 9, tile=ItemTokens(4, 4), tile_px=8, grids=grids)
-    assert len(blocks) == len(tokens) == 5
+    rows, columns = anyres_grid(30, 9, tile_px=8, grids=grids)
+    assert len(blocks) == 1 + rows * columns == 5
 
 
 def test_images_without_pixels_are_refused() -> None:

@@ -20,6 +20,8 @@ from transformers.image_processing_utils import select_best_resolution
 from transformers.image_utils import SizeDict
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3 import image_processing_pil_idefics3 as idefics3
+from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
+from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 
 from tests.command_line import accept
 from tests.test_composites import CONFIGS
@@ -125,18 +127,36 @@ def test_phi_4_cuts_what_the_image_begins(height: int, width: int, most: int) ->
 GRIDS = {"llava_next": LlavaNextConfig(), "llava_onevision": LlavaOnevisionConfig()}
 
 
+PROCESSORS = {
+    "llava_next": (LlavaNextProcessor, 336, 576),
+    "llava_onevision": (LlavaOnevisionProcessor, 384, 729),
+}
+
+
 @given(name=st.sampled_from(sorted(GRIDS)), height=SIDES, width=SIDES)
-def test_llava_cuts_the_grids_of_its_composite(name: str, height: int, width: int) -> None:
-    """Those of the configuration, 36 of LLaVA-OneVision."""
-    side = GRIDS[name].vision_config.image_size
-    canvas = select_best_resolution((height, width), GRIDS[name].image_grid_pinpoints)
-    config = {
-        "model_type": "vit",
-        "image_size": side,
-        "image_grid_pinpoints": GRIDS[name].image_grid_pinpoints,
-    }
-    tiles = anyres(config, ItemTokens(5, 4), height, width)
-    assert len(tiles) == 1 + canvas[0] * canvas[1] // side**2
+def test_llava_cuts_the_grids_of_its_composite_whose_padding_does_not_reach_the_llm(
+    name: str, height: int, width: int
+) -> None:
+    """As many tokens as the composite's processor counts, without its ends of rows."""
+    processor, side, tokens = PROCESSORS[name]
+    said: dict[str, Any] = {"image_grid_pinpoints": GRIDS[name].image_grid_pinpoints}
+    if name == "llava_onevision":
+        said["vision_aspect_ratio"] = "anyres_max_9"
+    theirs = SimpleNamespace(vision_aspect_ratio="anyres_max_9")
+    rows, columns = (
+        px // side for px in select_best_resolution((height, width), GRIDS[name].image_grid_pinpoints)
+    )
+    along = math.isqrt(tokens)
+    left, _ = processor._get_unpadded_features(theirs, height, width, along, along, rows, columns)
+    config = {"model_type": "vit", "image_size": side, **said}
+    if left < rows * columns:
+        with pytest.raises(ValueError, match=f"{left} tokens reach the LLM; want one a tile"):
+            anyres(config, ItemTokens(tokens, tokens), height, width)
+        return
+    whole, *tiles = anyres(config, ItemTokens(tokens, tokens), height, width)
+    assert whole == ItemTokens(tokens, tokens)
+    assert len(tiles) == rows * columns
+    assert sum(tile.tokens_out for tile in tiles) == left
 
 
 @pytest.mark.parametrize("rows", range(1, 7))
@@ -176,7 +196,7 @@ def test_bad_words_of_tiles_are_named(said: dict[str, Any], words: str) -> None:
 def test_more_tiles_than_features_are_refused() -> None:
     """Grids of 384 px before a tower of 4 px."""
     said = {"image_grid_pinpoints": [[384, 384]], "vision_aspect_ratio": "anyres_max_9"}
-    with pytest.raises(ValueError, match="96 x 96 tiles of image_size 4 px shrink to 9 tokens"):
+    with pytest.raises(ValueError, match="96 x 96 tiles of image_size 4 px 8 tokens reach the LLM"):
         anyres({"model_type": "vit", "image_size": 4, **said}, ItemTokens(1, 1), 500, 900)
 
 
@@ -199,7 +219,9 @@ def tower(model_type: str, **more: Any) -> Module:
     ],
 )
 def test_a_towers_own_rule_cuts_a_full_hd_image(module: Module, tiles: int) -> None:
-    assert tile_tokens(module, 1080, 1920) == (native_tokens(module),) * tiles
+    found = tile_tokens(module, 1080, 1920)
+    assert {tile.tokens_in for tile in found} == {native_tokens(module)[0]}
+    assert len(found) == tiles
 
 
 def drafted(folder: Path, name: str, *more: str) -> Job:

@@ -60,8 +60,8 @@ class Asked:
 
 
 def told(what: str) -> None:
-    """Progress, a line each, beside the record on standard output."""
-    print(what, file=sys.stderr, flush=True)
+    """Progress, a line each, beside the record on standard output; whole where several processes tell."""
+    sys.stderr.write(f"{what}\n")
 
 
 def compared_job(name: str, asked: Asked, progress: Told) -> dict[str, Any]:

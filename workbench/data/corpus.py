@@ -160,35 +160,6 @@ def anyres_grid(
     return min(grids, key=preference)
 
 
-def anyres_tokens(
-    height_px: int,
-    width_px: int,
-    *,
-    tile: ItemTokens,
-    tile_px: int,
-    grids: Sequence[tuple[int, int]] = ANYRES_GRIDS,
-) -> tuple[ItemTokens, ...]:
-    """AnyRes: the whole image shrunk to one tile, and the tiles of a grid, each an item of the encoder.
-
-    Source: Liu et al. 2024, "LLaVA-NeXT"; the grid is `anyres_grid`'s.
-    Differs: tiles that only hold padding count, and no tokens stand for the ends of rows.
-
-    Args:
-        tile: tokens of one tile.
-        tile_px: side of a tile, the encoder's own image size.
-        grids: (rows, columns) to choose from.
-
-    Raises:
-        ValueError: a side below 1 px, or no grid.
-
-    Example:
-        >>> len(anyres_tokens(400, 1000, tile=ItemTokens(577, 576), tile_px=336))
-        4
-    """
-    rows, columns = anyres_grid(height_px, width_px, tile_px=tile_px, grids=grids)
-    return (tile,) * (1 + rows * columns)
-
-
 def whisper_tokens(
     duration_s: float, *, window_tokens: int = WHISPER_WINDOW_TOKENS
 ) -> tuple[ItemTokens, ...]:

@@ -1,7 +1,7 @@
 """How many tiles of one size the processors of models make of an image, each an item of the encoder.
 
-AnyRes, LLaVA-NeXT's, is `workbench.data.corpus.anyres_tokens`. An overview of the whole image stands beside
-several tiles; a single tile needs none.
+The grid of AnyRes, LLaVA-NeXT's, is `workbench.data.corpus.anyres_grid`. An overview of the whole image
+stands beside several tiles; a single tile needs none.
 """
 
 from functools import cache
@@ -92,6 +92,21 @@ def llama4_tiles(height_px: int, width_px: int, *, tile_px: int, most: int) -> i
         rows * columns for (rows, columns), scale in zip(grids, scales, strict=True) if scale == chosen
     )
     return 1 + tiles if tiles > 1 else 1
+
+
+def unpadded(height_px: int, width_px: int, rows: int, columns: int) -> tuple[int, int]:
+    """(rows, columns) of a canvas's features on which an image of that shape lies; the rest is padding.
+
+    Source: `unpad_image` of transformers' LLaVA-NeXT, which cuts off as much on both sides.
+
+    Example:
+        >>> unpadded(480, 640, 48, 48)
+        (36, 48)
+    """
+    _check(height_px, width_px, rows, columns)
+    if width_px / height_px > columns / rows:
+        return rows - (rows - int(round(height_px * (columns / width_px), 7))) // 2 * 2, columns
+    return rows, columns - (columns - int(round(width_px * (rows / height_px), 7))) // 2 * 2
 
 
 @cache

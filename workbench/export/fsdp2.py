@@ -135,8 +135,8 @@ def _launch(approximation: Approximation) -> Launch:
         program=f"{PROGRAM} --device {'cpu' if on_host else 'cuda'}",
         environment=threads if on_host else nccl_environment(),
         container="Python 3.11 or later with torch 2.6 or later and this package, which builds the model's "
-        "blocks from transformers: `pip install 'multimodal-workbench[run]'`. `python train.py --help` lists "
-        "the flags.",
+        "blocks from transformers: `pip install '.[run]'` in a checkout of it. `python train.py --help` "
+        "lists the flags.",
     )
 
 

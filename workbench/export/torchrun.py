@@ -25,7 +25,7 @@ def _launch(approximation: Approximation) -> Launch:
     return Launch(
         program=f"-m runtime.launch {PLAN} --device {'cpu' if on_host else 'cuda'}",
         environment=threads if on_host else nccl_environment(),
-        container=f"Python 3.11 or later with this package: `pip install 'multimodal-workbench[run]'`"
+        container=f"Python 3.11 or later with this package: `pip install '.[run]'` in a checkout of it"
         f"{'' if on_host else ', with a torch built for the GPUs of the cluster'}.\n"
         "Data, weights, checkpoints and traces are flags of the program: `python -m runtime.launch --help`.",
     )

@@ -4,11 +4,11 @@ The keys of a configuration that say it are words of the composite or of the che
 """
 
 from collections.abc import Callable, Mapping
-from math import sqrt
+from math import isqrt, sqrt
 from typing import Any
 
-from workbench.data.corpus import ANYRES_GRIDS, ItemTokens, anyres_grid, anyres_tokens
-from workbench.data.tilings import idefics3_tiles, internvl_tiles, llama4_tiles, phi4_tiles
+from workbench.data.corpus import ANYRES_GRIDS, ItemTokens, anyres_grid
+from workbench.data.tilings import idefics3_tiles, internvl_tiles, llama4_tiles, phi4_tiles, unpadded
 from workbench.model.config_fields import Config, text, whole
 
 Tiles = Callable[[Config, ItemTokens, int, int], tuple[ItemTokens, ...]]
@@ -54,47 +54,48 @@ def whole_image(config: Config, tile: ItemTokens, height_px: int, width_px: int)
 def anyres(config: Config, tile: ItemTokens, height_px: int, width_px: int) -> tuple[ItemTokens, ...]:
     """LLaVA-NeXT's grids, or those of the configuration; Phi-4's rule where it has its key.
 
-    Where LLaVA-OneVision has more than its most tiles, it shrinks their features to those of so many; an
-    equal share of what is left counts for each tile.
+    What of the grid only holds padding does not reach the LLM, and where LLaVA-OneVision has more than its
+    most tiles, it shrinks features to those of so many; an equal share of what is left counts for each tile.
 
-    Source: `pack_image_features` of transformers' LLaVA-OneVision.
-    Differs: as `anyres_tokens`.
+    Source: `pack_image_features` and `unpad_image` of transformers' LLaVA-NeXT and LLaVA-OneVision.
+    Differs: no tokens stand for the ends of rows. A tile whose tokens are no square counts whole.
 
     Raises:
-        ValueError: grids that are no multiples of the image size, or leave a tile no token.
+        ValueError: grids that are no multiples of the image size, or an image that leaves a tile no token.
     """
     side = whole(config, "image_size", USUAL_PX)
     if config.get(PHI_4) is not None:
         return (tile,) * phi4_tiles(
             height_px, width_px, tile_px=side, most=whole(config, PHI_4, most=MOST_TILES)
         )
-    grids = _grids(config, side)
-    tiles = anyres_tokens(height_px, width_px, tile=tile, tile_px=side, grids=grids)
+    rows, columns = anyres_grid(height_px, width_px, tile_px=side, grids=_grids(config, side))
+    along, most = isqrt(tile.tokens_out), _most_tiles(config)
+    if along**2 != tile.tokens_out:
+        return (tile,) * (1 + rows * columns)
+    height, width = unpadded(height_px, width_px, rows * along, columns * along)
+    ratio = 0.0 if most is None else sqrt(height * width / (most * along**2))
+    if ratio > _SHRINKS_BEYOND:
+        height, width = int(height // ratio), int(width // ratio)
+    if height * width < rows * columns:
+        raise ValueError(
+            f"image of {height_px} x {width_px} px: of {rows} x {columns} tiles of image_size {side} px "
+            f"{height * width} tokens reach the LLM; want one a tile; nearest: sides less unlike, or other "
+            f"{GRIDS}"
+        )
+    each, more = divmod(height * width, rows * columns)
+    shares = (each + (index < more) for index in range(rows * columns))
+    return (tile, *(tile._replace(tokens_out=share) for share in shares))
+
+
+def _most_tiles(config: Config) -> int | None:
+    """Beyond which features are shrunk; None: never."""
     said = text(config, SHRINKS, "")
     if not said.startswith(_MAX):
-        return tiles
+        return None
     most = int(said.removeprefix(_MAX)) if said.removeprefix(_MAX).isdigit() else 0
     if most < 1:
         raise ValueError(f"{SHRINKS} must end with a number of tiles >= 1, got {said!r}; nearest: {_MAX}9")
-    rows, columns = anyres_grid(height_px, width_px, tile_px=side, grids=grids)
-    shrunk = _shrunk(tile, rows, columns, most)
-    if shrunk[-1].tokens_out < 1:
-        left = sum(each.tokens_out for each in shrunk)
-        raise ValueError(
-            f"{GRIDS} must fit the tower: {rows} x {columns} tiles of image_size {side} px shrink to {left} "
-            "tokens"
-        )
-    return tiles[:1] + shrunk
-
-
-def _shrunk(tile: ItemTokens, rows: int, columns: int, most: int) -> tuple[ItemTokens, ...]:
-    ratio = sqrt(rows * columns / most)
-    if ratio <= _SHRINKS_BEYOND:
-        return (tile,) * (rows * columns)
-    side = sqrt(tile.tokens_out)
-    left = int(rows * side // ratio) * int(columns * side // ratio)
-    each, more = divmod(left, rows * columns)
-    return tuple(tile._replace(tokens_out=each + (index < more)) for index in range(rows * columns))
+    return most
 
 
 def _grids(config: Config, side: int) -> tuple[tuple[int, int], ...]:
