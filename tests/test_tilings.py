@@ -33,6 +33,7 @@ from workbench.model.families.tiles import anyres
 from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import native_tokens, tile_tokens
 from workbench.model.model_graph import Module
+from workbench.plan.runnable_items import check_segment
 
 EDGES = sorted({px * num + more for px in (336, 364, 448) for num in range(1, 9) for more in (-1, 0, 1)})
 SIDES = st.integers(1, 5000) | st.sampled_from(EDGES)
@@ -180,6 +181,10 @@ def test_onevision_shrinks_features_of_many_tiles(rows: int, columns: int) -> No
     ("said", "words"),
     [
         ({"image_grid_pinpoints": [[100, 384]]}, "must be pairs of multiples of image_size 384, got"),
+        (
+            {"image_grid_pinpoints": [[384, 384 * 4097]]},
+            "must make at most 4096 tiles of image_size 384, got",
+        ),
         ({"image_grid_pinpoints": 7}, "must be pairs of multiples of image_size 384, got 7"),
         (
             {"vision_aspect_ratio": "anyres_max_no"},
@@ -194,9 +199,9 @@ def test_bad_words_of_tiles_are_named(said: dict[str, Any], words: str) -> None:
 
 
 def test_more_tiles_than_features_are_refused() -> None:
-    """Grids of 384 px before a tower of 4 px."""
-    said = {"image_grid_pinpoints": [[384, 384]], "vision_aspect_ratio": "anyres_max_9"}
-    with pytest.raises(ValueError, match="96 x 96 tiles of image_size 4 px 8 tokens reach the LLM"):
+    """Grids of 256 px before a tower of 4 px."""
+    said = {"image_grid_pinpoints": [[256, 256]], "vision_aspect_ratio": "anyres_max_9"}
+    with pytest.raises(ValueError, match="64 x 64 tiles of image_size 4 px 8 tokens reach the LLM"):
         anyres({"model_type": "vit", "image_size": 4, **said}, ItemTokens(1, 1), 500, 900)
 
 
@@ -240,7 +245,10 @@ def test_tiles_of_an_image_of_mllama_are_one_item(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["internvl", "idefics3", "llama4", "llava_next"])
 def test_a_batch_like_large_images_has_their_tiles(name: str, tmp_path: Path) -> None:
-    drafted(tmp_path, name)
+    """All of which the runtime takes, though it cuts off no padding."""
+    job = drafted(tmp_path, name, "--data", str(tmp_path / "sizes.jsonl"))
+    for segment in (segment for sample in job.batch for segment in sample.of("vision")):
+        check_segment(job.model.module("vision"), segment)
     made = draft(
         str(tmp_path),
         machines_of("4xH100", None),

@@ -3,8 +3,7 @@
 import difflib
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -13,21 +12,17 @@ from typing import Any
 import yaml
 
 from workbench.cost.profile import known_profiles, load_profile
-from workbench.data.corpus import ItemTokens
-from workbench.data.size_files import read_sizes
-from workbench.data.sizes import Sizes
+from workbench.job.drafted_batch import equal_samples, like_data
 from workbench.job.job_file import parse_spec
 from workbench.job.parts import model_of, zoo_names
 from workbench.memory.layer import state_bytes
 from workbench.model.checkpoint import missing_weights
-from workbench.model.composites.composite import AUDIO, LLM, TILES, Part, Parts
+from workbench.model.composites.composite import LLM, Part, Parts
 from workbench.model.composites.registry import COMPOSITES, is_composite, take_apart
-from workbench.model.composites.vision import PAGE_PX
 from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.hf_config import modality_of, read_config
-from workbench.model.item_tokens import clip_tokens, native_tokens, tile_tokens
 from workbench.model.layer import LayerKind
-from workbench.model.model_graph import TEXT, ModelGraph, Module
+from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.model.processor_config import parts_with_processor, read_processor
 from workbench.model.projector import Projector, ProjectorStep
 from workbench.plan.plan import Precision
@@ -37,6 +32,7 @@ MOST_STAGES = 8  # of the LLM, before its layers are divided by tensor paralleli
 STATE_SHARE = 0.6  # of a device's memory; the rest is for activations
 PRECISION, WIDE = Precision.BFLOAT16, Precision.FLOAT32  # of weights, and of what the optimizer updates
 LARGEST_IMAGE_PX = 10_000
+MICROBATCHES = 8  # a replica and step at least, to start from
 _NOISE = (  # keys of a config.json that say nothing about its layers
     "architectures",
     "dtype",
@@ -316,81 +312,3 @@ def _comments(parts: Parts | None) -> Iterator[str]:
     for what, weights in seen.items():
         yield f"left out: {weights}* ({what})"
     yield from parts.notes
-
-
-MICROBATCHES = 8  # a replica and step at least, to start from
-MOST_ROWS = 10_000  # of a user's data that are looked at
-MOST_SIZES = 16  # of images, the commonest
-
-
-def equal_samples(
-    parts: Parts | None, graph: ModelGraph, text_tokens: int, image_px: tuple[int, int] | None
-) -> dict[str, Any]:
-    """One item of every encoder in each sample: `fixed` of a job."""
-    items: dict[str, Any] = {}
-    for module in _encoders(graph, parts):
-        assert parts is not None
-        said = dict(parts.modules[module.name].items)
-        if not said and native_tokens(module) is None:  # a tower of any size where others have one
-            said["images"] = [PAGE_PX]
-        if "images" in said and image_px is not None:
-            said["images"] = [list(image_px)]
-        items[module.modality] = {"each": 1, **said}
-    if image_px is not None and not any("images" in said for said in items.values()):
-        raise ValueError(
-            "--image: want a model with an encoder for images of any size, this one has none; leave it out"
-        )
-    return {"fixed": {"text_tokens": text_tokens, **({"items": items} if items else {})}}
-
-
-def like_data(parts: Parts | None, graph: ModelGraph, data: Path) -> dict[str, Any]:
-    """As many items and as much text as the first rows of a data set have: `mixture` of a job.
-
-    Raises:
-        ValueError: no sizes, as `read_sizes` says it, or images or clips that no encoder takes.
-    """
-    rows = read_sizes(data)[:MOST_ROWS]
-    texts = [sum(row.text_tokens) for row in rows]
-    encoders = {module.modality == AUDIO: module for module in _encoders(graph, parts)}
-    for is_audio, what in ((False, "images"), (True, "clips")):
-        if is_audio not in encoders and any(_items(row, is_audio=is_audio) for row in rows):
-            raise ValueError(f"data {str(data)!r} has {what}, the model has no encoder for them")
-    items = {
-        module.modality: _mixed(module, rows, _cut(module, parts, is_audio=is_audio))
-        for is_audio, module in encoders.items()
-        if any(_items(row, is_audio=is_audio) for row in rows)
-    }
-    drawn = {"seed": 0, "text_tokens": [max(1, min(texts)), max(texts)]}
-    return {"mixture": {**drawn, **({"items": items} if items else {})}}
-
-
-def _encoders(graph: ModelGraph, parts: Parts | None) -> list[Module]:
-    return [module for module in graph.modules if module.modality != TEXT and parts is not None]
-
-
-def _items(row: Sizes, *, is_audio: bool) -> Sequence[Any]:
-    return row.audio_s if is_audio else row.images
-
-
-def _cut(module: Module, parts: Parts | None, *, is_audio: bool) -> Callable[[Any], Sequence[Any]]:
-    """What an image or a clip of the data counts as: windows of a clip, tiles of an image, or its size."""
-    if is_audio:
-        return lambda duration_s: clip_tokens(module, duration_s)
-    if parts is not None and TILES in parts.notes and native_tokens(module) is not None:
-        return lambda size: tile_tokens(module, *size)
-    return lambda size: [size]
-
-
-def _mixed(module: Module, rows: Sequence[Sizes], cut: Callable[[Any], Sequence[Any]]) -> dict[str, Any]:
-    """Words of a mixture; a clip counts as its windows and an image as its tiles, each an item."""
-    is_audio = module.modality == AUDIO
-    held = [[item for each in _items(row, is_audio=is_audio) for item in cut(each)] for row in rows]
-    said: dict[str, Any] = {"most": max(map(len, held))}
-    if without := sum(not each for each in held):
-        said["missing"] = round(without / len(rows), 3)
-    sizes = [size for each in held for size in each]
-    if isinstance(sizes[0], ItemTokens):
-        said["tokens"] = list(sorted(sizes)[len(sizes) // 2])
-    elif native_tokens(module) is None:
-        said["images"] = [list(size) for size, _ in Counter(sizes).most_common(MOST_SIZES)]
-    return said

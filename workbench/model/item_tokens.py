@@ -164,6 +164,17 @@ def merged_tokens(projector: Layer) -> int:
     return 1
 
 
+def evenly_near(kept: int, wanted: int) -> int:
+    """The number nearest to the one wanted that so many tokens shrink to evenly; of two the larger.
+
+    Example:
+        >>> evenly_near(576, 432)
+        576
+    """
+    even = (number for number in range(1, kept + 1) if kept % number == 0)
+    return min(even, key=lambda number: (abs(number - wanted), -number))
+
+
 def class_tokens(embed: Layer) -> int:
     """That an encoder's first layer puts before the patches; they do not leave it."""
     return sum(operator.name == "class_token" for operator in embed.operators)

@@ -10,6 +10,7 @@ from workbench.model.families.family import Encoder, Generator
 from workbench.model.item_tokens import (
     check_item,
     class_tokens,
+    evenly_near,
     family_of,
     merged_tokens,
     native_tokens,
@@ -55,13 +56,8 @@ def _check_projected(module: Module, segment: Segment) -> None:
     elif projector is Projector.MERGER:
         made = kept // _square(whole(source_config(module), "spatial_merge_size", 2), kept, segment.grid)
     elif merged == 1 and kept % segment.tokens_out:
-        even = min(
-            (n for n in range(1, kept + 1) if kept % n == 0), key=lambda n: abs(n - segment.tokens_out)
-        )
-        raise ValueError(
-            f"{kept} tokens do not shrink evenly to {segment.tokens_out}; nearest: {even}, or a plan that is "
-            "not run"
-        )
+        nearest = evenly_near(kept, segment.tokens_out)
+        raise ValueError(f"{kept} tokens do not shrink evenly to {segment.tokens_out}; nearest: {nearest}")
     else:
         made = segment.tokens_out if merged == 1 else kept // merged
     if made != segment.tokens_out:

@@ -107,6 +107,10 @@ def _grids(config: Config, side: int) -> tuple[tuple[int, int], ...]:
         is_pair = isinstance(pair, list | tuple) and len(pair) == 2 and all(type(px) is int for px in pair)
         if not is_pair or min(pair) < side or any(px % side for px in pair):
             raise ValueError(f"{GRIDS} must be pairs of multiples of image_size {side}, got {pair!r:.60}")
+        if pair[0] * pair[1] > MOST_TILES * side**2:
+            raise ValueError(
+                f"{GRIDS} must make at most {MOST_TILES} tiles of image_size {side}, got {pair!r:.60}"
+            )
     return tuple((height // side, width // side) for height, width in pairs)
 
 

@@ -1,0 +1,106 @@
+"""The batch of a drafted job: equal samples, or as many items as the rows of somebody's data have."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.data.corpus import ItemTokens
+from workbench.data.size_files import read_sizes
+from workbench.data.sizes import Sizes
+from workbench.model.composites.composite import AUDIO, TILES, Parts
+from workbench.model.composites.vision import PAGE_PX
+from workbench.model.item_tokens import (
+    class_tokens,
+    clip_tokens,
+    evenly_near,
+    merged_tokens,
+    native_tokens,
+    tile_tokens,
+)
+from workbench.model.model_graph import TEXT, ModelGraph, Module
+
+MOST_ROWS = 10_000  # of a user's data that are looked at
+MOST_SIZES = 16  # of images, the commonest
+
+
+def equal_samples(
+    parts: Parts | None, graph: ModelGraph, text_tokens: int, image_px: tuple[int, int] | None
+) -> dict[str, Any]:
+    """One item of every encoder in each sample: `fixed` of a job."""
+    items: dict[str, Any] = {}
+    for module in _encoders(graph, parts):
+        assert parts is not None
+        said = dict(parts.modules[module.name].items)
+        if not said and native_tokens(module) is None:  # a tower of any size where others have one
+            said["images"] = [PAGE_PX]
+        if "images" in said and image_px is not None:
+            said["images"] = [list(image_px)]
+        items[module.modality] = {"each": 1, **said}
+    if image_px is not None and not any("images" in said for said in items.values()):
+        raise ValueError(
+            "--image: want a model with an encoder for images of any size, this one has none; leave it out"
+        )
+    return {"fixed": {"text_tokens": text_tokens, **({"items": items} if items else {})}}
+
+
+def like_data(parts: Parts | None, graph: ModelGraph, data: Path) -> dict[str, Any]:
+    """As many items and as much text as the first rows of a data set have: `mixture` of a job.
+
+    Raises:
+        ValueError: no sizes, as `read_sizes` says it, or images or clips that no encoder takes.
+    """
+    rows = read_sizes(data)[:MOST_ROWS]
+    texts = [sum(row.text_tokens) for row in rows]
+    encoders = {module.modality == AUDIO: module for module in _encoders(graph, parts)}
+    for is_audio, what in ((False, "images"), (True, "clips")):
+        if is_audio not in encoders and any(_items(row, is_audio=is_audio) for row in rows):
+            raise ValueError(f"data {str(data)!r} has {what}, the model has no encoder for them")
+    items = {
+        module.modality: _mixed(module, rows, _cut(module, parts, is_audio=is_audio))
+        for is_audio, module in encoders.items()
+        if any(_items(row, is_audio=is_audio) for row in rows)
+    }
+    drawn = {"seed": 0, "text_tokens": [max(1, min(texts)), max(texts)]}
+    return {"mixture": {**drawn, **({"items": items} if items else {})}}
+
+
+def _encoders(graph: ModelGraph, parts: Parts | None) -> list[Module]:
+    return [module for module in graph.modules if module.modality != TEXT and parts is not None]
+
+
+def _items(row: Sizes, *, is_audio: bool) -> Sequence[Any]:
+    return row.audio_s if is_audio else row.images
+
+
+def _cut(module: Module, parts: Parts | None, *, is_audio: bool) -> Callable[[Any], Sequence[Any]]:
+    """What an image or a clip of the data counts as: windows of a clip, tiles of an image, or its size."""
+    if is_audio:
+        return lambda duration_s: clip_tokens(module, duration_s)
+    if parts is not None and TILES in parts.notes and native_tokens(module) is not None:
+        return lambda size: tile_tokens(module, *size)
+    return lambda size: [size]
+
+
+def _runnable(module: Module, tile: ItemTokens) -> ItemTokens:
+    """As nearly so many tokens of a tile as the runtime makes of it, which cuts off no padding."""
+    if merged_tokens(module.layers[-1]) > 1:
+        return tile
+    kept = tile.tokens_in - class_tokens(module.layers[0])
+    return tile._replace(tokens_out=evenly_near(kept, tile.tokens_out))
+
+
+def _mixed(module: Module, rows: Sequence[Sizes], cut: Callable[[Any], Sequence[Any]]) -> dict[str, Any]:
+    """Words of a mixture; a clip counts as its windows and an image as its tiles, each an item."""
+    is_audio = module.modality == AUDIO
+    held = [[item for each in _items(row, is_audio=is_audio) for item in cut(each)] for row in rows]
+    said: dict[str, Any] = {"most": max(map(len, held))}
+    if without := sum(not each for each in held):
+        said["missing"] = round(without / len(rows), 3)
+    sizes = [size for each in held for size in each]
+    if isinstance(sizes[0], ItemTokens):
+        tokens: ItemTokens = sorted(sizes)[len(sizes) // 2]
+        said["tokens"] = list(tokens if is_audio else _runnable(module, tokens))
+    elif native_tokens(module) is None:
+        said["images"] = [list(size) for size, _ in Counter(sizes).most_common(MOST_SIZES)]
+    return said
