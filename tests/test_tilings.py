@@ -114,15 +114,21 @@ def test_phi_4_cuts_what_the_image_begins(height: int, width: int, most: int) ->
     theirs = SimpleNamespace(
         find_closest_aspect_ratio=lambda *given: phi4_source().find_closest_aspect_ratio(None, *given)
     )
-    image = torch.empty(3, height, width, device="meta")
+    image = torch.empty(1).expand(3, height, width)
     try:
-        resized, _ = phi4_source().dynamic_preprocess(theirs, image, 448, 14, 32, max_num=most)
+        resized, seen = phi4_source().dynamic_preprocess(theirs, image, 448, 14, 32, max_num=most)
     except ValueError:
         with pytest.raises(ValueError, match="its shorter side must keep 10 px; nearest: a shorter side of"):
             phi4_tiles(height, width, tile_px=448, most=most)
         return
     expected = 1 + (resized.shape[1] // 448) * (resized.shape[2] // 448)
     assert phi4_tiles(height, width, tile_px=448, most=most) == expected
+    config = {"model_type": "siglip_vision_model", "image_size": 448, "patch_size": 14, "dynamic_hd": most}
+    tiles = anyres(config, ItemTokens(1024, 256), height, width)
+    assert tiles[0] == ItemTokens(1024, 256)
+    assert len(tiles) == expected
+    seen = (seen != 0).reshape(resized.shape[1] // 448, 32, resized.shape[2] // 448, 32)
+    assert sum(tile.tokens_out for tile in tiles[1:]) == int(seen[:, 0::2, :, 0::2].sum())
 
 
 GRIDS = {"llava_next": LlavaNextConfig(), "llava_onevision": LlavaOnevisionConfig()}
@@ -151,7 +157,7 @@ def test_llava_cuts_the_grids_of_its_composite_whose_padding_does_not_reach_the_
     left, _ = processor._get_unpadded_features(theirs, height, width, along, along, rows, columns)
     config = {"model_type": "vit", "image_size": side, **said}
     if left < rows * columns:
-        with pytest.raises(ValueError, match=f"{left} tokens reach the LLM; want one a tile"):
+        with pytest.raises(ValueError, match=f" {left} tokens of {rows * columns} tiles reach the LLM"):
             anyres(config, ItemTokens(tokens, tokens), height, width)
         return
     whole, *tiles = anyres(config, ItemTokens(tokens, tokens), height, width)
@@ -201,7 +207,7 @@ def test_bad_words_of_tiles_are_named(said: dict[str, Any], words: str) -> None:
 def test_more_tiles_than_features_are_refused() -> None:
     """Grids of 256 px before a tower of 4 px."""
     said = {"image_grid_pinpoints": [[256, 256]], "vision_aspect_ratio": "anyres_max_9"}
-    with pytest.raises(ValueError, match="64 x 64 tiles of image_size 4 px 8 tokens reach the LLM"):
+    with pytest.raises(ValueError, match="8 tokens of 4096 tiles reach the LLM; want one a tile"):
         anyres({"model_type": "vit", "image_size": 4, **said}, ItemTokens(1, 1), 500, 900)
 
 

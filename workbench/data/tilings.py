@@ -38,6 +38,42 @@ def phi4_tiles(height_px: int, width_px: int, *, tile_px: int, most: int) -> int
         >>> phi4_tiles(1080, 1920, tile_px=448, most=36)
         16
     """
+    rows, columns, _ = _phi4_canvas(height_px, width_px, tile_px, most)
+    return 1 + rows * columns
+
+
+def phi4_unpadded(
+    height_px: int, width_px: int, *, tile_px: int, patch_px: int, most: int
+) -> tuple[int, int]:
+    """(rows, columns) of features of Phi-4's tiles that no padding fills: of every second patch each way.
+
+    Source: the attention mask of the same, which leaves out whole patches of padding.
+
+    Raises:
+        ValueError: as `phi4_tiles`.
+
+    Example:
+        >>> phi4_unpadded(1080, 1920, tile_px=448, patch_px=14, most=36)
+        (45, 80)
+    """
+    rows, columns, scale = _phi4_canvas(height_px, width_px, tile_px, most)
+    is_wide = columns * tile_px / width_px < rows * tile_px / height_px
+    below_px = rows * tile_px - int(height_px * scale) if is_wide else 0
+    beside_px = 0 if is_wide else columns * tile_px - int(width_px * scale)
+    in_tile = tile_px // patch_px
+    return _every_second(rows, in_tile, below_px // patch_px), _every_second(
+        columns, in_tile, beside_px // patch_px
+    )
+
+
+def _every_second(tiles: int, in_tile: int, padded: int) -> int:
+    """Of the patches of each tile along one side, but for so many at the end of the last."""
+    kept = in_tile * tiles - padded
+    return sum(ceil(min(in_tile, max(0, kept - in_tile * tile)) / 2) for tile in range(tiles))
+
+
+def _phi4_canvas(height_px: int, width_px: int, tile_px: int, most: int) -> tuple[int, int, float]:
+    """(rows, columns) of tiles, and how many times as large the image becomes in them."""
     _check(height_px, width_px, tile_px, most)
     rows, columns = ceil(height_px / tile_px), ceil(width_px / tile_px)
     if rows * columns > most:
@@ -48,7 +84,7 @@ def phi4_tiles(height_px: int, width_px: int, *, tile_px: int, most: int) -> int
             f"image of {height_px} x {width_px} px: brought to {rows} x {columns} tiles, its shorter side "
             f"must keep {_PHI4_LEAST_PX} px; nearest: a shorter side of {ceil(_PHI4_LEAST_PX / scale)} px"
         )
-    return 1 + rows * columns
+    return rows, columns, scale
 
 
 _PHI4_LEAST_PX = 10

@@ -84,10 +84,9 @@ def _cut(module: Module, parts: Parts | None, *, is_audio: bool) -> Callable[[An
 
 def _runnable(module: Module, tile: ItemTokens) -> ItemTokens:
     """As nearly so many tokens of a tile as the runtime makes of it, which cuts off no padding."""
-    if merged_tokens(module.layers[-1]) > 1:
-        return tile
-    kept = tile.tokens_in - class_tokens(module.layers[0])
-    return tile._replace(tokens_out=evenly_near(kept, tile.tokens_out))
+    kept, merged = tile.tokens_in - class_tokens(module.layers[0]), merged_tokens(module.layers[-1])
+    made = evenly_near(kept, tile.tokens_out) if merged == 1 else kept // merged
+    return tile._replace(tokens_out=made)
 
 
 def _mixed(module: Module, rows: Sequence[Sizes], cut: Callable[[Any], Sequence[Any]]) -> dict[str, Any]:

@@ -4,11 +4,18 @@ The keys of a configuration that say it are words of the composite or of the che
 """
 
 from collections.abc import Callable, Mapping
-from math import isqrt, sqrt
+from math import ceil, isqrt, sqrt
 from typing import Any
 
 from workbench.data.corpus import ANYRES_GRIDS, ItemTokens, anyres_grid
-from workbench.data.tilings import idefics3_tiles, internvl_tiles, llama4_tiles, phi4_tiles, unpadded
+from workbench.data.tilings import (
+    idefics3_tiles,
+    internvl_tiles,
+    llama4_tiles,
+    phi4_tiles,
+    phi4_unpadded,
+    unpadded,
+)
 from workbench.model.config_fields import Config, text, whole
 
 Tiles = Callable[[Config, ItemTokens, int, int], tuple[ItemTokens, ...]]
@@ -57,17 +64,17 @@ def anyres(config: Config, tile: ItemTokens, height_px: int, width_px: int) -> t
     What of the grid only holds padding does not reach the LLM, and where LLaVA-OneVision has more than its
     most tiles, it shrinks features to those of so many; an equal share of what is left counts for each tile.
 
-    Source: `pack_image_features` and `unpad_image` of transformers' LLaVA-NeXT and LLaVA-OneVision.
-    Differs: no tokens stand for the ends of rows. A tile whose tokens are no square counts whole.
+    Source: `pack_image_features` and `unpad_image` of transformers' LLaVA-NeXT and LLaVA-OneVision, and its
+    image processor of Phi-4.
+    Differs: no tokens stand for the ends of rows, or in Phi-4 between the tiles and the whole. A tile counts
+    whole that has no square of tokens, or in Phi-4 not one for every second patch each way.
 
     Raises:
         ValueError: grids that are no multiples of the image size, or an image that leaves a tile no token.
     """
     side = whole(config, "image_size", USUAL_PX)
     if config.get(PHI_4) is not None:
-        return (tile,) * phi4_tiles(
-            height_px, width_px, tile_px=side, most=whole(config, PHI_4, most=MOST_TILES)
-        )
+        return _phi4(config, tile, side, (height_px, width_px))
     rows, columns = anyres_grid(height_px, width_px, tile_px=side, grids=_grids(config, side))
     along, most = isqrt(tile.tokens_out), _most_tiles(config)
     if along**2 != tile.tokens_out:
@@ -76,15 +83,27 @@ def anyres(config: Config, tile: ItemTokens, height_px: int, width_px: int) -> t
     ratio = 0.0 if most is None else sqrt(height * width / (most * along**2))
     if ratio > _SHRINKS_BEYOND:
         height, width = int(height // ratio), int(width // ratio)
-    if height * width < rows * columns:
+    return _shared(tile, rows * columns, height * width, (height_px, width_px))
+
+
+def _phi4(config: Config, tile: ItemTokens, side: int, image_px: tuple[int, int]) -> tuple[ItemTokens, ...]:
+    most, patch = whole(config, PHI_4, most=MOST_TILES), whole(config, "patch_size", 14)
+    num = phi4_tiles(*image_px, tile_px=side, most=most)
+    height, width = phi4_unpadded(*image_px, tile_px=side, patch_px=patch, most=most)
+    if tile.tokens_out != ceil(side // patch / 2) ** 2:
+        return (tile,) * num
+    return _shared(tile, num - 1, height * width, image_px)
+
+
+def _shared(tile: ItemTokens, num: int, tokens: int, image_px: tuple[int, int]) -> tuple[ItemTokens, ...]:
+    """A tile of the whole, and so many that have equal shares of the tokens that reach the LLM."""
+    if tokens < num:
         raise ValueError(
-            f"image of {height_px} x {width_px} px: of {rows} x {columns} tiles of image_size {side} px "
-            f"{height * width} tokens reach the LLM; want one a tile; nearest: sides less unlike, or other "
-            f"{GRIDS}"
+            f"image of {image_px[0]} x {image_px[1]} px: {tokens} tokens of {num} tiles reach the LLM; want "
+            "one a tile; nearest: sides less unlike"
         )
-    each, more = divmod(height * width, rows * columns)
-    shares = (each + (index < more) for index in range(rows * columns))
-    return (tile, *(tile._replace(tokens_out=share) for share in shares))
+    each, more = divmod(tokens, num)
+    return (tile, *(tile._replace(tokens_out=each + (index < more)) for index in range(num)))
 
 
 def _most_tiles(config: Config) -> int | None:
