@@ -15,7 +15,7 @@ import pytest
 
 from experiments.doors.whole_configs import CONFIGS
 from experiments.fuzz import trees
-from experiments.fuzz.__main__ import beside
+from experiments.fuzz.__main__ import beside, held
 from experiments.fuzz.run import Fuzzing, fuzzed
 from experiments.fuzz.target import Ending, Ready, Target, TargetKind, UnclearError, judged, naming
 from experiments.fuzz.targets.registry import TARGETS
@@ -221,12 +221,15 @@ def test_a_record_stays_beside_that_of_other_targets(tmp_path):
     old = {"seed": 0, "commit": "a", "seconds": 1.0, "findings": [{"target": "x"}, {"target": "y"}]}
     out.write_text(json.dumps(old | {"targets": {"x": {"inputs": 5, "hangs": 1}, "y": {"inputs": 3}}}))
     new = {"seed": 0, "commit": "b", "seconds": 2.0, "findings": [], "targets": {"x": {"inputs": 7}}}
-    record = beside(new, out)
+    record = beside(new, held(out, 0))
     assert (record["inputs"], record["hangs"], record["seconds"]) == (10, 0, 3.0)
     assert record["findings"] == [{"target": "y"}]
     assert record["targets"]["x"]["commit"] == "b"
-    with pytest.raises(ValueError, match="its seed is 0, want 1"):
-        beside(new | {"seed": 1}, out)
+    with pytest.raises(ValueError, match="its seed is 0, got --seed 1; nearest: 0, or another --out"):
+        held(out, 1)
+    out.write_text("[]")
+    with pytest.raises(ValueError, match=r"want a record of `python -m experiments\.fuzz`"):
+        held(out, 0)
 
 
 def test_inputs_follow_from_seed_target_and_number(tmp_path):

@@ -15,14 +15,15 @@ from typing import Any
 from experiments.fuzz.run import Fuzzing, fuzzed
 from experiments.fuzz.tally import KEYS, lines
 from experiments.fuzz.targets.registry import TARGETS
-from experiments.harness.command import command_line
+from experiments.harness.command import command_line, run_main
 from experiments.harness.record import commit
-from workbench.whole_file import write_text
+from workbench.whole_file import check_writable, write_text
 
 
 def main() -> int:
     """The exit status is 1 where anything was found."""
     said = _said()
+    before = None if said.out is None else held(said.out, said.seed)
     settings = Fuzzing(
         count=said.count, seed=said.seed, first=said.first, num_workers=said.workers, keep=said.keep
     )
@@ -33,26 +34,36 @@ def main() -> int:
     record = {"seed": said.seed, "commit": commit(), "seconds": round(time.monotonic() - start_s, 1)}
     record |= tally.record(chosen)
     print("\n\n".join(lines(record["findings"])) or "nothing found")
-    if said.out is not None:
-        write_text(json.dumps(beside(record, said.out), indent=1) + "\n", said.out)
+    if before is not None:
+        write_text(json.dumps(beside(record, before), indent=1) + "\n", said.out)
     if said.json:
         print(json.dumps(record))
     return int(bool(record["findings"]))
 
 
-def beside(record: dict[str, Any], out: Path) -> dict[str, Any]:
-    """A record beside what a file has of other targets; each keeps the commit that it was made by.
+def held(out: Path, seed: int) -> dict[str, Any]:
+    """The record that a file has; looked at before an input is tried, so that none is tried for nothing.
 
     Raises:
-        ValueError: that one has another seed.
+        ValueError: it is none, has another seed, or cannot be written.
     """
+    check_writable(out)
+    if not out.exists():
+        return {"seed": seed, "seconds": 0.0, "targets": {}, "findings": []}
+    try:
+        before: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+        has = before["seed"]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{out}: want a record of `python -m experiments.fuzz`") from None
+    if has != seed:
+        raise ValueError(f"{out}: its seed is {has}, got --seed {seed}; nearest: {has}, or another --out")
+    return before
+
+
+def beside(record: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """A record beside what an earlier one has of other targets; each keeps the commit that it was made by."""
     made = {"commit": record["commit"], "date": datetime.now(UTC).date().isoformat()}
     own = record["targets"]
-    before = {"seed": record["seed"], "seconds": 0.0, "targets": {}, "findings": []}
-    if out.exists():
-        before = json.loads(out.read_text(encoding="utf-8"))
-    if before["seed"] != record["seed"]:
-        raise ValueError(f"{out}: its seed is {before['seed']}, want {record['seed']}")
     targets = before["targets"] | {name: row | made for name, row in own.items()}
     sums = {key: sum(row.get(key, 0) for row in targets.values()) for key in ("inputs", *KEYS.values())}
     findings = [each for each in before["findings"] if each["target"] not in own] + record["findings"]
@@ -77,4 +88,4 @@ def _said() -> Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main(main))
