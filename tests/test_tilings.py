@@ -132,8 +132,6 @@ def test_phi_4_cuts_what_the_image_begins(height: int, width: int, most: int) ->
 
 
 GRIDS = {"llava_next": LlavaNextConfig(), "llava_onevision": LlavaOnevisionConfig()}
-
-
 PROCESSORS = {
     "llava_next": (LlavaNextProcessor, 336, 576),
     "llava_onevision": (LlavaOnevisionProcessor, 384, 729),
@@ -226,13 +224,15 @@ def tower(model_type: str, **more: Any) -> Module:
         pytest.param(tower("idefics3_vision", image_size=364), 13, id="idefics3"),
         pytest.param(tower("llama4_vision_model", image_size=336), 16, id="llama4"),
         pytest.param(tower("siglip_vision_model", image_size=448, dynamic_hd=36), 16, id="phi4"),
-        pytest.param(tower("clip_vision_model", image_size=336), 5, id="llava-next"),
     ],
 )
 def test_a_towers_own_rule_cuts_a_full_hd_image(module: Module, tiles: int) -> None:
-    found = tile_tokens(module, 1080, 1920)
-    assert {tile.tokens_in for tile in found} == {native_tokens(module)[0]}
-    assert len(found) == tiles
+    assert tile_tokens(module, 1080, 1920) == (native_tokens(module),) * tiles
+
+
+def test_a_full_hd_image_before_llavas_tower_fills_28_of_48_rows() -> None:
+    tiles = tile_tokens(tower("clip_vision_model", image_size=336), 1080, 1920)
+    assert tiles == (ItemTokens(577, 576), *(ItemTokens(577, 28 * 48 // 4),) * 4)
 
 
 def drafted(folder: Path, name: str, *more: str) -> Job:

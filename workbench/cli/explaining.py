@@ -18,7 +18,7 @@ from workbench.explain.explanation import Explanation, account_of, parts_of_all
 from workbench.explain.neighbours import neighbours
 from workbench.explain.plan_as_job import origin_of, replanned_by
 from workbench.explain.sensitivity import sensitivities
-from workbench.explain.warnings import unlike_layouts, waste_of
+from workbench.explain.warnings import warnings_of
 from workbench.job.job import Job
 from workbench.job.machines import cost_of, under
 from workbench.job.matching import check_job, cost_of_file
@@ -79,7 +79,7 @@ def explain_command(
     trace = predict_within(lowered, memory, asked.cost)
     account = account_of(lowered, trace, asked.cost, prices_of)
     if asked.job is not None:
-        for line in (*unlike_layouts(asked.plan, asked.job), *waste_of(asked.plan, asked.job)):
+        for line in warnings_of(asked.plan, asked.job):
             warn(line)
     tried, note = _changes(asked, budget, quiet=as_json) if changes else (None, "no changes were asked for")
     sensitive = sorted(sensitivities(lowered, asked.cost, step_s), key=lambda each: -each.span_s)

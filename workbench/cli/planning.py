@@ -12,7 +12,7 @@ from workbench.cli.job_reading import read_job
 from workbench.cli.judging import JudgeFlag, Strategy, planners_by
 from workbench.cli.options import Json, PlanFile, takes
 from workbench.cost.model import CostModel
-from workbench.explain.warnings import unlike_layouts, waste_of
+from workbench.explain.warnings import warnings_of
 from workbench.job.job import Job
 from workbench.job.machines import cost_of
 from workbench.job.matching import check_job, named_profile
@@ -132,7 +132,7 @@ def plan_command(
         warning = too_small(planned, cost, len(made.ranks) // planned.replicas)
         if warning is not None:
             warn(warning)
-    for line in (*unlike_layouts(made, planned), *waste_of(made, planned)):
+    for line in warnings_of(made, planned):
         warn(line)
     wanted.write(made, planned, output)
     record = {"plan": str(output), "plan_hash": plan_hash(made), "strategy": made.strategy}

@@ -12,6 +12,11 @@ from workbench.planner.layout_choice import degrees_of
 HEAVY = 2.0  # times the mean, from which a sample is one that others wait for
 
 
+def warnings_of(plan: Plan, job: Job) -> tuple[str, ...]:
+    """All of these of one plan."""
+    return (*unlike_layouts(plan, job), *waste_of(plan, job))
+
+
 def waste_of(plan: Plan, job: Job) -> tuple[str, ...]:
     """One line for each way in which a job's plan leaves ranks idle that it could use."""
     return (*_unused(plan, job.usable_ranks), *_too_few(plan, job))
