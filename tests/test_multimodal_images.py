@@ -17,7 +17,7 @@ from runtime.frontend.multimodal import ModalityModule, MultimodalModule
 from runtime.frontend.parallel import Ranks
 from runtime.models.norm import widen_norms
 from runtime.models.patch_attention import rotated
-from runtime.models.patch_grid import image_of, patches_of
+from runtime.models.patch_grid import image_of, patches_of, step_of
 from tests import tiny_models, user_models
 from tests.test_adapters_encoders import CASES
 from tests.test_multimodal import assert_parity, spec_of
@@ -164,7 +164,9 @@ def test_a_merger_alone_is_trained() -> None:
 
 def test_patches_of_an_image_and_back() -> None:
     image = images()[1]
-    assert torch.equal(image_of(patches_of(image, PATCH, MERGE, FRAMES), (4, 6), PATCH, MERGE, FRAMES), image)
+    assert torch.equal(
+        image_of(step_of(patches_of(image, PATCH, MERGE, FRAMES), (4, 6), PATCH, MERGE, FRAMES)), image
+    )
 
 
 def clip() -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from runtime.rank_job import RunSettings
 from workbench.cost.hardware import Link, Node, uniform
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
+from workbench.data.sample import Sample
 from workbench.job.job import Job, ModuleLayout
 from workbench.model.composites.composite import LLM
 from workbench.model.composites.registry import COMPOSITES, take_apart
@@ -68,8 +69,8 @@ def loss_error(name: str) -> float:
     return abs(ours - theirs) / abs(theirs)
 
 
-def plan_of(name: str) -> Plan:
-    """What each encoder reads between texts; every encoder on one rank, the LLM on two."""
+def plan_of(name: str, sample: Sample | None = None) -> Plan:
+    """What each encoder reads between texts, or another sample; every encoder on one rank, the LLM on two."""
     modules = whole_models.modules_of(dict(take_apart(CONFIGS[name]).modules))
     encoders = [module for called, module in modules.items() if called != LLM]
     link = Link(name="local", bytes_per_s=1e9, latency_s=1e-4)
@@ -79,7 +80,7 @@ def plan_of(name: str) -> Plan:
         name=name,
         model=connect(name, *([encoder, modules[LLM]] for encoder in encoders)),
         cluster=uniform("local", node, num_nodes=1, intra=link, inter=link),
-        batch=(whole_models.sample_of(name, modules),),
+        batch=(sample or whole_models.sample_of(name, modules),),
         layouts=(
             *(ModuleLayout(module=encoder.name, pp=1) for encoder in encoders),
             ModuleLayout(module=LLM, pp=_LLM_STAGES),

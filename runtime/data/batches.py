@@ -31,7 +31,8 @@ class DataSource(Protocol):
     """Where raw data come from, by sample id. A rank asks only for the items it holds."""
 
     def raw(self, sample: int, segment: Segment, shape: tuple[int, ...]) -> Tensor:
-        """float32 pixels [C, H, W] or mel frames [bins, frames] of one segment, of that shape."""
+        """float32 pixels [C, H, W], of a video's step [C, frames, H, W], or mel [bins, frames] of one segment, of
+        that shape."""
         ...
 
     def token_ids(self, sample: int, segment: Segment, vocab_size: int) -> Tensor:
@@ -300,7 +301,8 @@ def axes_of(plan: Plan, samples: Sequence[Sample]) -> Tensor:
     """[3, T] int64 positions of three axes (M-RoPE): time, row and column, sample after sample, each from 0.
 
     Text moves on all axes together; an image's tokens stand at one time, each at its row and column; what
-    comes behind an image begins past its longest side.
+    comes behind an image begins past its longest side. So do a video's frames, each at its own time, and what
+    comes behind a video begins past the longest side of a frame, however long the video is.
 
     Source: Qwen2-VL (Wang et al. 2024, arXiv 2409.12191), section 2.1, as in transformers' `get_rope_index`.
     """
@@ -313,14 +315,16 @@ def axes_of(plan: Plan, samples: Sequence[Sample]) -> Tensor:
 
 
 def _axes_of_sample(sample: Sample, grids: dict[str, GridAdapter]) -> Tensor:
-    parts, start = [], 0
+    parts, start, first = [], 0, 0
     for segment in sample.segments:
         rows, columns = _sides(segment, grids.get(segment.modality))
         if rows:
+            first = first if segment.time else start  # of the image, or of the video's first frame
             places = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
             row_T, column_T = (axis.flatten() for axis in places)
-            parts.append(start + torch.stack([torch.zeros_like(row_T), row_T, column_T]))
-            start += max(rows, columns)
+            time_T = torch.full_like(row_T, segment.time or 0)
+            parts.append(first + torch.stack([time_T, row_T, column_T]))
+            start = first + max(rows, columns)
         else:
             parts.append(start + torch.arange(segment.tokens_out).expand(3, -1))
             start += segment.tokens_out

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from runtime.models.adapter import Adapter
 from runtime.models.encoder import GRIDS, PIXELS, SIZES, EncoderAdapter, ItemSize
-from runtime.models.patch_grid import image_of
+from runtime.models.patch_grid import image_of, step_of
 from runtime.models.vision_rotary import QwenVisionAdapter
 from workbench.data.sample import Segment
 
@@ -119,7 +119,7 @@ def _cut_images(
     for own_PD, (_, rows, columns) in zip(cut, thw, strict=True):
         try:
             image = image_of(
-                own_PD, (rows, columns), config.patch_size, adapter.merge, config.temporal_patch_size
+                step_of(own_PD, (rows, columns), config.patch_size, adapter.merge, config.temporal_patch_size)
             )
         except ValueError as error:
             raise ValueError(f"encoder {name!r}, image {len(images)}: {error}") from None

@@ -72,7 +72,8 @@ class MicrobatchData:
         items: in row order, which is the order of every packed tensor.
         tokens_in: per item, tokens inside the blocks of its module.
         tokens_out: per item, tokens behind its module (the LLM: equal to `tokens_in`).
-        raw: per item, what the first encoder layer reads: pixels [C, H, W] or mel [bins, frames].
+        raw: per item, what the first encoder layer reads: pixels [C, H, W], of a step of a video
+            [C, frames, H, W], or mel [bins, frames].
         input_ids: [T] tokens of the LLM's first stage; `PLACEHOLDER` where a feature stands.
         labels: [T] targets of the LLM's last stage; `NO_TARGET` where the next token is not text.
         placed: edge name -> [E] positions, in the packed LLM tensor, of that edge's features.

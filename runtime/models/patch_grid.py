@@ -1,10 +1,12 @@
-"""An image as the patches that Qwen's vision towers read, and back."""
+"""An image, or a step of a video, as the patches that Qwen's vision towers read, and back."""
 
 import torch
 from torch import Tensor
 
-# Shape suffixes: T = patches of an image, D = numbers of a patch, C = channels, Y and X = rows and columns of
-# pixels.
+# Shape suffixes: T = patches of an image, D = numbers of a patch, C = channels, F = frames, Y and X = rows
+# and columns of pixels.
+
+STEP_DIMS = 4  # of the frames that are one step of a video
 
 
 def blockwise(x_YX: Tensor, side: int) -> Tensor:
@@ -18,19 +20,20 @@ def blockwise(x_YX: Tensor, side: int) -> Tensor:
     )
 
 
-def patches_of(image_CYX: Tensor, patch: int, merge: int, frames: int) -> Tensor:
-    """[T, C * frames * patch * patch] in the order in which patches merge; all frames are alike."""
-    grid = image_CYX.unfold(1, patch, patch).unfold(2, patch, patch)  # [C, rows, columns, patch, patch]
-    each = blockwise(grid.permute(1, 2, 0, 3, 4), merge)
-    return each[:, :, None].expand(-1, -1, frames, -1, -1).flatten(1)
+def patches_of(x: Tensor, patch: int, merge: int, frames: int) -> Tensor:
+    """[T, C * F * patch * patch] in the order in which patches merge.
 
-
-def image_of(x_TD: Tensor, grid: tuple[int, int], patch: int, merge: int, frames: int) -> Tensor:
-    """[C, Y, X], the image that `patches_of` would cut like that.
-
-    Raises:
-        ValueError: as many patches do not make the grid, or frames that differ (a clip).
+    Args:
+        x: [C, F, Y, X] of a step of a video, or [C, Y, X] of an image, whose frames are all alike.
+        frames: F.
     """
+    x_CFYX = x if x.dim() == STEP_DIMS else x[:, None].expand(-1, frames, -1, -1)
+    grid = x_CFYX.unfold(2, patch, patch).unfold(3, patch, patch)  # [C, F, rows, columns, patch, patch]
+    return blockwise(grid.permute(2, 3, 0, 1, 4, 5), merge).flatten(1)
+
+
+def step_of(x_TD: Tensor, grid: tuple[int, int], patch: int, merge: int, frames: int) -> Tensor:
+    """[C, F, Y, X] that `patches_of` would cut like that; ValueError where the patches do not make the grid."""
     rows, columns = grid
     if len(x_TD) != rows * columns or rows % merge or columns % merge:
         raise ValueError(
@@ -38,7 +41,12 @@ def image_of(x_TD: Tensor, grid: tuple[int, int], patch: int, merge: int, frames
             f"patches, got {len(x_TD)}"
         )
     framed = x_TD.unflatten(1, (-1, frames, patch, patch))
-    if not torch.equal(framed, framed[:, :, :1].expand_as(framed)):
-        raise ValueError("the frames of an image must be equal; clips are not read")
-    blocks = framed[:, :, 0].unflatten(0, (rows // merge, columns // merge, merge, merge))
-    return blocks.permute(4, 0, 2, 5, 1, 3, 6).flatten(4, 6).flatten(1, 3)
+    blocks = framed.unflatten(0, (rows // merge, columns // merge, merge, merge))
+    return blocks.permute(4, 5, 0, 2, 6, 1, 3, 7).flatten(5, 7).flatten(2, 4)
+
+
+def image_of(x_CFYX: Tensor) -> Tensor:
+    """[C, Y, X], the image whose frames these are; ValueError where they differ."""
+    if not torch.equal(x_CFYX, x_CFYX[:, :1].expand_as(x_CFYX)):
+        raise ValueError("the frames of an image must be equal")
+    return x_CFYX[:, 0]

@@ -89,7 +89,7 @@ class PixtralBlock(EncoderBlock):
 
 
 class EmbedQwen(StageLayer):
-    """Patches of one image after the other, window by window; an image is a clip of equal frames."""
+    """Patches of one image or step of a video after the other, window by window."""
 
     def __init__(self, adapter: "QwenVisionAdapter", patches: nn.Module) -> None:
         super().__init__({"patch_embed": "patch_embed"}, adapter.std)
@@ -200,7 +200,7 @@ class GridAdapter(EncoderAdapter):
 
     def item_size(self, shape: tuple[int, ...]) -> ItemSize:
         patch, side = self.config.patch_size, self.merge
-        rows, columns = (length // patch // side * side for length in shape[1:])
+        rows, columns = (length // patch // side * side for length in shape[-2:])
         return ItemSize(rows * columns, rows * columns // side**2, grid_or_none(rows, columns))
 
     @property
@@ -255,7 +255,7 @@ class PixtralAdapter(GridAdapter):
 
 
 class QwenVisionAdapter(GridAdapter):
-    """Qwen's vision towers, which end with their own merger. Images alone, no clips."""
+    """Qwen's vision towers, which end with their own merger. They see each step of a video by itself."""
 
     items_key, beside_key = PIXELS, GRIDS
     patches_class: type[nn.Module]
@@ -274,15 +274,21 @@ class QwenVisionAdapter(GridAdapter):
     def _channels(self) -> int:
         return int(self.config.in_channels)
 
+    def raw_shape(self, segment: Segment) -> tuple[int, ...]:
+        """[C, Y, X], of a step of a video [C, F, Y, X]."""
+        channels, *sides = super().raw_shape(segment)
+        frames = () if segment.time is None else (int(self.config.temporal_patch_size),)
+        return (channels, *frames, *sides)
+
     def features(self, model: PreTrainedModel, item: Tensor) -> Tensor:
         merged_TD: Tensor = self.seen(model, item).pooler_output
         return merged_TD
 
     def seen(self, model: PreTrainedModel, item: Tensor) -> Any:
-        """What the user's own model makes of one image."""
+        """What the user's own model makes of one image or step of a video."""
         call: Callable[..., Any] = model
         config = self.config
-        rows, columns = (length // config.patch_size for length in item.shape[1:])
+        rows, columns = (length // config.patch_size for length in item.shape[-2:])
         cut_PD = patches_of(item, config.patch_size, self.merge, config.temporal_patch_size)
         return call(cut_PD, torch.tensor([[1, rows, columns]]))
 

@@ -41,7 +41,7 @@ class EmbedStacked(EmbedQwen):
 
     def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
         x_TD = super().forward(hidden_TD, features, context)
-        grids = [tuple(length // self.patch for length in image.shape[1:]) for image in context.data.raw]
+        grids = [tuple(length // self.patch for length in image.shape[-2:]) for image in context.data.raw]
         each = [self._between(*grid) for grid in grids]
         row_TP, weight_TP = (torch.cat(column).to(x_TD.device) for column in zip(*each, strict=True))
         positions_TD: Tensor = (self.pos_embed(row_TP) * weight_TP[..., None]).sum(1)

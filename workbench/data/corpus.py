@@ -25,6 +25,23 @@ class ItemTokens(NamedTuple):
     tokens_out: int
 
 
+class Frame(NamedTuple):
+    """A step of a video: its tokens, its `Segment.time`, and what text stands in front of it."""
+
+    tokens: ItemTokens
+    time: int | None = None
+    text_tokens: int = 0
+
+
+class Video(NamedTuple):
+    """Frames that follow one another in the LLM's sequence; encoders see each by itself, as an image."""
+
+    frames: tuple[Frame, ...]
+
+
+ItemSize = ItemTokens | Video  # of what stands at one place of a sample
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
     """How often a modality appears in a sample, and how large its items are.
@@ -35,7 +52,7 @@ class Mixture:
         missing: share of samples without the modality.
     """
 
-    sizes: tuple[ItemTokens, ...]
+    sizes: tuple[ItemSize, ...]
     most_items: int = 1
     missing: float = 0.0
 
@@ -240,42 +257,50 @@ def _samples(duration_s: float) -> int:
     return max(1, round(duration_s * SAMPLES_PER_S))
 
 
-def sample_of(sample_id: int, text_tokens: Sequence[int], items: Sequence[tuple[str, ItemTokens]]) -> Sample:
+def sample_of(sample_id: int, text_tokens: Sequence[int], items: Sequence[tuple[str, ItemSize]]) -> Sample:
     """One sample: text[0], item, text[1], item, ..., the last text.
 
     Args:
         sample_id: its id.
         text_tokens: one count per gap, len(items) + 1; a gap of 0 has no segment.
-        items: (modality, tokens) in sequence order; `k` counts within a modality.
+        items: (modality, size) in sequence order; `k` counts within a modality, and each frame of a video.
     """
     if len(text_tokens) != len(items) + 1:
         raise ValueError(
             f"sample {sample_id}: want one more text than items, "
             f"got {len(text_tokens)} texts and {len(items)} items"
         )
+    gaps, frames = [text_tokens[0]], list[tuple[str, Frame]]()
+    for (modality, size), behind in zip(items, text_tokens[1:], strict=True):
+        for frame in size.frames if isinstance(size, Video) else (Frame(size),):
+            gaps[-1] += frame.text_tokens
+            frames.append((modality, frame))
+            gaps.append(0)
+        gaps[-1] += behind
     segments: list[Segment] = []
     count: dict[str, int] = {}
 
-    def add(modality: str, tokens: ItemTokens) -> None:
-        segments.append(Segment(modality, count.get(modality, 0), *tokens))
+    def add(modality: str, tokens: ItemTokens, time: int | None = None) -> None:
+        segments.append(Segment(modality, count.get(modality, 0), *tokens, time=time))
         count[modality] = count.get(modality, 0) + 1
 
-    for index, num_tokens in enumerate(text_tokens):
+    for index, num_tokens in enumerate(gaps):
         if num_tokens:
             add(TEXT, ItemTokens(num_tokens, num_tokens))
-        if index < len(items):
-            add(*items[index])
+        if index < len(frames):
+            modality, frame = frames[index]
+            add(modality, frame.tokens, frame.time)
     return Sample(sample_id, tuple(segments))
 
 
 def fixed_samples(
-    num: int, *, text_tokens: int, items: Mapping[str, Sequence[ItemTokens]]
+    num: int, *, text_tokens: int, items: Mapping[str, Sequence[ItemSize]]
 ) -> tuple[Sample, ...]:
     """Equal samples: the items of each modality in turn, the text spread evenly around them.
 
     Args:
         num: of samples; ids count from 0.
-        text_tokens: of each sample in all. The remainder of the even split goes to the end.
+        text_tokens: of each sample in all but inside videos. The remainder of the even split goes to the end.
         items: the items of one sample by modality, in sequence order.
 
     Example:
@@ -312,7 +337,7 @@ def mixed_samples(
 def _mixed_sample(
     sample_id: int, rng: random.Random, text_tokens: tuple[int, int], items: Mapping[str, Mixture]
 ) -> Sample:
-    sequence: list[tuple[str, ItemTokens]] = []
+    sequence: list[tuple[str, ItemSize]] = []
     for modality, mixture in items.items():
         is_missing = rng.random() < mixture.missing
         num_items = 0 if is_missing else rng.randint(1, mixture.most_items)

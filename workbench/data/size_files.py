@@ -12,15 +12,24 @@ from workbench.on_demand import OnDemand
 
 pa, pq = OnDemand("pyarrow"), OnDemand("pyarrow.parquet")
 MOST = 1e15  # of any number: whole ones are exact in a float
-COLUMNS = ("image_width", "image_height", "text_tokens", "audio_seconds")
+COLUMNS = (
+    "image_width",
+    "image_height",
+    "video_width",
+    "video_height",
+    "video_seconds",
+    "text_tokens",
+    "audio_seconds",
+)
 
 
 def read_sizes(path: str | Path) -> tuple[Sizes, ...]:
     """Sizes of every row, in order. A file (.jsonl, .parquet) or a folder of `save_to_disk`.
 
-    Columns: `text_tokens` in every row; `image_width` with `image_height`, and `audio_seconds`, each
-    one number, a list of several, or null where a row has none. Other columns are ignored, so
-    that sizes can be added to an existing data set. Text stands after all images and clips.
+    Columns: `text_tokens` in every row; `image_width` with `image_height`, `video_width` with `video_height`
+    and `video_seconds`, and `audio_seconds`, each one number, a list of several, or null where a row has
+    none. Other columns are ignored, so that sizes can be added to an existing data set. Text stands after all
+    images, videos and clips.
 
     Raises:
         ValueError: no rows, no such column, a row without sizes or with a size that is none; the file,
@@ -113,13 +122,20 @@ def _sizes(row: Mapping[str, Any]) -> Sizes:
     widths, heights = (_whole(row, f"image_{side}") for side in ("width", "height"))
     if len(widths) != len(heights):
         raise ValueError(f"want as many widths as heights of images, got {len(widths)} and {len(heights)}")
+    seen = *(_whole(row, f"video_{side}") for side in ("height", "width")), _numbers(row, "video_seconds")
+    if len(set(map(len, seen))) != 1:
+        raise ValueError(
+            "want as many widths as heights and seconds of videos, "
+            f"got {len(seen[1])}, {len(seen[0])} and {len(seen[2])}"
+        )
     audio_s = tuple(float(seconds) for seconds in _numbers(row, "audio_seconds"))
     text = _whole(row, "text_tokens")
     if len(text) != 1:
         raise ValueError(f"text_tokens: want one number, got {row.get('text_tokens')!r:.60}")
     return Sizes(
-        text_tokens=(0,) * (len(widths) + len(audio_s)) + text,
+        text_tokens=(0,) * (len(widths) + len(seen[0]) + len(audio_s)) + text,
         images=tuple(zip(heights, widths, strict=True)),
+        videos=tuple(zip(*seen, strict=True)),
         audio_s=audio_s,
     )
 

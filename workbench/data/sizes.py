@@ -3,57 +3,67 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from workbench.data.corpus import ItemTokens, sample_of
+from workbench.data.corpus import ItemSize, ItemTokens, Video, sample_of
 from workbench.data.sample import Sample
 
 ImageRule = Callable[[int, int], Sequence[ItemTokens]]  # height and width in px -> items
+VideoRule = Callable[[int, int, float], Video]  # height and width in px, seconds
 AudioRule = Callable[[float], Sequence[ItemTokens]]  # seconds -> items
 
 MOST_TEXT_TOKENS = 10**9  # of a sample
 MOST_SIDE_PX = 10**6  # of an image
-MOST_CLIP_S = 10**6  # of a clip: eleven days
+MOST_CLIP_S = 10**6  # of a clip or a video: eleven days
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """One sample: images and clips in sequence order, text after each of them.
+    """One sample: images, videos and clips in sequence order, text after each of them.
 
     Args:
-        text_tokens: before the first image or clip, then after each, images first.
+        text_tokens: before the first of them, then after each, images first and clips last.
         images: (height, width) in pixels.
+        videos: (height, width) in pixels, seconds.
         audio_s: seconds of each clip.
     """
 
     text_tokens: tuple[int, ...]
     images: tuple[tuple[int, int], ...] = ()
+    videos: tuple[tuple[int, int, float], ...] = ()
     audio_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if len(self.text_tokens) != 1 + len(self.images) + len(self.audio_s):
+        if len(self.text_tokens) != 1 + len(self.images) + len(self.videos) + len(self.audio_s):
             raise ValueError(
-                f"want one text more than the {len(self.images)} images and {len(self.audio_s)} clips, "
-                f"got {len(self.text_tokens)}"
+                f"want one text more than the {len(self.images)} images, {len(self.videos)} videos and "
+                f"{len(self.audio_s)} clips, got {len(self.text_tokens)}"
             )
         if min(self.text_tokens) < 0 or not 1 <= sum(self.text_tokens) <= MOST_TEXT_TOKENS:
             raise ValueError(
                 f"want >= 1 text token in all, none negative and at most {MOST_TEXT_TOKENS}, "
                 f"got {list(self.text_tokens)!r:.60}"
             )
-        for height, width in self.images:
+        for what, height, width in (
+            *(("an image", *sides) for sides in self.images),
+            *(("a video", *video[:2]) for video in self.videos),
+        ):
             if not 1 <= min(height, width) <= max(height, width) <= MOST_SIDE_PX:
                 raise ValueError(
-                    f"an image must have sides >= 1 px and at most {MOST_SIDE_PX} px, got {height} x {width}"
+                    f"{what} must have sides >= 1 px and at most {MOST_SIDE_PX} px, got {height} x {width}"
                 )
-        for seconds in self.audio_s:
+        for what, seconds in (
+            *(("a video", video[2]) for video in self.videos),
+            *(("a clip", each) for each in self.audio_s),
+        ):
             if not 0 < seconds <= MOST_CLIP_S:
-                raise ValueError(f"a clip must last > 0 s and at most {MOST_CLIP_S:,.0f} s, got {seconds}")
+                raise ValueError(f"{what} must last > 0 s and at most {MOST_CLIP_S:,.0f} s, got {seconds}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How a model's encoders cut images and clips into items; None: it has no such encoder."""
+    """How a model's encoders cut images, videos and clips into items; None: it has no such encoder."""
 
     image: ImageRule | None = None
+    video: VideoRule | None = None
     audio: AudioRule | None = None
 
 
@@ -63,7 +73,7 @@ def samples_of(
     """Samples with ids from 0. A modality without a rule is left out, and its text stays.
 
     Args:
-        vision, audio: modalities of the model's encoders.
+        vision, audio: modalities of the model's encoders; videos are of the first.
     """
     return tuple(
         _sample(number, size, rules, {"vision": vision, "audio": audio}) for number, size in enumerate(sizes)
@@ -71,19 +81,18 @@ def samples_of(
 
 
 def _sample(number: int, size: Sizes, rules: Rules, modality: Mapping[str, str]) -> Sample:
-    found: list[list[tuple[str, ItemTokens]]] = []
-    for height, width in size.images:
-        items = rules.image(height, width) if rules.image else ()
-        found.append([(modality["vision"], item) for item in items])
-    for seconds in size.audio_s:
-        items = rules.audio(seconds) if rules.audio else ()
-        found.append([(modality["audio"], item) for item in items])
+    vision, audio = modality["vision"], modality["audio"]
+    found: list[tuple[str, Sequence[ItemSize]]] = [
+        *((vision, rules.image(*sides) if rules.image else ()) for sides in size.images),
+        *((vision, (rules.video(*video),) if rules.video else ()) for video in size.videos),
+        *((audio, rules.audio(seconds) if rules.audio else ()) for seconds in size.audio_s),
+    ]
     texts = [size.text_tokens[0]]
-    flat: list[tuple[str, ItemTokens]] = []
-    for items_of, text in zip(found, size.text_tokens[1:], strict=True):
-        if items_of:  # several items of one image stand side by side
-            texts += [0] * (len(items_of) - 1) + [text]
-            flat += items_of
+    flat: list[tuple[str, ItemSize]] = []
+    for (name, items), text in zip(found, size.text_tokens[1:], strict=True):
+        if items:  # several items of one image stand side by side
+            texts += [0] * (len(items) - 1) + [text]
+            flat += [(name, item) for item in items]
         else:
             texts[-1] += text
     return sample_of(number, texts, flat)

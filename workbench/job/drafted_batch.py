@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from workbench.model.item_tokens import (
     clip_tokens,
     evenly_near,
     merged_tokens,
-    native_tokens,
+    takes_any_size,
     tile_tokens,
+    video_of,
 )
 from workbench.model.model_graph import TEXT, ModelGraph, Module
 
 MOST_ROWS = 10_000  # of a user's data that are looked at
-MOST_SIZES = 16  # of images, the commonest
+MOST_SIZES = 16  # of images and videos
 
 
 def equal_samples(
@@ -32,7 +34,7 @@ def equal_samples(
     for module in _encoders(graph, parts):
         assert parts is not None
         said = dict(parts.modules[module.name].items)
-        if not said and native_tokens(module) is None:  # a tower of any size where others have one
+        if not said and takes_any_size(module):  # a tower of any size where others have one
             said["images"] = [PAGE_PX]
         if "images" in said and image_px is not None:
             said["images"] = [list(image_px)]
@@ -48,14 +50,16 @@ def like_data(parts: Parts | None, graph: ModelGraph, data: Path) -> dict[str, A
     """As many items and as much text as the first rows of a data set have: `mixture` of a job.
 
     Raises:
-        ValueError: no sizes, as `read_sizes` says it, or images or clips that no encoder takes.
+        ValueError: no sizes, as `read_sizes` says it, or images, videos or clips that no encoder takes.
     """
     rows = read_sizes(data)[:MOST_ROWS]
     texts = [sum(row.text_tokens) for row in rows]
     encoders = {module.modality == AUDIO: module for module in _encoders(graph, parts)}
-    for is_audio, what in ((False, "images"), (True, "clips")):
+    for is_audio, what in ((False, "images or videos"), (True, "clips")):
         if is_audio not in encoders and any(_items(row, is_audio=is_audio) for row in rows):
             raise ValueError(f"data {str(data)!r} has {what}, the model has no encoder for them")
+    for video in (video for row in rows for video in row.videos):
+        video_of(encoders[False], *video)  # says whether a rule takes it
     items = {
         module.modality: _mixed(module, rows, _cut(module, parts, is_audio=is_audio))
         for is_audio, module in encoders.items()
@@ -70,14 +74,14 @@ def _encoders(graph: ModelGraph, parts: Parts | None) -> list[Module]:
 
 
 def _items(row: Sizes, *, is_audio: bool) -> Sequence[Any]:
-    return row.audio_s if is_audio else row.images
+    return row.audio_s if is_audio else (*row.images, *row.videos)
 
 
 def _cut(module: Module, parts: Parts | None, *, is_audio: bool) -> Callable[[Any], Sequence[Any]]:
     """What an image or a clip of the data counts as: windows of a clip, tiles of an image, or its size."""
     if is_audio:
         return lambda duration_s: clip_tokens(module, duration_s)
-    if parts is not None and TILES in parts.notes and native_tokens(module) is not None:
+    if parts is not None and TILES in parts.notes and not takes_any_size(module):
         return lambda size: tile_tokens(module, *size)
     return lambda size: [size]
 
@@ -100,6 +104,17 @@ def _mixed(module: Module, rows: Sequence[Sizes], cut: Callable[[Any], Sequence[
     if isinstance(sizes[0], ItemTokens):
         tokens: ItemTokens = sorted(sizes)[len(sizes) // 2]
         said["tokens"] = list(tokens if is_audio else _runnable(module, tokens))
-    elif native_tokens(module) is None:
-        said["images"] = [list(size) for size, _ in Counter(sizes).most_common(MOST_SIZES)]
+    elif takes_any_size(module):
+        said |= _sized(sizes)
     return said
+
+
+def _sized(sizes: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+    """The commonest images; where there are videos, of all by size as many in even steps."""
+    if all(len(size) == len(PAGE_PX) for size in sizes):
+        return {"images": [list(size) for size, _ in Counter(sizes).most_common(MOST_SIZES)]}
+    ordered, num = sorted(sizes, key=prod), min(MOST_SIZES, len(sizes))
+    chosen = [ordered[(2 * place + 1) * len(sizes) // (2 * num)] for place in range(num)]
+    images = [list(size) for size in chosen if len(size) == len(PAGE_PX)]
+    videos = [list(size) for size in chosen if len(size) > len(PAGE_PX)]
+    return {"videos": videos} | ({"images": images} if images else {})

@@ -10,6 +10,7 @@ from typing import Any
 from workbench.cost.hardware import Cluster, Node, uniform
 from workbench.cost.profile import Profile, load_profile
 from workbench.data.corpus import (
+    ItemSize,
     ItemTokens,
     Mixture,
     fixed_samples,
@@ -31,7 +32,7 @@ from workbench.job.schema import (
 from workbench.model.families.family import Generator
 from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.hf_config import modality_of, module_from_config, part_for, read_config
-from workbench.model.item_tokens import check_item, clip_tokens, image_tokens, native_tokens
+from workbench.model.item_tokens import check_item, clip_tokens, image_tokens, native_tokens, video_of
 from workbench.model.model_graph import GENERATED, TEXT, ModelGraph, Module, connect
 from workbench.model.module_order import producers_first
 from workbench.model.processor_config import read_processor, with_processor
@@ -249,20 +250,21 @@ def _drawn(spec: BatchSpec, model: ModelGraph, folder: Path) -> tuple[Sample, ..
     return fixed_samples(spec.samples, text_tokens=wanted.text_tokens, items=items)
 
 
-def _sizes(module: Module, item: ItemSpec) -> tuple[ItemTokens, ...]:
+def _sizes(module: Module, item: ItemSpec) -> tuple[ItemSize, ...]:
     """The sizes an item of this encoder may have; of a long audio clip, its windows."""
     if item.tokens is not None:
         tokens = ItemTokens(*item.tokens)
         check_item(module, tokens)
         return (tokens,)
-    if item.images is not None:
-        return tuple(image_tokens(module, *image) for image in item.images)
+    if item.images or item.videos:
+        images = (image_tokens(module, *image) for image in item.images or ())
+        return (*images, *(video_of(module, *video) for video in item.videos or ()))
     if item.seconds is not None:
         return clip_tokens(module, item.seconds)
     native = native_tokens(module)
     if native is None:
         raise ValueError(
             f"module {module.name!r} takes items of any size: "
-            f"want 'images', 'seconds' or 'tokens' under batch items {module.modality!r}"
+            f"want 'images', 'videos', 'seconds' or 'tokens' under batch items {module.modality!r}"
         )
     return (ItemTokens(*native),)

@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,14 +12,16 @@ from workbench.data.corpora import CORPORA, corpus
 from workbench.data.corpus import ItemTokens
 from workbench.data.sample import Sample
 from workbench.data.size_files import read_sizes
-from workbench.data.sizes import AudioRule, ImageRule, Rules, Sizes, samples_of
+from workbench.data.sizes import ImageRule, Rules, Sizes, samples_of
 from workbench.model.item_tokens import (
     clip_tokens,
     family_of,
     image_tokens,
     native_tokens,
     source_config,
+    takes_any_size,
     tile_tokens,
+    video_of,
 )
 from workbench.model.model_graph import TEXT, ModelGraph, Module
 
@@ -87,7 +90,9 @@ def sized_batches(
 def _samples(model: ModelGraph, sizes: Sequence[Sizes], tiling: Tiling) -> tuple[Sample, ...]:
     vision, audio = _encoder(model, "image", sizes), _encoder(model, "audio", sizes)
     rules = Rules(
-        image=_image_rule(vision, tiling) if vision else None, audio=_audio_rule(audio) if audio else None
+        image=_image_rule(vision, tiling) if vision else None,
+        video=partial(video_of, vision) if vision else None,
+        audio=partial(clip_tokens, audio) if audio else None,
     )
     return samples_of(
         sizes,
@@ -119,7 +124,7 @@ def _check_rows(source: str, rows: Sequence[Sizes], num: int) -> None:
 def _encoder(model: ModelGraph, kind: str, sizes: Sequence[Sizes]) -> Module | None:
     """The model's encoder of images or of clips; None where it has none and none is needed."""
     found = [module for module in model.modules if module.modality != TEXT and _kind(module) == kind]
-    has_any = any(size.images if kind == "image" else size.audio_s for size in sizes)
+    has_any = any(size.images or size.videos if kind == "image" else size.audio_s for size in sizes)
     if len(found) > 1 or (has_any and not found):
         names = ", ".join(module.name for module in found) or "none"
         raise ValueError(
@@ -137,13 +142,10 @@ def _kind(module: Module) -> str:
 
 
 def _image_rule(module: Module, tiling: Tiling) -> ImageRule:
-    native = native_tokens(module)
-    if native is None:
+    if takes_any_size(module):
         return lambda height_px, width_px: (image_tokens(module, height_px, width_px),)
+    native = native_tokens(module)
+    assert native is not None, "else it takes any size"
     if tiling is Tiling.NONE:
         return lambda height_px, width_px: (ItemTokens(*native),)
     return lambda height_px, width_px: tile_tokens(module, height_px, width_px)
-
-
-def _audio_rule(module: Module) -> AudioRule:
-    return lambda duration_s: clip_tokens(module, duration_s)

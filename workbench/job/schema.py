@@ -12,6 +12,7 @@ Count = Annotated[int, Field(ge=1, le=10_000_000, strict=True)]
 Items = Annotated[int, Field(ge=0, le=10_000, strict=True)]  # of one modality in one sample
 Positive = Annotated[float, Field(gt=0, le=1e15)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Seconds = Annotated[Positive, Field(le=86_400)]  # of a clip or a video
 Mask = Annotated[
     str, WithJsonSchema({"type": "string", "pattern": rf"^({'|'.join(PATTERNS)})(\(.*\))?$"})
 ]  # editors know the names
@@ -194,13 +195,14 @@ class ClusterSpec(Strict):
 class ItemSpec(Strict):
     """Items of one modality in a sample; sizes default to the encoder's native input.
 
-    At most one of `images`, `seconds` and `tokens` says the size.
+    `images` and `videos`, `seconds`, or `tokens` say the size.
 
     Args:
         each: items of a fixed sample.
         most: the most items of a mixture's sample, which has 1 to that many.
         missing: share of a mixture's samples that have none.
         images: (height, width) in pixels, for encoders of any size.
+        videos: (height, width, seconds), for encoders whose model says which frames it looks at.
         seconds: of audio; a clip longer than the encoder's window becomes several items.
         tokens: (into the encoder's blocks, into the LLM's sequence) of an item.
     """
@@ -209,13 +211,14 @@ class ItemSpec(Strict):
     most: Annotated[Items, Field(ge=1)] | None = None
     missing: Share = 0.0
     images: Annotated[tuple[tuple[Count, Count], ...], Field(min_length=1)] | None = None
-    seconds: Annotated[Positive, Field(le=86_400)] | None = None
+    videos: Annotated[tuple[tuple[Count, Count, Seconds], ...], Field(min_length=1)] | None = None
+    seconds: Seconds | None = None
     tokens: tuple[Count, Count] | None = None
 
     @model_validator(mode="after")
     def _one_size(self) -> Self:
-        if sum(value is not None for value in (self.images, self.seconds, self.tokens)) > 1:
-            raise ValueError("want at most one of 'images', 'seconds' and 'tokens'")
+        if sum(value is not None for value in (self.images or self.videos, self.seconds, self.tokens)) > 1:
+            raise ValueError("want at most one of 'images' with 'videos', 'seconds' and 'tokens'")
         return self
 
 

@@ -1,11 +1,11 @@
-"""How many tokens a module makes of an item: of its native size, of an image, of a clip."""
+"""How many tokens a module makes of an item: of its native size, of an image, of a clip, of a video."""
 
 import json
 from collections.abc import Sequence
 from math import isqrt
 from typing import Any
 
-from workbench.data.corpus import ItemTokens
+from workbench.data.corpus import ItemTokens, Video
 from workbench.data.sample import Sample
 from workbench.model.config_aliases import without_aliases
 from workbench.model.families.family import Architecture, Encoder, LanguageModel
@@ -35,6 +35,13 @@ def native_tokens(module: Module) -> tuple[int, int] | None:
         return None
     tokens_in = tables[0].num_rows
     return tokens_in, (tokens_in - class_tokens(first)) // merged_tokens(last)
+
+
+def takes_any_size(module: Module) -> bool:
+    """Whether an image keeps its own size in the encoder, and is not brought to the one it was built for."""
+    family = family_of(module)
+    has_rule = isinstance(family, Encoder) and family.image_tokens is not None
+    return has_rule or native_tokens(module) is None
 
 
 def image_tokens(module: Module, height_px: int, width_px: int) -> ItemTokens:
@@ -82,6 +89,21 @@ def clip_tokens(module: Module, duration_s: float) -> tuple[ItemTokens, ...]:
     merged = merged_tokens(module.layers[-1])
     clips = family.clip_tokens(source_config(module), duration_s)
     return tuple(ItemTokens(clip.tokens_in, clip.tokens_out // merged) for clip in clips)
+
+
+def video_of(module: Module, height_px: int, width_px: int, duration_s: float) -> Video:
+    """Of a video, one item for each of its frames or steps, as the model's processor samples them.
+
+    Raises:
+        ValueError: no rule says what the model's processor does with a video, or the rule takes no such one.
+    """
+    family = family_of(module)
+    if not isinstance(family, Encoder) or family.video is None:
+        known = ", ".join(each.name for each in ARCHITECTURES.values() if getattr(each, "video", None))
+        raise ValueError(
+            f"module {module.name!r}: no rule says which frames of a video it sees; want one of {known}"
+        )
+    return family.video(source_config(module), height_px, width_px, duration_s)
 
 
 def check_item(module: Module, tokens: ItemTokens) -> None:

@@ -14,10 +14,13 @@ from workbench.model.families.registry import ARCHITECTURES
 
 _FILES = ("preprocessor_config.json", "processor_config.json")
 _INSIDE = ("image_processor", "feature_extractor")  # of a `processor_config.json`
+_OF_VIDEOS, _VIDEOS = "video_preprocessor_config.json", "video_processor"  # a file, a key of the others
 
 
 def read_processor(path: str | Path) -> dict[str, Any]:
     """Of a checkpoint: all that its files say, those of images and of sound as one; empty where it has none.
+
+    What they say of videos stands apart under `video_processor`.
 
     Args:
         path: the folder, or the `config.json` in it.
@@ -34,6 +37,8 @@ def read_processor(path: str | Path) -> dict[str, Any]:
         for each in (said, *(said.get(key) for key in _INSIDE)):
             if isinstance(each, Mapping):
                 found = {**each, **found}
+    if _VIDEOS not in found and (folder / _OF_VIDEOS).is_file():
+        found[_VIDEOS] = _object(folder / _OF_VIDEOS)
     return found
 
 

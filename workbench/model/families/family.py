@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from workbench.data.corpus import ItemTokens
+from workbench.data.corpus import ItemTokens, Video
 from workbench.model.composites.composite import Composite
 from workbench.model.config_fields import Config, whole
 from workbench.model.families.tiles import Tiles, anyres
@@ -305,6 +305,7 @@ class Encoder(Architecture):
         make: its tower.
         image_tokens: of an image of (height, width) pixels, where it takes any size.
         clip_tokens: of a clip of so many seconds, one item for each of its windows.
+        video: of one of (height, width) pixels and so many seconds, one item for each of its frames or steps.
         takes_native_only: whether a configuration has items of one size only.
         tiles: of an image before a tower of one size, cut as the model's processor does.
         processed: what a checkpoint's processor says of sizes of items, as keys of the configuration.
@@ -314,6 +315,7 @@ class Encoder(Architecture):
     make: Callable[[Config], Tower]
     image_tokens: Callable[[Config, int, int], ItemTokens] | None = None
     clip_tokens: Callable[[Config, float], tuple[ItemTokens, ...]] | None = None
+    video: Callable[[Config, int, int, float], Video] | None = None
     takes_native_only: Callable[[Config], bool] = lambda config: False
     tiles: Tiles = anyres
     processed: Callable[[Config], dict[str, Any]] = lambda processor: {}

@@ -6,6 +6,7 @@ from typing import Any
 
 from workbench.data.corpus import QWEN_MAX_PIXELS, QWEN_MIN_PIXELS, ItemTokens, qwen2_vl_tokens
 from workbench.model.config_fields import Config, count, heads_of, places, text, whole
+from workbench.model.families import qwen_video
 from workbench.model.families.family import EXAMPLE_WIDTH, Encoder, Example, Tower
 from workbench.model.layer import Layer, Matmul, Operator, Pointwise, Shard
 from workbench.model.module_layers import (
@@ -19,7 +20,6 @@ from workbench.model.shape import Shape
 from workbench.model.transformer import Block, Heads, Mlp, Norm, norm
 
 _DEEPSTACK = (8, 16, 24)
-_QWEN3_PATCH_PX = 16
 
 
 def _qwen2_vl(config: Config) -> Tower:
@@ -100,7 +100,7 @@ def _qwen3_vl(config: Config) -> Tower:
         layers,
         width,
         Norm.LAYER,
-        patch_px=_QWEN3_PATCH_PX,
+        patch_px=qwen_video.PATCH_PX_3,
         patch_bias=True,
         positions=learned_positions(whole(config, "num_position_embeddings", 2304), width),
     )
@@ -174,7 +174,10 @@ def image_tokens(config: Config, height_px: int, width_px: int) -> ItemTokens:
 
 
 def _processed(processor: Config) -> dict[str, Any]:
-    """Limits of images' areas. Newer files say them as edges; a word of its own comes before these."""
+    """Limits of images' areas, and what is said of videos.
+
+    Newer files say limits as edges; a word of its own comes before these.
+    """
     size = processor.get("size")
     size = size if isinstance(size, Mapping) else {}
     said = {
@@ -182,12 +185,14 @@ def _processed(processor: Config) -> dict[str, Any]:
         "max_pixels": (processor.get("max_pixels"), size.get("longest_edge"), size.get("max_pixels")),
     }
     found = {key: next((each for each in values if each is not None), None) for key, values in said.items()}
-    return {key: value for key, value in found.items() if value is not None}
+    of_images = {key: value for key, value in found.items() if value is not None}
+    return of_images | qwen_video.processed(processor)
 
 
 _UNPROCESSED = (
     f"images are brought to {QWEN_MIN_PIXELS} to {QWEN_MAX_PIXELS} pixels, as transformers does where no "
-    "preprocessor_config.json says min_pixels and max_pixels; released checkpoints allow more"
+    "preprocessor_config.json says min_pixels and max_pixels; released checkpoints allow more; of videos 2 "
+    "frames a second are looked at"
 )
 
 
@@ -228,6 +233,7 @@ QWEN2_VL = Encoder(
     aliases=("qwen2_vl", "qwen2_vl_vision_model"),
     make=_qwen2_vl,
     image_tokens=image_tokens,
+    video=qwen_video.qwen2,
     processed=_processed,
     unprocessed=_UNPROCESSED,
     shapes={"qwen2-vl": _shaped_2},
@@ -251,6 +257,7 @@ QWEN2_5_VL = Encoder(
     aliases=("qwen2_5_vl", "qwen2_5_vl_vision_model"),
     make=_qwen2_5_vl,
     image_tokens=image_tokens,
+    video=qwen_video.qwen2_5,
     processed=_processed,
     unprocessed=_UNPROCESSED,
     shapes={"qwen2.5-vl": _shaped_2_5},
@@ -290,9 +297,10 @@ QWEN3_VL = Encoder(
     shares_tokens=False,
     native_tokens=_native_tokens,
     make=_qwen3_vl,
+    video=qwen_video.qwen3,
     processed=_processed,
     unprocessed=_UNPROCESSED,
     image_tokens=lambda config, height_px, width_px: image_tokens(
-        {"patch_size": _QWEN3_PATCH_PX, **config}, height_px, width_px
+        {"patch_size": qwen_video.PATCH_PX_3, **config}, height_px, width_px
     ),
 )
