@@ -17,7 +17,7 @@ from runtime.frontend.multimodal import ModalityModule, MultimodalModule
 from runtime.frontend.parallel import Ranks
 from runtime.models.norm import widen_norms
 from runtime.models.patch_attention import rotated
-from runtime.models.patch_grid import image_of, patches_of, step_of
+from runtime.models.patch_grid import patches_of, step_of
 from tests import tiny_models, user_models
 from tests.test_adapters_encoders import CASES
 from tests.test_multimodal import assert_parity, spec_of
@@ -164,9 +164,34 @@ def test_a_merger_alone_is_trained() -> None:
 
 def test_patches_of_an_image_and_back() -> None:
     image = images()[1]
-    assert torch.equal(
-        image_of(step_of(patches_of(image, PATCH, MERGE, FRAMES), (4, 6), PATCH, MERGE, FRAMES)), image
-    )
+    frames = step_of(patches_of(image, PATCH, MERGE, FRAMES), (4, 6), PATCH, MERGE, FRAMES)
+    assert torch.equal(frames, torch.stack([image] * FRAMES, dim=1))
+    step = torch.randn(3, FRAMES, 16, 24)
+    assert torch.equal(step_of(patches_of(step, PATCH, MERGE, FRAMES), (4, 6), PATCH, MERGE, FRAMES), step)
+
+
+@pytest.mark.parametrize("tower", [qwen2_tower, qwen25_tower], ids=["qwen2-vl", "qwen2.5-vl"])
+def test_videos_stand_among_images(tower: Any) -> None:
+    """A video of three steps, then an image; features are those of the whole model's own call."""
+    steps = [torch.randn(3, FRAMES, 16, 8, dtype=torch.float64) for _ in range(3)]
+    given = [*steps, images()[1]]
+    pixels = torch.cat([patches_of(x, PATCH, MERGE, FRAMES) for x in given])
+    grids = torch.tensor([[3, 4, 2], [1, 4, 6]])
+    rows = [torch.tensor([1, *[VISION] * 6, 2]), torch.tensor([*[VISION] * 6, 4])]
+    batch = {"input_ids": rows, "pixel_values": pixels, "image_grid_thw": grids}
+    model = model_of(tower(), "merger")
+    prepared = model.prepare(batch)
+    assert [[s.grid for s in sample.of("vision")] for sample in prepared.samples] == [[(4, 2)] * 3, [(4, 6)]]
+    assert_parity(model, spec_of(num_microbatches=2), batch, ranks=Ranks.EMULATED)
+    whole = model.vision_encoder.module(pixels, grids).pooler_output
+    ours = [
+        adapter.features(model.vision_encoder.module, x)
+        for adapter in [model.architectures()["vision"].adapter]
+        for x in prepared.source.items.values()
+    ]
+    assert torch.allclose(torch.cat(ours), whole, rtol=1e-12, atol=1e-14)
+    apart = {"pixel_values": list(pixels.split([24, 24])), "image_grid_thw": list(grids[:, None])}
+    assert model(batch | apart).loss.item() == model(batch).loss.item()
 
 
 def clip() -> dict[str, Tensor]:
@@ -175,17 +200,10 @@ def clip() -> dict[str, Tensor]:
     return given
 
 
-def unequal_frames() -> dict[str, Tensor]:
-    given = patched(images())
-    given["pixel_values"][0, 0] += 1.0
-    return given
-
-
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        (clip(), r"images alone, no clips; image_grid_thw has \[2, 2, 4\]"),
-        (unequal_frames(), "image 0: the frames of an image must be equal"),
+        (clip(), "image_grid_thw counts 52 patches, pixel_values has 44"),
         ({"image_grid_thw": torch.tensor([[1, 2, 4]])}, "counts 8 patches, pixel_values has 44"),
         ({"image_grid_thw": torch.tensor([[1, 1, 44]])}, "a grid of 1 x 44 patches, both multiples of 2"),
         ({"input_ids": [torch.tensor([VISION] * 5)] * 3}, "sample 0: 5 special tokens are not"),

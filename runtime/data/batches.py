@@ -31,8 +31,7 @@ class DataSource(Protocol):
     """Where raw data come from, by sample id. A rank asks only for the items it holds."""
 
     def raw(self, sample: int, segment: Segment, shape: tuple[int, ...]) -> Tensor:
-        """float32 pixels [C, H, W], of a video's step [C, frames, H, W], or mel [bins, frames] of one segment, of
-        that shape."""
+        """float32 pixels [C, H, W], of a video's step [C, F, H, W], or mel [bins, frames] of one segment."""
         ...
 
     def token_ids(self, sample: int, segment: Segment, vocab_size: int) -> Tensor:

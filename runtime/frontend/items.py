@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from runtime.models.adapter import Adapter
 from runtime.models.encoder import GRIDS, PIXELS, SIZES, EncoderAdapter, ItemSize
-from runtime.models.patch_grid import image_of, step_of
+from runtime.models.patch_grid import step_of
 from runtime.models.vision_rotary import QwenVisionAdapter
 from workbench.data.sample import Segment
 
@@ -33,11 +33,12 @@ def reader_of(model: PreTrainedModel, adapter: Adapter) -> EncoderAdapter:
 def items_of(
     adapter: EncoderAdapter, key: str, inputs: Mapping[str, Any], places: Sequence[int | None]
 ) -> list[tuple[Tensor, ...]]:
-    """Per sample its items: images [C, Y, X], or frames [bins, frames].
+    """Per sample its items: images [C, Y, X], steps of videos [C, F, Y, X], or frames [bins, frames].
 
     An input is, per sample, one item, a tensor of several, a sequence of them, or None. Images that
     lie padded in one tensor have their (height, width) in `image_sizes`. Patches, in one tensor for the
-    whole batch or per sample, have (frames, rows, columns) in `image_grid_thw`.
+    whole batch or per sample, have (steps, rows, columns) in `image_grid_thw`; those of a video, each step of
+    which is an item, stand among those of images.
 
     Args:
         adapter: of the encoder.
@@ -51,13 +52,19 @@ def items_of(
     name = adapter.module.name
     held = inputs[key]
     if isinstance(adapter, QwenVisionAdapter) and inputs.get(GRIDS) is not None:
-        held = _cut_images(adapter, held, inputs[GRIDS], places)
-    if len(held) != len(places):
-        raise ValueError(f"encoder {name!r}: want input for {len(places)} samples, got {len(held)}")
+        cut = _cut_images(adapter, held, inputs[GRIDS], places)
+        _check_samples(name, cut, places)
+        return cut
+    _check_samples(name, held, places)
     given = [_of_sample(entry, adapter.item_dims, name, index) for index, entry in enumerate(held)]
     found = [tuple(window for item in entry for window in adapter.windows(item)) for entry in given]
     sizes = inputs.get(SIZES)
     return found if sizes is None else _cropped(found, sizes, name)
+
+
+def _check_samples(name: str, held: Sequence[Any], places: Sequence[int | None]) -> None:
+    if len(held) != len(places):
+        raise ValueError(f"encoder {name!r}: want input for {len(places)} samples, got {len(held)}")
 
 
 def _of_sample(entry: Any, num_dims: int, name: str, index: int) -> tuple[Tensor, ...]:
@@ -106,28 +113,32 @@ def _cut_images(
 ) -> list[tuple[Tensor, ...]]:
     name = adapter.module.name
     thw = _flattened(grids)
-    clips = [grid for grid in thw if grid[0] != 1]
-    if clips:
-        raise ValueError(f"encoder {name!r}: images alone, no clips; {GRIDS} has {clips[0]}")
     patches_PD = _joined(pixels, name)
-    wanted = sum(rows * columns for _, rows, columns in thw)
+    wanted = sum(steps * rows * columns for steps, rows, columns in thw)
     if len(patches_PD) != wanted:
         raise ValueError(f"encoder {name!r}: {GRIDS} counts {wanted} patches, {PIXELS} has {len(patches_PD)}")
-    config: Any = adapter.config
-    images: list[Tensor] = []
-    cut = patches_PD.split([rows * columns for _, rows, columns in thw])
-    for own_PD, (_, rows, columns) in zip(cut, thw, strict=True):
-        try:
-            image = image_of(
-                step_of(own_PD, (rows, columns), config.patch_size, adapter.merge, config.temporal_patch_size)
-            )
-        except ValueError as error:
-            raise ValueError(f"encoder {name!r}, image {len(images)}: {error}") from None
-        images.append(image)
+    sides = [(rows, columns) for steps, rows, columns in thw for _ in range(steps)]
+    cut = patches_PD.split([rows * columns for rows, columns in sides])
+    items = [
+        _item(adapter, index, own_PD, grid)
+        for index, (own_PD, grid) in enumerate(zip(cut, sides, strict=True))
+    ]
     if isinstance(grids, Tensor):
-        tokens = [rows * columns // adapter.merge**2 for _, rows, columns in thw]
-        return _per_sample(images, _counts(tokens, places, name))
-    return _per_sample(images, [0 if entry is None else len(torch.as_tensor(entry)) for entry in grids])
+        tokens = [rows * columns // adapter.merge**2 for rows, columns in sides]
+        return _per_sample(items, _counts(tokens, places, name))
+    steps = [0 if entry is None else sum(grid[0] for grid in _flattened([entry])) for entry in grids]
+    return _per_sample(items, steps)
+
+
+def _item(adapter: QwenVisionAdapter, index: int, own_PD: Tensor, grid: tuple[int, int]) -> Tensor:
+    """An image where its frames are alike, else a step of a video."""
+    config: Any = adapter.config
+    try:
+        x_CFYX = step_of(own_PD, grid, config.patch_size, adapter.merge, config.temporal_patch_size)
+    except ValueError as error:
+        raise ValueError(f"encoder {adapter.module.name!r}, image {index}: {error}") from None
+    is_image = torch.equal(x_CFYX, x_CFYX[:, :1].expand_as(x_CFYX))
+    return x_CFYX[:, 0] if is_image else x_CFYX
 
 
 def _joined(pixels: Any, name: str) -> Tensor:
@@ -180,7 +191,7 @@ def size_of(adapter: EncoderAdapter, item: Tensor, name: str, index: int) -> Ite
     size = adapter.item_size(tuple(item.shape))
     want = None
     if size.tokens_out:
-        segment = Segment(name, 0, size.tokens_in, size.tokens_out, size.grid)
+        segment = Segment(name, 0, *size)
         want = adapter.nearest_shape(segment, tuple(item.shape))
     if want != tuple(item.shape):
         raise ValueError(

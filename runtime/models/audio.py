@@ -128,5 +128,5 @@ class Qwen2AudioAdapter(WhisperAdapter):
         return float(self.config.initializer_range)
 
     def item_size(self, shape: tuple[int, ...]) -> ItemSize:
-        tokens, _, _ = super().item_size(shape)
+        tokens, *_ = super().item_size(shape)
         return ItemSize(tokens, tokens // 2)

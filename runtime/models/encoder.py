@@ -18,15 +18,16 @@ from workbench.model.projector import merged_by
 
 PIXELS = "pixel_values"
 SIZES = "image_sizes"  # (height, width) of images that lie padded in one tensor
-GRIDS = "image_grid_thw"  # (frames, rows, columns) of images that are given as patches
+GRIDS = "image_grid_thw"  # (steps, rows, columns) of images and videos that are given as patches
 
 
 class ItemSize(NamedTuple):
-    """Tokens of an item inside its encoder and behind it, and the grid of an image."""
+    """Tokens of an item inside its encoder and behind it, grid of an image, time of a step of a video."""
 
     tokens_in: int
     tokens_out: int
     grid: tuple[int, int] | None = None
+    time: int | None = None
 
 
 class EmbedItems(StageLayer):

@@ -1,6 +1,5 @@
 """An image, or a step of a video, as the patches that Qwen's vision towers read, and back."""
 
-import torch
 from torch import Tensor
 
 # Shape suffixes: T = patches of an image, D = numbers of a patch, C = channels, F = frames, Y and X = rows
@@ -33,7 +32,7 @@ def patches_of(x: Tensor, patch: int, merge: int, frames: int) -> Tensor:
 
 
 def step_of(x_TD: Tensor, grid: tuple[int, int], patch: int, merge: int, frames: int) -> Tensor:
-    """[C, F, Y, X] that `patches_of` would cut like that; ValueError where the patches do not make the grid."""
+    """[C, F, Y, X] that `patches_of` would cut like that; ValueError where patches do not make the grid."""
     rows, columns = grid
     if len(x_TD) != rows * columns or rows % merge or columns % merge:
         raise ValueError(
@@ -43,10 +42,3 @@ def step_of(x_TD: Tensor, grid: tuple[int, int], patch: int, merge: int, frames:
     framed = x_TD.unflatten(1, (-1, frames, patch, patch))
     blocks = framed.unflatten(0, (rows // merge, columns // merge, merge, merge))
     return blocks.permute(4, 5, 0, 2, 6, 1, 3, 7).flatten(5, 7).flatten(2, 4)
-
-
-def image_of(x_CFYX: Tensor) -> Tensor:
-    """[C, Y, X], the image whose frames these are; ValueError where they differ."""
-    if not torch.equal(x_CFYX, x_CFYX[:, :1].expand_as(x_CFYX)):
-        raise ValueError("the frames of an image must be equal")
-    return x_CFYX[:, 0]

@@ -27,7 +27,7 @@ from runtime.models.encoder import (
 )
 from runtime.models.norm import WideRMSNorm, widen_norms
 from runtime.models.patch_attention import PatchAttention
-from runtime.models.patch_grid import blockwise, patches_of
+from runtime.models.patch_grid import STEP_DIMS, blockwise, patches_of
 from runtime.models.vision import grid_of
 from workbench.data.sample import Segment
 from workbench.model.model_graph import Module
@@ -279,6 +279,10 @@ class QwenVisionAdapter(GridAdapter):
         channels, *sides = super().raw_shape(segment)
         frames = () if segment.time is None else (int(self.config.temporal_patch_size),)
         return (channels, *frames, *sides)
+
+    def item_size(self, shape: tuple[int, ...]) -> ItemSize:
+        size = super().item_size(shape)
+        return size._replace(time=0) if len(shape) == STEP_DIMS else size
 
     def features(self, model: PreTrainedModel, item: Tensor) -> Tensor:
         merged_TD: Tensor = self.seen(model, item).pooler_output
