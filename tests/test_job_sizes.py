@@ -64,6 +64,18 @@ def test_clips_become_windows(tmp_path: Path):
         ('{"text_tokens": 0}', "row 1: want >= 1 text token"),
         ('{"text_tokens": null}', "row 1: text_tokens: want one number"),
         ('{"text_tokens": 5}', "has 1 rows, the job wants 24 samples"),
+        (
+            '{"text_tokens": 5, "video_width": 640, "video_height": 480}',
+            "row 1: want as many widths as heights and seconds of videos, got 1, 1 and 0",
+        ),
+        (
+            '{"text_tokens": 5, "video_width": 640, "video_height": 0, "video_seconds": 3}',
+            "row 1: a video must have sides >= 1 px",
+        ),
+        (
+            '{"text_tokens": 5, "video_width": 640, "video_height": 480, "video_seconds": -1}',
+            "row 1: a video must last > 0 s",
+        ),
     ],
 )
 def test_bad_rows_are_one_line_and_exit_code_2(row: str, words: str, tmp_path: Path):

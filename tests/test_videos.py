@@ -1,6 +1,7 @@
 """Videos: frames and sizes as transformers' processors choose them, positions and losses as its models'."""
 
 import ast
+import json
 import math
 from functools import cache
 from importlib.util import find_spec
@@ -14,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from typer.testing import Result
 
 from experiments.doors.families import plan_of, wide_vision_rotations
 from experiments.doors.whole_configs import CONFIGS
@@ -22,12 +24,16 @@ from runtime.data.batches import SyntheticSource, axes_of, microbatch_data
 from runtime.emulation.emulate import emulate
 from runtime.models.patch_grid import patches_of
 from runtime.rank_job import RunSettings
+from tests.command_line import workbench
 from workbench.data.corpus import Frame, ItemTokens, Video, fixed_samples, sample_of
 from workbench.data.sample import Sample, Segment
+from workbench.job.job import load_job
+from workbench.job.sample_sizes import sized_batch
 from workbench.model.composites.composite import LLM
 from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import image_tokens, video_of
 from workbench.model.model_graph import Module
+from workbench.plan.codec import dumps, loads
 from workbench.plan.lower import lower
 from workbench.plan.plan import Plan, Precision
 
@@ -294,3 +300,81 @@ def loss_of(model: Any, plan: Plan, said: dict[str, Tensor]) -> float:
         input_ids=torch.where(ids < 0, VIDEO, ids)[None], pixel_values_videos=torch.cat(patches), **said
     ).logits[0]
     return float(torch.nn.functional.cross_entropy(logits, labels).detach())
+
+
+ROWS = (
+    {"text_tokens": 30, "video_width": 1280, "video_height": 720, "video_seconds": 10.0},
+    {"text_tokens": 30, "video_width": [64, 640], "video_height": [80, 480], "video_seconds": [3, 4.5]},
+    {"text_tokens": 30, "image_width": 640, "image_height": 480},
+    {"text_tokens": 30},
+)
+
+
+def drafted(folder: Path, kind: str, *, processor: dict[str, Any] | None = None) -> Result:
+    """`init` of a model with videos among its data."""
+    (folder / "config.json").write_text(json.dumps(CONFIGS[kind]))
+    (folder / "sizes.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    if processor is not None:
+        (folder / "video_preprocessor_config.json").write_text(json.dumps(processor))
+    words = ("--gpus", "4xH100", "--data", str(folder / "sizes.jsonl"), "-o", str(folder / "job.yaml"))
+    return workbench("init", str(folder), *words)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_job_is_drafted_and_sized_from_data_with_videos(kind: str, tmp_path: Path) -> None:
+    said = {"fps": 1, "max_frames": 8, "size": {"shortest_edge": 4096, "longest_edge": 65_536}}
+    done = drafted(tmp_path, kind, processor=said)
+    assert done.exit_code == 0, done.output
+    job = load_job(tmp_path / "job.yaml")
+    module = job.model.module("vision")
+    drawn = {segment.tokens_in for sample in job.batch for segment in sample.of("vision")}
+    sizes = [(720, 1280, 10.0), (80, 64, 3.0), (480, 640, 4.5)]
+    videos = [video_of(module, *size) for size in sizes]
+    assert drawn <= {frame.tokens.tokens_in for video in videos for frame in video.frames} | {
+        image_tokens(module, 480, 640).tokens_in
+    }
+    assert len(videos[0].frames) == 8 // STEP
+    sized = sized_batch(job.model, len(ROWS), str(tmp_path / "sizes.jsonl"))
+    assert [len(sample.of("vision")) for sample in sized] == [
+        len(videos[0].frames),
+        len(videos[1].frames) + len(videos[2].frames),
+        1,
+        0,
+    ]
+    assert {sample.of("vision")[-1].time for sample in sized[2:3]} == {None}
+
+
+def test_a_model_without_a_rule_for_videos_is_not_drafted_for_them(tmp_path: Path) -> None:
+    done = drafted(tmp_path, "llava")
+    assert done.exit_code == 2
+    assert "no rule says which frames of a video it sees" in done.stderr
+    assert not (tmp_path / "job.yaml").exists()
+
+
+def test_a_job_names_its_videos(tmp_path: Path) -> None:
+    """Each sample's in one piece, and equal work for the encoder as from that many images."""
+    text = """
+name: named
+model:
+  modules:
+    vision: {config: config.json, modality: vision}
+    llm: {config: config.json, modality: text}
+cluster: {device: H100, nodes: 1, ranks_per_node: 4}
+batch: {samples: 4, fixed: {text_tokens: 9, items: {vision: {videos: [[56, 84, 4.0], [84, 56, 3]]}}}}
+profile: H100
+"""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["qwen2_vl"]))
+    (tmp_path / "named.yaml").write_text(text)
+    sample = load_job(tmp_path / "named.yaml").batch[0]
+    kinds = [part.modality if part.time is None else part.time for part in sample.segments]
+    assert kinds == ["text", 0, 1, 2, 3, "text", 0, 1, 2, "text"]
+    (tmp_path / "both.yaml").write_text(text.replace("videos:", "tokens: [4, 1], videos:"))
+    with pytest.raises(
+        ValueError, match="want at most one of 'images' with 'videos', 'seconds' and 'tokens'"
+    ):
+        load_job(tmp_path / "both.yaml")
+
+
+def test_a_plan_with_videos_is_read_back_as_it_was_written() -> None:
+    plan = plan_of("qwen2_5_vl", seen("qwen2_5_vl", [(3, 4, 6)], 5))
+    assert loads(dumps(plan)) == plan

@@ -52,7 +52,8 @@ class Wanted:
         default=None,
         metadata=asked(
             "sizes of samples: a corpus by name, or a .jsonl or .parquet file or saved data set with the "
-            "columns text_tokens, image_width and image_height, audio_seconds"
+            "columns text_tokens, image_width and image_height, video_width, video_height and video_seconds, "
+            "audio_seconds"
         ),
     )
     seed: int = field(

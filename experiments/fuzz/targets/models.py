@@ -62,6 +62,10 @@ PROCESSORS = {
     "qwen2_5_vl": (
         {"min_pixels": 3136, "max_pixels": 12_845_056},
         {"size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}},
+        {
+            "min_pixels": 3136,
+            "video_processor": {"fps": 2, "max_frames": 64, "size": {"longest_edge": 2**20}},
+        },
     ),
 }
 """What processors of composites say, by model_type."""
@@ -75,6 +79,8 @@ def _processor(name: str, folder: Path) -> Ready:
     row = {"text_tokens": 99, "image_width": 640, "image_height": 480}
     if "audio_config" in json.dumps(config):
         row["audio_seconds"] = 20
+    if name.startswith("qwen2_5_vl"):
+        row |= {"video_width": 1280, "video_height": 720, "video_seconds": 8.5}
     sizes.write_text(f"{json.dumps(row)}\n" * 4)
 
     def use(said: object) -> None:

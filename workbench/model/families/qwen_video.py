@@ -9,6 +9,7 @@ from workbench.data.corpus import Frame, ItemTokens, Video, qwen2_vl_resize
 from workbench.data.videos import qwen3_frame_px, sampled_frames
 from workbench.model.config_fields import Config, number, whole
 
+MOST_FRAMES = 16_384  # of a video; released processors say up to 2,048
 _FPS, _LEAST, _MOST = 2.0, 4, 768  # frames, where no processor says them
 _WORDS = {  # of a job's configuration: what a processor of videos calls it
     "video_fps": "fps",
@@ -82,7 +83,7 @@ def _frames(config: Config, duration_s: float, *, by_steps: bool) -> tuple[int, 
         duration_s,
         fps=number(config, "video_fps", _FPS),
         least=whole(config, "video_min_frames", _LEAST),
-        most=whole(config, "video_max_frames", _MOST),
+        most=whole(config, "video_max_frames", _MOST, most=MOST_FRAMES),
         multiple=step if by_steps else 1,
     )
     return num, step
