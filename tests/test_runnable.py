@@ -180,9 +180,9 @@ UNFIT = {
         GEMMA2,
         None,
         {"mask": "full"},
-        "no soft cap; want cp 1 and mask causal, got mask",
+        "a mask has no soft cap; want causal, got full",
     ),
-    "soft-cap-over-ranks": (GEMMA2, None, {"llm_cp": 2}, "no soft cap; want cp 1 and mask causal, got cp 2"),
+    "soft-cap-over-ranks": (GEMMA2, None, {"llm_cp": 2}, "several ranks has no soft cap; want cp 1, got 2"),
     "width-without-whole-heads": (
         GEMMA2 | {"hidden_size": 34},
         None,
@@ -232,7 +232,7 @@ UNFIT = {
         LLAMA,
         SIGLIP | {"intermediate_size": 1},
         {"tp": 2},
-        "the 1 features between the matmuls of vision.block.0 are not cut over tp 2; nearest: tp 1",
+        "the 1 features between the matmuls of block.0 are not cut over tp 2; nearest: tp 1",
     ),
     "pixtral-over-ranks": (
         LLAMA,

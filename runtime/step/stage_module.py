@@ -25,6 +25,7 @@ from workbench.model.model_graph import Edge, Module
 from workbench.plan.lowered import Weights
 from workbench.plan.plan import Plan, Recompute, Stage
 from workbench.plan.runnable import check_recompute, check_shared_tokens, check_whole_backwards
+from workbench.plan.runnable_degrees import check_degrees
 from workbench.plan.sequence import TokenBorders, token_borders
 
 # Shape suffixes: T = packed tokens, E = packed tokens of one edge, D = hidden width.
@@ -344,6 +345,7 @@ def build_stage_module(
     module = plan.model.module(stage.module)
     adapter = adapter_of(module)
     _check_ties(adapter)
+    check_degrees(module, tp=stage.tp, cp=stage.cp)
     check_shared_tokens(plan, stage)
     edges = edges_into_stage(plan, stage)
     layers = [adapter.build(index) for index in range(*stage.layers)]

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from workbench.cost.model import CostModel
 from workbench.explain.neighbours import Change, ChangeKind, looser
 from workbench.explain.plan_as_job import Origin
-from workbench.job.device_pools import check_taken
 from workbench.memory.account import check_memory, memory_table, peak_bytes
 from workbench.plan.codec import plan_hash
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
+from workbench.planner.chosen_plan import check_chosen
 from workbench.planner.strategy_spec import Planner
 from workbench.timing.accept import checked
 
@@ -126,8 +126,7 @@ class Judge:
             except ValueError as error:
                 refusal = refusal or error
                 continue
-            for stage in plan.stages:
-                check_taken(origin.job.pools, stage.module, stage.flat_ranks)
+            check_chosen(origin.job, plan)
             return plan
         assert refusal is not None, "there is a job"
         raise refusal

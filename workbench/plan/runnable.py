@@ -7,11 +7,12 @@ from workbench.masks.patterns import CAUSAL
 from workbench.model.config_fields import Config, number
 from workbench.model.families.family import LanguageModel
 from workbench.model.item_tokens import family_of, source_config
-from workbench.model.layer import Attention, Matmul, Shard, TokenCount
+from workbench.model.layer import Attention, TokenCount
 from workbench.model.model_graph import TEXT, Edge, Module
 from workbench.model.projector import Projector, from_text, shown
 from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Boundaries, ModuleSettings, Plan, Sharding, Stage
+from workbench.plan.runnable_degrees import check_degrees
 from workbench.plan.runnable_items import check_segment
 from workbench.schedule.action import Pass
 
@@ -33,9 +34,10 @@ def check_runnable(plan: Plan) -> None:
     for edge in plan.model.edges:
         check_edge(plan, edge)
     for stage in plan.stages:
+        check_degrees(plan.model.module(stage.module), tp=stage.tp, cp=stage.cp)
         check_shared_tokens(plan, stage)
         _check_soft_cap(plan, stage)
-        _check_cuts(plan, stage)
+        _check_kernels(plan, stage)
     check_targets(plan)
 
 
@@ -172,56 +174,28 @@ def check_shared_tokens(plan: Plan, stage: Stage) -> None:
             f"stage {stage.id}: edge {midst[0]} leaves in its midst, which ranks that share tokens "
             f"cannot run; want cp 1, got {stage.cp}"
         )
-    family = family_of(plan.model.module(stage.module))
-    if family is not None and not family.shares_tokens:
-        raise ValueError(
-            f"module {stage.module!r}: {family.model_type} does not share tokens over ranks; "
-            f"want cp 1, got {stage.cp}"
-        )
 
 
 def _check_soft_cap(plan: Plan, stage: Stage) -> None:
-    """Scores are bent only by the attention of one rank to whole causal items."""
+    """Scores are bent only by attention to whole causal items."""
     module = plan.model.module(stage.module)
     operators = (o for layer in module.layers[slice(*stage.layers)] for o in layer.operators)
     if not any(isinstance(operator, Attention) and operator.is_capped for operator in operators):
         return
     masks = sorted({sample.mask for sample in plan.batch} - {CAUSAL})
-    if stage.cp > 1 or masks:
-        got = f"cp {stage.cp}" if stage.cp > 1 else f"mask {masks[0]}"
+    if masks:
         raise ValueError(
-            f"module {module.name!r}: attention under a mask or over several ranks has no soft cap; "
-            f"want cp 1 and mask {CAUSAL}, got {got}"
+            f"module {module.name!r}: attention under a mask has no soft cap; want {CAUSAL}, got {masks[0]}"
         )
 
 
-def _check_cuts(plan: Plan, stage: Stage) -> None:
-    """A norm over the width of all heads wants them on one rank; what is cut, a feature for each.
-
-    Stages hand all tokens on to each other when they are run, and Megatron's kernels parts of them.
-    """
-    if stage.tp == 1:
-        return
-    if plan.settings.kernels.cuts_sequence:
+def _check_kernels(plan: Plan, stage: Stage) -> None:
+    """Stages hand all tokens on to each other when they are run, and Megatron's kernels parts of them."""
+    if stage.tp > 1 and plan.settings.kernels.cuts_sequence:
         raise ValueError(
             f"module {stage.module!r}: kernels {plan.settings.kernels.value!r} are priced, and not run over "
             f"tp {stage.tp}; nearest: kernels {Kernels.FUSED.value!r} and sequence_parallel of the module"
         )
-    for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
-        for matmul in (each for each in layer.operators if isinstance(each, Matmul)):
-            if matmul.shard is Shard.ROW and matmul.in_features < stage.tp:
-                raise ValueError(
-                    f"stage {stage.id}: the {matmul.in_features} features between the matmuls of "
-                    f"{stage.module}.{layer.name} are not cut over tp {stage.tp}; nearest: tp "
-                    f"{matmul.in_features}"
-                )
-        heads = {operator.head_dim for operator in layer.operators if isinstance(operator, Attention)}
-        for norm in (each for each in layer.operators if each.name in ("q_norm", "k_norm")):
-            if any(weight.num_elements not in heads for weight in norm.parameters()):
-                raise ValueError(
-                    f"module {stage.module!r}: a norm over the queries of all heads is not cut by tensor "
-                    f"parallelism; want tp 1, got {stage.tp}"
-                )
 
 
 def _check_items(plan: Plan, module: Module) -> None:

@@ -14,6 +14,7 @@ from workbench.job.job import ModuleLayout
 from workbench.model.model_graph import Module
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Recompute
+from workbench.plan.runnable_degrees import may_divide
 from workbench.planner.expert_choices import expert_choices, expert_counts
 from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
 from workbench.planner.layout_step import LayoutSteps, moves_s
@@ -344,12 +345,12 @@ class LayoutSpace:
                             yield tp, cp, pp
 
     def _allows(self, module: Module, grid: ModuleChoice) -> bool:
-        """Heads that tp divides, a sample for every replica, and what the job says of the module."""
+        """Heads that tp divides, a sample for every replica, what the job says of the module, or can run."""
         given = next((layout for layout in self._job.layouts if layout.module == module.name), None)
         return (
             grid.dp <= len(self._job.batch)
             and all(heads % grid.tp == 0 for heads in self._heads[module.name])
-            and (given is None or _agrees(given, grid))
+            and (may_divide(module, tp=grid.tp, cp=grid.cp) if given is None else _agrees(given, grid))
         )
 
     def _settings(self, grid: ModuleChoice) -> list[ModuleChoice]:

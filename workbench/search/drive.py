@@ -6,10 +6,11 @@ from functools import partial
 from typing import Any
 
 from workbench.cost.model import CostModel
-from workbench.job.device_pools import Aim, check_taken
+from workbench.job.device_pools import Aim
 from workbench.job.job import Job
 from workbench.metrics import StepMetrics, step_metrics
 from workbench.plan.plan import Plan
+from workbench.planner.chosen_plan import check_chosen
 from workbench.planner.stage_counts import Progress
 from workbench.planner.strategy_spec import Planner
 from workbench.schedule.choice import Schedule
@@ -203,8 +204,7 @@ def _candidate(
 ) -> Candidate:
     try:
         plan = planner(job, cost, progress)
-        for stage in plan.stages:
-            check_taken(job.pools, stage.module, stage.flat_ranks)
+        check_chosen(job, plan)
         rate = job.dollars_per_hour(plan.ranks)
         return Candidate(strategy=name, plan=plan, trace=predict(plan), dollars_per_hour=rate)
     except ValueError as error:

@@ -76,7 +76,7 @@ def _processor(name: str, folder: Path) -> Ready:
     config = next(config for config in CONFIGS.values() if config["model_type"] == name)
     (folder / "config.json").write_bytes(json_bytes(config))
     sizes = folder / "sizes.jsonl"
-    row = {"text_tokens": 99, "image_width": 640, "image_height": 480}
+    row: dict[str, float] = {"text_tokens": 99, "image_width": 640, "image_height": 480}
     if "audio_config" in json.dumps(config):
         row["audio_seconds"] = 20
     if name.startswith("qwen2_5_vl"):

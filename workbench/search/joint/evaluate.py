@@ -7,12 +7,12 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from workbench.collector import collector_paused
 from workbench.explain.timeline import Timeline
-from workbench.job.device_pools import check_taken
 from workbench.job.job import Job
 from workbench.memory.account import fullest_bytes
 from workbench.plan.folded import checked_part
 from workbench.plan.lru_cache import Identity, LruCache, clear_caches
 from workbench.plan.plan import Plan
+from workbench.planner.chosen_plan import check_chosen
 from workbench.planner.groupings import way_of
 from workbench.search.joint.choice import Choice, build
 from workbench.search.joint.grouping_moves import Regroup, Resize
@@ -170,6 +170,5 @@ def plan_of(space: Space, choice: Choice) -> Plan:
 
 
 def _checked(job: Job, plan: Plan) -> Plan:
-    for stage in plan.stages:
-        check_taken(job.pools, stage.module, stage.flat_ranks)
+    check_chosen(job, plan)
     return plan
