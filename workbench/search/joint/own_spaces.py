@@ -3,10 +3,12 @@
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 
 from workbench.job.job import Job, ModuleLayout
 from workbench.model.model_graph import TEXT, Module
 from workbench.plan.plan import ModuleSettings, Recompute, Sharding
+from workbench.plan.runnable_degrees import may_divide
 from workbench.planner.layout_search import usable_ranks
 from workbench.planner.strategy_spec import Chooser, OwnSpace
 from workbench.strategies.registry import STRATEGIES
@@ -18,9 +20,22 @@ OWN_SPACES: Mapping[str, OwnSpace] = {spec.name: spec.own_space for spec in STRA
 
 
 def tensor_sizes(job: Job, module: Module) -> list[int]:
-    """Tensor-parallel degrees within a node that divide the module's heads of keys."""
+    """Tensor-parallel degrees within a node that divide the module's heads of keys, and by which it runs."""
     node = min(node.num_ranks for node in job.cluster.nodes)
-    return [tp for tp in TP_SIZES if tp <= node and all(count % tp == 0 for count in module.kv_heads)]
+    dividing = [tp for tp in TP_SIZES if tp <= node and all(count % tp == 0 for count in module.kv_heads)]
+    return [tp for tp in dividing if may_divide(module, tp=tp, cp=1)]
+
+
+def token_sizes(module: Module) -> list[int]:
+    """Context-parallel degrees by which it runs."""
+    return [cp for cp in CP_SIZES if may_divide(module, tp=1, cp=cp)]
+
+
+def shared_grids(job: Job) -> list[tuple[int, int]]:
+    """(tp, cp) that all modules take."""
+    modules = job.model.modules
+    tps = set.intersection(*(set(tensor_sizes(job, module)) for module in modules))
+    return list(product(tps, set.intersection(*(set(token_sizes(module)) for module in modules))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +104,7 @@ class Draws:
         own = {module.name: self._degrees(module, rng) for module in job.model.modules}
         if self.space.degrees is Chooser.ALIKE:
             tp, cp = min(own.values())
-            own = dict.fromkeys(own, (tp, cp))
+            own = dict.fromkeys(own, (tp, min(cp, *(max(token_sizes(each)) for each in job.model.modules))))
         layouts = self._counted(own, usable_ranks(job) // replicas, rng)
         return replace(job, replicas=replicas, layouts=layouts)
 
@@ -113,7 +128,8 @@ class Draws:
         return [dp for dp in range(1, most + 1) if len(job.batch) % (dp * unit) == 0]
 
     def _degrees(self, module: Module, rng: random.Random) -> tuple[int, int]:
-        return rng.choice(tensor_sizes(self.job, module)), rng.choice(CP_SIZES if self.space.has_cp else (1,))
+        cp_sizes = token_sizes(module) if self.space.has_cp else [1]
+        return rng.choice(tensor_sizes(self.job, module)), rng.choice(cp_sizes)
 
     def _counted(
         self, own: Mapping[str, tuple[int, int]], num_ranks: int, rng: random.Random

@@ -13,7 +13,7 @@ from workbench.search.joint.arrangement import Arrangement, Placement
 from workbench.search.joint.grouping_moves import Regroup
 from workbench.search.joint.layout_moves import Arrange, CutStages, Reschedule
 from workbench.search.joint.move import Move
-from workbench.search.joint.own_spaces import CP_SIZES, tensor_sizes
+from workbench.search.joint.own_spaces import shared_grids
 from workbench.search.joint.proposals import Moves
 from workbench.search.joint.question import Question
 from workbench.search.joint.setting_moves import Keep, instance_counts
@@ -63,8 +63,7 @@ def _groupings(job: Job, questions: Collection[Question]) -> tuple[Moves, ...]:
 
 def _grids(job: Job) -> list[tuple[int, int]]:
     """tp and cp that all modules take, on fewest ranks first, and of as many with most tp."""
-    shared = set.intersection(*(set(tensor_sizes(job, module)) for module in job.model.modules))
-    return sorted(product(shared, CP_SIZES), key=lambda grid: (grid[0] * grid[1], -grid[0]))
+    return sorted(shared_grids(job), key=lambda grid: (grid[0] * grid[1], -grid[0]))
 
 
 def _on_grid(job: Job, tp: int, cp: int, questions: Collection[Question]) -> Iterator[Moves]:

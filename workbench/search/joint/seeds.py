@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import combinations, product
+from itertools import combinations
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
@@ -15,7 +15,7 @@ from workbench.planner.layout_search import FoundLayout, likely_layouts, usable_
 from workbench.search.joint.arrangement import Arrangement, Placement
 from workbench.search.joint.grouping_moves import Regroup
 from workbench.search.joint.layout_moves import Arrange
-from workbench.search.joint.own_spaces import CP_SIZES, tensor_sizes
+from workbench.search.joint.own_spaces import shared_grids
 from workbench.search.joint.plain_layouts import plain_layouts
 from workbench.search.joint.proposals import Moves
 from workbench.search.joint.question import Question
@@ -104,9 +104,8 @@ def _on_one_grid(job: Job, questions: Collection[Question]) -> Iterator[Moves]:
     with one module computed again, and so on; then with the settings that are there.
     """
     names = [module.name for module in job.model.modules]
-    shared = set.intersection(*(set(tensor_sizes(job, module)) for module in job.model.modules))
     arranged = []
-    for tp, cp in sorted(product(shared, CP_SIZES), key=lambda grid: (grid[0] * grid[1], grid)):
+    for tp, cp in sorted(shared_grids(job), key=lambda grid: (grid[0] * grid[1], grid)):
         if (dp := usable_ranks(job) // (tp * cp)) == 0:
             break
         degrees = tuple(Degrees(module=name, tp=tp, cp=cp, dp=dp) for name in names)
