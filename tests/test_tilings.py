@@ -26,7 +26,7 @@ from transformers.models.llava_onevision.processing_llava_onevision import Llava
 from tests.command_line import accept
 from tests.test_composites import CONFIGS
 from workbench.data.corpus import ItemTokens
-from workbench.data.tilings import idefics3_tiles, internvl_tiles, llama4_tiles, phi4_tiles
+from workbench.data.tilings import idefics3_tiles, internvl_tiles, llama4_tiles, phi4_canvas
 from workbench.job.draft import Train, draft, machines_of
 from workbench.job.job import Job, load_job
 from workbench.model.families.tiles import anyres
@@ -119,10 +119,10 @@ def test_phi_4_cuts_what_the_image_begins(height: int, width: int, most: int) ->
         resized, seen = phi4_source().dynamic_preprocess(theirs, image, 448, 14, 32, max_num=most)
     except ValueError:
         with pytest.raises(ValueError, match="its shorter side must keep 10 px; nearest: a shorter side of"):
-            phi4_tiles(height, width, tile_px=448, most=most)
+            phi4_canvas(height, width, tile_px=448, most=most)
         return
     expected = 1 + (resized.shape[1] // 448) * (resized.shape[2] // 448)
-    assert phi4_tiles(height, width, tile_px=448, most=most) == expected
+    assert phi4_canvas(height, width, tile_px=448, most=most).num_tiles == expected
     config = {"model_type": "siglip_vision_model", "image_size": 448, "patch_size": 14, "dynamic_hd": most}
     tiles = anyres(config, ItemTokens(1024, 256), height, width)
     assert tiles[0] == ItemTokens(1024, 256)

@@ -4,12 +4,14 @@ The grid of AnyRes, LLaVA-NeXT's, is `workbench.data.corpus.anyres_grid`. An ove
 stands beside several tiles; a single tile needs none.
 """
 
+from dataclasses import dataclass
 from functools import cache
 from math import ceil
 
 import numpy as np
 
 IDEFICS_MOST_PX = 4096  # of a side, whatever a processor says
+_PHI4_LEAST_PX = 10
 
 
 def internvl_tiles(height_px: int, width_px: int, *, tile_px: int, least: int, most: int) -> int:
@@ -26,8 +28,43 @@ def internvl_tiles(height_px: int, width_px: int, *, tile_px: int, least: int, m
     return 1 + rows * columns if rows * columns > 1 else 1
 
 
-def phi4_tiles(height_px: int, width_px: int, *, tile_px: int, most: int) -> int:
-    """Phi-4 multimodal: as many tiles as the image begins, or the nearest grid of at most `most`; a whole.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phi4Canvas:
+    """The grid of tiles that Phi-4 multimodal lays an image on, padded at its lower or right edge.
+
+    Args:
+        below_px, beside_px: of padding.
+    """
+
+    rows: int
+    columns: int
+    tile_px: int
+    below_px: int
+    beside_px: int
+
+    @property
+    def num_tiles(self) -> int:
+        """Those of the grid, and one of the whole image."""
+        return 1 + self.rows * self.columns
+
+    def unpadded(self, patch_px: int) -> tuple[int, int]:
+        """(rows, columns) of features that no padding fills: of every second patch of a tile each way.
+
+        Source: the attention mask of the same, which leaves out whole patches of padding.
+
+        Example:
+            >>> phi4_canvas(1080, 1920, tile_px=448, most=36).unpadded(14)
+            (45, 80)
+        """
+        in_tile = self.tile_px // patch_px
+        return (
+            _every_second(self.rows, in_tile, self.below_px // patch_px),
+            _every_second(self.columns, in_tile, self.beside_px // patch_px),
+        )
+
+
+def phi4_canvas(height_px: int, width_px: int, *, tile_px: int, most: int) -> Phi4Canvas:
+    """As many tiles as the image begins, or the nearest grid of at most `most`.
 
     Source: `dynamic_preprocess` of transformers' Phi-4 image processor.
 
@@ -35,34 +72,26 @@ def phi4_tiles(height_px: int, width_px: int, *, tile_px: int, most: int) -> int
         ValueError: a side that would shrink below 10 px, as there.
 
     Example:
-        >>> phi4_tiles(1080, 1920, tile_px=448, most=36)
+        >>> phi4_canvas(1080, 1920, tile_px=448, most=36).num_tiles
         16
     """
-    rows, columns, _ = _phi4_canvas(height_px, width_px, tile_px, most)
-    return 1 + rows * columns
-
-
-def phi4_unpadded(
-    height_px: int, width_px: int, *, tile_px: int, patch_px: int, most: int
-) -> tuple[int, int]:
-    """(rows, columns) of features of Phi-4's tiles that no padding fills: of every second patch each way.
-
-    Source: the attention mask of the same, which leaves out whole patches of padding.
-
-    Raises:
-        ValueError: as `phi4_tiles`.
-
-    Example:
-        >>> phi4_unpadded(1080, 1920, tile_px=448, patch_px=14, most=36)
-        (45, 80)
-    """
-    rows, columns, scale = _phi4_canvas(height_px, width_px, tile_px, most)
-    is_wide = columns * tile_px / width_px < rows * tile_px / height_px
-    below_px = rows * tile_px - int(height_px * scale) if is_wide else 0
-    beside_px = 0 if is_wide else columns * tile_px - int(width_px * scale)
-    in_tile = tile_px // patch_px
-    return _every_second(rows, in_tile, below_px // patch_px), _every_second(
-        columns, in_tile, beside_px // patch_px
+    _check(height_px, width_px, tile_px, most)
+    rows, columns = ceil(height_px / tile_px), ceil(width_px / tile_px)
+    if rows * columns > most:
+        rows, columns = _nearest_grid(height_px, width_px, tile_px, 1, most)
+    higher, wider = rows * tile_px / height_px, columns * tile_px / width_px
+    scale = min(higher, wider)
+    if int(min(height_px, width_px) * scale) < _PHI4_LEAST_PX:
+        raise ValueError(
+            f"image of {height_px} x {width_px} px: brought to {rows} x {columns} tiles, its shorter side "
+            f"must keep {_PHI4_LEAST_PX} px; nearest: a shorter side of {ceil(_PHI4_LEAST_PX / scale)} px"
+        )
+    return Phi4Canvas(
+        rows=rows,
+        columns=columns,
+        tile_px=tile_px,
+        below_px=rows * tile_px - int(height_px * scale) if wider < higher else 0,
+        beside_px=0 if wider < higher else columns * tile_px - int(width_px * scale),
     )
 
 
@@ -70,24 +99,6 @@ def _every_second(tiles: int, in_tile: int, padded: int) -> int:
     """Of the patches of each tile along one side, but for so many at the end of the last."""
     kept = in_tile * tiles - padded
     return sum(ceil(min(in_tile, max(0, kept - in_tile * tile)) / 2) for tile in range(tiles))
-
-
-def _phi4_canvas(height_px: int, width_px: int, tile_px: int, most: int) -> tuple[int, int, float]:
-    """(rows, columns) of tiles, and how many times as large the image becomes in them."""
-    _check(height_px, width_px, tile_px, most)
-    rows, columns = ceil(height_px / tile_px), ceil(width_px / tile_px)
-    if rows * columns > most:
-        rows, columns = _nearest_grid(height_px, width_px, tile_px, 1, most)
-    scale = min(rows * tile_px / height_px, columns * tile_px / width_px)
-    if int(min(height_px, width_px) * scale) < _PHI4_LEAST_PX:
-        raise ValueError(
-            f"image of {height_px} x {width_px} px: brought to {rows} x {columns} tiles, its shorter side "
-            f"must keep {_PHI4_LEAST_PX} px; nearest: a shorter side of {ceil(_PHI4_LEAST_PX / scale)} px"
-        )
-    return rows, columns, scale
-
-
-_PHI4_LEAST_PX = 10
 
 
 def idefics3_tiles(height_px: int, width_px: int, *, tile_px: int, longest_px: int) -> int:

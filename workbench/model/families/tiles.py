@@ -8,14 +8,7 @@ from math import ceil, isqrt, sqrt
 from typing import Any
 
 from workbench.data.corpus import ANYRES_GRIDS, ItemTokens, anyres_grid
-from workbench.data.tilings import (
-    idefics3_tiles,
-    internvl_tiles,
-    llama4_tiles,
-    phi4_tiles,
-    phi4_unpadded,
-    unpadded,
-)
+from workbench.data.tilings import idefics3_tiles, internvl_tiles, llama4_tiles, phi4_canvas, unpadded
 from workbench.model.config_fields import Config, text, whole
 
 Tiles = Callable[[Config, ItemTokens, int, int], tuple[ItemTokens, ...]]
@@ -88,11 +81,11 @@ def anyres(config: Config, tile: ItemTokens, height_px: int, width_px: int) -> t
 
 def _phi4(config: Config, tile: ItemTokens, side: int, image_px: tuple[int, int]) -> tuple[ItemTokens, ...]:
     most, patch = whole(config, PHI_4, most=MOST_TILES), whole(config, "patch_size", 14)
-    num = phi4_tiles(*image_px, tile_px=side, most=most)
-    height, width = phi4_unpadded(*image_px, tile_px=side, patch_px=patch, most=most)
+    canvas = phi4_canvas(*image_px, tile_px=side, most=most)
     if tile.tokens_out != ceil(side // patch / 2) ** 2:
-        return (tile,) * num
-    return _shared(tile, num - 1, height * width, image_px)
+        return (tile,) * canvas.num_tiles
+    height, width = canvas.unpadded(patch)
+    return _shared(tile, canvas.num_tiles - 1, height * width, image_px)
 
 
 def _shared(tile: ItemTokens, num: int, tokens: int, image_px: tuple[int, int]) -> tuple[ItemTokens, ...]:
