@@ -16,9 +16,10 @@ from sim.attention.price import (
     rank_tiles,
     row_tiles,
     weights,
+    wires_of,
 )
 from sim.predict import prices_of
-from tests.plans import disjoint_plan, finish
+from tests.plans import LINK, disjoint_plan, finish
 from workbench.balance.tokens.policies import contiguous, longest_first, zigzag
 from workbench.cost.hardware import Cluster, Node
 from workbench.cost.model import CostModel
@@ -77,6 +78,13 @@ def cost_of(flop_per_s: float = 1e9) -> CostModel:
 
 def prices(plan: Plan, attention=None) -> dict[str, float]:
     return {str(a): s for a, s in price(lower(plan), cost_of(), attention=attention).durations_s.items()}
+
+
+def time_of(plan: Plan, operator: Attention = HEADS, *, num_units: int = 4) -> AttentionTime | None:
+    """What the simulation says of the plan's first microbatch."""
+    stage, microbatch = plan.stages[0], plan.microbatches[0]
+    call = AttentionCall(plan=plan, stage=stage, microbatch=microbatch, operator=operator)
+    return SimulatedAttention(cost_of(), num_units=num_units)(call)
 
 
 def test_without_an_answer_prices_are_those_of_the_cost_model():
@@ -217,20 +225,15 @@ def test_without_shards_the_plan_is_zigzag():
 
 
 def test_rows_of_a_microbatch_do_not_see_each_other():
-    """Two samples of one microbatch cost as much as two of their own, but for the shared launches."""
+    """Two samples of one microbatch cost as much as two of their own, but that keys travel together."""
     segments = (Segment("text", 0, LENGTH, LENGTH),)
-    plan = finish(llm(), [Sample(0, segments), Sample(1, segments)], plan_of().stages)
+    plan = finish(llm(), [Sample(0, segments), Sample(1, segments)], plan_of(2).stages)
     joint = Microbatch(module="llm", replica=0, index=0, rows=((Item(0, 0),), (Item(1, 0),)))
-    model = SimulatedAttention(cost_of(), num_units=1, kernel=Kernel(order=Order.STATIC, split=Split.NONE))
-
-    def time_of(microbatch: Microbatch) -> AttentionTime:
-        packed = replace(plan, microbatches=(microbatch,))
-        return model(AttentionCall(plan=packed, stage=plan.stages[0], microbatch=microbatch, operator=HEADS))
-
-    alone = time_of(replace(joint, rows=joint.rows[:1]))
-    both = time_of(joint)
-    assert both.forward_s == pytest.approx(2 * alone.forward_s)
-    assert both.backward_s == pytest.approx(2 * alone.backward_s)
+    first = replace(joint, rows=joint.rows[:1])
+    alone = time_of(replace(plan, microbatches=(first,)), num_units=1)
+    both = time_of(replace(plan, microbatches=(joint,)), num_units=1)
+    assert both.forward_s == pytest.approx(2 * alone.forward_s - LINK.latency_s, rel=1e-9)
+    assert both.backward_s == pytest.approx(2 * alone.backward_s - 2 * LINK.latency_s, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -238,23 +241,25 @@ def test_rows_of_a_microbatch_do_not_see_each_other():
     [replace(HEADS, num_keys=77), replace(HEADS, tokens_scale=0.25), replace(HEADS, tokens=TokenCount.OUT)],
 )
 def test_other_attentions_are_left_to_the_cost_model(other):
-    plan = plan_of()
-    call = AttentionCall(plan=plan, stage=plan.stages[0], microbatch=plan.microbatches[0], operator=other)
-    assert SimulatedAttention(cost_of(), num_units=1)(call) is None
+    assert time_of(plan_of(2), other) is None
+    assert time_of(plan_of(2)) is not None
 
 
-def test_one_rank_needs_no_shard_and_its_mask_counts():
-    model = SimulatedAttention(cost_of(), num_units=4)
-    by_mask = {mask: prices(plan_of(mask=mask), model)["0F0"] for mask in ("causal", "full")}
-    assert by_mask["full"] > by_mask["causal"]
-    cost = cost_of()
+def test_what_one_rank_computes_alone_is_left_to_the_cost_model():
+    assert time_of(plan_of()) is None
+
+
+def test_masks_count_and_a_full_one_takes_what_its_tiles_take():
+    cost, plan = cost_of(), plan_of(2, mask="full")
+    by_mask = {mask: time_of(plan_of(2, mask=mask)) for mask in ("causal", "full")}
+    assert by_mask["full"].forward_s > by_mask["causal"].forward_s
+    owned = owned_tokens(routing_of(plan), plan.microbatches[0])
+    rows = [row_tiles(tiles) for tiles in rank_tiles(full(LENGTH), owned)]
+    launches = Launches(count=1, heads=4, kv_heads=2)
     gpu = gpu_of(cost, HEADS, precision="float32", num_units=4)
-    (tiles,) = rank_tiles(full(LENGTH), [np.arange(LENGTH)])
-    alone = simulate_attention(
-        [row_tiles(tiles)], Launches(count=1, heads=4, kv_heads=2), gpu, Wires(), Kernel()
-    )
-    free = prices(plan_of(mask="full"), lambda _: AttentionTime(forward_s=0, backward_s=0))["0F0"]
-    assert by_mask["full"] - free == pytest.approx(2 * alone.makespan_s)
+    wires = wires_of(cost, HEADS, launches, [LENGTH // 2] * 2, precision="float32", link=LINK)
+    found = simulate_attention(rows, launches, gpu, Wires(gather_s=wires.gather_s), Kernel())
+    assert by_mask["full"].forward_s == pytest.approx(found.makespan_s)
 
 
 def test_answers_hold_for_one_plan():

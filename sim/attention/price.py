@@ -88,7 +88,7 @@ def attention_of(plan: Plan, cost: CostModel) -> "SimulatedAttention | None":
     layers, which are all there is; so are stages whose tokens one rank has. None where all stages are.
     """
     shared = (_machine(plan, stage, cost).profile.device for stage in plan.stages if stage.cp > 1)
-    return SimulatedAttention(cost, only_shared=True) if any(d in COMPUTE_UNITS for d in shared) else None
+    return SimulatedAttention(cost) if any(d in COMPUTE_UNITS for d in shared) else None
 
 
 def _machine(plan: Plan, stage: Stage, cost: CostModel) -> CostModel:
@@ -99,42 +99,32 @@ class SimulatedAttention:
     """An `AttentionModel`: hand it to `price`.
 
     Simulates self-attention among the tokens that enter a module's blocks, by the mask of its
-    rows; gives None for everything else (cross-attention, attention on fewer tokens). Forwards
-    go by blocks of queries; backwards by blocks of keys, with a reduce-scatter of float32
-    gradients.
+    rows, where context-parallel ranks share them; gives None for everything else (one rank's tokens,
+    cross-attention, attention on fewer tokens). Forwards go by blocks of queries; backwards by blocks
+    of keys, with a reduce-scatter of float32 gradients.
 
     Args:
         cost: rates, bandwidth and links.
         kernel: order, split and streams of the launches.
         num_units: compute units of a GPU; None: as `COMPUTE_UNITS` knows a stage's device.
-        only_shared: gives None also for stages without context-parallel ranks.
     """
 
     def __init__(
-        self,
-        cost: CostModel,
-        *,
-        kernel: Kernel | None = None,
-        num_units: int | None = None,
-        only_shared: bool = False,
+        self, cost: CostModel, *, kernel: Kernel | None = None, num_units: int | None = None
     ) -> None:
-        self._cost, self._only_shared = cost, only_shared
-        self._kernel = kernel or Kernel()
-        self._num_units = num_units
+        self._cost, self._kernel, self._num_units = cost, kernel or Kernel(), num_units
         self._routing: Routing | None = None
         self._tiles: dict[tuple[object, ...], _RankTiles] = {}
 
     @property
     def identity(self) -> Hashable:
         """What times follow from beside a call, see `identity_of`."""
-        return Identity(self._cost), self._kernel, self._num_units, self._only_shared
+        return Identity(self._cost), self._kernel, self._num_units
 
     def __call__(self, call: AttentionCall) -> AttentionTime | None:
         operator, stage, microbatch = call.operator, call.stage, call.microbatch
-        if stage.cp == 1 and self._only_shared:
-            return None
         whole = operator.tokens is TokenCount.IN and operator.tokens_scale == 1.0
-        if operator.num_keys is not None or not whole:
+        if stage.cp == 1 or operator.num_keys is not None or not whole:
             return None
         cost = _machine(call.plan, stage, self._cost)
         num_units = self._num_units or COMPUTE_UNITS.get(cost.profile.device)
@@ -158,7 +148,7 @@ class SimulatedAttention:
         tiles, tokens = held
         operator, stage, precision = call.operator, call.stage, str(call.plan.settings.precision)
         num_heads, num_kv_heads = operator.num_heads // stage.tp, operator.num_kv_heads // stage.tp
-        per_launch = heads_per_gather(num_heads, num_kv_heads, max(tokens)) if stage.cp > 1 else num_kv_heads
+        per_launch = heads_per_gather(num_heads, num_kv_heads, max(tokens))
         launches = launches_of(operator, tp=stage.tp, kv_heads_per_launch=per_launch)
         work = even_work_of(call.plan, call.microbatch)
         gpus = anchored_gpus(cost, operator, work, tp=stage.tp, precision=precision, num_units=num_units)
