@@ -17,7 +17,7 @@ from typing import Any
 from experiments.demo_job import MIXES, NUM_RANKS, demo_job, local_cluster, write_job_file
 from runtime.launch import run_local
 from runtime.measure.plans import BenchSettings, measure
-from runtime.rank_job import Collect, RunSettings
+from runtime.run_settings import Collect, RunSettings
 from runtime.world.pool import Pool
 from sim.predict import predict
 from workbench.calibrate.fit import fit

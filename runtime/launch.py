@@ -21,8 +21,9 @@ from runtime.data.planned import data_read
 from runtime.models.weights import exporting, refuse_taken
 from runtime.next_plan import Rule
 from runtime.preprocess.source import following_of, source_of
-from runtime.rank_job import Build, Collect, RunSettings, run_rank
+from runtime.rank_job import Build, run_rank
 from runtime.rank_report import RankReport, RankState
+from runtime.run_settings import Collect, RunSettings
 from runtime.state.checkpoint import Begin, Checkpoints, checkpoints_in
 from runtime.state.checkpoint_files import clear_parts, identity_of
 from runtime.state.save_folder import forget_ended_writer

@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Protocol
 
@@ -19,7 +18,8 @@ from runtime.parallel.stage_groups import StageGroups
 from runtime.parallel.tensor.group import TensorGroup
 from runtime.rank_report import RankReport, RankState
 from runtime.readings import Readings
-from runtime.state.checkpoint import Checkpoints, RankCheckpoints, live_tensors
+from runtime.run_settings import Collect, RunSettings
+from runtime.state.checkpoint import RankCheckpoints, live_tensors
 from runtime.state.checkpoint_files import identity_of
 from runtime.step.activations import watch
 from runtime.step.annotations import STEP, named
@@ -27,43 +27,24 @@ from runtime.step.executor import Executor
 from runtime.step.feed import feed_of
 from runtime.step.fsdp.gradients import ShardedGradients
 from runtime.step.fsdp.stages import ShardedStages
-from runtime.step.optimizer import OptimizerSettings
 from runtime.step.stage_module import StageModule, build_stage_module
 from runtime.step.tied_weights import share_weights
 from runtime.step.timing import Notes, Recorder, check_order
 from runtime.step.transfers import Wires
 from runtime.step.weight_bucket import weight_buckets
-from runtime.step_plans import NextBatches, Planning, StepPlans
+from runtime.step_plans import Planning, StepPlans
 from runtime.world.communicators import build_mesh
 from runtime.world.device import CPU
 from runtime.world.mesh import Mesh
 from runtime.world.pool import Place
 from runtime.world.yardstick import Yardstick, yardstick_of
-from workbench.job.run_options import StepOptions
 from workbench.plan.lowered import Lowered
 from workbench.plan.parameter_shards import sharded_stages
-from workbench.plan.plan import Plan, Precision, Stage
+from workbench.plan.plan import Plan, Stage
 from workbench.plan.runnable import check_targets
 
-TORCH_TYPE = {
-    Precision.FLOAT64: torch.float64,
-    Precision.FLOAT32: torch.float32,
-    Precision.BFLOAT16: torch.bfloat16,
-}
-
-
 PROCESSES = StageGroups()
-MOST_THREADS = 1024
 MOST_TIMED = 256  # steps whose times are kept, the last ones: a long run holds no more than a short one
-
-
-class Collect(Enum):
-    """What a run brings back besides times and losses."""
-
-    NOTHING = "nothing"
-    GRADIENTS = "gradients"  # of the last step
-    STATE = "state"  # these, weights after it and the optimizer's moments
-    MEMORY = "memory"  # bytes held after every action; watching makes a step slower
 
 
 class Build(Protocol):
@@ -81,43 +62,6 @@ class Build(Protocol):
         tensor: TensorGroup | None,
         experts: ExpertGroup | None,
     ) -> StageModule: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSettings(StepOptions):
-    """How a plan is run: what a user said of its steps, and what that stands for.
-
-    The weights after the last step of the first repetition are exported, written by the ranks as parts
-    (`runtime.models.weights.exporting` makes a folder of them).
-
-    Args:
-        threads: of torch, per rank.
-        following: batches of the steps after the first, planned while the step before runs.
-        checkpoints: where to save while it runs, and where to start; None: neither.
-    """
-
-    threads: int = 1
-    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
-    collect: Collect = Collect.NOTHING
-    following: NextBatches = field(default_factory=NextBatches)
-    checkpoints: Checkpoints | None = None
-
-    def __post_init__(self) -> None:
-        StepOptions.__post_init__(self)
-        if not 1 <= self.threads <= MOST_THREADS:
-            raise ValueError(f"threads must be 1 to {MOST_THREADS:,}, got {self.threads:,}")
-        if self.checkpoints is not None:
-            self.checkpoints.check(self.repetitions, self.warmup + self.steps)
-
-    def dtype(self, plan: Plan) -> torch.dtype:
-        return TORCH_TYPE[self.precision or plan.settings.precision]
-
-    def optimizer_dtype(self, plan: Plan) -> torch.dtype | None:
-        """What the optimizer works in, where weights are narrower."""
-        wide = plan.settings.optimizer_precision
-        if wide is None or TORCH_TYPE[wide].itemsize <= self.dtype(plan).itemsize:
-            return None
-        return TORCH_TYPE[wide]
 
 
 def run_rank(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runtime.emulation.emulate import emulate
-from runtime.rank_job import RunSettings
+from runtime.run_settings import RunSettings
 from runtime.world.pool import Pool
 from sim.broker import Boundary, Topology
 from sim.predict import predict

@@ -12,7 +12,7 @@ import torch
 
 from experiments.disttrain.checkpoints import checkpoints
 from runtime.launch import RunResult, run_lowered
-from runtime.rank_job import Collect, RunSettings
+from runtime.run_settings import Collect, RunSettings
 from runtime.state.checkpoint import Begin, Checkpoints, checkpoints_in
 from runtime.state.checkpoint_files import (
     ForeignError,

@@ -26,7 +26,7 @@ from experiments.doors.whole_models import (
 from runtime.launch import run_local
 from runtime.models.choose import adapter_of
 from runtime.models.weights import finish_export, weights_of, with_dtype, write_part
-from runtime.rank_job import RunSettings
+from runtime.run_settings import RunSettings
 from runtime.step.stage_module import build_stage_module
 from runtime.world.pool import Pool
 from tests import cross_models

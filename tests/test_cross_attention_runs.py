@@ -12,8 +12,8 @@ from runtime.data.batches import SyntheticSource
 from runtime.emulation.emulate import Emulation, emulate
 from runtime.launch import RunResult, run_lowered
 from runtime.models.choose import adapter_of
-from runtime.rank_job import Collect, RunSettings
 from runtime.reference import reference_step
+from runtime.run_settings import Collect, RunSettings
 from runtime.step.optimizer import OptimizerSettings
 from runtime.world.pool import Pool
 from sim.step.engine import simulate

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.launch import _yardstick, run_local
-from runtime.rank_job import RunSettings
 from runtime.readings import Readings
+from runtime.run_settings import RunSettings
 from runtime.step.timing import Notes
 from runtime.world.mesh import Mesh
 from runtime.world.yardstick import LEAST_TURNS, MOST_S, Yardstick, yardstick_of

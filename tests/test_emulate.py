@@ -13,8 +13,8 @@ from runtime.data.batches import SyntheticSource
 from runtime.emulation.emulate import emulate, legal_order
 from runtime.emulation.turn import Runner, Turns
 from runtime.launch import run_lowered
-from runtime.rank_job import Collect, RunSettings
 from runtime.reference import reference_step
+from runtime.run_settings import Collect, RunSettings
 from runtime.step.optimizer import OptimizerSettings
 from runtime.step.stage_module import StageModule, build_stage_module
 from runtime.world.failure import RankError

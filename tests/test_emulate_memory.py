@@ -9,7 +9,7 @@ from experiments.fidelity.work import LLM, UNMEASURED, this_machine
 from experiments.fidelity.work import plan_of as fidelity_plan
 from runtime.emulation.emulate import emulate, legal_order
 from runtime.emulation.memory import held_bytes, state_bytes
-from runtime.rank_job import Collect
+from runtime.run_settings import Collect
 from runtime.step.stage_module import StageModule, build_stage_module
 from tests.plans import disjoint_plan
 from tests.test_emulate import PLANS, REPLICATED, SETTINGS

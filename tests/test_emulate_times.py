@@ -12,7 +12,7 @@ from runtime.emulation.emulate import clock_of, emulate
 from runtime.emulation.thread_mesh import CollectiveSpan, Mailbox, sum_in_place
 from runtime.emulation.times import Absences, OwnWork, composed_s, median_work, own_work
 from runtime.emulation.turn import Runner, Turns
-from runtime.rank_job import Collect
+from runtime.run_settings import Collect
 from runtime.world.clock import Clock
 from runtime.world.device import CPU
 from sim.step.engine import simulate

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from runtime.rank_job import TORCH_TYPE
+from runtime.run_settings import TORCH_TYPE
 from runtime.step.executor import Executor
 from runtime.step.gradients import Gradients
 from runtime.step.optimizer import OptimizerSettings, build_adamw, clip_factor, squared_norm

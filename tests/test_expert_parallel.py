@@ -14,7 +14,7 @@ from runtime.launch import run_lowered
 from runtime.models.choose import adapter_of
 from runtime.parallel.expert.cuts import held_parts, parts_of, place_of
 from runtime.parallel.expert.group import ExpertGroup, exchange_counts
-from runtime.rank_job import Collect, RunSettings
+from runtime.run_settings import Collect, RunSettings
 from runtime.step.stage_module import StageModule, build_stage_module
 from runtime.world.failure import RankError, WorldFailed
 from runtime.world.pool import Place, Pool

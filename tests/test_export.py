@@ -9,7 +9,7 @@ from safetensors import safe_open
 
 from runtime.launch import run_local
 from runtime.models.weights import part_folder
-from runtime.rank_job import Collect, RunSettings
+from runtime.run_settings import Collect, RunSettings
 from runtime.world.pool import Pool
 from tests.plans import disjoint_plan
 from tests.test_parity import mixed

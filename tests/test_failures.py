@@ -14,7 +14,7 @@ import torch.distributed as dist
 from runtime.launch import run_lowered
 from runtime.parallel.expert.group import ExpertGroup
 from runtime.parallel.tensor.group import TensorGroup
-from runtime.rank_job import RunSettings
+from runtime.run_settings import RunSettings
 from runtime.step.stage_module import StageInput, StageModule, build_stage_module
 from runtime.world.failure import Failure, RankError, WorldFailed, death_of, failure_of, root_cause
 from runtime.world.pool import Place, Pool

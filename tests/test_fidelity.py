@@ -33,7 +33,7 @@ from experiments.fidelity.work import (
 )
 from experiments.harness.drawing import save
 from runtime.launch import run_local
-from runtime.rank_job import RunSettings
+from runtime.run_settings import RunSettings
 from runtime.world.device import CPU
 from runtime.world.pool import Pool
 from sim.step.engine import simulate

@@ -10,7 +10,7 @@ from torch import nn
 
 from runtime.emulation.emulate import emulate
 from runtime.launch import RunResult, run_lowered
-from runtime.rank_job import Collect, RunSettings
+from runtime.run_settings import Collect, RunSettings
 from runtime.state.checkpoint import Checkpoints
 from runtime.state.checkpoint_files import check_whole, identity_of
 from runtime.step.fsdp import weights as sharded_weights

@@ -16,8 +16,8 @@ from runtime.measure.executor import build_empty
 from runtime.models.choose import adapter_of
 from runtime.models.diffusion import kept_share, noise_of, time_of, waves
 from runtime.models.norm import widen_norms
-from runtime.rank_job import RunSettings
 from runtime.reference import Reference
+from runtime.run_settings import RunSettings
 from runtime.step.stage_module import build_stage_module
 from runtime.world.pool import Pool
 from sim.step.engine import simulate

@@ -14,7 +14,7 @@ import pytest
 
 from runtime import launch
 from runtime.launch import main, place_in_program, run_local
-from runtime.rank_job import Collect, RunSettings
+from runtime.run_settings import Collect, RunSettings
 from runtime.step.timing import (
     Notes,
     assemble,

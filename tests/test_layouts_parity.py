@@ -7,8 +7,8 @@ import torch
 
 from runtime.data.batches import SyntheticSource
 from runtime.launch import run_lowered
-from runtime.rank_job import RunSettings
 from runtime.reference import Reference
+from runtime.run_settings import RunSettings
 from runtime.step.offload import Offload
 from runtime.world.pool import Pool
 from tests.layout_jobs import Degrees, planned, three_phase, vision_language

@@ -21,7 +21,7 @@ from runtime.measure.microbench import header_here
 from runtime.measure.plans import BenchSettings, executor_tasks, layer_tasks, measure, measuring_tasks
 from runtime.measure.windows import runs_of, windows_of
 from runtime.measure.wires import Ring, least_median, time_collective, time_messages, time_overlap
-from runtime.rank_job import RunSettings
+from runtime.run_settings import RunSettings
 from runtime.world.pool import Place, Pool
 from tests.plans import disjoint_plan
 from tests.test_context_parallel_step import plan_of, with_owners

@@ -4,7 +4,7 @@ import pytest
 
 from experiments.mimo.bridge import CASES, EDGE, crossing, longest_sender_s, plan_of
 from runtime.launch import run_lowered
-from runtime.rank_job import RunSettings
+from runtime.run_settings import RunSettings
 from runtime.world.pool import Pool
 from workbench.metrics import union_s
 from workbench.plan.lower import lower

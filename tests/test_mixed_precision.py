@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from runtime.launch import RunResult, run_lowered
-from runtime.rank_job import Collect, RunSettings
+from runtime.run_settings import Collect, RunSettings
 from runtime.step.optimizer import OptimizerSettings, RateSchedule, build_adamw
 from runtime.step.weight_bucket import Share, WeightBucket
 from runtime.world.pool import Pool

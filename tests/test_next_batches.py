@@ -9,8 +9,8 @@ import torch
 
 from runtime.data.batches import SyntheticSource
 from runtime.launch import RunResult, run_lowered
-from runtime.rank_job import Collect, RunSettings
 from runtime.reference import Reference, ReferenceResult
+from runtime.run_settings import Collect, RunSettings
 from runtime.step.stage_module import StageInput, StageModule, build_stage_module
 from runtime.step_plans import NextBatches, batches_after
 from runtime.world.pool import Pool, WorldFailed

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from runtime.launch import run_lowered
-from runtime.rank_job import Collect, RunSettings
+from runtime.run_settings import Collect, RunSettings
 from runtime.world.pool import Pool
 from sim.predict import predict
 from sim.step.engine import simulate

@@ -10,9 +10,9 @@ from torch import Tensor
 from runtime.data.batches import SyntheticSource
 from runtime.launch import RunResult, run_lowered
 from runtime.parallel.expert.cuts import held_parts
-from runtime.rank_job import Collect, RunSettings
 from runtime.rank_report import RankState
 from runtime.reference import Reference, ReferenceResult, reference_step
+from runtime.run_settings import Collect, RunSettings
 from runtime.step.optimizer import OptimizerSettings
 from runtime.world.pool import Pool
 from tests.plans import cluster, disjoint_plan, finish

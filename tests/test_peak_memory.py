@@ -6,7 +6,7 @@ import torch
 from experiments.fidelity.cases import image_work, text_work
 from experiments.fidelity.work import LLM, UNMEASURED, Work, plan_of, this_machine
 from runtime.emulation.peak_memory import PeakMemory, peak_memory
-from runtime.rank_job import RunSettings
+from runtime.run_settings import RunSettings
 from runtime.step.activations import Allocations, AllocatorBytes, watch
 from workbench.plan.plan import Plan
 from workbench.timing.accept import accept

@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from runtime import launch
-from runtime.rank_job import RunSettings
+from runtime.run_settings import RunSettings
 from workbench.cli.app import COMMANDS
 from workbench.cli.options import takes
 from workbench.job.device import Device

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runtime.emulation.emulate import emulate
-from runtime.rank_job import RunSettings
+from runtime.run_settings import RunSettings
 from runtime.world.failure import RankError
 from tests.command_line import refuse
 from tests.generator_models import generator

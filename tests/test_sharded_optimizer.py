@@ -11,7 +11,7 @@ from torch import nn
 from experiments.fidelity.memory import measure
 from runtime.emulation.emulate import emulate
 from runtime.launch import RunResult, run_lowered
-from runtime.rank_job import Collect, RunSettings
+from runtime.run_settings import Collect, RunSettings
 from runtime.step.gradients import Gradients
 from runtime.step.optimizer import OptimizerSettings, build_adamw
 from runtime.step.stage_module import build_stage_module

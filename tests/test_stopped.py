@@ -23,7 +23,7 @@ from runtime.elastic.training import ElasticTraining
 from runtime.launch import run_lowered
 from runtime.next_plan import Planner
 from runtime.preprocess.local_producers import LocalProducers
-from runtime.rank_job import RunSettings
+from runtime.run_settings import RunSettings
 from runtime.state.checkpoint import Checkpoints
 from runtime.world import scratch
 from runtime.world.failure import WorldFailed

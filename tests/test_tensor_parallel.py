@@ -17,7 +17,7 @@ from runtime.models.choose import adapter_of
 from runtime.parallel.expert.cuts import held_parts
 from runtime.parallel.tensor.cuts import Cut, cuts_of
 from runtime.parallel.tensor.group import TensorGroup
-from runtime.rank_job import Collect, RunSettings
+from runtime.run_settings import Collect, RunSettings
 from runtime.step.stage_module import StageInput, build_stage_module
 from runtime.world.pool import Pool
 from tests import tiny_models

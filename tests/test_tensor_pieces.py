@@ -9,7 +9,7 @@ from torch import Tensor
 
 from runtime.emulation.emulate import emulate
 from runtime.parallel.tensor.pieces import summed_in_pieces
-from runtime.rank_job import RunSettings
+from runtime.run_settings import RunSettings
 from runtime.world.pool import Pool
 from tests.test_parity import assert_same
 from tests.test_tensor_parallel import CONFIGS, text_plan

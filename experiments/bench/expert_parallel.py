@@ -25,7 +25,7 @@ from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.launch import run_local
 from runtime.measure.plans import BenchSettings, measure
 from runtime.models.adapter import StageLayer
-from runtime.rank_job import RunSettings
+from runtime.run_settings import RunSettings
 from runtime.step.stage_module import StageInput, build_stage_module
 from runtime.world.pool import Pool
 from sim.predict import predict

@@ -31,7 +31,7 @@ from experiments.harness.script import finished
 from experiments.oobleck.chaos_job import elastic_job
 from runtime.elastic.job import plan_step
 from runtime.launch import RunResult, run_lowered
-from runtime.rank_job import Collect, RunSettings
+from runtime.run_settings import Collect, RunSettings
 from runtime.state.checkpoint import Begin, checkpoints_in
 from runtime.state.checkpoint_files import PART, check_whole, clear_parts, identity_of
 from runtime.state.tensor_files import MANIFEST

@@ -13,7 +13,7 @@ from typing import Any
 from experiments.doors import whole_models
 from experiments.doors.whole_configs import CONFIGS
 from runtime.emulation.emulate import emulate
-from runtime.rank_job import RunSettings
+from runtime.run_settings import RunSettings
 from workbench.cost.hardware import Link, Node, uniform
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile

@@ -20,8 +20,9 @@ from experiments.doors.trace_tools import read_with
 from experiments.harness.command import command_line
 from runtime.data.batches import DataSource, SyntheticSource
 from runtime.launch import result_of
-from runtime.rank_job import Build, RunSettings, run_rank
+from runtime.rank_job import Build, run_rank
 from runtime.rank_report import RankReport
+from runtime.run_settings import RunSettings
 from runtime.step.stage_module import build_stage_module
 from runtime.world.pool import Place, Pool
 from sim.predict import predict_within

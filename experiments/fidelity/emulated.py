@@ -7,7 +7,7 @@ import torch
 
 from runtime.emulation.compose import compose
 from runtime.emulation.emulate import emulate
-from runtime.rank_job import RunSettings
+from runtime.run_settings import RunSettings
 from runtime.step.first_weights import DrawnWeights
 from runtime.world.device import kind_of_device
 from sim.step.engine import simulate

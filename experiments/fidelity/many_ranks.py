@@ -12,7 +12,7 @@ from functools import partial
 from experiments.fidelity.work import LLM, Cuts, Plans, Work, plan_of
 from runtime.emulation.compose import compose
 from runtime.emulation.emulate import Emulation, emulate
-from runtime.rank_job import RunSettings
+from runtime.run_settings import RunSettings
 from runtime.world.pool import Place, Pool
 from sim.step.engine import simulate
 from workbench.cost.hardware import Cluster

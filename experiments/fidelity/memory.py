@@ -21,7 +21,7 @@ from experiments.demo_job import MIXES, NUM_RANKS, demo_job, local_cluster
 from experiments.harness.command import command_line, finish, print_rows
 from runtime.emulation.peak_memory import WARMUP, PeakMemory
 from runtime.launch import run_local
-from runtime.rank_job import Collect, RunSettings
+from runtime.run_settings import Collect, RunSettings
 from runtime.world.pool import Pool
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel

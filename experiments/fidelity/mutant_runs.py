@@ -10,8 +10,8 @@ from experiments.fidelity.mutant_kinds import NUM_RANKS
 from runtime.data.batches import SyntheticSource
 from runtime.launch import RunResult, run_lowered
 from runtime.parallel.expert.cuts import held_parts
-from runtime.rank_job import Collect, RunSettings
 from runtime.reference import ReferenceResult, reference_step
+from runtime.run_settings import Collect, RunSettings
 from runtime.world.failure import WorldFailed
 from runtime.world.pool import Pool
 from workbench.plan.lower import lower

@@ -21,7 +21,7 @@ from experiments.fidelity.emulated import WAIT_S, WARMUP, Prediction, execute_em
 from experiments.fidelity.many_ranks import emulate_on
 from runtime.launch import run_local
 from runtime.measure.plans import BenchSettings, measure
-from runtime.rank_job import Collect, RunSettings
+from runtime.run_settings import Collect, RunSettings
 from runtime.world.device import CPU
 from runtime.world.failure import RankError, WorldFailed
 from runtime.world.pool import Pool

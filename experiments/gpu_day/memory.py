@@ -3,7 +3,7 @@
 from experiments.gpu_day.campaign import Cell, Measured, Session
 from experiments.gpu_day.jobs import DRAWN, on_one_rank
 from runtime.emulation.peak_memory import peak_memory
-from runtime.rank_job import RunSettings
+from runtime.run_settings import RunSettings
 from runtime.world.device import device_of
 from workbench.plan.codec import plan_hash
 from workbench.timing.accept import accept

@@ -18,7 +18,8 @@ from experiments.gpu_day.jobs import on_one_rank
 from runtime.data.batches import SyntheticSource
 from runtime.launch import result_of
 from runtime.measure.clock import Clock, quartile_spread
-from runtime.rank_job import RunSettings, run_rank
+from runtime.rank_job import run_rank
+from runtime.run_settings import RunSettings
 from runtime.world.device import device_of
 from runtime.world.local_world import join_here
 from runtime.world.pool import Place

@@ -22,7 +22,7 @@ from experiments.harness.command import command_line, finish
 from experiments.harness.record import RESULTS
 from experiments.mimo.parity_grid_runs import LLAMA, SIGLIP, Layout, planned, processes_job
 from runtime.launch import run_lowered
-from runtime.rank_job import RunSettings
+from runtime.run_settings import RunSettings
 from runtime.world.pool import Pool
 from workbench.data.corpus import ItemTokens, fixed_samples
 from workbench.metrics import union_s

@@ -9,7 +9,7 @@ from experiments.mimo.loss_curves_runs import ONE_BATCH, SEED, TIMEOUT_S, Run, m
 from experiments.mimo.loss_curves_runs import optimizer as first_rate
 from experiments.mimo.loss_curves_runs import plan_of as plan_in_order
 from runtime.launch import run_lowered
-from runtime.rank_job import RunSettings
+from runtime.run_settings import RunSettings
 from runtime.step.optimizer import OptimizerSettings, RateSchedule
 from runtime.world.pool import Pool
 from workbench.plan.lower import lower

@@ -10,8 +10,8 @@ from experiments.harness.printed import printed_rows
 from experiments.mimo import parity_grid_runs
 from runtime.data.batches import SyntheticSource
 from runtime.launch import run_lowered
-from runtime.rank_job import Collect, RunSettings
 from runtime.reference import Reference, ReferenceResult
+from runtime.run_settings import Collect, RunSettings
 from runtime.step.optimizer import OptimizerSettings
 from runtime.step_plans import NextBatches
 from runtime.world.pool import Pool

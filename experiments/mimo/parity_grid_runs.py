@@ -13,8 +13,8 @@ from torch import Tensor
 from runtime.data.batches import SyntheticSource
 from runtime.launch import RunResult, run_lowered
 from runtime.parallel.expert.cuts import held_parts
-from runtime.rank_job import Collect, RunSettings
 from runtime.reference import ReferenceResult, reference_step
+from runtime.run_settings import Collect, RunSettings
 from runtime.world.pool import Pool
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.cost.model import CostModel

@@ -14,8 +14,9 @@ import torch.distributed as dist
 import runtime.world.communicators
 from experiments.nccl.manners import ALL, ENOUGH_S, Manner, QueuingDevice, well_mannered
 from runtime.data.batches import DataSource
-from runtime.rank_job import RunSettings, run_steps
+from runtime.rank_job import run_steps
 from runtime.rank_report import RankReport
+from runtime.run_settings import RunSettings
 from runtime.step.stage_module import build_stage_module
 from runtime.world.clock import Awaited, Stamp
 from runtime.world.communicators import build_mesh

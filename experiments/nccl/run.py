@@ -16,8 +16,8 @@ from experiments.nccl.manners import ALL, Manner
 from experiments.nccl.ranks import LACKS, Conduct, Doom, Variant, run_with_manners
 from runtime.data.batches import SyntheticSource
 from runtime.launch import RunResult, result_of
-from runtime.rank_job import Collect, RunSettings
 from runtime.reference import ReferenceResult, reference_step
+from runtime.run_settings import Collect, RunSettings
 from runtime.step.optimizer import OptimizerSettings
 from runtime.world.failure import WorldFailed
 from runtime.world.pool import Pool

@@ -16,7 +16,7 @@ from runtime.launch import run_local
 from runtime.preprocess.images import SquareRule
 from runtime.preprocess.loader import ServedLoader, Subscription
 from runtime.preprocess.server import Server, ServerSettings
-from runtime.rank_job import RunSettings
+from runtime.run_settings import RunSettings
 from runtime.state.checkpoint import Checkpoints
 from runtime.world.pool import Pool
 from workbench.job.job import load_job

@@ -10,7 +10,7 @@ from math import lcm
 import torch
 
 from runtime.data.batches import DataSource
-from runtime.rank_job import TORCH_TYPE
+from runtime.run_settings import TORCH_TYPE
 from runtime.step.optimizer import OptimizerSettings
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.data.sample import Sample

@@ -35,8 +35,9 @@ from runtime.launch import Progress, StepLosses
 from runtime.models.weights import exporting
 from runtime.parallel.expert.group import ExpertGroup
 from runtime.parallel.tensor.group import TensorGroup
-from runtime.rank_job import Build, Collect, RunSettings, run_steps
+from runtime.rank_job import Build, run_steps
 from runtime.rank_report import RankReport, RankState
+from runtime.run_settings import Collect, RunSettings
 from runtime.step.first_weights import DrawnWeights
 from runtime.step.stage_module import StageModule, build_stage_module
 from runtime.world.clock import HOST, Clock, SynchronousClock

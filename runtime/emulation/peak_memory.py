@@ -6,7 +6,7 @@ import torch
 
 from runtime.data.batches import DataSource
 from runtime.emulation.emulate import emulate
-from runtime.rank_job import Collect, RunSettings
+from runtime.run_settings import Collect, RunSettings
 from runtime.step.first_weights import DrawnWeights
 from runtime.world.device import CPU
 from workbench.memory.account import memory_table, peak_bytes

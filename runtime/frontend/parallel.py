@@ -30,7 +30,7 @@ from runtime.frontend.ranks import (
     made_by_all,
 )
 from runtime.frontend.stage import UserStage
-from runtime.rank_job import TORCH_TYPE, Collect, RunSettings
+from runtime.run_settings import TORCH_TYPE, Collect, RunSettings
 from runtime.step.optimizer import OptimizerSettings
 from runtime.world.pool import Pool
 from runtime.world.scratch import ScratchFolder

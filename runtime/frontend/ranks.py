@@ -13,8 +13,9 @@ from runtime.emulation.emulate import emulate
 from runtime.frontend.architecture import Weight
 from runtime.frontend.stage import UserStage
 from runtime.launch import result_of, run_lowered
-from runtime.rank_job import RunSettings, run_steps
+from runtime.rank_job import run_steps
 from runtime.rank_report import RankReport, RankState
+from runtime.run_settings import RunSettings
 from runtime.world.communicators import build_mesh, open_pairs, pairs_of
 from runtime.world.device import launched_device
 from runtime.world.mesh import Mesh, PairKey

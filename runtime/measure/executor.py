@@ -11,7 +11,8 @@ from runtime.launch import run_lowered
 from runtime.measure.clock import summary
 from runtime.models.choose import adapter_of
 from runtime.parallel.tensor.group import SharedWeights
-from runtime.rank_job import Build, RunSettings
+from runtime.rank_job import Build
+from runtime.run_settings import RunSettings
 from runtime.step.stage_edges import edges_before_the_end
 from runtime.step.stage_module import StageInput
 from runtime.world.device import CPU

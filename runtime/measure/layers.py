@@ -18,7 +18,7 @@ from runtime.models.adapter import Context, MicrobatchData
 from runtime.parallel.context.group import ContextGroup
 from runtime.parallel.expert.group import ExpertGroup
 from runtime.parallel.tensor.group import TensorGroup
-from runtime.rank_job import TORCH_TYPE
+from runtime.run_settings import TORCH_TYPE
 from runtime.step.first_weights import DrawnWeights
 from runtime.step.optimizer import OptimizerSettings, Update, build_adamw, update_of
 from runtime.step.stage_module import StageInput, build_stage_module, recomputed

@@ -16,7 +16,7 @@ from runtime.measure.layers import time_window
 from runtime.measure.microbench import Progress, Task, header_here, operator_tasks, run_tasks, wire_tasks
 from runtime.measure.windows import Key, Window, windows_of
 from runtime.measure.wires import Ring
-from runtime.rank_job import TORCH_TYPE
+from runtime.run_settings import TORCH_TYPE
 from runtime.step.first_weights import DrawnWeights
 from runtime.world.busy_cores import CoreWatch
 from runtime.world.device import CPU

@@ -13,8 +13,8 @@ from experiments.fidelity.mutant_runs import compared
 from experiments.nccl.cases import jobs, priced
 from runtime.data.batches import SyntheticSource
 from runtime.launch import run_lowered
-from runtime.rank_job import Collect, RunSettings
 from runtime.reference import ReferenceResult, reference_step
+from runtime.run_settings import Collect, RunSettings
 from runtime.world.pool import Pool
 from sim.step.sweep import Sweep
 from tests.test_schedule_plans import job_with

@@ -21,7 +21,7 @@ from experiments.harness.record import RESULTS, as_record
 from experiments.mimo import figure11, loss_curves, parity_grid
 from experiments.mimo.parity_grid_runs import plan_of as grid_plan
 from runtime.launch import RunResult, run_lowered
-from runtime.rank_job import Collect, RunSettings
+from runtime.run_settings import Collect, RunSettings
 from runtime.world.pool import Pool
 from sim.step.engine import simulate
 from sim.step.sweep import Sweep

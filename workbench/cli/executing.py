@@ -45,7 +45,7 @@ from workbench.whole_file import check_writable
 if TYPE_CHECKING:
     from runtime.data.batches import DataSource
     from runtime.emulation.peak_memory import PeakMemory
-    from runtime.rank_job import RunSettings
+    from runtime.run_settings import RunSettings
 
 EMULATED_REPETITIONS = 3
 

@@ -15,8 +15,8 @@ from experiments.fuzz.target import Ready, Target
 from experiments.fuzz.targets.writing import json_bytes
 from runtime.data.batches import SyntheticSource
 from runtime.emulation.emulate import emulate
-from runtime.rank_job import RunSettings
 from runtime.reference import reference_step
+from runtime.run_settings import RunSettings
 from workbench.job.job import job_from_spec
 from workbench.job.job_file import parse_spec
 from workbench.job.machines import cost_of
