@@ -1,95 +1,31 @@
-"""`explain` and `diff`: changes are what `plan` and `simulate` say of them, sums add up, input is checked."""
+"""`explain`: the account is the whole step, waste and sensitivities are told, and input is checked."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from sim.predict import predict, prices_of, step_s
 from tests.command_line import answered, workbench
+from tests.vlm_job import H100, VLM, planned, side, vlm_job
 from workbench.cost.hardware import uniform
-from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
-from workbench.explain.changes import Judge, try_changes
 from workbench.explain.critical_path import Cause
-from workbench.explain.difference import Side, difference, differing
-from workbench.explain.explanation import account_of, parts_of_all
-from workbench.explain.neighbours import ChangeKind, neighbours
-from workbench.explain.plan_as_job import Origin, origin_of
+from workbench.explain.explanation import account_of
 from workbench.explain.sensitivity import sensitivities
 from workbench.explain.warnings import unlike_layouts, waste_of
 from workbench.job.job import Job, ModuleLayout, load_job
-from workbench.memory.account import peak_bytes
-from workbench.plan.build import with_programs
-from workbench.plan.codec import plan_hash, write_plan
-from workbench.plan.plan import Plan, Sharding
-from workbench.planner.stage_counts import silent
+from workbench.plan.codec import write_plan
+from workbench.plan.plan import Sharding
 from workbench.schedule.action import Pass
-from workbench.schedule.choice import ScheduleKind, usual
-from workbench.strategies import cornstarch, dip
-from workbench.strategies.registry import PLANNERS
+from workbench.strategies import dip
 from workbench.timing.accept import accept
-
-H100 = CostModel(load_profile("H100"))
-VLM = """
-name: vlm
-model:
-  modules:
-    vision:
-      config: {model_type: siglip_vision_model, hidden_size: 768, intermediate_size: 3072,
-               num_hidden_layers: 6, num_attention_heads: 12, image_size: 224, patch_size: 14,
-               vision_use_head: false}
-      trainable: projector
-      projector: linear
-    llm:
-      config: {model_type: llama, vocab_size: 32000, hidden_size: 1024, intermediate_size: 2816,
-               num_hidden_layers: 8, num_attention_heads: 16, num_key_value_heads: 8}
-cluster: {device: H100, nodes: 1, ranks_per_node: 8}
-batch:
-  samples: 16
-  replicas: 2
-  mixture: {seed: 1, text_tokens: [64, 2048], items: {vision: {most: 3, missing: 0.25}}}
-layouts:
-  vision: {pp: 1}
-  llm: {pp: 2}
-profile: H100
-"""
-UNTOLD = "entrain-graded"  # where single samples are heavy it makes fewer microbatches than were asked for
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    file = tmp_path_factory.mktemp("job") / "vlm.yaml"
-    file.write_text(VLM)
-    return load_job(file)
-
-
-def planned(job: Job, strategy: str = "cornstarch") -> Plan:
-    return PLANNERS[strategy](job, H100, silent)
-
-
-def judge(**changes: object) -> Judge:
-    return replace(Judge(planners=PLANNERS, cost=H100, step_s=step_s), **changes)  # type: ignore[arg-type]
-
-
-def side(plan: Plan) -> Side:
-    lowered, memory = accept(plan)
-    trace = predict(lowered, memory, H100)
-    return Side(lowered=lowered, trace=trace, parts=parts_of_all(lowered, H100, prices_of))
-
-
-@pytest.mark.parametrize("name", PLANNERS)
-def test_a_strategy_makes_the_plan_again_of_the_job_that_the_plan_tells(job: Job, name: str) -> None:
-    degrees = () if name in ("fsdp", "hsdp") else job.layouts
-    plan = planned(replace(job, layouts=degrees), name)
-    origin = origin_of(plan, H100, PLANNERS[name])
-    assert origin.is_exact or name == UNTOLD
-    again = PLANNERS[name](origin.job, H100, silent)
-    assert (plan_hash(again) == plan_hash(plan)) == origin.is_exact
+def job() -> Job:
+    return vlm_job()
 
 
 def test_ranks_without_token_shards_straggle_where_zigzag_is_uneven(job: Job) -> None:
@@ -107,91 +43,6 @@ def test_ranks_without_token_shards_straggle_where_zigzag_is_uneven(job: Job) ->
     assert len(passes) == 2
     assert all(shares[documents][action] > 0.1 for action in passes)
     assert all(share == 0.0 for share in shares["causal"].values())
-
-
-@pytest.mark.parametrize("kind", ScheduleKind)
-def test_the_schedule_is_told_from_the_programs(job: Job, kind: ScheduleKind) -> None:
-    plan = planned(replace(job, schedule=usual(kind)))
-    assert origin_of(plan, H100, PLANNERS["cornstarch"]).job.schedule == usual(kind)
-
-
-def test_changes_are_what_plan_and_simulate_say_of_them(job: Job) -> None:
-    """Every change that was simulated, planned by hand as a user would, and simulated with its trace."""
-    plan, origin = planned(job), Origin(job, "cornstarch", is_exact=True)
-    found = try_changes(judge().judged(plan), origin, tuple(neighbours(job)), judge())
-    assert found.num_simulated > 15
-    assert {each.change.kind for each in (*found.helping, *found.slower)} >= {
-        ChangeKind.LAYOUT,
-        ChangeKind.MICROBATCHES,
-        ChangeKind.SCHEDULE,
-        ChangeKind.ACTIVATIONS,
-        ChangeKind.SHARDING,
-    }
-    for each in (*found.helping, *found.slower):
-        assert each.judged is not None
-        lowered, memory = accept(cornstarch.plan(each.change.edit(job), H100))
-        trace = predict(lowered, memory, H100)
-        assert each.judged.step_s == trace.iteration_s
-        assert each.judged.peak_bytes == max(peak_bytes(lowered, memory).values())
-    steps = [each.judged.step_s for each in found.helping if each.judged]
-    assert steps == sorted(steps)
-    assert all(seconds < found.base.step_s for seconds in steps)
-
-
-def test_a_change_says_what_is_changed(job: Job) -> None:
-    by_name = {change.about: change for change in neighbours(job, ["dip"])}
-    edited = by_name["llm tp 1 -> 2, pp 2 -> 1"].edit(job)
-    assert edited.layouts == (ModuleLayout(module="vision", pp=1), ModuleLayout(module="llm", pp=1, tp=2))
-    both = by_name["dp 2 -> 1, vision tp 1 -> 2, llm tp 1 -> 2"].edit(job)
-    assert (both.replicas, [layout.tp for layout in both.layouts]) == (1, [2, 2])
-    moved = by_name["vision pp 1 -> 2, llm pp 2 -> 1"].edit(job)
-    assert [layout.pp for layout in moved.layouts] == [2, 1]
-    assert by_name["samples of a microbatch 1 -> 2"].edit(job).microbatch_samples == 2
-    assert by_name["schedule 1f1b -> gpipe"].edit(job).schedule == usual(ScheduleKind.GPIPE)
-    recomputed = by_name["llm recompute none -> full"].edit(job).settings
-    assert (
-        by_name["llm recompute none -> full"].edit(replace(job, settings=recomputed)).settings == recomputed
-    )
-    assert by_name["strategy dip"].strategy == "dip"
-    assert "llm ep 1 -> 2" not in by_name, "it has no experts"
-
-
-def test_a_change_that_does_not_fit_stands_apart(job: Job) -> None:
-    """Of a cluster whose memory is what the plan holds, all that holds more does not fit."""
-    held = judge().judged(planned(job)).peak_bytes
-    nodes = tuple(replace(node, memory_bytes=held) for node in job.cluster.nodes)
-    tight = replace(job, cluster=replace(job.cluster, nodes=nodes))
-    base = judge().judged(planned(tight))
-    found = try_changes(base, Origin(tight, "cornstarch", is_exact=True), tuple(neighbours(tight)), judge())
-    assert base.misfit == ""
-    assert found.misfits
-    for each in found.misfits:
-        assert each.judged is not None
-        assert each.judged.peak_bytes > held
-        assert "does not fit" in each.judged.misfit
-    for each in (*found.helping, *found.slower):
-        assert each.judged is not None
-        assert each.judged.peak_bytes <= held
-
-
-def test_time_ends_the_changes_also_within_a_planner(job: Job) -> None:
-    """The clock runs out at its fifth reading; the rest is counted and not tried."""
-    plan, todo, readings = planned(job), tuple(neighbours(job)), iter(range(1000))
-    hurried = judge(is_over=lambda: next(readings) >= 4)
-    found = try_changes(hurried.judged(plan), Origin(job, "cornstarch", is_exact=True), todo, hurried)
-    done = found.num_simulated + found.num_same + len(found.refused)
-    assert 0 < done < len(todo)
-    assert done + found.num_left == len(todo)
-
-
-def test_what_no_strategy_plans_has_its_reason(job: Job) -> None:
-    plan = planned(job)
-    found = try_changes(
-        judge().judged(plan), Origin(job, "cornstarch", is_exact=True), tuple(neighbours(job)), judge()
-    )
-    refusals = {each.change.about: each.refusal for each in found.refused}
-    assert "tp of module 'llm' must divide its 8 key/value heads" not in refusals["llm pp 2 -> 4"]
-    assert "the layout needs 10 ranks" in refusals["llm pp 2 -> 4"]
 
 
 def test_a_step_is_sensitive_to_what_it_is_made_of(job: Job) -> None:
@@ -249,62 +100,6 @@ def test_the_account_is_the_whole_step(job: Job) -> None:
     found = account_of(lowered, trace, H100, prices_of)
     assert sum(cause.seconds for cause in found.path) == pytest.approx(trace.iteration_s, rel=1e-12)
     assert all(cause.seconds >= 0 for cause in found.path)
-
-
-STRATEGIES = st.sampled_from(["cornstarch", "encoders-colocated", "dip", "entrain", "megatron-homogeneous"])
-
-
-@settings(max_examples=12)
-@given(STRATEGIES, STRATEGIES)
-def test_changes_of_both_tables_add_up_to_the_difference(job: Job, first: str, second: str) -> None:
-    sides = side(planned(job, first)), side(planned(job, second))
-    found = difference(*sides)
-    change_s = sides[1].trace.iteration_s - sides[0].trace.iteration_s
-    for rows in (found.along_path, found.of_ranks):
-        assert sum(row.change_s for row in rows) == pytest.approx(change_s, abs=1e-12)
-        assert sum(row.first_s for row in rows) == pytest.approx(sides[0].trace.iteration_s, rel=1e-12)
-    if first == second:
-        assert found.differs == ()
-        assert change_s == 0
-
-
-def test_what_differs_is_named_part_by_part(job: Job) -> None:
-    one = planned(job)
-    other = planned(
-        replace(
-            job,
-            layouts=(ModuleLayout(module="vision", pp=1), ModuleLayout(module="llm", pp=1, tp=2)),
-            microbatch_samples=2,
-        )
-    )
-    found = {(each.part, each.about): each[2:] for each in difference(side(one), side(other)).differs}
-    assert found["stages", "llm"] == ("dp 2 x 2 stages of cp 1 x tp 1", "dp 2 x 1 stages of cp 1 x tp 2")
-    assert found["microbatches", "llm"] == ("16 of 1 items", "8 of 2 items")
-    assert ("samples", "") not in found
-    assert ("stages", "vision") not in found
-
-
-def test_what_only_the_second_replica_has_is_named(job: Job) -> None:
-    """Its cuts, the ranks of its stages, and whose microbatches they are."""
-    plan = planned(job)
-    llm = [stage for stage in plan.stages if stage.module == "llm" and stage.replica == 1]
-    middle, end = llm[0].layers[1], llm[1].layers[1]
-    cut = {llm[0].id: (0, middle - 1), llm[1].id: (middle - 1, end)}
-    place = {llm[0].id: llm[1].ranks, llm[1].id: llm[0].ranks}
-    cuts = tuple(replace(stage, layers=cut.get(stage.id, stage.layers)) for stage in plan.stages)
-    places = tuple(replace(stage, ranks=place.get(stage.id, stage.ranks)) for stage in plan.stages)
-    told = {row[1]: row[2:] for row in differing(plan, replace(plan, stages=cuts))}
-    assert told["llm, layers of replica 1"] == (
-        f"{middle} {end - middle}",
-        f"{middle - 1} {end - middle + 1}",
-    )
-    moved = with_programs(replace(plan, stages=places, programs=()))
-    first, second = (stage.flat_ranks[0] for stage in llm)
-    told = {row[1]: row[2:] for row in differing(plan, moved)}
-    assert told["llm, ranks of replica 1"] == (f"{first} {second}", f"{second} {first}")
-    swapped = tuple(replace(each, replica=1 - each.replica) for each in plan.microbatches)
-    told = {row[1]: row[2:] for row in differing(plan, replace(plan, microbatches=swapped))}
-    assert told["llm, samples"] == ("16", "0 of them the same")
 
 
 def test_waste_is_told(job: Job) -> None:

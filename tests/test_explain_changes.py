@@ -1,0 +1,125 @@
+"""Changes of a plan: the job that is told from it, and what `plan` and `simulate` say of each change."""
+
+from dataclasses import replace
+
+import pytest
+
+from sim.predict import predict, step_s
+from tests.vlm_job import H100, planned, vlm_job
+from workbench.explain.changes import Judge, try_changes
+from workbench.explain.neighbours import ChangeKind, neighbours
+from workbench.explain.plan_as_job import Origin, origin_of
+from workbench.job.job import Job, ModuleLayout
+from workbench.memory.account import peak_bytes
+from workbench.plan.codec import plan_hash
+from workbench.planner.stage_counts import silent
+from workbench.schedule.choice import ScheduleKind, usual
+from workbench.strategies import cornstarch
+from workbench.strategies.registry import PLANNERS
+from workbench.timing.accept import accept
+
+UNTOLD = "entrain-graded"  # where single samples are heavy it makes fewer microbatches than were asked for
+
+
+@pytest.fixture(scope="module")
+def job() -> Job:
+    return vlm_job()
+
+
+def judge(**changes: object) -> Judge:
+    return replace(Judge(planners=PLANNERS, cost=H100, step_s=step_s), **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+def test_a_strategy_makes_the_plan_again_of_the_job_that_the_plan_tells(job: Job, name: str) -> None:
+    degrees = () if name in ("fsdp", "hsdp") else job.layouts
+    plan = planned(replace(job, layouts=degrees), name)
+    origin = origin_of(plan, H100, PLANNERS[name])
+    assert origin.is_exact or name == UNTOLD
+    again = PLANNERS[name](origin.job, H100, silent)
+    assert (plan_hash(again) == plan_hash(plan)) == origin.is_exact
+
+
+@pytest.mark.parametrize("kind", ScheduleKind)
+def test_the_schedule_is_told_from_the_programs(job: Job, kind: ScheduleKind) -> None:
+    plan = planned(replace(job, schedule=usual(kind)))
+    assert origin_of(plan, H100, PLANNERS["cornstarch"]).job.schedule == usual(kind)
+
+
+def test_changes_are_what_plan_and_simulate_say_of_them(job: Job) -> None:
+    """Every change that was simulated, planned by hand as a user would, and simulated with its trace."""
+    plan, origin = planned(job), Origin(job, "cornstarch", is_exact=True)
+    found = try_changes(judge().judged(plan), origin, tuple(neighbours(job)), judge())
+    assert found.num_simulated > 15
+    assert {each.change.kind for each in (*found.helping, *found.slower)} >= {
+        ChangeKind.LAYOUT,
+        ChangeKind.MICROBATCHES,
+        ChangeKind.SCHEDULE,
+        ChangeKind.ACTIVATIONS,
+        ChangeKind.SHARDING,
+    }
+    for each in (*found.helping, *found.slower):
+        assert each.judged is not None
+        lowered, memory = accept(cornstarch.plan(each.change.edit(job), H100))
+        trace = predict(lowered, memory, H100)
+        assert each.judged.step_s == trace.iteration_s
+        assert each.judged.peak_bytes == max(peak_bytes(lowered, memory).values())
+    steps = [each.judged.step_s for each in found.helping if each.judged]
+    assert steps == sorted(steps)
+    assert all(seconds < found.base.step_s for seconds in steps)
+
+
+def test_a_change_says_what_is_changed(job: Job) -> None:
+    by_name = {change.about: change for change in neighbours(job, ["dip"])}
+    edited = by_name["llm tp 1 -> 2, pp 2 -> 1"].edit(job)
+    assert edited.layouts == (ModuleLayout(module="vision", pp=1), ModuleLayout(module="llm", pp=1, tp=2))
+    both = by_name["dp 2 -> 1, vision tp 1 -> 2, llm tp 1 -> 2"].edit(job)
+    assert (both.replicas, [layout.tp for layout in both.layouts]) == (1, [2, 2])
+    moved = by_name["vision pp 1 -> 2, llm pp 2 -> 1"].edit(job)
+    assert [layout.pp for layout in moved.layouts] == [2, 1]
+    assert by_name["samples of a microbatch 1 -> 2"].edit(job).microbatch_samples == 2
+    assert by_name["schedule 1f1b -> gpipe"].edit(job).schedule == usual(ScheduleKind.GPIPE)
+    recomputed = by_name["llm recompute none -> full"].edit(job).settings
+    assert (
+        by_name["llm recompute none -> full"].edit(replace(job, settings=recomputed)).settings == recomputed
+    )
+    assert by_name["strategy dip"].strategy == "dip"
+    assert "llm ep 1 -> 2" not in by_name, "it has no experts"
+
+
+def test_a_change_that_does_not_fit_stands_apart(job: Job) -> None:
+    """Of a cluster whose memory is what the plan holds, all that holds more does not fit."""
+    held = judge().judged(planned(job)).peak_bytes
+    nodes = tuple(replace(node, memory_bytes=held) for node in job.cluster.nodes)
+    tight = replace(job, cluster=replace(job.cluster, nodes=nodes))
+    base = judge().judged(planned(tight))
+    found = try_changes(base, Origin(tight, "cornstarch", is_exact=True), tuple(neighbours(tight)), judge())
+    assert base.misfit == ""
+    assert found.misfits
+    for each in found.misfits:
+        assert each.judged is not None
+        assert each.judged.peak_bytes > held
+        assert "does not fit" in each.judged.misfit
+    for each in (*found.helping, *found.slower):
+        assert each.judged is not None
+        assert each.judged.peak_bytes <= held
+
+
+def test_time_ends_the_changes_also_within_a_planner(job: Job) -> None:
+    """The clock runs out at its fifth reading; the rest is counted and not tried."""
+    plan, todo, readings = planned(job), tuple(neighbours(job)), iter(range(1000))
+    hurried = judge(is_over=lambda: next(readings) >= 4)
+    found = try_changes(hurried.judged(plan), Origin(job, "cornstarch", is_exact=True), todo, hurried)
+    done = found.num_simulated + found.num_same + len(found.refused)
+    assert 0 < done < len(todo)
+    assert done + found.num_left == len(todo)
+
+
+def test_what_no_strategy_plans_has_its_reason(job: Job) -> None:
+    plan = planned(job)
+    found = try_changes(
+        judge().judged(plan), Origin(job, "cornstarch", is_exact=True), tuple(neighbours(job)), judge()
+    )
+    refusals = {each.change.about: each.refusal for each in found.refused}
+    assert "tp of module 'llm' must divide its 8 key/value heads" not in refusals["llm pp 2 -> 4"]
+    assert "the layout needs 10 ranks" in refusals["llm pp 2 -> 4"]

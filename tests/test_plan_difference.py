@@ -1,0 +1,72 @@
+"""`diff` of two plans: rows add up to the difference of their steps, and what differs is named."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.vlm_job import planned, side, vlm_job
+from workbench.explain.difference import difference, differing
+from workbench.job.job import Job, ModuleLayout
+from workbench.plan.build import with_programs
+
+STRATEGIES = st.sampled_from(["cornstarch", "encoders-colocated", "dip", "entrain", "megatron-homogeneous"])
+
+
+@pytest.fixture(scope="module")
+def job() -> Job:
+    return vlm_job()
+
+
+@settings(max_examples=12)
+@given(STRATEGIES, STRATEGIES)
+def test_changes_of_both_tables_add_up_to_the_difference(job: Job, first: str, second: str) -> None:
+    sides = side(planned(job, first)), side(planned(job, second))
+    found = difference(*sides)
+    change_s = sides[1].trace.iteration_s - sides[0].trace.iteration_s
+    for rows in (found.along_path, found.of_ranks):
+        assert sum(row.change_s for row in rows) == pytest.approx(change_s, abs=1e-12)
+        assert sum(row.first_s for row in rows) == pytest.approx(sides[0].trace.iteration_s, rel=1e-12)
+    if first == second:
+        assert found.differs == ()
+        assert change_s == 0
+
+
+def test_what_differs_is_named_part_by_part(job: Job) -> None:
+    one = planned(job)
+    other = planned(
+        replace(
+            job,
+            layouts=(ModuleLayout(module="vision", pp=1), ModuleLayout(module="llm", pp=1, tp=2)),
+            microbatch_samples=2,
+        )
+    )
+    found = {(each.part, each.about): each[2:] for each in difference(side(one), side(other)).differs}
+    assert found["stages", "llm"] == ("dp 2 x 2 stages of cp 1 x tp 1", "dp 2 x 1 stages of cp 1 x tp 2")
+    assert found["microbatches", "llm"] == ("16 of 1 items", "8 of 2 items")
+    assert ("samples", "") not in found
+    assert ("stages", "vision") not in found
+
+
+def test_what_only_the_second_replica_has_is_named(job: Job) -> None:
+    """Its cuts, the ranks of its stages, and whose microbatches they are."""
+    plan = planned(job)
+    llm = [stage for stage in plan.stages if stage.module == "llm" and stage.replica == 1]
+    middle, end = llm[0].layers[1], llm[1].layers[1]
+    cut = {llm[0].id: (0, middle - 1), llm[1].id: (middle - 1, end)}
+    place = {llm[0].id: llm[1].ranks, llm[1].id: llm[0].ranks}
+    cuts = tuple(replace(stage, layers=cut.get(stage.id, stage.layers)) for stage in plan.stages)
+    places = tuple(replace(stage, ranks=place.get(stage.id, stage.ranks)) for stage in plan.stages)
+    told = {row[1]: row[2:] for row in differing(plan, replace(plan, stages=cuts))}
+    assert told["llm, layers of replica 1"] == (
+        f"{middle} {end - middle}",
+        f"{middle - 1} {end - middle + 1}",
+    )
+    moved = with_programs(replace(plan, stages=places, programs=()))
+    first, second = (stage.flat_ranks[0] for stage in llm)
+    told = {row[1]: row[2:] for row in differing(plan, moved)}
+    assert told["llm, ranks of replica 1"] == (f"{first} {second}", f"{second} {first}")
+    swapped = tuple(replace(each, replica=1 - each.replica) for each in plan.microbatches)
+    told = {row[1]: row[2:] for row in differing(plan, replace(plan, microbatches=swapped))}
+    assert told["llm, samples"] == ("16", "0 of them the same")
