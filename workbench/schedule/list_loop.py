@@ -88,9 +88,9 @@ class Rules(NamedTuple):
 
 
 @compiled
-def play(  # noqa: C901, PLR0912, PLR0915  (one loop: its parts share a dozen arrays)
+def play(
     passes: Passes, rules: Rules, free: Rows, duration: Floats, patience: float
-) -> tuple[Ints, int, float, Ints]:
+) -> tuple[Ints, float, Ints]:
     """Let time run: who is free does the first of what is possible, see `list_schedule`.
 
     Args:
@@ -98,17 +98,25 @@ def play(  # noqa: C901, PLR0912, PLR0915  (one loop: its parts share a dozen ar
         patience: see `Policy`.
 
     Returns:
-        passes in the order of their starts; how many there are, fewer than all where orders wait for each
-        other; when the last one ends if each starts as soon as its group is free and its inputs are
-        there; by pool, the most microbatches with a backward that were held at once.
+        passes in the order of their starts, fewer than all where orders wait for each other; when the last
+        one ends if each starts as soon as its group is free and its inputs are there; by pool, the most
+        microbatches with a backward that are held at once.
     """
+    order = _starts(passes, rules, free, duration, patience)
+    return order, _soonest_finish(order, passes, duration), _most_held(order, passes, rules)
+
+
+@compiled
+def _starts(  # noqa: C901, PLR0912, PLR0915  (one loop: its parts share a dozen arrays)
+    passes: Passes, rules: Rules, free: Rows, duration: Floats, patience: float
+) -> Ints:
+    """Passes in the order of their starts; fewer than all where orders wait for each other."""
     num_passes, num_stages, num_groups = len(passes.stage), len(passes.first), len(free.at) - 1
     stage_of, kind, inputs, followers = passes.stage, passes.kind, passes.inputs, passes.followers
     missing = np.diff(inputs.at)
     unread = passes.reads.copy()
     begun = np.zeros(num_stages, np.int64)  # forwards of every stage
     held = np.zeros(num_stages)  # by pool
-    counted, most = np.zeros(num_stages, np.int64), np.zeros(num_stages, np.int64)
     done = np.zeros(len(rules.orders.at), np.int64)  # of each order
     is_busy = np.zeros(num_groups, np.bool_)
     backwards = [[(0.0, 0, 0)] for _ in range(num_groups)]  # (ready, microbatch, number)
@@ -123,7 +131,6 @@ def play(  # noqa: C901, PLR0912, PLR0915  (one loop: its parts share a dozen ar
     touched = list(range(num_groups))
     found = np.empty(num_passes, np.int64)
     num_found = 0
-    soonest_end, group_end, finish = np.zeros(num_passes), np.zeros(num_groups), 0.0
     now = 0.0
     while True:
         chosen = -1
@@ -137,11 +144,10 @@ def play(  # noqa: C901, PLR0912, PLR0915  (one loop: its parts share a dozen ar
         if chosen < 0 and not ends:  # nothing runs and nothing may start: a forward passes its limit
             chosen = _nearest_to_the_loss(passes, free, missing, begun)
             if chosen < 0:
-                return found[:num_found], num_found, finish, most
+                return found[:num_found]
         if chosen >= 0:
             stage = stage_of[chosen]
-            group, pool = passes.group[stage], rules.pool[stage]
-            is_busy[group] = True
+            is_busy[passes.group[stage]] = True
             found[num_found] = chosen
             num_found += 1
             end = now + duration[chosen]
@@ -150,21 +156,11 @@ def play(  # noqa: C901, PLR0912, PLR0915  (one loop: its parts share a dozen ar
                 later = followers.of[at]
                 if patience > 0 and missing[later] == 1:
                     heappush(arrivals[passes.group[stage_of[later]]], (end, later))
-            soonest = group_end[group]
-            for at in range(inputs.at[chosen], inputs.at[chosen + 1]):
-                soonest = max(soonest, soonest_end[inputs.of[at]])
-            soonest_end[chosen] = group_end[group] = soonest + duration[chosen]
-            finish = max(finish, group_end[group])
             if kind[chosen] == FORWARD:
                 begun[stage] += 1
-                held[pool] += rules.share[stage]
+                held[rules.pool[stage]] += rules.share[stage]
                 for at in range(inputs.at[chosen], inputs.at[chosen + 1]):
                     heappush(touched, passes.group[stage_of[inputs.of[at]]])  # it may wait for its turn
-                if passes.reads[chosen] < 0:
-                    counted[pool] += 1
-                    most[pool] = max(most[pool], counted[pool])
-            elif passes.is_last[chosen]:
-                counted[pool] -= 1
             continue
         now = ends[0][0]
         while ends and ends[0][0] == now:
@@ -284,3 +280,34 @@ def _nearest_to_the_loss(passes: Passes, free: Rows, missing: Ints, begun: Ints)
         if number >= 0 and passes.position[stage] > position:
             found, position = number, passes.position[stage]
     return found
+
+
+@compiled
+def _soonest_finish(order: Ints, passes: Passes, duration: Floats) -> float:
+    """When the last one ends if each starts as soon as its group is free and its inputs are there."""
+    inputs, finish = passes.inputs, 0.0
+    end = np.zeros(len(passes.stage))
+    group_end = np.zeros(passes.group.max() + 1 if len(passes.group) else 0)
+    for number in order:
+        group = passes.group[passes.stage[number]]
+        start = group_end[group]
+        for at in range(inputs.at[number], inputs.at[number + 1]):
+            start = max(start, end[inputs.of[at]])
+        end[number] = group_end[group] = start + duration[number]
+        finish = max(finish, group_end[group])
+    return finish
+
+
+@compiled
+def _most_held(order: Ints, passes: Passes, rules: Rules) -> Ints:
+    """[S] by pool, the most microbatches with a backward that are held at once."""
+    held, most = np.zeros(len(passes.first), np.int64), np.zeros(len(passes.first), np.int64)
+    for number in order:
+        pool = rules.pool[passes.stage[number]]
+        if passes.kind[number] == FORWARD:
+            if passes.reads[number] < 0:
+                held[pool] += 1
+                most[pool] = max(most[pool], held[pool])
+        elif passes.is_last[number]:
+            held[pool] -= 1
+    return most

@@ -121,10 +121,8 @@ class ListScheduler:
 
     def _schedule(self, deep_first: bool, patience: float, durations: Floats) -> ListSchedule:  # noqa: FBT001
         graph = self._graph
-        order, num_started, finish, most = play(
-            graph.passes, self._rules, self._free[deep_first], durations, patience
-        )
-        if num_started < len(graph.actions):
+        order, finish, most = play(graph.passes, self._rules, self._free[deep_first], durations, patience)
+        if len(order) < len(graph.actions):
             missing = set(range(len(graph.actions))).difference(order.tolist())
             waiting = next(
                 action
