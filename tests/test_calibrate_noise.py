@@ -8,8 +8,9 @@ import torch
 from runtime.measure.microbench import Task, run_tasks
 from runtime.measure.plans import BETWEEN, with_yardstick
 from runtime.world.yardstick import Yardstick
-from workbench.calibrate.fit import fit, noise_of, yardstick_s_of
+from workbench.calibrate.fit import fit
 from workbench.calibrate.measurement import Header, LayerRow, LinkRow, Measurement, Row, YardstickRow
+from workbench.calibrate.noise import noise_of, yardstick_s_of
 from workbench.cost.profile import Fit
 
 HEADER = Header(

@@ -1,13 +1,13 @@
 """Turns the rows of a microbenchmark into a profile, with leave-one-out errors per table."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from statistics import fmean, median
+from statistics import median
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from workbench.arrays import Floats
 from workbench.calibrate.measurement import (
     AttentionRow,
     CollectiveRow,
@@ -22,9 +22,9 @@ from workbench.calibrate.measurement import (
     OptimizerRow,
     OverheadRow,
     OverlapRow,
-    YardstickRow,
     merge_rows,
 )
+from workbench.calibrate.noise import noise_of, yardstick_s_of
 from workbench.calibrate.sustained_rows import SustainedAttentionRow, SustainedMatmulRow
 from workbench.calibrate.sustained_tables import sustained_attention, sustained_fits, sustained_products
 from workbench.calibrate.tables import (
@@ -69,38 +69,33 @@ def fit(name: str, measurements: Iterable[Measurement], mixing: Mixing = Mixing.
     Complexity: O(points^2) for the leave-one-out errors.
     """
     measurement = merge_rows(measurements, mixing)
-    header = measurement.header
-    matmuls, copies = _of(measurement, MatmulRow), _of(measurement, CopyRow)
     if not measurement.rows:
         raise ValueError(f"profile {name!r}: want at least one row, got none")
-    loops = _of(measurement, SustainedMatmulRow)
-    precision = (
-        _most_common([row.precision for row in matmuls] or [row.precision for row in loops]) or "float32"
-    )
-    attentions = [row for row in _of(measurement, AttentionRow) if row.precision == precision]
-    matmul = matmul_table([row for row in matmuls if row.precision == precision])
-    attention = attention_table(attentions)
-    pointwise, normalization = moved_table(copies, POINTWISE), moved_table(copies, NORMS)
-    layers = layer_tables(_of(measurement, LayerRow))
-    links, link_fits = _links(measurement)
-    collectives = collective_tables(_of(measurement, CollectiveRow))
+    precision = _table_precision(measurement)
+    tabled = _at_precision(measurement, precision)
+    profile = _profile(name, measurement, tabled, precision)
+    fits = _fits(profile, measurement, tabled)
+    return replace(profile, fits=fits, noise=noise_of(measurement, fits))
+
+
+def _profile(name: str, measurement: Measurement, tabled: Measurement, precision: str) -> Profile:
+    """What was measured, without how well it predicts itself."""
+    copies, attentions = _of(measurement, CopyRow), _of(tabled, AttentionRow)
+    pointwise = moved_table(copies, POINTWISE)
     overheads_s, optimizer_s = _overheads_and_optimizer(measurement)
-    tables = [("matmul", matmul), ("attention", attention), ("copies", pointwise), ("norms", normalization)]
-    profile = Profile(
+    return Profile(
         name=name,
-        device=header.device,
-        memory_bytes=header.memory_bytes,
-        peak_flop_per_s=tuple(sorted(_peaks(matmuls, loops).items())),
+        device=measurement.header.device,
+        memory_bytes=measurement.header.memory_bytes,
+        peak_flop_per_s=tuple(sorted(_peaks(measurement).items())),
         peak_bytes_per_s=max((rate for *_, rate in pointwise.points), default=None),
-        provenance=_provenance(header),
-        matmul=matmul,
-        attention=attention,
+        provenance=_provenance(measurement.header),
+        matmul=matmul_table(_of(tabled, MatmulRow)),
+        attention=attention_table(attentions),
         pointwise=pointwise,
-        normalization=normalization,
-        sustained_products=sustained_products([row for row in loops if row.precision == precision]),
-        sustained_attention=sustained_attention(
-            [row for row in _of(measurement, SustainedAttentionRow) if row.precision == precision]
-        ),
+        normalization=moved_table(copies, NORMS),
+        sustained_products=sustained_products(_of(tabled, SustainedMatmulRow)),
+        sustained_attention=sustained_attention(_of(tabled, SustainedAttentionRow)),
         attention_backward_rate=attention_backward_rate(attentions) or 1.0,
         attention_head_dim=min({row.head_dim for row in attentions}, default=None),
         table_precision=precision,
@@ -108,21 +103,44 @@ def fit(name: str, measurements: Iterable[Measurement], mixing: Mixing = Mixing.
         overheads_s=overheads_s,
         optimizer_s_per_parameter=optimizer_s,
         optimizer_update=_optimizer_update(measurement),
-        layers=layers,
-        links=links,
-        collectives=collectives,
+        layers=layer_tables(_of(measurement, LayerRow)),
+        links=tuple(_link(scope, *line) for scope, line in _times_by_link(measurement).items()),
+        collectives=collective_tables(_of(measurement, CollectiveRow)),
         unmeasured=_missing(measurement),
         yardstick_s=yardstick_s_of(measurement),
-        fits=(
-            *table_fits(tables),
-            *other_masks_fit(attentions, attention),
-            *collective_fits(collectives),
-            *layer_fits(layers),
-            *link_fits,
-        ),
     )
-    fits = (*profile.fits, *sustained_fits(profile))
-    return replace(profile, fits=fits, noise=noise_of(measurement, fits))
+
+
+def _fits(profile: Profile, measurement: Measurement, tabled: Measurement) -> tuple[Fit, ...]:
+    """Errors of all tables, each read without what it is held against."""
+    tables = [
+        ("matmul", profile.matmul),
+        ("attention", profile.attention),
+        ("copies", profile.pointwise),
+        ("norms", profile.normalization),
+    ]
+    return (
+        *table_fits(tables),
+        *other_masks_fit(_of(tabled, AttentionRow), profile.attention),
+        *collective_fits(profile.collectives),
+        *layer_fits(profile.layers),
+        *_link_fits(measurement),
+        *sustained_fits(profile),
+    )
+
+
+def _table_precision(measurement: Measurement) -> str:
+    """That most products were measured in; of long loops where nothing else was measured."""
+    names = [row.precision for row in _of(measurement, MatmulRow)]
+    names = names or [row.precision for row in _of(measurement, SustainedMatmulRow)]
+    return max(sorted(set(names)), key=names.count, default="") or "float32"
+
+
+def _at_precision(measurement: Measurement, precision: str) -> Measurement:
+    """The rows of products and attention in one precision: what tables are made of."""
+    kinds = MatmulRow | AttentionRow | SustainedMatmulRow | SustainedAttentionRow
+    rows = (row for row in measurement.rows if isinstance(row, kinds) and row.precision == precision)
+    return replace(measurement, rows=tuple(rows))
 
 
 def _optimizer_update(measurement: Measurement) -> str | None:
@@ -184,10 +202,6 @@ def _of(measurement: Measurement, kind: type[R]) -> list[R]:
     return [row for row in measurement.rows if isinstance(row, kind)]
 
 
-def _most_common(names: Sequence[str]) -> str:
-    return max(sorted(set(names)), key=names.count, default="")
-
-
 def _size(row: LayerRow) -> tuple[int, ...]:
     own = row.rows, row.tokens_in, row.attention_area
     return *own, row.context_tokens, row.reader_tokens, row.context_area
@@ -220,8 +234,9 @@ def _median_of(seconds: Sequence[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def _peaks(short: Sequence[MatmulRow], loops: Sequence[SustainedMatmulRow]) -> dict[str, float]:
+def _peaks(measurement: Measurement) -> dict[str, float]:
     """The best rate by precision; of long loops where nothing else was measured."""
+    short, loops = _of(measurement, MatmulRow), _of(measurement, SustainedMatmulRow)
     rows: list[MatmulRow | SustainedMatmulRow] = [*(short or loops)]
     by_precision = grouped(rows, lambda row: row.precision)
     return {
@@ -239,33 +254,39 @@ def _kernel_floor_s(measurement: Measurement) -> float:
     return min(copied_s + [row.seconds for row in _of(measurement, MatmulRow)], default=0.0)
 
 
-def _links(measurement: Measurement) -> tuple[tuple[MachineLink, ...], list[Fit]]:
-    """Latency and bandwidth of each link and of the way to the host and back.
-
-    By non-negative least squares of relative errors; each error is of a size that was left out.
-    """
+def _times_by_link(measurement: Measurement) -> dict[str, tuple[Floats, Floats]]:
+    """(ascending bytes, seconds) of each link and of the way to the host and back."""
     timed = [(row.link, row.num_bytes, row.seconds) for row in _of(measurement, LinkRow)]
     timed += [(row.direction, row.num_bytes, row.seconds) for row in _of(measurement, HostCopyRow)]
-    links, fits = [], []
-    for scope, members in grouped(timed, lambda row: row[0]).items():
-        sizes, seconds = np.array(sorted((float(size), second) for _, size, second in members)).T
-        latency_s, s_per_byte = affine_fit(sizes, seconds)
-        links.append(
-            MachineLink(
-                scope=scope,
-                name=scope,
-                bytes_per_s=1 / s_per_byte,
-                latency_s=latency_s,
-                measured=True,
-                source="microbenchmark",
-            )
-        )
-        if len(sizes) > FEWEST_OF_A_LINK:
-            fits.append(quality(f"{scope} link", _left_out(sizes, seconds)))
-    return tuple(links), fits
+    return {
+        scope: tuple(np.array(sorted((float(size), second) for _, size, second in members)).T)
+        for scope, members in grouped(timed, lambda row: row[0]).items()
+    }
 
 
-def _left_out(sizes: NDArray[np.float64], seconds: NDArray[np.float64]) -> list[float]:
+def _link(scope: str, sizes: Floats, seconds: Floats) -> MachineLink:
+    """Latency and bandwidth by non-negative least squares of relative errors."""
+    latency_s, s_per_byte = affine_fit(sizes, seconds)
+    return MachineLink(
+        scope=scope,
+        name=scope,
+        bytes_per_s=1 / s_per_byte,
+        latency_s=latency_s,
+        measured=True,
+        source="microbenchmark",
+    )
+
+
+def _link_fits(measurement: Measurement) -> list[Fit]:
+    """Each error is of a size that was left out."""
+    return [
+        quality(f"{scope} link", _left_out(sizes, seconds))
+        for scope, (sizes, seconds) in _times_by_link(measurement).items()
+        if len(sizes) > FEWEST_OF_A_LINK
+    ]
+
+
+def _left_out(sizes: Floats, seconds: Floats) -> list[float]:
     """Errors of all sizes but the smallest and the largest, each predicted from the others.
 
     Others that do not grow predict one time for all sizes: an error, and no reason to refuse the whole.
@@ -278,7 +299,7 @@ def _left_out(sizes: NDArray[np.float64], seconds: NDArray[np.float64]) -> list[
     return errors
 
 
-def affine_fit(sizes: NDArray[np.float64], seconds: NDArray[np.float64]) -> tuple[float, float]:
+def affine_fit(sizes: Floats, seconds: Floats) -> tuple[float, float]:
     """(seconds at size 0, seconds per unit), both >= 0, least relative squares.
 
     Raises ValueError when the times do not grow with the size.
@@ -291,7 +312,7 @@ def affine_fit(sizes: NDArray[np.float64], seconds: NDArray[np.float64]) -> tupl
     return base_s, s_per_unit
 
 
-def _line(sizes: NDArray[np.float64], seconds: NDArray[np.float64]) -> tuple[float, float]:
+def _line(sizes: Floats, seconds: Floats) -> tuple[float, float]:
     base_s, s_per_unit = relative_fit(np.stack([np.ones_like(sizes), sizes], axis=1), seconds).tolist()
     return base_s, s_per_unit
 
@@ -336,53 +357,3 @@ def _missing(measurement: Measurement) -> tuple[str, ...]:
         for row in _of(measurement, OverlapRow)
     ]
     return tuple(names)
-
-
-MOST_OTHERS = 0.15  # cores that others kept busy, or the machine's host took
-MOST_SPREAD = 0.15  # (third quartile - first quartile) / median of a layer's repetitions
-MOST_SWAY = 0.15  # (highest - lowest) / median of the yardstick, the extreme tenths left out
-MOST_ERROR = 0.15  # median leave-one-out error of a table
-JUDGED = ("matmul", "attention", "copies", "norms", "layers", "intra link", "inter link")
-
-
-def noise_of(measurement: Measurement, fits: Sequence[Fit]) -> tuple[str, ...]:
-    """What makes the measurement untrustworthy, a line each; none where nothing does.
-
-    Tables count whose form is the machine's own: those that compare unlike things (other masks, collectives
-    from one size to another) are off on any machine.
-    """
-    yardsticks = [row for row in measurement.rows if isinstance(row, YardstickRow)]
-    layers = [row.spread for row in measurement.rows if isinstance(row, LayerRow)]
-    return (*_load(yardsticks), *_sway(yardsticks), *_spread(layers), *_errors(fits))
-
-
-def yardstick_s_of(measurement: Measurement) -> float | None:
-    """Seconds of the yardstick while this was measured: the median, as all tables hold medians."""
-    found = [row.seconds for row in measurement.rows if isinstance(row, YardstickRow)]
-    return median(found) if found else None
-
-
-def _load(rows: Sequence[YardstickRow]) -> Iterator[str]:
-    others = [row.others_cores for row in rows if row.others_cores is not None]
-    if others and fmean(others) > MOST_OTHERS:
-        yield f"others kept {fmean(others):.2f} cores busy while this machine was measured"
-
-
-def _sway(rows: Sequence[YardstickRow]) -> Iterator[str]:
-    seconds = sorted(row.seconds for row in rows)
-    cut = len(seconds) // 10
-    kept = seconds[cut : len(seconds) - cut]
-    if len(kept) > 1 and kept[-1] - kept[0] > MOST_SWAY * median(kept):
-        sway = (kept[-1] - kept[0]) / median(kept)
-        yield f"the same work took times that lay {sway:.0%} apart while this machine was measured"
-
-
-def _spread(spreads: Sequence[float]) -> Iterator[str]:
-    if spreads and median(spreads) > MOST_SPREAD:
-        yield f"repetitions of a layer lay {median(spreads):.0%} apart (quartiles over median)"
-
-
-def _errors(fits: Sequence[Fit]) -> Iterator[str]:
-    for one in fits:
-        if one.table.partition(",")[0] in JUDGED and "other" not in one.table and one.median > MOST_ERROR:
-            yield f"{one.table}: sizes left out are {one.median:.0%} off in the median"
