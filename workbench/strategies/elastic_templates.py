@@ -1,10 +1,10 @@
 """Pipeline templates of a job: what it does on any number of nodes, and what a change of nodes moves."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from workbench.cost.hardware import Cluster, Node
+from workbench.cost.hardware import Node
 from workbench.cost.model import CostModel
 from workbench.cost.node_copy import node_copy_s
 from workbench.elastic.instantiate import Instantiation, fastest
@@ -178,56 +178,73 @@ def elastic_templates(
     Complexity: that of `exact_templates`.
     """
     node = _check(job, num_nodes)
-    cluster = Cluster(
-        name=job.cluster.name, nodes=(node,) * num_nodes, intra=job.cluster.intra, inter=job.cluster.inter
-    )
+    cluster = replace(job.cluster, nodes=(node,) * num_nodes)
     job = replace(job, cluster=cluster, max_ranks=None)
     prices = ModulePrices(job, cost)
-    degrees = {layout.module: layout.tp for layout in job.layouts}
-    widest = max(degrees.values(), default=1)
+    widest = max((layout.tp for layout in job.layouts), default=1)
     _check_sharing(job, sharing, widest)
-    found = {
-        module.name: prices.layers(
-            ModuleChoice(
-                module=module.name,
-                tp=degrees.get(module.name, 1),
-                recompute=job.settings.of(module.name).recompute,
-            ),
-            job.microbatch_samples // sharing,
-        )
-        for module in job.model.modules
-    }
-    size = prices.size
-    parts = sharing if sharding is Sharding.PARAMETERS else 1
-
-    def held_bytes(module: str, layer: int, _: int) -> int:
-        price = found[module][layer]
-        state = price.weights * size.weight + price.trained * (size.gradient + size.optimizer)
-        return round(state / parts)
-
-    def layer_s(module: str, layer: int, _: int) -> float:
-        price = found[module][layer]
-        moved = prices.sharded_exchange(ModuleChoice(module=module, dp=parts), price)
-        behind_s = moved.gather_s + moved.scatter_s if price.backward_s else 0.0
-        return max(price.forward_s, moved.gather_s) + max(price.backward_s, behind_s)
-
-    layers = tuple(found[module][layer] for module, layer in chain_order(job.model))
-    aside = sum(layer.kept_bytes for layer in layers) + max(layer.working_bytes for layer in layers)
-    if parts > 1:
-        aside += _whole_bytes(size, layers)
-    chain = model_chain(
-        job.model, (widest * sharing,), layer_s, held_bytes, max(0, _rank_bytes(node) - round(aside))
+    on_gpu = _GpuLayers(
+        prices=prices,
+        layers=_priced(job, prices, sharing),
+        parts=sharing if sharding is Sharding.PARAMETERS else 1,
     )
-    planned = plan_templates(chain.chain, node.num_ranks, num_nodes, num_faults)
+    layers = tuple(on_gpu.layers[module][layer] for module, layer in chain_order(job.model))
+    room = max(0, _rank_bytes(node) - on_gpu.aside_bytes(layers))
+    chain = model_chain(job.model, (widest * sharing,), on_gpu.layer_s, on_gpu.held_bytes, room)
     return ElasticTemplates(
         job=job,
         chain=chain,
-        planned=planned,
+        planned=plan_templates(chain.chain, node.num_ranks, num_nodes, num_faults),
         prices=prices,
         layers=layers,
         sharing=sharing,
         sharding=sharding,
     )
+
+
+def _priced(job: Job, prices: ModulePrices, sharing: int) -> dict[str, Sequence[Totals]]:
+    """By module, what its layers take and hold for a GPU's part of a microbatch's samples."""
+    degrees = {layout.module: layout.tp for layout in job.layouts}
+    samples = job.microbatch_samples // sharing
+    return {
+        name: prices.layers(
+            ModuleChoice(module=name, tp=degrees.get(name, 1), recompute=job.settings.of(name).recompute),
+            samples,
+        )
+        for name in (module.name for module in job.model.modules)
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GpuLayers:
+    """What layers are on one GPU of a stage.
+
+    Args:
+        layers: of each module, whole.
+        parts: GPUs among which parameters are sharded.
+    """
+
+    prices: ModulePrices
+    layers: Mapping[str, Sequence[Totals]]
+    parts: int
+
+    def held_bytes(self, module: str, layer: int, _: int) -> int:
+        """Of weights, gradients and optimizer state."""
+        price, size = self.layers[module][layer], self.prices.size
+        state = price.weights * size.weight + price.trained * (size.gradient + size.optimizer)
+        return round(state / self.parts)
+
+    def layer_s(self, module: str, layer: int, _: int) -> float:
+        """Of its passes, or of the exchanges beside them where these take longer."""
+        price = self.layers[module][layer]
+        moved = self.prices.sharded_exchange(ModuleChoice(module=module, dp=self.parts), price)
+        behind_s = moved.gather_s + moved.scatter_s if price.backward_s else 0.0
+        return max(price.forward_s, moved.gather_s) + max(price.backward_s, behind_s)
+
+    def aside_bytes(self, layers: Sequence[Totals]) -> int:
+        """What a GPU keeps free of state: activations, working memory, layers that are whole for use."""
+        aside = sum(layer.kept_bytes for layer in layers) + max(layer.working_bytes for layer in layers)
+        return round(aside + (_whole_bytes(self.prices.size, layers) if self.parts > 1 else 0))
 
 
 def _check_sharing(job: Job, sharing: int, tp: int) -> None:
