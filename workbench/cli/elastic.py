@@ -29,53 +29,68 @@ if TYPE_CHECKING:
     from workbench.cli.elastic_training import Task
 
 
+Steps = Annotated[int | None, typer.Option(help="in all, since the seed; default: the trace's, or 20")]
+Nodes = Annotated[
+    int | None, typer.Option("--nodes", help="at most; default: the job's ranks, or the trace's nodes")
+]
+RanksPerNode = Annotated[int, typer.Option("--ranks-per-node", help="processes of a node")]
+RanksPerStage = Annotated[
+    int, typer.Option("--ranks-per-stage", help="that split the samples of every microbatch")
+]
+ShardedBy = Annotated[
+    Sharding, typer.Option(help="what else these shard: none, or parameters and their optimizer state")
+]
+Events = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="STEP:kill|join|warn:NODE when so many steps were taken; recovery:kill:NODE while the "
+        "kill listed before is recovered from; nodes are node0, node1, ...",
+        metavar="STEP:WHAT:NODE",
+    ),
+]
+TraceFile = Annotated[
+    Path | None, typer.Option(help="instead of events: CSV with the columns t_s, event, node")
+]
+StepSeconds = Annotated[
+    float | None, typer.Option("--step-s", help="seconds of the trace that a step stands for")
+]
+NoticeSeconds = Annotated[
+    float, typer.Option(help="warning in the trace's seconds before a node leaves; 0: it is killed")
+]
+SaveFolder = Annotated[
+    Path | None, typer.Option(help="folder that progress is saved in when training ends or must stop")
+]
+SaveEvery = Annotated[int | None, typer.Option(help="steps; also save meanwhile")]
+ResumeFolder = Annotated[
+    Path | None, typer.Option(help="go on from the furthest save in a --checkpoint folder")
+]
+DataFolder = Annotated[
+    Path | None, typer.Option(help="data folder, read over and over; default: random data")
+]
+Seed = Annotated[int, typer.Option(help="of weights and random data")]
+Timeout = Annotated[float, typer.Option(help="seconds, of any single wait")]
+OutFolder = Annotated[Path | None, typer.Option("--out", help="folder for predictions, record and plot")]
+
+
 def elastic_command(
     job: JobFile,
-    steps: Annotated[
-        int | None, typer.Option(help="in all, since the seed; default: the trace's, or 20")
-    ] = None,
-    nodes: Annotated[
-        int | None, typer.Option("--nodes", help="at most; default: the job's ranks, or the trace's nodes")
-    ] = None,
-    ranks_per_node: Annotated[int, typer.Option("--ranks-per-node", help="processes of a node")] = 1,
-    ranks_per_stage: Annotated[
-        int, typer.Option("--ranks-per-stage", help="that split the samples of every microbatch")
-    ] = 1,
-    sharding: Annotated[
-        Sharding,
-        typer.Option(help="what else these shard: none, or parameters and their optimizer state"),
-    ] = Sharding.NONE,
+    steps: Steps = None,
+    nodes: Nodes = None,
+    ranks_per_node: RanksPerNode = 1,
+    ranks_per_stage: RanksPerStage = 1,
+    sharding: ShardedBy = Sharding.NONE,
     faults: Faults = 1,
-    event: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="STEP:kill|join|warn:NODE when so many steps were taken; recovery:kill:NODE while the "
-            "kill listed before is recovered from; nodes are node0, node1, ...",
-            metavar="STEP:WHAT:NODE",
-        ),
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="instead of events: CSV with the columns t_s, event, node")
-    ] = None,
-    step_s: Annotated[
-        float | None, typer.Option("--step-s", help="seconds of the trace that a step stands for")
-    ] = None,
-    notice_s: Annotated[
-        float, typer.Option(help="warning in the trace's seconds before a node leaves; 0: it is killed")
-    ] = 0.0,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="folder that progress is saved in when training ends or must stop")
-    ] = None,
-    checkpoint_every: Annotated[int | None, typer.Option(help="steps; also save meanwhile")] = None,
-    resume: Annotated[
-        Path | None, typer.Option(help="go on from the furthest save in a --checkpoint folder")
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="data folder, read over and over; default: random data")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="of weights and random data")] = 0,
-    timeout: Annotated[float, typer.Option(help="seconds, of any single wait")] = 30.0,
-    out: Annotated[Path | None, typer.Option("--out", help="folder for predictions, record and plot")] = None,
+    event: Events = None,
+    trace: TraceFile = None,
+    step_s: StepSeconds = None,
+    notice_s: NoticeSeconds = 0.0,
+    checkpoint: SaveFolder = None,
+    checkpoint_every: SaveEvery = None,
+    resume: ResumeFolder = None,
+    data: DataFolder = None,
+    seed: Seed = 0,
+    timeout: Timeout = 30.0,
+    out: OutFolder = None,
     profile: Profile = None,
     execution: ExecutionFile = None,
     as_json: Json = False,
