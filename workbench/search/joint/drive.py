@@ -194,31 +194,38 @@ def joint_search(
         least = cache(partial(scope.lower, job, cost))
 
         def told(best: Start) -> None:
-            progress(_begun(best, least(None), stop.clock() - began_s))
+            progress(_planning(best, least(None), stop.clock() - began_s))
 
         starts = scope.starts or planned_starts(space, pool, stop, began_s, told, parts)
         started_s = stop.clock()
-        space.starts.update({each.name: each.choice for each in starts if each.choice is not None})
-        incumbents = _first_incumbents(space, starts, scope.fixed, pool)
-        questions = frozenset(Question) - set(scope.fixed)
-        rng = random.Random(scope.seed)
-        valued = [(each.name, value_of(each), each.choice) for each in starts if each.choice is not None]
-        replans = None if scope.fixed else Replans(job, space.planners, valued, random.Random(rng.random()))
-        held = _Search(space, judge, questions, rng, _unlike(incumbents), incumbents[0], replans)
-        held.seeded = seeds(job, cost, questions, [part.job for part in parts if part.is_front])
-        bound = least(held.incumbents[0].choice if Question.LAYOUT in scope.fixed else None)
-        bound = min(bound, held.incumbents[0].value)
+        held = _begun_at(starts, space, judge, scope, pool)
+        held.seeded = seeds(job, cost, held.questions, [part.job for part in parts if part.is_front])
+        first = held.incumbents[0]
+        bound = min(least(first.choice if Question.LAYOUT in scope.fixed else None), first.value)
         _run(held, pool, stop, began_s, bound, progress)
     ended_s = stop.clock()
     return _found(held, starts, bound, (ended_s - began_s, ended_s - started_s))
 
 
-def _begun(best: Start, bound: float, seconds: float) -> State:
+def _planning(best: Start, bound: float, seconds: float) -> State:
     """How far a search is that still plans what it starts from."""
     value = value_of(best)
     return State(
         best=value, best_from=best.name, lower_bound=min(bound, value), candidates=0, seconds=seconds
     )
+
+
+def _begun_at(starts: Sequence[Start], space: Space, judge: Judge, scope: Scope, pool: Workers) -> _Search:
+    """A search before its first round, whose space knows what it starts from."""
+    valued = [(each.name, value_of(each), each.choice) for each in starts if each.choice is not None]
+    space.starts.update({name: choice for name, _, choice in valued})
+    incumbents = _first_incumbents(space, starts, scope.fixed, pool)
+    questions = frozenset(Question) - set(scope.fixed)
+    rng = random.Random(scope.seed)
+    replans = None
+    if not scope.fixed:
+        replans = Replans(space.job, space.planners, valued, random.Random(rng.random()))
+    return _Search(space, judge, questions, rng, _unlike(incumbents), incumbents[0], replans)
 
 
 def searched_starts(
