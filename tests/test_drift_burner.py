@@ -1,13 +1,15 @@
-"""The burner takes what it says, and what a drifting demo prints."""
+"""The burner takes what it says, what a drifting demo prints, and how often a suite calibrates again."""
 
 import os
 import signal
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from experiments.demo import DemoResult, PlanResult
+from experiments.fidelity import run as suite
 from experiments.fidelity.burner import burner_of
 from experiments.fidelity.drift import goals, lines, main
 from runtime.world.busy_cores import process_seconds
@@ -85,3 +87,27 @@ def test_a_share_of_more_than_a_core_is_refused() -> None:
     assert main(["--burn", "1.5"]) == 2
     with pytest.raises(ValueError, match=r"share of a core in \(0, 1\], got 0"):
         burner_of(0.0)
+
+
+def test_plans_that_calibrate_run_again_once_where_the_machine_has_drifted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And all judged plans are predicted by what they show."""
+    written: list[str] = []
+    monkeypatch.setattr(suite, "rehearse", lambda measured, plans, judged, runs, at: f"{measured} as {runs}")
+    monkeypatch.setattr(suite, "predict", lambda case, profile: f"{case} by {profile}")
+    monkeypatch.setattr(suite, "write_predictions", lambda again, out, name: written.append(name))
+    pace = suite.Pace(
+        measured="layers",
+        plans=(),
+        judged=("one", "two", "three"),
+        runs_in=lambda folder, steps: folder.name,
+        out=tmp_path,
+        is_quiet=True,
+    )
+    _, first = pace.predictions()
+    assert first == tuple(f"{case} by layers as rehearsals" for case in pace.judged)
+    assert pace.renewed(first, 0.05) is first
+    assert pace.renewed(first, 0.2) == tuple(f"{case} by layers as 1" for case in pace.judged)
+    assert pace.renewed(first, 0.2) == tuple(f"{case} by layers as 2" for case in pace.judged)
+    assert written == ["predictions.2.json", "predictions.3.json"]

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,45 @@ class Extent:
     visits: int = 2  # of a group of layers
 
 
+@dataclass(slots=True, kw_only=True)
+class Pace:
+    """The machine's pace of the moment, which plans show that run to calibrate.
+
+    Args:
+        measured: what was measured of layers alone.
+        plans: run to calibrate, none of them judged.
+        judged: plans that are predicted by it.
+        runs_in: the runs of a folder.
+        out: of the suite; every rehearsal has a folder of its own in it.
+        rehearsed: how often the plans have run.
+    """
+
+    measured: Profile
+    plans: Sequence[Case]
+    judged: Sequence[Case]
+    runs_in: Callable[..., Runs]
+    out: Path
+    is_quiet: bool
+    rehearsed: int = 0
+
+    def predictions(self) -> tuple[Profile, tuple[Predicted, ...]]:
+        """Rehearse now, and predict all judged plans by that."""
+        folder = self.out / "rehearsals" / (str(self.rehearsed) if self.rehearsed else "")
+        runs = self.runs_in(folder, steps=REHEARSED)
+        with ticking("rehearsals", None, quiet=self.is_quiet) as ticker:
+            profile = rehearse(self.measured, self.plans, self.judged, runs, ticker.at)
+        self.rehearsed += 1
+        return profile, tuple(predict(case, profile) for case in self.judged)
+
+    def renewed(self, in_force: Sequence[Predicted], drift: float | None) -> Sequence[Predicted]:
+        """Of the next round: other ones where the machine is not that of the last rehearsal."""
+        if not is_beyond(drift):
+            return in_force
+        _, again = self.predictions()
+        write_predictions(again, self.out, f"predictions.{self.rehearsed}.json")
+        return again
+
+
 def run(out: Path, extent: Extent, *, is_quiet: bool, alone: torch.device | None = None) -> dict[str, Any]:
     """Everything; goes on where an earlier run in the same folder stopped.
 
@@ -91,37 +131,26 @@ def run(out: Path, extent: Extent, *, is_quiet: bool, alone: torch.device | None
             )
         link = measured.machine_link("intra").link if alone is None else ASSUMED
         chosen = _chosen(cases(link, left_out.append, machine), extent)
-        rehearsed: list[Profile] = []
-
-        def rehearsed_now() -> Profile:
-            """The profile with the machine's pace of this moment; every rehearsal has a folder of its own."""
-            folder = out / "rehearsals" / (str(len(rehearsed)) if rehearsed else "")
-            rehearsing = Runs(folder, rounds=extent.rounds, steps=REHEARSED, pool=pool, device=device)
-            with ticking("rehearsals", None, quiet=is_quiet) as ticker:
-                found = rehearse(measured, rehearsals(link, machine), chosen, rehearsing, ticker.at)
-            rehearsed.append(found)
-            return found
-
-        def renewed(in_force: Sequence[Predicted], drift: float | None) -> Sequence[Predicted]:
-            """Of the next round: other ones where the machine is not that of the last rehearsal."""
-            if not is_beyond(drift):
-                return in_force
-            again = tuple(predict(case, rehearsed_now()) for case in chosen)
-            write_predictions(again, out, f"predictions.{len(rehearsed)}.json")
-            return again
-
-        profile = rehearsed_now()
+        runs_in = partial(Runs, rounds=extent.rounds, pool=pool, device=device)
+        pace = Pace(
+            measured=measured,
+            plans=rehearsals(link, machine),
+            judged=chosen,
+            runs_in=runs_in,
+            out=out,
+            is_quiet=is_quiet,
+        )
+        profile, predicted = pace.predictions()
         write_profile(profile, out / "profile.json")
-        predicted = tuple(predict(case, profile) for case in chosen)
         write_predictions(predicted, out)
-        runs = Runs(out, rounds=extent.rounds, steps=extent.steps, pool=pool, device=device)
+        runs = runs_in(out, steps=extent.steps)
         with ticking("plans", None, quiet=is_quiet) as ticker:
-            runs.execute(predicted, ticker.at, renewed)
+            runs.execute(predicted, ticker.at, pace.renewed)
         with ticking("memory", None, quiet=is_quiet) as ticker:
             runs.watch(predicted, ticker.at)
     rows = rows_of(predicted, runs)
     result = _provenance(profile, device) | summary(rows, (*left_out, *runs.left_out.values()))
-    result["recalibrated"] = len(rehearsed) - 1
+    result["recalibrated"] = pace.rehearsed - 1
     result["noise"] = list(profile.noise)
     result["seconds"] = time.monotonic() - started_s
     write_text(json.dumps(result, indent=1) + "\n", out / "fidelity.json")
