@@ -144,8 +144,6 @@ def search_jointly(
         pareto: picture of the plans that it began with, of those that it held at its end, and of all others
             that none beats by more than a little; None: none is drawn.
     """
-    from sim.predict import predict, predict_within
-
     stop, fixed = stop_of(told), fixed_of(told.fix or ())
     _check_together(told, pareto)
     sought = sought._replace(job=aimed(sought.job, sought.judging.objective))
@@ -155,7 +153,6 @@ def search_jointly(
         return _replay(sought, told.replay, as_json=as_json)
     if told.ablate is not None:
         return _ablate(sought, told, as_json=as_json)
-    job, cost, judge = sought.job, sought.cost, sought.value_of
     scope = Scope(
         seed=sought.seed,
         fixed=fixed,
@@ -163,35 +160,59 @@ def search_jointly(
         lower=sought.lower,
         keeps_front=pareto is not None,
     )
-    decided = ("joint", repr(stop), str(scope.seed), repr(fixed), *sought.planners, sought.judge)
-    key = result_key(job, cost, decided, f"{sought.judging.objective} {sought.judging.decided}")
+    key = _result_key(sought, stop, scope)
     results = None if stop.seconds is not None or told.log is not None or pareto is not None else results
     known = None if results is None else results.get(key)
     if known is not None:
         warn("found before, for the same job, machines and code; --no-cache searches again")
         return loads(known.best_plan), _printed(known.record, as_json=as_json)
-    with (
-        _told_on("joint search", stop, unit_of(sought.asked), quiet=as_json) as progress,
-        noting(signal.SIGINT, answer=ENDING) as interrupts,
-    ):
-        stop = replace(stop, is_asked=lambda: bool(interrupts))
-        found = joint_search(
-            job, cost, judge, stop=stop, scope=scope, workers=told.worker_spec, progress=progress
-        )
-        results = None if interrupts else results
+    found, is_cut_short = _search(sought, stop, scope, told, quiet=as_json)
     if told.log is not None:
-        write_text("".join(f"{line}\n" for line in log_lines(job, scope, found)), told.log)
-    trace = predict_within(*accept(found.plan), cost)
-    replays = [(value, predict(*accept(plan), cost).iteration_s) for value, plan in found.runners_up]
-    record = joint_record(job.name, found, trace, replays, sought.asked)
-    drawn = []
+        write_text("".join(f"{line}\n" for line in log_lines(sought.job, scope, found)), told.log)
+    record, drawn = _record(sought, found), []
     if pareto is not None:
         plans = _plans_record(sought, found)
         record |= {"plans": plans["candidates"], "front": plans["front"]}
         drawn.append(draw(plans, pareto))
-    if results is not None:
+    if results is not None and not is_cut_short:
         results.put(key, Kept(record=record, best_plan=dumps(found.plan)))
     return found.plan, _printed(record, *drawn, as_json=as_json)
+
+
+def _result_key(sought: Sought, stop: Stop, scope: Scope) -> str:
+    """Of everything that decides what a search finds."""
+    decided = ("joint", repr(stop), str(scope.seed), repr(scope.fixed), *sought.planners, sought.judge)
+    return result_key(
+        sought.job, sought.cost, decided, f"{sought.judging.objective} {sought.judging.decided}"
+    )
+
+
+def _search(sought: Sought, stop: Stop, scope: Scope, told: Told, *, quiet: bool) -> tuple[Found, bool]:
+    """What is found, and whether the user ended the search before."""
+    with (
+        _told_on("joint search", stop, unit_of(sought.asked), quiet=quiet) as progress,
+        noting(signal.SIGINT, answer=ENDING) as interrupts,
+    ):
+        found = joint_search(
+            sought.job,
+            sought.cost,
+            sought.value_of,
+            stop=replace(stop, is_asked=lambda: bool(interrupts)),
+            scope=scope,
+            workers=told.worker_spec,
+            progress=progress,
+        )
+        return found, bool(interrupts)
+
+
+def _record(sought: Sought, found: Found) -> dict[str, Any]:
+    """As JSON, with the trace of the best plan and the times of the others."""
+    from sim.predict import predict, predict_within
+
+    cost = sought.cost
+    trace = predict_within(*accept(found.plan), cost)
+    replays = [(value, predict(*accept(plan), cost).iteration_s) for value, plan in found.runners_up]
+    return joint_record(sought.job.name, found, trace, replays, sought.asked)
 
 
 def _check_together(told: Told, pareto: Path | None) -> None:
