@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from runtime.elastic.forecast import Forecast, StepPrediction
-from runtime.elastic.history import Reshaped
+from runtime.elastic.history import Reshaped, StepDone
 from runtime.elastic.run import Ran
 
 Sizes = tuple[int, ...]  # of the pipelines of a layout
@@ -107,58 +107,61 @@ def ran_record(ran: Ran, samples: int, times: Sequence[LayoutTimes]) -> dict[str
     origin_s = ran.changes[0].noticed_s if ran.changes else 0.0
     seconds = step_seconds(ran)
     return {
-        "steps": [
-            {
-                "step": done.step,
-                "loss": done.loss,
-                "end_s": done.end_s - origin_s,
-                "seconds": seconds.get(done.step),
-                "samples_per_s": samples / seconds[done.step] if done.step in seconds else None,
-                "pipelines": list(done.sizes),
-                "nodes": sum(done.sizes),
-            }
-            for done in ran.steps
-        ],
-        "changes": [
-            {
-                "step": change.step,
-                "cause": str(change.cause),
-                "lost": list(change.lost),
-                "joined": list(change.joined),
-                "attempts": change.attempts,
-                "pipelines": list(change.sizes),
-                "noticed_s": change.noticed_s - origin_s,
-                "ready_s": change.ready_s - origin_s,
-                "detection_s": detection_s(ran, change),
-                "stopping_s": change.stopped_s - change.noticed_s,
-                "planning_s": change.planning_s,
-                "prepared": change.is_prepared,
-                "groups_s": change.groups_s,
-                "copying_s": change.copying_s,
-                "recovery_s": change.recovery_s,
-                "next_step_s": next_step_s(ran, change),
-                "num_bytes": change.num_bytes,
-            }
-            for change in ran.changes
-        ],
-        "layouts": [
-            {
-                "pipelines": list(found.sizes),
-                "predicted_s": found.predicted_s,
-                "measured_s": found.median_s,
-                "error": found.error,
-                "quartiles_apart": found.spread,
-                "predicted_core_s": found.predicted_core_s,
-                "measured_core_s": found.measured_core_s,
-                "core_error": found.core_error,
-                "num_steps": len(found.measured_s),
-            }
-            for found in times
-        ],
+        "steps": [_step_record(done, origin_s, seconds.get(done.step), samples) for done in ran.steps],
+        "changes": [_change_record(ran, change, origin_s) for change in ran.changes],
+        "layouts": [_layout_record(each) for each in times],
         "cores": None if ran.cores is None else {"own": ran.cores.own, "others": ran.cores.others},
         "stopped": ran.refusal,
         "signal": None if ran.signal is None else ran.signal.name,
         "saved": None if ran.saved is None else str(ran.saved.folder),
+    }
+
+
+def _step_record(done: StepDone, origin_s: float, seconds: float | None, samples: int) -> dict[str, Any]:
+    return {
+        "step": done.step,
+        "loss": done.loss,
+        "end_s": done.end_s - origin_s,
+        "seconds": seconds,
+        "samples_per_s": None if seconds is None else samples / seconds,
+        "pipelines": list(done.sizes),
+        "nodes": sum(done.sizes),
+    }
+
+
+def _change_record(ran: Ran, change: Reshaped, origin_s: float) -> dict[str, Any]:
+    return {
+        "step": change.step,
+        "cause": str(change.cause),
+        "lost": list(change.lost),
+        "joined": list(change.joined),
+        "attempts": change.attempts,
+        "pipelines": list(change.sizes),
+        "noticed_s": change.noticed_s - origin_s,
+        "ready_s": change.ready_s - origin_s,
+        "detection_s": detection_s(ran, change),
+        "stopping_s": change.stopped_s - change.noticed_s,
+        "planning_s": change.planning_s,
+        "prepared": change.is_prepared,
+        "groups_s": change.groups_s,
+        "copying_s": change.copying_s,
+        "recovery_s": change.recovery_s,
+        "next_step_s": next_step_s(ran, change),
+        "num_bytes": change.num_bytes,
+    }
+
+
+def _layout_record(found: LayoutTimes) -> dict[str, Any]:
+    return {
+        "pipelines": list(found.sizes),
+        "predicted_s": found.predicted_s,
+        "measured_s": found.median_s,
+        "error": found.error,
+        "quartiles_apart": found.spread,
+        "predicted_core_s": found.predicted_core_s,
+        "measured_core_s": found.measured_core_s,
+        "core_error": found.core_error,
+        "num_steps": len(found.measured_s),
     }
 
 
