@@ -1,6 +1,6 @@
 """The compiled heart of the sweep: a time-ordered heap over arrays. No fast-math."""
 
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -42,7 +42,6 @@ def run(  # noqa: C901, PLR0912, PLR0915  (one loop: its parts share a dozen arr
     undecided.clear()
     events = [(0.0, 0, 0)]  # (time, what, node)
     events.clear()
-    heapify(events)
     stack = [node for node in range(num_nodes) if missing[node] == 0]
     now = 0.0
     while True:
