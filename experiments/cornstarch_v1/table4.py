@@ -52,6 +52,7 @@ RATIO_REL_TOL = 0.05
 
 Key = tuple[int, str]  # tokens, mask
 Times = Mapping[str, float]  # seconds by policy
+Printed = Mapping[tuple[Key, str], float]  # ms by cell and policy
 
 
 def masks_of(num_tokens: int, kind: str, seed: int) -> tuple[MaskTiles, ...]:
@@ -120,56 +121,68 @@ def own_evidence(bed: Testbed) -> Evidence:
         "modelled/*/random_over_lpt": "independent owners cannot come so near on the slowest of 8 ranks",
         "modelled/*": "contents of the masks and the heads that a GPU computes are not printed",
     }
-    fitting: list[str] = []
-    ours: dict[Key, Times] = {}
-    alone: dict[Key, Times] = {}
-    for key in dict.fromkeys(key for key, _ in printed):
-        ours[key], others = cell(bed, *key)
-        alone[key] = [*others.values()][2]  # one key-value head at a time, slowest rank
-        name = f"modelled/{key[0] // 1024}k/{key[1]}"
-        _add_time(evidence, f"{name}/lpt_time", printed[key, "lpt"], ours[key], others)
-        for policy in POLICIES[1:]:
-            every = {"the setting shown": ours[key]} | others
-            ratios = {setting: times[policy] / times["lpt"] for setting, times in every.items()}
-            number = PaperNumber(
-                f"{name}/{policy}_over_lpt",
-                printed[key, policy] / printed[key, "lpt"],
-                "x",
-                "Table 4",
-                RATIO_REL_TOL,
-            )
-            evidence.add_range(number, ratios, UNSTATED)
-        count = sum(
+    cells = {key: cell(bed, *key) for key in dict.fromkeys(key for key, _ in printed)}
+    for key, (shown, others) in cells.items():
+        _add_time(evidence, f"{_name(key)}/lpt_time", printed[key, "lpt"], shown, others)
+        _add_ratios(evidence, key, printed, {"the setting shown": shown} | others)
+    evidence.notes.append(_fitting({key: others for key, (_, others) in cells.items()}, printed))
+    _claim_wins(evidence, [shown for shown, _ in cells.values()])
+    evidence.notes.append(_tails({key: others for key, (_, others) in cells.items()}))
+    return evidence
+
+
+def _name(key: Key) -> str:
+    return f"modelled/{key[0] // 1024}k/{key[1]}"
+
+
+def _add_ratios(evidence: Evidence, key: Key, printed: Printed, every: Mapping[str, Times]) -> None:
+    for policy in POLICIES[1:]:
+        ratios = {setting: times[policy] / times["lpt"] for setting, times in every.items()}
+        ratio = printed[key, policy] / printed[key, "lpt"]
+        number = PaperNumber(f"{_name(key)}/{policy}_over_lpt", ratio, "x", "Table 4", RATIO_REL_TOL)
+        evidence.add_range(number, ratios, UNSTATED)
+
+
+def _fitting(settings: Mapping[Key, Mapping[str, Times]], printed: Printed) -> str:
+    """In how many settings a cell is as printed."""
+    counts = {
+        key: sum(
             all(_fits(times, printed, key, policy) for policy in POLICIES[1:]) for times in others.values()
         )
-        fitting.append(f"{name.removeprefix('modelled/')} {count}")
-    evidence.notes.append(
-        f"of {len(others)} settings, how many give all three ratios of a cell within 5 %: "
-        + ", ".join(fitting)
-    )
+        for key, others in settings.items()
+    }
+    (num_settings,) = {len(others) for others in settings.values()}
+    told = ", ".join(f"{_name(key).removeprefix('modelled/')} {count}" for key, count in counts.items())
+    return f"of {num_settings} settings, how many give all three ratios of a cell within 5 %: {told}"
+
+
+def _claim_wins(evidence: Evidence, shown: Sequence[Times]) -> None:
     for policy in ("zigzag", "naive_ring", "random"):
-        wins = sum(times["lpt"] <= times[policy] for times in ours.values())
+        wins = sum(times["lpt"] <= times[policy] for times in shown)
         evidence.claim(
             f"LPT is no slower than {policy.replace('_', ' ')} in {wins} of 9 cells: all,", wins == 9
         )
-    best = max(times["naive_ring"] / times["lpt"] for times in ours.values())
+    best = max(times["naive_ring"] / times["lpt"] for times in shown)
     evidence.claim(
         f"balancing gains up to {claim_value('cs_v1_cp_max')}x over some baseline (ours {best:.2f}x):",
         best >= claim_value("cs_v1_cp_max"),
     )
+
+
+def _tails(settings: Mapping[Key, Mapping[str, Times]]) -> str:
+    """Where zigzag wins with one key-value head at a time, on the slowest rank."""
+    alone = {key: [*others.values()][2] for key, others in settings.items()}
     losses = [
         f"{key[0] // 1024}k {key[1]} {times['zigzag'] / times['lpt']:.2f}"
         for key, times in alone.items()
         if times["zigzag"] < times["lpt"]
     ]
-    evidence.notes.append(
-        "one key-value head at a time, zigzag over LPT below 1 (each launch ends in a tail): "
-        + (", ".join(losses) or "nowhere")
+    return "one key-value head at a time, zigzag over LPT below 1 (each launch ends in a tail): " + (
+        ", ".join(losses) or "nowhere"
     )
-    return evidence
 
 
-def _fits(times: Times, printed: Mapping[tuple[Key, str], float], key: Key, policy: str) -> bool:
+def _fits(times: Times, printed: Printed, key: Key, policy: str) -> bool:
     ratio = printed[key, policy] / printed[key, "lpt"]
     return abs(times[policy] / times["lpt"] / ratio - 1) <= RATIO_REL_TOL
 
