@@ -139,6 +139,29 @@ class Ordeal:
     num_warned: int = 0
 
     @property
+    def steps(self) -> list[StepDone]:
+        return [step for session in self.sessions for step in session.steps]
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether every session did one step after the other."""
+        return all(
+            [step.step for step in session.steps]
+            == list(range(session.first, session.first + len(session.steps)))
+            for session in self.sessions
+        )
+
+    @property
+    def num_last_copies_lost(self) -> int:
+        """Refusals because no node held some layer."""
+        return sum("all nodes that held layer" in text for text in self.refusals)
+
+    @property
+    def num_too_few_nodes(self) -> int:
+        """Refusals because too few nodes were left."""
+        return sum("nodes are left" in text for text in self.refusals)
+
+    @property
     def changes(self) -> list[Reshaped]:
         return [change for session in self.sessions for change in session.changes]
 
@@ -255,41 +278,14 @@ def undisturbed(job: ElasticJob, steps: int) -> tuple[float, ...]:
 def chaos_evidence(job: ElasticJob, ordeal: Ordeal, smooth: Sequence[float]) -> Evidence:
     """Losses against the undisturbed ones, steps, refusals, and times of recovery."""
     evidence = Evidence()
-    done = [step for session in ordeal.sessions for step in session.steps]
-    off = [abs(step.loss / smooth[step.step] - 1) for step in done]
-    in_order = all(
-        [step.step for step in session.steps]
-        == list(range(session.first, session.first + len(session.steps)))
-        for session in ordeal.sessions
-    )
-    moments = Counter(
-        "recovery" if kill.moment in RECOVERY else kill.moment.name.lower() for kill in ordeal.kills
-    )
-    last_copy = sum("all nodes that held layer" in text for text in ordeal.refusals)
-    too_few = sum("nodes are left" in text for text in ordeal.refusals)
-    evidence.ours = {
-        "kills": len(ordeal.kills),
-        **{f"kills_in/{name}": number for name, number in sorted(moments.items())},
-        "warned": ordeal.num_warned,
-        "joined": sum(len(change.joined) for change in ordeal.changes),
-        "recoveries": len(ordeal.recoveries),
-        "recoveries_of_several_nodes": sum(len(change.lost) > 1 for change in ordeal.recoveries),
-        "recoveries_prepared": sum(change.is_prepared for change in ordeal.recoveries),
-        "recoveries_disturbed": sum(change.attempts > 1 for change in ordeal.recoveries),
-        "starts_disturbed": len(ordeal.disturbed_starts),
-        "refusals_too_few_nodes": too_few,
-        "refusals_last_copy_lost": last_copy,
-        "steps": len(done),
-        "steps_redone_from_a_save": ordeal.num_redone,
-        "worst_loss_difference": max(off),
-        **_times(ordeal),
-    }
-    steps = f"{len(done)} steps, {len(ordeal.sessions)} sessions"
-    evidence.claim(f"no step is lost or repeated ({steps});", in_order and ordeal.num_redone >= 0)
+    worst = max(abs(step.loss / smooth[step.step] - 1) for step in ordeal.steps)
+    evidence.ours = {**_counts(ordeal), "worst_loss_difference": worst, **_times(ordeal)}
+    steps = f"{len(ordeal.steps)} steps, {len(ordeal.sessions)} sessions"
+    evidence.claim(f"no step is lost or repeated ({steps});", ordeal.is_in_order and ordeal.num_redone >= 0)
     evidence.claim(
-        f"every loss is the undisturbed one within {REL_TOL:g} (worst {max(off):.2g});", max(off) <= REL_TOL
+        f"every loss is the undisturbed one within {REL_TOL:g} (worst {worst:.2g});", worst <= REL_TOL
     )
-    named = too_few + last_copy == len(ordeal.refusals)
+    named = ordeal.num_too_few_nodes + ordeal.num_last_copies_lost == len(ordeal.refusals)
     evidence.claim(
         f"each of {len(ordeal.refusals)} refusals is named, and had to be;",
         named and ordeal.num_wrong_refusals == 0,
@@ -307,6 +303,28 @@ def chaos_evidence(job: ElasticJob, ordeal: Ordeal, smooth: Sequence[float]) -> 
         )
     evidence.notes.append("executed, not simulated: 16 processes share the cores of this machine")
     return evidence
+
+
+def _counts(ordeal: Ordeal) -> dict[str, float]:
+    """How often what happened."""
+    moments = Counter(
+        "recovery" if kill.moment in RECOVERY else kill.moment.name.lower() for kill in ordeal.kills
+    )
+    return {
+        "kills": len(ordeal.kills),
+        **{f"kills_in/{name}": number for name, number in sorted(moments.items())},
+        "warned": ordeal.num_warned,
+        "joined": sum(len(change.joined) for change in ordeal.changes),
+        "recoveries": len(ordeal.recoveries),
+        "recoveries_of_several_nodes": sum(len(change.lost) > 1 for change in ordeal.recoveries),
+        "recoveries_prepared": sum(change.is_prepared for change in ordeal.recoveries),
+        "recoveries_disturbed": sum(change.attempts > 1 for change in ordeal.recoveries),
+        "starts_disturbed": len(ordeal.disturbed_starts),
+        "refusals_too_few_nodes": ordeal.num_too_few_nodes,
+        "refusals_last_copy_lost": ordeal.num_last_copies_lost,
+        "steps": len(ordeal.steps),
+        "steps_redone_from_a_save": ordeal.num_redone,
+    }
 
 
 def _times(ordeal: Ordeal) -> dict[str, float]:
