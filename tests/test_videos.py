@@ -23,7 +23,7 @@ from experiments.doors.whole_models import original, whole_model
 from runtime.data.batches import SyntheticSource, axes_of, microbatch_data
 from runtime.emulation.emulate import emulate
 from runtime.models.patch_grid import patches_of
-from runtime.rank_job import RunSettings
+from runtime.run_settings import RunSettings
 from tests.command_line import workbench
 from workbench.data.corpus import Frame, ItemTokens, Video, fixed_samples, sample_of
 from workbench.data.sample import Sample, Segment
