@@ -13,8 +13,6 @@ from workbench.cost.layer_time import slowest
 from workbench.cost.model import CostModel, LayerTime, RowWork, Work
 from workbench.cost.profile import ideal_profile
 from workbench.data.sample import Item, Sample, Segment
-from workbench.masks.bitfield import dense
-from workbench.masks.patterns import sample_bitfield
 from workbench.model.frozen import Needs
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import ModelGraph
@@ -268,19 +266,6 @@ def test_useful_flop_is_the_same_whoever_owns_the_tokens():
         == model_flop(over_two_ranks())
         == model_flop(plan_of(batch=list(over_two_ranks().batch)))
     )
-
-
-@pytest.mark.parametrize("mask", ["causal", "full", "causal_document(lengths=[20, 20])", "gemma"])
-@pytest.mark.parametrize("window", [1, 7, 39, 40, 100])
-def test_a_window_over_a_mask_sees_what_a_matrix_of_both_says(mask, window):
-    """Column by column of a matrix: the mask's pairs, without those that lie a window or more back."""
-    segments = (Segment("text", 0, 20, 20), Segment("image", 0, 8, 8), Segment("text", 1, 12, 12))
-    one = Sample(0, segments, mask=mask)
-    field = sample_bitfield([[one]])
-    back = field.position[:, None] - field.position[None, :]
-    is_own_image = field.start[:, None] <= field.position[None, :]
-    seen = dense(field, field) & ((back < window) | is_own_image)
-    assert attention_area(one, window) == seen.sum()
 
 
 def test_useful_flop_end_at_the_window_of_a_layer():

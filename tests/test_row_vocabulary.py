@@ -18,7 +18,7 @@ from workbench.llm_table.replicas import with_replicas
 from workbench.llm_table.row_bytes import activation_bytes, held_bytes, scores_bytes
 from workbench.llm_table.row_doubts import told
 from workbench.llm_table.row_execution import execution_of
-from workbench.llm_table.row_model import MODULE, mean_keys, model_of
+from workbench.llm_table.row_model import MODULE, model_of
 from workbench.llm_table.row_plan import plan_of, stages_of
 from workbench.model.block_modules import BlockModule, kept_beside, part_of
 from workbench.plan.build import with_programs
@@ -202,10 +202,9 @@ def test_a_model_has_its_published_parameters(name):
 
 
 def test_a_window_sees_its_tokens():
-    assert mean_keys(1, 100) == 1
-    assert mean_keys(100, 100) == mean_keys(1000, 100) == round(101 / 2)
-    full, windowed = (predicted(sequence=4096, global_batch=1, **w) for w in ({}, {"window": 128}))
+    full, same, windowed = (predicted(sequence=4096, global_batch=1, window=w) for w in (0, 4096, 128))
     assert windowed.parts.attention < full.parts.attention
+    assert (same.iteration_s, same.mfu) == (full.iteration_s, full.mfu)
 
 
 def test_adapters_train_alone():

@@ -3,12 +3,13 @@
 from typing import Any
 
 import pytest
+from transformers.models.llama4.configuration_llama4 import Llama4TextConfig
 
 from runtime.models.choose import adapter_of
 from tests import tiny_models
 from tests.test_adapters_llama4 import LLAMA4
 from workbench.model.hf_config import module_from_config
-from workbench.model.layer import Attention, LayerKind, Pointwise
+from workbench.model.layer import Attention, LayerKind, Pointwise, Reach
 from workbench.model.model_graph import TEXT, Module
 
 FOUR = tiny_models.LLAMA | {"num_hidden_layers": 4, "pad_token_id": 0}
@@ -74,6 +75,33 @@ def test_llama4_norms_queries_where_it_rotates_them(rotated: list[int] | None) -
         theirs: Any = adapter.build(index).block.self_attn  # type: ignore[union-attr]
         is_normed = any(operator.name == "qk_norm" for operator in layer.operators)
         assert is_normed == (theirs.eps is not None), layer.name
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"attention_chunk_size": 16},
+        {"attention_chunk_size": 16, "no_rope_layers": [1, 0, 1, 1, 0]},
+        {"attention_chunk_size": 16, "layer_types": ["full_attention", *["chunked_attention"] * 4]},
+    ],
+)
+def test_llama4_has_chunks_where_transformers_has_them(more: dict[str, Any]) -> None:
+    config = LLAMA4 | {"num_hidden_layers": 5, "moe_layers": [], "no_rope_layers": None} | more
+    theirs = Llama4TextConfig(**config)
+    chunk = theirs.attention_chunk_size
+    found = [
+        op.reach for layer in module_of(config).layers for op in layer.operators if isinstance(op, Attention)
+    ]
+    assert found == [
+        Reach(chunk=chunk if kind == "chunked_attention" else None) for kind in theirs.layer_types
+    ]
+    assert Reach(chunk=chunk) in found
+
+
+def test_llama4_without_chunks_sees_everything() -> None:
+    module = module_of(LLAMA4 | {"attention_chunk_size": None})
+    assert module.reaches == ()
 
 
 def test_a_window_below_one_is_refused() -> None:

@@ -29,13 +29,13 @@ from workbench.cost.roofline import (
 )
 from workbench.masks.bitfield import Bitfield, concatenate
 from workbench.masks.tiles import PARTIAL, Tiles, classify
-from workbench.model.layer import Attention, TokenCount
+from workbench.model.layer import ANY, Attention, Reach, TokenCount
 from workbench.plan.gathered_heads import heads_per_gather
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Microbatch, Plan, Stage
 from workbench.plan.routing import Routing, routing_of
 from workbench.plan.token_owners import owned_tokens, row_shards
-from workbench.plan.work import even_work_of, row_kind, row_mask
+from workbench.plan.work import even_work_of, row_kind, row_mask, within
 from workbench.timing.attention import AttentionCall, AttentionTime
 from workbench.timing.grid_links import grid_links
 
@@ -134,9 +134,10 @@ class SimulatedAttention:
             self._routing, self._tiles = routing_of(call.plan), {}
         link = grid_links(call.plan.cluster, stage).context
         shape = (operator.num_heads, operator.num_kv_heads, operator.head_dim)
-        name = (microbatch.module, microbatch.replica, microbatch.index)
+        reach = call.reach(cost)
+        name = (microbatch.module, microbatch.replica, microbatch.index, reach)
         if name not in self._tiles:
-            self._tiles[name] = _rank_tiles(self._routing, microbatch)
+            self._tiles[name] = _rank_tiles(self._routing, microbatch, reach)
         tiles = self._tiles[name]
         machine = Identity(cost), self._kernel, num_units
         key = Identity(tiles), stage.tp, stage.cp, shape, link, call.plan.settings.precision, machine
@@ -150,7 +151,7 @@ class SimulatedAttention:
         num_heads, num_kv_heads = operator.num_heads // stage.tp, operator.num_kv_heads // stage.tp
         per_launch = heads_per_gather(num_heads, num_kv_heads, max(tokens))
         launches = launches_of(operator, tp=stage.tp, kv_heads_per_launch=per_launch)
-        work = even_work_of(call.plan, call.microbatch)
+        work = cost.computed(even_work_of(call.plan, call.microbatch))
         gpus = anchored_gpus(cost, operator, work, tp=stage.tp, precision=precision, num_units=num_units)
         wires = wires_of(cost, operator, launches, tokens, precision=precision, link=link)
         rows = [row_tiles(one) for one in tiles]
@@ -163,26 +164,27 @@ class SimulatedAttention:
         )
 
 
-def _rank_tiles(routing: Routing, microbatch: Microbatch) -> _RankTiles:
+def _rank_tiles(routing: Routing, microbatch: Microbatch, reach: Reach) -> _RankTiles:
     """Those of microbatches of equal samples with equal owners are one object."""
     plan = routing.plan
     kinds = tuple(row_kind(plan, row) for row in microbatch.rows)
     owners = tuple((shard.block_tokens, shard.owners) for shard in row_shards(routing, microbatch))
     num_ranks = plan.chain[microbatch.module, microbatch.replica][0].cp
-    key = Identity(plan.model), Identity(plan.batch), microbatch.module, kinds, owners, num_ranks
-    return _TILES.get_or(key, lambda: _tiles_of(routing, microbatch))
+    key = Identity(plan.model), Identity(plan.batch), microbatch.module, kinds, owners, num_ranks, reach
+    return _TILES.get_or(key, lambda: _tiles_of(routing, microbatch, reach))
 
 
-def _tiles_of(routing: Routing, microbatch: Microbatch) -> _RankTiles:
+def _tiles_of(routing: Routing, microbatch: Microbatch, reach: Reach) -> _RankTiles:
     owned = owned_tokens(routing, microbatch)
     module = routing.plan.model.module(microbatch.module)
     keys = concatenate([row_mask(routing.plan, module, row) for row in microbatch.rows])
-    return rank_tiles(keys, owned), tuple(len(tokens) for tokens in owned)
+    return rank_tiles(keys, owned, reach), tuple(len(tokens) for tokens in owned)
 
 
-def rank_tiles(keys: Bitfield, owned: Sequence[Ints]) -> tuple[Tiles, ...]:
-    """The tiles of each rank's queries, in ascending packed order, against all keys."""
-    return tuple(classify(keys.take(tokens), keys, *TILE) for tokens in owned)
+def rank_tiles(keys: Bitfield, owned: Sequence[Ints], reach: Reach = ANY) -> tuple[Tiles, ...]:
+    """The tiles of each rank's queries, in ascending packed order, against all keys within a reach."""
+    queries = within(keys, reach)
+    return tuple(classify(queries.take(tokens), keys, *TILE) for tokens in owned)
 
 
 def anchored_gpus(
@@ -199,12 +201,13 @@ def anchored_gpus(
     tiles as well; rows so short that units have nothing to do are dearer by that.
 
     Args:
-        work: of the whole microbatch, on all ranks that share it.
+        work: of the whole microbatch, on all ranks that share it, with the pairs that are computed.
 
     Complexity: O(N log N) of the N blocks of such a launch, once for rows of nearly equal length.
     """
     causal, grid = _causal(operator), Grid(tp=tp)
-    mean = max(1.0, length_of(causal, work, grid) - 1)  # a causal row's mean query has half of it, and itself
+    keys = length_of(replace(operator, causal=True), work, grid)
+    mean = max(1.0, keys - 1)  # a causal row's mean query has half of it, and itself
     length = round(2.0 ** (round(log2(mean) * LENGTHS) / LENGTHS))
     num_rows = max(1, round(operator_tokens(causal, work, grid) / length))
     whole = Work((RowWork(length, length, length * (length + 1) // 2),) * num_rows)

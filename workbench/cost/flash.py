@@ -16,6 +16,7 @@ class FlashKernel(StrEnum):
 # 4,096 tokens, 335 of 616 at 16,384.
 OF_THE_NEXT = {1: 1 / 1.7, 2: 0.55}
 _GENERATION = {FlashKernel.FLASH1: 1, FlashKernel.FLASH2: 2}
+_WITH_WINDOWS = 2  # Dao's flash-attention, 2.3: blocks outside a sliding window are not computed
 
 
 def flash_share(kernel: FlashKernel, newest: int | None) -> float:
@@ -24,3 +25,11 @@ def flash_share(kernel: FlashKernel, newest: int | None) -> float:
     for generation in range(_GENERATION.get(kernel, newest or 0), newest or 0):
         share *= OF_THE_NEXT.get(generation, 1.0)
     return share
+
+
+def ends_at_windows(kernel: FlashKernel, newest: int | None) -> bool:
+    """Whether it passes by what a sliding window hides; not where nobody noted what a device's table holds.
+
+    PyTorch's own attention, by which the runtime and so its measurements go, takes a window as a dense mask.
+    """
+    return newest is not None and _GENERATION.get(kernel, newest) >= _WITH_WINDOWS

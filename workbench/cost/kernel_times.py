@@ -9,7 +9,7 @@ import numpy as np
 
 from workbench.arrays import Floats
 from workbench.cost.execution import ALIGNED_BYTES, AttentionKernel, Execution
-from workbench.cost.flash import flash_share
+from workbench.cost.flash import ends_at_windows, flash_share
 from workbench.cost.interpolate import Surface
 from workbench.cost.power import clock_share, slowest_share
 from workbench.cost.products import NARROW, WIDE_BYTES, ProductFormat, narrow_rate
@@ -107,6 +107,17 @@ class KernelTimes:
         if narrow is ProductFormat.SAME:
             return 0.0
         return self.moved_s(elements * NARROW[narrow].cast_bytes / NARROW[narrow].cast_rate)
+
+    @cached_property
+    def ends_at_windows(self) -> bool:
+        """Whether attention takes no time for what windows and chunks hide; scores that are stored do."""
+        run = self.execution
+        is_fused = run.attention is AttentionKernel.FUSED
+        return is_fused and ends_at_windows(run.flash, self.profile.flash_generation)
+
+    def computed(self, work: Work) -> Work:
+        """The work, with the pairs that attention computes."""
+        return work if self.ends_at_windows else work.whole
 
     @cached_property
     def clock_share(self) -> float:

@@ -95,7 +95,7 @@ class LeastTimes:
     def __init__(
         self, cost: CostModel, precision: str, stock: Work, *, degrees: Sequence[int], cuts_tokens: bool
     ) -> None:
-        self._cost, self._precision, self._stock = cost, precision, stock
+        self._cost, self._precision, self._stock = cost, precision, cost.computed(stock)
         self._degrees, self._cuts_tokens = tuple(degrees), cuts_tokens
         self._attentions: dict[Attention, tuple[float, float]] = {}
 
@@ -186,7 +186,7 @@ class LeastTimes:
         return LeastTime(way_s, max(all_s - way_s, 0.0))
 
     def _attention(self, operator: Attention, work: Work, needs: Needs) -> LeastTime:
-        flop = attention_flop(operator, work, WHOLE)
+        flop = attention_flop(operator, self._cost.computed(work), WHOLE)
         if self._cost.execution.attention is not AttentionKernel.FUSED or not flop:
             return NOTHING
         if operator not in self._attentions:

@@ -80,7 +80,8 @@ class MeasuredLayer:
     """One layer on one machine.
 
     Cross-attention works on the tokens that read and on what they read; the tokens it passes by
-    count too, and pairs are those between the two.
+    count too, and pairs are those between the two. Others' pairs are the masks', whatever a window hides:
+    so were they measured.
 
     A size with a row of its own gets that row's times. Any other gets a non-negative
     least-squares fit (relative errors) over calls, rows, tokens and query-key pairs, which
@@ -108,7 +109,7 @@ class MeasuredLayer:
     def read(self, work: Work) -> MeasuredTime:
         """Times of that work."""
         size = self._size_of(work)
-        exact = self._exact(work)
+        exact = self._exact(work.whole)
         if exact is not None:
             return MeasuredTime(True, *(float(_seconds((exact,), name)[0]) for name in self._names))  # noqa: FBT003
         read = size.readers, size.context

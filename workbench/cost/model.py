@@ -121,7 +121,7 @@ class CostModel(KernelTimes):
         other = copy(self)
         other._known, other._operators, other._variants, other._products = {}, {}, {}, {}
         other._least_products = {}
-        for name in ("clock_share", "product_share"):  # of the execution
+        for name in ("ends_at_windows", "clock_share", "product_share"):  # of the execution
             vars(other).pop(name, None)
         return other
 
@@ -159,6 +159,7 @@ class CostModel(KernelTimes):
         """
         if tp == cp == self._experts.ep == 1:  # nothing runs over them
             link = context_link = None
+        work = self.computed(work)
         name = self._signatures.of(layer)
         key = (name, work, tp, cp, str(precision), link, context_link)
         if key not in self._known:

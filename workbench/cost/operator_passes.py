@@ -20,7 +20,7 @@ from workbench.cost.traffic import (
     pointwise_bytes,
 )
 from workbench.model.experts import is_of_expert, place_in_expert
-from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise, Shard
+from workbench.model.layer import ANY, Attention, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise, Shard
 
 ROUTER = "mlp.router"
 
@@ -214,6 +214,8 @@ class OperatorPasses:
         doubts.update(self._cost.attention_doubts(operator))
         if not inside:
             doubts.add("attention outside the measured shapes")
+        if work.reach(operator) != ANY:
+            doubts.add("attention in a window: at the rate of causal rows with as many keys")
         kernel = self._cost.execution.attention
         if kernel is AttentionKernel.FUSED:
             rate = self._cost.attention_backward_rate(operator, work, self._grid)

@@ -1,11 +1,22 @@
 """What operators do: matmul shapes, FLOP, bytes and messages, by tokens, attention area, tp and cp."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from workbench.model.experts import JOIN, SHARED, is_of_expert
-from workbench.model.layer import Attention, Layer, Lookup, Matmul, Operator, Pointwise, Shard, TokenCount
+from workbench.model.layer import (
+    ANY,
+    Attention,
+    Layer,
+    Lookup,
+    Matmul,
+    Operator,
+    Pointwise,
+    Reach,
+    Shard,
+    TokenCount,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +29,7 @@ class RowWork:
         context_tokens: of other modules, that cross-attention layers read.
         reader_tokens: of the row's items that have any.
         context_area: query-key pairs between the two, item by item.
+        reached: of the attention's pairs, those within a reach, for each that hides any.
     """
 
     tokens_in: int
@@ -26,10 +38,15 @@ class RowWork:
     context_tokens: int = 0
     reader_tokens: int = 0
     context_area: int = 0
+    reached: tuple[tuple[Reach, int], ...] = ()
 
     def __post_init__(self) -> None:
         if min(self.tokens_in, self.tokens_out) < 1 or self.attention_area < 0:
             raise ValueError(f"row: want >= 1 token and area >= 0, got {self}")
+
+    def pairs(self, reach: Reach) -> int:
+        """Query-key pairs within a reach."""
+        return next((pairs for known, pairs in self.reached if known == reach), self.attention_area)
 
 
 class WorkSums(NamedTuple):
@@ -42,6 +59,7 @@ class WorkSums(NamedTuple):
     attention_area: int
     context_area: int
     longest: int
+    reached: tuple[tuple[Reach, int], ...]
 
 
 @dataclass(frozen=True)
@@ -78,7 +96,21 @@ class Work:
             sum([row.attention_area for row in rows]),
             sum([row.context_area for row in rows]),
             max([row.tokens_in for row in rows]),
+            _reached(rows),
         )
+
+    @property
+    def whole(self) -> "Work":
+        """The same without any reach: all pairs of the masks."""
+        return self._whole if self.sums.reached else self
+
+    @cached_property
+    def _whole(self) -> "Work":
+        return Work(tuple(replace(row, reached=()) for row in self.rows))
+
+    def reach(self, operator: Attention) -> Reach:
+        """The operator's, where it hides any of these pairs."""
+        return operator.reach if operator.reach in dict(self.sums.reached) else ANY
 
     def tokens(self, count: TokenCount) -> int:
         match count:
@@ -98,6 +130,11 @@ class Work:
     @property
     def context_area(self) -> int:
         return self.sums.context_area
+
+
+def _reached(rows: tuple[RowWork, ...]) -> tuple[tuple[Reach, int], ...]:
+    reaches = dict.fromkeys([reach for row in rows for reach, _ in row.reached])
+    return tuple([(reach, sum([row.pairs(reach) for row in rows])) for reach in reaches])
 
 
 class Grid(NamedTuple):
@@ -156,7 +193,7 @@ def attention_pairs(operator: Attention, work: Work, grid: Grid) -> float:
     if operator.keys is TokenCount.CONTEXT:
         return work.context_area / grid.cp
     if operator.num_keys is None:
-        return work.attention_area / grid.cp
+        return dict(work.sums.reached).get(operator.reach, work.attention_area) / grid.cp
     return operator_tokens(operator, work, grid) * operator.num_keys
 
 

@@ -114,9 +114,11 @@ def _is_adapted(product: Matmul, modules: Adapted) -> bool:
 
 def _operators(row: LlmRow, *, is_windowed: bool, has_experts: bool) -> tuple[Operator, ...]:
     block = block_of(row)
-    if is_windowed:
-        block = replace(block, heads=replace(block.heads, num_keys=mean_keys(row.window, row.sequence)))
     operators = block_operators(block)
+    if is_windowed:
+        operators = tuple(
+            replace(each, window=row.window) if isinstance(each, Attention) else each for each in operators
+        )
     if row.is_mla:
         operators = _with_mla(operators, row)
     if row.architecture is Architecture.DIT:
@@ -159,12 +161,6 @@ def block_of(row: LlmRow) -> Block:
         ),
         norm=Norm.LAYER if has_biases else Norm.RMS,
     )
-
-
-def mean_keys(window: int, sequence: int) -> int:
-    """Keys of a query in the mean, where each sees itself and the `window` - 1 before it."""
-    seen = min(window, sequence)
-    return max(1, round((seen * sequence - seen * (seen - 1) / 2) / sequence))
 
 
 def _with_mla(operators: tuple[Operator, ...], row: LlmRow) -> tuple[Operator, ...]:

@@ -275,6 +275,24 @@ def narrowed(field: Bitfield, window: int | None) -> Bitfield:
     return _changed(field, first=np.maximum(field.first, opens))
 
 
+def chunked(field: Bitfield, chunk: int | None) -> Bitfield:
+    """The same, each token seeing nothing in front of its chunk; segments fall into chunks from their start.
+
+    With a causal mask it is that of chunked attention in transformers (Llama 4).
+
+    Raises:
+        ValueError: a chunk below 1.
+    """
+    if chunk is None:
+        return field
+    if chunk < 1:
+        raise ValueError(f"attention chunk must be >= 1 token, got {chunk}")
+    position, segment = field.position.astype(np.int64), field.segment + 1  # padding is one too
+    start = np.full(int(segment.max(initial=0)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(start, segment, position)
+    return _changed(field, first=np.maximum(field.first, position - (position - start[segment]) % chunk))
+
+
 def _prepended(length: int, mixture: Mixture, rng: np.random.Generator) -> list[Run]:
     items = mixture.items(length)
     runs = [item for encoder in rng.permutation(len(items)) for item in items[encoder]]

@@ -6,7 +6,7 @@ from enum import StrEnum
 from functools import cached_property
 from math import prod
 from operator import attrgetter
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from workbench.data.sample import WHERE_SET
 
@@ -80,6 +80,21 @@ class Matmul:
         return (weight, Parameter(f"{self.name}.bias", (self.out_features,), bias_shard))
 
 
+class Reach(NamedTuple):
+    """How far a query sees among its row's own tokens, whatever else the samples' masks hide.
+
+    Args:
+        window: tokens back, its own among them; None: as far as the mask does.
+        chunk: tokens of a chunk, in front of which it sees nothing (Llama 4); None: there are no chunks.
+    """
+
+    window: int | None = None
+    chunk: int | None = None
+
+
+ANY = Reach()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
     """Scores and weighted sum of one attention; projections are separate matmuls.
@@ -95,7 +110,9 @@ class Attention:
         num_keys: of every query where it does not depend on the row (cross-attention to a prompt of fixed
             length, a level of a fixed-size UNet); None: the row's own attention area counts.
         keys: CONTEXT: keys are what another module brings, item by item.
-        window: how many tokens back a query sees, where that has an end; useful FLOP end there, prices not.
+        window: how many tokens back a query sees, where that has an end. Useful FLOP end there, and times
+            where kernels pass by what it hides.
+        chunk: tokens of a chunk of a sample, within which a query sees (Llama 4); counted as a window.
         is_capped: whether scores are bent to a greatest value (Gemma 2); changes no work that is counted.
     """
 
@@ -109,7 +126,13 @@ class Attention:
     num_keys: int | None = None
     keys: TokenCount | None = field(default=None, metadata={WHERE_SET: True})
     window: int | None = field(default=None, metadata={WHERE_SET: True})
+    chunk: int | None = field(default=None, metadata={WHERE_SET: True})
     is_capped: bool = field(default=False, metadata={WHERE_SET: True})
+
+    @property
+    def reach(self) -> Reach:
+        """Of its queries among the row's own tokens."""
+        return Reach(self.window, self.chunk)
 
     def parameters(self) -> tuple[Parameter, ...]:
         return ()

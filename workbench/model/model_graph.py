@@ -7,7 +7,7 @@ from graphlib import CycleError
 from itertools import pairwise
 
 from workbench.data.sample import WHERE_SET
-from workbench.model.layer import Attention, Layer, LayerKind, Matmul, TokenCount, num_weights
+from workbench.model.layer import ANY, Attention, Layer, LayerKind, Matmul, Reach, TokenCount, num_weights
 from workbench.model.module_order import producers_first
 
 TEXT = "text"
@@ -82,6 +82,13 @@ class Module:
         """Numbers of key/value heads of its attentions: what a tp must divide."""
         operators = (operator for layer in self.layers for operator in layer.operators)
         return frozenset(op.num_kv_heads for op in operators if isinstance(op, Attention))
+
+    @cached_property
+    def reaches(self) -> tuple[Reach, ...]:
+        """Of its attentions, each that ends anywhere once; none where its items are not whole samples."""
+        operators = (operator for layer in self.layers for operator in layer.operators)
+        found = dict.fromkeys(op.reach for op in operators if isinstance(op, Attention) and op.reach != ANY)
+        return tuple(found) if self.modality == TEXT else ()
 
     @property
     def context_layers(self) -> tuple[int, ...]:

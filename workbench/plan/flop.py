@@ -16,7 +16,7 @@ def model_flop(plan: Plan) -> float:
     """FLOP of one step without recompute: forwards, and the gradients that really run.
 
     Source: Chowdhery et al. 2022, PaLM, appendix B (model FLOP utilisation).
-    Pairs of a query and a key beyond a layer's sliding window are not needed.
+    Pairs of a query and a key beyond a layer's sliding window or chunk are not needed.
     Differs: gradients that a frozen model does not need are not counted, and copies of an
     encoder that nobody reads are not useful. Operators stand one behind the other, as their price has it:
     of several that read an input that asks for no gradient, all but the first count one.
@@ -25,27 +25,16 @@ def model_flop(plan: Plan) -> float:
     """
     routing = routing_of(plan)
     counted = cache(_layer_flop)
-    windows = {module.name: [_window(layer) for layer in module.layers] for module in plan.model.modules}
     total = 0.0
     for microbatch in plan.microbatches:
         if not _is_useful(routing, microbatch):
             continue
         name = microbatch.module
-        layers, needs, seen = (
-            plan.model.module(name).layers,
-            routing.flow(microbatch).needs[name],
-            windows[name],
-        )
-        works = {window: even_work_of(plan, microbatch, window) for window in seen}
-        for layer, window, need in zip(layers, seen, needs, strict=True):
-            total += counted(layer, works[window], need)
+        layers, needs = plan.model.module(name).layers, routing.flow(microbatch).needs[name]
+        work = even_work_of(plan, microbatch)
+        for layer, need in zip(layers, needs, strict=True):
+            total += counted(layer, work, need)
     return total
-
-
-def _window(layer: Layer) -> int | None:
-    """How far its attention among the row's own tokens sees; None: as far as the mask does."""
-    attentions = (each for each in layer.operators if isinstance(each, Attention))
-    return next((each.window for each in attentions if each.window is not None), None)
 
 
 def _is_useful(routing: Routing, microbatch: Microbatch) -> bool:

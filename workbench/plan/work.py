@@ -3,16 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from operator import ge
 
 import numpy as np
 
+from workbench.arrays import Ints
 from workbench.cost.roofline import RowWork, Work
 from workbench.data.sample import Item, Sample, Segment
 from workbench.masks.bitfield import Bitfield, concatenate
-from workbench.masks.builders import full, narrowed
+from workbench.masks.builders import chunked, full, narrowed
 from workbench.masks.patterns import CAUSAL, FULL, sample_bitfield
 from workbench.masks.tiles import area
-from workbench.model.layer import TokenCount
+from workbench.model.layer import ANY, Reach, TokenCount
 from workbench.model.model_graph import TEXT, Module
 from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.lru_cache import Identity, LruCache
@@ -20,31 +22,43 @@ from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.token_owners import zigzag_blocks
 
 
-def attention_area(sample: Sample, window: int | None = None) -> int:
+def attention_area(sample: Sample, reach: Reach = ANY) -> int:
     """Query-key pairs of one sample in the LLM; ValueError for a mask that is none or does not fit.
 
     Args:
-        window: of a layer, which lies over the mask (`narrowed`); None: it has none.
+        reach: of a layer's queries, which lies over the mask (`within`).
     """
     length = sample.num_tokens
     if sample.mask == CAUSAL:
-        seen = length if window is None else min(window, length)
-        return seen * length - seen * (seen - 1) // 2
-    if sample.mask == FULL and window is None:
+        num_chunks, rest = divmod(length, reach.chunk or length)
+        return num_chunks * _windowed(reach.chunk or length, reach.window) + _windowed(rest, reach.window)
+    if sample.mask == FULL and reach == ANY:
         return length * length
-    return _masked_area(sample.segments, sample.mask, window)
+    return _masked_area(sample.segments, sample.mask, reach)
+
+
+def _windowed(length: int, window: int | None) -> int:
+    """Pairs of causal tokens."""
+    seen = length if window is None else min(window, length)
+    return seen * length - seen * (seen - 1) // 2
 
 
 @cache
-def _masked_area(segments: tuple[Segment, ...], mask: str, window: int | None) -> int:
+def _masked_area(segments: tuple[Segment, ...], mask: str, reach: Reach) -> int:
     field = sample_bitfield([[Sample(0, segments, mask)]])
-    return area(narrowed(field, window), field)
+    return area(within(field, reach), field)
+
+
+def within(field: Bitfield, reach: Reach) -> Bitfield:
+    """Whole rows of tokens, each seeing no further than the reach; the field itself where that has no end."""
+    return narrowed(chunked(field, reach.chunk), reach.window)
 
 
 RowKind = tuple[tuple[int, int], ...]
+_Share = tuple[float, ...]  # tokens, pairs, and pairs within each of the module's reaches
 _KINDS: LruCache[dict[int, int]] = LruCache(64)
 _EVEN: LruCache[Work] = LruCache(65_536)  # by rows, and by those of the first equal samples
-_SHARES: LruCache[list[tuple[float, float]]] = LruCache(65_536)
+_SHARES: LruCache[list[_Share]] = LruCache(65_536)
 _SHARED: LruCache[tuple[Work, ...]] = LruCache(65_536)
 _Blocks = tuple[int, tuple[int, ...]]  # tokens of each, and owners
 
@@ -126,45 +140,39 @@ def _works_over(
     if len(set(by_owner)) == 1:
         return (even,)
     return tuple(
-        Work(tuple(_owned(row, share, num_owners) for row, share in zip(even.rows, own, strict=True)))
+        Work(tuple(_owned(row, module, share, num_owners) for row, share in zip(even.rows, own, strict=True)))
         for own in map(by_owner.__getitem__, _busiest(by_owner))
     )
 
 
-def _busiest(by_owner: Sequence[Sequence[tuple[float, float]]]) -> list[int]:
+def _busiest(by_owner: Sequence[Sequence[_Share]]) -> list[int]:
     """Owners such that none other has no fewer tokens and pairs in all rows together; by falling pairs."""
     totals = [tuple(map(sum, zip(*rows, strict=True))) for rows in by_owner]
     found: list[int] = []
-    most_tokens = 0.0
-    for owner in sorted(range(len(totals)), key=lambda owner: (*totals[owner][::-1], -owner), reverse=True):
-        if not found or totals[owner][0] > most_tokens:
-            most_tokens = totals[owner][0]
+    for owner in sorted(range(len(totals)), key=lambda o: (totals[o][1], totals[o], -o), reverse=True):
+        if not any(all(map(ge, totals[other], totals[owner])) for other in found):
             found.append(owner)
     return found
 
 
-def even_work_of(plan: Plan, microbatch: Microbatch, window: int | None = None) -> Work:
-    """As if every rank had an equal share of everything; of rows of equal samples one object.
-
-    Args:
-        window: of a layer of the LLM, beyond which its queries see nothing; None: it has none.
-    """
+def even_work_of(plan: Plan, microbatch: Microbatch) -> Work:
+    """As if every rank had an equal share of everything; of rows of equal samples one object."""
     name, decided_by = microbatch.module, (Identity(plan.model), Identity(plan.batch))
 
     def of_kinds() -> Work:
-        return _EVEN.get_or((*decided_by, name, window, row_kinds(plan, microbatch)), of_rows)
+        return _EVEN.get_or((*decided_by, name, row_kinds(plan, microbatch)), of_rows)
 
     def of_rows() -> Work:
         module = plan.model.module(name)
-        return Work(tuple(_row(plan, module, row, window) for row in microbatch.rows))
+        return Work(tuple(_row(plan, module, row) for row in microbatch.rows))
 
-    return _EVEN.get_or((*decided_by, name, window, microbatch.rows), of_kinds)
+    return _EVEN.get_or((*decided_by, name, microbatch.rows), of_kinds)
 
 
-def _row(plan: Plan, module: Module, items: tuple[Item, ...], window: int | None = None) -> RowWork:
+def _row(plan: Plan, module: Module, items: tuple[Item, ...]) -> RowWork:
     tokens_in = tokens_out = area = context = readers = read = 0
     for item in items:
-        item_in, item_out, item_area = _item(plan, module, item, window)
+        item_in, item_out, item_area = _item(plan, module, item)
         tokens_in += item_in
         tokens_out += item_out
         area += item_area
@@ -172,7 +180,13 @@ def _row(plan: Plan, module: Module, items: tuple[Item, ...], window: int | None
         context += brought
         readers += item_in if brought else 0
         read += item_in * brought
-    return RowWork(tokens_in, tokens_out, area, context, readers, read)
+    seen = ((reach, _reached(plan, items, reach)) for reach in module.reaches)
+    reached = tuple((reach, pairs) for reach, pairs in seen if pairs < area)
+    return RowWork(tokens_in, tokens_out, area, context, readers, read, reached)
+
+
+def _reached(plan: Plan, items: tuple[Item, ...], reach: Reach) -> int:
+    return sum(attention_area(plan.sample[item.sample], reach) for item in items)
 
 
 def _context_tokens(plan: Plan, module: Module, item: Item) -> int:
@@ -187,10 +201,10 @@ def _context_tokens(plan: Plan, module: Module, item: Item) -> int:
     return total
 
 
-def _item(plan: Plan, module: Module, item: Item, window: int | None = None) -> tuple[int, int, int]:
+def _item(plan: Plan, module: Module, item: Item) -> tuple[int, int, int]:
     sample = plan.sample[item.sample]
     if module.modality == TEXT:
-        return sample.num_tokens, sample.num_tokens, attention_area(sample, window)
+        return sample.num_tokens, sample.num_tokens, attention_area(sample)
     for segment in sample.of(module.modality):
         if segment.k == item.k:
             return segment.tokens_in, segment.tokens_out, segment.tokens_in**2
@@ -199,8 +213,8 @@ def _item(plan: Plan, module: Module, item: Item, window: int | None = None) -> 
 
 def _shares(
     plan: Plan, module: Module, items: tuple[Item, ...], blocks: _Blocks | None, num_owners: int
-) -> list[tuple[float, float]]:
-    """[owner] (tokens, pairs) of one row; blocks None: zigzag's."""
+) -> list[_Share]:
+    """[owner] of one row; blocks None: zigzag's."""
     decided_by = Identity(plan.model), Identity(plan.batch), module.name, row_kind(plan, items)
     key = *decided_by, blocks, num_owners
     return _SHARES.get_or(key, lambda: _shares_of(plan, module, items, blocks, num_owners))
@@ -208,15 +222,28 @@ def _shares(
 
 def _shares_of(
     plan: Plan, module: Module, items: tuple[Item, ...], blocks: _Blocks | None, num_owners: int
-) -> list[tuple[float, float]]:
-    if blocks is None and _is_even(plan, module, items):
-        whole = _row(plan, module, items)
-        return [(whole.tokens_in / num_owners, whole.attention_area / num_owners)] * num_owners
+) -> list[_Share]:
+    whole = _row(plan, module, items)
+    tokens, pairs = whole.tokens_in / num_owners, whole.attention_area / num_owners
+    is_even = blocks is None and _is_even(plan, module, items)
+    if is_even and not whole.reached:
+        return [(tokens, pairs, *[pairs] * len(module.reaches))] * num_owners
     field = row_mask(plan, module, items)
     block_tokens, owner_of = blocks or zigzag_blocks(len(field), num_owners)
     owners = np.repeat(np.asarray(owner_of), block_tokens)[: len(field)]
     owned = [np.flatnonzero(owners == owner) for owner in range(num_owners)]
-    return [(float(len(tokens)), float(area(field.take(tokens), field))) for tokens in owned]
+    seen = [(tokens, pairs)] * num_owners
+    if not is_even:
+        seen = [(float(len(own)), float(area(field.take(own), field))) for own in owned]
+    limited = {reach: within(field, reach) for reach, _ in whole.reached}
+    return [
+        (*of_all, *(_pairs(limited.get(reach), own, field, of_all[1]) for reach in module.reaches))
+        for own, of_all in zip(owned, seen, strict=True)
+    ]
+
+
+def _pairs(limited: Bitfield | None, own: Ints, keys: Bitfield, of_all: float) -> float:
+    return of_all if limited is None else float(area(limited.take(own), keys))
 
 
 def _is_even(plan: Plan, module: Module, items: tuple[Item, ...]) -> bool:
@@ -233,8 +260,20 @@ def row_mask(plan: Plan, module: Module, items: tuple[Item, ...]) -> Bitfield:
     return concatenate([full(_item(plan, module, item)[0]) for item in items])
 
 
-def _owned(row: RowWork, share: tuple[float, float], num_owners: int) -> RowWork:
-    tokens, pairs = share
+def _owned(row: RowWork, module: Module, share: _Share, num_owners: int) -> RowWork:
+    tokens, pairs, *within_reach = share
     tokens_in = max(1, round(tokens * num_owners))
     tokens_out = max(1, -(-row.tokens_out * tokens_in // row.tokens_in))  # together no fewer than there are
-    return replace(row, tokens_in=tokens_in, tokens_out=tokens_out, attention_area=round(pairs * num_owners))
+    hides = {reach for reach, _ in row.reached}
+    reached = tuple(
+        (reach, round(seen * num_owners))
+        for reach, seen in zip(module.reaches, within_reach, strict=True)
+        if reach in hides
+    )
+    return replace(
+        row,
+        tokens_in=tokens_in,
+        tokens_out=tokens_out,
+        attention_area=round(pairs * num_owners),
+        reached=reached,
+    )

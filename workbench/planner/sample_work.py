@@ -1,6 +1,6 @@
 """Work of single samples on the encoders' side and on the LLM's, by quadratics in tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -8,6 +8,7 @@ from workbench.cost.model import CostModel, RowWork, Work
 from workbench.cost.quadratic import FIT_TOKENS, Quadratic, fit_quadratic
 from workbench.data.sample import Sample
 from workbench.job.job import Job
+from workbench.model.layer import Attention
 from workbench.model.model_graph import TEXT, Module
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Recompute
@@ -31,8 +32,9 @@ def sample_work(job: Job, cost: CostModel) -> SampleWork:
 
     Source: Entrain (dissertation, sections 4.4.1 and 4.5): a quadratic per layer, summed over the layers
     of a module; all encoders count as one.
-    Differs: gradients that do not run are left out, as everywhere here; what layers of the LLM that read
-    other modules' tokens take is no function of the sample's length, so they are priced on each sample.
+    Differs: gradients that do not run are left out, as everywhere here; what layers of the LLM take that
+    read other modules' tokens, or whose windows hide any, is no quadratic in the sample's length, so they
+    are priced on each sample.
 
     Complexity: O(layers) prices a module, then O(items), and a price for each distinct sample that is read;
     O(1) again for the same job.
@@ -41,24 +43,43 @@ def sample_work(job: Job, cost: CostModel) -> SampleWork:
 
 
 def _sample_work(job: Job, cost: CostModel) -> SampleWork:
-    quadratics = {module.name: module_quadratic(job, cost, module) for module in job.model.modules}
     encoders, llm = job.model.encoders, job.model.llm
+    works = _llm_works(job)
+    aside = _aside(job, cost, works)
+    quadratics = {
+        module.name: module_quadratic(job, cost, module, aside if module is llm else ())
+        for module in job.model.modules
+    }
+    aside_s = [_layers_s(job, cost, llm, work, aside) for work in works] if aside else [0.0] * len(job.batch)
     return SampleWork(
         encoder_s=tuple(_encoder_s(sample, encoders, quadratics) for sample in job.batch),
         llm_s=tuple(
-            quadratics[llm.name].seconds(sample.num_tokens) + aside_s
-            for sample, aside_s in zip(job.batch, _read_aside_s(job, cost, llm), strict=True)
+            quadratics[llm.name].seconds(sample.num_tokens) + seconds
+            for sample, seconds in zip(job.batch, aside_s, strict=True)
         ),
     )
 
 
-def _read_aside_s(job: Job, cost: CostModel, llm: Module) -> tuple[float, ...]:
-    """Of every sample, the LLM's layers that read other modules' tokens beside its own."""
-    if not llm.context_layers:
-        return (0.0,) * len(job.batch)
+def _llm_works(job: Job) -> list[Work]:
+    """Of every sample; none where no layer asks for more than its length."""
+    llm = job.model.llm
+    if not (llm.context_layers or llm.reaches):
+        return []
     draft = shared_draft(replace(job, layouts=(), replicas=1, microbatch_samples=1), "sample work")
-    works = [work_of(draft, microbatch) for microbatch in draft.microbatches_of[llm.name, 0]]
-    return tuple(_layers_s(job, cost, llm, work, llm.context_layers) for work in works)
+    return [work_of(draft, microbatch) for microbatch in draft.microbatches_of[llm.name, 0]]
+
+
+def _aside(job: Job, cost: CostModel, works: Sequence[Work]) -> tuple[int, ...]:
+    """The LLM's layers that read other modules' tokens beside its own, or do not see all of some sample."""
+    llm = job.model.llm
+    machine = machine_of(job, layout_of(job, llm.name), cost).cost
+    limited = {reach for work in works for reach, _ in machine.computed(work).sums.reached}
+    return tuple(
+        index
+        for index, layer in enumerate(llm.layers)
+        if layer.reads_context
+        or any(isinstance(op, Attention) and op.reach in limited for op in layer.operators)
+    )
 
 
 def _layers_s(job: Job, cost: CostModel, module: Module, work: Work, places: Sequence[int]) -> float:
@@ -72,13 +93,16 @@ def _layers_s(job: Job, cost: CostModel, module: Module, work: Work, places: Seq
     return sum(total_s[firsts[place]] for place in places)
 
 
-def module_quadratic(job: Job, cost: CostModel, module: Module) -> Quadratic:
+def module_quadratic(job: Job, cost: CostModel, module: Module, aside: Collection[int] = ()) -> Quadratic:
     """Forward and backward of a module over one item, fitted at the paper's token counts.
 
     Layers that read other modules' tokens are left out.
+
+    Args:
+        aside: other layers that are left out.
     """
     ratio = _out_per_in(job, module)
-    places = [index for index, layer in enumerate(module.layers) if not layer.reads_context]
+    places = [i for i, layer in enumerate(module.layers) if not layer.reads_context and i not in aside]
 
     def seconds(tokens: int) -> float:
         causal = module.modality == TEXT

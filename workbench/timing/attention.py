@@ -8,10 +8,11 @@ and handed to `price` as a callable, so that the planner imports no simulator.
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 
-from workbench.cost.model import LayerTime
-from workbench.model.layer import Attention, Layer
+from workbench.cost.model import CostModel, LayerTime
+from workbench.model.layer import ANY, Attention, Layer, Reach
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Microbatch, Plan, Stage
+from workbench.plan.work import even_work_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,12 @@ class AttentionCall:
     stage: Stage
     microbatch: Microbatch
     operator: Attention
+
+    def reach(self, cost: CostModel) -> Reach:
+        """How far its queries see, where that hides any pairs and the machine's kernels pass these by."""
+        if self.operator.reach == ANY:
+            return ANY
+        return cost.computed(even_work_of(self.plan, self.microbatch)).reach(self.operator)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,12 @@ from workbench.cost.model import CostModel
 from workbench.cost.roofline import RowWork, Work, key_sum_bytes
 from workbench.masks.bitfield import concatenate
 from workbench.masks.tiles import area
-from workbench.model.layer import Attention, Layer, LayerKind, TokenCount
+from workbench.model.layer import Attention, Layer, LayerKind, Reach, TokenCount
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import KeyExchange, Microbatch, Plan
 from workbench.plan.routing import routing_of
 from workbench.plan.token_owners import owned_tokens, row_shards
-from workbench.plan.work import row_kinds, row_mask
+from workbench.plan.work import row_kinds, row_mask, within
 from workbench.timing.attention import AttentionCall, AttentionModel, AttentionTime, identity_of
 from workbench.timing.grid_links import grid_links, neighbour_link
 
@@ -50,7 +50,7 @@ class ExchangedAttention:
     def __init__(self, plan: Plan, cost: CostModel, inner: AttentionModel | None) -> None:
         self._plan, self._cost, self._inner = plan, cost, inner
         self._routing = routing_of(plan)
-        self._known: dict[tuple[str, int, int], _Blocks] = {}
+        self._known: dict[tuple[object, ...], _Blocks] = {}
 
     @property
     def identity(self) -> Hashable | None:
@@ -64,11 +64,11 @@ class ExchangedAttention:
             return None if self._inner is None else self._inner(call)
         if call.operator.num_keys is not None or call.operator.tokens is not TokenCount.IN:
             return None
+        device = call.plan.cluster.device_of(call.stage.flat_ranks)
         blocks, way = (
-            self._blocks(call.microbatch),
+            self._blocks(call.microbatch, call.reach(self._cost.on(device))),
             self._ring if kind is KeyExchange.RING else self._all_to_all,
         )
-        device = call.plan.cluster.device_of(call.stage.flat_ranks)
         links = (
             grid_links(call.plan.cluster, call.stage).context,
             neighbour_link(call.plan.cluster, call.stage),
@@ -119,25 +119,34 @@ class ExchangedAttention:
         seconds = cost.collectives.seconds(Collective.ALL_TO_ALL, num_bytes, call.stage.cp, link)
         return seconds / cost.execution.collective_rate
 
-    def _blocks(self, microbatch: Microbatch) -> _Blocks:
+    def _blocks(self, microbatch: Microbatch, reach: Reach) -> _Blocks:
         """Those of microbatches of equal samples with equal owners are one object."""
-        name = (microbatch.module, microbatch.replica, microbatch.index)
+        name = (microbatch.module, microbatch.replica, microbatch.index, reach)
         if name not in self._known:
             plan = self._plan
             kinds = row_kinds(plan, microbatch)
             owners = tuple((each.block_tokens, each.owners) for each in row_shards(self._routing, microbatch))
             num_ranks = plan.chain[microbatch.module, microbatch.replica][0].cp
-            key = Identity(plan.model), Identity(plan.batch), microbatch.module, kinds, owners, num_ranks
-            self._known[name] = _BLOCKS.get_or(key, lambda: self._seen(microbatch))
+            key = (
+                Identity(plan.model),
+                Identity(plan.batch),
+                microbatch.module,
+                kinds,
+                owners,
+                num_ranks,
+                reach,
+            )
+            self._known[name] = _BLOCKS.get_or(key, lambda: self._seen(microbatch, reach))
         return self._known[name]
 
-    def _seen(self, microbatch: Microbatch) -> _Blocks:
+    def _seen(self, microbatch: Microbatch, reach: Reach) -> _Blocks:
         module = self._plan.model.module(microbatch.module)
         mask = concatenate([row_mask(self._plan, module, row) for row in microbatch.rows])
-        fields = [mask.take(places) for places in owned_tokens(self._routing, microbatch)]
+        limited, owned = within(mask, reach), owned_tokens(self._routing, microbatch)
+        keys = [mask.take(places) for places in owned]
         return _Blocks(
-            tokens=tuple(len(field) for field in fields),
-            pairs=tuple(tuple(area(queries, keys) for keys in fields) for queries in fields),
+            tokens=tuple(len(field) for field in keys),
+            pairs=tuple(tuple(area(limited.take(places), field) for field in keys) for places in owned),
         )
 
     def _computed(

@@ -111,7 +111,7 @@ def windowed(
         within = {index for position, index in enumerate(blocks) if slides(position)}
     else:
         within = {index for index, kind in zip(blocks, listed, strict=False) if kind == SLIDING}
-    return tuple(_attending(layer, window=window) if i in within else layer for i, layer in enumerate(layers))
+    return tuple(attending(layer, window=window) if i in within else layer for i, layer in enumerate(layers))
 
 
 def capped(
@@ -123,7 +123,7 @@ def capped(
         scores, logits: the value where the configuration says nothing; None: they are not bent.
     """
     if scores is not None and config.get("attn_logit_softcapping", scores) is not None:
-        layers = tuple(_attending(layer, is_capped=True) for layer in layers)
+        layers = tuple(attending(layer, is_capped=True) for layer in layers)
     if config.get("final_logit_softcapping", logits) is None:
         return layers
     *others, head = layers
@@ -132,7 +132,8 @@ def capped(
     return (*others, replace(head, operators=(*operators, replace(loss, is_capped=True))))
 
 
-def _attending(layer: Layer, **changes: object) -> Layer:
+def attending(layer: Layer, **changes: object) -> Layer:
+    """The layer with these fields of its attention."""
     operators = (
         replace(each, **changes) if isinstance(each, Attention) else each  # type: ignore[arg-type]
         for each in layer.operators

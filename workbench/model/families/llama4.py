@@ -14,26 +14,32 @@ from workbench.model.composites.composite import (
 )
 from workbench.model.config_fields import Config, count, flag, number, text, whole
 from workbench.model.experts import Experts, with_experts
-from workbench.model.families.decoder import absent, llama_like
+from workbench.model.families.decoder import absent, attending, llama_like
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
-from workbench.model.layer import Attention, Layer, LayerKind, Pointwise, Shard
+from workbench.model.layer import Attention, Layer, Pointwise, Shard
 from workbench.model.projector import ProjectorStep
 from workbench.model.transformer import Mlp
 
+CHUNK = 8192  # tokens
+_CHUNKED = "chunked_attention"
 _NO_ROTATION_EVERY = 4  # blocks
 _TOWER = "vision_model."
 
 
 def _llama4(config: Config) -> Layers:
-    """Every block's MLP, or every n-th one's, is an expert for all tokens beside chosen ones.
-
-    Work beyond an attention chunk is counted, as useful too.
-    """
+    """Every block's MLP, or every n-th one's, is an expert for all tokens beside chosen ones."""
     defaults = absent(202048, 5120, 8192, 48, 40, num_key_value_heads=8, head_dim=128)
     heads = {"bias": "qkvo" if flag(config, "attention_bias") else ""}
     dense = whole(config, "intermediate_size_mlp", 16384)
     plain = llama_like({**config, "intermediate_size": dense}, defaults=defaults, heads=heads, mlp={})
-    embed, *blocks, head = _normed(config, plain)
+    embed, *blocks, head = plain
+    rotates = _rotates(config, len(blocks))
+    blocks = _in_chunks(config, blocks, rotates)
+    if flag(config, "use_qk_norm", default=True):  # of queries and keys that are rotated, without weights
+        blocks = [
+            _with_norm(block) if is_rotated else block
+            for block, is_rotated in zip(blocks, rotates, strict=True)
+        ]
     activation = text(config, "hidden_act", "silu")
     width = whole(config, "intermediate_size", 8192)
     experts = Experts(
@@ -52,27 +58,32 @@ def _llama4(config: Config) -> Layers:
     )
 
 
-def _normed(config: Config, layers: Layers) -> Layers:
-    """The blocks with a norm of queries and keys that has no weights, where these are rotated."""
-    if not flag(config, "use_qk_norm", default=True):
-        return layers
-    rotates = config.get("no_rope_layers") or ()
-    found, block = [], 0
-    for layer in layers:
-        if layer.kind is not LayerKind.BLOCK:
-            found.append(layer)
-            continue
-        is_rotated = rotates[block] if block < len(rotates) else (block + 1) % _NO_ROTATION_EVERY
-        found.append(_with_norm(layer) if is_rotated else layer)
-        block += 1
-    return tuple(found)
+def _rotates(config: Config, num_blocks: int) -> list[bool]:
+    """By block, whether its queries and keys are rotated."""
+    said = config.get("no_rope_layers") or ()
+    return [
+        bool(said[block] if block < len(said) else (block + 1) % _NO_ROTATION_EVERY)
+        for block in range(num_blocks)
+    ]
+
+
+def _in_chunks(config: Config, blocks: list[Layer], rotates: list[bool]) -> list[Layer]:
+    """The blocks, those in chunks that the configuration lists, else those that are rotated."""
+    if config.get("attention_chunk_size", CHUNK) is None:
+        return blocks
+    chunk, listed = whole(config, "attention_chunk_size", CHUNK), config.get("layer_types")
+    within = rotates if listed is None else [kind == _CHUNKED for kind in listed]
+    return [
+        attending(block, chunk=chunk) if is_within else block
+        for block, is_within in zip(blocks, within, strict=False)
+    ]
 
 
 def longest_item(config: Config) -> int:
     """Tokens up to which attention neither falls into chunks nor is tempered by position."""
     limits = [whole(config, "max_position_embeddings", 131072)]
-    if config.get("attention_chunk_size", 8192) is not None:
-        limits.append(whole(config, "attention_chunk_size", 8192))
+    if config.get("attention_chunk_size", CHUNK) is not None:
+        limits.append(whole(config, "attention_chunk_size", CHUNK))
     if flag(config, "attn_temperature_tuning", default=True):
         limits.append(whole(config, "floor_scale", 8192) - 1)
     return min(limits)
