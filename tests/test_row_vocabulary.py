@@ -11,7 +11,7 @@ from tests.test_predict import of_all_replicas, row
 from workbench.cost.execution import Execution, Launch
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.cost.roofline import RowWork, Work, layer_flop
+from workbench.cost.roofline import Grid, RowWork, Work, attention_pairs, layer_flop
 from workbench.llm_table.columns import SHARES
 from workbench.llm_table.predict import RowPredictor
 from workbench.llm_table.replicas import with_replicas
@@ -21,6 +21,7 @@ from workbench.llm_table.row_execution import execution_of
 from workbench.llm_table.row_model import MODULE, model_of
 from workbench.llm_table.row_plan import plan_of, stages_of
 from workbench.model.block_modules import BlockModule, kept_beside, part_of
+from workbench.model.layer import Attention
 from workbench.plan.build import with_programs
 from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Plan, Sharding
@@ -205,6 +206,13 @@ def test_a_window_sees_its_tokens():
     full, same, windowed = (predicted(sequence=4096, global_batch=1, window=w) for w in (0, 4096, 128))
     assert windowed.parts.attention < full.parts.attention
     assert (same.iteration_s, same.mfu) == (full.iteration_s, full.mfu)
+
+
+def test_tokens_that_see_both_ways_see_a_window_of_them():
+    (layer,) = model_of(row(architecture="vit", layers=1, sequence=1024, window=100)).modules[0].layers[1:-1]
+    (attention,) = (each for each in layer.operators if isinstance(each, Attention))
+    whole = RowWork(1024, 1024, 1024**2)
+    assert attention_pairs(attention, Work((whole,)), Grid()) == 1024 * 100
 
 
 def test_adapters_train_alone():

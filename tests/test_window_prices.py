@@ -5,6 +5,8 @@ from functools import cache
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sim.attention.price import SimulatedAttention
 from sim.predict import prices_of
@@ -17,7 +19,7 @@ from workbench.cost.layer_table import LayerPoint, LayerTable
 from workbench.cost.least_time import LeastTimes
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile, load_profile
-from workbench.cost.roofline import Grid, attention_flop
+from workbench.cost.roofline import Grid, Work, attention_flop
 from workbench.cost.signature import signature
 from workbench.data.sample import Sample, Segment
 from workbench.job.job import Job, ModuleLayout
@@ -299,20 +301,29 @@ def test_rings_and_tiles_have_the_windows_pairs() -> None:
     assert least < times[0].backward_s / times[1].backward_s < 4 * least
 
 
-@pytest.mark.parametrize("profile", ["H100", "A40"])
-@pytest.mark.parametrize("length", [300, 2000, 16384])
-def test_no_bound_is_above_the_price_of_a_layer_with_a_window(profile: str, length: int) -> None:
-    cost = CostModel(load_profile(profile))
-    plan = plan_of(WINDOW, lengths=(length,))
-    work = even_work_of(plan, plan.microbatches[0])
-    least = LeastTimes(cost, "bfloat16", work, degrees=(1, 2), cuts_tokens=False)
-    for layer in plan.model.module("llm").layers[1:3]:
-        time = cost.layer_time(layer, work, tp=1, cp=1, precision="bfloat16")
-        assert least.of(layer, work, BOTH).way_s <= time.forward_s + time.input_grad_s
-    bound = [least.of_attention(layer, work, BOTH).way_s for layer in plan.model.module("llm").layers[2:4]]
-    hidden = work.attention_area / dict(work.sums.reached).get(Reach(WINDOW), work.attention_area)
-    assert bound[1] >= bound[0]
-    assert bound[1] < bound[0] * hidden * 1.01
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 20_000), min_size=1, max_size=4),
+    others=st.lists(st.integers(1, 20_000), max_size=2),
+    window=st.sampled_from([1, 100, 1000, 10_000]),
+    tp=st.sampled_from([1, 2, 4]),
+    cp=st.sampled_from([1, 2]),
+    profile=st.sampled_from(["A40", "H100"]),
+)
+def test_no_bound_is_above_the_price_of_a_layer_with_a_window(
+    *, lengths: list[int], others: list[int], window: int, tp: int, cp: int, profile: str
+) -> None:
+    def work_over(of: list[int]) -> Work:
+        plan = plan_of(window, lengths=tuple(of))
+        return Work(tuple(row for each in plan.microbatches for row in even_work_of(plan, each).rows))
+
+    cost, layer = CostModel(load_profile(profile)), model(window).module("llm").layers[1]
+    stock = work_over([*lengths, *others])
+    least = LeastTimes(cost, "bfloat16", stock, degrees=(1, 2, 4), cuts_tokens=cp > 1)
+    time = cost.layer_time(layer, work_over(lengths), tp=tp, cp=cp, precision="bfloat16")
+    bound = least.of(layer, work_over(lengths), BOTH)
+    assert tp * cp * (time.forward_s + time.input_grad_s) >= bound.way_s * (1 - 1e-9)
+    assert bound.all_s <= least.of(layer, work_over(lengths).whole, BOTH).all_s
 
 
 def test_entrain_weighs_samples_by_what_a_window_leaves() -> None:

@@ -116,9 +116,7 @@ def _operators(row: LlmRow, *, is_windowed: bool, has_experts: bool) -> tuple[Op
     block = block_of(row)
     operators = block_operators(block)
     if is_windowed:
-        operators = tuple(
-            replace(each, window=row.window) if isinstance(each, Attention) else each for each in operators
-        )
+        operators = tuple(_windowed(each, row) if isinstance(each, Attention) else each for each in operators)
     if row.is_mla:
         operators = _with_mla(operators, row)
     if row.architecture is Architecture.DIT:
@@ -161,6 +159,13 @@ def block_of(row: LlmRow) -> Block:
         ),
         norm=Norm.LAYER if has_biases else Norm.RMS,
     )
+
+
+def _windowed(attention: Attention, row: LlmRow) -> Attention:
+    """Where tokens see what is behind them too, each sees as many as the window has."""
+    if row.architecture in SEES_ALL:
+        return replace(attention, num_keys=min(row.window, row.sequence))
+    return replace(attention, window=row.window)
 
 
 def _with_mla(operators: tuple[Operator, ...], row: LlmRow) -> tuple[Operator, ...]:
