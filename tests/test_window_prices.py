@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.attention.price import SimulatedAttention
+from sim.attention.price import SimulatedAttention, rank_tiles, row_tiles
 from sim.predict import prices_of
 from tests.plans import disjoint_plan
 from tests.test_predict import row
@@ -25,6 +25,7 @@ from workbench.data.sample import Sample, Segment
 from workbench.job.job import Job, ModuleLayout
 from workbench.llm_table.row_plan import plan_of as plan_of_row
 from workbench.masks.bitfield import dense
+from workbench.masks.builders import causal
 from workbench.masks.patterns import sample_bitfield
 from workbench.model.frozen import FrozenRule, Needs
 from workbench.model.hf_config import module_from_config
@@ -66,6 +67,9 @@ MISTRAL = {key: value for key, value in GEMMA.items() if key != "sliding_window_
     "model_type": "mistral",
     "tie_word_embeddings": False,
 }
+
+
+machine = cache(lambda profile: CostModel(load_profile(profile)))
 
 
 @cache
@@ -222,10 +226,10 @@ def test_a_row_and_a_job_of_one_model_have_one_attention(window: int) -> None:
     assert sum(found[0][0]) == 6 * 4 * 128 * 8 * pairs(4096, min(window, 4096))
 
 
-def job_of(lengths: tuple[int, ...], pp: int, *, window: int | None = WINDOW) -> Job:
+def job_of(lengths: tuple[int, ...], pp: int) -> Job:
     return Job(
         name="gemma",
-        model=model(window),
+        model=model(),
         cluster=CLUSTER,
         batch=tuple(text(index, length) for index, length in enumerate(lengths)),
         layouts=(ModuleLayout(module="llm", pp=pp),),
@@ -237,7 +241,6 @@ def test_planners_price_layers_as_the_simulation_does(profile: str) -> None:
     cost = CostModel(load_profile(profile))
     job = job_of((LONG,), 8)
     job = replace(job, cluster=replace(job.cluster, nodes=(replace(NODE, device=profile),)))
-    plan = megatron_heterogeneous.plan(job, cost)
     by_layer = disjoint_plan(job.model, job.batch, {"llm": [1] * 8})
     by_layer = replace(by_layer, settings=job.settings)
     simulated = seconds(by_layer, cost)
@@ -253,19 +256,38 @@ def test_planners_price_layers_as_the_simulation_does(profile: str) -> None:
         assert (total.forward_s, total.backward_s) == pytest.approx(wanted)
         assert (passes.forward_s[0], passes.whole_s[0]) == pytest.approx(wanted)
     assert believed[3].total_s > 1.5 * believed[2].total_s  # a global layer and one with the window
-    assert plan.stages
 
 
-def owned_pairs(length: int, num_ranks: int, reach: Reach) -> list[int]:
-    """[rank] of causal rows under zigzag, by a matrix."""
-    place = np.arange(length)
-    back = place[:, None] - place
-    seen = (back >= 0) & (back < (reach.window or length))
-    if reach.chunk is not None:
-        seen &= place[:, None] // reach.chunk == place // reach.chunk
+@pytest.mark.parametrize("window", [WINDOW, None])
+def test_stages_are_cut_by_what_windows_leave(window: int | None) -> None:
+    """Of all cuts in two, that whose slower stage is the fastest: four local layers are lighter than two."""
+    cost, kinds = CostModel(load_profile("A40")), ["full_attention"] * 2 + ["sliding_attention"] * 4
+    config = GEMMA | {"sliding_window": window, "layer_types": kinds}
+    module = module_from_config(config, name="llm", modality="text")
+    job = replace(job_of((LONG,) * 8, 2), model=ModelGraph(name="text", modules=(module,)))
+    num_layers = len(job.model.module("llm").layers)
+
+    def slowest_s(first: int) -> float:
+        plan = disjoint_plan(job.model, job.batch, {"llm": (first, num_layers - first)})
+        times = seconds(replace(plan, settings=job.settings, cluster=CLUSTER), cost)
+        return max(times[f"{stage}F0"] + times[f"{stage}B0"] for stage in (0, 1))
+
+    planned = megatron_heterogeneous.plan(job, cost).stages[0].layers[1]
+    assert planned == min(range(1, num_layers), key=slowest_s)
+    assert planned == (3 if window else 4)
+
+
+def zigzag_owners(length: int, num_ranks: int) -> np.ndarray:
+    """[token] rank."""
     block_tokens, owner_of = zigzag_blocks(length, num_ranks)
-    owners = np.repeat(owner_of, block_tokens)[:length]
-    return [int(seen[owners == rank].sum()) for rank in range(num_ranks)]
+    return np.repeat(owner_of, block_tokens)[:length]
+
+
+def seen_by(length: int, window: int) -> np.ndarray:
+    """[query, key] of a causal row."""
+    back = np.arange(length)[:, None] - np.arange(length)
+    seen: np.ndarray = (back >= 0) & (back < window)
+    return seen
 
 
 @pytest.mark.parametrize("cp", [2, 4])
@@ -273,7 +295,8 @@ def test_context_parallel_ranks_wait_for_the_one_with_most_pairs_in_the_window(c
     """Zigzag is even under a causal mask; in a window the rank with the first tokens has fewer pairs."""
     length, window = 1024, 100
     plan = plan_of(window, cp=cp, lengths=(length,))
-    wanted = owned_pairs(length, cp, Reach(window))
+    owners, seen = zigzag_owners(length, cp), seen_by(length, window)
+    wanted = [int(seen[owners == rank].sum()) for rank in range(cp)]
     assert wanted[0] < min(wanted[1:])
     works = works_of(plan, plan.microbatches[0])
     assert {(work.attention_area, work.rows[0].tokens_in) for work in works} == {
@@ -282,23 +305,52 @@ def test_context_parallel_ranks_wait_for_the_one_with_most_pairs_in_the_window(c
     assert [dict(work.sums.reached)[Reach(window)] for work in works] == [cp * max(wanted)]
 
 
-def test_rings_and_tiles_have_the_windows_pairs() -> None:
-    """On units that take a second a FLOP: what ranks compute is what the window leaves, in whole tiles."""
-    cost = CostModel(load_profile("H100"))
-    simulated = SimulatedAttention(cost)
-    plan = plan_of(WINDOW, cp=2)
+def test_a_ring_takes_the_pairs_of_the_window() -> None:
+    """Step after step the slower rank's block of pairs, in four layers of six; a FLOP takes a second."""
+    length, window, cost = 1024, 100, with_kernel(2)
+    owners = zigzag_owners(length, 2)
+
+    def steps(seen: np.ndarray) -> int:
+        blocks = [[int(seen[owners == q][:, owners == k].sum()) for k in range(2)] for q in range(2)]
+        return max(blocks[0][0], blocks[1][1]) + max(blocks[0][1], blocks[1][0])
+
+    windowed, whole = (
+        seconds(plan_of(w, cp=2, lengths=(length,), key_exchange=KeyExchange.RING), cost)
+        for w in (window, None)
+    )
+    saved = 4 * 4 * 128 * 8 * (steps(seen_by(length, length)) - steps(seen_by(length, window)))
+    assert whole["0F0"] - windowed["0F0"] == pytest.approx(saved)
+    assert whole["0B0"] - windowed["0B0"] == pytest.approx(2.5 * saved)
+
+
+@pytest.mark.parametrize("reach", [Reach(), Reach(1), Reach(300), Reach(None, 200), Reach(100, 512)])
+def test_ranks_attend_to_the_tiles_within_a_reach(reach: Reach) -> None:
+    length, block = 1024, 128
+    owners, field = zigzag_owners(length, 2), causal(length)
+    owned = [np.flatnonzero(owners == rank) for rank in range(2)]
+    seen = seen_by(length, reach.window or length)
+    if reach.chunk is not None:
+        seen &= np.equal.outer(np.arange(length) // reach.chunk, np.arange(length) // reach.chunk)
+    for own, tiles in zip(owned, rank_tiles(field, owned, reach), strict=True):
+        wanted = seen[own].reshape(-1, block, length // block, block).any(axis=(1, 3))
+        assert row_tiles(tiles)[:, 0].tolist() == wanted.sum(axis=1).tolist()
+
+
+def test_shared_attention_is_simulated_within_the_window() -> None:
+    """Whole tiles, keys that travel and idle units: longer than its share of the pairs, and far shorter."""
+    cost, plan = CostModel(load_profile("H100")), plan_of(WINDOW, cp=2)
     (stage,), (microbatch,) = plan.stages, plan.microbatches
-    local, everywhere = attentions(plan)[1], attentions(plan)[2]
-    assert (local.window, everywhere.window) == (WINDOW, None)
-    times = [
-        simulated(AttentionCall(plan=plan, stage=stage, microbatch=microbatch, operator=each))
-        for each in (local, everywhere)
-    ]
-    assert times[0] is not None
-    assert times[1] is not None
+    local, everywhere = (
+        SimulatedAttention(cost)(
+            AttentionCall(plan=plan, stage=stage, microbatch=microbatch, operator=operator)
+        )
+        for operator in attentions(plan)[1:3]
+    )
+    assert local is not None
+    assert everywhere is not None
     least = pairs(LENGTH, WINDOW) / (LENGTH * (LENGTH + 1) / 2)
-    assert least < times[0].forward_s / times[1].forward_s < 4 * least
-    assert least < times[0].backward_s / times[1].backward_s < 4 * least
+    assert least < local.forward_s / everywhere.forward_s < 4 * least
+    assert least < local.backward_s / everywhere.backward_s < 4 * least
 
 
 @settings(max_examples=60, deadline=None)
@@ -317,7 +369,7 @@ def test_no_bound_is_above_the_price_of_a_layer_with_a_window(
         plan = plan_of(window, lengths=tuple(of))
         return Work(tuple(row for each in plan.microbatches for row in even_work_of(plan, each).rows))
 
-    cost, layer = CostModel(load_profile(profile)), model(window).module("llm").layers[1]
+    cost, layer = machine(profile), model(window).module("llm").layers[1]
     stock = work_over([*lengths, *others])
     least = LeastTimes(cost, "bfloat16", stock, degrees=(1, 2, 4), cuts_tokens=cp > 1)
     time = cost.layer_time(layer, work_over(lengths), tp=tp, cp=cp, precision="bfloat16")

@@ -205,7 +205,8 @@ class Profile:
         normalization: the same for norms; empty: as pointwise.
         table_precision: precision in which the tables were measured.
         attention_backward_rate: backward FLOP/s over forward FLOP/s of attention.
-        flash_generation: of FlashAttention in the attention table; None: not noted.
+        flash_generation: of FlashAttention in the attention table; None: not noted, and taken to compute what
+            a layer's window hides.
         attention_head_dim: head width in the attention table; None: holds for any.
         power: limit under which the rates hold; None: nobody noted it.
         launch: times between kernels; None: none.
