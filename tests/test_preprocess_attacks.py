@@ -9,11 +9,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import zmq
 
 from experiments.bench.preprocess_status import NOISES, shout
+from runtime.data.records import IMAGE, read_records
 from runtime.data.scenes import make
+from runtime.preprocess.example import example_frames, packed, preprocess
 from runtime.preprocess.inbox import MOST_OF_PEER, Inbox, Letter
 from runtime.preprocess.keys import ClientKeys, make_keys, read_client_keys, write_keys
 from runtime.preprocess.messages import MOST_HEADER_BYTES, Role, parse_message
@@ -140,6 +143,29 @@ def test_an_image_that_can_be_read_is_not_left_out_on_a_peers_word(folder):
         found = answer(socket, message(kind="malformed", task=task, path="/etc", reason="because"))
         assert "can be read here" in str(found["reason"])
         assert server.failure is None
+
+
+def test_what_is_torn_or_too_long_is_refused_in_a_line_and_pixels_stay_the_producers_own(folder):
+    """A buffer that lacks a byte, one that is missing, one too many; a header of too many bytes."""
+    record = next(each for each in read_records(folder)[:4] if each.of(IMAGE))
+    example = preprocess(record, folder, RULE)
+    header, buffers = example_frames(example)
+    done = packed("done", task=(0, record.id), example=header)
+    *others, last = map(bytes, buffers)
+    bad = {
+        "want buffers of": [(done, *others, last[:-1]), (done, *others), (done, *others, last, b"")],
+        f"at most {MOST_HEADER_BYTES} bytes": [(done + b" " * MOST_HEADER_BYTES, *others, last)],
+    }
+    with serving(folder, num_producers=1) as server, loading(server) as loader:
+        with peer(server) as socket:
+            for words, messages in bad.items():
+                for frames in messages:
+                    reason = str(answer(socket, *frames)["reason"])
+                    assert words in reason
+                    assert len(reason.splitlines()) == 1
+        found = next(each for each in loader.next().examples if each.id == record.id)
+        for one, other in zip(found.images, example.images, strict=True):
+            np.testing.assert_array_equal(one.values, other.values)
 
 
 def test_keys_have_roles(folder):

@@ -1,5 +1,8 @@
 """From files to patches to the wire and back: equal to transformers' own, and strict about files."""
 
+import platform
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -118,6 +121,28 @@ def test_a_damaged_file_is_an_image_or_named(
     path.write_bytes(content[: data.draw(st.integers(1, len(content)))])
     with suppress(MalformedImageError):  # nothing else may come out
         assert preprocess_image(path, SquareRule(image_px=16, patch_px=8)).values.shape == (4, 3 * 64)
+
+
+PAGES = """
+import resource, sys
+from pathlib import Path
+from runtime.preprocess.images import QwenRule, preprocess_image
+from runtime.preprocess.producer import keep_freed_memory
+keep_freed_memory()
+for _ in range(8):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    preprocess_image(Path(sys.argv[1]), QwenRule())
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators keep what they like")
+def test_an_image_finds_the_memory_of_the_one_before(tmp_path: Path) -> None:
+    """Its own pages are some 800; on the commit before, each image after the first mapped as many."""
+    path = photograph(tmp_path / "x.jpg", 512, 512)
+    done = subprocess.run([sys.executable, "-c", PAGES, path], capture_output=True, text=True, check=True)
+    first, *_, last = map(int, done.stdout.split())
+    assert last < 50 < first
 
 
 @pytest.mark.parametrize("rule", [QwenRule(max_pixels=28 * 28 * 9), SquareRule(image_px=24, patch_px=8)])

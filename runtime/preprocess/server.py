@@ -106,7 +106,7 @@ class Server:
 
     def __init__(self, settings: ServerSettings, keys: ServerKeys | None = None) -> None:
         refuse_open_address(settings.host, has_keys=keys is not None)
-        self._settings = settings
+        self._settings, self._rule = settings, rule_as_json(settings.rule)
         self._records = read_records(settings.folder)
         self._stream = Stream(
             self._records,
@@ -245,7 +245,7 @@ class Server:
             "window": stream.window,
             "batch_size": stream.batch_size,
             "num_batches": stream.num_batches,
-            "rule": rule_as_json(self._settings.rule),
+            "rule": self._rule,
         }
         self._send(peer, packed("welcome", **content))
 
@@ -312,13 +312,7 @@ class Server:
         while self._idle and (task := leases.lend(self._idle[0], now_s)) is not None:
             producer = self._idle.pop(0)
             record = self._stream.record(task)
-            message = packed(
-                "task",
-                task=task,
-                id=record.id,
-                segments=record.segments,
-                rule=rule_as_json(self._settings.rule),
-            )
+            message = packed("task", task=task, id=record.id, segments=record.segments, rule=self._rule)
             if not self._send(producer, message):
                 self._forget_producer(producer)
 
