@@ -32,7 +32,8 @@ class Preprocessing:
     """What is prepared, by whom, and for how fast a trainer.
 
     Args:
-        decode_s: [batches][examples] seconds of one example on a core of its own.
+        produce_s: [batches][examples] seconds of one example on a core of its own: its decode, and what
+            comes with handing it over.
         step_s: of a training step, once its batch is there.
         window: batches prepared ahead, the one that the trainer works on included.
         nodes: where producers run.
@@ -41,7 +42,7 @@ class Preprocessing:
         unpack_s: the trainer's own work for a batch that is there.
     """
 
-    decode_s: tuple[tuple[float, ...], ...]
+    produce_s: tuple[tuple[float, ...], ...]
     step_s: float
     window: int
     nodes: tuple[CpuNode, ...]
@@ -50,15 +51,15 @@ class Preprocessing:
     unpack_s: float = 0.0
 
     def __post_init__(self) -> None:
-        check_seconds(self.decode_s, self.step_s, self.travel_s, self.handover_s, self.unpack_s)
+        check_seconds(self.produce_s, self.step_s, self.travel_s, self.handover_s, self.unpack_s)
         if self.window < 1 or not self.nodes:
             raise ValueError(f"want a window >= 1 and >= 1 CPU node, got {self.window} and {self.nodes}")
 
 
-def check_seconds(decode_s: tuple[tuple[float, ...], ...], *others_s: float) -> None:
+def check_seconds(batches_s: tuple[tuple[float, ...], ...], *others_s: float) -> None:
     """ValueError where there are no batches, or times that are none."""
-    times_s = [*others_s, *(each for batch in decode_s for each in batch)]
-    if not decode_s or any(not isfinite(time_s) or time_s < 0 for time_s in times_s):
+    times_s = [*others_s, *(each for batch in batches_s for each in batch)]
+    if not batches_s or any(not isfinite(time_s) or time_s < 0 for time_s in times_s):
         raise ValueError("preprocessing: want >= 1 batch and times >= 0 s that are finite")
 
 
@@ -101,18 +102,18 @@ class _Stream:
 
     def __init__(self, env: Environment, given: Preprocessing) -> None:
         self.waiting = Store(env)
-        self.here = [env.event() for _ in given.decode_s]
-        self.left = [len(batch) for batch in given.decode_s]
+        self.here = [env.event() for _ in given.produce_s]
+        self.left = [len(batch) for batch in given.produce_s]
         self.stalls_s: list[float] = []
 
 
 def _train(env: Environment, given: Preprocessing, stream: _Stream) -> Flow:
     opened = 0
-    for position in range(len(given.decode_s)):
-        while opened < min(position + given.window, len(given.decode_s)):
-            for decode_s in given.decode_s[opened]:
-                stream.waiting.put((opened, decode_s))
-            if not given.decode_s[opened]:
+    for position in range(len(given.produce_s)):
+        while opened < min(position + given.window, len(given.produce_s)):
+            for produce_s in given.produce_s[opened]:
+                stream.waiting.put((opened, produce_s))
+            if not given.produce_s[opened]:
                 stream.here[opened].succeed()
             opened += 1
         start_s = env.now
@@ -126,9 +127,9 @@ def _produce(env: Environment, given: Preprocessing, stream: _Stream, cores: Sha
     while True:
         task = yield stream.waiting.get()
         assert isinstance(task, tuple), "the trainer puts pairs"
-        position, decode_s = task
+        position, produce_s = task
         ended = env.event()
-        cores.work(decode_s, ended)
+        cores.work(produce_s, ended)
         yield ended
         yield env.timeout(given.travel_s)
         stream.left[position] -= 1

@@ -46,7 +46,7 @@ def test_stalls_are_those_of_the_recurrence(
     """With a core for every producer; whole numbers, so that sums are exact."""
     decode_s = [[float(one) for one in batch] for batch in decode]
     setup = Preprocessing(
-        decode_s=tuple(map(tuple, decode_s)),
+        produce_s=tuple(map(tuple, decode_s)),
         step_s=float(step),
         window=window,
         nodes=(CpuNode(cores=producers, num_producers=producers),),
@@ -57,14 +57,26 @@ def test_stalls_are_those_of_the_recurrence(
 @pytest.mark.parametrize(("step_s", "expected"), [(4.0, 0.0), (3.0, 0.0), (1.0, 2.0), (0.0, 3.0)])
 def test_a_steady_trainer_waits_for_what_its_step_does_not_hide(step_s: float, expected: float) -> None:
     batches = ((1.0, 1.5, 0.5),) * 8
-    stalls = disaggregated_stalls_s(Preprocessing(decode_s=batches, step_s=step_s, window=2, nodes=ONE))
+    stalls = disaggregated_stalls_s(Preprocessing(produce_s=batches, step_s=step_s, window=2, nodes=ONE))
     assert stalls[0] == 3.0
     assert stalls[2:] == (expected,) * 6
     assert colocated_stalls_s(batches) == (3.0,) * 8
 
 
+@given(st.integers(0, 9), st.integers(0, 9), st.integers(1, 5), st.integers(0, 60), st.integers(2, 4))
+def test_handing_over_counts_like_the_decode(
+    decode: int, hand_over: int, num: int, step: int, window: int
+) -> None:
+    """In closed form, one producer: a steady stall is n (decode + hand-over) - step, and none below 0."""
+    batches = ((float(decode + hand_over),) * num,) * 8
+    setup = Preprocessing(produce_s=batches, step_s=float(step), window=window, nodes=ONE)
+    assert disaggregated_stalls_s(setup)[window:] == (max(0.0, num * (decode + hand_over) - step),) * (
+        8 - window
+    )
+
+
 def test_a_window_of_one_hides_nothing() -> None:
-    setup = Preprocessing(decode_s=((1.0, 1.0),) * 4, step_s=9.0, window=1, nodes=ONE)
+    setup = Preprocessing(produce_s=((1.0, 1.0),) * 4, step_s=9.0, window=1, nodes=ONE)
     assert disaggregated_stalls_s(setup) == (2.0,) * 4
 
 
@@ -72,7 +84,7 @@ def test_cores_are_shared_and_nodes_add_up() -> None:
     batch = ((1.0,) * 4,) * 3
 
     def first_s(*nodes: CpuNode) -> float:
-        return disaggregated_stalls_s(Preprocessing(decode_s=batch, step_s=0.0, window=1, nodes=nodes))[0]
+        return disaggregated_stalls_s(Preprocessing(produce_s=batch, step_s=0.0, window=1, nodes=nodes))[0]
 
     assert first_s(CpuNode(cores=1, num_producers=4)) == pytest.approx(4.0)
     assert first_s(CpuNode(cores=2, num_producers=4)) == pytest.approx(2.0)
@@ -83,7 +95,7 @@ def test_cores_are_shared_and_nodes_add_up() -> None:
 
 def test_travel_keeps_a_producer_and_the_rest_the_trainer() -> None:
     setup = Preprocessing(
-        decode_s=((1.0, 1.0),) * 2,
+        produce_s=((1.0, 1.0),) * 2,
         step_s=0.0,
         window=1,
         nodes=ONE,
@@ -97,15 +109,15 @@ def test_travel_keeps_a_producer_and_the_rest_the_trainer() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"decode_s": ()}, ">= 1 batch"),
-        ({"decode_s": ((-1.0,),)}, "times >= 0 s"),
+        ({"produce_s": ()}, ">= 1 batch"),
+        ({"produce_s": ((-1.0,),)}, "times >= 0 s"),
         ({"step_s": float("nan")}, "finite"),
         ({"window": 0}, "window >= 1"),
         ({"nodes": ()}, ">= 1 CPU node"),
     ],
 )
 def test_nonsense_is_refused(change: dict[str, object], words: str) -> None:
-    good: dict[str, object] = {"decode_s": ((1.0,),), "step_s": 1.0, "window": 1, "nodes": ONE}
+    good: dict[str, object] = {"produce_s": ((1.0,),), "step_s": 1.0, "window": 1, "nodes": ONE}
     with pytest.raises(ValueError, match=words):
         Preprocessing(**(good | change))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=">= 1 core"):

@@ -151,11 +151,22 @@ def _preprocess() -> Iterator[str]:
         f"""{code("python -m experiments.bench.preprocess")}, {made(found)}, {found["device"]}. Milliseconds
         that a trainer waits for its batch; `starved`: the step is shorter than the decode."""
     )
-    headers = ("images x pixels", "decodes itself, p50", "p99", "is served, p50", "p99")
-    keys = [f"{kind}_ms_{p}" for kind in ("colocated", "disaggregated") for p in ("p50", "p99")]
-    yield table(
-        headers, ((case, *(f"{row[k]:.1f}" for k in keys)) for case, row in found["executed"].items())
+    headers = (
+        "images x pixels",
+        "decodes itself, p50",
+        "predicted",
+        "p99",
+        "is served, p50",
+        "predicted",
+        "p99",
     )
+    keys = [
+        (part, f"{kind}_ms_{quantile}")
+        for kind in ("colocated", "disaggregated")
+        for part, quantile in (("executed", "p50"), ("predicted", "p50"), ("executed", "p99"))
+    ]
+    cells = ((cell, *(f"{found[part][cell][key]:.1f}" for part, key in keys)) for cell in found["executed"])
+    yield table(headers, cells)
     claims = ((text, "holds" if holds else "does not hold") for text, holds in found["claims"].items())
     yield table(("claim", ""), claims)
     yield one_line(

@@ -1,4 +1,4 @@
-"""Photographs out of a seed, and a preprocessing server as a process of its own."""
+"""Photographs out of a seed; a preprocessing server, and a trainer of one, as processes of their own."""
 
 import os
 import signal
@@ -18,6 +18,7 @@ GRAIN_PX = 16
 QUALITY = 90
 TEXT = "What is to be seen in this picture?"
 END_S = 20.0
+MANY = 10**6  # batches: more than anybody waits for
 
 
 def draw_photographs(folder: Path, number: int, side_px: int, *, seed: int) -> None:
@@ -55,24 +56,41 @@ def start_server(
     sizes = {"max-pixels": 2**22, "batch-size": batch_size, "window": window}
     numbers = sizes | {"producers": producers, "port": port}
     options = [f"--{name}={value}" for name, value in numbers.items()]
-    options.append("--open")
-    script = "from workbench.cli.app import main; main()"
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        process = subprocess.Popen(
-            [sys.executable, "-c", script, "preprocess", "serve", str(folder), *options],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-    finally:
-        os.sched_setaffinity(0, before)
+    process = _started(["serve", str(folder), *options, "--open"], cores)
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
         process.stdout.close()
         raise ValueError(f"server of {folder} ended with exit code {process.wait(END_S)}")
     return ServerProcess(line.split()[-1], process)
+
+
+def _started(arguments: list[str], cores: set[int]) -> "subprocess.Popen[str]":
+    """A command of `workbench preprocess` on those cores alone."""
+    command = [sys.executable, "-c", "from workbench.cli.app import main; main()", "preprocess", *arguments]
+    with on_cores(cores):
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+@contextmanager
+def on_cores(cores: set[int]) -> Iterator[None]:
+    """This process on those cores alone, and what it starts."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextmanager
+def taking_batches(address: str, *, cores: set[int]) -> Iterator[None]:
+    """A trainer without a step, as a process on those cores alone, until the end of the block."""
+    with _started(["run", address, f"--batches={MANY}", "--json"], cores) as process:
+        try:
+            yield
+        finally:
+            process.kill()
 
 
 @contextmanager
