@@ -15,13 +15,13 @@ from runtime.preprocess.images import Rule
 from runtime.preprocess.producer import answer_to
 from runtime.preprocess.server import Server, ServerSettings
 
-PASSES = 3  # that count, after one with cold caches and before anybody takes batches
+PASSES = 5  # that count, after one with cold caches and before anybody takes batches
 WAIT_S = 60.0
 TRAVEL_S = 0.005  # that a task is waited for before the server looks for what else there is
 
 
 def produce_s(folder: Path, rule: Rule, *, batch_size: int, window: int, core: int) -> tuple[float, ...]:
-    """[examples] seconds of each example of a folder of whole batches: the fastest of three passes.
+    """[examples] seconds of each example of a folder of whole batches: the median of five passes.
 
     This process is the producer and the server, by turns, on that core, and another one where this was
     is the trainer, who takes each batch at once. What counts is this process's time on the core from one
@@ -45,7 +45,7 @@ def produce_s(folder: Path, rule: Rule, *, batch_size: int, window: int, core: i
                 lent_s.append(time.process_time())
                 producer.send(*answer_to(task, folder))
     passes_s = np.diff(lent_s)[num:].reshape(PASSES, num)
-    return tuple(float(each) for each in passes_s.min(axis=0))
+    return tuple(float(each) for each in np.median(passes_s, axis=0))
 
 
 def _next_task(server: Server, producer: Connection) -> Message:
