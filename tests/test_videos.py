@@ -91,11 +91,11 @@ def test_qwen2_looks_at_the_frames_that_transformers_does(half_seconds: int, hei
     patches = high * wide // 14**2
     found = video_of(tower("qwen2_vl_vision"), height, width, duration_s)
     tokens = ItemTokens(patches, patches // 4)
-    assert found == Video(tuple(Frame(tokens, time) for time in range(frames // STEP)))
+    assert found == Video(tuple(Frame(tokens, (time, time)) for time in range(frames // STEP)))
     later = video_of(tower("qwen2_5_vl_vision", tokens_per_second=25), height, width, duration_s)
     each_s = torch.tensor([STEP / (frames / duration_s)])
     times = (torch.arange(frames // STEP) * (25 * each_s[0])).long().tolist()
-    assert [frame.time for frame in later.frames] == times
+    assert [frame.at for frame in later.frames] == list(enumerate(times))
     assert {frame.tokens for frame in later.frames} == {tokens}
 
 
@@ -123,7 +123,7 @@ def test_qwen3_looks_at_the_frames_that_transformers_does(
     found = video_of(module, height, width, duration_s).frames
     patches = high * wide // 16**2
     assert {frame.tokens for frame in found} == {ItemTokens(patches, patches // 4)}
-    assert {frame.time for frame in found} == {0}
+    assert {frame.at for frame in found} == {(0, 0)}
     assert len(found) == -(-frames // STEP)
 
 
@@ -165,11 +165,11 @@ def test_a_tower_without_a_rule_says_who_has_one() -> None:
 
 
 def test_text_goes_around_a_video_and_not_into_it() -> None:
-    video = Video(tuple(Frame(ItemTokens(16, 4), time) for time in range(3)))
+    video = Video(tuple(Frame(ItemTokens(16, 4), (time, 5 * time)) for time in range(3)))
     (sample,) = fixed_samples(1, text_tokens=9, items={"vision": [video]})
-    assert [(each.modality, each.tokens_out, each.time) for each in sample.segments] == [
+    assert [(each.modality, each.tokens_out, each.frame) for each in sample.segments] == [
         ("text", 4, None),
-        *(("vision", 4, time) for time in range(3)),
+        *(("vision", 4, (time, 5 * time)) for time in range(3)),
         ("text", 5, None),
     ]
 
@@ -179,30 +179,35 @@ def test_text_goes_around_a_video_and_not_into_it() -> None:
     [
         Segment("text", 0, 4, 4),
         Segment("vision", 0, 16, 4),
-        Segment("vision", 0, 16, 4, (2, 8), time=0),
-        Segment("vision", 0, 32, 8, time=0),
+        Segment("vision", 0, 16, 4, (2, 8), frame=(0, 0)),
+        Segment("vision", 0, 32, 8, frame=(0, 0)),
     ],
 )
 def test_a_later_frame_wants_an_earlier_one_in_front_of_it(before: Segment) -> None:
-    with pytest.raises(ValueError, match=r"vision\[1\] is a video's frame at time 2; want an earlier frame"):
-        Sample(0, (before, Segment("vision", 1, 16, 4, time=2)))
+    with pytest.raises(
+        ValueError, match=r"vision\[1\] is frame 1 of a video at time 2; want frame 0 of as many"
+    ):
+        Sample(0, (before, Segment("vision", 1, 16, 4, frame=(1, 2))))
 
 
-def test_times_of_a_video_go_up() -> None:
-    frames = [Segment("vision", k, 16, 4, time=time) for k, time in enumerate((0, 2, 2))]
-    assert Sample(0, tuple(frames[:2]))
-    with pytest.raises(ValueError, match=r"vision\[2\] is a video's frame at time 2"):
+@pytest.mark.parametrize("last", [(3, 1), (4, 2), (2, 2)])
+def test_numbers_of_a_videos_frames_go_up_and_times_do_not_go_down(last: tuple[int, int]) -> None:
+    frames = [Segment("vision", k, 16, 4, frame=at) for k, at in enumerate(((0, 0), (1, 2), (2, 2), last))]
+    assert Sample(0, tuple(frames[:3]))
+    with pytest.raises(ValueError, match=r"vision\[3\] is frame . of a video at time"):
         Sample(0, tuple(frames))
+    with pytest.raises(ValueError, match=r"0 at 0, got \(0, 3\)"):
+        Segment("vision", 0, 16, 4, frame=(0, 3))
 
 
-def seen(kind: str, grids: list[tuple[int, int, int]], interval: int) -> Sample:
+def seen(kind: str, grids: list[tuple[int, int, int]], interval: float) -> Sample:
     """Text, then a video of (steps, rows, columns) and text again, and so on; Qwen3-VL's with text inside."""
     inside = 3 if kind.startswith("qwen3") else 0
     items = []
     for steps, rows, columns in grids:
         tokens = ItemTokens(rows * columns, rows * columns // 4)
-        times = [0 if inside else step * interval for step in range(steps)]
-        items.append(("vision", Video(tuple(Frame(tokens, time, inside) for time in times))))
+        places = [(0, 0) if inside else (step, int(step * interval)) for step in range(steps)]
+        items.append(("vision", Video(tuple(Frame(tokens, at, inside) for at in places))))
     sample = sample_of(0, [5] * (len(grids) + 1), items)
     sides = iter([grid[1:] for grid in grids for _ in range(grid[0])])
     return Sample(
@@ -210,7 +215,7 @@ def seen(kind: str, grids: list[tuple[int, int, int]], interval: int) -> Sample:
         tuple(
             part
             if part.modality == "text"
-            else Segment("vision", part.k, part.tokens_in, part.tokens_out, next(sides), part.time)
+            else Segment("vision", part.k, part.tokens_in, part.tokens_out, next(sides), part.frame)
             for part in sample.segments
         ),
     )
@@ -228,9 +233,9 @@ GRID = st.tuples(st.integers(1, 4), *(st.integers(1, 4).map(lambda side: 2 * sid
 
 @pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 @settings(deadline=None, max_examples=20)
-@given(grids=st.lists(GRID, min_size=1, max_size=3), interval=st.integers(1, 9))
+@given(grids=st.lists(GRID, min_size=1, max_size=3), interval=st.integers(1, 36).map(lambda n: n / 4))
 def test_positions_are_those_of_transformers(
-    kind: str, grids: list[tuple[int, int, int]], interval: int
+    kind: str, grids: list[tuple[int, int, int]], interval: float
 ) -> None:
     whole, per_second = original_of(kind)
     sample = seen(kind, grids, 1 if kind == "qwen2_vl" else interval)
@@ -341,7 +346,7 @@ def test_a_job_is_drafted_and_sized_from_data_with_videos(kind: str, tmp_path: P
         1,
         0,
     ]
-    assert {sample.of("vision")[-1].time for sample in sized[2:3]} == {None}
+    assert sized[2].of("vision")[-1].frame is None
 
 
 def test_a_model_without_a_rule_for_videos_is_not_drafted_for_them(tmp_path: Path) -> None:
@@ -366,7 +371,7 @@ profile: H100
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS["qwen2_vl"]))
     (tmp_path / "named.yaml").write_text(text)
     sample = load_job(tmp_path / "named.yaml").batch[0]
-    kinds = [part.modality if part.time is None else part.time for part in sample.segments]
+    kinds = [part.modality if part.frame is None else part.frame[0] for part in sample.segments]
     assert kinds == ["text", 0, 1, 2, 3, "text", 0, 1, 2, "text"]
     (tmp_path / "both.yaml").write_text(text.replace("videos:", "tokens: [4, 1], videos:"))
     with pytest.raises(

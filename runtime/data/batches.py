@@ -318,10 +318,11 @@ def _axes_of_sample(sample: Sample, grids: dict[str, GridAdapter]) -> Tensor:
     for segment in sample.segments:
         rows, columns = _sides(segment, grids.get(segment.modality))
         if rows:
-            first = first if segment.time else start  # of the image, or of the video's first frame
+            number, time = segment.frame or (0, 0)
+            first = first if number else start  # of the image, or of the video's first frame
             places = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
             row_T, column_T = (axis.flatten() for axis in places)
-            time_T = torch.full_like(row_T, segment.time or 0)
+            time_T = torch.full_like(row_T, time)
             parts.append(first + torch.stack([time_T, row_T, column_T]))
             start = first + max(rows, columns)
         else:

@@ -22,12 +22,12 @@ GRIDS = "image_grid_thw"  # (steps, rows, columns) of images and videos that are
 
 
 class ItemSize(NamedTuple):
-    """Tokens of an item inside its encoder and behind it, grid of an image, time of a step of a video."""
+    """Tokens of an item inside its encoder and behind it, grid of an image, number and time of a frame."""
 
     tokens_in: int
     tokens_out: int
     grid: tuple[int, int] | None = None
-    time: int | None = None
+    frame: tuple[int, int] | None = None
 
 
 class EmbedItems(StageLayer):

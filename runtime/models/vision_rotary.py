@@ -277,12 +277,12 @@ class QwenVisionAdapter(GridAdapter):
     def raw_shape(self, segment: Segment) -> tuple[int, ...]:
         """[C, Y, X], of a step of a video [C, F, Y, X]."""
         channels, *sides = super().raw_shape(segment)
-        frames = () if segment.time is None else (int(self.config.temporal_patch_size),)
+        frames = () if segment.frame is None else (int(self.config.temporal_patch_size),)
         return (channels, *frames, *sides)
 
     def item_size(self, shape: tuple[int, ...]) -> ItemSize:
         size = super().item_size(shape)
-        return size._replace(time=0) if len(shape) == STEP_DIMS else size
+        return size._replace(frame=(0, 0)) if len(shape) == STEP_DIMS else size
 
     def features(self, model: PreTrainedModel, item: Tensor) -> Tensor:
         merged_TD: Tensor = self.seen(model, item).pooler_output

@@ -26,10 +26,10 @@ class ItemTokens(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """A step of a video: its tokens, its `Segment.time`, and what text stands in front of it."""
+    """What is seen at once of a video: its tokens, its `Segment.frame`, and what text is in front of it."""
 
     tokens: ItemTokens
-    time: int | None = None
+    at: tuple[int, int] | None = None
     text_tokens: int = 0
 
 
@@ -280,8 +280,8 @@ def sample_of(sample_id: int, text_tokens: Sequence[int], items: Sequence[tuple[
     segments: list[Segment] = []
     count: dict[str, int] = {}
 
-    def add(modality: str, tokens: ItemTokens, time: int | None = None) -> None:
-        segments.append(Segment(modality, count.get(modality, 0), *tokens, time=time))
+    def add(modality: str, tokens: ItemTokens, at: tuple[int, int] | None = None) -> None:
+        segments.append(Segment(modality, count.get(modality, 0), *tokens, frame=at))
         count[modality] = count.get(modality, 0) + 1
 
     for index, num_tokens in enumerate(gaps):
@@ -289,7 +289,7 @@ def sample_of(sample_id: int, text_tokens: Sequence[int], items: Sequence[tuple[
             add(TEXT, ItemTokens(num_tokens, num_tokens))
         if index < len(frames):
             modality, frame = frames[index]
-            add(modality, frame.tokens, frame.time)
+            add(modality, frame.tokens, frame.at)
     return Sample(sample_id, tuple(segments))
 
 

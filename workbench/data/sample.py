@@ -24,8 +24,8 @@ class Segment:
         tokens_out: tokens that stand in the LLM's sequence.
         grid: (rows, columns) of what an image was cut into, where its encoder asks: patches, or tiles.
             None: as the encoder guesses from the number of tokens.
-        time: of a frame of a video, its place on the LLM's axis of time behind the video's first frame, which
-            has 0; the frames of a video follow one another. None: a picture, a clip or text.
+        frame: of what an encoder sees at once of a video, its number in the video, from 0, and its place on
+            the LLM's axis of time behind number 0; those of a video follow one another. None: no video.
     """
 
     modality: str
@@ -33,7 +33,7 @@ class Segment:
     tokens_in: int
     tokens_out: int
     grid: tuple[int, int] | None = field(default=None, metadata={WHERE_SET: True})
-    time: int | None = field(default=None, metadata={WHERE_SET: True})
+    frame: tuple[int, int] | None = field(default=None, metadata={WHERE_SET: True})
 
     def __post_init__(self) -> None:
         if self.tokens_in < 1 or self.tokens_out < 1:
@@ -43,8 +43,11 @@ class Segment:
             )
         if self.grid is not None and min(self.grid) < 1:
             raise ValueError(f"segment {self.modality}[{self.k}]: grid must be >= 1 x 1, got {self.grid}")
-        if self.time is not None and self.time < 0:
-            raise ValueError(f"segment {self.modality}[{self.k}]: time must be >= 0, got {self.time}")
+        if self.frame is not None and (min(self.frame) < 0 or (self.frame[0] == 0 != self.frame[1])):
+            raise ValueError(
+                f"segment {self.modality}[{self.k}]: want a frame's number and time >= 0, 0 at 0, "
+                f"got {self.frame}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +70,12 @@ class Sample:
             raise ValueError(f"sample {self.id}: want at least one segment, got none")
         if len(set(keys)) != len(keys):
             raise ValueError(f"sample {self.id}: segments must differ in (modality, k), got {keys}")
-        for before, frame in zip((None, *self.segments), self.segments, strict=False):
-            if frame.time and not (before is not None and _goes_on(before, frame)):
+        for before, segment in zip((None, *self.segments), self.segments, strict=False):
+            number, time = segment.frame or (0, 0)
+            if number and not (before is not None and _goes_on(before, segment)):
                 raise ValueError(
-                    f"sample {self.id}: segment {frame.modality}[{frame.k}] is a video's frame at time "
-                    f"{frame.time}; want an earlier frame of as many tokens in front of it, or time 0"
+                    f"sample {self.id}: segment {segment.modality}[{segment.k}] is frame {number} of a video "
+                    f"at time {time}; want frame {number - 1} of as many tokens, no later, in front of it"
                 )
 
     @property
@@ -83,8 +87,10 @@ class Sample:
         return tuple(segment for segment in self.segments if segment.modality == modality)
 
 
-def _goes_on(before: Segment, frame: Segment) -> bool:
+def _goes_on(before: Segment, segment: Segment) -> bool:
     """Whether it is the next frame of the same video."""
-    if before.time is None or frame.time is None or before.time >= frame.time:
+    if before.frame is None or segment.frame is None:
         return False
-    return replace(before, k=frame.k, time=frame.time) == frame
+    (number, time), (next_number, later) = before.frame, segment.frame
+    alike = replace(before, k=segment.k, frame=segment.frame) == segment
+    return alike and next_number == number + 1 and time <= later

@@ -40,7 +40,7 @@ def qwen2(config: Config, height_px: int, width_px: int, duration_s: float) -> V
     """Qwen2-VL's: a place on the axis of time further with every step."""
     num, step = _frames(config, duration_s, by_steps=True)
     tokens = _qwen2_tokens(config, height_px, width_px)
-    return Video(tuple(Frame(tokens, time) for time in range(num // step)))
+    return Video(tuple(Frame(tokens, (time, time)) for time in range(num // step)))
 
 
 def qwen2_5(config: Config, height_px: int, width_px: int, duration_s: float) -> Video:
@@ -49,7 +49,7 @@ def qwen2_5(config: Config, height_px: int, width_px: int, duration_s: float) ->
     tokens = _qwen2_tokens(config, height_px, width_px)
     each = np.float32(whole(config, "tokens_per_second", 4)) * np.float32(step * duration_s / num)
     times = (np.arange(num // step, dtype=np.float32) * each).astype(int).tolist()
-    return Video(tuple(Frame(tokens, time) for time in times))
+    return Video(tuple(Frame(tokens, at) for at in enumerate(times)))
 
 
 def qwen3(config: Config, height_px: int, width_px: int, duration_s: float) -> Video:
@@ -72,7 +72,7 @@ def qwen3(config: Config, height_px: int, width_px: int, duration_s: float) -> V
     frames = []
     for first in range(0, len(at_s), step):
         stamp = f"{(at_s[first] + at_s[first + step - 1]) / 2:.1f}"
-        frames.append(Frame(tokens, 0, _STAMP + len(stamp) + (_MARKS if first else 0)))
+        frames.append(Frame(tokens, (0, 0), _STAMP + len(stamp) + (_MARKS if first else 0)))
     return Video(tuple(frames))
 
 
