@@ -91,7 +91,8 @@ def _do(command: list[str], folder: Path, limit_s: float) -> None:
 
 def _untar(archive: Path, folder: Path) -> None:
     with tarfile.open(archive) as packed:
-        packed.extractall(folder, filter="data")
+        packed.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 and later have it
+        packed.extractall(folder)
 
 
 @contextmanager

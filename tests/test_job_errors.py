@@ -102,7 +102,9 @@ def test_sizes_that_an_encoder_cannot_have(tmp_path):
     def any_size(data):
         data["model"]["modules"]["vision"] = {"config": {"model_type": "qwen2_vl_vision"}}
 
-    with pytest.raises(ValueError, match="takes items of any size: want 'images', 'seconds' or 'tokens'"):
+    with pytest.raises(
+        ValueError, match="takes items of any size: want 'images', 'videos', 'seconds' or 'tokens'"
+    ):
         load_job(write(tmp_path, any_size))
 
     def too_long(data):

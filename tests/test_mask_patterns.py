@@ -75,7 +75,7 @@ def test_every_builder_has_a_name():
         for name, made in inspect.getmembers(builders, inspect.isfunction)
         if made.__module__ == builders.__name__ and not name.startswith("_")
     }
-    assert public - {"gemma_style", "narrowed"} == set(PATTERNS) - {"gemma", "multimodal_items"}
+    assert public - {"gemma_style", "narrowed", "chunked"} == set(PATTERNS) - {"gemma", "multimodal_items"}
     assert {text.partition("(")[0] for text in CALLS} == set(PATTERNS)
 
 

@@ -9,7 +9,7 @@ def sampled_frames(duration_s: float, *, fps: float, least: int, most: int, mult
     """Frames of a video that are looked at, so many a second.
 
     Source: `sample_frames` of transformers' video processors of Qwen2-VL and, of `multiple` 1, Qwen3-VL.
-    Differs: the file has as many frames as are asked for.
+    Differs: the file has as many frames as are asked for, and rounding adds none, as it may in transformers.
 
     Args:
         multiple: what their number is rounded down to.
