@@ -204,6 +204,7 @@ def clip() -> dict[str, Tensor]:
     ("changes", "what"),
     [
         (clip(), "image_grid_thw counts 52 patches, pixel_values has 44"),
+        ({"image_grid_thw": torch.tensor([[-1, 2, 4]])}, r">= 1 step, row and column, got \[-1, 2, 4\]"),
         ({"image_grid_thw": torch.tensor([[1, 2, 4]])}, "counts 8 patches, pixel_values has 44"),
         ({"image_grid_thw": torch.tensor([[1, 1, 44]])}, "a grid of 1 x 44 patches, both multiples of 2"),
         ({"input_ids": [torch.tensor([VISION] * 5)] * 3}, "sample 0: 5 special tokens are not"),

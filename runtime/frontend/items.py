@@ -113,6 +113,9 @@ def _cut_images(
 ) -> list[tuple[Tensor, ...]]:
     name = adapter.module.name
     thw = _flattened(grids)
+    wrong = next((grid for grid in thw if min(grid) < 1), None)
+    if wrong is not None:
+        raise ValueError(f"encoder {name!r}: {GRIDS} must be >= 1 step, row and column, got {wrong}")
     patches_PD = _joined(pixels, name)
     wanted = sum(steps * rows * columns for steps, rows, columns in thw)
     if len(patches_PD) != wanted:
