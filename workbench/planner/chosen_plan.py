@@ -3,7 +3,7 @@
 from workbench.job.device_pools import check_taken
 from workbench.job.job import Job
 from workbench.plan.plan import Plan
-from workbench.plan.runnable_degrees import check_degrees, may_divide
+from workbench.plan.runnable_degrees import check_degrees
 from workbench.planner.assembly import layout_of
 
 
@@ -15,6 +15,5 @@ def check_chosen(job: Job, plan: Plan) -> None:
     for stage in plan.stages:
         check_taken(job.pools, stage.module, stage.flat_ranks)
         module, asked = plan.model.module(stage.module), layout_of(job, stage.module)
-        is_asked = (stage.tp, stage.cp) == (asked.tp, asked.cp)
-        if not is_asked and not may_divide(module, tp=stage.tp, cp=stage.cp):
+        if module.source is not None and (stage.tp, stage.cp) != (asked.tp, asked.cp):
             check_degrees(module, tp=stage.tp, cp=stage.cp)

@@ -38,14 +38,16 @@ def processed(processor: Config) -> dict[str, Any]:
 
 def qwen2(config: Config, height_px: int, width_px: int, duration_s: float) -> Video:
     """Qwen2-VL's: a place on the axis of time further with every step."""
-    num, step = _frames(config, duration_s, by_steps=True)
+    step = whole(config, "temporal_patch_size", 2)
+    num = _num_frames(config, duration_s, multiple=step)
     tokens = _qwen2_tokens(config, height_px, width_px)
     return Video(tuple(Frame(tokens, (time, time)) for time in range(num // step)))
 
 
 def qwen2_5(config: Config, height_px: int, width_px: int, duration_s: float) -> Video:
     """Qwen2.5-VL's: so many places further in a second (`tokens_per_second`), in float32 as transformers."""
-    num, step = _frames(config, duration_s, by_steps=True)
+    step = whole(config, "temporal_patch_size", 2)
+    num = _num_frames(config, duration_s, multiple=step)
     tokens = _qwen2_tokens(config, height_px, width_px)
     each = np.float32(whole(config, "tokens_per_second", 4)) * np.float32(step * duration_s / num)
     times = (np.arange(num // step, dtype=np.float32) * each).astype(int).tolist()
@@ -61,7 +63,8 @@ def qwen3(config: Config, height_px: int, width_px: int, duration_s: float) -> V
     digits.
     Differs: frames lie evenly from the beginning to the end.
     """
-    num, step = _frames(config, duration_s, by_steps=False)
+    step = whole(config, "temporal_patch_size", 2)
+    num = _num_frames(config, duration_s, multiple=1)
     patch, merge = whole(config, "patch_size", PATCH_PX_3), whole(config, "spatial_merge_size", 2)
     least, most = _limits(config, 128 * 32**2, 768 * 32**2)
     sides = qwen3_frame_px(
@@ -76,17 +79,14 @@ def qwen3(config: Config, height_px: int, width_px: int, duration_s: float) -> V
     return Video(tuple(frames))
 
 
-def _frames(config: Config, duration_s: float, *, by_steps: bool) -> tuple[int, int]:
-    """How many frames, and how many of them are a step."""
-    step = whole(config, "temporal_patch_size", 2)
-    num = sampled_frames(
+def _num_frames(config: Config, duration_s: float, *, multiple: int) -> int:
+    return sampled_frames(
         duration_s,
         fps=number(config, "video_fps", _FPS),
         least=whole(config, "video_min_frames", _LEAST),
         most=whole(config, "video_max_frames", _MOST, most=MOST_FRAMES),
-        multiple=step if by_steps else 1,
+        multiple=multiple,
     )
-    return num, step
 
 
 def _qwen2_tokens(config: Config, height_px: int, width_px: int) -> ItemTokens:
