@@ -20,7 +20,7 @@ from workbench.job.run_options import asked
 from workbench.job.sample_sizes import Tiling, with_sizes
 from workbench.plan.codec import plan_hash, read_plan, write_plan
 from workbench.plan.plan import Plan
-from workbench.plan.runnable import check_boundaries, check_runnable
+from workbench.plan.runnable import check_runnable_here, refusal_to_run
 from workbench.planner.judged import JudgedBy
 from workbench.planner.stable_batch import too_small
 from workbench.report.progress import ticking
@@ -92,8 +92,10 @@ class Wanted:
         return cost_of(job, self.profile, self.execution)
 
     def write(self, plan: Plan, job: Job, output: Path) -> None:
-        """A plan file that names the profile."""
+        """Write a plan file that names the profile; warn where the plan can be simulated only."""
         write_plan(plan, output, profile=named_profile(job, self.profile, output))
+        if refusal := refusal_to_run(plan):
+            warn(f"this plan can be simulated, not run: {refusal}")
 
 
 @takes(Wanted)
@@ -136,7 +138,12 @@ def plan_command(
     for line in warnings_of(made, planned):
         warn(line)
     wanted.write(made, planned, output)
-    record = {"plan": str(output), "plan_hash": plan_hash(made), "strategy": made.strategy}
+    record = {
+        "plan": str(output),
+        "plan_hash": plan_hash(made),
+        "strategy": made.strategy,
+        "run_refusal": refusal_to_run(made) or None,
+    }
     print_result(
         record, plan_table(made), f"written to {output}, hash {plan_hash(made)[:12]}", as_json=as_json
     )
@@ -151,9 +158,7 @@ def check_command(
     if job is not None:
         check_job(found, read_job(job), plan)
     accept(found)
-    check_runnable(found)
-    for node in found.cluster.nodes:
-        check_boundaries(found, node.device)
+    check_runnable_here(found)
     programs = titled("programs", ("ranks",))
     programs.add_column("actions", overflow="fold")
     for program in found.programs:

@@ -1,14 +1,17 @@
 """The command that writes a first job file for a model."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from workbench.cli.console import emit_json, show
+from workbench.cli.console import emit_json, show, warn
 from workbench.cli.job_reading import warn_of_misspelt
 from workbench.cli.options import Json
 from workbench.job.draft import LARGEST_IMAGE_PX, Draft, Train, draft, machines_of
+from workbench.model.model_graph import ModelGraph
+from workbench.plan.runnable import check_family
 from workbench.report.tables import listed
 from workbench.whole_file import check_writable, write_text
 
@@ -38,6 +41,8 @@ def init_command(
     made = draft(model, machines, train=train, text_tokens=text_tokens, image_px=_pixels(image), data=data)
     write_text(made.text, output)
     warn_of_misspelt(made.model)
+    for refusal in _refusals_to_run(made.model):
+        warn(f"plans of this job can be simulated, not run: {refusal}")
     if as_json:
         emit_json({"job": str(output), **_record(made)})
         return
@@ -56,12 +61,25 @@ def init_command(
     show(table, f"written to {output}; next: workbench search {output}")
 
 
+def _refusals_to_run(model: ModelGraph) -> Iterator[str]:
+    """Why the runtime has no layers of a module, however it is divided."""
+    for module in model.modules:
+        try:
+            check_family(module)
+        except ValueError as error:
+            yield str(error)
+
+
 def _record(made: Draft) -> dict[str, Any]:
     modules = {
         module.name: {"layers": len(module.layers), "weights": module.num_parameters}
         for module in made.model.modules
     }
-    record = {"modules": modules, "missing": list(made.missing)}
+    record = {
+        "modules": modules,
+        "missing": list(made.missing),
+        "run_refusals": list(_refusals_to_run(made.model)),
+    }
     if made.parts is None:
         return record
     return {

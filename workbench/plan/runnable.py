@@ -41,6 +41,22 @@ def check_runnable(plan: Plan) -> None:
     check_targets(plan)
 
 
+def check_runnable_here(plan: Plan) -> None:
+    """Raise ValueError where the plan can be simulated but not run on its own cluster's devices."""
+    check_runnable(plan)
+    for device in dict.fromkeys(node.device for node in plan.cluster.nodes):
+        check_boundaries(plan, device)
+
+
+def refusal_to_run(plan: Plan) -> str:
+    """Why `check_runnable_here` refuses a plan; empty where it can run."""
+    try:
+        check_runnable_here(plan)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def check_boundaries(plan: Plan, where: str) -> None:
     """Raise ValueError for brokers but on CPUs, where a thread can receive and send beside a program.
 
