@@ -24,7 +24,7 @@ from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.model_graph import TEXT
 
 # Built by transformers inside composites alone; held against them by checkpoints of those.
-INSIDE = ("qwen2_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text")
+INSIDE = ("qwen2_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_omni_moe_text")
 # Every family that no other test holds against transformers is tried by its examples.
 ELSEWHERE = (*tiny_models.DECODERS.values(), *paper_models.DECODERS.values(), LLAMA4, cross_models.LANGUAGE)
 CASES = {

@@ -22,16 +22,14 @@ from transformers.models.pixtral import modeling_pixtral as pixtral
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
+from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni_3
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 
 from experiments.doors.whole_models import DETOURS, qwen_features
-from runtime.frontend.items import size_of
 from runtime.models import vision_scaled
-from runtime.models.adapter import MicrobatchData
 from runtime.models.choose import ADAPTERS, adapter_of
 from runtime.models.encoder import EncoderAdapter, given_to
 from runtime.models.norm import widen_norms
-from runtime.models.omni import OmniAudioAdapter
 from runtime.models.vision_rotary import window_order
 from runtime.step.stage_module import StageInput, StageModule, build_stage_module
 from runtime.step.weight_gradient import SplitBackward
@@ -40,11 +38,10 @@ from tests import cross_models, tiny_models
 from tests.plans import disjoint_plan
 from tests.test_adapters import build, relative
 from tests.test_parity import assert_same
-from workbench.data.sample import Item, Sample, Segment
+from workbench.data.sample import Sample, Segment
 from workbench.model.families.family import Encoder
 from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.hf_config import modality_of, module_from_config
-from workbench.model.item_tokens import clip_tokens
 from workbench.model.model_graph import TEXT, Module, connect
 
 torch.set_num_threads(1)
@@ -57,6 +54,13 @@ WINDOWED: dict[str, Any] = QWEN | {
     "intermediate_size": 40,
     "window_size": 16,
     "fullatt_block_indexes": [1],
+}
+STACKED: dict[str, Any] = QWEN | {
+    "hidden_size": 32,
+    "out_hidden_size": tiny_models.WIDTH,
+    "intermediate_size": 40,
+    "num_position_embeddings": 25,
+    "deepstack_visual_indexes": [2, 0],
 }
 
 
@@ -107,10 +111,19 @@ def omni_tower(config: dict[str, Any]) -> nn.Module:
     return model
 
 
+def omni_3_tower(config: dict[str, Any]) -> nn.Module:
+    return omni_3.Qwen3OmniMoeVisionEncoder(omni_3.Qwen3OmniMoeVisionEncoderConfig.from_dict(config))
+
+
 # Of its own adapter, which has to fit, though it is no part of the tower.
 LLAMA4_ENDING = {"pixel_shuffle_ratio": 1 / 3, "projector_input_dim": 24, "projector_output_dim": 24}
 DINO = VIT | {"model_type": "dinov2", "mlp_ratio": 2, "layerscale_value": 0.3, "hidden_act": "gelu"}
 OMNI = tiny_models.WHISPER | {"model_type": "qwen2_5_omni_audio_encoder", "n_window": 10}
+OMNI_3 = tiny_models.WHISPER | {
+    "model_type": "qwen3_omni_moe_audio_encoder",
+    "max_source_positions": 13,
+    "downsample_hidden_size": 6,
+}
 INTERNVIT = VIT | {"model_type": "internvl_vision", "hidden_act": "gelu", "layer_scale_init_value": 0.4}
 CASES = {
     "dinov2": Case(DINO, ((10, 9), (7, 6)), lambda c: Dinov2Model(Dinov2Config.from_dict(c)), patches),
@@ -148,17 +161,16 @@ CASES = {
         projected=False,
     ),
     "qwen3-vl": Case(
-        QWEN
-        | {
-            "model_type": "qwen3_vl_vision",
-            "hidden_size": 32,
-            "out_hidden_size": tiny_models.WIDTH,
-            "intermediate_size": 40,
-            "num_position_embeddings": 25,
-            "deepstack_visual_indexes": [2, 0],
-        },
+        STACKED | {"model_type": "qwen3_vl_vision"},
         ((48, 12), (60, 15)),
         qwen3_tower,
+        qwen_features,
+        projected=False,
+    ),
+    "qwen3-omni-vision": Case(
+        STACKED | {"model_type": "qwen3_omni_moe_vision_encoder"},
+        ((48, 12), (60, 15)),
+        omni_3_tower,
         qwen_features,
         projected=False,
     ),
@@ -180,6 +192,12 @@ CASES = {
         ((10, 5), (7, 3)),
         lambda c: omni.Qwen2_5OmniAudioEncoder(omni.Qwen2_5OmniAudioEncoderConfig.from_dict(c)),
         lambda model, mel: given_to("proj", model, mel, torch.tensor([mel.shape[1]])),
+    ),
+    "qwen3-omni-audio": Case(
+        OMNI_3,
+        ((104, 104), (101, 101)),
+        lambda c: omni_3.Qwen3OmniMoeAudioEncoder(omni_3.Qwen3OmniMoeAudioEncoderConfig.from_dict(c)),
+        lambda model, mel: given_to("proj1", model, mel, torch.tensor([mel.shape[1]])),
     ),
     "llama4-vision": Case(
         VIT | {"model_type": "llama4_vision_model", "intermediate_size": 9 * VIT["hidden_size"]},
@@ -316,29 +334,6 @@ def test_windows_at_the_edge_are_smaller() -> None:
     order, sizes = window_order(3, 5, 2)
     assert sizes == [4, 4, 2, 2, 2, 1]
     assert order.tolist() == [0, 1, 5, 6, 2, 3, 7, 8, 4, 9, 10, 11, 12, 13, 14]
-
-
-@pytest.mark.parametrize("frames", [40, 47, 42, 41, 43, 5])
-def test_windows_of_a_clip_are_heard_as_the_whole(frames: int) -> None:
-    """Full windows, one of an odd length, one of too few frames for a token of the LLM."""
-    case = CASES["omni-audio"]
-    ours, _, _ = build(module_of(case), F64, *samples_of(case, "audio"))
-    theirs, adapter = original(case, ours), ours.adapter
-    assert isinstance(adapter, OmniAudioAdapter)
-    clip = torch.randn(case.config["num_mel_bins"], frames, dtype=F64)
-    windows = adapter.windows(clip)
-    sizes = [size_of(adapter, window, "audio", 0) for window in windows]
-    data = MicrobatchData(
-        items=tuple(Item(0, k) for k in range(len(windows))),
-        tokens_in=tuple(size.tokens_in for size in sizes),
-        tokens_out=tuple(size.tokens_out for size in sizes),
-        raw=windows,
-    )
-    assert [tuple(size[:2]) for size in sizes] == [
-        tuple(size) for size in clip_tokens(module_of(case), frames / 100)
-    ]
-    expected = ours.layers[-1].projector(given_to("proj", theirs, clip, torch.tensor([frames])))
-    assert relative(ours(StageInput(None, data)), expected) <= 1e-10
 
 
 def test_encoders_that_cannot_run_are_refused() -> None:

@@ -113,6 +113,21 @@ def test_an_odd_token_of_a_window_is_left_out_whoever_holds_it(cp: int, pool: Po
 
 
 @pytest.mark.parametrize("cp", [2, 3])
+def test_chunks_of_clips_are_cut_anywhere(cp: int, pool: Pool) -> None:
+    """Qwen3-Omni's: 13 tokens of a whole chunk, fewer of a clip's last one."""
+    config = WHISPER | {
+        "model_type": "qwen3_omni_moe_audio_encoder",
+        "max_source_positions": 13,
+        "downsample_hidden_size": 6,
+    }
+    text, audio = Segment("text", 0, 5, 5), encoder(config, "audio")
+    batch = [Sample(0, (Segment("audio", 0, 17, 17), text)), Sample(1, (Segment("audio", 0, 26, 26), text))]
+    plan = shared(connect("heard", (audio, llm())), batch, {"audio": (cp, (2, 2)), "llm": (1, (4,))})
+    odd = token_shards(plan, "audio", DISTRIBUTIONS["random"], block_tokens=1, scope=Scope.ROW)
+    assert_same(replace(plan, token_shards=odd), pool)
+
+
+@pytest.mark.parametrize("cp", [2, 3])
 def test_a_projector_of_steps_without_a_merge_takes_the_tokens_that_a_rank_holds(cp: int, pool: Pool) -> None:
     steps = (ProjectorStep(linear=16), ProjectorStep(act="gelu"), ProjectorStep(linear_out=True))
     vision = module_from_config(SIGLIP, name="vision", modality="vision", projector=steps, llm_width=WIDTH)

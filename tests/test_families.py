@@ -14,6 +14,7 @@ from transformers.models.phi4_multimodal.modeling_phi4_multimodal import Phi4Mul
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
+from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni_3
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from experiments.fidelity.family_memory import EXAMPLES, module_of
@@ -51,11 +52,16 @@ PARTS = {
     "phi4_multimodal_audio": Phi4MultimodalAudioModel,
     "qwen2_5_omni_audio_encoder": omni.Qwen2_5OmniAudioEncoder,
     "qwen2_5_omni_vision_encoder": omni.Qwen2_5OmniVisionEncoder,
+    "qwen3_omni_moe_audio_encoder": omni_3.Qwen3OmniMoeAudioEncoder,
+    "qwen3_omni_moe_vision_encoder": omni_3.Qwen3OmniMoeVisionEncoder,
     "qwen2_5_vl_vision": Qwen2_5_VisionTransformerPretrainedModel,
     "qwen2_vl_vision": Qwen2VisionTransformerPretrainedModel,
     "whisper": WhisperEncoder,
 }
-FEATURES_WIDTH = {"qwen3_vl_vision": 3584}  # what its blocks give, and so an LLM behind it has
+FEATURES_WIDTH = {
+    "qwen3_vl_vision": 3584,
+    "qwen3_omni_moe_vision_encoder": 3584,
+}  # what its blocks give, and so an LLM behind it has
 ONE_MASK = ("mllama tower",)  # its blocks keep the one mask that the whole stage has; held by its runs
 FROM_TRANSFORMERS = [
     name

@@ -21,6 +21,7 @@ from transformers import (
 )
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAudioEncoder
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import _get_feat_extract_output_lengths
 
 from tests.command_line import accept, workbench
 from tests.test_composites import CONFIGS
@@ -178,6 +179,29 @@ def test_omni_hears_as_long_as_its_extractor(samples: int) -> None:
     )
     module = encoder("qwen2_5_omni_audio_encoder", WHISPER, "audio")
     assert sum(item.tokens_out for item in clip_tokens(module, samples / RATE)) == expected
+
+
+@pytest.mark.parametrize("samples", [480, 799, 16_000, 16_159, 16_160, 127_999, 128_000, 128_160, 480_000])
+def test_qwen3_omni_hears_as_long_as_its_extractor(samples: int) -> None:
+    """A clip by itself, in windows of eight chunks of a second."""
+    heard = WhisperFeatureExtractor(feature_size=8)(
+        np.zeros(samples, np.float32),
+        sampling_rate=RATE,
+        return_attention_mask=True,
+        padding=True,
+        truncation=False,
+    )
+    expected = _get_feat_extract_output_lengths(torch.tensor(int(heard["attention_mask"].sum())))
+    module = encoder("qwen3_omni_moe_audio_encoder", {"encoder_layers": 1}, "audio")
+    items = clip_tokens(module, samples / RATE)
+    assert sum(item.tokens_out for item in items) == expected
+    assert [item.tokens_out for item in items[:-1]] == [104] * (len(items) - 1)
+
+
+def test_a_clip_without_a_whole_mel_frame_is_refused() -> None:
+    module = encoder("qwen3_omni_moe_audio_encoder", {"encoder_layers": 1}, "audio")
+    with pytest.raises(ValueError, match=r"want a duration of at least 0\.01 s, got 0\.005 s"):
+        clip_tokens(module, 0.005)
 
 
 PHI_4 = {

@@ -188,7 +188,7 @@ def test_special_tokens_make_room_for_blocks() -> None:
     assert_parity(model, spec_of(pp=1), held, ranks=Ranks.EMULATED)
 
 
-@pytest.mark.parametrize("name", ["dinov2", "llama4-vision", "qwen2-audio", "omni-audio"])
+@pytest.mark.parametrize("name", ["dinov2", "llama4-vision", "qwen2-audio", "omni-audio", "qwen3-omni"])
 def test_other_encoders(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images of another size than configured; two tokens that become one; a clip of three windows."""
     widen_vision_rotations(monkeypatch)
@@ -198,8 +198,10 @@ def test_other_encoders(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         encoder, items = user_models.llama4_vision(), [user_models.image(), user_models.image()]
     elif name == "qwen2-audio":
         encoder, items = user_models.qwen2_audio(), [user_models.frames(10), user_models.frames(10)]
-    else:
+    elif name == "omni-audio":
         encoder, items = user_models.omni_audio(), [user_models.frames(24)[:, :-1], user_models.frames(3)]
+    else:
+        encoder, items = user_models.qwen3_omni_audio(), [user_models.frames(121), user_models.frames(25)]
     model = MultimodalModule(
         {"sense": ModalityModule(encoder, "mlp")}, user_models.llama(), token_ids={"sense": VISION}
     )

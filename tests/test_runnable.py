@@ -155,6 +155,12 @@ OMNI_AUDIO = {
     "num_mel_bins": 8,
     "n_window": 10,
 }
+OMNI_3_AUDIO = OMNI_AUDIO | {
+    "model_type": "qwen3_omni_moe_audio_encoder",
+    "n_window": 50,
+    "n_window_infer": 200,
+    "downsample_hidden_size": 4,
+}
 MERGE = [{"merge": 4}, {"linear": "out"}]
 UNFIT = {
     "heads-of-two-axes": (
@@ -227,6 +233,30 @@ UNFIT = {
         OMNI_AUDIO | {"max_source_positions": 8},
         {"tokens": [6, 3]},
         "n_window must be <= max_source_positions 8, got 10; nearest: 8",
+    ),
+    "clip-of-two-windows-of-qwen3-omni": (
+        LLAMA,
+        OMNI_3_AUDIO,
+        {"tokens": [27, 27]},
+        "takes up to 26 tokens, got 27",
+    ),
+    "chunks-of-other-tokens": (
+        LLAMA,
+        OMNI_3_AUDIO | {"n_window": 60},
+        {"tokens": [13, 13]},
+        "n_window must be 49 to 52, of which 13 tokens are counted, got 60; nearest: 50",
+    ),
+    "windows-without-a-chunk": (
+        LLAMA,
+        OMNI_3_AUDIO | {"n_window_infer": 99},
+        {"tokens": [13, 13]},
+        "n_window_infer must hold a chunk of 100 frames, got 99; nearest: 100",
+    ),
+    "chunks-beyond-positions": (
+        LLAMA,
+        OMNI_3_AUDIO | {"max_source_positions": 12},
+        {"tokens": [13, 13]},
+        "max_source_positions must be >= 13, got 12; nearest: 13",
     ),
     "fewer-features-than-ranks": (
         LLAMA,

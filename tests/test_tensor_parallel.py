@@ -113,7 +113,7 @@ def test_every_encoder_over_two_ranks(name: str, how: How, pool: Pool) -> None:
     assert_same(how(encoder_plan(name)), pool)
 
 
-TOWERS = ["omni-audio", "omni-vision", "llama4-vision"]
+TOWERS = ["omni-audio", "omni-vision", "qwen3-omni-audio", "qwen3-omni-vision", "llama4-vision"]
 
 
 @pytest.mark.parametrize("trained", Trainable)

@@ -21,6 +21,7 @@ from transformers import (
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
+from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni_3
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from runtime.frontend.multimodal import ModalityModule, MultimodalModule
@@ -68,6 +69,18 @@ def omni_audio() -> PreTrainedModel:
     return _made(
         omni.Qwen2_5OmniAudioEncoder, config, tiny_models.WHISPER | {"model_type": OMNI, "n_window": 10}
     )
+
+
+def qwen3_omni_audio() -> PreTrainedModel:
+    """Windows of two chunks."""
+    config = tiny_models.WHISPER | {
+        "model_type": "qwen3_omni_moe_audio_encoder",
+        "max_source_positions": 13,
+        "n_window_infer": 200,
+        "downsample_hidden_size": 6,
+        "output_dim": 8,
+    }
+    return _made(omni_3.Qwen3OmniMoeAudioEncoder, omni_3.Qwen3OmniMoeAudioEncoderConfig, config)
 
 
 def llama(**changes: Any) -> PreTrainedModel:

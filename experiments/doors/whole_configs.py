@@ -43,6 +43,16 @@ OMNI_HEARD = {
     "n_window": 10,
     "output_dim": WIDTH,
 }
+OMNI_3_HEARD = {
+    "d_model": 24,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 40,
+    "num_mel_bins": 8,
+    "n_window_infer": 200,
+    "downsample_hidden_size": 6,
+    "output_dim": WIDTH,
+}
 CASES: dict[str, dict[str, Any]] = {
     "llava": {"text_config": {"model_type": "llama", **TEXT}, "vision_config": VIT},
     "llava, mistral, no bias": {
@@ -164,6 +174,13 @@ CASES: dict[str, dict[str, Any]] = {
         "vision_start_token_id": 92,
         "audio_start_token_id": 93,
     },
+    "qwen3_omni_moe_thinker": {
+        "text_config": {**TEXT, **AXES, **EXPERTS},
+        "vision_config": QWEN3_SEEN,
+        "audio_config": OMNI_3_HEARD,
+        "vision_start_token_id": 92,
+        "audio_start_token_id": 93,
+    },
     "llama4": {
         "text_config": {**TEXT, "num_local_experts": 2, "intermediate_size_mlp": 96},
         "vision_config": {
@@ -205,4 +222,8 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }
 CASES["qwen2_5_omni"] = {"thinker_config": CASES["qwen2_5_omni_thinker"], "enable_audio_output": False}
+CASES["qwen3_omni_moe"] = {
+    "thinker_config": CASES["qwen3_omni_moe_thinker"],
+    "enable_audio_output": False,
+}
 CONFIGS = {name: {"model_type": name, **case} for name, case in CASES.items()}

@@ -13,6 +13,7 @@ from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
+from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni_3
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 
 from experiments.doors.whole_configs import CONFIGS
@@ -36,6 +37,7 @@ MASKS = {"gemma3": "gemma", "paligemma": "prefix_lm"}  # of samples, where not a
 TILED = ("llava_next", "llava_onevision")  # put learned tokens between the rows of an image
 IMAGE, SOUND = 90, 91  # the ids that stand where an image or a clip does
 CLIP_S = 0.34  # a window and a part of one
+LONG_CLIP_S, IN_SECONDS = 2.34, ("qwen3_omni_moe_audio_encoder",)  # the same where windows are whole seconds
 ID_KEYS = ("image_token_index", "image_token_id", "audio_token_index", "audio_token_id")
 
 
@@ -46,6 +48,7 @@ def built(config: dict[str, Any]) -> nn.Module:
         **modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
         **modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
         "qwen2_5_omni": "Qwen2_5OmniForConditionalGeneration",
+        "qwen3_omni_moe": "Qwen3OmniMoeForConditionalGeneration",
     }
     rest = {key: value for key, value in config.items() if key != "model_type"}
     model: nn.Module = getattr(transformers, names[config["model_type"]])(
@@ -112,7 +115,7 @@ def wide_router(router: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
 
 
 DETOURS: tuple[tuple[Any, str, Any], ...] = (  # of transformers through float32, and what goes without
-    *((each, "apply_rotary_pos_emb_vision", wide_rotation) for each in (omni, qwen2, qwen2_5, qwen3)),
+    *((each, "apply_rotary_pos_emb_vision", wide_rotation) for each in (omni, qwen2, qwen2_5, qwen3, omni_3)),
     (llama4, "vision_apply_rotary_emb", wide_turns),
     (llama4, "apply_rotary_emb", lambda q, k, angles: (turned(q, angles), turned(k, angles))),
     (llama4.Llama4TextL2Norm, "forward", lambda norm, x: scaled_to_one(x, norm.eps)),
@@ -197,6 +200,7 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "audioflamingo3": heard_by_flamingo,
     "voxtral": heard,
     "qwen2_5_omni_thinker": perceived_by_omni,
+    "qwen3_omni_moe_thinker": perceived_by_omni,
     "llama4": seen_by_llama,
 }
 
@@ -224,7 +228,9 @@ LOSSES = [name for name in FEATURES if name not in TILED]
 def segments_of(module: Module) -> tuple[Segment, ...]:
     """An image, or the windows of one clip."""
     if module.modality == AUDIO:
-        sizes: Sequence[tuple[int, int]] = clip_tokens(module, CLIP_S)
+        assert module.source is not None, "made from a configuration"
+        seconds = LONG_CLIP_S if module.source.architecture in IN_SECONDS else CLIP_S
+        sizes: Sequence[tuple[int, int]] = clip_tokens(module, seconds)
     else:
         sizes = (native_tokens(module) or image_tokens(module, 16, 24),)
     return tuple(Segment(module.modality, k, *tokens) for k, tokens in enumerate(sizes))
@@ -276,7 +282,9 @@ def said_to(
     if AUDIO in raw:
         frames = torch.tensor([sum(window.shape[1] for window in raw[AUDIO])])
         marked = marked_ids(model.config, sample)[None]
-        return {"position_ids": model.get_rope_index(marked, grids, audio_seqlens=frames)[0]}
+        is_there = torch.ones_like(marked)
+        places, _ = model.get_rope_index(marked, grids, attention_mask=is_there, audio_seqlens=frames)
+        return {"position_ids": places}
     places, _ = model.model.get_rope_index(ids[None], (ids == IMAGE).int()[None], image_grid_thw=grids)
     return {"position_ids": places}
 
@@ -311,15 +319,19 @@ def whole_loss(name: str, model: Any, plan: Plan) -> float:
     assert asked.labels is not None
     ids = seen.input_ids.clone()
     ids[ids < 0] = IMAGE
-    features = torch.cat([perceived(name, model, raw[part.name]) for part in plan.model.modules[:-1]])
+    features = [perceived(name, model, raw[part.name]) for part in plan.model.modules[:-1]]
     embedded = model.get_input_embeddings()(ids)
-    is_feature = seen.input_ids < 0
+    is_feature, width = seen.input_ids < 0, embedded.shape[1]
     embedded = torch.where(is_feature[:, None], 0.0, embedded)
-    embedded[is_feature], *deeper = features.split(embedded.shape[1], dim=1)
+    embedded[is_feature] = torch.cat([each[:, :width] for each in features])
     said = said_to(name, model, ids, sample, raw)
-    if deeper:  # the whole model gives them to its language model by itself, of pixels alone
-        said |= {"visual_pos_masks": is_feature[None], "deepstack_visual_embeds": deeper}
-        logits = model.lm_head(model.model.language_model(inputs_embeds=embedded[None], **said)[0])[0]
+    beside = features[0][:, width:]
+    if beside.numel():  # the whole model gives them to its language model by itself, of pixels alone
+        is_seen = is_feature & (is_feature.cumsum(0) <= len(beside))
+        deeper = beside.split(width, dim=1)
+        stacked = {"visual_pos_masks": is_seen[None], "deepstack_visual_embeds": list(deeper)}
+        llm = model.model.language_model
+        logits = model.lm_head(llm(inputs_embeds=embedded[None], **said, **stacked)[0])[0]
     else:
         logits = model(inputs_embeds=embedded[None], **said).logits[0]
     loss: Tensor = nn.functional.cross_entropy(logits, asked.labels)

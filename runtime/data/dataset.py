@@ -18,9 +18,8 @@ from torch import Tensor
 from runtime.data.mel import HOP, SAMPLE_HZ, log_mel
 from runtime.data.records import AUDIO, IMAGE, INDEX, VOCAB_SIZE, Record, read_records, text_tokens
 from runtime.data.scenes import make
-from runtime.models.audio import FRAMES_PER_TOKEN, WhisperAdapter
+from runtime.models.audio import WhisperAdapter
 from runtime.models.choose import adapter_of
-from runtime.models.omni import OmniAudioAdapter
 from runtime.models.vision import VisionAdapter
 from workbench.data.sample import Sample, Segment
 from workbench.job.job import Job
@@ -71,8 +70,8 @@ class FolderSource:
 def samples_of(folder: Path, model: ModelGraph) -> tuple[Sample, ...]:
     """What a plan needs to know of a folder: per example, the sizes that the model's encoders give.
 
-    Images take the encoder's own size; a clip has one token per two mel frames, up to the
-    encoder's last position; one of several windows of Qwen2.5-Omni's encoder is refused.
+    Images take the encoder's own size; a clip has the tokens that its encoder makes of its mel frames, up to
+    the encoder's last position; one of several windows of Qwen's Omni models is refused.
 
     Raises:
         ValueError: the model has no encoder for a kind that appears, or several.
@@ -125,13 +124,12 @@ class _Sizes:
                 segments.append(Segment(modality, k, *vision.native_tokens))
             else:
                 modality, audio = self._audio
-                frames, most = _num_frames(self.folder / content), FRAMES_PER_TOKEN * audio.max_tokens
-                if isinstance(audio, OmniAudioAdapter) and frames > most:
-                    raise ValueError(
-                        f"clip {self.folder / content}: {frames} frames are several windows of {most}, and a "
-                        "folder's clip is one; cut it"
-                    )
-                size = audio.item_size((0, min(frames, most) // FRAMES_PER_TOKEN * FRAMES_PER_TOKEN))
+                clip = self.folder / content
+                frames = _num_frames(clip)
+                try:
+                    size = audio.clip_size(frames)
+                except ValueError as error:
+                    raise ValueError(f"clip {clip}: {error}") from None
                 segments.append(Segment(modality, k, size.tokens_in, size.tokens_out))
         return Sample(record.id, tuple(segments), record.mask)
 

@@ -92,6 +92,15 @@ class WhisperAdapter(EncoderAdapter):
         tokens = shape[1] // FRAMES_PER_TOKEN
         return ItemSize(tokens, tokens)
 
+    @property
+    def max_frames(self) -> int:
+        """Mel frames of the longest item."""
+        return FRAMES_PER_TOKEN * self.max_tokens
+
+    def clip_size(self, frames: int) -> ItemSize:
+        """Of a clip that is read as one item; what is longer than the longest item is cut off."""
+        return self.item_size((0, min(frames, self.max_frames) // FRAMES_PER_TOKEN * FRAMES_PER_TOKEN))
+
     def first(self) -> StageLayer:
         return ConvStem(self.config, self.std)
 
@@ -100,6 +109,12 @@ class WhisperAdapter(EncoderAdapter):
 
     def last(self) -> StageLayer:
         return self.projected(nn.LayerNorm(self.config.d_model), "layer_norm")
+
+
+def check_one_window(frames: int, most: int) -> None:
+    """Raise ValueError for a clip that would be several items where it is to be one."""
+    if frames > most:
+        raise ValueError(f"{frames} frames are several windows of {most}, and a folder's clip is one; cut it")
 
 
 class VoxtralAdapter(WhisperAdapter):

@@ -12,6 +12,7 @@ from runtime.models.decoder_families import DECODERS
 from runtime.models.diffusion import DitAdapter
 from runtime.models.mllama import CrossDecoderAdapter, TiledAdapter
 from runtime.models.omni import OmniAudioAdapter, OmniVisionAdapter
+from runtime.models.qwen3_omni import Qwen3OmniAudioAdapter, Qwen3OmniVisionAdapter
 from runtime.models.vision import ClipAdapter, Idefics3Adapter, SiglipAdapter
 from runtime.models.vision_llama4 import Llama4VisionAdapter
 from runtime.models.vision_rotary import PixtralAdapter, Qwen2VisionAdapter, Qwen25VisionAdapter
@@ -40,6 +41,8 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     "voxtral_encoder": VoxtralAdapter,
     "qwen2_audio_encoder": Qwen2AudioAdapter,
     "qwen2_5_omni_audio_encoder": OmniAudioAdapter,
+    "qwen3_omni_moe_vision_encoder": Qwen3OmniVisionAdapter,
+    "qwen3_omni_moe_audio_encoder": Qwen3OmniAudioAdapter,
     "phi4_multimodal_audio": ConformerAdapter,
     "dit": DitAdapter,
 }

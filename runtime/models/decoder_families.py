@@ -19,6 +19,7 @@ from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2_vl
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
+from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as qwen3_omni
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3_vl
 from transformers.models.qwen3_vl_moe import modeling_qwen3_vl_moe as qwen3_vl_moe
 
@@ -75,6 +76,13 @@ DECODERS: Mapping[str, DecoderFamily] = {
     "qwen3_vl_text": family(qwen3_vl, "Qwen3VLText", rotates_by_axes=True),
     "qwen3_vl_moe_text": sparse_family(
         qwen3_vl_moe, "Qwen3VLMoeText", None, rotates_by_axes=True, transposes_experts=True
+    ),
+    "qwen3_omni_moe_text": sparse_family(
+        qwen3_omni,
+        "Qwen3OmniMoeThinkerText",
+        SeparateExperts(),
+        config=qwen3_omni.Qwen3OmniMoeTextConfig,
+        rotates_by_axes=True,
     ),
     "qwen3_moe": sparse_family(qwen3_moe, "Qwen3Moe", SeparateExperts()),
     "mistral": family(mistral, "Mistral"),

@@ -6,7 +6,7 @@ from transformers import PreTrainedModel
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 
 from runtime.models.adapter import StageLayer
-from runtime.models.audio import FRAMES_PER_TOKEN, ConvStem, Qwen2AudioAdapter
+from runtime.models.audio import FRAMES_PER_TOKEN, ConvStem, Qwen2AudioAdapter, check_one_window
 from runtime.models.encoder import ItemSize, given_to
 from runtime.models.vision_rotary import Qwen25VisionAdapter
 from workbench.data.sample import Segment
@@ -50,6 +50,10 @@ class OmniAudioAdapter(Qwen2AudioAdapter):
     def nearest_shape(self, segment: Segment, shape: tuple[int, ...]) -> tuple[int, ...]:
         bins, frames = super().nearest_shape(segment, shape)
         return bins, frames - 1 if shape[1] == frames - 1 else frames
+
+    def clip_size(self, frames: int) -> ItemSize:
+        check_one_window(frames, self.max_frames)
+        return super().clip_size(frames)
 
     def windows(self, item: Tensor) -> tuple[Tensor, ...]:
         cut = item.split(FRAMES_PER_TOKEN * self.max_tokens, dim=1)

@@ -13,7 +13,15 @@ from transformers.models.pixtral import modeling_pixtral as pixtral
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 
-from runtime.models.adapter import ONE_ROTATION, Context, CutKind, InnerLayer, MicrobatchData, StageLayer
+from runtime.models.adapter import (
+    ONE_ROTATION,
+    Context,
+    CutKind,
+    CutRules,
+    InnerLayer,
+    MicrobatchData,
+    StageLayer,
+)
 from runtime.models.attention import Packing, pack
 from runtime.models.encoder import (
     GRIDS,
@@ -134,7 +142,7 @@ class QwenBlock(EncoderBlock):
 class QwenMerger(InnerLayer):
     """The last layer: norm, neighbours side by side, two matmuls; groups are back in their places."""
 
-    cuts = (("merger.mlp.0", CutKind.COLUMN), ("merger.mlp.2", CutKind.ROW))
+    cuts: CutRules = (("merger.mlp.0", CutKind.COLUMN), ("merger.mlp.2", CutKind.ROW))
 
     def __init__(self, merger: nn.Module, std: float) -> None:
         super().__init__({"merger": "merger"}, std)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 
 from runtime.models.adapter import Context, CutKind, StageLayer
@@ -63,8 +63,6 @@ class StackedBlock(QwenBlock):
         number: of the merger.
     """
 
-    cuts = (("deepstack.linear_fc1", CutKind.COLUMN), ("deepstack.linear_fc2", CutKind.ROW))
-
     def __init__(
         self,
         block: nn.Module,
@@ -75,7 +73,8 @@ class StackedBlock(QwenBlock):
     ) -> None:
         super().__init__(block, index, adapter.std, windowed=False)
         self.width, self.deepstack = adapter.width, merger
-        self.prefixes["deepstack"] = f"deepstack_merger_list.{number}"
+        self.prefixes["deepstack"] = f"{adapter.mergers}.{number}"
+        self.cuts = adapter.merger_cuts("deepstack")
 
     def run(self, x_TD: Tensor, context: Any) -> Tensor:
         own_TD, beside_TE = x_TD[:, : self.width], x_TD[:, self.width :]
@@ -89,11 +88,10 @@ class StackedBlock(QwenBlock):
 class StackedMerger(QwenMerger):
     """The last layer: what the tower merges, and behind it the features that stood beside its states."""
 
-    cuts = (("merger.linear_fc1", CutKind.COLUMN), ("merger.linear_fc2", CutKind.ROW))
-
-    def __init__(self, merger: nn.Module, std: float, width: int, num_beside: int) -> None:
-        super().__init__(merger, std)
-        self.width, self.num_beside = width, num_beside
+    def __init__(self, merger: nn.Module, adapter: "Qwen3VisionAdapter") -> None:
+        super().__init__(merger, adapter.std)
+        self.width, self.num_beside = adapter.width, len(adapter.merged)
+        self.cuts = adapter.merger_cuts("merger")
 
     def run(self, x_TD: Tensor, context: Any) -> Tensor:
         own_GM = super().run(x_TD[:, : self.width], context)
@@ -104,8 +102,13 @@ class StackedMerger(QwenMerger):
 class Qwen3VisionAdapter(QwenVisionAdapter):
     """Qwen3-VL's vision tower."""
 
-    config_class = qwen3.Qwen3VLVisionConfig
-    rotary_class = qwen3.Qwen3VLVisionRotaryEmbedding
+    config_class: type[PretrainedConfig] = qwen3.Qwen3VLVisionConfig
+    rotary_class: type[nn.Module] = qwen3.Qwen3VLVisionRotaryEmbedding
+    patches_class: type[nn.Module] = qwen3.Qwen3VLVisionPatchEmbed
+    layer_class: type[nn.Module] = qwen3.Qwen3VLVisionBlock
+    merger_class: type[nn.Module] = qwen3.Qwen3VLVisionPatchMerger
+    mergers: str = "deepstack_merger_list"  # the list of those inside the tower
+    merger_matmuls: tuple[str, str] = ("linear_fc1", "linear_fc2")
 
     def __init__(self, module: Module) -> None:
         super().__init__(module)
@@ -120,18 +123,23 @@ class Qwen3VisionAdapter(QwenVisionAdapter):
         return torch.cat((seen.pooler_output, *seen.deepstack_features), dim=1)
 
     def first(self) -> StageLayer:
-        return EmbedStacked(self, qwen3.Qwen3VLVisionPatchEmbed(self.config))
+        return EmbedStacked(self, self.patches_class(self.config))
 
     def block(self, index: int) -> StageLayer:
         is_merged = index in self.merged
         merger = self._merger(behind=True) if is_merged else None
         number = self.merged.index(index) if is_merged else 0
-        return StackedBlock(qwen3.Qwen3VLVisionBlock(self.config), index, self, merger, number)
+        return StackedBlock(self.layer_class(self.config), index, self, merger, number)
 
     def last(self) -> StageLayer:
-        return StackedMerger(self._merger(behind=False), self.std, self.width, len(self.merged))
+        return StackedMerger(self._merger(behind=False), self)
+
+    def merger_cuts(self, name: str) -> tuple[tuple[str, CutKind], ...]:
+        """How tensor parallelism cuts the merger that a layer calls so: by columns, then by rows."""
+        entering, leaving = self.merger_matmuls
+        return ((f"{name}.{entering}", CutKind.COLUMN), (f"{name}.{leaving}", CutKind.ROW))
 
     def _merger(self, *, behind: bool) -> nn.Module:
         """`behind`: of a block; its norm is of patches side by side."""
-        made: Callable[..., nn.Module] = qwen3.Qwen3VLVisionPatchMerger
+        made: Callable[..., nn.Module] = self.merger_class
         return made(self.config, use_postshuffle_norm=behind)

@@ -250,6 +250,25 @@ def conformer_tokens(duration_s: float, *, reduction: int = 8) -> ItemTokens:
     return ItemTokens(num_tokens, num_tokens)
 
 
+def mel_frames(duration_s: float) -> int:
+    """Whole mel frames of a clip of that length by itself, as Whisper's feature extractor counts them.
+
+    Differs: in a batch, transformers counts a started frame of all clips but the longest as whole.
+
+    Raises:
+        ValueError: a clip shorter than a frame.
+
+    Example:
+        >>> mel_frames(8.0)
+        800
+    """
+    frames = _samples(duration_s) // MEL_HOP
+    if frames < 1:
+        least_s = 1 / MEL_FRAMES_PER_S
+        raise ValueError(f"audio clip: want a duration of at least {least_s} s, got {duration_s} s")
+    return frames
+
+
 def _samples(duration_s: float) -> int:
     """Of a clip's sound, at least one."""
     if not 0 < duration_s < math.inf:

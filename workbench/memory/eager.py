@@ -45,8 +45,8 @@ ACTIVATIONS = tuple(f".{name}" for name in ACTIVATION_TENSORS)
 BIAS = "bias_values"  # a table of numbers that are added to scores
 
 # How many rows of the matmul that stands for a convolution read one element of its input:
-# kernel over stride, for the overlapping convolutions of Whisper's stem and of a conformer's.
-OVERLAP = {"conv1": 3.0, "conv2": 1.5, "conv.0": 2.25}
+# kernel over stride, for the overlapping convolutions of the stems of Whisper, a conformer and Qwen3-Omni.
+OVERLAP = {"conv1": 3.0, "conv2": 1.5, "conv.0": 2.25, "conv2d1": 2.25, "conv2d2": 2.25, "conv2d3": 2.25}
 
 
 class Kept(NamedTuple):

@@ -1,5 +1,6 @@
 """Encoders of sound, alone or beside one of images: of Qwen, Audio Flamingo, Voxtral and Phi-4."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from workbench.model.composites.composite import (
@@ -204,10 +205,41 @@ def _thinker(config: Config) -> Parts:
     return joined(config, {VISION: pages, AUDIO: clips}, llm, dropped=(unread,))
 
 
-def _omni(config: Config) -> Parts:
-    """The thinker alone, under names that say so."""
-    thinker = part_config(config, "thinker_config", "qwen2_5_omni_thinker")
-    parts = _thinker({**thinker, "model_type": "qwen2_5_omni_thinker"})
+_OMNI_3_TEXT = {"hidden_size": 2048, "vocab_size": 3584, "num_hidden_layers": 28}
+
+
+def _thinker_3(config: Config) -> Parts:
+    """Images as Qwen3-VL reads them; clips by convolutions, in windows of their own; experts in the LLM."""
+    llm = {**_OMNI_3_TEXT, **text_config(config, "qwen3_omni_moe_text", ties=False)}
+    llm = {**llm, "model_type": "qwen3_omni_moe_text"}
+    seen = {**part_config(config, "vision_config", ""), "model_type": "qwen3_omni_moe_vision_encoder"}
+    heard = {**part_config(config, "audio_config", ""), "model_type": "qwen3_omni_moe_audio_encoder"}
+    check_width(config, seen, "out_hidden_size", llm, 2048)
+    check_width(config, heard, "output_dim", llm, 2048, where="audio_config")
+    act = ProjectorStep(act=text(heard, "activation_function", "gelu"))
+    clips = Part(
+        config=heard,
+        projector=(ProjectorStep(linear=whole(heard, "d_model", 1280)), act, _OUT),
+        items={"seconds": CLIP_S},
+        weights={
+            **AUDIO_TOWER,
+            "projector.0.": "model.audio_tower.proj1.",
+            "projector.2.": "model.audio_tower.proj2.",
+        },
+    )
+    pages = Part(config=seen, weights={"": "model.visual."}, items={"images": [PAGE_PX]})
+    return joined(config, {VISION: pages, AUDIO: clips}, llm)
+
+
+def _of_thinker(config: Config, kind: str, take_apart: Callable[[Config], Parts], vocoder: str) -> Parts:
+    """The thinker of a model that speaks, under names that say so.
+
+    Args:
+        config: of the whole model.
+        kind: model_type of its thinker; take_apart: its parts.
+        vocoder: what turns the talker's codes into sound.
+    """
+    parts = take_apart({**part_config(config, "thinker_config", kind), "model_type": kind})
     modules = {
         name: replace(part, weights={own: THINKER + theirs for own, theirs in part.weights.items()})
         for name, part in parts.modules.items()
@@ -218,7 +250,7 @@ def _omni(config: Config) -> Parts:
         dropped=(
             *(replace(each, weights=THINKER + each.weights) for each in parts.dropped),
             Dropped(weights="talker.", what="the talker: it speaks what the thinker thought, after training"),
-            Dropped(weights="token2wav.", what="the talker's vocoder"),
+            Dropped(weights=f"{vocoder}.", what="the talker's vocoder"),
         ),
     )
 
@@ -229,5 +261,15 @@ COMPOSITES = (
     Composite(name="Voxtral", model_type="voxtral", take_apart=_voxtral),
     Composite(name="Phi-4 multimodal", model_type="phi4_multimodal", take_apart=_phi4),
     Composite(name="Qwen2.5-Omni's thinker", model_type="qwen2_5_omni_thinker", take_apart=_thinker),
-    Composite(name="Qwen2.5-Omni", model_type="qwen2_5_omni", take_apart=_omni),
+    Composite(
+        name="Qwen2.5-Omni",
+        model_type="qwen2_5_omni",
+        take_apart=lambda config: _of_thinker(config, "qwen2_5_omni_thinker", _thinker, "token2wav"),
+    ),
+    Composite(name="Qwen3-Omni's thinker", model_type="qwen3_omni_moe_thinker", take_apart=_thinker_3),
+    Composite(
+        name="Qwen3-Omni",
+        model_type="qwen3_omni_moe",
+        take_apart=lambda config: _of_thinker(config, "qwen3_omni_moe_thinker", _thinker_3, "code2wav"),
+    ),
 )

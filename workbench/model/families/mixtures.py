@@ -19,6 +19,7 @@ def _mixtral(config: Config) -> Layers:
 
 _QWEN = absent(151936, 2048, 6144, 24, 32, num_key_value_heads=4)
 _QWEN_VL = absent(151936, 2048, 5632, 24, 16, num_key_value_heads=16, tie_word_embeddings=True)
+_QWEN_OMNI = absent(3584, 2048, 18944, 28, 28, num_key_value_heads=4)
 
 
 def _qwen3_moe(
@@ -41,6 +42,13 @@ def _qwen3_moe(
         ),
         lambda block: block not in dense and (block + 1) % every == 0,
     )
+
+
+def _qwen3_omni(config: Config) -> Layers:
+    """Its attention has no window; heads are as wide as the width has room for where nothing says it."""
+    width = whole(config, "hidden_size", _QWEN_OMNI["hidden_size"])
+    room = width // whole(config, "num_attention_heads", _QWEN_OMNI["num_attention_heads"])
+    return _qwen3_moe({"head_dim": room, **config, "use_sliding_window": False}, _QWEN_OMNI)
 
 
 def _experts(config: Config, num: int, chosen: int, width: int) -> Experts:
@@ -80,4 +88,10 @@ QWEN3_VL_MOE_TEXT = LanguageModel(
     model_type="qwen3_vl_moe_text",
     examples={"qwen3-vl text with experts": Example(config=_EXAMPLE)},
     make=lambda config: _qwen3_moe(config, _QWEN_VL, num=60, chosen=4, width=1408),
+)
+QWEN3_OMNI_TEXT = LanguageModel(
+    name="Qwen3-Omni text",
+    model_type="qwen3_omni_moe_text",
+    examples={"qwen3-omni text": Example(config=_EXAMPLE)},
+    make=_qwen3_omni,
 )

@@ -274,25 +274,30 @@ OMNI_VISION = Encoder(
     unprocessed=_UNPROCESSED,
     shares_tokens=False,
 )
+_EXAMPLE_3 = Example(
+    config={
+        "depth": 4,
+        "hidden_size": EXAMPLE_WIDTH,
+        "intermediate_size": 352,
+        "num_heads": 4,
+        "patch_size": 4,
+        "num_position_embeddings": 64,
+        "out_hidden_size": EXAMPLE_WIDTH,
+        "deepstack_visual_indexes": [1],
+    },
+    tokens=(128, 32),
+)
+
+
+def _image_tokens_3(config: Config, height_px: int, width_px: int) -> ItemTokens:
+    return image_tokens({"patch_size": qwen_video.PATCH_PX_3, **config}, height_px, width_px)
+
+
 QWEN3_VL = Encoder(
     name="Qwen3-VL vision",
     role="vision",
     model_type="qwen3_vl_vision",
-    examples={
-        "qwen3-vl": Example(
-            config={
-                "depth": 4,
-                "hidden_size": EXAMPLE_WIDTH,
-                "intermediate_size": 352,
-                "num_heads": 4,
-                "patch_size": 4,
-                "num_position_embeddings": 64,
-                "out_hidden_size": EXAMPLE_WIDTH,
-                "deepstack_visual_indexes": [1],
-            },
-            tokens=(128, 32),
-        )
-    },
+    examples={"qwen3-vl": _EXAMPLE_3},
     aliases=("qwen3_vl", "qwen3_vl_vision_model", "qwen3_vl_moe_vision"),
     shares_tokens=False,
     native_tokens=_native_tokens,
@@ -300,7 +305,17 @@ QWEN3_VL = Encoder(
     video=qwen_video.qwen3,
     processed=_processed,
     unprocessed=_UNPROCESSED,
-    image_tokens=lambda config, height_px, width_px: image_tokens(
-        {"patch_size": qwen_video.PATCH_PX_3, **config}, height_px, width_px
-    ),
+    image_tokens=_image_tokens_3,
+)
+QWEN3_OMNI_VISION = Encoder(
+    name="Qwen3-Omni vision",
+    role="vision",
+    model_type="qwen3_omni_moe_vision_encoder",
+    examples={"qwen3-omni vision": _EXAMPLE_3},
+    shares_tokens=False,
+    native_tokens=_native_tokens,
+    make=_qwen3_vl,
+    processed=_processed,
+    unprocessed=_UNPROCESSED,
+    image_tokens=_image_tokens_3,
 )

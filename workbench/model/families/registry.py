@@ -22,10 +22,17 @@ from workbench.model.families.decoders import (
 from workbench.model.families.dit import DIT
 from workbench.model.families.family import Architecture, Family
 from workbench.model.families.llama4 import LLAMA4
-from workbench.model.families.mixtures import MIXTRAL, QWEN3_MOE, QWEN3_VL_MOE_TEXT
+from workbench.model.families.mixtures import MIXTRAL, QWEN3_MOE, QWEN3_OMNI_TEXT, QWEN3_VL_MOE_TEXT
 from workbench.model.families.mllama import MLLAMA_TEXT, MLLAMA_VISION
 from workbench.model.families.phi4_audio import PHI4_AUDIO
-from workbench.model.families.qwen_vision import OMNI_VISION, QWEN2_5_VL, QWEN2_VL, QWEN3_VL
+from workbench.model.families.qwen3_omni_audio import QWEN3_OMNI_AUDIO
+from workbench.model.families.qwen_vision import (
+    OMNI_VISION,
+    QWEN2_5_VL,
+    QWEN2_VL,
+    QWEN3_OMNI_VISION,
+    QWEN3_VL,
+)
 from workbench.model.families.vit import (
     AIMV2,
     CLIP,
@@ -56,6 +63,7 @@ FAMILIES: tuple[Family, ...] = (
     QWEN3_MOE,
     QWEN3_VL_TEXT,
     QWEN3_VL_MOE_TEXT,
+    QWEN3_OMNI_TEXT,
     PHI,
     PHI3,
     Family(
@@ -83,12 +91,14 @@ FAMILIES: tuple[Family, ...] = (
     QWEN2_5_VL,
     OMNI_VISION,
     QWEN3_VL,
+    QWEN3_OMNI_VISION,
     INTERNVIT,
     MLLAMA_VISION,
     LLAMA4_VISION,
     WHISPER,
     QWEN2_AUDIO,
     OMNI_AUDIO,
+    QWEN3_OMNI_AUDIO,
     VOXTRAL_ENCODER,
     PHI4_AUDIO,
     DIT,
