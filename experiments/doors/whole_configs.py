@@ -174,6 +174,7 @@ CASES: dict[str, dict[str, Any]] = {
         "vision_start_token_id": 92,
         "audio_start_token_id": 93,
     },
+    "qwen3_asr": {"text_config": {"model_type": "qwen3", **TEXT}, "audio_config": OMNI_3_HEARD},
     "qwen3_omni_moe_thinker": {
         "text_config": {**TEXT, **AXES, **EXPERTS},
         "vision_config": QWEN3_SEEN,

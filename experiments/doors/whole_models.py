@@ -159,6 +159,15 @@ def heard_by_flamingo(model: Any, clips: Items) -> Tensor:
     return torch.cat(found)
 
 
+def heard_by_asr(model: Any, clips: Items) -> Tensor:
+    """Qwen3-ASR's, of the windows of one clip; it wants whole chunks and hides what fills them up."""
+    clip = torch.cat(tuple(clips), dim=1)
+    chunk = 2 * model.config.audio_config.n_window
+    filled = nn.functional.pad(clip, (0, -clip.shape[1] % chunk))
+    is_heard = (torch.arange(filled.shape[1]) < clip.shape[1]).long()
+    return model.model.get_audio_features(filled[None], is_heard[None]).pooler_output
+
+
 def seen_by_qwen(model: Any, images: Items) -> Tensor:
     return torch.cat([qwen_features(model.model.visual, image) for image in images])
 
@@ -199,6 +208,7 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "qwen2_audio": heard_whole,
     "audioflamingo3": heard_by_flamingo,
     "voxtral": heard,
+    "qwen3_asr": heard_by_asr,
     "qwen2_5_omni_thinker": perceived_by_omni,
     "qwen3_omni_moe_thinker": perceived_by_omni,
     "llama4": seen_by_llama,

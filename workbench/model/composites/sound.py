@@ -26,7 +26,8 @@ from workbench.model.composites.composite import (
 )
 from workbench.model.composites.vision import PAGE_PX
 from workbench.model.config_fields import Config, flag, text, whole
-from workbench.model.projector import Merge, Projector, ProjectorStep
+from workbench.model.families.qwen3_omni_audio import CHUNK_TOKENS
+from workbench.model.projector import Merge, Projector, ProjectorStep, Steps
 
 
 def _qwen2_audio(config: Config) -> Parts:
@@ -216,10 +217,9 @@ def _thinker_3(config: Config) -> Parts:
     heard = {**part_config(config, "audio_config", ""), "model_type": "qwen3_omni_moe_audio_encoder"}
     check_width(config, seen, "out_hidden_size", llm, 2048)
     check_width(config, heard, "output_dim", llm, 2048, where="audio_config")
-    act = ProjectorStep(act=text(heard, "activation_function", "gelu"))
     clips = Part(
         config=heard,
-        projector=(ProjectorStep(linear=whole(heard, "d_model", 1280)), act, _OUT),
+        projector=_own_mlp(heard, 1280),
         items={"seconds": CLIP_S},
         weights={
             **AUDIO_TOWER,
@@ -229,6 +229,45 @@ def _thinker_3(config: Config) -> Parts:
     )
     pages = Part(config=seen, weights={"": "model.visual."}, items={"images": [PAGE_PX]})
     return joined(config, {VISION: pages, AUDIO: clips}, llm)
+
+
+_ASR_HEARD = {  # what Qwen3-ASR's encoder has where its configuration leaves it out
+    "encoder_layers": 24,
+    "encoder_attention_heads": 16,
+    "encoder_ffn_dim": 4096,
+    "d_model": 1024,
+}
+_ASR_TEXT = {
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
+
+
+def _qwen3_asr(config: Config) -> Parts:
+    """Qwen3-Omni's audio encoder under other names, its MLP a projector of the composite; Qwen3 behind it."""
+    llm = text_config(config, "qwen3", absent=_ASR_TEXT, ties=True)
+    named = {**_ASR_HEARD, **part_config(config, "audio_config", "")}
+    positions = whole(named, "max_position_embeddings", CHUNK_TOKENS)
+    heard = {key: value for key, value in named.items() if key != "max_position_embeddings"}
+    heard |= {"model_type": "qwen3_omni_moe_audio_encoder", "max_source_positions": positions}
+    check_width(config, heard, "output_dim", llm, 2048, where="audio_config")
+    clips = Part(
+        config=heard,
+        projector=_own_mlp(heard, 1024),
+        items={"seconds": CLIP_S},
+        weights=AUDIO_TOWER | two_linears(0, 2),
+    )
+    return joined(config, {AUDIO: clips}, llm)
+
+
+def _own_mlp(heard: Config, usual: int) -> Steps:
+    """A square matmul, the encoder's activation, a matmul to the LLM's width; `usual`: its own width."""
+    act = text(heard, "activation_function", "gelu")
+    return (ProjectorStep(linear=whole(heard, "d_model", usual)), ProjectorStep(act=act), _OUT)
 
 
 def _of_thinker(config: Config, kind: str, take_apart: Callable[[Config], Parts], vocoder: str) -> Parts:
@@ -266,6 +305,7 @@ COMPOSITES = (
         model_type="qwen2_5_omni",
         take_apart=lambda config: _of_thinker(config, "qwen2_5_omni_thinker", _thinker, "token2wav"),
     ),
+    Composite(name="Qwen3-ASR", model_type="qwen3_asr", take_apart=_qwen3_asr),
     Composite(name="Qwen3-Omni's thinker", model_type="qwen3_omni_moe_thinker", take_apart=_thinker_3),
     Composite(
         name="Qwen3-Omni",
