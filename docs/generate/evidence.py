@@ -12,24 +12,33 @@ from docs.generate.summary import summary_table
 from experiments.harness.outcome import FITTING, MetricKind, Verdict
 from experiments.harness.tally import by_paper, counts
 
-INTRO = """Every figure on this page is read out of `experiments/results/`; the scripts that wrote those
-files are named beside them. A commit that ends in `-dirty` had changes that were not committed. What ran,
-ran on two cores of a CPU, with gloo between the ranks, but for [One GPU](#one-gpu); `simulated` figures come
-from the simulator alone. [Limits](limits.md) says what is not measured, [Benchmarks](benchmarks.md) has
-figures of benches that leave no file."""
+INTRO = """Every figure on this page is read from a file in `experiments/results/`. The command that wrote
+the file stands beside it. Plans ran on two CPU cores, with gloo between the ranks, except in
+[One GPU](#one-gpu). Figures marked *simulated* come from the simulator alone. A commit that ends in `-dirty`
+had uncommitted changes.
 
-FIDELITY = """All are predicted, and the predictions written with the plans' hashes, before the first of
-them runs. tau is Kendall's, over pairs of plans of a job; in brackets over pairs that runs can tell apart.
-Regret is what the plan predicted fastest loses to the fastest."""
+[Limits](limits.md) lists what is not measured. [Benchmarks](benchmarks.md) has results that leave no file."""
 
-PAPERS = """`workbench reproduce all` reruns these and prints the paper's number beside ours. A row is `ok`
-within a tolerance that was fixed before anything was compared, and `OFF` outside it. Where a paper leaves
-settings open, ours is a range over named ones: `ok at default` means that the likeliest is within the
-tolerance, `in range` that two settings at most a factor of two apart enclose the printed number,
-`undetermined` that they lie further apart, so that nothing is decided. `refuted`: a bound out of the paper's
-own numbers, which the script computes, excludes the printed one. A claim is who wins or where lines cross.
-Nothing is filled in from a paper. Only rows by our own models are reproductions; the kinds of evidence are
-counted apart."""
+FIDELITY = """All predictions are written, with the hashes of the plans, before the first plan runs.
+
+- *Spread*: (slowest - fastest) / median of the steps of one plan; the median over plans.
+- *tau*: Kendall's rank correlation of predicted and measured times over pairs of plans of one job; in
+  parentheses, over the pairs that the runs can tell apart.
+- *Regret*: how much slower the plan predicted to be fastest is than the fastest plan."""
+
+PAPERS = """`workbench reproduce all` reruns these scripts and prints the paper's number beside ours.
+Tolerances were fixed before anything was compared, and no number of ours is filled in from a paper. Where a
+paper leaves settings open, our number is a range over named settings. The verdicts:
+
+- `ok`: within the tolerance.
+- `ok at default`: within the tolerance at the likeliest of the open settings.
+- `in range`: results of two open settings enclose the printed number and differ by at most a factor of two.
+- `undetermined`: the results differ by more, so nothing is decided.
+- `refuted`: a bound that the script computes from the paper's own numbers excludes the printed one.
+- `OFF`: anything else.
+
+A claim is a statement about which method wins or where curves cross. Only rows from our own models are
+reproductions, so the tables count the kinds of evidence separately."""
 
 
 def evidence_page() -> str:
@@ -37,23 +46,23 @@ def evidence_page() -> str:
     return page(
         "Evidence",
         INTRO,
-        "## In short",
+        "## Summary",
         summary_table(),
-        "## Predictions held against runs",
+        "## Predicted and measured step times",
         *_fidelity(),
         "## One GPU",
         *gpu_section(),
-        "## Plans that must not run",
+        "## Invalid plans",
         *_mutants(),
         "## Nodes that die",
         *_chaos(),
-        "## Hostile input, faults and long runs",
+        "## Fuzzing, fault injection and soak tests",
         *hostile_section(),
         "## Data from another process",
         *_preprocess(),
         "## Attention",
         *_attention(),
-        "## Samples that differ",
+        "## Grouping of samples",
         *_grouping(),
         "## Joint search",
         *joint_search_section(),
@@ -64,11 +73,11 @@ def evidence_page() -> str:
 
 
 _PART_NAMES = {
-    "clean": "one rank to a core",
-    "context": "ranks that share tokens (context parallelism)",
-    "divided": "ranks that divide weights (tensor, sequence, expert parallelism, FSDP)",
+    "clean": "one core for each rank",
+    "context": "context parallelism (ranks split tokens)",
+    "divided": "tensor, sequence and expert parallelism, FSDP (ranks split weights)",
     "crowded": "more ranks than cores",
-    "emulated": "up to 8 ranks, emulated",
+    "emulated": "up to 8 ranks, emulated on one device",
 }
 
 
@@ -77,15 +86,14 @@ def _fidelity() -> Iterator[str]:
     memory = suite["memory"]
     yield f"{code(suite['command'])}, {made(suite)}, {suite['device']}: {suite['num_plans']} plans."
     yield FIDELITY
-    headers = ("plans", "number", "mean abs. error", "mean error", "worst", "spread of runs", "tau", "regret")
+    headers = ("plans of", "plans", "mean error", "mean signed error", "worst", "spread", "tau", "regret")
     yield table(headers, (_part_row(name, part) for name, part in suite["parts"].items()))
     yield one_line(
-        f"""Peak memory of {memory["num_ranks"]} ranks: {percent(memory["mean_abs_error"])} off in the mean,
-        worst {percent(memory["worst_abs_error"])}; {memory["num_exceeded"]} ranks held more than
-        predicted."""
+        f"""Peak memory of {memory["num_ranks"]} ranks: mean error {percent(memory["mean_abs_error"])}, worst
+        {percent(memory["worst_abs_error"])}; {memory["num_exceeded"]} ranks used more than predicted."""
     )
     goals = ((goal, "holds" if holds else "MISSED") for goal, holds in suite["goals"].items())
-    yield table(("goal, set before", ""), goals)
+    yield table(("goal, set before the runs", "result"), goals)
 
 
 def _part_row(name: str, part: dict[str, Any]) -> tuple[object, ...]:
@@ -105,27 +113,32 @@ def _part_row(name: str, part: dict[str, Any]) -> tuple[object, ...]:
 def _mutants() -> Iterator[str]:
     found = result("fidelity_mutants")
     yield one_line(
-        f"""{code("python -m experiments.fidelity.mutants --count 10000")}: one thing is changed in one of
-        {found["num_plans"]} valid plans, and the check's answer is held against a judge of its own,
-        which pushes numbers through the plan."""
+        f"""{code("python -m experiments.fidelity.mutants --count 10000")} makes one change to one of
+        {found["num_plans"]} valid plans. The verdict of the plan check is compared with an independent judge
+        that computes the step on sample numbers and shares no code with the check."""
     )
-    yield table(("answer: meaning", "mutants"), found["by_verdict"].items())
-    yield one_line(
-        f"""`other` computes something else, `same` does not. The {found["rows_of_other_meaning"]} accepted
-        ones with another meaning are edits of the lowered rows, which no file can hold and which are
-        judged for deadlock alone. Of {found["num_accepted"]:,} accepted mutants
-        {found["false_accepts"]} should have been refused; {found["false_rejects"]} were refused though
-        they would compute the same. {found["accepted_run"]} accepted ones were run,
-        {len(found["accepted_that_failed"])} failed; of {found["deadlocks_run"]} said to deadlock
-        {len(found["deadlocks_that_ran"])} ran to its end, with another loss."""
+    yield "`same`: the changed plan computes the same as before. `other`: it computes something else."
+    yield table(("verdict: effect of the change", "mutants"), found["by_verdict"].items())
+    yield "\n".join(
+        (
+            f"- Of {found['num_accepted']:,} accepted mutants, {found['false_accepts']} should be refused.",
+            f"- {found['false_rejects']} mutants were refused although they compute the same.",
+            f"- The {found['rows_of_other_meaning']} accepted as `other` are changes to lowered messages, "
+            "which no plan file can contain. They are checked for deadlock alone.",
+            f"- {found['accepted_run']} accepted mutants were run: {len(found['accepted_that_failed'])} "
+            f"failed. {found['deadlocks_run']} mutants refused for deadlock were run: "
+            f"{len(found['deadlocks_that_ran'])} finished.",
+        )
     )
 
 
 def _chaos() -> Iterator[str]:
     runs = [result("oobleck_chaos"), result("oobleck_chaos_sharded")]
-    yield "Nodes are killed with SIGKILL while they train; an undisturbed run says what the losses must be."
-    rows = [(code(key), *(shape.format(run["ours"][key]) for run in runs)) for key, shape in _CHAOS.items()]
-    yield table(("", "whole weights on every node", "sharded parameters"), rows)
+    yield "Nodes are killed with SIGKILL in training. Losses are compared with those of an undisturbed run."
+    rows = [
+        (what, *(shape.format(run["ours"][key]) for run in runs)) for key, (what, shape) in _CHAOS.items()
+    ]
+    yield table(("", "unsharded weights", "sharded parameters"), rows)
     yield "; ".join(f"{code(run['command'])}, {made(run)}" for run in runs) + "."
     saved = result("disttrain_checkpoints")
     claims = " ".join(claim["text"] for claim in saved["claims"]).rstrip(";")
@@ -133,31 +146,32 @@ def _chaos() -> Iterator[str]:
 
 
 _CHAOS = {
-    "kills": "{:.0f}",
-    "recoveries": "{:.0f}",
-    "recoveries_of_several_nodes": "{:.0f}",
-    "joined": "{:.0f}",
-    "steps": "{:.0f}",
-    "worst_loss_difference": "{:.1e}",
-    "recovery_p50_s": "{:.2f}",
-    "recovery_p95_s": "{:.2f}",
-    "planning_p50_s": "{:.3f}",
+    "kills": ("nodes killed", "{:.0f}"),
+    "recoveries": ("recoveries", "{:.0f}"),
+    "recoveries_of_several_nodes": ("recoveries from several lost nodes", "{:.0f}"),
+    "joined": ("nodes joined", "{:.0f}"),
+    "steps": ("steps", "{:.0f}"),
+    "worst_loss_difference": ("largest loss difference", "{:.1e}"),
+    "recovery_p50_s": ("recovery, median", "{:.2f} s"),
+    "recovery_p95_s": ("recovery, 95th percentile", "{:.2f} s"),
+    "planning_p50_s": ("planning, median", "{:.3f} s"),
 }
 
 
 def _preprocess() -> Iterator[str]:
     found, chaos = result("bench_preprocess"), result("bench_preprocess")["chaos"]
     yield one_line(
-        f"""{code("python -m experiments.bench.preprocess")}, {made(found)}, {found["device"]}. Milliseconds
-        that a trainer waits for its batch; `starved`: the step is shorter than the decode."""
+        f"""{code("python -m experiments.bench.preprocess")}, {made(found)}, {found["device"]}:
+        milliseconds that a trainer waits for its batch. Colocated: the trainer decodes the images itself.
+        Disaggregated: a preprocessing server does. Starved: the step is shorter than the decode."""
     )
     headers = (
         "images x pixels",
-        "decodes itself, p50",
-        "predicted",
+        "colocated, p50",
+        "predicted p50",
         "p99",
-        "is served, p50",
-        "predicted",
+        "disaggregated, p50",
+        "predicted p50",
         "p99",
     )
     keys = [
@@ -168,17 +182,21 @@ def _preprocess() -> Iterator[str]:
     cells = ((cell, *(f"{found[part][cell][key]:.1f}" for part, key in keys)) for cell in found["executed"])
     yield table(headers, cells)
     claims = ((text, "holds" if holds else "does not hold") for text, holds in found["claims"].items())
-    yield table(("claim", ""), claims)
+    yield table(("claim", "result"), claims)
     yield one_line(
-        f"""With {chaos["producers_killed"]} producers, {chaos["trainers_killed"]} trainers and
-        {chaos["servers_killed"]} servers killed in {chaos["iterations"]:,} iterations, every one of
+        f"""Fault injection: {chaos["producers_killed"]} producers, {chaos["trainers_killed"]} trainers and
+        {chaos["servers_killed"]} servers were killed in {chaos["iterations"]:,} iterations. Every one of
         {chaos["examples"]:,} examples was seen exactly once:
         {"yes" if chaos["exactly_once"] else "no"}."""
     )
 
 
 def _attention() -> Iterator[str]:
-    yield "Work of the busiest context-parallel rank over the mean (`python -m experiments.bench.attention`):"
+    yield one_line(
+        """Load imbalance of context parallelism by token distribution: work of the busiest rank over the mean
+        (`python -m experiments.bench.attention`). Cornstarch's masks: EP has the encoders' tokens before the
+        text, EE has them among the text, MP packs sequences of both kinds."""
+    )
     masks = result("bench_attention")["max_over_mean"]
     cases = [(mask, length) for mask, lengths in masks.items() for length in lengths]
     policies = list(masks[cases[0][0]][cases[0][1]])
@@ -188,12 +206,13 @@ def _attention() -> Iterator[str]:
     yield table(("policy", *(f"{mask} {length}" for mask, length in cases)), rows)
     compiled = result("bench_kernel_compile")
     yield one_line(
-        f"""What the compiler makes of the kernels for Hopper (`python -m experiments.bench.kernel_compile`,
-        {made(compiled)}, Triton {compiled["versions"]["triton"]}); [One GPU](#one-gpu) has their speed:"""
+        f"""Code that Triton generates for the kernels on Hopper
+        (`python -m experiments.bench.kernel_compile`, {made(compiled)}, Triton
+        {compiled["versions"]["triton"]}). For their speed see [One GPU](#one-gpu)."""
     )
     keys = [key for key in compiled if key.startswith(("forward_", "backward_"))]
     yield table(
-        ("figure", "", "goal"), ((code(key), compiled[key], compiled["verdicts"][key]) for key in keys)
+        ("figure", "value", "goal"), ((code(key), compiled[key], compiled["verdicts"][key]) for key in keys)
     )
 
 
@@ -211,16 +230,16 @@ _CORPORA = ("SynthChartNet", "LLaVA-150k", "ChartQA", "CocoQA")
 def _grouping() -> Iterator[str]:
     found, executed = result("entrain_figure4_12"), result("entrain_executed")
     yield one_line(
-        f"""{code(found["command"])}, {made(found)}, simulated: batches of 512 samples of four corpora,
-        Llama 3.2 3B with a vision encoder, A40 profile. How many times as fast a step is as with
-        another way to group samples."""
+        f"""{code(found["command"])}, {made(found)}, simulated: speedup of our grouping of samples over
+        other methods. Batches of 512 samples of four corpora, Llama 3.2 3B with a vision encoder, A40
+        profile."""
     )
     yield table(
         ("", *_CORPORA), (row for ours in ("entrain-graded", "entrain") for row in _ratios(found, ours))
     )
     yield one_line(
-        f"""{code(executed["command"])}, {made(executed)}, {executed["device"]}: two ranks,
-        {executed["rounds"]} rounds, predicted before; over random orders:"""
+        f"""{code(executed["command"])}, {made(executed)}, {executed["device"]}, two
+        ranks, {executed["rounds"]} rounds: speedup over random orders, predicted before the runs."""
     )
     headers = ("", "predicted", "executed", "95 % interval")
     yield table(headers, (_executed_row(name, plan) for name, plan in executed["plans"].items()))
@@ -242,23 +261,25 @@ def _executed_row(name: str, plan: Mapping[str, Any]) -> tuple[str, ...]:
 def _papers() -> Iterator[str]:
     records = judged()
     yield table(_COUNTED, (_counts_row(paper, counts(found)) for paper, found in by_paper(records).items()))
-    yield "Rows by what they rest on, of all papers:"
+    yield "All papers, rows by kind of evidence:"
     verdicts = [verdict for verdict in Verdict if verdict is not Verdict.MISSING]
     found = counts(records)
     yield table(
         ("evidence", *verdicts),
         ((kind, *(rows.get(v, 0) for v in verdicts)) for kind, rows in found["by_evidence"].items()),
     )
-    yield "Claims by what they are about:"
-    yield table(("about", "hold", "fail"), ((a, c["hold"], c["fail"]) for a, c in found["claims"].items()))
+    yield "All papers, claims by subject:"
+    yield table(
+        ("claims about", "hold", "fail"), ((a, c["hold"], c["fail"]) for a, c in found["claims"].items())
+    )
     yield table(("script", "verdict", *verdicts, "claims hold", "fail", "made"), map(_paper_row, records))
 
 
 _COUNTED = (
     "paper",
-    "rows it determines",
+    "determined rows",
     "within tolerance",
-    "of these by our models",
+    "of these, by our models",
     "undetermined",
     "refuted",
 )

@@ -9,16 +9,16 @@ from docs.generate.results import percent
 from experiments.gpu_day.report import STORED, report
 
 COMMAND = "python -m experiments.gpu_day.report"
-RIVALS = {"FLEX": "FlexAttention", "CUDNN": "cuDNN", "FLASH": "flash"}
+RIVALS = {"FLEX": "FlexAttention", "CUDNN": "cuDNN", "FLASH": "SDPA flash"}
 OURS = "OURS"
 GOALS = {  # key -> (what, limit, whether it is the most)
-    "flex_forward_min": ("FlexAttention's time over ours, forward, least of EP, EE, MP", 1.2, False),
-    "flex_backward_min": ("the same, backward", 1.25, False),
-    "cudnn_causal_min": ("cuDNN's time over ours on causal, least of both passes", 0.75, False),
-    "mean_error": ("predicted plans, mean error", 0.03, True),
-    "worst_error": ("predicted plans, worst error", 0.08, True),
-    "tau": ("their order, Kendall's tau over pairs that runs tell apart", 0.95, False),
-    "memory_error": ("peak memory of plans of one rank, worst error", 0.02, True),
+    "flex_forward_min": ("forward: least speedup over FlexAttention on EP, EE, MP", 1.2, False),
+    "flex_backward_min": ("backward: the same", 1.25, False),
+    "cudnn_causal_min": ("forward and backward: least speedup over cuDNN on causal", 0.75, False),
+    "mean_error": ("predicted step times, mean error", 0.03, True),
+    "worst_error": ("predicted step times, worst error", 0.08, True),
+    "tau": ("order of plans: Kendall's tau over pairs that runs can tell apart", 0.95, False),
+    "memory_error": ("predicted peak memory of one rank, worst error", 0.02, True),
 }
 
 
@@ -28,7 +28,7 @@ def _report() -> dict[str, Any]:
 
 
 def gpu_in_short() -> Iterator[tuple[str, str, str]]:
-    """Rows of the summary: (what, command, figures)."""
+    """Rows of the summary: (what was tested, result, command)."""
     found = _report()
     device, run = found["device"], code(COMMAND)
     correct = found["parts"]["correctness"]
@@ -36,30 +36,31 @@ def gpu_in_short() -> Iterator[tuple[str, str, str]]:
         (who, way): _range(found["kernels"], who, way) for who in RIVALS for way in ("forward", "backward")
     }
     yield (
-        f"attention kernels on an {device}, bf16, heads of 128",
+        f"**Attention kernels** on an {device} (bf16, head dimension 128)",
+        f"error at most twice PyTorch's in {correct['rows'] - correct['failed']} of {correct['rows']} cases; "
+        f"speed over FlexAttention (causal and multimodal masks, 16k and 64k tokens): forward "
+        f"{ranges['FLEX', 'forward']}x, backward {ranges['FLEX', 'backward']}x; over cuDNN (causal): forward "
+        f"{ranges['CUDNN', 'forward']}x, backward {ranges['CUDNN', 'backward']}x",
         run,
-        f"{correct['rows'] - correct['failed']} of {correct['rows']} cases within twice torch's error "
-        f"against float64; times of FlexAttention over ours on causal, EP, EE, MP at 16k and 64k: "
-        f"{ranges['FLEX', 'forward']} forward, {ranges['FLEX', 'backward']} backward; of cuDNN on causal "
-        f"{ranges['CUDNN', 'forward']} and {ranges['CUDNN', 'backward']}",
     )
     yield (
-        "peak memory on it, predicted",
+        "**Peak memory on this GPU**, predicted before the run",
+        f"worst error {percent(found['memory_error'], 2)} over {len(found['memory'])} plans of "
+        "SigLIP-so400m, Whisper-large-v3 and Llama-3.2-1B on one rank",
         run,
-        f"{len(found['memory'])} plans of SigLIP-so400m, Whisper-large-v3 and Llama-3.2-1B on one rank: "
-        f"at most {percent(found['memory_error'], 2)} off",
     )
     yield (
-        "steps on it, predicted before, all ranks played by one GPU",
+        "**Step time on this GPU**, predicted before the run; one GPU executes all ranks in turn",
+        f"mean error {percent(found['mean_error'])}, worst {percent(found['worst_error'])} over "
+        f"{found['plans_judged']} plans of these models; steps of one plan vary by up to "
+        f"{percent(max(plan['spread'] for plan in found['plans']), 0)}; order of plans: Kendall's tau "
+        f"{found['tau']:.2f}",
         run,
-        f"{found['plans_judged']} plans of the same: {percent(found['mean_error'])} off in the mean, worst "
-        f"{percent(found['worst_error'])}, where steps of one plan spread by up to "
-        f"{percent(max(plan['spread'] for plan in found['plans']), 0)}; tau {found['tau']:.2f}",
     )
     yield (
-        "NCCL between GPUs, overlap of passes with communication",
+        "**Several GPUs**: NCCL, overlap of computation and communication",
+        "not measured: needs more than one GPU",
         code("python -m experiments.gpu_day"),
-        ("not measured: needs more than one GPU"),
     )
 
 
@@ -74,24 +75,27 @@ def gpu_section() -> Iterator[str]:
     versions = found["versions"]
     yield one_line(
         f"""{code(COMMAND)}, {found["dates"][1]}, {found["device"]}, torch {versions["torch"]}, Triton
-        {versions["triton"]}; raw rows lie in `experiments/results/gpu_day/h100`, which says of each file what
-        commit measured it."""
+        {versions["triton"]}. The raw rows and the commit that measured each file are in
+        `experiments/results/gpu_day/h100`."""
     )
     yield table(
-        ("goal, set before", "must be", "is", ""),
+        ("goal, set before the runs", "target", "measured", "result"),
         (_goal(found[key], *goal) for key, goal in GOALS.items()),
     )
     yield one_line(
-        """Seconds of kernels are medians of turns, with the L2 cache flushed before each; a ratio is the
-        rival's time over that of our kernels. A backward counts 2.5 forwards of FLOP."""
+        """**Attention kernels.** Times are medians; the L2 cache is flushed before each run. The last columns
+        are our speedup: the other kernel's time over ours. A backward pass counts as 2.5 forward passes of
+        FLOP. [Attention](#attention) explains EP, EE and MP."""
     )
-    yield table(("mask", "pass", "ours", *RIVALS.values()), _kernel_rows(found["kernels"]))
+    rivals = (f"over {name}" for name in RIVALS.values())
+    yield table(("mask, tokens", "pass", "ours", *rivals), _kernel_rows(found["kernels"]))
     yield one_line(
-        """Plans are of eight samples with 1,024 text tokens, an image and 30 s of sound each. Numbers at the
-        end of a name are samples of each microbatch."""
+        """**Step times.** One GPU executes all ranks in turn, and the step is composed of their times. A
+        batch is eight samples, each with 1,024 text tokens, an image and 30 s of audio. The numbers at the
+        end of a plan's name are the samples of each microbatch."""
     )
     yield table(
-        ("plan", "predicted", "executed", "error", "steps spread by"),
+        ("plan", "predicted", "executed", "error", "spread of steps"),
         (
             (
                 plan["plan"],
@@ -103,9 +107,9 @@ def gpu_section() -> Iterator[str]:
             for plan in found["plans"]
         ),
     )
-    yield "What the shipped profile of an H100 says of rows that were not there when it was made:"
+    yield "**Shipped H100 profile** against measurements made after it:"
     yield table(
-        ("", "rows", "mean error", "worst"),
+        ("kernels", "rows", "mean error", "worst"),
         (
             (row["what"], row["count"], percent(row["mean_error"]), percent(row["worst_error"]))
             for row in found["unseen"]

@@ -20,23 +20,23 @@ def hostile_section() -> Iterator[str]:
 
 
 def hostile_in_short() -> Iterator[tuple[str, str, str]]:
-    """Rows of the summary: (what, command, figures)."""
+    """Rows of the summary: (what was tested, result, command)."""
     fuzz, chaos, soak = result("fuzz"), result("chaos"), result("soak")
     yield (
-        "every input and message changed at random ends in one clear line",
+        "**Fuzzing**: damaged files and messages give one clear error line",
+        f"{fuzz['inputs']:,} inputs, {sum(fuzz[key] for key in FOUND)} failures",
         code("python -m experiments.fuzz"),
-        f"{fuzz['inputs']:,} inputs, {sum(fuzz[key] for key in FOUND)} that did not",
     )
     yield (
-        "faults of processes, disks, clocks and wires cost no step and leave nothing behind",
+        "**Fault injection**: killed processes, full disks, clock jumps, lost messages",
+        f"{chaos['clean']} of {chaos['rounds']} rounds lose no step and leave nothing behind; median "
+        f"recovery {chaos['recovery_p50_s']:.1f} s",
         code("python -m experiments.chaos"),
-        f"{chaos['clean']} of {chaos['rounds']} rounds clean, "
-        f"median recovery {chaos['recovery_p50_s']:.1f} s",
     )
     yield (
-        "long runs hold what they held",
+        "**Soak test**: memory, file descriptors and threads of every process",
+        f"{len(soak['growth'])} series, {len(soak['leaks'])} leaks",
         code("python -m experiments.soak"),
-        f"{len(soak['growth'])} series of memory, descriptors and threads, {len(soak['leaks'])} that grow",
     )
 
 
@@ -46,9 +46,10 @@ def _fuzz(record: Record) -> Iterator[str]:
     shares = [row["first_parse_share"] for row in targets]
     yield one_line(
         f"""{code("python -m experiments.fuzz --count 125000")} (commits {", ".join(map(code, commits))};
-        {record["seconds"] / 60:.0f} minutes on two cores that others used, too): {record["inputs"]:,} inputs
-        for {len(shares)} readers and kinds of messages, at least {min(row["inputs"] for row in targets):,}
-        each, of which at least {100 * min(shares):.0f} % pass the first parse."""
+        {record["seconds"] / 60:.0f} minutes on two cores shared with other programs): {record["inputs"]:,}
+        damaged inputs for {len(shares)} file readers and message types, at least
+        {min(row["inputs"] for row in targets):,} each. At least {100 * min(shares):.0f} % of them pass the
+        first parse. Failures:"""
     )
     yield table([key.replace("_", " ") for key in FOUND], [[record[key] for key in FOUND]])
 
@@ -58,10 +59,10 @@ def _chaos(record: Record) -> Iterator[str]:
     commits = ", ".join(map(code, record["commits"]))
     yield one_line(
         f"""{code("python -m experiments.chaos")} ({record["date"]}, commits {commits}, seed {asked["seed"]},
-        {asked["device"]}): {record["rounds"]} rounds of a random component, fault and instant,
-        {record["clean"]} of them clean. Recovery, a new start included: median
-        {record["recovery_p50_s"]:.2f} s, 95th percentile {record["recovery_p95_s"]:.2f} s. A process that is
-        stopped was noticed after {record["noticed_max_s"]:.2f} s at most."""
+        {asked["device"]}): {record["rounds"]} rounds, each with a random component, fault and
+        time; {record["clean"]} without a failure. Recovery, including a restart, takes
+        {record["recovery_p50_s"]:.2f} s (median; 95th percentile {record["recovery_p95_s"]:.2f} s). Stopped
+        processes were detected within {record["noticed_max_s"]:.2f} s. Failures:"""
     )
     yield table([key.replace("_", " ") for key in AGAINST], [[record[key] for key in AGAINST]])
     yield f"Rounds by component: {_counts(record['components'])}. By fault: {_counts(record['faults'])}."
@@ -74,22 +75,23 @@ def _counts(counts: Mapping[str, int]) -> str:
 def _soak(record: Record) -> Iterator[str]:
     yield one_line(
         f"""{code("python -m experiments.soak")} ({made(dict(record))}, {record["device"]}): 2,000 steps of a
-        run with saves, 2,000 of elastic training and 20,000 requests of the preprocessing service, sampled
-        100 times each. Growth of resident memory per {record["per"]:,} steps or requests with its 95 %
-        interval, and what it grows from; descriptors and threads that grow: {_growing(record) or "none"}."""
+        run with checkpoints, 2,000 of elastic training and 20,000 requests to the preprocessing service,
+        each sampled 100 times. The table shows the growth of resident memory per {record["per"]:,} steps or
+        requests, with its 95 % interval. Processes whose file descriptors or threads grow:
+        {_growing(record) or "none"}."""
     )
     rows = (
         (name.removesuffix("/rss_bytes"), *_of_memory(row), "yes" if row["is_flat"] else "NO")
         for name, row in record["growth"].items()
         if name.endswith("/rss_bytes")
     )
-    yield table(("process", "kB per 1,000", "interval", "of MB", "flat"), rows)
+    yield table(("process", "growth, kB per 1,000", "95 % interval", "memory, MB", "flat"), rows)
     yield one_line(
-        """Flat: the interval reaches zero, or less than 0.2 % of what is held. Private memory of forked
-        processes grows while they write to pages that they had shared with their parent, which their resident
-        memory counts already; it falls while a save is written by a fork that shares them again."""
+        """Flat: the interval includes zero, or growth is below 0.2 % of the memory. Private memory of a
+        forked process may grow while its resident memory is flat, as it copies pages that it shared with its
+        parent; this is not counted as a leak."""
     )
-    yield f'<img src="../{PLOT.relative_to(ROOT)}" alt="what processes hold over steps and requests">'
+    yield f'<img src="../{PLOT.relative_to(ROOT)}" alt="memory, descriptors and threads over time">'
 
 
 def _growing(record: Record) -> str:

@@ -20,25 +20,25 @@ def joint_search_section() -> Iterator[str]:
             "GPUs",
             "best single strategy",
             "its value",
-            "joint",
+            "joint search",
             "gain",
-            "joint, longer",
+            "joint search, longer",
             "gain",
             "gap",
         ),
         (_row(name, row, record["longer"][name]) for name, row in record["jobs"].items()),
     )
     yield one_line(
-        f"""Seconds of a step, dollars a sample, or seconds a sample that counts. Never worse:
-        {_yes(record["never_worse"])} with the same time, {_yes(record["longer_overall"]["never_worse"])} with
-        more. Geometric mean of the gains {record["geomean_gain"]:.3f} and
-        {record["longer_overall"]["geomean_gain"]:.3f}; the goal was 1.15. By their lower bounds no plans gain
-        more than {record["most_geomean_gain"]:.3f}."""
+        f"""Values are seconds per step, dollars per sample, or seconds per sample of useful work (goodput).
+        The gap is the distance to a lower bound. Never worse: {_yes(record["never_worse"])} with the same
+        time, {_yes(record["longer_overall"]["never_worse"])} with more. Geometric mean of the gains:
+        {record["geomean_gain"]:.3f} and {record["longer_overall"]["geomean_gain"]:.3f}; the goal was 1.15,
+        and the lower bounds allow at most {record["most_geomean_gain"]:.3f}."""
     )
     yield _aware(record) if "aware" in record else _missing("aware")
     if "spaces" in record:
         yield table(
-            ("space, listed whole", "plans", "optimum", "found", "regret", "candidates"),
+            ("space, enumerated", "plans", "optimum", "found", "regret", "candidates"),
             (_space_row(name, row) for name, row in record["spaces"].items()),
         )
     else:
@@ -58,8 +58,8 @@ def _missing(part: str) -> str:
 def _ablation(jobs: Record) -> Iterator[str]:
     heads = list(next(iter(jobs.values()))["gains"])
     yield one_line(
-        """What one question alone gives over the best start of the joint search, the others as that start
-        answers them, then all together:"""
+        """Ablation: gain over the best starting plan of the joint search when one dimension is searched and
+        the others stay as they are; last, all dimensions together."""
     )
     yield table(
         ("job", "from", *heads),
@@ -72,10 +72,10 @@ def _ablation(jobs: Record) -> Iterator[str]:
 
 def _speed(record: Record) -> str:
     return one_line(
-        f"""Candidates a second of one core, each lowered, priced, held against memory and swept:
-        {record["candidates_per_s_24"]:.0f} on 24 GPUs (goal 200), {record["candidates_per_s_1296"]:.1f} on
-        1,296 (goal 5). A search on {record["speed_searches"]["10000"]["gpus"]:,} GPUs with two workers took
-        {record["seconds_10000"]:.0f} s and ended at a gap of
+        f"""Speed: {record["candidates_per_s_24"]:.0f} candidates per second and core on 24 GPUs (goal 200),
+        {record["candidates_per_s_1296"]:.1f} on 1,296 GPUs (goal 5). Each is lowered, priced, checked for
+        memory and simulated. A search on {record["speed_searches"]["10000"]["gpus"]:,} GPUs with two workers
+        took {record["seconds_10000"]:.0f} s and ended with a gap of
         {percent(record["speed_searches"]["10000"]["gap"])}."""
     )
 
@@ -86,10 +86,10 @@ def _intro(record: Record) -> str:
     dates = {each["date"][:10] for part in record["made"].values() for each in part.values()}
     told = f"{', '.join(sorted(dates))}, commits {', '.join(map(code, sorted(commits)))}"
     return one_line(
-        f"""{code(record["command"])} ({told}; {record["device"]}). Every registered strategy searches what
-        its own paper searches, with layouts left open, for {record["budget_s"]:g} CPU seconds, on the same
-        devices and by the same simulator; the joint search has {record["budget_s"]:g} in all, and in the last
-        three columns about {longer["seconds"]:.0f}, which is less than all strategies together."""
+        f"""{code(record["command"])} ({told}; {record["device"]}). Every registered strategy searches the
+        space of its own paper for {record["budget_s"]:g} CPU seconds, with open layouts, on the same devices
+        and with the same simulator. The joint search has {record["budget_s"]:g} CPU seconds in all. In the
+        last three columns it has about {longer["seconds"]:.0f}, less than all strategies together."""
     )
 
 
@@ -124,18 +124,18 @@ def _aware(record: Record) -> str:
     planned = [row for row in rows if row["cornstarch"] is not None]
     faster = sum(row["cornstarch"] < row["cornstarch-frozen-unaware"] for row in planned)
     return one_line(
-        f"""With the simulator as judge, as `workbench search` has it, `cornstarch` is never slower than
-        `cornstarch-frozen-unaware`: {_yes(record["cornstarch_never_slower_than_unaware"])}; faster on
-        {faster} of {len(planned)} jobs that it can plan."""
+        f"""With the simulator as judge, as in `workbench search`, `cornstarch` is never slower than
+        `cornstarch-frozen-unaware`: {_yes(record["cornstarch_never_slower_than_unaware"])}. It is faster on
+        {faster} of the {len(planned)} jobs that it can plan."""
     )
 
 
 def _executed(record: Record) -> Iterator[str]:
     parts: Record = record["parts"]
     yield one_line(
-        f"""Executed on this machine, all predictions written before ({code(record["command"])},
-        {made(record)}, {record["device"]}): steps of the best single strategy's plan over those of the joint
-        search's, medians over {record["rounds"]} rounds, with the 95 % interval of the bootstrap."""
+        f"""Executed ({code(record["command"])}, {made(record)}, {record["device"]}), with all predictions
+        written before the first run. A gain is the step time of the best single strategy's plan over that of
+        the joint search's plan: medians over {record["rounds"]} rounds, with bootstrap intervals."""
     )
     yield table(
         (

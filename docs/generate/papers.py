@@ -47,12 +47,12 @@ def paper_page(paper: str) -> str:
     records = by_paper(judged())[paper]
     return page(
         TITLES[paper],
-        f"{PAPERS[paper]}. {code(f'workbench reproduce {paper}')} makes the results again, "
-        f"{code('python -m docs.generate')} this page out of them. "
-        "[What verdicts and kinds of evidence mean](../guides/reproduce-papers.md).",
-        "## In short",
+        f"{PAPERS[paper]}. {code(f'workbench reproduce {paper}')} reruns the scripts, "
+        f"{code('python -m docs.generate')} makes this page from their results. "
+        "[Verdicts and kinds of evidence](../guides/reproduce-papers.md) are defined in the guide.",
+        "## Summary",
         *_in_short(counts(records)),
-        "## What does not hold, and why",
+        "## Deviations and their causes",
         *_failures(records),
         *(block for record in records for block in _script(record)),
     )
@@ -61,8 +61,8 @@ def paper_page(paper: str) -> str:
 def _in_short(found: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"{found['determined_ok']} of the {found['determined']} numbers that the paper determines are within "
-        f"tolerance; {found['rows'][Verdict.UNDETERMINED]} are not determined, "
-        f"{found['rows'][Verdict.REFUTED]} refuted."
+        f"tolerance. {found['rows'][Verdict.UNDETERMINED]} more depend on settings that the paper does not "
+        f"state; {found['rows'][Verdict.REFUTED]} are refuted by its other numbers."
     )
     verdicts = [verdict for verdict in Verdict if found["rows"][verdict]]
     if verdicts:
@@ -85,7 +85,7 @@ def _failures(records: Sequence[Record]) -> Iterator[str]:
                 reasons.setdefault((row["verdict"], reason), []).append(name)
     if reasons:
         yield table(
-            ("verdict", "why", "rows", "such as"),
+            ("verdict", "cause", "rows", "example"),
             ((verdict, why, len(rows), rows[0]) for (verdict, why), rows in sorted(reasons.items())),
         )
     failed = [
@@ -95,7 +95,7 @@ def _failures(records: Sequence[Record]) -> Iterator[str]:
         if not claim["holds"]
     ]
     if failed:
-        yield "Claims that do not hold here:\n\n" + "\n".join(failed)
+        yield "Claims that do not hold:\n\n" + "\n".join(failed)
 
 
 def _reason(row: Record) -> str:
@@ -120,7 +120,7 @@ def _script(record: Record) -> Iterator[str]:
         if title in ("Differs", "Fitted", "Beside"):
             yield f"{title}: {one_line(text.replace('|', '&#124;'))}"
     for plot in sorted(PLOTS.glob(f"{name}.png")):
-        yield f'<img src="../../{plot.relative_to(ROOT)}" alt="{name}: ours beside the paper\'s numbers">'
+        yield f'<img src="../../{plot.relative_to(ROOT)}" alt="{name}: our numbers and the paper\'s">'
     held = [
         f"- holds ({claim['about']}): {_sentence(claim['text'])}"
         for claim in record["claims"]
