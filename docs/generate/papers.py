@@ -59,10 +59,12 @@ def paper_page(paper: str) -> str:
 
 
 def _in_short(found: Mapping[str, Any]) -> Iterator[str]:
+    open_rows, refuted = (found["rows"][verdict] for verdict in (Verdict.UNDETERMINED, Verdict.REFUTED))
     yield (
         f"{found['determined_ok']} of the {found['determined']} numbers that the paper determines are within "
-        f"tolerance. {found['rows'][Verdict.UNDETERMINED]} more depend on settings that the paper does not "
-        f"state; {found['rows'][Verdict.REFUTED]} are refuted by its other numbers."
+        "tolerance."
+        + (f" {open_rows} more depend on settings that the paper does not state." if open_rows else "")
+        + (f" {refuted} more are refuted by the paper's other numbers." if refuted else "")
     )
     verdicts = [verdict for verdict in Verdict if found["rows"][verdict]]
     if verdicts:

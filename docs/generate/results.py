@@ -39,6 +39,6 @@ def percent(share: float, digits: int = 1) -> str:
 
 def made(record: Mapping[str, Any]) -> str:
     """Date and commit of a result, as far as it says."""
-    date = str(record["date"])[:10] if "date" in record else "date not kept"
+    date = str(record["date"])[:10] if "date" in record else "date not recorded"
     commit = record.get("commit")
-    return f"{date}, commit `{commit}`" if commit else f"{date}, commit not kept"
+    return f"{date}, commit `{commit}`" if commit else f"{date}, commit not recorded"
