@@ -63,8 +63,8 @@ def _in_short(found: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"{found['determined_ok']} of the {found['determined']} numbers that the paper determines are within "
         "tolerance."
-        + (f" {open_rows} more depend on settings that the paper does not state." if open_rows else "")
-        + (f" {refuted} more are refuted by the paper's other numbers." if refuted else "")
+        + (f" Undetermined, as the paper leaves settings open: {open_rows}." if open_rows else "")
+        + (f" Refuted by the paper's other numbers: {refuted}." if refuted else "")
     )
     verdicts = [verdict for verdict in Verdict if found["rows"][verdict]]
     if verdicts:

@@ -63,7 +63,8 @@ def _joint_search(record: Mapping[str, Any]) -> tuple[str, str, str]:
     jobs, longer = record["jobs"], record["longer_overall"]
     never = "yes" if longer["never_worse"] else "no, worse on " + _worse(record)
     return (
-        "**Joint search** against the best of all strategies' own searches (simulated)",
+        "**Joint search** over layout, order, grouping and tokens, against the best of all strategies, each "
+        "with its own search (simulated)",
         f"gain {record['geomean_gain']:.3f}x (geometric mean over {len(jobs)} jobs) in the same search time, "
         f"{longer['geomean_gain']:.3f}x in six times as much; lower bounds allow at "
         f"most {record['most_geomean_gain']:.3f}x; never worse: {never}",
@@ -164,7 +165,7 @@ def _published_runs(ours: Mapping[str, float]) -> tuple[str, str, str]:
     mean, median, inside = (percent(ours[f"all/{name}"]) for name in ("mape", "median", "coverage_80"))
     by_set = "each data set" if good == sets else f"{', '.join(good)}: each"
     return (
-        "**Published step times**, 8 to 6,144 GPUs",
+        "**Published step times**, 8 to 6,144 GPUs, compared with `workbench predict`",
         one_line(
             f"""mean error {mean}, median {median} over {ours["all/rows"]:.0f} runs of {len(sets)} data sets;
             {by_set} at most {percent(GOOD)} (mean); {inside} of the runs lie in their 80 % interval;
@@ -179,18 +180,19 @@ def _published(
     vtrain: Mapping[str, float], korthikanti: Mapping[str, float]
 ) -> Iterator[tuple[str, str, str]]:
     yield (
-        "**Published step times**, 2 to 8 A100 (vTrain)",
+        "**Published step times**, 2 to 8 A100 (vTrain), compared with `workbench predict`",
         one_line(
             f"""mean error {percent(vtrain["held_out/mape"])} on {vtrain["num_held_out"]:,.0f} held-out rows
             with {vtrain["num_free"]:.0f} numbers fitted on {vtrain["num_fitted"]:.0f} others,
-            {percent(vtrain["unfitted/mape"])} with the shipped profile. Not blind: the form of the model
-            was chosen after looking at all rows, two host times of that profile on a ninth of them"""
+            {percent(vtrain["unfitted/mape"])} with the shipped profile. Not blind: all rows were seen
+            when the model was designed, and two host times of that profile rest on a ninth of them"""
         ),
         code("python -m experiments.public.vtrain"),
     )
     time, memory = (percent(korthikanti[f"{what}/mean_abs_error"]) for what in ("seconds", "bytes"))
     yield (
-        "**Published step times and memory** of four GPT models, 8 to 512 A100 (Korthikanti et al.)",
+        "**Published step times and memory** of four GPT models, 8 to 512 A100 (Korthikanti et al.), "
+        "compared with `workbench predict`",
         f"mean error {time} for step times, {memory} for memory; nothing fitted",
         code("python -m experiments.public.korthikanti"),
     )
