@@ -37,7 +37,7 @@ def _summary() -> Iterator[tuple[str, str, str]]:
     )
     manners = result("bench_nccl_manners")
     yield (
-        "**Runtime under NCCL's rules** for blocking, ordering and timeouts, imitated over gloo",
+        "**Runtime under NCCL's rules** for blocking, completion and timeouts, imitated over gloo",
         f"{manners['nccl_manners_cases']} plans, {manners['nccl_manners_failures']} failures",
         code("python -m experiments.bench.nccl_manners"),
     )
