@@ -47,4 +47,4 @@ class Places:
 
     def at(self, action: Ints, rank: Ints) -> Ints:
         """The place of each action in the program of the rank beside it; NOWHERE where it is not in it."""
-        return self._columns.place_in(self._program_on[rank], action)
+        return self._columns.position_in(self._program_on[rank], action)
