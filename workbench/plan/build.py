@@ -50,7 +50,6 @@ def with_programs(
     inner stages get the LLM and the modules that read it.
 
     Args:
-        draft: a plan whose programs are ignored.
         schedule: see `programs_of`.
         duration: time of a pass, in any unit, for schedules that choose between orders by it.
 
@@ -75,9 +74,8 @@ def _with_programs(draft: Plan, schedule: Schedule, duration: Callable[[Action],
             plan = with_copied(draft, _programs_of_all(draft, programs))
             set_cached(plan, first_of_all, replace(part, programs=programs))
             return plan
-    return replace(
-        draft, programs=_complete_programs(draft, draft, _pass_programs(draft, schedule, duration))
-    )
+    passes = _pass_programs(draft, schedule, duration)
+    return replace(draft, programs=_complete_programs(draft, draft, passes))
 
 
 def _programs_of_all(draft: Plan, programs: tuple[Program, ...]) -> tuple[Program, ...]:
@@ -123,14 +121,12 @@ def _prepared(problem: Frame, schedule: Schedule) -> Prepared:
 
 def _complete_programs(draft: Plan, part: Plan, passes: Programs) -> tuple[Program, ...]:
     """Return the programs of a part's ranks: passes with gathers of sharded weights, reductions and STEP."""
-    stages_in_part = part.stage
-    reduced = tuple(stage for stage in reduction_order(draft) if stage in stages_in_part)
+    present = part.stage
+    reduced = tuple(stage for stage in reduction_order(draft) if stage in present)
     in_part = (
-        (tuple(s for s in unit.stages if s in stages_in_part), bool(unit.trained))
-        for unit in shard_units(draft)
+        (tuple(s for s in unit.stages if s in present), bool(unit.trained)) for unit in shard_units(draft)
     )
     rounds = tuple((stages, is_trained) for stages, is_trained in in_part if stages)
-
     ranks_of = _rank_groups(part)
 
     def derive() -> tuple[Program, ...]:
@@ -221,9 +217,7 @@ def _rank_groups(plan: Plan) -> dict[Group, tuple[int, ...]]:
 
 def _rank_groups_of(plan: Plan) -> dict[Group, tuple[int, ...]]:
     module_position = {module.name: index for index, module in enumerate(plan.model.modules)}
-    in_order = sorted(
-        plan.stages, key=lambda stage: (module_position[stage.module], stage.layers, stage.replica)
-    )
+    in_order = sorted(plan.stages, key=lambda s: (module_position[s.module], s.layers, s.replica))
     position_of = {stage.id: index for index, stage in enumerate(in_order)}
     ranks_holding: dict[tuple[int, ...], list[int]] = {}
     grids = dict.fromkeys([stage.flat_ranks for stage in plan.stages])
@@ -275,15 +269,14 @@ def chunked_microbatches(
 ) -> tuple[Microbatch, ...]:
     """Form one microbatch of every module from each chunk of a replica's samples.
 
-    Every module gets the items of those samples; each item is a row of its own. A module without items in
-    a chunk skips it.
+    Each item is a row of its own; a module without items in a chunk skips it.
     """
     routing = routing_of(draft)
     return tuple(
         microbatch
         for module in draft.model.modules
         for replica, of_replica in chunks.items()
-        for microbatch in _replica_microbatches(
+        for microbatch in _microbatches(
             module.name,
             replica,
             [[routing.items(module.name, sample.id) for sample in chunk] for chunk in of_replica],
@@ -321,14 +314,16 @@ def shared_microbatches(
     llm = draft.model.llm.name
     _check_divides(draft, samples_per_microbatch, dp[llm])
     routing, per_round = routing_of(draft), samples_per_microbatch * dp[llm]
+    num_rounds = len(draft.batch) // per_round
     microbatches: list[Microbatch] = []
     for module in draft.model.modules:
         replicas, is_llm = dp[module.name], module.name == llm
         pieces = _pieces(routing, module.name, replicas)
-        window = _window(len(draft.batch) // per_round, per_round, replicas, 1 if is_llm else rounds)
+        least = -(-replicas // per_round)  # rounds that give each replica a sample
+        window = 1 if is_llm else num_rounds if rounds is None else max(rounds, least)
         intervals = _intervals(pieces, (window, dp[llm], samples_per_microbatch), replicas)
         for replica in range(replicas):
-            microbatches += _replica_microbatches(module.name, replica, intervals[replica::replicas])
+            microbatches += _microbatches(module.name, replica, intervals[replica::replicas])
     return tuple(microbatches)
 
 
@@ -345,11 +340,6 @@ def _pieces(routing: Routing, module: str, replicas: int) -> list[list[Piece]]:
             f"{replicas} replicas; nearest: dp {max(len(batch), num_items)}"
         )
     return [[(item,) for item in sample_items] for sample_items in items]
-
-
-def _window(num_rounds: int, per_round: int, replicas: int, rounds: int | None) -> int:
-    """Return how many rounds a module cuts into intervals together."""
-    return num_rounds if rounds is None else max(rounds, -(-replicas // per_round))
 
 
 def _intervals(
@@ -386,9 +376,7 @@ def _intervals(
     return intervals
 
 
-def _replica_microbatches(
-    module: str, replica: int, chunks: Sequence[Sequence[Piece]]
-) -> Iterator[Microbatch]:
+def _microbatches(module: str, replica: int, chunks: Sequence[Sequence[Piece]]) -> Iterator[Microbatch]:
     """Yield a microbatch per chunk that has items of the module; each item is a row of its own."""
     index = 0
     for chunk in chunks:
