@@ -11,7 +11,7 @@ from workbench.plan.plan import Plan
 
 
 def accept(plan: Plan) -> tuple[Lowered, MemoryTable]:
-    """The plan lowered, with its account of memory.
+    """Return the plan lowered, with its memory account.
 
     Raises:
         ValueError: it is unsound, can deadlock under one of the models, or does not fit.
@@ -23,10 +23,10 @@ def accept(plan: Plan) -> tuple[Lowered, MemoryTable]:
 
 
 def judged(plan: Plan | Folded) -> tuple[Lowered, MemoryTable]:
-    """As `accept`, but lowered with one replica of each set of equal ones, which stand for all.
+    """As `accept`, but lowered with one replica of each set of equal ones, which represents all.
 
-    Times, bytes and refusals are those of the whole plan. Of replicas that send by one port the account holds
-    one, and what is lowered all: they wait for each other.
+    Times, bytes and errors are those of the whole plan. Of replicas that share a port the memory account has
+    one, and the lowered plan all, as they wait for each other.
 
     Raises:
         ValueError: as `accept`.
@@ -42,7 +42,7 @@ def judged(plan: Plan | Folded) -> tuple[Lowered, MemoryTable]:
     lowered = lower(part)
     try:
         check_deadlock(lowered)
-    except ValueError:  # told by the rows of the whole plan
+    except ValueError:  # reported with the rows of the whole plan
         if whole is not None:
             check_deadlock(lower(whole))
         raise
@@ -52,7 +52,7 @@ def judged(plan: Plan | Folded) -> tuple[Lowered, MemoryTable]:
 
 
 def checked(plan: Plan) -> Lowered:
-    """The plan lowered, after every check but that of memory; ValueError as `accept`."""
+    """Return the plan lowered, after every check but that of memory; ValueError as `accept`."""
     check(plan)
     check_key_exchange(plan)
     lowered = lower(plan)
