@@ -13,7 +13,7 @@ from workbench.plan.lru_cache import LruCache
 from workbench.plan.row_proofs import TALKS, are_rows_sound, goes_forward, row_ticks
 from workbench.plan.task_graph import Task
 from workbench.schedule.action import STEP, Action, TaskKind
-from workbench.schedule.precedence import ring
+from workbench.schedule.precedence import find_cycle
 
 MOST_LINKS = 12  # of a cycle that a message lists
 SHOWN = 4  # entries of a queue or program shown on each side of the stuck one
@@ -67,7 +67,7 @@ def _check_reductions(lowered: Lowered) -> None:
     followers: list[list[int]] = [[] for _ in graph.tasks]
     for earlier, later in zip(before.tolist(), after.tolist(), strict=True):
         followers[earlier].append(later)
-    if ring(followers):
+    if find_cycle(followers):
         _check_cycles(lowered, _queues_of_slots(lowered, _by_communicator(lowered).values()))
 
 
@@ -85,10 +85,10 @@ def _check_passes(lowered: Lowered) -> None:
 
 
 def _check_cycles(lowered: Lowered, queues: list[list[Slot]]) -> None:
-    if ring(_followers(lowered, queues)):  # a cycle under BUFFERED is one under RENDEZVOUS, too
-        model = Model.BUFFERED if ring(_followers(lowered, [])) else Model.RENDEZVOUS
+    if find_cycle(_followers(lowered, queues)):  # a cycle under BUFFERED is one under RENDEZVOUS, too
+        model = Model.BUFFERED if find_cycle(_followers(lowered, [])) else Model.RENDEZVOUS
         queues = queues if model is Model.RENDEZVOUS else []
-        raise ValueError(_report(lowered, model, ring(_followers(lowered, queues)), queues))
+        raise ValueError(_report(lowered, model, find_cycle(_followers(lowered, queues)), queues))
 
 
 def _followers(lowered: Lowered, queues: Sequence[Sequence[Slot]]) -> list[list[int]]:
