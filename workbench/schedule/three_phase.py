@@ -212,9 +212,9 @@ class _Windows:
                         reader_window = self._forward[consumer.stage][reader]
                         if window != reader_window:
                             raise ValueError(
-                                f"three-phase: microbatch {microbatch} of stage {stage} is in window {window}, "
-                                f"but microbatch {reader} of stage {consumer.stage}, which reads it, in window "
-                                f"{reader_window}; want a window of all microbatches"
+                                f"three-phase: microbatch {microbatch} of stage {stage} is in window "
+                                f"{window}, but microbatch {reader} of stage {consumer.stage}, which reads it, in "
+                                f"window {reader_window}; want a window of all microbatches"
                             )
 
     def _set_outer_windows(self, node: ScheduleNode) -> None:
