@@ -213,8 +213,8 @@ class _Windows:
                         if window != reader_window:
                             raise ValueError(
                                 f"three-phase: microbatch {microbatch} of stage {stage} is in window "
-                                f"{window}, but microbatch {reader} of stage {consumer.stage}, which reads it, in "
-                                f"window {reader_window}; want a window of all microbatches"
+                                f"{window}, but microbatch {reader} of stage {consumer.stage}, which reads "
+                                f"it, in window {reader_window}; want a window of all microbatches"
                             )
 
     def _set_outer_windows(self, node: ScheduleNode) -> None:
