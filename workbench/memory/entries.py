@@ -63,14 +63,14 @@ def _with_rows(passes: Ints, rows: RowLines) -> tuple[Ints, Ints]:
     A forward's inputs and what else it keeps stay until its backward, its output also until consumers and
     sends are done with it.
     """
-    acquired, released, kept, input_kept, output, joined, until = passes
-    cells = np.arange(len(until))
+    acquired, released, kept, input_kept, output, joined, distance = passes
+    cells = np.arange(len(distance))
     kept = kept + rows.held - np.minimum(input_kept, rows.held + rows.passed_on)
     during = np.where(rows.is_joined, joined, 0)
     acquired = acquired + rows.acquired + during + kept + output
     released = released + rows.released + during
-    np.add.at(released, cells + until, kept)
-    np.add.at(released, np.maximum(cells + until, rows.output_end), output)
+    np.add.at(released, cells + distance, kept)
+    np.add.at(released, np.maximum(cells + distance, rows.output_end), output)
     return acquired, released
 
 

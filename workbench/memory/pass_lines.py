@@ -59,8 +59,8 @@ class PassLines:
         one tensor if it comes in several, and how many positions after a forward its backward is.
         """
         self._add_gradients()
-        kept, input_kept, output, joined, until = for_rows = np.zeros((5, len(self._kind)), np.int64)
-        self._add_forwards(kept, input_kept, output, until)
+        kept, input_kept, output, joined, distance = for_rows = np.zeros((5, len(self._kind)), np.int64)
+        self._add_forwards(kept, input_kept, output, distance)
         self._add_backwards(joined)
         if len(split := self._cells(Pass.I)):
             self._add_split(split, joined)
@@ -183,7 +183,7 @@ class PassLines:
             *self._by_microbatch(cells, width, self._accounts.sizes.splits_of_microbatches)
         )
 
-    def _add_forwards(self, kept: Ints, input_kept: Ints, output: Ints, until: Ints) -> None:
+    def _add_forwards(self, kept: Ints, input_kept: Ints, output: Ints, distance: Ints) -> None:
         forwards = self._cells(Pass.F)
         backward = np.maximum(self._matching(Pass.B, forwards), self._matching(Pass.I, forwards))
         for keeps in (True, False):
@@ -191,7 +191,7 @@ class PassLines:
             cells, size = forwards[is_selected], self._sizes_of(forwards[is_selected], keeps=keeps)
             self._hold(cells, cells, size.forward)
             kept[cells], input_kept[cells], output[cells] = size.kept, size.input_kept, size.output
-            until[cells] = backward[is_selected] - cells if keeps else 0
+            distance[cells] = backward[is_selected] - cells if keeps else 0
 
     def _add_backwards(self, joined: Ints) -> None:
         """Add whole backwards."""
@@ -246,14 +246,16 @@ class PassLines:
             (sum(unit.trained), sum(map(unit.padded, unit.trained)), sum(map(unit.part, unit.trained)))
             for unit in map(units.__getitem__, self._stage[cells].tolist())
         ]
-        whole, in_flight, own = np.array(sizes, np.int64).T
+        gathered, in_flight, own_shard = np.array(sizes, np.int64).T
         computed = self._first_backward(cells, self._matching(Pass.ALL_GATHER, cells))
         is_computed = computed != NOWHERE
-        whole_bytes = whole[is_computed] * settings.precision.num_bytes
+        whole_bytes = gathered[is_computed] * settings.precision.num_bytes
         self._hold(computed[is_computed] + 1, cells[is_computed], whole_bytes)
-        until = self._until_awaited(cells)
+        last = self._until_awaited(cells)
         is_first = self._first_round[self._rank_stage[cells]] == cells  # its shard becomes the sum
-        self._hold(cells, until, np.where(is_first, in_flight, in_flight + own) * settings.gradient_bytes)
+        self._hold(
+            cells, last, np.where(is_first, in_flight, in_flight + own_shard) * settings.gradient_bytes
+        )
 
     def _until_awaited(self, scatters: Ints) -> Ints:
         """Return the cell before the first action that waits for each, see `schedule.sharded.waits_of`.
@@ -274,12 +276,12 @@ class PassLines:
         before: Ints = np.where(is_reduced, np.minimum(reduction, waits), waits) - 1
         return before
 
-    def _first_backward(self, until: Ints, since: Ints) -> Ints:
+    def _first_backward(self, end: Ints, begin: Ints) -> Ints:
         """Return each cell's first B of its stage between two cells; NOWHERE where there is none."""
         num_cells, backwards = len(self._kind), self._cells(Pass.B)
         keys = np.append(np.sort(self._rank_stage[backwards] * num_cells + backwards), np.iinfo(np.int64).max)
-        first = keys[np.searchsorted(keys, self._rank_stage[until] * num_cells + since)]
-        return np.where(first < self._rank_stage[until] * num_cells + until, first % num_cells, NOWHERE)
+        first = keys[np.searchsorted(keys, self._rank_stage[end] * num_cells + begin)]
+        return np.where(first < self._rank_stage[end] * num_cells + end, first % num_cells, NOWHERE)
 
     def _add_gradients(self) -> None:
         """Add gradients, to the end of the step; what a first pass holds of them is in its working set."""

@@ -338,13 +338,13 @@ class Sizes:
         layers = self._plan.model.module(stage.module).layers[slice(*stage.layers)]
         triples = list(zip(layers, needs, self._by_layer(stage, setting), strict=True))
         splits = [layer_split_bytes(*triple, kernels) for triple in triples]
-        whole = self._layers(layers, needs, self._by_layer(stage, setting))
+        all_bytes = self._layers(layers, needs, self._by_layer(stage, setting))
         recomputes = self._plan.settings.of(stage.module).recompute is not Recompute.NONE
         entering = [self._entering(stage, index, setting) for index in range(*stage.layers)]
         left = later = sum(split.left for split in splits)
         kept, total, gradients = 0, 0, 0
         peak, first = 0, left
-        for split, layer, enters, need in zip(splits, whole, entering, needs, strict=True):
+        for split, layer, enters, need in zip(splits, all_bytes, entering, needs, strict=True):
             later -= split.left
             first = max(first, gradients + split.weight_pass + later)
             gradients += split.gradients
@@ -369,8 +369,8 @@ class Sizes:
         layers = self._plan.model.module(stage.module).layers
         borders = token_borders(self._plan, stage)
         is_divided = index in borders.divided and index not in borders.divides
-        whole = 0 if index == 0 else self._emitted(layers[index - 1], setting)
-        return ceil(whole / stage.tp) if is_divided else whole
+        num_bytes = 0 if index == 0 else self._emitted(layers[index - 1], setting)
+        return ceil(num_bytes / stage.tp) if is_divided else num_bytes
 
 
 def _stage_bytes(

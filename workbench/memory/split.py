@@ -166,11 +166,11 @@ def _written(layer: Layer, operator: Matmul | Lookup, following: Operator | None
     if operator.shard is Shard.ROW and isinstance(following, Matmul) and following.shard is Shard.COLUMN:
         return 0.0
     cut = tp if operator.shard is Shard.COLUMN else 1
-    own = setting.tokens(operator) * operator.out_features * size / cut
+    num_bytes = setting.tokens(operator) * operator.out_features * size / cut
     if layer.kind is not LayerKind.EMBED:
-        return own
+        return num_bytes
     # Patches beside a class token: a view of the gradient of all of the layer's output.
-    return max(own, setting.work.tokens(layer.emits) / setting.grid.cp * layer.out_width * size)
+    return max(num_bytes, setting.work.tokens(layer.emits) / setting.grid.cp * layer.out_width * size)
 
 
 def _looked_up(operator: Lookup, setting: Setting) -> float:

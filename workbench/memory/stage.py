@@ -91,7 +91,7 @@ class _Shards:
         self._shards = state_shards(plan, stage)
         settings = plan.settings.of(stage.module)
         of_unit = num_replicas(plan)[stage.module] * stage.cp // settings.instances
-        self._of_unit = max(1, of_unit) if settings.sharding is Sharding.PARAMETERS else 1
+        self._of_unit = max(1, of_unit) if settings.shards_parameters else 1
 
     def weights(self, index: int, parameter: Parameter) -> Weights:
         return weights_with(self._stage, index, self._layers[index], parameter)

@@ -198,13 +198,13 @@ def _check_replica_items(module: str, replica: int, counts: Counter[Item], neede
 def _check_token_shards(routing: Routing) -> None:
     """Check that every shard belongs to an existing row and that its blocks cover the row exactly once."""
     plan = routing.plan
-    seen: set[tuple[str, int, int, int]] = set()
+    checked_keys: set[tuple[str, int, int, int]] = set()
     for shard in plan.token_shards:
         where = f"token shard {shard.module}[{shard.replica}] microbatch {shard.microbatch} row {shard.row}"
         key = (shard.module, shard.replica, shard.microbatch, shard.row)
-        if key in seen:
+        if key in checked_keys:
             raise ValueError(f"{where}: the row has an owner for every token already")
-        seen.add(key)
+        checked_keys.add(key)
         _check_token_shard(routing, shard, where)
 
 

@@ -115,8 +115,8 @@ def _check_order(rank: int, stage: int, order: Order, work: _Work) -> int:
     if Action(stage, Pass.OFFLOAD) in done and (back := Action(stage, Pass.ONLOAD)) not in done:
         raise ValueError(f"rank {rank}: action {back} is missing from the program")
     missing = [action for action in required.actions - done if action.kind is not Pass.B]
-    for whole in required.actions - done - set(missing):
-        missing += _missing_of_backward(whole, required, done)
+    for backward in required.actions - done - set(missing):
+        missing += _missing_of_backward(backward, required, done)
     if missing:
         raise ValueError(f"rank {rank}: action {min(missing, key=str)} is missing from the program")
     return len(order)
@@ -155,17 +155,21 @@ def _check_required(rank: int, action: Action, required: _Required) -> None:
             )
             raise ValueError(f"rank {rank}: action {action} of stage {action.stage}: {rule}")
         return
-    whole = action._replace(kind=Pass.B)
-    if action.kind not in (Pass.I, Pass.W) or whole not in required.actions:
+    backward = action._replace(kind=Pass.B)
+    if action.kind not in (Pass.I, Pass.W) or backward not in required.actions:
         raise ValueError(f"rank {rank}: action {action} has no microbatch or no gradient to work on")
-    if action.kind is Pass.W and whole not in required.weights:
-        raise ValueError(f"rank {rank}: action {action} has no weights to train, {whole} splits into I alone")
+    if action.kind is Pass.W and backward not in required.weights:
+        raise ValueError(
+            f"rank {rank}: action {action} has no weights to train, {backward} splits into I alone"
+        )
 
 
-def _missing_of_backward(whole: Action, required: _Required, done: set[Action]) -> list[Action]:
+def _missing_of_backward(backward: Action, required: _Required, done: set[Action]) -> list[Action]:
     """Return B if no part of it is present; otherwise the missing ones of I and W."""
-    split = [whole._replace(kind=Pass.I)] + [whole._replace(kind=Pass.W)] * (whole in required.weights)
-    return [action for action in split if action not in done] if done & set(split) else [whole]
+    split = [backward._replace(kind=Pass.I)] + [backward._replace(kind=Pass.W)] * (
+        backward in required.weights
+    )
+    return [action for action in split if action not in done] if done & set(split) else [backward]
 
 
 _RIVALS = {Pass.B: (Pass.I, Pass.W), Pass.I: (Pass.B,), Pass.W: (Pass.B,)}

@@ -20,7 +20,7 @@ from workbench.plan.lowered import GradientGroup
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.optimizer_shards import check_instances
 from workbench.plan.parameter_shards import ShardUnit, shard_units
-from workbench.plan.plan import Microbatch, Plan, Program, Settings, Sharding, Stage
+from workbench.plan.plan import Microbatch, Plan, Program, Settings, Stage
 from workbench.plan.rank_placement import by_port, node_kinds, relative_placement
 from workbench.schedule.action import CLOSING, STEP, Action
 from workbench.schedule.reductions import with_reductions
@@ -148,7 +148,7 @@ class Folded:
     def __post_init__(self) -> None:
         if not self.batches or self.batches[0] != self.one.batch or not equal_batches(self.batches):
             raise ValueError("folded replicas: want equal batches, the first that of the plan")
-        if any(each.sharding is Sharding.PARAMETERS for each in self.settings.modules):
+        if any(settings.shards_parameters for settings in self.settings.modules):
             raise ValueError("folded replicas: want each to have its weights whole, got sharded parameters")
         if self.one.token_shards:
             raise ValueError("folded replicas: want tokens without owners of their own, got token shards")
@@ -218,15 +218,15 @@ class Folded:
         """The plan of the first replica, which reduces gradients with the others."""
         groups = tuple(replace(group, ranks=self._all(group.ranks)) for group in gradient_groups(self.one))
         counts = dict.fromkeys(num_replicas(self.one), self.num_replicas)
-        one = replace(self.one, settings=self.settings)
-        order = reduction_order(_with_cached_groups(one, groups, counts))
+        first = replace(self.one, settings=self.settings)
+        order = reduction_order(_with_cached_groups(first, groups, counts))
         stages_of = {program.ranks: _stage_ids(self.one, program) for program in self.one.programs}
         passes = {stages_of[program.ranks]: _without_reductions(program) for program in self.one.programs}
         orders = with_reductions(passes, order)
         programs = tuple(
             Program(ranks=ranks, actions=(*orders[stages], STEP)) for ranks, stages in stages_of.items()
         )
-        return _with_cached_groups(replace(one, programs=programs), groups, counts)
+        return _with_cached_groups(replace(first, programs=programs), groups, counts)
 
     def _all(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
         """Return the corresponding ranks of every replica."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.lru_cache import Identity, LruCache, value_key
-from workbench.plan.plan import ModuleSettings, Plan, Sharding, Stage
+from workbench.plan.plan import Plan, Stage
 from workbench.plan.routing import Routing, routing_of
 
 Needs = tuple[tuple[bool, bool, bool], ...]  # carries, computes an input's gradient, computes weights'
@@ -52,16 +52,10 @@ def frame_of(plan: Plan) -> Frame:
     fixed = (
         Identity(plan.model),
         Identity(plan.cluster),  # who sends between unequal grids goes by its links
-        *(value_key(module_settings) for module_settings in (plan.batch, plan.microbatches)),
+        *map(value_key, (plan.batch, plan.microbatches)),
         settings.precision,
         settings.boundaries,
-        tuple(
-            [
-                (module_settings.module, module_settings.instances)
-                for module_settings in settings.modules
-                if _shards_parameters(module_settings)
-            ]
-        ),
+        tuple([(own.module, own.instances) for own in settings.modules if own.shards_parameters]),
     )
     without_programs = _WITHOUT_PROGRAMS.get_or(
         (*fixed, value_key(plan.stages)), lambda: Frame((*fixed, *_borders(plan)))
@@ -90,11 +84,6 @@ def _borders(plan: Plan) -> tuple[tuple[Any, ...], ...]:
         identity = stage.id, stage.module, stage.replica, stage.ranks, stage.ep, position_of[stage.id]
         stages.append((identity, facts[key]))
     return tuple([stage.id for stage in in_order]), tuple(stages)
-
-
-def _shards_parameters(settings: ModuleSettings) -> bool:
-    """Whether passes wait for weights; sharded optimizer states only change reductions and updates."""
-    return settings.sharding is Sharding.PARAMETERS
 
 
 def _present(routing: Routing, modules: Collection[str]) -> Present:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.lru_cache import Identity, LruCache, value_key
-from workbench.plan.plan import Plan, Sharding, Stage
+from workbench.plan.plan import Plan, Stage
 from workbench.schedule.action import COMPUTE, FSDP, ROUND, Action, Order, Pass, by_stage
 
 _IN_ROUNDS = frozenset((*COMPUTE, *ROUND))
@@ -62,12 +62,12 @@ _SPLIT_STAGES: LruCache[tuple[Stage, ...]] = LruCache(1_000_000, len)
 
 
 def _shards_any(plan: Plan) -> bool:
-    return any(settings.sharding is Sharding.PARAMETERS for settings in plan.settings.modules)
+    return any(settings.shards_parameters for settings in plan.settings.modules)
 
 
 def is_sharded(plan: Plan, stage: Stage) -> bool:
     """Whether the stage's ranks keep only shards of its weights."""
-    return plan.settings.of(stage.module).sharding is Sharding.PARAMETERS
+    return plan.settings.of(stage.module).shards_parameters
 
 
 @cached_on_instance
@@ -166,9 +166,7 @@ def in_units(draft: Plan) -> Plan:
     """
     if not _shards_any(draft) and [stage.id for stage in draft.stages] == list(range(len(draft.stages))):
         return draft
-    sharded = tuple(
-        settings.module for settings in draft.settings.modules if settings.sharding is Sharding.PARAMETERS
-    )
+    sharded = tuple(settings.module for settings in draft.settings.modules if settings.shards_parameters)
     key = value_key(draft.stages), sharded
     return replace(draft, stages=_SPLIT_STAGES.get_or(key, lambda: _split_by_layer(draft.stages, sharded)))
 
@@ -177,7 +175,11 @@ def _split_by_layer(stages: tuple[Stage, ...], sharded: tuple[str, ...]) -> tupl
     split: list[Stage] = []
     for stage in stages:
         first, last = stage.layers
-        cuts = [(at, at + 1) for at in range(first, last)] if stage.module in sharded else [stage.layers]
+        cuts = (
+            [(index, index + 1) for index in range(first, last)]
+            if stage.module in sharded
+            else [stage.layers]
+        )
         split += [
             Stage(
                 id=number,

@@ -193,6 +193,11 @@ class ModuleSettings:
                 f"module {self.module!r}: want collective_pieces >= 1, got {self.collective_pieces}"
             )
 
+    @property
+    def shards_parameters(self) -> bool:
+        """Whether ranks keep shards of the weights, and gather them for every pass."""
+        return self.sharding is Sharding.PARAMETERS
+
 
 @cache
 def _defaults(module: str) -> ModuleSettings:

@@ -6,7 +6,7 @@ from itertools import dropwhile, takewhile
 
 from workbench.model.model_graph import TEXT
 from workbench.plan.build import with_programs
-from workbench.plan.plan import Plan, Sharding
+from workbench.plan.plan import Plan
 from workbench.schedule.action import COMPUTE, Pass
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 
@@ -49,15 +49,10 @@ def likely_schedules(plan: Plan) -> Iterator[Schedule]:
                 yield replace(schedule, window=_window_of(plan))
 
 
-def is_sharded(plan: Plan, module: str) -> bool:
-    """Whether the ranks of a module keep only a part of its parameters."""
-    return plan.settings.of(module).sharding is Sharding.PARAMETERS
-
-
 def _virtual_stages(plan: Plan) -> int:
     """Return the language model's stages per rank; 1 where its weights are sharded layer by layer."""
     llm = plan.model.llm.name
-    if is_sharded(plan, llm):
+    if plan.settings.of(llm).shards_parameters:
         return 1
     chain = plan.chain[llm, plan.replicas(llm)[0]]
     return len(chain) // len({stage.flat_ranks for stage in chain})

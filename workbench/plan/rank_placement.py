@@ -53,9 +53,9 @@ def places(cluster: Cluster) -> RankPlacement:
 def _places(nodes: Sequence[Node]) -> RankPlacement:
     first: dict[Node, int] = {}
     return tuple(
-        RankLocation(number, node.card_of(at), first.setdefault(node, number))
+        RankLocation(number, node.card_of(index), first.setdefault(node, number))
         for number, node in enumerate(nodes)
-        for at in range(node.num_ranks)
+        for index in range(node.num_ranks)
     )
 
 

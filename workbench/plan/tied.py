@@ -3,7 +3,8 @@
 from typing import NamedTuple
 
 from workbench.plan.instance_cache import cached_on_instance
-from workbench.plan.plan import Plan, Sharding, Stage
+from workbench.plan.parameter_shards import is_sharded
+from workbench.plan.plan import Plan, Stage
 from workbench.schedule.action import MOVES
 
 
@@ -52,11 +53,7 @@ def _resident(plan: Plan, rank: int) -> tuple[Stage, ...]:
     if len(stages) < 2:
         return ()
     moved = {a.stage for a in plan.program.get(rank, ()) if a.kind in MOVES}
-    return tuple(
-        stage
-        for stage in stages
-        if stage.id not in moved and plan.settings.of(stage.module).sharding is not Sharding.PARAMETERS
-    )
+    return tuple(stage for stage in stages if stage.id not in moved and not is_sharded(plan, stage))
 
 
 def _tied_names(plan: Plan, stage: Stage) -> tuple[str, ...]:

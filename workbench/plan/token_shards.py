@@ -46,7 +46,7 @@ def token_shards(
     Args:
         plan: stages and microbatches; its own token shards are ignored.
         module: whose rows.
-        policy: one of `workbench.balance.tokens.policies` or `tokens_exchange`.
+        policy: one of `workbench.balance.tokens.policies` or `.exchange`.
         block_tokens: tokens of a block, a power of two; the last block of a row may be shorter.
         scope: what is balanced at once.
 

@@ -189,8 +189,8 @@ def _row(plan: Plan, module: Module, items: tuple[Item, ...]) -> RowWork:
         context += context_here
         readers += item_in if context_here else 0
         pairs_read += item_in * context_here
-    seen = ((reach, _reached(plan, items, reach)) for reach in module.reaches)
-    reached = tuple((reach, pairs) for reach, pairs in seen if pairs < area)
+    pairs_by_reach = ((reach, _reached(plan, items, reach)) for reach in module.reaches)
+    reached = tuple((reach, pairs) for reach, pairs in pairs_by_reach if pairs < area)
     return RowWork(tokens_in, tokens_out, area, context, readers, pairs_read, reached)
 
 
@@ -243,16 +243,16 @@ def _shares_of(
     owned = [np.flatnonzero(owners == owner) for owner in range(num_owners)]
     shares = [(tokens, pairs)] * num_owners
     if not is_even:
-        shares = [(float(len(own)), float(area(field.take(own), field))) for own in owned]
+        shares = [(float(len(indices)), float(area(field.take(indices), field))) for indices in owned]
     limited = {reach: within(field, reach) for reach, _ in row.reached}
     return [
-        (*of_all, *(_pairs(limited.get(reach), own, field, of_all[1]) for reach in module.reaches))
-        for own, of_all in zip(owned, shares, strict=True)
+        (*of_all, *(_pairs(limited.get(reach), indices, field, of_all[1]) for reach in module.reaches))
+        for indices, of_all in zip(owned, shares, strict=True)
     ]
 
 
-def _pairs(limited: Bitfield | None, own: Ints, keys: Bitfield, of_all: float) -> float:
-    return of_all if limited is None else float(area(limited.take(own), keys))
+def _pairs(limited: Bitfield | None, indices: Ints, keys: Bitfield, of_all: float) -> float:
+    return of_all if limited is None else float(area(limited.take(indices), keys))
 
 
 def _is_even(plan: Plan, module: Module, items: tuple[Item, ...]) -> bool:

@@ -152,16 +152,16 @@ def _starts(  # noqa: C901, PLR0912, PLR0915  (one loop: its parts share a dozen
             num_started += 1
             end = now + duration[chosen]
             heappush(ends, (end, chosen))
-            for at in range(followers.offsets[chosen], followers.offsets[chosen + 1]):
-                later = followers.values[at]
+            for index in range(followers.offsets[chosen], followers.offsets[chosen + 1]):
+                later = followers.values[index]
                 if patience > 0 and missing[later] == 1:
                     heappush(arrivals[passes.group[stage_of[later]]], (end, later))
             if kind[chosen] == FORWARD:
                 begun[stage] += 1
                 held[rules.pool[stage]] += rules.share[stage]
-                for at in range(inputs.offsets[chosen], inputs.offsets[chosen + 1]):
+                for index in range(inputs.offsets[chosen], inputs.offsets[chosen + 1]):
                     heappush(
-                        touched, passes.group[stage_of[inputs.values[at]]]
+                        touched, passes.group[stage_of[inputs.values[index]]]
                     )  # its next forward may wait for its turn
             continue
         now = ends[0][0]
@@ -173,8 +173,8 @@ def _starts(  # noqa: C901, PLR0912, PLR0915  (one loop: its parts share a dozen
             if kind[number] == FORWARD:
                 if unread[number] == 0:
                     held[rules.pool[stage]] -= rules.share[stage]
-                for at in range(inputs.offsets[number], inputs.offsets[number + 1]):
-                    earlier = inputs.values[at]
+                for index in range(inputs.offsets[number], inputs.offsets[number + 1]):
+                    earlier = inputs.values[index]
                     unread[earlier] -= 1
                     if unread[earlier] == 0:
                         producer = stage_of[earlier]
@@ -182,8 +182,8 @@ def _starts(  # noqa: C901, PLR0912, PLR0915  (one loop: its parts share a dozen
                         heappush(touched, passes.group[producer])
             elif passes.is_last[number]:
                 held[rules.pool[stage]] -= rules.share[stage]
-            for at in range(followers.offsets[number], followers.offsets[number + 1]):
-                later = followers.values[at]
+            for index in range(followers.offsets[number], followers.offsets[number + 1]):
+                later = followers.values[index]
                 missing[later] -= 1
                 if missing[later] == 0:
                     stage = stage_of[later]
@@ -216,15 +216,15 @@ def _choose(  # noqa: C901, PLR0911, PLR0912, PLR0913, PLR0917  (what the loop a
 ) -> int:
     """Return the pass that a free group starts; -1: none."""
     for order in range(rules.orders_of[group], rules.orders_of[group + 1]):
-        at = rules.orders.offsets[order] + done[order]
-        if at < rules.orders.offsets[order + 1] and missing[rules.orders.values[at]] == 0:
+        index = rules.orders.offsets[order] + done[order]
+        if index < rules.orders.offsets[order + 1] and missing[rules.orders.values[index]] == 0:
             done[order] += 1
-            return int(rules.orders.values[at])
+            return int(rules.orders.values[index])
     if backwards:
         return heappop(backwards)[2]
     forward = -1  # the first possible one with a follower, else any possible one
-    for at in range(free.offsets[group], free.offsets[group + 1]):
-        stage = free.values[at]
+    for index in range(free.offsets[group], free.offsets[group + 1]):
+        stage = free.values[index]
         number = _next_forward(stage, passes, missing, begun)
         if number < 0 or not _may_start(stage, rules, begun, held):
             continue
@@ -293,8 +293,8 @@ def _finish_time(order: Ints, passes: Passes, duration: Floats) -> float:
     for number in order:
         group = passes.group[passes.stage[number]]
         start = group_end[group]
-        for at in range(inputs.offsets[number], inputs.offsets[number + 1]):
-            start = max(start, end[inputs.values[at]])
+        for index in range(inputs.offsets[number], inputs.offsets[number + 1]):
+            start = max(start, end[inputs.values[index]])
         end[number] = group_end[group] = start + duration[number]
         finish = max(finish, group_end[group])
     return finish

@@ -139,8 +139,8 @@ class _Candidates:
         self._schedule, self._chains = schedule, _chains(graph, part, schedule)
         self._schedulers: list[tuple[ListScheduler, Sequence[Policy]]] = []
         if orders:  # with the kind's own order; also without it where there is a choice
-            own = [_in_order(graph, chain, orders.get(chain.stages, {})) for chain in self._chains]
-            self._schedulers.append((ListScheduler(graph, own), [Policy()]))
+            ordered_chains = [_in_order(graph, chain, orders.get(chain.stages, {})) for chain in self._chains]
+            self._schedulers.append((ListScheduler(graph, ordered_chains), [Policy()]))
         if spec.most_in_flight is not None or not orders:
             self._schedulers.append((ListScheduler(graph, self._chains), _POLICIES))
 

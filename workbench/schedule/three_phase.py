@@ -134,26 +134,26 @@ class _Windows:
 
     def members(self, stage: int, window: int) -> tuple[int, ...]:
         """Return the microbatches of an inner stage in a window."""
-        return tuple(own for own, number in enumerate(self._forward[stage]) if number == window)
+        return tuple(microbatch for microbatch, number in enumerate(self._forward[stage]) if number == window)
 
     def forwards(self, window: int) -> list[Action]:
         """Return the outer forwards that a window is the first to need, producers first."""
         return [
-            Action(stage, Pass.F, own)
+            Action(stage, Pass.F, microbatch)
             for stage in self._order
             if stage not in self.inner
-            for own, number in enumerate(self._forward[stage])
+            for microbatch, number in enumerate(self._forward[stage])
             if number == window
         ]
 
     def backwards(self, window: int) -> list[Action]:
         """Return the outer backwards that a window is the last to feed, readers first."""
         return [
-            Action(stage, Pass.B, own)
+            Action(stage, Pass.B, microbatch)
             for stage in reversed(self._order)
             if stage not in self.inner
-            for own, number in enumerate(self._backward[stage])
-            if number == window and self.nodes[stage].backward[own]
+            for microbatch, number in enumerate(self._backward[stage])
+            if number == window and self.nodes[stage].backward[microbatch]
         ]
 
     def _check(self, window: int | None) -> None:
@@ -237,7 +237,7 @@ class _Placed(NamedTuple):
     """A pass with its position in a total order."""
 
     start: float
-    rank: int
+    order_index: int
     action: Action
 
 
@@ -268,7 +268,9 @@ class _InnerPhase:
 
     def order(self, early: Sequence[Action]) -> list[Action]:
         """Return the window's inner passes by start, with outer forwards placed in their longest wait."""
-        keyed = [((start, 1, rank), self._original(action)) for start, rank, action in self._placed]
+        keyed = [
+            ((start, 1, order_index), self._original(action)) for start, order_index, action in self._placed
+        ]
         waits = self._longest_waits() if early else {}
         start_of: dict[int, float] = {}
         for index, action in enumerate(early):
@@ -300,7 +302,7 @@ class _InnerPhase:
         """Return the start of the pass before which a group waits longest; of equal waits the first."""
         if not passes:
             return 0.0
-        passes.sort(key=lambda placed: (placed.start, placed.rank))
+        passes.sort(key=lambda placed: (placed.start, placed.order_index))
         waits = [(passes[0].start, passes[0].start)]
         waits += [
             (after.start - self._ends[before.action], after.start) for before, after in pairwise(passes)

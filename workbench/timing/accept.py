@@ -32,19 +32,19 @@ def judged(plan: Plan | Folded) -> tuple[Lowered, MemoryTable]:
         ValueError: as `accept`.
     """
     if isinstance(plan, Folded):
-        part, timed, whole = plan.checked, plan.judged, None
+        part, timed, unfolded = plan.checked, plan.judged, None
         check(plan.one)
         check_key_exchange(plan.one)
     else:
         check(plan)
         check_key_exchange(plan)
-        part, timed, whole = checked_part(plan), judged_part(plan), plan
+        part, timed, unfolded = checked_part(plan), judged_part(plan), plan
     lowered = lower(part)
     try:
         check_deadlock(lowered)
     except ValueError:  # reported with the rows of the whole plan
-        if whole is not None:
-            check_deadlock(lower(whole))
+        if unfolded is not None:
+            check_deadlock(lower(unfolded))
         raise
     memory = memory_table(lowered)
     check_memory(lowered, memory)

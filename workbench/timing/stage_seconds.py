@@ -124,20 +124,22 @@ class StageSeconds:
             costs = [cost]
             if stage.tp > 1 and self._draft.settings.divides_tokens(module.name):
                 costs.append(dividing(cost, self._draft.settings, module.name))
-            costs = [each.with_expert_parallel(stage.ep, links.experts) for each in costs]
+            costs = [model.with_expert_parallel(stage.ep, links.experts) for model in costs]
             precision = self._draft.settings.precision
-            machines = [GridCost(each, stage.tp, stage.cp, precision, links) for each in costs]
+            machines = [GridCost(model, stage.tp, stage.cp, precision, links) for model in costs]
             kinds = self._kinds[module.name]
-            each = np.zeros((7, len(module.layers) + 1, len(kinds)))
+            values = np.zeros((7, len(module.layers) + 1, len(kinds)))
             for column, kind in enumerate(kinds):
                 for row, (layer, need) in enumerate(zip(module.layers, kind.needs, strict=True), 1):
-                    times = [slowest([each.layer_time(layer, w) for w in kind.works]) for each in machines]
+                    times = [
+                        slowest([machine.layer_time(layer, w) for w in kind.works]) for machine in machines
+                    ]
                     passes = [pass_times([time], [need], settings.recompute) for time in times]
-                    for index, wanted in enumerate(KINDS):
-                        each[index, row, column] = min(found.of(wanted) for found in passes)
-                    each[4, row, column] = need.any
-                    each[5, row, column] = layer.trainable and not need.weight_grad
+                    for index, pass_kind in enumerate(KINDS):
+                        values[index, row, column] = min(of_layer.of(pass_kind) for of_layer in passes)
+                    values[4, row, column] = need.any
+                    values[5, row, column] = layer.trainable and not need.weight_grad
                     if settings.recompute is Recompute.FULL:
-                        each[6, row, column] = min(time.idle_checkpoint_s(need) for time in times)
-            self._sums[key] = each.cumsum(axis=1)
+                        values[6, row, column] = min(time.idle_checkpoint_s(need) for time in times)
+            self._sums[key] = values.cumsum(axis=1)
         return self._sums[key]

@@ -265,11 +265,11 @@ def judged(task: Task, pace: int, chosen: Sequence[Option]) -> Orchestration:
     )
 
 
-def is_better(one: Orchestration, other: Orchestration) -> bool:
+def is_better(candidate: Orchestration, other: Orchestration) -> bool:
     """Whether one is shorter, or as short with fewer GPUs."""
-    if abs(one.iteration_s - other.iteration_s) > CHEAPEST * other.iteration_s:
-        return one.iteration_s < other.iteration_s
-    return one.num_gpus < other.num_gpus
+    if abs(candidate.iteration_s - other.iteration_s) > CHEAPEST * other.iteration_s:
+        return candidate.iteration_s < other.iteration_s
+    return candidate.num_gpus < other.num_gpus
 
 
 def _pacing(task: Task) -> int:

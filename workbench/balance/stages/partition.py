@@ -167,9 +167,9 @@ class _LayerChain:
             first = max(first, end - 1)
         return best
 
-    def _shortest_sufficient(self, first: int, left: int) -> int:
+    def _shortest_sufficient(self, first: int, num_left: int) -> int:
         def suffices(end: int) -> bool:
-            return self.fewest(self.cost(first, end), first, left) is not None
+            return self.fewest(self.cost(first, end), first, num_left) is not None
 
         ends = range(first, self.num_layers + 1)
         return ends[bisect_left(ends, 1, key=suffices)]
