@@ -1,4 +1,4 @@
-"""Bounds of token distributions: lower bounds, Graham's guarantees, and chance."""
+"""Bounds of token distributions: what is possible at all, and what chance gives."""
 
 from math import exp, inf, log, log1p
 
@@ -23,32 +23,6 @@ def least_possible(work: ArrayLike, num_ranks: int) -> float:
         heaviest = np.partition(loads, loads.size - num_ranks - 1)[-num_ranks - 1 :]
         bounds.append(float(np.partition(heaviest, 1)[:2].sum()))
     return max(bounds)
-
-
-def graham_longest_first(num_ranks: int) -> float:
-    """Return a bound on the heaviest rank of `longest_first` over the least possible. Graham 1969."""
-    return 4 / 3 - 1 / (3 * num_ranks)
-
-
-def graham_unsorted(num_ranks: int) -> float:
-    """Return the same bound of `longest_first_unsorted`. Graham 1966."""
-    return 2 - 1 / num_ranks
-
-
-def graham_additive(work: ArrayLike, num_ranks: int) -> float:
-    """Return a bound on the heaviest rank under any greedy order: mean + largest block.
-
-    The bound that both Cornstarch papers quote beside their algorithm. The rank that ends up
-    heaviest was the lightest, so at most even, when it got its last block.
-    """
-    loads = checked_work(work, num_ranks)
-    return float(loads.sum()) / num_ranks + float(loads.max())
-
-
-def random_variance(work: ArrayLike, num_ranks: int) -> float:
-    """Return the variance of one rank's work under `random_blocks`: sum(work**2) x (1/G) x (1 - 1/G)."""
-    loads = checked_work(work, num_ranks).astype(np.float64)
-    return float(np.square(loads).sum()) / num_ranks * (1 - 1 / num_ranks)
 
 
 def random_tail(work: ArrayLike, num_ranks: int, max_over_mean: float) -> float:
