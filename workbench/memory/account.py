@@ -56,7 +56,7 @@ def memory_table(lowered: Lowered) -> MemoryTable:
       gradient reduction: a copy of what it reduces, until STEP; STEP: the optimizer's temporaries.
     What runs beside passes allocates when the program comes to it, however late its lane is free: so
     memory depends on the order of a rank's program alone, and on no time.
-    A tensor handed to a stage on the same rank is counted once, until its last reader ends.
+    A tensor passed to a stage on the same rank is counted once, until its last reader ends.
     A step's data is not counted, nor what a transport or an allocator holds beside tensors.
 
     Complexity: O(actions x layers of a stage + rows x rows of a pair of ranks), of the first of equal

@@ -75,7 +75,7 @@ def eager_kept(layer: Layer, needs: Needs, setting: Setting) -> Kept:
       activation: its input; where gated, its output and the other factor too;
       experts' results: each as it was and times its share, with its token;
       loss: log-probabilities in float32 and the targets; embedding: indices, and, where features
-      stand beside text, the text's vectors.
+      are mixed with text, the text's vectors.
 
     Differs: from the accounting of fused kernels by a trained RMS norm's second tensor, by the
     three tensors of a gated activation (a fused one keeps two) and by what an activation

@@ -36,7 +36,7 @@ class ActionColumns:
 
     @cached_property
     def program(self) -> Ints:
-        """[entries] number of the program that each entry stands in."""
+        """[entries] number of the program that holds each entry."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
     @cached_property

@@ -32,7 +32,7 @@ class Part(NamedTuple):
 def shape_of(
     plan: Plan, microbatches: Sequence[Microbatch], items: Iterable[Item]
 ) -> tuple[tuple[object, ...], tuple[int, ...]]:
-    """Return a key, free of sample ids, of what crosses between microbatches, and the samples it stands for.
+    """Return a key, free of sample ids, of what crosses between microbatches, and the ids.
 
     Args:
         plan: theirs.

@@ -153,7 +153,7 @@ def _members(row: Transfer) -> tuple[int, ...]:
 
 
 def _check_programs(lowered: Lowered, positions: Positions) -> None:
-    """Check that every action stands once, on every rank of its stage, after the pass that it continues."""
+    """Check that every action occurs once, on every rank of its stage, after the pass that it continues."""
     plan = lowered.plan
     for rank in _distinct_programs(positions):
         program = plan.program[rank]

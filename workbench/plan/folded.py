@@ -175,7 +175,7 @@ class Folded:
 
     @cached_property
     def judged(self) -> Plan:
-        """`judged_part` of the whole plan, without building that where replicas lie alike and share no port.
+        """`judged_part` of the whole plan, not built where replicas have equal placement and no common port.
 
         Raises:
             ValueError: a number of optimizer instances that does not divide the ranks.

@@ -31,7 +31,7 @@ _OF_MODULE: LruCache[tuple[GradientGroup, ...]] = LruCache(
 
 
 class _ModelWeights:
-    """Weights and element counts of a model's stages; each kind of stage is looked at once."""
+    """Weights and element counts of a model's stages, computed once per kind of stage."""
 
     def __init__(self, model: ModelGraph) -> None:
         self._model = model
@@ -64,7 +64,7 @@ def _model_weights(plan: Plan) -> _ModelWeights:
 def gradient_groups(plan: Plan) -> tuple[GradientGroup, ...]:
     """Return a group per layer and tensor-parallel index: the ranks of all replicas that hold the weights.
 
-    Order: modules last to first, layers descending, tied weights where their first layer stands; every rank
+    Order: modules last to first, layers descending, tied weights at their first layer; every rank
     issues its groups in this order. Sharded weights have a group per shard: the ranks that hold it in any
     instance.
     """

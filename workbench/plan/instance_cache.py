@@ -37,7 +37,7 @@ def cached_on_instance(
 
 
 def set_cached(plan: Plan, derive: Callable[[Plan], Result], answer: Result) -> None:
-    """Set the cached result of a function of a plan alone, for a plan that stands for more than it holds."""
+    """Set the cached result of a function of a plan alone, for a plan that represents a larger one."""
     vars(plan).setdefault(_name(derive), {})[()] = answer
 
 

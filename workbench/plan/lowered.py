@@ -47,11 +47,11 @@ class Slice(NamedTuple):
 
     A boundary tensor is packed: [sum of tokens of its items, width], items in the order of the
     microbatch's rows. The tensor of an edge between modules, on the consumer's side, packs the
-    items of that edge alone, in the order in which they stand in the consumer's rows.
+    items of that edge alone, in the order of the consumer's rows.
     For a backward row `source_start` counts in the consumer's gradient tensor: rows are
     exact transposes, so source and destination swap. On a context-parallel rank both count in
     the tensor that the rank holds: its own tokens in ascending order, and on the receiving side of an
-    edge between modules its own features; all of them where they stand in no sequence.
+    edge between modules its own features; all of them where they are in no sequence.
     """
 
     item: Item
@@ -135,7 +135,7 @@ class Rows(Sequence[Transfer]):
 
     @classmethod
     def of(cls, transfers: Sequence[Transfer]) -> "Rows":
-        """Return the columns of any transfer rows, as they stand; a `Rows` is returned unchanged. O(rows)."""
+        """Return any transfer rows in columns, unchecked; a `Rows` is returned unchanged. O(rows)."""
         if isinstance(transfers, Rows):
             return transfers
         rows = tuple(transfers)

@@ -29,7 +29,7 @@ class Link(NamedTuple):
 
 
 class Drafts(NamedTuple):
-    """Rows without numbers, in columns of D entries; each stands for one row per path of its link.
+    """Rows without numbers, in columns of D entries; each makes one row per path of its link.
 
     Args:
         links, actions, contents: tables that columns index; actions are those of the programs, then others.

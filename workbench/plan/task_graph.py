@@ -130,7 +130,7 @@ def num_missing(after: Ints, num_nodes: int) -> Ints:
 
 
 def adjacency(before: Ints, after: Ints, num_nodes: int) -> tuple[Ints, Ints]:
-    """[N + 1], [E]: node n's followers are followers[offsets[n]:offsets[n + 1]], as edges stand."""
+    """[N + 1], [E]: node n's followers are followers[offsets[n]:offsets[n + 1]], in edge order."""
     counts = np.bincount(before, minlength=num_nodes)
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
     return offsets, after[np.argsort(before, kind="stable")]
@@ -142,7 +142,7 @@ def task_graph(
     groups: Iterable[OrderedGroup],
     reductions: Mapping[Action, tuple[int, ...]],
 ) -> TaskGraph:
-    """Build the graph of programs in which every action stands once, STEP last.
+    """Build the graph of programs in which every action occurs once, STEP last.
 
     Raises:
         ValueError: a rank that would reduce a gradient group twice.

@@ -34,7 +34,7 @@ class ScheduleKind(StrEnum):
 
     @property
     def splits_backward(self) -> bool:
-        """Whether backwards stand as I and W instead of B."""
+        """Whether backwards are split into I and W."""
         return self.spec.splits_backward
 
     @property

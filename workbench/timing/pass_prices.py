@@ -174,7 +174,7 @@ class PassPrices:
     def _lost_s(self, stage: Stage, kind: Pass, times: PassTimes) -> float:
         """Return the seconds that a pass with sharded weights loses to concurrent collectives.
 
-        Those of its own round stand for its neighbours'.
+        Those of its own round approximate its neighbours'.
         """
         if stage.id not in self._units:
             return 0.0

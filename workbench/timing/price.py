@@ -41,7 +41,7 @@ class Price:
 
 @collector_paused()
 def price(lowered: Lowered, cost: CostModel, *, attention: AttentionModel | None = None) -> Price:
-    """Price every action that stands in a program.
+    """Price every action of the programs.
 
     Passes are sums over the stage's layers, with the gradients that run for the modules present in the
     microbatch; a gradient reduction is its groups' all-reduces one after the other, a collective of sharded

@@ -72,7 +72,7 @@ def intervals(
     Args:
         forward, backward: [l, stages] seconds by position and stage.
         programs: of the chain's ranks.
-        position: whose forwards are looked at.
+        position: of the forwards.
         rank: whose intervals they are.
     """
     without_forwards = forward.copy()

@@ -8,7 +8,7 @@ bytes; what moves is the connectivity metric, sum of bytes x (ranks on the net -
 
 Differs: a row is computed where its queries live, so queries and partial outputs never move; DCP places
 single tiles. Queries, keys and values of the same tokens share a rank. One level of greedy placement and
-single-block moves that save bytes, from several starts, stand for KaHyPar's multilevel search with its
+single-block moves that save bytes, from several starts, replace KaHyPar's multilevel search with its
 hill climbing, so volumes are upper bounds of what DCP would find. Only placement is planned: DCP's
 division into steps that overlap with communication is not.
 """

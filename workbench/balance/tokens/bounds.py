@@ -12,7 +12,7 @@ def least_possible(work: ArrayLike, num_ranks: int) -> float:
     """Return a lower bound on the work of the heaviest rank under any distribution.
 
     The largest of: the mean per rank (rounded up for whole numbers), the heaviest block, and the two
-    that must share a rank when the G + 1 heaviest blocks stand on G ranks. Work and errors: as of
+    that must share a rank when the G + 1 heaviest blocks are on G ranks. Work and errors: as of
     `tokens.longest_first`. Complexity: O(B).
     """
     loads = checked_work(work, num_ranks)
