@@ -64,16 +64,14 @@ class ExchangedAttention:
             return None if self._inner is None else self._inner(call)
         if call.operator.num_keys is not None or call.operator.tokens is not TokenCount.IN:
             return None
-        device = call.plan.cluster.device_of(call.stage.flat_ranks)
-        blocks, seconds_of = (
-            self._blocks(call.microbatch, call.reach(self._cost.on(device))),
-            self._ring if kind is KeyExchange.RING else self._all_to_all,
-        )
+        cost = self._cost_of(call)
+        blocks = self._blocks(call.microbatch, call.reach(cost))
+        seconds_of = self._ring if kind is KeyExchange.RING else self._all_to_all
         links = (
             grid_links(call.plan.cluster, call.stage).context,
             neighbour_link(call.plan.cluster, call.stage),
         )
-        machine = Identity(self._cost.on(device)), links
+        machine = Identity(cost), links
         sizes = call.stage.tp, call.plan.settings.precision
         key = Identity(blocks), kind, call.operator, machine, sizes
         return _TIMES.get_or(key, lambda: seconds_of(call, blocks))
@@ -111,11 +109,14 @@ class ExchangedAttention:
         why = "all-to-all attention: whole rows of some heads"
         return _time(forward_s + moved_s, backward_s + moved_s, why)
 
+    def _cost_of(self, call: AttentionCall) -> CostModel:
+        return self._cost.on(call.plan.cluster.device_of(call.stage.flat_ranks))
+
     def _exchanged_s(self, call: AttentionCall, num_bytes: float) -> float:
         """Return the seconds of an all-to-all of that many bytes per rank."""
         link = grid_links(call.plan.cluster, call.stage).context
         assert link is not None, "context-parallel ranks have a link"
-        cost = self._cost.on(call.plan.cluster.device_of(call.stage.flat_ranks))
+        cost = self._cost_of(call)
         seconds = cost.collectives.seconds(Collective.ALL_TO_ALL, num_bytes, call.stage.cp, link)
         return seconds / cost.execution.collective_rate
 
@@ -160,7 +161,7 @@ class ExchangedAttention:
         alone = Layer(name=operator.name, kind=LayerKind.BLOCK, operators=(operator,), out_width=1)
         work = Work((RowWork(num_tokens, num_tokens, pairs),))
         precision = call.plan.settings.precision
-        cost = self._cost.on(call.plan.cluster.device_of(call.stage.flat_ranks))
+        cost = self._cost_of(call)
         time = cost.layer_time(alone, work, tp=call.stage.tp, cp=1, precision=precision)
         return time.forward_s, time.input_grad_s
 
@@ -170,7 +171,7 @@ class ExchangedAttention:
 
     def _moved_s(self, call: AttentionCall, num_bytes: float) -> float:
         link = neighbour_link(call.plan.cluster, call.stage)
-        cost = self._cost.on(call.plan.cluster.device_of(call.stage.flat_ranks))
+        cost = self._cost_of(call)
         return (link.latency_s + num_bytes / link.bytes_per_s) / cost.execution.collective_rate
 
 

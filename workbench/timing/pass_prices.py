@@ -28,7 +28,7 @@ from workbench.timing.attention import (
     with_attention,
     without_attention,
 )
-from workbench.timing.grid_links import GridLinks, grid_links, neighbour_link
+from workbench.timing.grid_links import GridCost, GridLinks, grid_links, neighbour_link
 from workbench.timing.pass_times import PassTimes, pace, pass_times, with_gathers
 from workbench.timing.weights import CollectivePrices
 
@@ -97,15 +97,16 @@ class PassPrices:
         stage, kind, microbatch = action
         passes_s = self._passes_s.get((stage, kind))
         if passes_s is None:
-            passes_s = self._passes_s[stage, kind] = self._passes_of_stage(self._stage_of(action), kind)
+            passes_s = self._passes_s[stage, kind] = self._passes_of_stage(self.stage_of(action), kind)
         if microbatch is None or not 0 <= microbatch < len(passes_s):
-            module = self._stage_of(action).module
+            module = self.stage_of(action).module
             raise ValueError(f"action {action}: {module!r} has no microbatch {action.microbatch}")
         if isnan(passes_s[microbatch]):
             raise ValueError(f"action {action}: no gradient runs in stage {stage}, it has no backward")
         return passes_s[microbatch]
 
-    def _stage_of(self, action: Action) -> Stage:
+    def stage_of(self, action: Action) -> Stage:
+        """Return the stage of an action; ValueError where it has none."""
         if action.stage is None:
             raise ValueError(f"action {action} belongs to no stage")
         return self._plan.stage[action.stage]
@@ -292,22 +293,10 @@ class PassPrices:
         attention_times: Times = {}
         if self._attention is not None:
             attention_times = times_of(self._attention, self._plan, stage, microbatch, layer)
-        remaining, machine = (
-            without_attention(layer, attention_times),
-            cost.with_expert_parallel(stage.ep, links.experts),
-        )
-        times = [
-            machine.layer_time(
-                remaining,
-                work,
-                tp=stage.tp,
-                cp=stage.cp,
-                precision=self._plan.settings.precision,
-                link=links.tensor,
-                context_link=links.context,
-            )
-            for work in self._works(self._plan, microbatch)
-        ]
+        remaining = without_attention(layer, attention_times)
+        machine = cost.with_expert_parallel(stage.ep, links.experts)
+        grid = GridCost(machine, stage.tp, stage.cp, self._plan.settings.precision, links)
+        times = [grid.layer_time(remaining, work) for work in self._works(self._plan, microbatch)]
         return with_attention(slowest(times), layer, attention_times)
 
     def _stage_cost(self, stage: Stage) -> CostModel:

@@ -102,7 +102,7 @@ class _Pricing:
             return max(self.steps_s.values())
         if meaning.activity is Activity.RELEASE:
             return 0.0
-        stage = self._plan.stage[_stage_of(action)]
+        stage = self._passes.stage_of(action)
         profile, measured = self._cost_of(stage.flat_ranks).profile, measured_as(action.kind)
         overhead_s = profile.overhead_s(measured)
         if meaning.activity is Activity.COPY:
@@ -174,9 +174,3 @@ def step_bytes(precision: Precision, wide: Precision | None = None) -> int:
     if precision is Precision.BFLOAT16:
         return 2 + 3 * 4 + 3 * 4 + 2
     return 7 * precision.num_bytes
-
-
-def _stage_of(action: Action) -> int:
-    if action.stage is None:
-        raise ValueError(f"action {action} belongs to no stage")
-    return action.stage

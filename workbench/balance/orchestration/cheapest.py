@@ -1,15 +1,13 @@
 """The cheapest orchestration: dollars per sample on GPUs that are paid by the hour."""
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import product
 from math import inf
-from operator import attrgetter
 
 from workbench.balance.orchestration.exact import (
     CHEAPEST,
     Option,
-    front,
+    fronts_under,
     judged,
     options_of,
     paces,
@@ -19,8 +17,6 @@ from workbench.balance.orchestration.exact import (
 )
 from workbench.balance.orchestration.task import Orchestration, Task, Unit
 from workbench.units import S_PER_HOUR
-
-_STAGE_S = attrgetter("stage_s")
 
 
 def dollars_per_sample(task: Task, orchestration: Orchestration) -> float:
@@ -94,10 +90,7 @@ def _candidates(task: Task, pace: int, limit: float) -> Iterator[Orchestration]:
     for threshold_s in sorted(
         {o.stage_s for unit_options in options for o in unit_options if o.stage_s >= first_s}
     ):
-        fronts = [
-            front(unit_options[: bisect_right(unit_options, threshold_s, key=_STAGE_S)])
-            for unit_options in options
-        ]
+        fronts = fronts_under(options, threshold_s)
         steady_s = threshold_s * (num_rounds - 1)
         least_s = steady_s + sum(unit_options[-1].once_s for unit_options in fronts)
         rate = sum(

@@ -163,11 +163,7 @@ def _candidates(task: Task, pace: int, limit_s: float) -> Iterator[Orchestration
     for threshold_s in thresholds[_first_feasible(task, options, thresholds) :]:
         if least_once_s + threshold_s * (num_rounds - 1) > limit_s:
             return
-        fronts = [
-            front(unit_options[: bisect_right(unit_options, threshold_s, key=_STAGE_S)])
-            for unit_options in options
-        ]
-        candidate = _least_once(task, pace, fronts)
+        candidate = _least_once(task, pace, fronts_under(options, threshold_s))
         if candidate is not None:
             limit_s = min(limit_s, candidate.iteration_s * (1 + CHEAPEST))
             yield candidate
@@ -214,7 +210,13 @@ def suffices(task: Task, gpus: Sequence[int]) -> bool:
     return all(num_gpus <= available[pool] for pool, num_gpus in used.items())
 
 
-def front(options: Sequence[Option]) -> list[Option]:
+def fronts_under(options: Sequence[Sequence[Option]], threshold_s: float) -> list[list[Option]]:
+    """Return each unit's Pareto front among its options, sorted by stage time, up to a threshold."""
+    ends = [bisect_right(unit_options, threshold_s, key=_STAGE_S) for unit_options in options]
+    return [_front(unit_options[:end]) for unit_options, end in zip(options, ends, strict=True)]
+
+
+def _front(options: Sequence[Option]) -> list[Option]:
     """Return the Pareto front of GPUs and one-time seconds; ties go to the faster stage."""
     front: list[Option] = []
     for option in sorted(options, key=lambda o: (o.num_gpus, o.once_s, o.stage_s)):
