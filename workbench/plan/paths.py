@@ -10,7 +10,7 @@ from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.lowered import Route, Slice
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Boundaries, Plan, Stage
-from workbench.plan.rank_placement import places, relative_placement
+from workbench.plan.rank_placement import rank_locations, relative_placement
 
 _EACH_SENDS: LruCache[bool] = LruCache(65_536)
 
@@ -141,10 +141,10 @@ def _via_broker(broker: int | None, direct: tuple[Path, ...]) -> tuple[Path, ...
 def _byte_s(cluster: Cluster, parts: Sequence[Sequence[Path]]) -> float:
     """Return the seconds per byte of all tokens: the busiest port's sends, then its broadcasts."""
     busy_s: dict[tuple[bool, int, int], float] = {}
-    place_of = places(cluster)
+    location_of = rank_locations(cluster)
     for path in (path for paths in parts for path in paths):
-        node, card, _ = place_of[path.source_rank]
-        nodes = {node, *(place_of[rank].node for rank in path.destination_ranks)}
+        node, card, _ = location_of[path.source_rank]
+        nodes = {node, *(location_of[rank].node for rank in path.destination_ranks)}
         key = path.follows, node, -1 - path.source_rank if len(nodes) == 1 else card
         busy_s[key] = busy_s.get(key, 0.0) + 1 / (len(parts) * cluster.link_of(nodes).bytes_per_s)
     return sum(

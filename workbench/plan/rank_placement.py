@@ -16,7 +16,7 @@ class RankLocation(NamedTuple):
 
 
 RankPlacement = tuple[RankLocation, ...]
-_PLACES: LruCache[RankPlacement] = LruCache(64)
+_LOCATIONS: LruCache[RankPlacement] = LruCache(64)
 _RELATIVE: LruCache[RankPlacement] = LruCache(2_000_000, len)
 
 
@@ -25,7 +25,9 @@ def relative_placement(cluster: Cluster, ranks: tuple[int, ...]) -> RankPlacemen
 
     Complexity: O(ranks), once for the same ranks.
     """
-    return _RELATIVE.get_or((Identity(cluster), ranks), lambda: _relative_placement(places(cluster), ranks))
+    return _RELATIVE.get_or(
+        (Identity(cluster), ranks), lambda: _relative_placement(rank_locations(cluster), ranks)
+    )
 
 
 def _relative_placement(locations: RankPlacement, ranks: Iterable[int]) -> RankPlacement:
@@ -41,16 +43,16 @@ def _relative_placement(locations: RankPlacement, ranks: Iterable[int]) -> RankP
 
 def node_kinds(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[int, ...]:
     """Return the kind of node of each rank."""
-    locations = places(cluster)
+    locations = rank_locations(cluster)
     return tuple(locations[rank].kind for rank in ranks)
 
 
-def places(cluster: Cluster) -> RankPlacement:
+def rank_locations(cluster: Cluster) -> RankPlacement:
     """Return the location of every rank of the cluster. O(ranks), once per cluster."""
-    return _PLACES.get_or(Identity(cluster), lambda: _places(cluster.nodes))
+    return _LOCATIONS.get_or(Identity(cluster), lambda: _locations_of(cluster.nodes))
 
 
-def _places(nodes: Sequence[Node]) -> RankPlacement:
+def _locations_of(nodes: Sequence[Node]) -> RankPlacement:
     first: dict[Node, int] = {}
     return tuple(
         RankLocation(number, node.card_of(index), first.setdefault(node, number))
@@ -60,8 +62,11 @@ def _places(nodes: Sequence[Node]) -> RankPlacement:
 
 
 def by_port(cluster: Cluster, parts: Iterable[Sequence[int]]) -> list[tuple[int, ...]] | None:
-    """Return groups of parts that send through a common card; None where nodes have CPU cores to share."""
-    locations = places(cluster)
+    """Return groups of parts that send through a common card; None where nodes have CPU cores to share.
+
+    A part within one node sends through no card.
+    """
+    locations = rank_locations(cluster)
     senders: dict[tuple[int, int], list[int]] = {}
     for index, ranks in enumerate(parts):
         cards = {locations[rank][:2] for rank in ranks}
