@@ -135,9 +135,8 @@ class _RowAccount:
         is_receiving = np.zeros(len(cells), np.bool_)
         is_receiving[cell] = True
         receiving = np.maximum.accumulate(np.where(is_receiving, cells, positions.start))
-        posting = np.maximum(
-            positions.start, np.concatenate(([0], receiving[:-1]))
-        )  # the previous receiving action
+        # The previous receiving action.
+        posting = np.maximum(positions.start, np.concatenate(([0], receiving[:-1])))
         is_broadcast = rows.is_broadcast[row]
         posted = posting[cell]
         ordered = np.flatnonzero(~is_broadcast)

@@ -228,9 +228,7 @@ class _LayerAccount:
 
     def _pointwise(self, operator: Pointwise) -> float:
         size, wide = self._setting.element_bytes, self._setting.wide_bytes
-        if operator.weights and not operator.name.endswith(
-            ACTIVATIONS
-        ):  # activations may have biases of their own
+        if operator.weights and not operator.name.endswith(ACTIVATIONS):  # these may have biases of their own
             return 0.0 if _is_relu(self._previous) else self._norm(operator)
         if not self._live:
             return 0.0

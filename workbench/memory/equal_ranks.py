@@ -85,9 +85,7 @@ def _row_lists(rows: Rows) -> dict[int, int]:
     """Map ends to a number for the list of their rows: which tensors, and by which routes."""
     is_passed_on = (rows.after >= 0) & (rows.route[rows.after] != ROUTES[Route.LOCAL])
     content = (_tensors(rows) * len(ROUTES) + rows.route) * 2 + is_passed_on
-    narrow = rows.end.astype(
-        np.min_scalar_type(len(rows.ends))
-    )  # sorts in linear time where 16 bits are enough
+    narrow = rows.end.astype(np.min_scalar_type(len(rows.ends)))  # 16 bits are sorted in linear time
     order = np.argsort(narrow, kind="stable")
     ends, content = rows.end[order], content[order]
     first = np.flatnonzero(np.diff(ends, prepend=-1))

@@ -47,9 +47,8 @@ class PassLines:
         self._rank_index = np.repeat(np.arange(len(ranks)), self.lengths)
         self._last = np.cumsum(self.lengths) - 1
         self._num_stages = 1 + max((NOWHERE, *plan.stage, *actions.stage.tolist()))
-        self._rank_stage = (
-            self._rank_index * (self._num_stages + 1) + self._stage + 1
-        )  # rank and stage, as one number
+        # Rank and stage as one number.
+        self._rank_stage = self._rank_index * (self._num_stages + 1) + self._stage + 1
         self._acquired, self._released = np.zeros((2, len(number)), np.int64)
 
     def columns(self) -> Ints:

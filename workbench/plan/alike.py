@@ -87,9 +87,7 @@ def alike_together(plan: Plan, links: Iterable[Sequence[int]]) -> tuple[tuple[Co
 @cached_on_instance
 def components(plan: Plan) -> tuple[Component, ...]:
     """Split the plan's module replicas by common samples or ranks; empty where they cannot be separated."""
-    is_brokered = (
-        plan.settings.boundaries is Boundaries.BROKERS
-    )  # a row passes through another replica's rank
+    is_brokered = plan.settings.boundaries is Boundaries.BROKERS  # rows pass through ranks of others
     if is_brokered or max(map(len, _replicas_of(plan).values())) < 2:
         return ()
     return _COMPONENTS.get_or(

@@ -54,9 +54,8 @@ def shape_of(
             for m in microbatches
         ]
     )
-    crossing = tuple(
-        [(number_of[sample], k) for sample, k in items]
-    )  # not all in both where several hold an item
+    # Not all are in both microbatches where several hold an item.
+    crossing = tuple([(number_of[sample], k) for sample, k in items])
     kinds = sample_kinds(plan.batch)
     return (shapes, crossing, tuple([kinds[sample] for sample in number_of])), tuple(number_of)
 

@@ -285,9 +285,7 @@ def _check_groups(lowered: Lowered) -> None:
                 members = lowered.groups[index].members
                 reached.update((index, rank) for rank in program.ranks if rank in members)
     for group in lowered.groups:
-        present = (
-            rank for rank in group.ranks if rank in lowered.plan.stages_on
-        )  # the rest: in replicas folded away
+        present = filter(lowered.plan.stages_on.__contains__, group.ranks)  # not in replicas folded away
         times = {rank: reached[group.index, rank] for rank in present}
         if len(group.ranks) > 1 and set(times.values()) - {1}:
             rank = next(rank for rank in group.ranks if times[rank] != 1)

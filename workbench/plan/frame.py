@@ -31,9 +31,7 @@ class Frame:
 
 
 _PRESENT: LruCache[Present] = LruCache(1024)
-_UNIQUE: LruCache[Frame] = LruCache(
-    4096
-)  # one object of equal frames, so that they are compared in full once
+_UNIQUE: LruCache[Frame] = LruCache(4096)  # one object of equal frames: they are compared in full once
 _WITHOUT_PROGRAMS: LruCache[Frame] = LruCache(64)  # of the last stages
 _BORDER_FACTS: LruCache[BorderFacts] = LruCache(16)  # of models; filled on use
 

@@ -68,10 +68,7 @@ def gradient_groups(plan: Plan) -> tuple[GradientGroup, ...]:
     issues its groups in this order. Sharded weights have a group per shard: the ranks that hold it in any
     instance.
     """
-    sharding = tuple(
-        (settings.module, settings.sharding, settings.instances) for settings in plan.settings.modules
-    )
-    key = Identity(plan.model), value_key(plan.stages), sharding
+    key = Identity(plan.model), value_key(plan.stages), plan.settings.shardings
     return _OF_PLAN.get_or(key, lambda: tuple(itertools.chain.from_iterable(_groups_by_module(plan))))
 
 
@@ -107,9 +104,8 @@ def _module_groups(
             for weights in model_weights.weights(stage):
                 holders[weights].append(stage)
     groups: list[GradientGroup] = []
-    ranks_of: dict[
-        tuple[bool, tuple[int, ...]], tuple[tuple[int, ...], ...]
-    ] = {}  # most layers are on the same ranks
+    # By grids: most layers are on the same ranks.
+    ranks_of: dict[tuple[bool, tuple[int, ...]], tuple[tuple[int, ...], ...]] = {}
     for weights in sorted(holders, key=lambda w: -_first_layer(module.layers, w)):
         stages = holders[weights]
         unit = units.get(stages[0].id)

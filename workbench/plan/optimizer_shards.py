@@ -45,10 +45,7 @@ def optimizer_shards(plan: Plan, group: GradientGroup) -> OptimizerShards:
     """
     settings = plan.settings.of(group.weights[0].module)
     num_ranks = len(group.ranks)
-    if settings.sharding in (
-        Sharding.NONE,
-        Sharding.PARAMETERS,
-    ):  # a group of sharded parameters is one shard
+    if settings.sharding in (Sharding.NONE, Sharding.PARAMETERS):  # sharded parameters: a group is one shard
         return _instances(group.ranks, 1)
     if num_ranks % settings.instances:
         valid = [count for count in range(1, num_ranks + 1) if num_ranks % count == 0]

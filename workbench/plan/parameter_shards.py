@@ -89,10 +89,8 @@ def shard_units(plan: Plan) -> tuple[ShardUnit, ...]:
     """
     if not _shards_any(plan):
         return ()
-    sharding = tuple(
-        (settings.module, settings.sharding, settings.instances) for settings in plan.settings.modules
-    )
-    return _UNITS.get_or((Identity(plan.model), value_key(plan.stages), sharding), lambda: _units(plan))
+    key = Identity(plan.model), value_key(plan.stages), plan.settings.shardings
+    return _UNITS.get_or(key, lambda: _units(plan))
 
 
 def _units(plan: Plan) -> tuple[ShardUnit, ...]:

@@ -236,6 +236,11 @@ class Settings:
         """Bytes of an element of a gradient while it is added up over ranks."""
         return (self.optimizer_precision or self.precision).num_bytes
 
+    @property
+    def shardings(self) -> tuple[tuple[str, Sharding, int], ...]:
+        """(module, sharding, instances) of every module with settings of its own."""
+        return tuple((own.module, own.sharding, own.instances) for own in self.modules)
+
     def divides_tokens(self, module: str) -> bool:
         """Whether tensor-parallel ranks of a module split its tokens (sequence parallelism).
 

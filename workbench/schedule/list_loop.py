@@ -160,9 +160,8 @@ def _starts(  # noqa: C901, PLR0912, PLR0915  (one loop: its parts share a dozen
                 begun[stage] += 1
                 held[rules.pool[stage]] += rules.share[stage]
                 for index in range(inputs.offsets[chosen], inputs.offsets[chosen + 1]):
-                    heappush(
-                        touched, passes.group[stage_of[inputs.values[index]]]
-                    )  # its next forward may wait for its turn
+                    # Its next forward may wait for its turn.
+                    heappush(touched, passes.group[stage_of[inputs.values[index]]])
             continue
         now = ends[0][0]
         while ends and ends[0][0] == now:
