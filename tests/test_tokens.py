@@ -9,12 +9,7 @@ from torch.distributed.tensor.experimental._context_parallel import _load_balanc
 
 from tests import token_oracle as oracle
 from workbench.balance.tokens import policies as tokens
-from workbench.balance.tokens.bounds import (
-    graham_additive,
-    graham_longest_first,
-    graham_unsorted,
-    least_possible,
-)
+from workbench.balance.tokens.bounds import least_possible
 from workbench.balance.tokens.compiled import descending_order
 from workbench.balance.tokens.exchange import (
     Swap,
@@ -165,9 +160,9 @@ def test_bounds_of_graham_against_brute_force(work, num_ranks):
         policy: max(oracle.loads_of(work, policy(work, num_ranks), num_ranks)) for policy in POLICIES[:2]
     }
     assert least_possible(work, num_ranks) <= least
-    assert heaviest[tokens.longest_first] <= graham_longest_first(num_ranks) * least + 1e-9
-    assert heaviest[tokens.longest_first_unsorted] <= graham_unsorted(num_ranks) * least + 1e-9
-    assert max(heaviest.values()) <= graham_additive(work, num_ranks) + 1e-9
+    assert heaviest[tokens.longest_first] <= oracle.graham_longest_first(num_ranks) * least + 1e-9
+    assert heaviest[tokens.longest_first_unsorted] <= oracle.graham_unsorted(num_ranks) * least + 1e-9
+    assert max(heaviest.values()) <= oracle.graham_additive(work, num_ranks) + 1e-9
 
 
 def test_grahams_worst_case_for_two_ranks_is_reached_and_exchanges_repair_it():
@@ -177,7 +172,7 @@ def test_grahams_worst_case_for_two_ranks_is_reached_and_exchanges_repair_it():
         for policy in (tokens.longest_first, longest_first_exchanged)
     ]
     assert heaviest == [7, 6]
-    assert graham_longest_first(2) == pytest.approx(7 / 6)
+    assert oracle.graham_longest_first(2) == pytest.approx(7 / 6)
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=10), st.integers(2, 3))
@@ -189,7 +184,7 @@ def test_against_the_integer_programme(work, num_ranks):
         for policy in (longest_first_exchanged, tokens.longest_first)
     ]
     assert least_possible(work, num_ranks) <= least <= heaviest[0] <= heaviest[1]
-    assert heaviest[1] <= graham_longest_first(num_ranks) * least + 1e-9
+    assert heaviest[1] <= oracle.graham_longest_first(num_ranks) * least + 1e-9
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=7), st.integers(2, 3))

@@ -8,16 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.token_oracle import loads_of
-from workbench.balance.tokens.bounds import (
+from tests.token_oracle import (
     graham_additive,
     graham_longest_first,
     graham_unsorted,
-    least_possible,
-    random_bound,
-    random_tail,
+    loads_of,
     random_variance,
 )
+from workbench.balance.tokens.bounds import least_possible, random_bound, random_tail
 from workbench.balance.tokens.policies import max_over_mean, random_blocks
 
 works = st.lists(st.integers(0, 20), min_size=1, max_size=7)

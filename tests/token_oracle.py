@@ -1,10 +1,12 @@
-"""Token distribution done slowly: heapq, integer programming, and every exchange there is."""
+"""Oracles of token distribution: heapq, integer programming, every exchange there is, and known bounds."""
 
 import heapq
 from itertools import product
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
+
+from workbench.balance.tokens.policies import checked_work
 
 
 def greedy(work, order, num_ranks):
@@ -82,3 +84,29 @@ def best_exchange(work, owners, num_ranks, *, may_move):
         taken = [work[block] for block in range(len(work)) if owners[block] == rank] + [0] * may_move
         found += [max(loads[heavy] - work[give] + t, loads[rank] + work[give] - t) for t in taken]
     return min(found)
+
+
+def graham_longest_first(num_ranks):
+    """Return a bound on the heaviest rank of `longest_first` over the least possible. Graham 1969."""
+    return 4 / 3 - 1 / (3 * num_ranks)
+
+
+def graham_unsorted(num_ranks):
+    """Return the same bound of `longest_first_unsorted`. Graham 1966."""
+    return 2 - 1 / num_ranks
+
+
+def graham_additive(work, num_ranks):
+    """Return a bound on the heaviest rank under any greedy order: mean + largest block.
+
+    The bound that both Cornstarch papers quote beside their algorithm. The rank that ends up
+    heaviest was the lightest, so at most even, when it got its last block.
+    """
+    loads = checked_work(work, num_ranks)
+    return float(loads.sum()) / num_ranks + float(loads.max())
+
+
+def random_variance(work, num_ranks):
+    """Return the variance of one rank's work under `random_blocks`: sum(work**2) x (1/G) x (1 - 1/G)."""
+    loads = checked_work(work, num_ranks).astype(np.float64)
+    return float(np.square(loads).sum()) / num_ranks * (1 - 1 / num_ranks)

@@ -7,7 +7,7 @@ from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.plan.codec import plan_hash
 from workbench.plan.plan import Plan
-from workbench.plan.plan_schedule import is_sharded, likely_schedules, schedule_of
+from workbench.plan.plan_schedule import likely_schedules, schedule_of
 from workbench.planner.assembly import scheduled
 from workbench.planner.plan_layouts import Placing, layouts_of
 from workbench.planner.stage_counts import silent
@@ -38,7 +38,7 @@ def replanned_by(plan: Plan) -> str:
     """
     if plan.strategy in BY_NAME:
         return plan.strategy
-    all_sharded = all(is_sharded(plan, module.name) for module in plan.model.modules)
+    all_sharded = all(plan.settings.of(module.name).shards_parameters for module in plan.model.modules)
     return (fsdp.SPEC if all_sharded else megatron_heterogeneous.SPEC).name
 
 

@@ -1,4 +1,4 @@
-"""Memory of every rank over a step: what it always holds, and what each action takes and gives back."""
+"""Memory of every rank over a step: its static bytes, and what each action allocates and frees."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
@@ -28,8 +28,8 @@ class MemoryTable:
 
     Args:
         static_bytes: rank -> parameters and optimizer state.
-        acquired_bytes: rank -> taken when an action starts, by its place in the rank's program.
-        released_bytes: rank -> given back when it ends, likewise.
+        acquired_bytes: rank -> allocated when an action starts, by its position in the rank's program.
+        released_bytes: rank -> freed when it ends, likewise.
     """
 
     static_bytes: dict[int, int]
@@ -41,59 +41,59 @@ class MemoryTable:
 def memory_table(lowered: Lowered) -> MemoryTable:
     """Account for parameters, gradients, optimizer state, activations and boundary tensors.
 
-    Static are parameters and optimizer state. An action takes, and one gives back:
+    Static are parameters and optimizer state. Actions allocate, until it is freed:
       forward: what autograd keeps for its backward (with recompute: the inputs of layers that
         will be computed again), the stage's inputs and its output, until the last backward of
         the microbatch; where there is none, the output until its send is known to be received;
         and the largest layer's working set until its own end.
       backward: gradients of its tensors in work, and the gradient it received, until its end;
-        the gradient it hands on until that is received; at a stage's first, its weights'
+        the gradient it sends until that is received; at a stage's first, its weights'
         gradients until the end of STEP.
       any pass: the receive buffers of the next one that receives.
-      OFFLOAD gives the weights and optimizer state of its stage back, ONLOAD takes them again.
-        Of sharded weights ALL_GATHER takes the whole ones, and its own part as it is sent, until FREE;
-        REDUCE_SCATTER takes what it sends, until the first action that waits for it starts.
-      sum of gradients: a copy of those it reduces, until STEP; STEP: the optimizer's temporaries.
-    What runs beside passes takes its bytes when the program comes to it, however late its lane is free: so
-    the order of a rank's program says all, and no time does.
-    A tensor handed to a stage on the same rank is counted once, until its last reader ends.
+      OFFLOAD frees the weights and optimizer state of its stage, ONLOAD allocates them again.
+        Of sharded weights ALL_GATHER allocates the whole ones, and its own shard as it is sent, until FREE;
+        REDUCE_SCATTER allocates what it sends, until the first action that waits for it starts.
+      gradient reduction: a copy of what it reduces, until STEP; STEP: the optimizer's temporaries.
+    What runs beside passes allocates when the program comes to it, however late its lane is free: so
+    memory depends on the order of a rank's program alone, and on no time.
+    A tensor passed to a stage on the same rank is counted once, until its last reader ends.
     A step's data is not counted, nor what a transport or an allocator holds beside tensors.
 
     Complexity: O(actions x layers of a stage + rows x rows of a pair of ranks), of the first of equal
     replicas; O(actions) for each other.
     """
     plan = lowered.plan
-    twin = _twins(plan)
+    original = _original_ranks(plan)
     ranks = plan.ranks
-    of_rank = _accounts(lowered, [rank for rank in ranks if rank not in twin])
+    account_of = _rank_accounts(lowered, [rank for rank in ranks if rank not in original])
     table = MemoryTable({}, {}, {})
     for rank in ranks:
-        table.static_bytes[rank], lines = of_rank[twin.get(rank, rank)]
+        table.static_bytes[rank], lines = account_of[original.get(rank, rank)]
         table.acquired_bytes[rank], table.released_bytes[rank] = lines.acquired, lines.released
     return table
 
 
-def _accounts(lowered: Lowered, ranks: Sequence[int]) -> dict[int, tuple[int, Lines]]:
-    """Of each rank its static bytes and its lines; ranks whose accounts are equal share them."""
+def _rank_accounts(lowered: Lowered, ranks: Sequence[int]) -> dict[int, tuple[int, Lines]]:
+    """Return each rank's static bytes and lines; ranks whose accounts are equal share them."""
     accounts = Accounts(lowered, ranks)
     first_of = equal_ranks(accounts)
     firsts = tuple(dict.fromkeys(first_of.values()))
     if len(firsts) < len(ranks):
         accounts = Accounts(lowered, firsts)
     lines = rank_lines(accounts)
-    known: dict[Hashable, tuple[int, Lines]] = {}
-    found: dict[int, tuple[int, Lines]] = {}
+    account_of: dict[Hashable, tuple[int, Lines]] = {}
+    of_firsts: dict[int, tuple[int, Lines]] = {}
     for rank in firsts:
         key = accounts.shape(rank), id(lines[rank])
-        if key not in known:
+        if key not in account_of:
             static = sum(size for _, kind, size in accounts.state(rank) if kind.part != GRADIENTS)
-            known[key] = static, _with_moves(accounts, rank, lines[rank])
-        found[rank] = known[key]
-    return {rank: found[first] for rank, first in first_of.items()}
+            account_of[key] = static, _with_moves(accounts, rank, lines[rank])
+        of_firsts[rank] = account_of[key]
+    return {rank: of_firsts[first] for rank, first in first_of.items()}
 
 
-def _twins(plan: Plan) -> dict[int, int]:
-    """Rank of a replica that equals an earlier one -> the rank at its place there."""
+def _original_ranks(plan: Plan) -> dict[int, int]:
+    """Map each rank of a replica that equals an earlier one to the corresponding rank there."""
     return {
         rank: first_rank
         for first, *others in alike_replicas(plan)
@@ -103,31 +103,31 @@ def _twins(plan: Plan) -> dict[int, int]:
 
 
 def _with_moves(accounts: Accounts, rank: int, lines: Lines) -> Lines:
-    """A rank's lines, and the weights that come and go."""
+    """Return a rank's lines with the weights that are offloaded, onloaded, gathered and freed."""
     plan = accounts.plan
     moves = [pair for pair in enumerate(plan.program.get(rank, ())) if pair[1].kind in MOVES]
     if not moves:
         return lines
-    held: Counter[int] = Counter()
+    stage_bytes: Counter[int] = Counter()
     for stage, kind, num_bytes in accounts.state(rank):
-        held[stage.id] += num_bytes if kind.part != GRADIENTS else 0
+        stage_bytes[stage.id] += num_bytes if kind.part != GRADIENTS else 0
     acquired, released = lines.acquired.copy(), lines.released.copy()
     for index, action in moves:
         assert action.stage is not None
         unit = accounts.units.get(action.stage)
-        changed = acquired if MEANING[action.kind].weights > 0 else released
-        changed[index] += held[action.stage] if unit is None else whole_bytes(plan, unit)
+        column = acquired if MEANING[action.kind].weights > 0 else released
+        column[index] += stage_bytes[action.stage] if unit is None else whole_bytes(plan, unit)
     return Lines(acquired, released)
 
 
 def whole_bytes(plan: Plan, unit: ShardUnit) -> int:
-    """Of a unit's weights while they are whole, and of the rank's own part as it is sent."""
+    """Return the bytes of a unit's gathered weights, and of the rank's own shard as it is sent."""
     sizes = (unit.padded(size) + unit.part(size) for size in unit.gathered)
     return sum(sizes) * plan.settings.precision.num_bytes
 
 
 def static_holders(plan: Plan, rank: int) -> dict[str, int]:
-    """Bytes of a rank's parameters with all their state, by what holds them; a tied weight counts once.
+    """Return the bytes of a rank's parameters with all their state, by holder; a tied weight counts once.
 
     Complexity: O(parameters of the rank's stages).
     """
@@ -138,25 +138,25 @@ def static_holders(plan: Plan, rank: int) -> dict[str, int]:
 
 
 def moved_bytes(plan: Plan, table: MemoryTable, rank: int, action: Action) -> tuple[int, int]:
-    """What an action takes on a rank when it starts, and gives back when it ends."""
+    """Return the bytes that an action allocates on a rank when it starts and frees when it ends."""
     index = plan.program[rank].index(action)
     return table.acquired_bytes[rank][index], table.released_bytes[rank][index]
 
 
 def peak_bytes(lowered: Lowered, table: MemoryTable) -> dict[int, int]:
-    """Rank -> most bytes held at once, walking its program in order: those of its simulated timeline too."""
+    """Map each rank to its peak bytes over its program, which are those of its simulated timeline too."""
     return {rank: peak.num_bytes for rank, peak in _peaks(lowered.plan, table).items()}
 
 
 @cached_on_instance
 def fullest_bytes(plan: Plan) -> int:
-    """Most bytes that any rank of a plan holds at once; known once its memory was checked."""
+    """Return the highest peak of any rank of a plan; cached by `check_memory`."""
     lowered = lower(plan)
     return max(peak_bytes(lowered, memory_table(lowered)).values())
 
 
 def check_memory(lowered: Lowered, table: MemoryTable) -> None:
-    """Refuse a plan that does not fit: ValueError with rank, action, largest holders and what would do.
+    """Raise ValueError for a plan that does not fit, with rank, action, largest holders and a remedy.
 
     A node whose ranks share cores shares its memory too: the peaks of its ranks are added.
     """
@@ -169,9 +169,9 @@ def check_memory(lowered: Lowered, table: MemoryTable) -> None:
         if total <= node.memory_bytes:
             continue
         worst = max(group, key=lambda rank: (peaks[rank].num_bytes, -rank))
-        moment = _during(plan, worst, peaks[worst])
+        moment = _moment_text(plan, worst, peaks[worst])
         raise ValueError(
-            f"rank {worst}{_others(group)} does not fit: {_gib(total)} {moment}, "
+            f"rank {worst}{_node_mates(group)} does not fit: {_gib(total)} {moment}, "
             f"but node {index} ({node.device}) has {_gib(node.memory_bytes)}; largest holders: "
             f"{_holders(lowered, table, worst)}; want memory_bytes >= {total} ({_gib(total)}), "
             "or recompute, sharding or more stages"
@@ -179,7 +179,7 @@ def check_memory(lowered: Lowered, table: MemoryTable) -> None:
 
 
 def memory_groups(plan: Plan) -> Iterator[tuple[int, list[int]]]:
-    """Nodes in turn with the ranks that share memory there: one each, or all where they share cores."""
+    """Yield nodes with ranks that share memory there: one rank each, or all where ranks share CPU cores."""
     ranks_on: dict[int, list[int]] = {}
     for rank in plan.ranks:
         ranks_on.setdefault(plan.cluster.node_of(rank), []).append(rank)
@@ -192,63 +192,63 @@ def _gib(num_bytes: int) -> str:
     return f"{gib(num_bytes):.3g} GiB"
 
 
-def _during(plan: Plan, rank: int, peak: "_Peak") -> str:
-    return "at rest" if peak.place is None else f"during {plan.program[rank][peak.place]}"
+def _moment_text(plan: Plan, rank: int, peak: "_Peak") -> str:
+    return "at rest" if peak.position is None else f"during {plan.program[rank][peak.position]}"
 
 
 class _Peak(NamedTuple):
-    """Most bytes, and the place in the program of the action that first holds them; None: at rest."""
+    """Peak bytes, and the position in the program of the action that first reaches them; None: at rest."""
 
     num_bytes: int
-    place: int | None
+    position: int | None
 
 
 def _peaks(plan: Plan, table: MemoryTable) -> dict[int, _Peak]:
-    """Of every rank; ranks whose accounts are equal share them in the table."""
-    known: dict[tuple[int, int], _Peak] = {}
-    found: dict[int, _Peak] = {}
+    """Return the peak of every rank; ranks with equal accounts share their columns in the table."""
+    peak_of: dict[tuple[int, int], _Peak] = {}
+    peaks: dict[int, _Peak] = {}
     for rank in plan.ranks:
         static, acquired = table.static_bytes[rank], table.acquired_bytes[rank]
         key = static, id(acquired)
-        if key not in known:
-            known[key] = _peak(static, acquired, table.released_bytes[rank])
-        found[rank] = known[key]
-    return found
+        if key not in peak_of:
+            peak_of[key] = _peak(static, acquired, table.released_bytes[rank])
+        peaks[rank] = peak_of[key]
+    return peaks
 
 
 def _peak(static: int, acquired: Sequence[int], released: Sequence[int]) -> _Peak:
-    held = most = static
-    moment: int | None = None
-    for index, (taken, given) in enumerate(zip(acquired, released, strict=True)):
-        held += taken
-        if held > most:
-            most, moment = held, index
-        held -= given
-    return _Peak(most, moment)
+    current = peak = static
+    position: int | None = None
+    for index, (allocated, freed) in enumerate(zip(acquired, released, strict=True)):
+        current += allocated
+        if current > peak:
+            peak, position = current, index
+        current -= freed
+    return _Peak(peak, position)
 
 
-def _others(group: list[int]) -> str:
+def _node_mates(group: list[int]) -> str:
     return f" (with the {len(group) - 1} others of its node)" if len(group) > 1 else ""
 
 
 def _holders(lowered: Lowered, table: MemoryTable, rank: int) -> str:
-    """The largest holders at the rank's peak, e.g. `optimizer of llm 4.20 GiB`."""
+    """Describe the largest holders at the rank's peak, e.g. `optimizer of llm 4.20 GiB`."""
     holders = Counter(static_holders(lowered.plan, rank))
     accounts = Accounts(lowered, (rank,))
     gradients = gradient_lines(accounts, rank)
-    moment = _peaks(lowered.plan, table)[rank].place
+    position = _peaks(lowered.plan, table)[rank].position
     program = lowered.plan.program.get(rank, ())
-    until = moment + 1 if moment is not None else 0
-    for index in range(until, len(program)):
+    num_started = position + 1 if position is not None else 0
+    for index in range(num_started, len(program)):
         for kind, num_bytes in gradients.get(index, {}).items():
             holders[str(kind)] -= num_bytes
-    for index, action in enumerate(program[:until]):
+    for index, action in enumerate(program[:num_started]):
         if action.kind in MOVES:
             _move_holders(accounts, rank, action, holders)
             continue
-        name = _alive(action)
+        name = _activation_holder(action)
         holders[name] += table.acquired_bytes[rank][index] - sum(gradients.get(index, {}).values())
-        if index != moment:
+        if index != position:
             holders[name] -= table.released_bytes[rank][index]
     largest = sorted(holders.items(), key=lambda item: (-item[1], item[0]))[:NUM_HOLDERS_NAMED]
     return ", ".join(f"{name} {_gib(num_bytes)}" for name, num_bytes in largest)
@@ -266,5 +266,5 @@ def _move_holders(accounts: Accounts, rank: int, action: Action, holders: Counte
             holders[str(kind)] += sign * num_bytes
 
 
-def _alive(action: Action) -> str:
+def _activation_holder(action: Action) -> str:
     return "the step" if action.stage is None else f"activations of stage {action.stage}"

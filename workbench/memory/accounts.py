@@ -1,10 +1,10 @@
-"""What the accounts of ranks share: bytes of stages, places of actions, rows, gradients that are reduced."""
+"""Look-ups that the memory accounts of ranks share: stage bytes, rows, reduced gradients."""
 
 from collections import Counter
 from collections.abc import Collection, Hashable
 from functools import cached_property
 
-from workbench.memory.places import BACKWARDS
+from workbench.memory.program_positions import BACKWARDS
 from workbench.memory.sizes import Sizes
 from workbench.memory.stage import StateKind, state_of
 from workbench.plan.frame import frame_of
@@ -19,11 +19,11 @@ from workbench.schedule.action import Action
 
 
 class Accounts:
-    """What the accounts of several ranks of a lowered plan look up.
+    """Look-ups shared by the memory accounts of several ranks of a lowered plan.
 
     Args:
         lowered: the plan.
-        ranks: whose accounts are wanted; None: any rank's.
+        ranks: whose accounts are needed; None: any rank's.
     """
 
     def __init__(self, lowered: Lowered, ranks: Collection[int] | None = None) -> None:
@@ -34,7 +34,7 @@ class Accounts:
         self._state: dict[tuple[object, ...], tuple[tuple[Stage, StateKind, int], ...]] = {}
 
     def shape(self, rank: int) -> Hashable:
-        """What ranks have in common whose accounts differ in rows alone: stages, program, gradients."""
+        """Return a key of stages, program and gradients; ranks of one shape differ in rows alone."""
         return self._shapes[rank]
 
     @cached_property
@@ -46,54 +46,54 @@ class Accounts:
         }
 
     def decisive(self, rank: int) -> Hashable:
-        """All that decides a rank's account but its rows, in any plan."""
+        """Return a key of everything but rows that decides a rank's account, valid for any plan."""
         settings, replicas = self.plan.settings, num_replicas(self.plan)
-        own = tuple(
+        per_stage = tuple(
             (
                 *(stage.layers, self.units.get(stage.id), settings.of(stage.module), replicas[stage.module]),
                 tuple(state_shards(self.plan, stage).values()),
             )
             for stage in self.plan.stages_on.get(rank, ())
         )
-        every = frame_of(self.plan), settings.kernels, settings.optimizer_precision
-        return *every, rank, own, tuple(self.reduced.get(rank, {}).items())
+        per_plan = frame_of(self.plan), settings.kernels, settings.optimizer_precision
+        return *per_plan, rank, per_stage, tuple(self.reduced.get(rank, {}).items())
 
     @cached_property
     def reduced(self) -> dict[int, dict[Action, tuple[int, int]]]:
-        """Rank -> sum of gradients -> elements of all groups that the rank is in, and of the largest."""
-        found: dict[int, dict[Action, tuple[int, int]]] = {}
-        wanted = frozenset(self.ranks)
+        """Rank -> gradient reduction -> elements of all groups that the rank is in, and of the largest."""
+        elements_of: dict[int, dict[Action, tuple[int, int]]] = {}
+        ranks = frozenset(self.ranks)
         for action, indices in self.lowered.reductions.items():
-            if not (own := wanted.intersection(self.plan.ranks_of(action))):
+            if not (members := ranks.intersection(self.plan.ranks_of(action))):
                 continue
-            same: dict[tuple[int, ...], list[GradientGroup]] = {}  # of many weights
+            groups_by_ranks: dict[tuple[int, ...], list[GradientGroup]] = {}
             for group in map(self.lowered.groups.__getitem__, indices):
-                same.setdefault(group.ranks, []).append(group)
-            for groups in same.values():
+                groups_by_ranks.setdefault(group.ranks, []).append(group)
+            for groups in groups_by_ranks.values():
                 sizes = [group.num_elements for group in groups]
-                for rank in own.intersection(groups[0].members):
-                    total, largest = found.setdefault(rank, {}).get(action, (0, 0))
-                    found[rank][action] = total + sum(sizes), max(largest, *sizes)
-        return found
+                for rank in members.intersection(groups[0].members):
+                    total, largest = elements_of.setdefault(rank, {}).get(action, (0, 0))
+                    elements_of[rank][action] = total + sum(sizes), max(largest, *sizes)
+        return elements_of
 
     def _state_key(self, rank: int) -> tuple[object, ...]:
-        """Ranks with the same stages hold the same."""
+        """Return a key of a rank's parameter state: its stages and their tied weights."""
         return tuple(stage.id for stage in self.plan.stages_on.get(rank, ())), tied_on(self.plan, rank)
 
     def state(self, rank: int) -> tuple[tuple[Stage, StateKind, int], ...]:
-        """(stage, part, bytes) of all that a rank's parameters hold."""
+        """Return (stage, part, bytes) of the state of a rank's parameters."""
         key = self._state_key(rank)
         if key not in self._state:
             stages, (_, tied) = self.plan.stages_on.get(rank, ()), key
             if tied or any(equal_stages(self.plan, stage)[0] != stage.id for stage in stages):
                 self._state[key] = self._shared_state(rank)
             else:
-                each = ((stage, self.sizes.state(stage).items()) for stage in stages)
-                self._state[key] = tuple((stage, kind, n) for stage, items in each for kind, n in items)
+                by_stage = ((stage, self.sizes.state(stage).items()) for stage in stages)
+                self._state[key] = tuple((stage, kind, n) for stage, items in by_stage for kind, n in items)
         return self._state[key]
 
     def _shared_state(self, rank: int) -> tuple[tuple[Stage, StateKind, int], ...]:
-        """Where stages of the rank have weights in common, which count once."""
+        """Return the state where stages of the rank have weights in common, which count once."""
         sizes: Counter[tuple[int, StateKind]] = Counter()
         for stage, kind, num_bytes in state_of(self.plan, rank):
             sizes[stage.id, kind] += num_bytes

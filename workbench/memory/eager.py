@@ -1,10 +1,10 @@
-"""Bytes that transformers' own modules keep for their backward in PyTorch's eager mode."""
+"""Bytes that unmodified transformers modules keep for their backward in PyTorch's eager mode."""
 
 from itertools import pairwise
 from typing import NamedTuple
 
 from workbench.cost.expert_parallel import COMBINE
-from workbench.memory.setting import Setting
+from workbench.memory.setting import INDEX_BYTES, Setting
 from workbench.model.experts import JOIN, is_of_expert
 from workbench.model.frozen import Needs
 from workbench.model.layer import (
@@ -19,16 +19,14 @@ from workbench.model.layer import (
     reads_alike,
 )
 
-INDEX_BYTES = 8
-
 # Memory-bound operators whose backward needs no tensor of the forward.
 RESIDUAL = "residual"
 LINEAR = (RESIDUAL, "pool", "add_positions", "class_token", "scale")
-SCALE = "_scale"  # learned factors, one a channel
+SCALE = "_scale"  # learned factors, one per channel
 ROTARY = "rotary"
 
-# Tensors that an activation keeps of its own kind: its input, or every factor of the formula
-# where transformers spells it out in Python. A name that is not here counts as the largest.
+# Tensors of its width that an activation keeps: its input, or every factor of the formula where
+# transformers writes it in Python. An unknown activation counts as the largest of these.
 ACTIVATION_TENSORS = {
     "relu": 1,
     "silu": 1,
@@ -44,7 +42,7 @@ ACTIVATION_TENSORS = {
 ACTIVATIONS = tuple(f".{name}" for name in ACTIVATION_TENSORS)
 BIAS = "bias_values"  # a table of numbers that are added to scores
 
-# How many rows of the matmul that stands for a convolution read one element of its input:
+# How many rows of the matmul that models a convolution read one element of its input:
 # kernel over stride, for the overlapping convolutions of the stems of Whisper, a conformer and Qwen3-Omni.
 OVERLAP = {"conv1": 3.0, "conv2": 1.5, "conv.0": 2.25, "conv2d1": 2.25, "conv2d2": 2.25, "conv2d3": 2.25}
 
@@ -54,7 +52,7 @@ class Kept(NamedTuple):
 
     Args:
         num_bytes: all of it.
-        input_bytes: the part that is the layer's own input, a tensor that others may hold too.
+        input_bytes: the part that is the layer's input, a tensor that others may hold too.
     """
 
     num_bytes: int
@@ -65,19 +63,19 @@ NOTHING = Kept(0, 0)
 
 
 def eager_kept(layer: Layer, needs: Needs, setting: Setting) -> Kept:
-    """Storages that autograd keeps, each once.
+    """Return the storages that autograd keeps, each counted once.
 
-    An operator is reached by gradients once its input needs one or a weight before it (its own
+    Gradients reach an operator once its input needs one or a weight before it (its own
     included) is trained. Then, with D the operator's width:
       RMS norm: its input and one float32 a vector; where trained, the normalised input too;
       layer norm: its input and two float32 a vector;
-      matmul: where trained, its input, once for neighbours that share it;
+      matmul: where trained, its input, once for adjacent ones that share it;
       rotation: nothing of its own (its tables belong to the microbatch, see `shared_bytes`);
       attention: query, key, value, output, and a float32 a head and query;
       activation: its input; where gated, its output and the other factor too;
       experts' results: each as it was and times its share, with its token;
       loss: log-probabilities in float32 and the targets; embedding: indices, and, where features
-      stand beside text, the text's vectors.
+      are mixed with text, the text's vectors.
 
     Differs: from the accounting of fused kernels by a trained RMS norm's second tensor, by the
     three tensors of a gated activation (a fused one keeps two) and by what an activation
@@ -87,26 +85,26 @@ def eager_kept(layer: Layer, needs: Needs, setting: Setting) -> Kept:
     """
     if not needs.any:
         return NOTHING
-    walk = _walked(layer, needs, setting)
-    return Kept(round(walk.total), round(walk.input_bytes))
+    account = _accounted(layer, needs, setting)
+    return Kept(round(account.total), round(account.input_bytes))
 
 
 def eager_kept_by_operator(layer: Layer, needs: Needs, setting: Setting) -> tuple[float, ...]:
-    """[operators] their parts of `eager_kept`."""
+    """[operators] bytes of each, which add up to `eager_kept`."""
     if not needs.any:
         return (0.0,) * len(layer.operators)
-    return tuple(_walked(layer, needs, setting).by_operator)
+    return tuple(_accounted(layer, needs, setting).by_operator)
 
 
-def _walked(layer: Layer, needs: Needs, setting: Setting) -> "_Walk":
-    walk = _Walk(layer, needs, setting)
+def _accounted(layer: Layer, needs: Needs, setting: Setting) -> "_LayerAccount":
+    account = _LayerAccount(layer, needs, setting)
     for operator in layer.operators:
-        walk.step(operator)
-    return walk
+        account.step(operator)
+    return account
 
 
 def shared_bytes(layer: Layer, needs: Needs, setting: Setting) -> int:
-    """What all blocks of a stage keep together for one microbatch: tables of the rotation, indices.
+    """Return what all blocks of a stage keep together for one microbatch: tables of the rotation, indices.
 
     Cosines and sines of every position, and, where attention gathers, two indices a token.
     """
@@ -119,8 +117,8 @@ def shared_bytes(layer: Layer, needs: Needs, setting: Setting) -> int:
     return round(setting.tokens(attention) * (tables + indices))
 
 
-class _Walk:
-    """Adds up one layer in execution order."""
+class _LayerAccount:
+    """Adds up what one layer keeps, in execution order."""
 
     def __init__(self, layer: Layer, needs: Needs, setting: Setting) -> None:
         self._layer, self._setting = layer, setting
@@ -145,7 +143,7 @@ class _Walk:
             self._previous = operator
 
     def _kept_width(self, operator: Operator) -> float:
-        """Bytes a token."""
+        """Return bytes per token."""
         size, tp = self._setting.element_bytes, self._setting.grid.tp
         if isinstance(operator, Lookup):
             return self._lookup(operator)
@@ -153,16 +151,15 @@ class _Walk:
             return self._matmul(operator) if self._trained else 0.0
         if isinstance(operator, Attention):
             return self._attention(operator) / tp if self._live else 0.0
-        if (
-            operator.name.endswith((SCALE, RESIDUAL)) and operator.weights
-        ):  # what factors were multiplied with
+        if operator.name.endswith((SCALE, RESIDUAL)) and operator.weights:
+            # The factors' other operand.
             return operator.width * size / self._setting.cut(operator) if self._trained else 0.0
         if operator.name.endswith((*LINEAR, ROTARY)):
             return 0.0
         return self._pointwise(operator) / self._setting.cut(operator)
 
     def _attention(self, operator: Attention) -> float:
-        """A capped one keeps keys and values that were repeated for every head, and no output."""
+        """Return bytes per token; a capped one keeps keys and values repeated per head, but no output."""
         size = self._setting.element_bytes
         if operator.is_capped:
             return 3 * operator.num_heads * operator.head_dim * size
@@ -170,11 +167,11 @@ class _Walk:
         return (elements + self._fused_extra(operator)) * size + operator.num_heads * self._setting.wide_bytes
 
     def _kept_scores(self, operator: Operator) -> float:
-        """Bytes of tensors with an element for every pair of tokens of an item, whatever their order.
+        """Return the bytes of tensors with an element for every pair of tokens of an item, in any order.
 
-        A capped attention keeps two of them a head, and a mask of one byte an element; one with a learned
-        bias its weights, and the places of the bias in its table; a window that is shorter than an item
-        a mask of numbers, once for all items of one length. A mask of the samples is one over all tokens.
+        A capped attention keeps two of them per head, and a mask of one byte per element; one with a learned
+        bias its weights, and the positions of the bias in its table; a window shorter than an item a mask of
+        numbers, once for all items of one length. A mask of the samples is one over all tokens.
         """
         lengths = set(self._setting.lengths)
         if operator.name == BIAS:
@@ -182,7 +179,7 @@ class _Walk:
         if not isinstance(operator, Attention) or not self._live or self._setting.grid.cp > 1:
             return 0.0
         if self._setting.masked_tokens:
-            num_tokens = self._setting.masked_tokens  # which of them see nothing is a byte each
+            num_tokens = self._setting.masked_tokens  # one byte each: whether it attends to nothing
             return float(num_tokens) ** 2 * self._setting.element_bytes + num_tokens
         if self._is_biased:
             return score_bytes(operator, self._setting)
@@ -212,9 +209,10 @@ class _Walk:
         return width / (self._setting.grid.tp if operator.shard is Shard.ROW else 1)
 
     def _is_kept(self, operator: Matmul) -> bool:
-        """An attention's output, unless it was copied; what neighbours share: query, key, value; gate, up.
+        """Whether the input is kept already: an attention's output, unless copied, or a shared input.
 
-        An MLP right behind an output projection stands beside the attention and shares its norm.
+        Adjacent operators share theirs: query, key, value; gate, up. An MLP right after an output projection
+        is parallel to the attention and shares its norm.
         """
         previous = self._previous
         if isinstance(previous, Attention):
@@ -230,7 +228,7 @@ class _Walk:
 
     def _pointwise(self, operator: Pointwise) -> float:
         size, wide = self._setting.element_bytes, self._setting.wide_bytes
-        if operator.weights and not operator.name.endswith(ACTIVATIONS):  # which may have biases of their own
+        if operator.weights and not operator.name.endswith(ACTIVATIONS):  # these may have biases of their own
             return 0.0 if _is_relu(self._previous) else self._norm(operator)
         if not self._live:
             return 0.0
@@ -238,9 +236,8 @@ class _Walk:
             return operator.width * (wide + (size if operator.is_capped else 0)) + 2 * INDEX_BYTES
         if operator.name in (JOIN, COMBINE):
             num_chosen = operator.num_passes - 1
-            chosen = (
-                3 * INDEX_BYTES + 2 * wide
-            )  # which expert, its rows' tokens and places, scores and shares
+            # Which expert, its rows' tokens and positions, scores and shares.
+            chosen = 3 * INDEX_BYTES + 2 * wide
             return num_chosen * (2 * operator.width * size + chosen) + wide
         tensors = activation_tensors(operator)
         return operator.width * (tensors + 2 if operator.num_passes > 2 else tensors) * size
@@ -263,14 +260,14 @@ class _Walk:
         return operator.width * size + 2 * vectors * wide
 
     def _enter(self, operator: Operator, width: float) -> None:
-        """The first operator of a layer reads what the layer was given."""
+        """Record the layer's input, which its first operator reads."""
         if self._previous is None and self._layer.kind is not LayerKind.EMBED:
             self.input_bytes = self._setting.tokens(operator) * width
 
     def _fused_extra(self, attention: Attention) -> float:
-        """A value cut out of a fused projection keeps the query and key beside it, until gathered.
+        """A value that is a view of a fused projection keeps the query and key in it, until gathered.
 
-        Where nothing rotates these, they are themselves cut out of it.
+        Where nothing rotates these, they are views of it themselves.
         """
         if _is_fused(self._previous) and self._rotates and not self._setting.is_gathered:
             return (attention.num_heads + attention.num_kv_heads) * attention.head_dim
@@ -278,13 +275,13 @@ class _Walk:
 
 
 def score_bytes(attention: Attention, setting: Setting) -> float:
-    """A float32 or wider number for every head and pair of an item's tokens."""
+    """Return the bytes of a float32 or wider number per head and pair of tokens of an item."""
     pairs = attention.num_heads / setting.grid.tp * sum(n * n for n in setting.lengths)
     return pairs * setting.wide_bytes
 
 
 def activation_tensors(operator: Pointwise) -> int:
-    """Tensors of its width that an activation keeps, gating aside."""
+    """Return how many tensors of its width an activation keeps, without gating."""
     name = operator.name.rpartition(".")[2]
     return ACTIVATION_TENSORS.get(name, max(ACTIVATION_TENSORS.values()))
 
@@ -294,7 +291,7 @@ def _is_relu(operator: Operator | None) -> bool:
 
 
 def reads_same(previous: Operator | None, operator: Operator) -> bool:
-    """As `reads_alike`, of the same tokens: of one tensor."""
+    """Whether two operators read one tensor: `reads_alike`, and the same tokens."""
     return previous is not None and reads_alike(previous, operator) and previous.tokens == operator.tokens
 
 
@@ -303,10 +300,10 @@ def _is_fused(operator: Operator | None) -> bool:
 
 
 def is_head_major(layer: Layer) -> bool:
-    """Whether attention lays queries out by head, so that its output is copied on the way out.
+    """Whether attention stores queries head by head, so that its output is copied.
 
     In transformers: Whisper, the one architecture whose queries have a bias and keys none; Phi-3 (one
-    projection, without a bias) and Phi (attention beside the MLP), which put queries together of
+    projection, without a bias) and Phi (attention parallel to the MLP), which concatenate queries from
     rotated and other parts.
     """
     bias = {op.name: op.bias for op in layer.operators if isinstance(op, Matmul)}
@@ -315,6 +312,6 @@ def is_head_major(layer: Layer) -> bool:
 
 
 def is_parallel(layer: Layer) -> bool:
-    """Whether the MLP stands beside the attention and reads the same norm."""
+    """Whether the MLP is parallel to the attention and reads the same norm."""
     names = [operator.name for operator in layer.operators]
-    return any(one == "o_proj" and other.startswith("mlp") for one, other in pairwise(names))
+    return any(name == "o_proj" and following.startswith("mlp") for name, following in pairwise(names))

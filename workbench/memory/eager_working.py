@@ -1,4 +1,4 @@
-"""Bytes in work inside transformers' own modules in PyTorch's eager mode, operator by operator."""
+"""Working memory inside unmodified transformers modules in PyTorch's eager mode, operator by operator."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -23,17 +23,17 @@ from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, O
 
 GATE_UP = "gate_up"  # one product for both halves of a gated MLP
 OPERATORS_OF_EXPERT = 3  # gate and up in one, the activation, down
-ROWS_FORWARD, ROWS_BACKWARD = 4, 3  # copies of the rows that distributed experts got
-MOST_FORWARD, MOST_BACKWARD = 4, 3  # tensors in work of an activation that is spelled out in Python
+ROWS_FORWARD, ROWS_BACKWARD = 4, 3  # copies of the rows that distributed experts received
+MOST_FORWARD, MOST_BACKWARD = 4, 3  # working tensors of an activation written in Python
 
 
 class Working(NamedTuple):
-    """Bytes that a layer has in work, besides what its forward keeps.
+    """Working bytes of a layer, besides what its forward keeps.
 
     Args:
         forward: alive at once inside its forward.
-        backward: inside its first backward; below zero where it never holds so much at once.
-        accumulating: the same where gradients of an earlier microbatch are there to be added to.
+        backward: inside its first backward; negative where it never holds so much at once.
+        accumulating: the same where gradients of an earlier microbatch exist.
     """
 
     forward: int
@@ -42,85 +42,85 @@ class Working(NamedTuple):
 
 
 def eager_working(layer: Layer, needs: Needs, setting: Setting, kept: Sequence[float]) -> Working:
-    """What a layer has in work over one microbatch.
+    """Return the working bytes of a layer over one microbatch.
 
     Forward: the residual stream and the tensor it became, and one operator after the other: of attention
     its projections (twice where they are gathered or rotated) and its output; of a gated
     activation three tensors; of the head logits and log-probabilities. Where gradients run,
-    most of these are kept: what comes on top is the stream and one tensor of the operator.
+    most of these are kept: the stream and one tensor of the operator come on top.
 
-    Backward: from the last operator to the first it gives back what each has kept and makes the gradients
-    of its weights, with gradients of the residual stream and of the operator's tensors in work. At its
-    height something has been given back or is not made yet, so the difference from all that the
-    forward kept and all gradients of the layer's weights can be below zero. Where the weights have
-    gradients of earlier microbatches, the gradient of one exists beside the sum for a moment.
+    Backward: from the last operator to the first it frees what each has kept and makes the gradients of its
+    weights, with gradients of the residual stream and of the operator's tensors in work. At its peak
+    something has been freed or does not exist yet, so the difference from all that the forward kept and all
+    gradients of the layer's weights can be negative. Where the weights have gradients of earlier
+    microbatches, the gradient of one briefly exists beside the sum.
 
     Args:
         kept: [operators] bytes that each keeps, `eager_kept_by_operator`.
 
     Complexity: O(operators).
     """
-    work = _InWork(layer, setting)
-    forward = round(_forward(work, layer, needs, kept))
+    operators = _OperatorBytes(layer, setting)
+    forward = round(_forward_peak(operators, layer, needs, kept))
     if not needs.any:
         return Working(forward, 0, 0)
-    height = _Height(layer, work, kept)
+    peak = _BackwardPeak(layer, operators, kept)
     if not needs.weight_grad:
-        most = round(height.with_gradients((0.0,) * len(layer.operators)))
-        return Working(forward, most, most)
-    made = _Gradients(layer, setting)
+        highest = round(peak.with_gradients((0.0,) * len(layer.operators)))
+        return Working(forward, highest, highest)
+    gradients = _Gradients(layer, setting)
     return Working(
         forward,
-        round(height.with_gradients(made.first()) - made.total),
-        round(height.with_gradients(made.accumulating())),
+        round(peak.with_gradients(gradients.first()) - gradients.total),
+        round(peak.with_gradients(gradients.accumulating())),
     )
 
 
 def eager_input_working(layer: Layer, needs: Needs, setting: Setting) -> tuple[float, ...]:
-    """[operators] bytes that the backward of each has in work where it computes no weight gradient.
+    """[operators] working bytes of each one's backward where it computes no weight gradient.
 
     Complexity: O(operators).
     """
-    work = _InWork(layer, setting)
-    beside = 0.0 if needs.weight_grad else work.gradient
-    return tuple(each + beside for each in work.backward())
+    operators = _OperatorBytes(layer, setting)
+    stream_gradient = 0.0 if needs.weight_grad else operators.gradient
+    return tuple(own + stream_gradient for own in operators.backward())
 
 
-def _forward(work: "_InWork", layer: Layer, needs: Needs, kept: Sequence[float]) -> float:
-    held = most = 0.0
-    for operator, own in zip(layer.operators, kept, strict=True):
-        held += own
-        most = max(most, held + (work.beside_kept(operator) if needs.any else work.forward(operator)))
+def _forward_peak(operators: "_OperatorBytes", layer: Layer, needs: Needs, kept: Sequence[float]) -> float:
+    current = peak = 0.0
+    in_work = operators.beside_kept if needs.any else operators.forward
+    for operator, own_kept in zip(layer.operators, kept, strict=True):
+        current += own_kept
+        peak = max(peak, current + in_work(operator))
     is_kept = needs.weight_grad and layer.kind is LayerKind.PROJECTOR
-    return most - held + (0.0 if is_kept else work.stream)
+    return peak - current + (0.0 if is_kept else operators.stream)
 
 
-class _Height:
-    """Most that a backward holds besides what the forward kept."""
+class _BackwardPeak:
+    """The peak of a backward besides what the forward kept."""
 
-    def __init__(self, layer: Layer, work: "_InWork", kept: Sequence[float]) -> None:
-        order = _order(layer)
-        held = accumulate(kept[index] for index in order)
-        in_work = work.backward()
-        self._besides = [(index, each, in_work[index]) for index, each in zip(order, held, strict=True)]
-        self._gradient, self._kept = work.gradient, sum(kept)
+    def __init__(self, layer: Layer, operators: "_OperatorBytes", kept: Sequence[float]) -> None:
+        order = _run_order(layer)
+        still_kept = accumulate(kept[index] for index in order)
+        in_work = operators.backward()
+        self._at = [(i, num_bytes, in_work[i]) for i, num_bytes in zip(order, still_kept, strict=True)]
+        self._gradient, self._kept = operators.gradient, sum(kept)
 
-    def with_gradients(self, made: Sequence[float]) -> float:
-        """`made` [operators]: bytes of weights' gradients while the backward is at each."""
-        most = max((held + made[index] + in_work for index, held, in_work in self._besides), default=0.0)
-        return most + self._gradient - self._kept
+    def with_gradients(self, gradients: Sequence[float]) -> float:
+        """Return the peak; `gradients` [operators]: weights' gradients while the backward is at each."""
+        peak = max((kept + gradients[index] + in_work for index, kept, in_work in self._at), default=0.0)
+        return peak + self._gradient - self._kept
 
 
-def _order(layer: Layer) -> list[int]:
-    """Places of operators in the order in which they run: an expert for all tokens, where it is not
-    distributed beside the others, before the router."""
-    places = range(len(layer.operators))
-    shared = [index for index in places if layer.operators[index].name.startswith(SHARED)]
+def _run_order(layer: Layer) -> list[int]:
+    """Return operators' indices in run order: an undistributed expert for all tokens before the router."""
+    indices = range(len(layer.operators))
+    shared = [index for index in indices if layer.operators[index].name.startswith(SHARED)]
     if not shared:
-        return list(places)
-    router = next(index for index in places if layer.operators[index].name == ROUTER)
-    rest = [index for index in places[router:] if index not in shared]
-    return [*places[:router], *shared, *rest]
+        return list(indices)
+    router = next(index for index in indices if layer.operators[index].name == ROUTER)
+    rest = [index for index in indices[router:] if index not in shared]
+    return [*indices[:router], *shared, *rest]
 
 
 def _neighbours(
@@ -132,57 +132,58 @@ def _neighbours(
 class _Gradients:
     """Bytes of weights' gradients while a backward is at each of the operators.
 
-    Those of experts are parts of one tensor for all experts of the layer. Where a mixture takes its
-    experts out of it one at a time (Mixtral as transformers has it), the gradient of each is a
-    tensor for all of them, zeros but for its part: with the sum so far and the new sum there are
-    three of the gates' and ups' and one of the downs'. Where it takes them apart at once (Llama 4
-    and distributed experts) the parts wait until all are there, and are then joined, the downs first.
+    Those of experts are parts of one tensor for all experts of the layer. Where a mixture slices its experts
+    out of it one at a time (Mixtral in transformers), the gradient of each is a tensor for all of them, zeros
+    but for its part: with the sum so far and the new sum there are three of the gates' and ups' and one of
+    the downs'. Where it splits them at once (Llama 4 and distributed experts) the parts wait until all exist,
+    and are then joined, the downs first.
     """
 
     def __init__(self, layer: Layer, setting: Setting) -> None:
         self._own = [_gradient_bytes(operator, setting) for operator in layer.operators]
-        self._order = _order(layer)
-        self._places = [i for i, op in enumerate(layer.operators) if is_of_expert(op)]
+        self._order = _run_order(layer)
+        self._expert_indices = [i for i, op in enumerate(layer.operators) if is_of_expert(op)]
         self._is_apart = setting.grid.ep > 1 or any(
             op.name.startswith((SHARED, FOR_ALL)) for op in layer.operators
         )
-        found = [self._own[i] for i in self._places if isinstance(layer.operators[i], Matmul)]
-        self._ups, self._downs = sum(found[::2]), sum(found[1::2])
-        names = [layer.operators[i].name.rpartition(".")[0] for i in self._places]
-        self._lasts = {i for i, name in zip(self._places, names, strict=True) if name == names[-1]}
+        matmuls = [self._own[i] for i in self._expert_indices if isinstance(layer.operators[i], Matmul)]
+        self._ups, self._downs = sum(matmuls[::2]), sum(matmuls[1::2])
+        names = [layer.operators[i].name.rpartition(".")[0] for i in self._expert_indices]
+        self._lasts = {i for i, name in zip(self._expert_indices, names, strict=True) if name == names[-1]}
 
     @property
     def total(self) -> float:
-        """Of all weights."""
+        """Bytes of the gradients of all weights."""
         return sum(self._own)
 
     def first(self) -> list[float]:
-        """[operators] where there are none before."""
-        made, done, behind = [0.0] * len(self._own), 0.0, 0.0
+        """[operators] gradients where none exist before."""
+        gradients, so_far, later = [0.0] * len(self._own), 0.0, 0.0
         for index in reversed(self._order):
-            if [index] == self._places[-1:]:  # the first expert that the backward meets
-                behind = done
-            done += self._own[index]
-            made[index] = done
-        for index in self._places:
-            made[index] = behind + self._of_experts(index, joined=self._ups, apart=made[index] - behind)
-        return made
+            if [index] == self._expert_indices[-1:]:  # the first expert that the backward meets
+                later = so_far
+            so_far += self._own[index]
+            gradients[index] = so_far
+        for index in self._expert_indices:
+            experts = self._of_experts(index, joined=self._ups, apart=gradients[index] - later)
+            gradients[index] = later + experts
+        return gradients
 
     def accumulating(self) -> list[float]:
-        """[operators] beside those of earlier microbatches, to which each is added once it is whole."""
-        made = list(self._own)
+        """[operators] gradients beside those of earlier microbatches, to which each is then added."""
+        gradients = list(self._own)
         apart = 0.0
-        for index in reversed(self._places):
+        for index in reversed(self._expert_indices):
             apart += self._own[index]
             joined = max(self._downs, self._ups - self._downs)
-            made[index] = self._of_experts(index, joined=joined, apart=apart)
-        return made
+            gradients[index] = self._of_experts(index, joined=joined, apart=apart)
+        return gradients
 
-    def _of_experts(self, place: int, *, joined: float, apart: float) -> float:
-        """Experts' own; `apart`: of those that the backward has been at."""
+    def _of_experts(self, index: int, *, joined: float, apart: float) -> float:
+        """Return the gradients of experts; `apart`: of those that the backward has passed."""
         if self._is_apart:
-            return apart + (joined if place == self._places[0] else 0.0)
-        is_first, of_expert = place in self._lasts, (place - self._places[0]) % OPERATORS_OF_EXPERT
+            return apart + (joined if index == self._expert_indices[0] else 0.0)
+        is_first, of_expert = index in self._lasts, (index - self._expert_indices[0]) % OPERATORS_OF_EXPERT
         if is_first:  # of the backward
             return self._downs + (self._ups if of_expert == 0 else 0.0)
         ups, downs = {0: (3, 1), OPERATORS_OF_EXPERT - 1: (1, 3)}.get(of_expert, (1, 1))
@@ -190,7 +191,7 @@ class _Gradients:
 
 
 def _gradient_bytes(operator: Operator, setting: Setting) -> float:
-    """Of its weights on one rank."""
+    """Return the bytes of the gradients of its weights on one rank."""
     elements = (
         parameter.num_elements / (1 if parameter.shard is Shard.REPLICATED else setting.grid.tp)
         for parameter in operator.parameters()
@@ -198,8 +199,8 @@ def _gradient_bytes(operator: Operator, setting: Setting) -> float:
     return sum(elements) * setting.element_bytes
 
 
-class _InWork:
-    """Bytes of one operator's tensors, and of the residual stream beside them."""
+class _OperatorBytes:
+    """Bytes of each operator's tensors, and of the residual stream beside them."""
 
     def __init__(self, layer: Layer, setting: Setting) -> None:
         self._layer, self._setting = layer, setting
@@ -211,9 +212,9 @@ class _InWork:
 
     @property
     def stream(self) -> float:
-        """What enters a block and the tensor it became; a projector's norm stands beside what it read.
+        """What enters a block and the tensor it became; a projector's norm exists beside its input.
 
-        Where tokens are divided, parts of both stand beside the wholes that they come from or go to.
+        Where tokens are divided, parts of both exist beside the whole tensors.
         """
         layer, setting = self._layer, self._setting
         match layer.kind:
@@ -230,20 +231,20 @@ class _InWork:
 
     @property
     def gradient(self) -> float:
-        """Of the residual stream; what the layer is given is taken over or counted by who holds it."""
+        """Bytes of the residual stream's gradient; what the layer receives is counted by its holder."""
         if self._layer.kind in (LayerKind.HEAD, LayerKind.PROJECTOR):
             return self._parts
         return self._parts + self._hidden
 
     @property
     def _hidden(self) -> float:
-        """The residual stream, without what travels beside it to a later layer."""
-        sums = (_width(each) for each in self._layer.operators if each.name.endswith(RESIDUAL))
+        """Bytes of the residual stream, without what passes beside it to a later layer."""
+        sums = (_width(operator) for operator in self._layer.operators if operator.name.endswith(RESIDUAL))
         return self._tokens * min(sums, default=self._layer.out_width) * self._size
 
     @property
     def _tokens(self) -> float:
-        """Most of any operator; what an embedding does before its last one has other shapes."""
+        """The most tokens of any operator; in an embedding, those of its output."""
         if self._layer.kind is LayerKind.EMBED:
             return self._setting.work.tokens(self._layer.emits) / self._setting.grid.cp
         return max(map(self._setting.tokens, self._layer.operators), default=0.0)
@@ -257,30 +258,30 @@ class _InWork:
         return self._tokens * 2 * regions * entering / self._tp * self._size
 
     def forward(self, operator: Operator) -> float:
-        """Of a forward that keeps nothing: beside the operator the layer's input, which its caller holds."""
+        """Return the bytes of a forward that keeps nothing: the operator's, and the layer's input."""
         tokens = self._setting.tokens(operator)
-        held = 0.0
+        input_bytes = 0.0
         if self._layer.kind is LayerKind.BLOCK:
-            held = self._hidden
+            input_bytes = self._hidden
         beside = self._scores(operator, 2) + self._rows(operator, ROWS_FORWARD)
-        return tokens * self._forward_width(operator) + beside + held
+        return tokens * self._forward_width(operator) + beside + input_bytes
 
     def beside_kept(self, operator: Operator) -> float:
-        """Of a forward, besides what it and the operators before it keep."""
+        """Return the bytes of a forward besides what it and the operators before it keep."""
         beside = self._scores(operator, 1) + self._rows(operator, ROWS_FORWARD)
         return self._setting.tokens(operator) * self._extra_width(operator) + beside
 
     def backward(self) -> list[float]:
         """[operators] gradients of what each wrote and read, and those that wait for it or for others.
 
-        Where neighbours read one tensor, those of the outputs of the ones in front wait, and so does
-        the sum of what the ones behind gave to their input.
+        Where adjacent operators read one tensor, the gradients of the earlier ones' outputs wait, and so does
+        the sum of what the later ones added to their input's gradient.
         """
-        found, waiting = [], 0.0
+        sizes, waiting = [], 0.0
         for previous, operator, following in _neighbours(self._layer.operators):
             width = self._backward_width(operator)
             if isinstance(operator, Matmul) and self._hands_on(following):
-                width -= self._written(operator)  # whose gradient is the stream's, or was given
+                width -= self._written(operator)  # whose gradient is the stream's, or was received
             if (
                 isinstance(previous, Matmul)
                 and isinstance(operator, Matmul)
@@ -291,17 +292,17 @@ class _InWork:
             else:
                 waiting = 0.0
             beside = self._scores(operator, 3) + self._rows(operator, ROWS_BACKWARD)
-            found.append(self._setting.tokens(operator) * width + beside)
-        return found
+            sizes.append(self._setting.tokens(operator) * width + beside)
+        return sizes
 
     def _hands_on(self, following: Operator | None) -> bool:
-        """Whether what stands in front of this operator, or of the layer's end, leaves the layer."""
+        """Whether the result before this operator, or before the layer's end, leaves the layer."""
         if following is None:
             return self._layer.kind is LayerKind.PROJECTOR
         return following.name.endswith(RESIDUAL)
 
     def _rows(self, operator: Operator, copies: int) -> float:
-        """Rows that distributed experts got, as they came, and their outputs, by expert and sent back."""
+        """Return the bytes of rows that distributed experts receive, and of their outputs."""
         if operator.name != COMBINE:
             return 0.0
         entering = (
@@ -311,7 +312,7 @@ class _InWork:
         return copies * sum(rows)
 
     def _scores(self, operator: Operator, copies: int) -> float:
-        """Scores in work, of attention that spells them out."""
+        """Return the working bytes of scores, of an attention that stores them."""
         if not isinstance(operator, Attention) or not (operator.is_capped or self._is_biased):
             return 0.0
         return copies * score_bytes(operator, self._setting)
@@ -325,7 +326,7 @@ class _InWork:
         return operator.in_features / OVERLAP.get(operator.name, 1.0) * self._size / cut
 
     def _forward_width(self, operator: Operator) -> float:
-        """Bytes a token."""
+        """Return bytes per token."""
         size, setting = self._size, self._setting
         if isinstance(operator, Attention):
             queries, both = _attention_widths(operator)
@@ -336,9 +337,8 @@ class _InWork:
         if isinstance(operator, Lookup):
             return 3 * operator.width * size / self._tp
         if operator.name == "loss":
-            logits = (
-                3 if self._tp > 1 else 2
-            )  # as they are, less the largest, as powers; or log-probabilities
+            # As they are, less the largest, as powers; or log-probabilities.
+            logits = 3 if self._tp > 1 else 2
             return (logits + operator.is_capped) * operator.width * setting.wide_bytes / self._tp
         if operator.weights:
             return 3 * operator.width * setting.wide_bytes / setting.cut(operator)
@@ -348,7 +348,7 @@ class _InWork:
         return operator.width * tensors * size / setting.cut(operator)
 
     def _extra_width(self, operator: Operator) -> float:
-        """Bytes a token of one tensor of the operator."""
+        """Return bytes per token of one tensor of the operator."""
         size, setting = self._size, self._setting
         if isinstance(operator, Attention):
             queries, _ = _attention_widths(operator)
@@ -383,9 +383,7 @@ def _width(operator: Operator) -> int:
 
 
 def _shared_scores(attention: Attention, setting: Setting, *, copies: int) -> float:
-    """Where ranks share the tokens: scores of one key/value head's queries over all keys, in so many
-    copies, and two heads of everybody's keys and values with their gradients.
-    """
+    """Return bytes per token of `copies` of the scores, and of keys and values, where ranks share tokens."""
     if setting.grid.cp == 1:
         return 0.0
     scores = attention.num_heads // attention.num_kv_heads * setting.work.tokens(attention.tokens)
@@ -394,6 +392,6 @@ def _shared_scores(attention: Attention, setting: Setting, *, copies: int) -> fl
 
 
 def _attention_widths(attention: Attention) -> tuple[int, int]:
-    """Queries; queries, keys and values."""
+    """Return the width of queries, and of queries, keys and values together."""
     queries = attention.num_heads * attention.head_dim
     return queries, queries + 2 * attention.num_kv_heads * attention.head_dim

@@ -1,4 +1,4 @@
-"""Ranks whose accounts are equal, as those of a tensor-parallel group mostly are: told before any is made."""
+"""Ranks whose memory accounts are equal, as in most tensor-parallel groups: found before making them."""
 
 from collections.abc import Hashable, Mapping
 from itertools import pairwise
@@ -12,16 +12,16 @@ from workbench.plan.frame import frame_of
 from workbench.plan.lowered import ROUTES, Route, Rows
 from workbench.plan.lru_cache import Identity, LruCache
 
-MOST_RANKS = 200_000  # of all plans whose rows are remembered
-LEAST_ROWS = 16  # with the same ends, on average: accounts of fewer cost no more than to compare them
-_ROWS_OF: LruCache[Mapping[int, int]] = LruCache(MOST_RANKS, lambda of: len(of) + 1)
+MOST_RANKS = 200_000  # in all cached plans together
+LEAST_ROWS = 16  # per pair of ends, on average: with fewer, accounts are as cheap as comparing them
+_ROWS_OF: LruCache[Mapping[int, int]] = LruCache(MOST_RANKS, lambda keys: len(keys) + 1)
 
 
 def equal_ranks(accounts: Accounts) -> dict[int, int]:
-    """Rank -> the first of the wanted ones that is known to have an equal account.
+    """Map each needed rank to the first of them that is known to have an equal account.
 
-    Their stages, programs and gradients are equal, and they send and receive the same at the same places, to
-    and from ranks with equal programs.
+    Their stages, programs and gradients are equal, and they send and receive the same rows at the same
+    positions, to and from ranks with equal programs.
 
     Complexity: O(rows + pairs of ranks of which one sends to the other), apart from sorting.
     """
@@ -35,10 +35,10 @@ def equal_ranks(accounts: Accounts) -> dict[int, int]:
 
 
 class _Share(NamedTuple):
-    """Of the rows that have the same ranks as ends.
+    """A rank's part in rows that have the same ranks as ends.
 
     Args:
-        rows: a number for what they are.
+        rows: a number for the list of rows.
         sends: whether the rank is their sender.
     """
 
@@ -47,55 +47,58 @@ class _Share(NamedTuple):
 
 
 def _rows_of(rows: Rows, program: Mapping[int, Hashable]) -> dict[int, int]:
-    """Rank -> a number for all that its rows say; ranks without rows have none.
+    """Map each rank to a number for everything that its rows decide; ranks without rows have none.
 
-    What a rank holds of a row follows from the places of its ends in the programs of both, and from what the
-    two send each other else. So ranks have the same where each list of rows that one has with others has its
-    equal, with others that have equal programs and, with it, equal lists.
+    What a rank holds of a row follows from the positions of its ends in both programs, and from what else the
+    two send each other. So two ranks hold the same if each list of rows that one has with peers has an equal
+    list of the other's, with peers that have equal programs and, with the rank, equal lists.
     """
     if len(rows) < LEAST_ROWS * len(rows.ends):
         return {rank: number for number, rank in enumerate(program)}
-    lists = _lists(rows)
+    lists = _row_lists(rows)
     members = {number: {source, *others} for number, (source, others) in enumerate(rows.ends)}
-    of_pair: dict[tuple[int, int], list[_Share]] = {}
-    for number, of_list in lists.items():
+    shares_of_pair: dict[tuple[int, int], list[_Share]] = {}
+    for number, row_list in lists.items():
         for rank in members[number]:
-            share = _Share(of_list, rank == rows.ends[number].source_rank)
+            share = _Share(row_list, rank == rows.ends[number].source_rank)
             for other in members[number] - {rank}:
-                of_pair.setdefault((rank, other), []).append(share)
-    known: dict[Hashable, int] = {}
-    pair = {
-        (rank, other): known.setdefault((id(program.get(other)), tuple(sorted(shares))), len(known))
-        for (rank, other), shares in of_pair.items()
+                shares_of_pair.setdefault((rank, other), []).append(share)
+    number_of: dict[Hashable, int] = {}
+    pair_number = {
+        (rank, other): number_of.setdefault((id(program.get(other)), tuple(sorted(shares))), len(number_of))
+        for (rank, other), shares in shares_of_pair.items()
     }
-    of_rank: dict[int, list[tuple[_Share, tuple[int, ...]]]] = {}
-    for number, of_list in lists.items():
+    shares_of_rank: dict[int, list[tuple[_Share, tuple[int, ...]]]] = {}
+    for number, row_list in lists.items():
         for rank in members[number]:
-            share = _Share(of_list, rank == rows.ends[number].source_rank)
-            others = sorted([pair[rank, other] for other in members[number] - {rank}])
-            of_rank.setdefault(rank, []).append((share, tuple(others)))
-    known = {}
-    return {rank: known.setdefault(tuple(sorted(shares)), len(known)) for rank, shares in of_rank.items()}
+            share = _Share(row_list, rank == rows.ends[number].source_rank)
+            others = sorted([pair_number[rank, other] for other in members[number] - {rank}])
+            shares_of_rank.setdefault(rank, []).append((share, tuple(others)))
+    number_of = {}
+    return {
+        rank: number_of.setdefault(tuple(sorted(shares)), len(number_of))
+        for rank, shares in shares_of_rank.items()
+    }
 
 
-def _lists(rows: Rows) -> dict[int, int]:
-    """Ends -> a number for the rows that have them: of which tensors, and by which route."""
+def _row_lists(rows: Rows) -> dict[int, int]:
+    """Map ends to a number for the list of their rows: which tensors, and by which routes."""
     is_passed_on = (rows.after >= 0) & (rows.route[rows.after] != ROUTES[Route.LOCAL])
-    what = (_tensors(rows) * len(ROUTES) + rows.route) * 2 + is_passed_on
-    few = rows.end.astype(np.min_scalar_type(len(rows.ends)))  # sorts in linear time where 16 bits are enough
-    order = np.argsort(few, kind="stable")
-    ends, what = rows.end[order], what[order]
+    content = (_tensors(rows) * len(ROUTES) + rows.route) * 2 + is_passed_on
+    narrow = rows.end.astype(np.min_scalar_type(len(rows.ends)))  # 16 bits are sorted in linear time
+    order = np.argsort(narrow, kind="stable")
+    ends, content = rows.end[order], content[order]
     first = np.flatnonzero(np.diff(ends, prepend=-1))
     spans = pairwise([*first.tolist(), len(ends)])
-    known: dict[bytes, int] = {}
+    number_of: dict[bytes, int] = {}
     return {
-        end: known.setdefault(what[start:stop].tobytes(), len(known))
+        end: number_of.setdefault(content[start:stop].tobytes(), len(number_of))
         for end, (start, stop) in zip(ends[first].tolist(), spans, strict=True)
     }
 
 
 def _tensors(rows: Rows) -> Ints:
-    """[R] a number for the tensor of each: rows of one follow each other, unlike in ends and routes alone."""
+    """[R] number of each row's tensor; rows of a tensor are adjacent and differ only in ends and routes."""
     columns = rows.producer, rows.consumer, rows.content, rows.named, rows.edge, rows.num_bytes
     is_new = np.zeros(len(rows), np.bool_)
     for column in (*columns, rows.is_backward):

@@ -1,4 +1,4 @@
-"""Bytes one layer holds on one rank: weights, optimizer state, and what it keeps for its backward."""
+"""Bytes that one layer holds on one rank: weights, optimizer state, and what it keeps for its backward."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -16,7 +16,7 @@ from workbench.memory.eager import (
 )
 from workbench.memory.eager_working import eager_input_working, eager_working
 from workbench.memory.megatron import GRADIENT_BYTES, megatron_saved
-from workbench.memory.setting import FLOAT32_BYTES, Setting
+from workbench.memory.setting import FLOAT32_BYTES, INDEX_BYTES, Setting
 from workbench.memory.split import SplitBytes, split_bytes
 from workbench.model.block_modules import kept_beside
 from workbench.model.frozen import Needs
@@ -34,8 +34,7 @@ from workbench.model.layer import (
 from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Settings
 
-INDEX_BYTES = 8
-MOST_REMEMBERED = 4096  # layers under settings
+MOST_CACHED = 4096  # layers under settings
 
 # Memory-bound operators whose backward needs nothing of the forward: sums, rotations, means.
 LINEAR = ("residual", "rotary", "pool", "add_positions", "class_token", "scale")
@@ -48,9 +47,9 @@ class LayerBytes(NamedTuple):
         kept: from its forward to its backward.
         shared: kept once for all layers of a stage.
         forward: alive inside its forward, besides what is kept.
-        backward: alive inside its backward, besides what is kept, what it was given and the
-            gradients of its weights, all of them: below zero where it never holds so much at once.
-        accumulating: the same where gradients of an earlier microbatch are there to be added to.
+        backward: alive inside its backward, besides what is kept, its output's gradient and all gradients of
+            its weights: negative where it never holds so much at once.
+        accumulating: the same where gradients of an earlier microbatch exist.
         has_backward: whether it has one.
     """
 
@@ -62,9 +61,9 @@ class LayerBytes(NamedTuple):
     has_backward: bool
 
 
-@lru_cache(maxsize=MOST_REMEMBERED)
+@lru_cache(maxsize=MOST_CACHED)
 def layer_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) -> LayerBytes:
-    """The account of one layer under either kind of kernels; remembered, as planners ask for few many times.
+    """Return the account of one layer under any kernels; cached, as planners ask for few layers many times.
 
     Complexity: O(operators).
     """
@@ -74,31 +73,31 @@ def layer_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) 
         in_work = eager_working(layer, needs, setting, eager_kept_by_operator(layer, needs, setting))
         return LayerBytes(kept, shared, in_work.forward, in_work.backward, in_work.accumulating, needs.any)
     work, grid, size = setting.work, setting.grid, setting.element_bytes
-    saved = round(sum(_kept(layer, _saved_by_operator(layer, needs, setting), setting)))
+    saved = round(sum(_without_recomputed(layer, _saved_by_operator(layer, needs, setting), setting)))
     working = working_bytes(layer, work, grid, size)
     backward = working if needs.any else 0
-    given = (
+    entering = (
         setting._replace(divides_tokens=False) if kernels.cuts_sequence else setting
     )  # as messages count it
-    kept = Kept(saved, _fused_input_bytes(layer, needs, given))
+    kept = Kept(saved, _fused_input_bytes(layer, needs, entering))
     if kernels.is_megatron:
         by_operator = _megatron_saved(layer, needs, setting, kernels)
-        kept = Kept(round(sum(_kept(layer, by_operator, setting))), kept.input_bytes)
+        kept = Kept(round(sum(_without_recomputed(layer, by_operator, setting))), kept.input_bytes)
     return LayerBytes(kept, 0, working, backward, backward, needs.any)
 
 
-def _kept(layer: Layer, saved: Iterable[float], setting: Setting) -> Iterable[float]:
-    """Without what the backward computes again."""
+def _without_recomputed(layer: Layer, saved: Iterable[float], setting: Setting) -> Iterable[float]:
+    """Return the saved bytes without what the backward computes again."""
     if not setting.computed_again:
         return saved
     return kept_beside(layer.operators, tuple(saved), setting.computed_again)
 
 
 def layer_split_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) -> SplitBytes:
-    """What the layer needs where its stage's backward is split into I and W.
+    """Return what the layer needs where its stage's backward is split into I and W.
 
-    Fused kernels leave the same tensors; any of their operators may have the largest one's working
-    set, and W adds to the gradients in place.
+    Fused kernels leave the same tensors; any of their operators may have the largest one's working set, and W
+    adds to the gradients in place.
 
     Complexity: O(operators).
     """
@@ -125,7 +124,7 @@ def _megatron_saved(layer: Layer, needs: Needs, setting: Setting, kernels: Kerne
 
 
 def _fused_input_bytes(layer: Layer, needs: Needs, setting: Setting) -> int:
-    """The part of the saved bytes that is the layer's own input: what its first operator keeps."""
+    """Return the part of the saved bytes that is the layer's input: what its first operator keeps."""
     first = layer.operators[:1]
     if layer.kind is LayerKind.EMBED or not first or isinstance(first[0], Attention | Lookup):
         return 0
@@ -144,12 +143,12 @@ class StateBytes(NamedTuple):
 def state_bytes(
     element_bytes: int, kernels: Kernels = Kernels.FUSED, wide_bytes: int | None = None
 ) -> StateBytes:
-    """Weight, gradient and AdamW state per trainable parameter; a frozen one has its weight only.
+    """Return weight, gradient and AdamW state per trainable parameter; a frozen one has its weight only.
 
     FUSED: 2-byte weights have a float32 master copy and two float32 moments (Rajbhandari et al.
     2020, "ZeRO", section 3.1: K = 12), wider ones two moments of their own width. EAGER: two
-    moments of the weight's own width, as torch's AdamW keeps them. `wide_bytes`: what an element
-    of the optimizer has where that is said: gradients, moments, and a copy of narrower weights.
+    moments of the weight's own width, as torch's AdamW keeps them. `wide_bytes`: the size of the
+    optimizer's elements, if set: gradients, moments, and a copy of narrower weights.
     """
     if wide_bytes is not None:
         copies = 2 if wide_bytes == element_bytes else 3
@@ -163,21 +162,21 @@ def state_bytes(
 
 
 def state_bytes_of(settings: Settings) -> StateBytes:
-    """`state_bytes` as a plan's or a job's settings say them."""
+    """Return `state_bytes` under a plan's or a job's settings."""
     wide = settings.optimizer_precision
     wide_bytes = None if wide is None else wide.num_bytes
     return state_bytes(settings.precision.num_bytes, settings.kernels, wide_bytes)
 
 
 def saved_bytes(layer: Layer, needs: Needs, work: Work, grid: Grid, element_bytes: int) -> int:
-    """Bytes a layer keeps from its forward to its backward, on one rank.
+    """Return the bytes that a layer keeps from its forward to its backward, on one rank.
 
     Per operator, whenever any gradient of the layer runs:
       attention: query, key, value, output, and a float32 log-sum-exp a head and query;
       norms and activations: each tensor they read; the loss, logits in float32;
       sums, rotations, means: nothing.
     And only when weight gradients run:
-      matmul: its input, once for neighbours that share it, and not again when it is an
+      matmul: its input, once for adjacent ones that share it, and not again when it is an
       attention's output; tables: the indices.
     A layer without gradients keeps nothing.
 
@@ -208,7 +207,7 @@ def _saved_by_operator(layer: Layer, needs: Needs, setting: Setting) -> Iterator
 
 
 def _token_bytes(layer: Layer, operator: Attention | Pointwise, setting: Setting) -> float:
-    """Bytes per token that gradients of the layer's input need."""
+    """Return the bytes per token that gradients of the layer's input need."""
     grid, element_bytes = setting.grid, setting.element_bytes
     if isinstance(operator, Attention):
         width = 2 * (operator.num_heads + operator.num_kv_heads) * operator.head_dim
@@ -221,7 +220,7 @@ def _token_bytes(layer: Layer, operator: Attention | Pointwise, setting: Setting
 
 
 def working_bytes(layer: Layer, work: Work, grid: Grid, element_bytes: int) -> int:
-    """Bytes of the largest operator's input and output, alive while the layer computes.
+    """Return the bytes of the largest operator's input and output, alive while the layer computes.
 
     Complexity: O(operators).
     """
@@ -237,16 +236,12 @@ def working_bytes(layer: Layer, work: Work, grid: Grid, element_bytes: int) -> i
 
 
 def _kept_already(previous: Operator | None, operator: Matmul) -> bool:
-    """An attention's output is; so is what neighbours of one cut share."""
+    """Whether the input is kept already: an attention's output, or an input shared with the previous one."""
     return isinstance(previous, Attention) or reads_alike(previous, operator)
 
 
-def _cut(operator: Pointwise | Lookup | Matmul, grid: Grid) -> int:
-    return 1 if operator.shard is Shard.REPLICATED else grid.tp
-
-
 def _width(operator: Operator, grid: Grid) -> float:
-    """Width of input and output together."""
+    """Return the width of input and output together."""
     if isinstance(operator, Attention):
         return 2 * (operator.num_heads + operator.num_kv_heads) * operator.head_dim / grid.tp
     if isinstance(operator, Matmul):
@@ -254,4 +249,4 @@ def _width(operator: Operator, grid: Grid) -> float:
         return n + operator.in_features / (grid.tp if operator.shard is Shard.ROW else 1)
     if isinstance(operator, Lookup):
         return operator.width
-    return 2 * operator.width / _cut(operator, grid)
+    return 2 * operator.width / (1 if operator.shard is Shard.REPLICATED else grid.tp)

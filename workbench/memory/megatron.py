@@ -1,8 +1,8 @@
-"""What Megatron's layers keep for their backward: dropout masks, stored scores, sequence-parallel shares."""
+"""What Megatron's layers keep for their backward: dropout masks, stored scores, sequence-parallel shards."""
 
 from itertools import pairwise
 
-from workbench.memory.setting import Setting
+from workbench.memory.setting import FLOAT32_BYTES, INDEX_BYTES, Setting
 from workbench.model.experts import is_of_expert
 from workbench.model.frozen import Needs
 from workbench.model.layer import (
@@ -19,16 +19,14 @@ from workbench.model.layer import (
 
 MASK_BYTES = 1  # of a dropout mask's element
 GRADIENT_BYTES = 4  # gradients are summed in float32
-INDEX_BYTES = 8
-FLOAT32_BYTES = 4
-DROPPED = ("residual", "add_positions")  # sums behind a dropout, whose mask is kept
+DROPPED = ("residual", "add_positions")  # sums after a dropout, whose mask is kept
 FREE = ("rotary", "scale")  # keep nothing
 
 
 def megatron_saved(
     layer: Layer, needs: Needs, setting: Setting, *, stores_scores: bool, cuts_sequence: bool
 ) -> tuple[float, ...]:
-    """[operators] bytes each keeps on one rank from a forward to its backward.
+    """[operators] bytes that each keeps on one rank from a forward to its backward.
 
     A block of width h over s tokens of b samples, a heads and t tensor-parallel ranks keeps
     s b h (10 + 24/t) bytes, 5 a s^2 b / t more with stored scores, and s b h 34/t where the
@@ -53,7 +51,7 @@ class _Account:
         self._is_head = layer.kind is LayerKind.HEAD
         self._setting, self._stores_scores = setting, stores_scores
         self._tp = setting.grid.tp
-        self._whole = self._tp if cuts_sequence else 1  # ranks that share what tp does not cut
+        self._replicas = self._tp if cuts_sequence else 1  # ranks that split what tp does not cut
 
     def of(self, previous: Operator | None, operator: Operator) -> float:
         tokens, size = self._setting.tokens(operator), self._setting.element_bytes
@@ -62,15 +60,15 @@ class _Account:
         if isinstance(operator, Lookup):
             return tokens * INDEX_BYTES
         if isinstance(operator, Matmul):
-            if reads_alike(previous, operator) or _stands_beside(previous, operator):
+            if reads_alike(previous, operator) or _reads_kept_norm(previous, operator):
                 return 0.0  # what it reads is kept already
-            cut = self._tp if operator.shard is Shard.ROW else self._whole
+            cut = self._tp if operator.shard is Shard.ROW else self._replicas
             return tokens * operator.in_features * size / cut
-        cut = self._whole if operator.shard is Shard.REPLICATED else self._tp
+        cut = self._replicas if operator.shard is Shard.REPLICATED else self._tp
         return tokens * operator.width * self._pointwise_bytes(operator) / cut
 
     def _pointwise_bytes(self, operator: Pointwise) -> int:
-        """Bytes an element."""
+        """Return bytes per element."""
         if operator.name.endswith(FREE):
             return 0
         if operator.name.endswith(DROPPED):
@@ -80,7 +78,7 @@ class _Account:
         return max(1, operator.num_passes - 1) * self._setting.element_bytes
 
     def _attention(self, operator: Attention) -> float:
-        """Queries, keys and values; stored scores: their softmax, its dropout mask and result."""
+        """Return the bytes of queries, keys and values, and of the softmax, its dropout mask and result."""
         tokens, size = self._setting.tokens(operator), self._setting.element_bytes
         width = (operator.num_heads + 2 * operator.num_kv_heads) * operator.head_dim
         kept = tokens * width * size
@@ -92,11 +90,11 @@ class _Account:
         return kept / self._tp
 
 
-def _stands_beside(previous: Operator | None, operator: Matmul) -> bool:
-    """Whether an MLP right behind an output projection reads the norm that what it stands beside reads.
+def _reads_kept_norm(previous: Operator | None, operator: Matmul) -> bool:
+    """Whether an MLP right after an output projection reads a norm that is kept already.
 
-    So it is beside an attention, and with the expert of all tokens beside the router; an expert reads rows
-    of its own.
+    So it does parallel to an attention, and as the expert of all tokens parallel to the router; other experts
+    read rows of their own.
     """
-    is_behind = isinstance(previous, Matmul) and previous.shard is Shard.ROW
-    return is_behind and operator.shard is Shard.COLUMN and not is_of_expert(operator)
+    follows_projection = isinstance(previous, Matmul) and previous.shard is Shard.ROW
+    return follows_projection and operator.shard is Shard.COLUMN and not is_of_expert(operator)

@@ -1,4 +1,4 @@
-"""What passes take on ranks, whatever rows come and go, in columns."""
+"""Memory that passes allocate on ranks, whatever rows come and go, in columns."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -21,7 +21,7 @@ _WAITING = tuple(kind for kind in Pass if MEANING[kind].task in (TaskKind.PASS, 
 
 
 class PassLines:
-    """The account of ranks by cell: a place in a rank's program, those of all ranks end to end.
+    """The account of ranks by cell: a position in a rank's program, the programs end to end.
 
     Args:
         accounts: of their plan.
@@ -33,60 +33,72 @@ class PassLines:
 
     def __init__(self, accounts: Accounts, ranks: Sequence[int]) -> None:
         self._accounts, self._plan, self._ranks = accounts, accounts.plan, ranks
-        of, plan = action_columns(self._plan), self._plan
+        actions, plan = action_columns(self._plan), self._plan
         program_of = {rank: number for number, program in enumerate(plan.programs) for rank in program.ranks}
         program = ints(program_of.get(rank, NOWHERE) for rank in ranks)
-        self.lengths: Ints = np.append(of.lengths, 0)[program]  # none where there is no program
-        entry = spans(np.append(starts(of.lengths), 0)[program], self.lengths)
-        number = of.number[entry]
-        self._stage, self._kind, self._microbatch = of.stage[number], of.kind[number], of.microbatch[number]
-        self._owner = np.repeat(np.arange(len(ranks)), self.lengths)
+        self.lengths: Ints = np.append(actions.lengths, 0)[program]  # none where there is no program
+        entry = spans(np.append(starts(actions.lengths), 0)[program], self.lengths)
+        number = actions.number[entry]
+        self._stage, self._kind, self._microbatch = (
+            actions.stage[number],
+            actions.kind[number],
+            actions.microbatch[number],
+        )
+        self._rank_index = np.repeat(np.arange(len(ranks)), self.lengths)
         self._last = np.cumsum(self.lengths) - 1
-        self._num_stages = 1 + max((NOWHERE, *plan.stage, *of.stage.tolist()))
-        self._held = self._owner * (self._num_stages + 1) + self._stage + 1  # rank and stage, as one number
+        self._num_stages = 1 + max((NOWHERE, *plan.stage, *actions.stage.tolist()))
+        # Rank and stage as one number.
+        self._rank_stage = self._rank_index * (self._num_stages + 1) + self._stage + 1
         self._acquired, self._released = np.zeros((2, len(number)), np.int64)
 
     def columns(self) -> Ints:
-        """By cell: bytes acquired and released beside what rows decide, and of this:
+        """Return columns by cell: bytes acquired and released, and inputs of the account of rows.
 
-        what a forward keeps, the part of it that is its input, its output, what a backward joins to one
-        tensor if it comes in several, and how many places behind a forward its backward stands.
+        These are what a forward keeps, the part of it that is its input, its output, what a backward joins in
+        one tensor if it comes in several, and how many positions after a forward its backward is.
         """
         self._add_gradients()
-        kept, input_kept, output, joined, until = of_passes = np.zeros((5, len(self._kind)), np.int64)
-        self._add_forwards(kept, input_kept, output, until)
+        kept, input_kept, output, joined, distance = for_rows = np.zeros((5, len(self._kind)), np.int64)
+        self._add_forwards(kept, input_kept, output, distance)
         self._add_backwards(joined)
         if len(split := self._cells(Pass.I)):
             self._add_split(split, joined)
         self._add_scattered()
         self._add_buckets()
         steps = self._cells(Pass.STEP)
-        self._hold(steps, steps, ints(map(self._step_working, self._owner[steps].tolist())))
-        return np.concatenate((self._acquired[None], self._released[None], of_passes))
+        self._hold(steps, steps, ints(map(self._step_working, self._rank_index[steps].tolist())))
+        return np.concatenate((self._acquired[None], self._released[None], for_rows))
 
     def gradients(self) -> Iterator[tuple[int, int, StateKind, int]]:
-        """(place of the rank, cell from which on they exist, part, bytes).
+        """Yield (index of the rank, first cell at which they exist, part, bytes) of gradients.
 
-        They exist from a stage's first B or W on, else from STEP; parts of sharded weights from the first
+        They exist from a stage's first B or W on, else from STEP; shards of sharded weights from the first
         reduce-scatter.
         """
-        for owner, rank in enumerate(self._ranks):
-            last = int(self._last[owner])
-            for stage, kind, num_bytes in self._accounts.state(rank) if self.lengths[owner] else ():
+        for index, rank in enumerate(self._ranks):
+            last = int(self._last[index])
+            for stage, kind, num_bytes in self._accounts.state(rank) if self.lengths[index] else ():
                 if kind.part == GRADIENTS:
-                    held = owner * (self._num_stages + 1) + stage.id + 1
-                    made, scattered = int(self._first_weights[held]), int(self._first_round[held])
-                    first = scattered if scattered != NOWHERE else 1 + (last - 1 if made == NOWHERE else made)
-                    yield owner, first, kind, num_bytes
+                    rank_stage = index * (self._num_stages + 1) + stage.id + 1
+                    computed, scattered = (
+                        int(self._first_weights[rank_stage]),
+                        int(self._first_round[rank_stage]),
+                    )
+                    first = (
+                        scattered
+                        if scattered != NOWHERE
+                        else 1 + (last - 1 if computed == NOWHERE else computed)
+                    )
+                    yield index, first, kind, num_bytes
 
     def _cells(self, *kinds: Pass) -> Ints:
-        """Of actions of these kinds."""
-        is_one = np.zeros(len(KIND), np.bool_)
-        is_one[[KIND[kind] for kind in kinds]] = True
-        return np.flatnonzero(is_one[self._kind])
+        """Return the cells of actions of these kinds."""
+        is_selected = np.zeros(len(KIND), np.bool_)
+        is_selected[[KIND[kind] for kind in kinds]] = True
+        return np.flatnonzero(is_selected[self._kind])
 
     def _hold(self, first: Ints, last: Ints, num_bytes: Ints) -> None:
-        """Taken at the start of one action, given back at the end of the same or a later one."""
+        """Add bytes allocated at the start of one action and freed at the end of the same or a later one."""
         is_held = first <= last
         np.add.at(self._acquired, first[is_held], num_bytes[is_held])
         np.add.at(self._released, last[is_held], num_bytes[is_held])
@@ -99,83 +111,89 @@ class PassLines:
         return key[order], order
 
     def _key(self, cells: Ints, kind: Ints | int) -> Ints:
-        """By which an action of that kind is found, of the rank, stage and microbatch of each cell."""
+        """Return the key of an action of that kind, of the rank, stage and microbatch of each cell."""
         num_microbatches = 2 + int(self._microbatch.max(initial=NOWHERE))
-        of_pass = self._held[cells] * num_microbatches + self._microbatch[cells] + 1
+        of_pass = self._rank_stage[cells] * num_microbatches + self._microbatch[cells] + 1
         key: Ints = of_pass * len(KIND) + kind
         return key
 
-    def _beside(self, kind: Pass, cells: Ints) -> Ints:
-        """The cell of an action of that kind, of the rank, stage and microbatch of each; NOWHERE: none."""
-        keys, found = self._sorted
+    def _matching(self, kind: Pass, cells: Ints) -> Ints:
+        """Return the cell of that kind with the rank, stage and microbatch of each cell; NOWHERE: none."""
+        keys, sorted_cells = self._sorted
         key = self._key(cells, KIND[kind])
-        at = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
-        beside: Ints = np.where(keys[at] == key, found[at], NOWHERE)
-        return beside
+        index = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
+        matching: Ints = np.where(keys[index] == key, sorted_cells[index], NOWHERE)
+        return matching
 
     def _first_of(self, *kinds: Pass) -> Ints:
-        """By rank and stage, the first cell of these kinds; NOWHERE where there is none."""
+        """Return, by rank and stage, the first cell of these kinds; NOWHERE where there is none."""
         cells = self._cells(*kinds)[::-1]
-        found = np.full(len(self._ranks) * (self._num_stages + 1), NOWHERE, np.int64)
-        found[self._held[cells]] = cells
-        return found
+        first = np.full(len(self._ranks) * (self._num_stages + 1), NOWHERE, np.int64)
+        first[self._rank_stage[cells]] = cells
+        return first
 
     @cached_property
     def _first_weights(self) -> Ints:
-        """By rank and stage, its first pass that makes gradients of weights."""
+        """By rank and stage, the first pass that makes gradients of weights."""
         return self._first_of(*WEIGHTS)
 
     @cached_property
     def _first_round(self) -> Ints:
-        """By rank and stage, its first reduce-scatter, where weights are sharded."""
+        """By rank and stage, the first reduce-scatter, where weights are sharded."""
         return self._first_of(Pass.REDUCE_SCATTER)
 
     @cached_property
     def _is_sharded(self) -> Flags:
-        """[cells] whether the weights of the action's stage are."""
+        """[cells] whether the weights of the action's stage are sharded."""
         is_sharded = np.zeros(self._num_stages + 1, np.bool_)
         is_sharded[[stage + 1 for stage in self._accounts.units]] = True
         return is_sharded[self._stage + 1]
 
     def _makes_first(self, cells: Ints) -> Flags:
-        """Whether each is the first of its stage to make gradients of weights."""
-        is_first: Flags = self._first_weights[self._held[cells]] == cells
+        """Whether each is the first pass of its stage to make gradients of weights."""
+        is_first: Flags = self._first_weights[self._rank_stage[cells]] == cells
         return is_first
 
-    def _by_microbatch(self, cells: Ints, width: int, of: Callable[[Stage], Ints]) -> Ints:
-        """[width, cells] what is said of the stage and microbatch of each.
+    def _by_microbatch(self, cells: Ints, width: int, table_of: Callable[[Stage], Ints]) -> Ints:
+        """[width, cells] values of the stage and microbatch of each cell.
 
         Args:
-            of: [microbatches, width] of a stage.
+            cells: of passes.
+            width: of the table.
+            table_of: gives a stage's table, [microbatches, width].
         """
-        stages, at = np.unique(self._stage[cells], return_inverse=True)
-        each = [of(self._plan.stage[stage]) for stage in stages.tolist()]
-        first = starts(ints(map(len, each)))
-        found = np.concatenate((np.zeros((0, width), np.int64), *each))
-        by_cell: Ints = found[first[at] + self._microbatch[cells]]
+        stages, stage_index = np.unique(self._stage[cells], return_inverse=True)
+        tables = [table_of(self._plan.stage[stage]) for stage in stages.tolist()]
+        first = starts(ints(map(len, tables)))
+        rows = np.concatenate((np.zeros((0, width), np.int64), *tables))
+        by_cell: Ints = rows[first[stage_index] + self._microbatch[cells]]
         return by_cell.T
 
     def _sizes_of(self, cells: Ints, *, keeps: bool) -> StageBytes[Ints]:
-        each = self._accounts.sizes.each
+        of_microbatches = self._accounts.sizes.of_microbatches
         width = len(StageBytes._fields)
-        return StageBytes(*self._by_microbatch(cells, width, lambda stage: each(stage, keeps=keeps)))
+        return StageBytes(
+            *self._by_microbatch(cells, width, lambda stage: of_microbatches(stage, keeps=keeps))
+        )
 
     def _splits_of(self, cells: Ints) -> StageSplitBytes[Ints]:
         width = len(StageSplitBytes._fields)
-        return StageSplitBytes(*self._by_microbatch(cells, width, self._accounts.sizes.each_split))
+        return StageSplitBytes(
+            *self._by_microbatch(cells, width, self._accounts.sizes.splits_of_microbatches)
+        )
 
-    def _add_forwards(self, kept: Ints, input_kept: Ints, output: Ints, until: Ints) -> None:
+    def _add_forwards(self, kept: Ints, input_kept: Ints, output: Ints, distance: Ints) -> None:
         forwards = self._cells(Pass.F)
-        backward = np.maximum(self._beside(Pass.B, forwards), self._beside(Pass.I, forwards))
+        backward = np.maximum(self._matching(Pass.B, forwards), self._matching(Pass.I, forwards))
         for keeps in (True, False):
-            has = (backward != NOWHERE) == keeps
-            cells, size = forwards[has], self._sizes_of(forwards[has], keeps=keeps)
+            is_selected = (backward != NOWHERE) == keeps
+            cells, size = forwards[is_selected], self._sizes_of(forwards[is_selected], keeps=keeps)
             self._hold(cells, cells, size.forward)
             kept[cells], input_kept[cells], output[cells] = size.kept, size.input_kept, size.output
-            until[cells] = backward[has] - cells if keeps else 0
+            distance[cells] = backward[is_selected] - cells if keeps else 0
 
     def _add_backwards(self, joined: Ints) -> None:
-        """Whole ones."""
+        """Add whole backwards."""
         cells = self._cells(Pass.B)
         size = self._sizes_of(cells, keeps=True)
         is_first = self._makes_first(cells) | self._is_sharded[cells]
@@ -183,93 +201,97 @@ class PassLines:
         joined[cells] = size.output
 
     def _add_split(self, cells: Ints, joined: Ints) -> None:
-        """What an I leaves for its W, and, from a stage's first I on, gradients that only I makes."""
+        """Add split backwards: what I leaves for W, and, from the first I on, gradients that only I makes."""
         joined[cells] = self._sizes_of(cells, keeps=True).output
-        split, weights = self._splits_of(cells), self._beside(Pass.W, cells)
+        split, weights = self._splits_of(cells), self._matching(Pass.W, cells)
         self._hold(cells, cells, split.input_pass)
         self._hold(cells + 1, weights, split.left)
-        early = cells[self._first_of(Pass.I)[self._held[cells]] == cells]
+        early = cells[self._first_of(Pass.I)[self._rank_stage[cells]] == cells]
         early_bytes = [
             _early_gradient_bytes(self._plan, self._plan.stage[s]) for s in self._stage[early].tolist()
         ]
-        self._hold(early, self._first_weights[self._held[early]], ints(early_bytes))
+        self._hold(early, self._first_weights[self._rank_stage[early]], ints(early_bytes))
         weights = self._cells(Pass.W)
         split = self._splits_of(weights)
         self._hold(weights, weights, np.where(self._makes_first(weights), split.first, split.adding))
 
     def _add_buckets(self) -> None:
-        """A reduction's copy of the gradients, until STEP makes it the gradients themselves.
+        """Add a reduction's copy of the gradients, until STEP, which uses it as the gradients.
 
-        Where no backward made any, zeros stand in for those of one group at a time. Parts of sharded weights
-        are added up in place.
+        Where no backward made any, zeros take their place, one group at a time. Shards of sharded weights
+        are reduced in place.
         """
         cells = self._cells(Pass.REDUCE_GRAD)
         cells = cells[~self._is_sharded[cells]]
         size, reduced = self._plan.settings.gradient_bytes, self._accounts.reduced
-        each = [
-            reduced.get(self._ranks[owner], {}).get(reduction_of(stage), (0, 0))
-            for owner, stage in zip(self._owner[cells].tolist(), self._stage[cells].tolist(), strict=True)
+        sizes = [
+            reduced.get(self._ranks[index], {}).get(reduction_of(stage), (0, 0))
+            for index, stage in zip(
+                self._rank_index[cells].tolist(), self._stage[cells].tolist(), strict=True
+            )
         ]
-        total, largest = np.array(each, np.int64).reshape(-1, 2).T * size
-        self._hold(cells, np.maximum(cells, self._last[self._owner[cells]] - 1), total)
-        is_idle = self._first_weights[self._held[cells]] == NOWHERE
+        total, largest = np.array(sizes, np.int64).reshape(-1, 2).T * size
+        self._hold(cells, np.maximum(cells, self._last[self._rank_index[cells]] - 1), total)
+        is_idle = self._first_weights[self._rank_stage[cells]] == NOWHERE
         self._hold(cells[is_idle], cells[is_idle], largest[is_idle])
 
     def _add_scattered(self) -> None:
-        """A round's gradients: whole from its backward on, end to end while they travel, and the own part."""
+        """Add a round's gradients: whole from its backward on, flat while in flight, and the own shard."""
         cells = self._cells(Pass.REDUCE_SCATTER)
         if not len(cells):
             return
         settings, units = self._plan.settings, self._accounts.units
-        each = [
+        sizes = [
             (sum(unit.trained), sum(map(unit.padded, unit.trained)), sum(map(unit.part, unit.trained)))
             for unit in map(units.__getitem__, self._stage[cells].tolist())
         ]
-        whole, travelling, own = np.array(each, np.int64).T
-        made = self._first_backward(cells, self._beside(Pass.ALL_GATHER, cells))
-        is_made = made != NOWHERE
-        whole_bytes = whole[is_made] * settings.precision.num_bytes
-        self._hold(made[is_made] + 1, cells[is_made], whole_bytes)
-        until = self._until_awaited(cells)
-        is_first = self._first_round[self._held[cells]] == cells  # whose part becomes the sum
-        self._hold(cells, until, np.where(is_first, travelling, travelling + own) * settings.gradient_bytes)
+        gathered, in_flight, own_shard = np.array(sizes, np.int64).T
+        computed = self._first_backward(cells, self._matching(Pass.ALL_GATHER, cells))
+        is_computed = computed != NOWHERE
+        whole_bytes = gathered[is_computed] * settings.precision.num_bytes
+        self._hold(computed[is_computed] + 1, cells[is_computed], whole_bytes)
+        last = self._until_awaited(cells)
+        is_first = self._first_round[self._rank_stage[cells]] == cells  # its shard becomes the sum
+        self._hold(
+            cells, last, np.where(is_first, in_flight, in_flight + own_shard) * settings.gradient_bytes
+        )
 
     def _until_awaited(self, scatters: Ints) -> Ints:
-        """The cell in front of the first action that waits for each, as `schedule.sharded.waits_of` has it.
+        """Return the cell before the first action that waits for each, see `schedule.sharded.waits_of`.
 
-        That is what comes next behind the one that follows it, else STEP, or the sum of the stage's parts.
+        That is the first pass after the next scatter, else STEP, or the reduction of the stage's shards.
         """
-        owner, held = self._owner[scatters], self._held[scatters]
+        rank_index, rank_stage = self._rank_index[scatters], self._rank_stage[scatters]
         waiting = np.append(self._cells(*_WAITING), len(self._kind))
-        follows = np.append(scatters[1:], 0)
-        is_followed = np.append(owner[1:] == owner[:-1], False)
-        end = self._last[owner]
+        next_scatter = np.append(scatters[1:], 0)
+        is_followed = np.append(rank_index[1:] == rank_index[:-1], False)
+        end = self._last[rank_index]
         end = end + (self._kind[end] != KIND[Pass.STEP])
-        waits = np.where(is_followed, np.minimum(waiting[np.searchsorted(waiting, follows)], end), end)
+        waits = np.where(is_followed, np.minimum(waiting[np.searchsorted(waiting, next_scatter)], end), end)
         latest = np.full(len(self._first_round), NOWHERE)
-        latest[held] = scatters
-        summed = self._first_of(Pass.REDUCE_GRAD)[held]
-        is_summed = (latest[held] == scatters) & (summed > scatters)
-        found: Ints = np.where(is_summed, np.minimum(summed, waits), waits) - 1
-        return found
+        latest[rank_stage] = scatters
+        reduction = self._first_of(Pass.REDUCE_GRAD)[rank_stage]
+        is_reduced = (latest[rank_stage] == scatters) & (reduction > scatters)
+        before: Ints = np.where(is_reduced, np.minimum(reduction, waits), waits) - 1
+        return before
 
-    def _first_backward(self, until: Ints, since: Ints) -> Ints:
-        """The first B of the stage of each cell from a cell up to that one; NOWHERE where there is none."""
+    def _first_backward(self, end: Ints, begin: Ints) -> Ints:
+        """Return each cell's first B of its stage between two cells; NOWHERE where there is none."""
         num_cells, backwards = len(self._kind), self._cells(Pass.B)
-        keys = np.append(np.sort(self._held[backwards] * num_cells + backwards), np.iinfo(np.int64).max)
-        found = keys[np.searchsorted(keys, self._held[until] * num_cells + since)]
-        return np.where(found < self._held[until] * num_cells + until, found % num_cells, NOWHERE)
+        keys = np.append(np.sort(self._rank_stage[backwards] * num_cells + backwards), np.iinfo(np.int64).max)
+        first = keys[np.searchsorted(keys, self._rank_stage[end] * num_cells + begin)]
+        return np.where(first < self._rank_stage[end] * num_cells + end, first % num_cells, NOWHERE)
 
     def _add_gradients(self) -> None:
-        """To the end of the step. What a first pass itself holds of them is part of its working set."""
-        each = [(first, self._last[owner], size) for owner, first, _, size in self.gradients()]
-        self._hold(*np.array(each, np.int64).reshape(-1, 3).T)
+        """Add gradients, to the end of the step; what a first pass holds of them is in its working set."""
+        entries = [(first, self._last[index], size) for index, first, _, size in self.gradients()]
+        self._hold(*np.array(entries, np.int64).reshape(-1, 3).T)
 
-    def _step_working(self, owner: int) -> int:
-        """AdamW's two temporaries of the largest tensor that it updates; a fused one has none."""
+    def _step_working(self, index: int) -> int:
+        """Return the bytes of AdamW's two temporaries of the largest tensor; a fused AdamW has none."""
         if self._plan.settings.kernels is not Kernels.EAGER:
             return 0
-        stages = self._plan.stages_on.get(self._ranks[owner], ())
+        stages = self._plan.stages_on.get(self._ranks[index], ())
         sizes = [elements for stage in stages for elements in self._updated_elements(stage)]
         return 2 * ceil(max(sizes, default=0)) * self._plan.settings.gradient_bytes
 
@@ -284,7 +306,7 @@ class PassLines:
 
 
 def _early_gradient_bytes(plan: Plan, stage: Stage) -> int:
-    """Gradients that I makes on one rank: of parameters that are no matrix and no table."""
+    """Return the gradients that I makes on one rank: of parameters other than matrices and tables."""
     return sum(
         parameter.num_elements * plan.settings.gradient_bytes
         for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]

@@ -7,6 +7,7 @@ from workbench.model.block_modules import BlockModule
 from workbench.model.layer import Operator, Pointwise, Shard
 
 FLOAT32_BYTES = 4
+INDEX_BYTES = 8
 
 
 class Setting(NamedTuple):
@@ -19,7 +20,7 @@ class Setting(NamedTuple):
         looked_up: tokens on one rank that a layer of embeddings reads from its table, the others
             being features of another module; None: all.
         divides_tokens: tensor-parallel ranks split tokens where the layer is not cut.
-        lengths: tokens inside the blocks of every item, ascending.
+        lengths: tokens of every item inside the blocks, ascending.
         computed_again: modules of a block that its backward computes again.
         masked_tokens: of a microbatch whose attention reads one mask over all its items; 0: item by item.
     """
@@ -36,18 +37,18 @@ class Setting(NamedTuple):
 
     @property
     def copies_attention(self) -> bool:
-        """Whether an attention's output is written once more: back to its items' places, or where it is 0."""
+        """Whether an attention's output is copied: into its items' order, or to set masked tokens to 0."""
         return self.is_gathered or self.masked_tokens > 0
 
     @property
     def wide_bytes(self) -> int:
-        """Norms, softmax and loss compute in float32 or wider."""
+        """Bytes of an element of norms, softmax and loss, which compute in float32 or wider."""
         return max(FLOAT32_BYTES, self.element_bytes)
 
     def tokens(self, operator: Operator) -> float:
         return operator_tokens(operator, self.work, self.grid)
 
     def cut(self, operator: Pointwise) -> int:
-        """Ranks that share what a memory-bound operator reads and writes."""
-        is_whole = operator.shard is Shard.REPLICATED and not self.divides_tokens
-        return 1 if is_whole else self.grid.tp
+        """Return how many ranks split what a memory-bound operator reads and writes."""
+        is_replicated = operator.shard is Shard.REPLICATED and not self.divides_tokens
+        return 1 if is_replicated else self.grid.tp

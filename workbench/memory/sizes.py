@@ -1,4 +1,4 @@
-"""Bytes of stages on one rank: the state of their weights, and what a microbatch needs in them."""
+"""Memory of stages on one rank: the state of their weights, and what a microbatch needs in them."""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
@@ -31,18 +31,18 @@ from workbench.plan.token_owners import held_runs
 from workbench.plan.work import even_work_of, row_kinds
 
 Bytes = TypeVar("Bytes", int, Ints)
-MOST_STAGES = 16_384  # that are cached, each over a microbatch
+MOST_STAGES = 16_384  # cached, each over a microbatch
 
 
 class StageBytes(NamedTuple, Generic[Bytes]):
-    """Bytes of one stage over one microbatch on one rank, as `memory_table` says; or columns of many.
+    """Bytes of one stage over one microbatch on one rank, as in `memory_table`; or columns of many.
 
     Args:
         kept: from the forward to the last backward, without the stage's input and output.
         input_kept: of what the layers keep, the part that is the stage's input itself.
         output: the stage's output tensor.
         forward, accumulating: on top of what is kept; see `LayerBytes`.
-        first: the same for the stage's first backward, which gives kept tensors back layer by
+        first: the same for the stage's first backward, which frees kept tensors layer by
             layer and makes the weights' gradients at the same pace; these are part of it.
     """
 
@@ -70,26 +70,26 @@ class StageSplitBytes(NamedTuple, Generic[Bytes]):
     adding: Bytes
 
 
-def _scaled_row(row: RowWork, inside: Fraction, behind: Fraction) -> RowWork:
+def _scaled_row(row: RowWork, factor_in: Fraction, factor_out: Fraction) -> RowWork:
     return replace(
         row,
-        tokens_in=ceil(row.tokens_in * inside),
-        tokens_out=ceil(row.tokens_out * behind),
-        reader_tokens=ceil(row.reader_tokens * inside),
+        tokens_in=ceil(row.tokens_in * factor_in),
+        tokens_out=ceil(row.tokens_out * factor_out),
+        reader_tokens=ceil(row.reader_tokens * factor_in),
     )
 
 
 _State = Mapping[StateKind, int]  # part -> bytes
 _STATES: LruCache[_State] = LruCache(MOST_STAGES)
 _SETTINGS: LruCache[Setting] = LruCache(MOST_STAGES)
-_ONES: LruCache[object] = LruCache(MOST_STAGES)
+_KEYS: LruCache[object] = LruCache(MOST_STAGES)
 _SUMS: LruCache[StageBytes[int]] = LruCache(MOST_STAGES)
 _SPLIT_SUMS: LruCache[StageSplitBytes[int]] = LruCache(MOST_STAGES)
 
 
-def _one(key: Hashable) -> object:
-    """The same object for equal keys, which is quick to hash."""
-    return _ONES.get_or(key, object)
+def _interned(key: Hashable) -> object:
+    """Return the same object for equal keys; it is quick to hash."""
+    return _KEYS.get_or(key, object)
 
 
 class Sizes:
@@ -100,35 +100,37 @@ class Sizes:
         self._microbatches: dict[tuple[str, int, int], int] = {}
         self._stages: dict[int, int] = {}
         self._numbers: dict[Hashable, int] = {}
-        self._known: dict[tuple[int, int, bool], StageBytes[int]] = {}
-        self._known_split: dict[tuple[int, int], StageSplitBytes[int]] = {}
-        self._each: dict[tuple[int, int, bool], Ints] = {}
-        self._each_split: dict[tuple[int, int], Ints] = {}
+        self._stage_bytes: dict[tuple[int, int, bool], StageBytes[int]] = {}
+        self._split_bytes: dict[tuple[int, int], StageSplitBytes[int]] = {}
+        self._tables: dict[tuple[int, int, bool], Ints] = {}
+        self._split_tables: dict[tuple[int, int], Ints] = {}
         self._kinds: dict[tuple[str, int], tuple[list[Microbatch], list[int]]] = {}
         self._settings: dict[tuple[int, Grid], tuple[object, Setting]] = {}
         self._needs: dict[tuple[int, frozenset[str] | None], tuple[object, tuple[Needs, ...]]] = {}
-        self._settled: dict[str, object] = {}
+        self._settings_keys: dict[str, object] = {}
 
-    def _settings_of_passes(self, module: str) -> object:
-        """All that settings decide of what a module's passes take."""
-        if module not in self._settled:
-            every, own = self._plan.settings, self._plan.settings.of(module)
-            cut = own.recompute, own.computed_again, own.sequence_parallel
-            self._settled[module] = _one((Identity(self._plan.model), every.precision, every.kernels, cut))
-        return self._settled[module]
+    def _settings_key(self, module: str) -> object:
+        """Return a key of the settings that decide the memory of a module's passes."""
+        if module not in self._settings_keys:
+            settings, of_module = self._plan.settings, self._plan.settings.of(module)
+            recomputation = of_module.recompute, of_module.computed_again, of_module.sequence_parallel
+            key = Identity(self._plan.model), settings.precision, settings.kernels, recomputation
+            self._settings_keys[module] = _interned(key)
+        return self._settings_keys[module]
 
     def state(self, stage: Stage) -> _State:
-        """What a rank of the stage holds of its parameters, where it shares none with other stages."""
-        every, own = self._plan.settings, self._plan.settings.of(stage.module)
-        settings = every.precision, every.optimizer_precision, every.kernels, own.sharding, own.instances
+        """Return the bytes of a rank's parameters of the stage, if it shares none with other stages."""
+        settings, of_module = self._plan.settings, self._plan.settings.of(stage.module)
+        decisive = settings.precision, settings.optimizer_precision, settings.kernels
+        sharding = of_module.sharding, of_module.instances
         shape = stage.module, layer_kinds(self._plan, stage), stage.tp, stage.cp, stage.ep
         replicas = num_replicas(self._plan)[stage.module]
         shards = tuple(state_shards(self._plan, stage).values())
-        key = Identity(self._plan.model), settings, shape, replicas, shards
+        key = Identity(self._plan.model), decisive, sharding, shape, replicas, shards
         return _STATES.get_or(key, lambda: self._state(stage))
 
     def _state(self, stage: Stage) -> _State:
-        """By layer, but where some have tied weights; layers that differ in name alone hold the same."""
+        """Sum over kinds of layers, equal but for the name; over all layers where some have tied weights."""
         layers = self._plan.model.module(stage.module).layers
         shards = state_shards(self._plan, stage)
         first_of: dict[tuple[object, ...], int] = {}
@@ -148,62 +150,62 @@ class Sizes:
                 sizes[part] += count * num_bytes
         return sizes
 
-    def each(self, stage: Stage, *, keeps: bool) -> Ints:
+    def of_microbatches(self, stage: Stage, *, keeps: bool) -> Ints:
         """[microbatches, fields] `of` every microbatch of the stage's replica."""
         key = self._stage_number(stage), stage.replica, keeps
-        if key not in self._each:
+        if key not in self._tables:
             firsts, kinds = self._kinds_in(stage)
-            self._each[key] = np.array([self.of(stage, first, keeps=keeps) for first in firsts])[kinds]
-        return self._each[key]
+            self._tables[key] = np.array([self.of(stage, first, keeps=keeps) for first in firsts])[kinds]
+        return self._tables[key]
 
-    def each_split(self, stage: Stage) -> Ints:
+    def splits_of_microbatches(self, stage: Stage) -> Ints:
         """[microbatches, fields] `split` of every microbatch of the stage's replica."""
         key = self._stage_number(stage), stage.replica
-        if key not in self._each_split:
+        if key not in self._split_tables:
             firsts, kinds = self._kinds_in(stage)
-            self._each_split[key] = np.array([self.split(stage, first) for first in firsts])[kinds]
-        return self._each_split[key]
+            self._split_tables[key] = np.array([self.split(stage, first) for first in firsts])[kinds]
+        return self._split_tables[key]
 
     def _kinds_in(self, stage: Stage) -> tuple[list[Microbatch], list[int]]:
-        """Of microbatches of the stage's replica one of each kind; of every one its place among these."""
-        place = stage.module, stage.replica
-        if place not in self._kinds:
-            held = self._plan.microbatches_of[place]
-            numbers = list(map(self._microbatch_number, held))
-            first_of = dict(zip(reversed(numbers), reversed(held), strict=True))
-            at = {number: index for index, number in enumerate(first_of)}
-            self._kinds[place] = list(first_of.values()), [at[number] for number in numbers]
-        return self._kinds[place]
+        """Return one microbatch of each kind in the stage's replica, and each one's index among these."""
+        module_replica = stage.module, stage.replica
+        if module_replica not in self._kinds:
+            microbatches = self._plan.microbatches_of[module_replica]
+            numbers = list(map(self._microbatch_number, microbatches))
+            first_of = dict(zip(reversed(numbers), reversed(microbatches), strict=True))
+            index_of = {number: index for index, number in enumerate(first_of)}
+            self._kinds[module_replica] = list(first_of.values()), [index_of[number] for number in numbers]
+        return self._kinds[module_replica]
 
     def of(self, stage: Stage, microbatch: Microbatch, *, keeps: bool) -> StageBytes[int]:
-        """Of that stage; `keeps` False: no backward follows, so nothing is kept."""
+        """Return the bytes of a stage; `keeps` False: no backward follows, so nothing is kept."""
         key = self._stage_number(stage), self._microbatch_number(microbatch), keeps
-        if key not in self._known:
+        if key not in self._stage_bytes:
             layers, needs = self._layers_with_needs(stage, microbatch, keeps=keeps)
-            name, setting = self._equal_setting(stage, microbatch)
-            self._known[key] = _SUMS.get_or((layers, name), lambda: self._sum(stage, needs, setting))
-        return self._known[key]
+            name, setting = self._keyed_setting(stage, microbatch)
+            self._stage_bytes[key] = _SUMS.get_or((layers, name), lambda: self._sum(stage, needs, setting))
+        return self._stage_bytes[key]
 
     def split(self, stage: Stage, microbatch: Microbatch) -> StageSplitBytes[int]:
-        """Of that stage, whose backward of the microbatch is split."""
+        """Return the bytes of a stage whose backward of the microbatch is split."""
         key = self._stage_number(stage), self._microbatch_number(microbatch)
-        if key not in self._known_split:
+        if key not in self._split_bytes:
             layers, needs = self._layers_with_needs(stage, microbatch, keeps=True)
-            name, setting = self._equal_setting(stage, microbatch)
-            self._known_split[key] = _SPLIT_SUMS.get_or(
+            name, setting = self._keyed_setting(stage, microbatch)
+            self._split_bytes[key] = _SPLIT_SUMS.get_or(
                 (layers, name), lambda: self._sum_split(stage, needs, setting)
             )
-        return self._known_split[key]
+        return self._split_bytes[key]
 
     def _stage_number(self, stage: Stage) -> int:
-        """One for stages that are equal on their ranks."""
+        """Return a number, equal for stages that are equal on their ranks."""
         if stage.id not in self._stages:
             shape = stage.module, stage.layers, stage.tp, stage.cp, stage.ep
             self._stages[stage.id] = self._numbers.setdefault(shape, len(self._numbers))
         return self._stages[stage.id]
 
     def _microbatch_number(self, microbatch: Microbatch) -> int:
-        """One for microbatches of which equal stages take equal bytes."""
+        """Return a number, equal for microbatches that need equal bytes in equal stages."""
         name = microbatch.module, microbatch.replica, microbatch.index
         if name not in self._microbatches:
             kind = name if self._plan.token_shards else (microbatch.module, row_kinds(self._plan, microbatch))
@@ -214,29 +216,29 @@ class Sizes:
     def _layers_with_needs(
         self, stage: Stage, microbatch: Microbatch, *, keeps: bool
     ) -> tuple[object, tuple[Needs, ...]]:
-        """What decides a stage's layers, with the gradients that they need."""
+        """Return a key of a stage's layers and gradients, and the gradients."""
         name = self._stage_number(stage), self._routing.present(microbatch) if keeps else None
         if name not in self._needs:
             needs = self._routing.flow(microbatch).needs[stage.module][slice(*stage.layers)]
             if not keeps:
                 needs = (Needs(input_grad=False, weight_grad=False),) * len(needs)
-            key = self._settings_of_passes(stage.module), stage.module, contents(self._plan, stage), needs
-            self._needs[name] = _one(key), needs
+            key = self._settings_key(stage.module), stage.module, contents(self._plan, stage), needs
+            self._needs[name] = _interned(key), needs
         return self._needs[name]
 
-    def _equal_setting(self, stage: Stage, microbatch: Microbatch) -> tuple[object, Setting]:
-        """Derived once for each kind of microbatch and grid."""
+    def _keyed_setting(self, stage: Stage, microbatch: Microbatch) -> tuple[object, Setting]:
+        """Return the key and the setting of a microbatch, derived once per kind and grid."""
         name = self._microbatch_number(microbatch), Grid(stage.tp, stage.cp, stage.ep)
         if name not in self._settings:
-            setting = self._remembered_setting(stage, microbatch)
-            self._settings[name] = _one(setting), setting
+            setting = self._cached_setting(stage, microbatch)
+            self._settings[name] = _interned(setting), setting
         return self._settings[name]
 
-    def _remembered_setting(self, stage: Stage, microbatch: Microbatch) -> Setting:
+    def _cached_setting(self, stage: Stage, microbatch: Microbatch) -> Setting:
         if self._plan.token_shards:
             return self._setting(stage, microbatch)
         rows, grid = row_kinds(self._plan, microbatch), (stage.tp, stage.cp, stage.ep)
-        settings = self._settings_of_passes(stage.module)
+        settings = self._settings_key(stage.module)
         key = settings, Identity(self._plan.batch), stage.module, rows, grid
         return _SETTINGS.get_or(key, lambda: self._setting(stage, microbatch))
 
@@ -245,7 +247,7 @@ class Sizes:
         lengths = sorted(self._routing.tokens(module, item, TokenCount.IN) for item in microbatch.items)
         grid = Grid(stage.tp, stage.cp, stage.ep)
         size = self._plan.settings.precision.num_bytes
-        work = self._most_held(stage, microbatch)
+        work = self._largest_work(stage, microbatch)
         return Setting(
             work,
             grid,
@@ -258,31 +260,32 @@ class Sizes:
         )
 
     def _masked_tokens(self, stage: Stage, microbatch: Microbatch, num_tokens: int) -> int:
-        """All of them where some sample has a mask of its own; context-parallel ranks always have one."""
+        """Return all tokens if a sample's mask is not causal; 0 otherwise, and under context parallelism."""
         if self._plan.model.module(stage.module).modality != TEXT or stage.cp > 1:
             return 0
         masks = {self._plan.sample[item.sample].mask for item in microbatch.items}
         return num_tokens if masks - {CAUSAL} else 0
 
-    def _most_held(self, stage: Stage, microbatch: Microbatch) -> Work:
-        """The microbatch's work, with tokens as if every rank held as many as the one that holds most.
+    def _largest_work(self, stage: Stage, microbatch: Microbatch) -> Work:
+        """Return the microbatch's work as if every rank held as many tokens as the one that holds most.
 
-        That may be another rank than the one with the most pairs, by which `work_of` goes.
+        That may be another rank than the one with the most pairs, which `work_of` takes.
         """
         work = even_work_of(self._plan, microbatch)
         if stage.cp == 1:
             return work
-        inside, behind = (self._excess(stage, microbatch, count) for count in (TokenCount.IN, TokenCount.OUT))
-        return Work(tuple(_scaled_row(row, inside, behind) for row in work.rows))
+        factor_in = self._excess(stage, microbatch, TokenCount.IN)
+        factor_out = self._excess(stage, microbatch, TokenCount.OUT)
+        return Work(tuple(_scaled_row(row, factor_in, factor_out) for row in work.rows))
 
     def _excess(self, stage: Stage, microbatch: Microbatch, count: TokenCount) -> Fraction:
-        """Tokens on the rank that holds most, as a multiple of an even share."""
-        held = held_runs(self._routing, microbatch, count)
-        counts = [sum(run.num_tokens for run in runs) for runs in held]
+        """Return the tokens on the rank that holds most, as a multiple of an even share."""
+        runs_of_ranks = held_runs(self._routing, microbatch, count)
+        counts = [sum(run.num_tokens for run in runs) for runs in runs_of_ranks]
         return Fraction(max(counts) * stage.cp, sum(counts))
 
     def _looked_up(self, stage: Stage, microbatch: Microbatch) -> float | None:
-        """Text tokens on one rank, where other modules' features stand beside them."""
+        """Return the text tokens on one rank if the sequence has other modules' features, too; else None."""
         if self._plan.model.module(stage.module).modality != TEXT:
             return None
         segments = [s for item in microbatch.items for s in self._plan.sample[item.sample].segments]
@@ -293,67 +296,67 @@ class Sizes:
         plan = self._plan
         module = plan.model.module(stage.module)
         layers = module.layers[slice(*stage.layers)]
-        each = self._layers(layers, needs, self._by_layer(stage, setting))
+        all_bytes = self._layers(layers, needs, self._by_layer(stage, setting))
         is_loss = module.has_loss and stage.layers[1] == len(module.layers)
-        is_sent_off = plan.settings.kernels.is_megatron  # its outputs are given back once sent
-        output = 0 if is_loss or is_sent_off else self._emitted(layers[-1], setting)
+        frees_outputs = plan.settings.kernels.is_megatron  # outputs are freed once sent
+        output = 0 if is_loss or frees_outputs else self._emitted(layers[-1], setting)
         if plan.settings.of(stage.module).recompute is Recompute.NONE:
-            kept = [layer.kept.num_bytes for layer in each]
-            again = [0] * len(each)
-            shared = max(layer.shared for layer in each)
+            kept = [layer.kept.num_bytes for layer in all_bytes]
+            again = [0] * len(all_bytes)
+            shared = max(layer.shared for layer in all_bytes)
         else:
             entering = [self._entering(stage, index, setting) for index in range(*stage.layers)]
             kept = [num if need.any else 0 for num, need in zip(entering, needs, strict=True)]
-            again = [layer.kept.num_bytes + layer.shared for layer in each]
+            again = [layer.kept.num_bytes + layer.shared for layer in all_bytes]
             shared = 0
-        input_kept = each[0].kept.input_bytes if not any(again) else kept[0]
+        input_kept = all_bytes[0].kept.input_bytes if not any(again) else kept[0]
         gradients = [
             sum(round(held_elements(p, stage) * setting.element_bytes) for p in layer.parameters())
             if need.weight_grad
             else 0
             for layer, need in zip(layers, needs, strict=True)
         ]
-        return _stage_bytes(each, (kept, again, gradients), (shared, input_kept, output))
+        return _stage_bytes(all_bytes, (kept, again, gradients), (shared, input_kept, output))
 
     def _layers(
         self, layers: Sequence[Layer], needs: Sequence[Needs], settings: Sequence[Setting]
     ) -> list[LayerBytes]:
-        """Layers that differ in nothing but their names, as blocks do, are computed once."""
-        known: dict[tuple[object, ...], LayerBytes] = {}
-        found = []
+        """Return the bytes of every layer; those equal but for the name are computed once."""
+        bytes_of: dict[tuple[object, ...], LayerBytes] = {}
+        all_bytes = []
         for layer, need, setting in zip(layers, needs, settings, strict=True):
             shape = id(layer.operators), layer.kind, layer.out_width, layer.emits, layer.trainable, layer.tied
             key = shape, need, setting.divides_tokens
-            if key not in known:
-                known[key] = layer_bytes(layer, need, setting, self._plan.settings.kernels)
-            found.append(known[key])
-        return found
+            if key not in bytes_of:
+                bytes_of[key] = layer_bytes(layer, need, setting, self._plan.settings.kernels)
+            all_bytes.append(bytes_of[key])
+        return all_bytes
 
     def _sum_split(self, stage: Stage, needs: tuple[Needs, ...], setting: Setting) -> StageSplitBytes[int]:
-        """Peaks over the layers: I has left what lies behind; W has made gradients of what lies before."""
+        """Return the peaks over the layers: I left what lies behind; W made gradients of what lies before."""
         kernels = self._plan.settings.kernels
         layers = self._plan.model.module(stage.module).layers[slice(*stage.layers)]
         triples = list(zip(layers, needs, self._by_layer(stage, setting), strict=True))
         splits = [layer_split_bytes(*triple, kernels) for triple in triples]
-        each = self._layers(layers, needs, self._by_layer(stage, setting))
+        all_bytes = self._layers(layers, needs, self._by_layer(stage, setting))
         recomputes = self._plan.settings.of(stage.module).recompute is not Recompute.NONE
         entering = [self._entering(stage, index, setting) for index in range(*stage.layers)]
-        left = behind = sum(split.left for split in splits)
-        kept, total, made = 0, 0, 0
-        most, first = 0, left
-        for split, layer, enters, need in zip(splits, each, entering, needs, strict=True):
-            behind -= split.left
-            first = max(first, made + split.weight_pass + behind)
-            made += split.gradients
+        left = later = sum(split.left for split in splits)
+        kept, total, gradients = 0, 0, 0
+        peak, first = 0, left
+        for split, layer, enters, need in zip(splits, all_bytes, entering, needs, strict=True):
+            later -= split.left
+            first = max(first, gradients + split.weight_pass + later)
+            gradients += split.gradients
             again = (enters if need.any else 0) + layer.shared if recomputes else 0
-            most = max(most, kept + again + split.input_pass + behind)
+            peak = max(peak, kept + again + split.input_pass + later)
             kept += (enters if need.any else 0) if recomputes else layer.kept.num_bytes
         total = kept
         adding = max((split.temporary for split in splits), default=0)
-        return StageSplitBytes(left, most - total, max(0, first - left), adding)
+        return StageSplitBytes(left, peak - total, max(0, first - left), adding)
 
     def _by_layer(self, stage: Stage, setting: Setting) -> list[Setting]:
-        """Of every layer: whether it divides tokens is its own."""
+        """Return the setting of every layer, which may or may not divide tokens."""
         divided = token_borders(self._plan, stage).divided
         return [setting._replace(divides_tokens=index in divided) for index in range(*stage.layers)]
 
@@ -362,34 +365,35 @@ class Sizes:
         return round(tokens * layer.out_width * setting.element_bytes)
 
     def _entering(self, stage: Stage, index: int, setting: Setting) -> int:
-        """Bytes of a layer's input; a module's first layer reads indices or pixels, which are not counted."""
+        """Return the bytes of a layer's input; those of a module's first layer are not counted."""
         layers = self._plan.model.module(stage.module).layers
         borders = token_borders(self._plan, stage)
         is_divided = index in borders.divided and index not in borders.divides
-        whole = 0 if index == 0 else self._emitted(layers[index - 1], setting)
-        return ceil(whole / stage.tp) if is_divided else whole
+        num_bytes = 0 if index == 0 else self._emitted(layers[index - 1], setting)
+        return ceil(num_bytes / stage.tp) if is_divided else num_bytes
 
 
 def _stage_bytes(
-    each: list[LayerBytes],
+    layers: list[LayerBytes],
     lists: tuple[list[int], list[int], list[int]],
     edges: tuple[int, int, int],
 ) -> StageBytes[int]:
-    """Peaks over the layers: a forward has kept what lies before, a backward gave back what lies behind.
+    """Return the peaks over the layers: a forward keeps what lies before, a backward frees what lies behind.
 
-    Lists, by layer: what it keeps, what its recomputation keeps until its own backward is done,
-    its weights' gradients. Edges: shared, input and output bytes of the stage.
+    Args:
+        lists: by layer: what it keeps, what its recomputation keeps until its backward, its gradients.
+        edges: shared, input and output bytes of the stage.
     """
     shared, input_kept, output = edges
-    total, until, behind = sum(lists[0]), 0, sum(lists[2])
+    total, before, later = sum(lists[0]), 0, sum(lists[2])
     forward = accumulating = first = total
-    for layer, kept, again, gradient in zip(each, *lists, strict=True):
-        until += kept
-        forward = max(forward, until + layer.forward)
+    for layer, kept, again, gradient in zip(layers, *lists, strict=True):
+        before += kept
+        forward = max(forward, before + layer.forward)
         if layer.has_backward:
-            accumulating = max(accumulating, until + again + layer.accumulating)
-            first = max(first, until + again + layer.backward + behind)
-        behind -= gradient
+            accumulating = max(accumulating, before + again + layer.accumulating)
+            first = max(first, before + again + layer.backward + later)
+        later -= gradient
     return StageBytes(
         total + shared, input_kept, output, forward - total, accumulating - total, first - total
     )

@@ -1,25 +1,24 @@
-"""Bytes of a backward in two passes: held during I, left by I for W, and needed by W."""
+"""Memory of a backward split in two passes: held during I, left by I for W, and needed by W."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from workbench.memory.setting import Setting
+from workbench.memory.setting import INDEX_BYTES, Setting
 from workbench.model.frozen import Needs
 from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Shard
 
-INDEX_BYTES = 8
 POSITIONS = "position_embedding"
 
 
 class SplitBytes(NamedTuple):
-    """One layer over one microbatch, on one rank.
+    """What one layer needs over one microbatch, on one rank.
 
     Args:
         left: from I to W: what its weights read, and gradients of what they wrote.
-        input_pass: most that is held of it during I: what it kept and has not given back, what it
+        input_pass: peak of its tensors during I: what it kept and has not freed, what it
             has left so far, and tensors in work.
-        weight_pass: most that is held of it during a stage's first W: what is left, and the
+        weight_pass: peak of its tensors during a stage's first W: what is left, and the
             gradients that it becomes, weight by weight from the first on.
         gradients: of its weights, made by W.
         temporary: beside the gradients, where earlier microbatches have left some to add to.
@@ -36,12 +35,14 @@ NO_SPLIT = SplitBytes(0, 0, 0, 0, 0)
 
 
 class _Use(NamedTuple):
-    """A weight's use: bytes of what it reads and of its output's gradient, bytes of its own gradient.
+    """A weight's use in the forward, as its W sees it.
 
     Args:
         kept_by: operator that keeps what is read in the forward.
-        reads: those bytes; 0 where an earlier use of the same tensor counts them.
-        last: whether it is the last one to read them.
+        reads: bytes of that; 0 where an earlier use of the same tensor counts them.
+        gradient: bytes of its output's gradient.
+        weight: bytes of its own gradient.
+        last: whether it is the last use to read the tensor.
     """
 
     kept_by: int
@@ -54,11 +55,11 @@ class _Use(NamedTuple):
 def split_bytes(
     layer: Layer, needs: Needs, setting: Setting, kept: Sequence[float], working: Sequence[float]
 ) -> SplitBytes:
-    """The account of one layer whose weights are trained.
+    """Return the account of one layer whose weights are trained.
 
-    W of a matmul or a table reads its input (once for neighbours that share it) and the gradient
-    of its output; I computes the gradients of all other parameters, and gives everything else
-    back on its way from the last operator to the first.
+    W of a matmul or a table reads its input (once for adjacent ones that share it) and the gradient of its
+    output; I computes the gradients of all other parameters, and frees everything else on its way from the
+    last operator to the first.
 
     Args:
         kept: [operators] bytes that each keeps from the forward.
@@ -70,13 +71,13 @@ def split_bytes(
         return NO_SPLIT
     uses = dict(_uses(layer, setting, kept)) if needs.weight_grad else {}
     reads = sum(use.reads for use in uses.values())
-    rest = list(kept)
+    freed_by_i = list(kept)
     for use in uses.values():
-        rest[use.kept_by] -= use.reads
+        freed_by_i[use.kept_by] -= use.reads
     written = [uses[i].gradient if i in uses else 0.0 for i in range(len(kept))]
-    behind = [sum(written) - up_to for up_to in accumulate(written)]
-    held = zip(accumulate(rest), behind, working, strict=True)
-    in_work = max((sum(parts) for parts in held), default=0.0)
+    later = [sum(written) - up_to for up_to in accumulate(written)]
+    tensors = zip(accumulate(freed_by_i), later, working, strict=True)
+    in_work = max((sum(parts) for parts in tensors), default=0.0)
     return SplitBytes(
         left=round(reads + sum(written)),
         input_pass=round(reads + in_work),
@@ -87,22 +88,22 @@ def split_bytes(
 
 
 def _weight_pass(uses: Sequence[_Use]) -> float:
-    """Uses in forward order: a tensor is given back when its last reader is done."""
-    held = sum(use.reads + use.gradient for use in uses)
-    most, shared = held, 0.0
+    """Return the peak over uses in forward order; a tensor is freed when its last reader is done."""
+    current = sum(use.reads + use.gradient for use in uses)
+    peak, shared = current, 0.0
     for use in uses:
-        held += use.weight
-        most = max(most, held)
+        current += use.weight
+        peak = max(peak, current)
         shared += use.reads
-        held -= use.gradient
+        current -= use.gradient
         if use.last:
-            held -= shared
+            current -= shared
             shared = 0.0
-    return most
+    return peak
 
 
 def _temporary(layer: Layer, setting: Setting) -> float:
-    """A matmul adds to its sum at once; a convolution's or a table's gradient is a tensor first."""
+    """Return the largest gradient that is a tensor before it is added: a convolution's or a table's."""
     return max(
         (
             parameter.num_elements * setting.element_bytes / setting.grid.tp
@@ -116,7 +117,7 @@ def _temporary(layer: Layer, setting: Setting) -> float:
 
 
 def _uses(layer: Layer, setting: Setting, kept: Sequence[float]) -> Iterator[tuple[int, _Use]]:
-    """Operator -> the use of its weight, in forward order."""
+    """Yield each operator with weights and its use, in forward order."""
     operators = layer.operators
     for index, operator in enumerate(operators):
         if not isinstance(operator, Matmul | Lookup):
@@ -155,23 +156,25 @@ def _read(
 
 
 def _written(layer: Layer, operator: Matmul | Lookup, following: Operator | None, setting: Setting) -> float:
-    """Bytes of the output's gradient; none of its own where it is the residual stream's, as is the
-    gradient of the output of an MLP beside the attention."""
+    """Return the bytes of the output's gradient; 0 where it is that of the residual stream.
+
+    So is the output's gradient of an MLP parallel to the attention.
+    """
     size, tp = setting.element_bytes, setting.grid.tp
     if isinstance(operator, Lookup):
         return _looked_up(operator, setting) * operator.width * size
     if operator.shard is Shard.ROW and isinstance(following, Matmul) and following.shard is Shard.COLUMN:
         return 0.0
     cut = tp if operator.shard is Shard.COLUMN else 1
-    own = setting.tokens(operator) * operator.out_features * size / cut
+    num_bytes = setting.tokens(operator) * operator.out_features * size / cut
     if layer.kind is not LayerKind.EMBED:
-        return own
+        return num_bytes
     # Patches beside a class token: a view of the gradient of all of the layer's output.
-    return max(own, setting.work.tokens(layer.emits) / setting.grid.cp * layer.out_width * size)
+    return max(num_bytes, setting.work.tokens(layer.emits) / setting.grid.cp * layer.out_width * size)
 
 
 def _looked_up(operator: Lookup, setting: Setting) -> float:
-    """Rows read: of a table of positions once for all items, of a table of tokens one a token."""
+    """Return the rows read: of a table of positions once for all items, of tokens one per token."""
     tokens = setting.tokens(operator)
     if operator.name == POSITIONS:
         return min(tokens, operator.num_rows)

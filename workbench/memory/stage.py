@@ -1,4 +1,4 @@
-"""Bytes of one stage's weights on one rank: parameters, gradients and optimizer state."""
+"""Memory of one stage's weights on one rank: parameters, gradients and optimizer state."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
@@ -17,7 +17,7 @@ from workbench.plan.tied import equal_stages, tied_on
 
 
 class StateKind(NamedTuple):
-    """Which part of a parameter's state, of which module; printed `optimizer of llm`."""
+    """Which part of a parameter's state, of which module; printed as `optimizer of llm`."""
 
     part: str
     module: str
@@ -37,57 +37,61 @@ _SHARDED = {
 
 
 def state_of(plan: Plan, rank: int) -> Iterator[tuple[Stage, StateKind, int]]:
-    """(stage, part, bytes) of every parameter on a rank; what stages share counts once, with the first.
+    """Yield (stage, part, bytes) of every parameter on a rank; what stages share counts once, at the first.
 
     Complexity: O(parameters of the rank's stages).
     """
-    held_by = {(stage, one.name): one.stages[0] for one in tied_on(plan, rank) for stage in one.stages}
+    first_holder = {
+        (stage, tied.name): tied.stages[0] for tied in tied_on(plan, rank) for stage in tied.stages
+    }
     for stage in plan.stages_on.get(rank, ()):
         if equal_stages(plan, stage)[0] != stage.id:
             continue
-        seen = {name for (user, name), first in held_by.items() if user == stage.id != first}
-        yield from ((stage, kind, num_bytes) for kind, num_bytes in stage_state(plan, stage, seen))
+        counted = {name for (user, name), first in first_holder.items() if user == stage.id != first}
+        yield from ((stage, kind, num_bytes) for kind, num_bytes in stage_state(plan, stage, counted))
 
 
-def stage_state(plan: Plan, stage: Stage, seen: Collection[str] = ()) -> Iterator[tuple[StateKind, int]]:
-    """(part, bytes) of every parameter of a stage on one of its ranks, but for those that were seen."""
-    seen, parts_of = set(seen), _Parts(plan, stage)
-    known: dict[tuple[object, ...], list[tuple[StateKind, int]]] = {}  # of weights of the same shape
+def stage_state(plan: Plan, stage: Stage, counted: Collection[str] = ()) -> Iterator[tuple[StateKind, int]]:
+    """Yield (part, bytes) of every parameter of a stage on one of its ranks, except those already counted."""
+    counted, parts_of = set(counted), _Shards(plan, stage)
+    bytes_of: dict[tuple[object, ...], list[tuple[StateKind, int]]] = {}
     kinds, layers = _state_kinds(plan, stage), plan.model.module(stage.module).layers
     for index in range(*stage.layers):
         layer = layers[index]
-        for parameter in (each for each in layer.parameters() if each.name not in seen):
-            seen.add(parameter.name)
+        for parameter in (candidate for candidate in layer.parameters() if candidate.name not in counted):
+            counted.add(parameter.name)
             of_experts, parts = stage.ep > 1 and is_of_expert(parameter), parts_of.parts(index, parameter)
-            if (shape := (parameter.shape, parameter.shard, of_experts, layer.trainable, parts)) not in known:
-                held = kinds[: 3 if layer.trainable else 1]
+            if (
+                shape := (parameter.shape, parameter.shard, of_experts, layer.trainable, parts)
+            ) not in bytes_of:
+                state_kinds = kinds[: 3 if layer.trainable else 1]
                 elements = held_elements(parameter, stage)
-                known[shape] = [
+                bytes_of[shape] = [
                     (kind, ceil(elements * size / (parts if is_sharded else 1)))
-                    for kind, size, is_sharded in held
+                    for kind, size, is_sharded in state_kinds
                 ]
-            yield from known[shape]
+            yield from bytes_of[shape]
 
 
 def _state_kinds(plan: Plan, stage: Stage) -> tuple[tuple[StateKind, int, bool], ...]:
-    """What is held of a weight, frozen ones the first of it: bytes of an element, whether ranks share it."""
+    """Return the parts of a weight's state: bytes per element, and whether sharded; frozen: the first."""
     sharding, size = plan.settings.of(stage.module).sharding, state_bytes_of(plan.settings)
-    each = {"parameters": size.weight, GRADIENTS: size.gradient, "optimizer": size.optimizer}
+    bytes_of = {"parameters": size.weight, GRADIENTS: size.gradient, "optimizer": size.optimizer}
     return tuple(
         (StateKind(part, stage.module), num_bytes, sharding in _SHARDED[part])
-        for part, num_bytes in each.items()
+        for part, num_bytes in bytes_of.items()
     )
 
 
-class _Parts:
-    """Ranks that share a sharded state of weights of a stage: those that hold them, over the copies kept."""
+class _Shards:
+    """How many shards the state of a stage's weights has: the ranks that hold them, per copy kept."""
 
     def __init__(self, plan: Plan, stage: Stage) -> None:
         self._stage, self._layers = stage, plan.model.module(stage.module).layers
         self._shards = state_shards(plan, stage)
         settings = plan.settings.of(stage.module)
         of_unit = num_replicas(plan)[stage.module] * stage.cp // settings.instances
-        self._of_unit = max(1, of_unit) if settings.sharding is Sharding.PARAMETERS else 1
+        self._of_unit = max(1, of_unit) if settings.shards_parameters else 1
 
     def weights(self, index: int, parameter: Parameter) -> Weights:
         return weights_with(self._stage, index, self._layers[index], parameter)
@@ -97,17 +101,17 @@ class _Parts:
 
 
 def updated_elements(plan: Plan, stage: Stage, index: int) -> tuple[float, ...]:
-    """Elements of each tensor of a trained layer of the stage that the optimizer of one rank updates.
+    """Return the elements of each tensor of a trained layer that the optimizer of one rank updates.
 
-    They are the parameters, or one part of all that travel together where it is sharded or has a wide copy.
+    These are the parameters, or one shard of all that are reduced together if sharded or with a wide copy.
     """
     parameters = plan.model.module(stage.module).layers[index].parameters()
     is_sharded = plan.settings.of(stage.module).sharding is not Sharding.NONE
     if not is_sharded and plan.settings.gradient_bytes == plan.settings.precision.num_bytes:
         return tuple(held_elements(parameter, stage) for parameter in parameters)
-    parts_of = _Parts(plan, replace(stage, layers=(index, index + 1)))
-    together: dict[Weights, float] = {}
-    for each in parameters:
-        weights, elements = parts_of.weights(index, each), held_elements(each, stage)
-        together[weights] = together.get(weights, 0.0) + elements / parts_of.parts(index, each)
-    return tuple(together.values())
+    shards_of = _Shards(plan, replace(stage, layers=(index, index + 1)))
+    elements_of: dict[Weights, float] = {}
+    for updated in parameters:
+        weights, elements = shards_of.weights(index, updated), held_elements(updated, stage)
+        elements_of[weights] = elements_of.get(weights, 0.0) + elements / shards_of.parts(index, updated)
+    return tuple(elements_of.values())

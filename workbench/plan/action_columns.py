@@ -1,4 +1,4 @@
-"""The actions of a plan's programs in columns, for who looks at all of them at once."""
+"""The actions of a plan's programs as NumPy columns, for code that works on all of them at once."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ KIND = {kind: number for number, kind in enumerate(Pass)}  # as in columns
 
 @dataclass(frozen=True, eq=False)
 class ActionColumns:
-    """Actions by number, as `Plan.program_actions` has them, and programs as such numbers, end to end.
+    """All actions by number, as in `Plan.program_actions`, and the programs as such numbers, end to end.
 
-    No `slots`: look-up tables are cached.
+    No `slots`: look-up tables are cached on the instance.
 
     Args:
-        stage, kind, microbatch: [actions] of each; -1: of no stage, no microbatch.
-        number: [entries of all programs] actions.
-        lengths: [programs] entries of each.
+        stage, kind, microbatch: [actions] of each action; -1: it has no stage or no microbatch.
+        number: [entries of all programs] number of the action.
+        lengths: [programs] entries of each program.
     """
 
     stage: Ints
@@ -36,56 +36,56 @@ class ActionColumns:
 
     @cached_property
     def program(self) -> Ints:
-        """[entries] number of the program."""
+        """[entries] number of the program that holds each entry."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
     @cached_property
-    def place(self) -> Ints:
-        """[entries] place in the program."""
+    def position(self) -> Ints:
+        """[entries] position in its program."""
         return np.arange(len(self.number)) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths)
 
     @cached_property
     def is_compute(self) -> Flags:
-        """[actions] whether it is a pass over a microbatch."""
+        """[actions] whether it is a pass over a microbatch (F, B, I or W)."""
         return self.are(COMPUTE)
 
     def are(self, kinds: Iterable[Pass]) -> Flags:
         """[actions] whether each is of one of these kinds."""
-        is_one = np.zeros(len(KIND), np.bool_)
-        is_one[[KIND[kind] for kind in kinds]] = True
-        return is_one[self.kind]
+        is_selected = np.zeros(len(KIND), np.bool_)
+        is_selected[[KIND[kind] for kind in kinds]] = True
+        return is_selected[self.kind]
 
     @cached_property
     def _sorted(self) -> tuple[Ints, Ints]:
-        """Keys of (action, program), ascending, and the place of each."""
+        """Keys of (action, program) in ascending order, and the position of each entry in its program."""
         key = self.number * len(self.lengths) + self.program
         order = np.argsort(key, kind="stable")
-        return key[order], self.place[order]
+        return key[order], self.position[order]
 
-    def place_in(self, program: Ints, action: Ints) -> Ints:
-        """The place of each action in the program beside it, its last one there; NOWHERE where it is not."""
-        keys, places = self._sorted
+    def position_in(self, program: Ints, action: Ints) -> Ints:
+        """Position of each action's last entry in the program given beside it; NOWHERE where it has none."""
+        keys, positions = self._sorted
         key = action * len(self.lengths) + program
-        found = np.searchsorted(keys, key, side="right") - 1
-        is_there = (action >= 0) & (program >= 0) & (found >= 0)
-        is_there &= keys[found] == key
-        return np.where(is_there, places[found], NOWHERE)
+        index = np.searchsorted(keys, key, side="right") - 1
+        is_present = (action >= 0) & (program >= 0) & (index >= 0)
+        is_present &= keys[index] == key
+        return np.where(is_present, positions[index], NOWHERE)
 
 
 @cached_on_instance
 def action_columns(plan: Plan) -> ActionColumns:
-    """The plan's. O(entries of its programs)."""
-    numbers = plan.program_actions
+    """Return the plan's actions in columns. O(entries of its programs)."""
+    number_of = plan.program_actions
     columns = [
         (-1 if stage is None else stage, KIND[kind], -1 if microbatch is None else microbatch)
-        for stage, kind, microbatch in numbers
+        for stage, kind, microbatch in number_of
     ]
     stage, kind, microbatch = np.array(columns, np.int64).reshape(-1, 3).T
-    every = chain.from_iterable(program.actions for program in plan.programs)
+    entries = chain.from_iterable(program.actions for program in plan.programs)
     return ActionColumns(
         stage=stage,
         kind=kind,
         microbatch=microbatch,
-        number=ints(map(numbers.__getitem__, every)),
+        number=ints(map(number_of.__getitem__, entries)),
         lengths=ints(len(program.actions) for program in plan.programs),
     )

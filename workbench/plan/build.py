@@ -1,4 +1,4 @@
-"""Builds a plan out of answers: stages and microbatches in, programs out."""
+"""Builds a plan from stages and microbatches: gives every rank its program."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -27,10 +27,10 @@ from workbench.schedule.programs import Prepared
 from workbench.schedule.reductions import with_reductions
 from workbench.schedule.sharded import with_rounds
 
-MOST_ACTIONS = 500_000  # of all orders that are cached
+MOST_ACTIONS = 500_000  # in all cached orders together
 Piece = tuple[Item, ...]  # items of one sample that stay together
 _GROUPS: LruCache[dict[Group, tuple[int, ...]]] = LruCache(64)  # of the last stages
-_PROBLEM: LruCache[Frame] = LruCache(4096)  # of a frame: what a schedule is made for
+_PROBLEM: LruCache[Frame] = LruCache(4096)  # by frame: the inputs of the scheduler
 _PREPARED: LruCache[Prepared] = LruCache(MOST_ACTIONS, lambda prepared: prepared.num_passes + 1)
 _PROGRAMS: LruCache[tuple[Program, ...]] = LruCache(
     MOST_ACTIONS, lambda programs: sum(len(program.actions) for program in programs) + 1
@@ -43,47 +43,48 @@ def with_programs(
     schedule: Schedule | None = None,
     duration: Callable[[Action], float] = one_unit,
 ) -> Plan:
-    """The plan with programs for its stages and microbatches, checked.
+    """Return the plan with programs for its stages and microbatches, checked.
 
-    Without a schedule, graph-aware 1F1B: stages on the same ranks run in lockstep, in forward
-    order. Gradients are summed behind the stage's last pass, STEP ends every program. The LLM and what
-    reads it are the inner stages of schedules that want to know them.
+    The default schedule is graph-aware 1F1B: stages on the same ranks run in lockstep, in forward order.
+    Gradients are reduced after the stage's last pass; STEP ends every program. Schedules that distinguish
+    inner stages get the LLM and the modules that read it.
 
     Args:
         schedule: see `programs_of`.
-        duration: time of a pass in any one unit, for the kinds that choose between orders by it.
+        duration: time of a pass, in any unit, for schedules that choose between orders by it.
 
     Raises:
         ValueError: what `check` refuses, stages whose ranks overlap without being equal, or a
             `run_ahead` where no encoder is frozen.
     """
-    plan = _programmed(draft, schedule or Schedule(), duration)
-    set_cached(plan, shard_units, shard_units(draft))  # programs are no matter of these
+    plan = _with_programs(draft, schedule or Schedule(), duration)
+    set_cached(plan, shard_units, shard_units(draft))  # programs do not change these
     set_cached(plan, gradient_groups, gradient_groups(draft))
     set_cached(plan, reduction_order, reduction_order(draft))
     check(plan)
     return plan
 
 
-def _programmed(draft: Plan, schedule: Schedule, duration: Callable[[Action], float]) -> Plan:
-    """With programs of one replica, and the same under their own names of all that equal it."""
+def _with_programs(draft: Plan, schedule: Schedule, duration: Callable[[Action], float]) -> Plan:
+    """Schedule one replica and copy its programs to all that equal it, where there are equals."""
     part = first_of_all(draft)
     if part is not draft and duration is one_unit and not schedule.kind.spec.shares_ranks_in_part:
-        with suppress(ValueError):  # told by the stages of all replicas
-            programs = _closed(draft, part, _passes(part, schedule, duration))
-            plan = with_copied(draft, _of_all(draft, programs))
+        with suppress(ValueError):  # reported below, with the stages of all replicas
+            programs = _complete_programs(draft, part, _pass_programs(part, schedule, duration))
+            plan = with_copied(draft, _programs_of_all(draft, programs))
             set_cached(plan, first_of_all, replace(part, programs=programs))
             return plan
-    return replace(draft, programs=_closed(draft, draft, _passes(draft, schedule, duration)))
+    passes = _pass_programs(draft, schedule, duration)
+    return replace(draft, programs=_complete_programs(draft, draft, passes))
 
 
-def _of_all(draft: Plan, programs: tuple[Program, ...]) -> tuple[Program, ...]:
-    """Programs of the first replica, copied for the others that equal it."""
+def _programs_of_all(draft: Plan, programs: tuple[Program, ...]) -> tuple[Program, ...]:
+    """Return programs of all equal replicas, copied from those of the first."""
     ((first, *others),) = alike_replicas(draft)
     groups = tuple(_rank_groups(draft).values())
 
     def derive() -> tuple[Program, ...]:
-        found = {program.ranks: program for program in programs}
+        by_ranks = {program.ranks: program for program in programs}
         for other in others:
             rank_of = dict(zip(first.ranks, other.ranks, strict=True))
             stage_of: dict[int | None, int | None] = dict(zip(first.stages, other.stages, strict=True))
@@ -91,15 +92,15 @@ def _of_all(draft: Plan, programs: tuple[Program, ...]) -> tuple[Program, ...]:
             for program in programs:
                 ranks = tuple(sorted(rank_of[rank] for rank in program.ranks))
                 actions = tuple([Action(stage_of[a[0]], a[1], a[2]) for a in program.actions])
-                found[ranks] = Program(ranks=ranks, actions=actions)
-        return tuple(found[ranks] for ranks in groups)
+                by_ranks[ranks] = Program(ranks=ranks, actions=actions)
+        return tuple(by_ranks[ranks] for ranks in groups)
 
-    places = tuple((each.ranks, each.stages) for each in (first, *others))
-    return _PROGRAMS.get_or((Identity(programs), places, groups), derive)
+    parts = tuple((component.ranks, component.stages) for component in (first, *others))
+    return _PROGRAMS.get_or((Identity(programs), parts, groups), derive)
 
 
-def _passes(draft: Plan, schedule: Schedule, duration: Callable[[Action], float]) -> Programs:
-    """Of every group of stages on the same ranks; plans that look alike to a schedule share them."""
+def _pass_programs(draft: Plan, schedule: Schedule, duration: Callable[[Action], float]) -> Programs:
+    """Return the passes of every group of stages on the same ranks; equal problems share one result."""
     if not schedule.kind.spec.shares_ranks_in_part:
         _check_equal_ranks(draft)
     problem = _PROBLEM.get_or(frame_of(draft), lambda: _problem(draft))
@@ -110,7 +111,7 @@ def _passes(draft: Plan, schedule: Schedule, duration: Callable[[Action], float]
 def _problem(draft: Plan) -> Frame:
     chains = tuple(tuple(stage.id for stage in chain) for chain in draft.chain.values())
     groups = tuple(_rank_groups(draft))
-    return Frame((schedule_nodes(draft), groups, chains, _inner(draft), _frozen_sources(draft)))
+    return Frame((schedule_nodes(draft), groups, chains, _inner_stages(draft), _frozen_sources(draft)))
 
 
 def _prepared(problem: Frame, schedule: Schedule) -> Prepared:
@@ -118,15 +119,14 @@ def _prepared(problem: Frame, schedule: Schedule) -> Prepared:
     return Prepared(nodes, groups, schedule, chains, inner=inner, frozen_sources=frozen_sources)
 
 
-def _closed(draft: Plan, part: Plan, passes: Programs) -> tuple[Program, ...]:
-    """Programs of a part's ranks: with the rounds of weights that the draft shards, its sums, and STEP."""
-    held = part.stage
-    reduced = tuple(stage for stage in reduction_order(draft) if stage in held)
+def _complete_programs(draft: Plan, part: Plan, passes: Programs) -> tuple[Program, ...]:
+    """Return the programs of a part's ranks: passes with gathers of sharded weights, reductions and STEP."""
+    present = part.stage
+    reduced = tuple(stage for stage in reduction_order(draft) if stage in present)
     in_part = (
-        (tuple(s for s in unit.stages if s in held), bool(unit.trained)) for unit in shard_units(draft)
+        (tuple(s for s in unit.stages if s in present), bool(unit.trained)) for unit in shard_units(draft)
     )
     rounds = tuple((stages, is_trained) for stages, is_trained in in_part if stages)
-
     ranks_of = _rank_groups(part)
 
     def derive() -> tuple[Program, ...]:
@@ -143,7 +143,7 @@ def _closed(draft: Plan, part: Plan, passes: Programs) -> tuple[Program, ...]:
 
 
 def schedule_nodes(plan: Plan) -> tuple[ScheduleNode, ...]:
-    """What the scheduler needs to know of every stage: microbatches, backwards, consumers."""
+    """Return what the scheduler needs of every stage: microbatches, backwards, consumers."""
     routing = routing_of(plan)
     consumers = _consumers(routing)
     nodes = []
@@ -163,12 +163,12 @@ def schedule_nodes(plan: Plan) -> tuple[ScheduleNode, ...]:
 
 def _consumers(routing: Routing) -> dict[int, list[Consumer]]:
     plan = routing.plan
-    found: dict[int, list[Consumer]] = {}
-    for (module, replica), line in plan.chain.items():
+    consumers_of: dict[int, list[Consumer]] = {}
+    for (module, replica), stages in plan.chain.items():
         indices = range(len(plan.microbatches_of.get((module, replica), ())))
         needs = tuple((index,) for index in indices)
-        for producer, consumer in pairwise(line):
-            found.setdefault(producer.id, []).append(Consumer(consumer.id, needs))
+        for producer, consumer in pairwise(stages):
+            consumers_of.setdefault(producer.id, []).append(Consumer(consumer.id, needs))
     for edge in plan.model.edges:
         readers = [s for r in plan.replicas(edge.target) for s in routing.reading_stages(edge, r)]
         for consumer in readers:
@@ -185,12 +185,12 @@ def _consumers(routing: Routing) -> dict[int, list[Consumer]]:
                     if holding.microbatch not in needs_of[position]:
                         needs_of[position] += (holding.microbatch,)
             for producer_id, needs_list in reads.items():
-                found.setdefault(producer_id, []).append(Consumer(consumer.id, tuple(needs_list)))
-    return found
+                consumers_of.setdefault(producer_id, []).append(Consumer(consumer.id, tuple(needs_list)))
+    return consumers_of
 
 
 def _frozen_sources(plan: Plan) -> tuple[int, ...]:
-    """Stages of modules that read no other and train nothing but a projector."""
+    """Return the stages of modules that read no other module and train nothing but a projector."""
     fed = {edge.target for edge in plan.model.edges}
     frozen = {
         module.name
@@ -202,8 +202,8 @@ def _frozen_sources(plan: Plan) -> tuple[int, ...]:
     return tuple(stage.id for stage in plan.stages if stage.module in frozen)
 
 
-def _inner(plan: Plan) -> tuple[int, ...]:
-    """Stages of the LLM and of all modules behind it."""
+def _inner_stages(plan: Plan) -> tuple[int, ...]:
+    """Return the stages of the LLM and of all modules downstream of it."""
     inner = {module.name for module in plan.model.modules if module.modality == TEXT}
     for _ in plan.model.modules:
         inner |= {edge.target for edge in plan.model.edges if edge.source in inner}
@@ -211,46 +211,46 @@ def _inner(plan: Plan) -> tuple[int, ...]:
 
 
 def _rank_groups(plan: Plan) -> dict[Group, tuple[int, ...]]:
-    """Stages that some ranks hold, in forward order (modules in the model's order, then layers) -> ranks."""
+    """Map each set of stages that share ranks, in forward order (module, then layers), to those ranks."""
     return _GROUPS.get_or((Identity(plan.model), value_key(plan.stages)), lambda: _rank_groups_of(plan))
 
 
 def _rank_groups_of(plan: Plan) -> dict[Group, tuple[int, ...]]:
-    position = {module.name: index for index, module in enumerate(plan.model.modules)}
-    in_order = sorted(plan.stages, key=lambda stage: (position[stage.module], stage.layers, stage.replica))
-    place = {stage.id: index for index, stage in enumerate(in_order)}
-    held: dict[tuple[int, ...], list[int]] = {}
+    module_position = {module.name: index for index, module in enumerate(plan.model.modules)}
+    in_order = sorted(plan.stages, key=lambda s: (module_position[s.module], s.layers, s.replica))
+    position_of = {stage.id: index for index, stage in enumerate(in_order)}
+    ranks_holding: dict[tuple[int, ...], list[int]] = {}
     grids = dict.fromkeys([stage.flat_ranks for stage in plan.stages])
     for rank in dict.fromkeys(chain.from_iterable(map(sorted, grids))):
-        held.setdefault(tuple([stage.id for stage in plan.stages_on[rank]]), []).append(rank)
+        ranks_holding.setdefault(tuple([stage.id for stage in plan.stages_on[rank]]), []).append(rank)
     ranks_of: dict[Group, list[int]] = {}
-    for stages, ranks in held.items():
-        ranks_of.setdefault(tuple(sorted(stages, key=place.__getitem__)), []).extend(ranks)
+    for stages, ranks in ranks_holding.items():
+        ranks_of.setdefault(tuple(sorted(stages, key=position_of.__getitem__)), []).extend(ranks)
     return {group: tuple(sorted(ranks)) for group, ranks in ranks_of.items()}
 
 
 def _check_equal_ranks(plan: Plan) -> None:
     if sum(map(len, _rank_groups(plan))) == len(plan.stages):
-        return  # each stands in one group
+        return  # every stage belongs to one group
     owner: dict[int, Stage] = {}
     for stage in plan.stages:
         for rank in sorted(stage.flat_ranks):
             other = owner.setdefault(rank, stage)
             if sorted(other.flat_ranks) != sorted(stage.flat_ranks):
-                takers = ", ".join(kind for kind in ScheduleKind if kind.spec.shares_ranks_in_part)
+                kinds = ", ".join(kind for kind in ScheduleKind if kind.spec.shares_ranks_in_part)
                 raise ValueError(
                     f"stages {other.id} and {stage.id} share rank {rank} but not all ranks: "
-                    f"{other.flat_ranks} and {stage.flat_ranks}; schedule {takers} takes them"
+                    f"{other.flat_ranks} and {stage.flat_ranks}; schedule {kinds} takes them"
                 )
 
 
 def batched_microbatches(
     draft: Plan, *, samples_per_microbatch: int, replicas: Sequence[int]
 ) -> tuple[Microbatch, ...]:
-    """The same samples everywhere: consecutive samples form microbatches, assigned to replicas in turn.
+    """Form microbatches of consecutive samples, the same for every module, assigned to replicas in turn.
 
     Every module gets the items of those samples; each item is a row of its own. A module
-    none of whose items stand in a microbatch's samples skips it.
+    without items in a microbatch's samples skips it.
 
     Raises ValueError when the batch does not divide.
     """
@@ -267,17 +267,16 @@ def batched_microbatches(
 def chunked_microbatches(
     draft: Plan, chunks: Mapping[int, Sequence[Sequence[Sample]]]
 ) -> tuple[Microbatch, ...]:
-    """The same samples everywhere: each chunk of a replica's samples is a microbatch of every module.
+    """Form one microbatch of every module from each chunk of a replica's samples.
 
-    Every module gets the items of those samples; each item is a row of its own. A module none of
-    whose items stand in a chunk skips it.
+    Each item is a row of its own; a module without items in a chunk skips it.
     """
     routing = routing_of(draft)
     return tuple(
         microbatch
         for module in draft.model.modules
         for replica, of_replica in chunks.items()
-        for microbatch in _of_replica(
+        for microbatch in _microbatches(
             module.name,
             replica,
             [[routing.items(module.name, sample.id) for sample in chunk] for chunk in of_replica],
@@ -288,14 +287,14 @@ def chunked_microbatches(
 def shared_microbatches(
     draft: Plan, *, samples_per_microbatch: int, dp: Mapping[str, int], rounds: int | None = 1
 ) -> tuple[Microbatch, ...]:
-    """One global batch, split among the replicas of every module by its own degree.
+    """Split one global batch among the replicas of every module, by the degree of each module.
 
-    The LLM decides: a round is one microbatch of each of its replicas. Another module's replicas
-    cut so many rounds, or as few more as give each of them a sample, into consecutive intervals, each a
-    microbatch: fan-in where it has more replicas than the LLM, fan-out where it has fewer. The samples
-    of several rounds stand in the order of the LLM's replicas, so that each interval feeds as few of
-    them as can be. Where that does not divide, some intervals have a sample more, and the replicas take
-    turns to get them. With equal degrees and one round it is `batched_microbatches`.
+    The LLM sets the rounds: a round is one microbatch of each of its replicas. Replicas of another module cut
+    `rounds` rounds, or the fewest that give each replica a sample, into consecutive intervals, each a
+    microbatch: fan-in where the module has more replicas than the LLM, fan-out where it has fewer. The
+    samples of several rounds are ordered by LLM replica, so that each interval feeds as few of them as
+    possible. Where that does not divide, some intervals have one sample more, and replicas take turns to get
+    them. With equal degrees and one round this is `batched_microbatches`.
 
     Source: Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
     section 3 (batch intervals).
@@ -304,10 +303,10 @@ def shared_microbatches(
     that paper's Table A3 has encoders of 32 replicas for 4 samples.
 
     Args:
-        draft: its stages and microbatches are not looked at.
+        draft: its stages and microbatches are ignored.
         samples_per_microbatch: of the LLM.
-        dp: module -> replicas 0..n-1.
-        rounds: that a microbatch of another module than the LLM spans; None: all.
+        dp: module -> number of replicas, 0..n-1.
+        rounds: that a microbatch of a module other than the LLM spans; None: all.
 
     Raises:
         ValueError: a batch that does not divide by the LLM's round, or gives a replica no sample and no item.
@@ -315,52 +314,51 @@ def shared_microbatches(
     llm = draft.model.llm.name
     _check_divides(draft, samples_per_microbatch, dp[llm])
     routing, per_round = routing_of(draft), samples_per_microbatch * dp[llm]
-    found: list[Microbatch] = []
+    num_rounds = len(draft.batch) // per_round
+    microbatches: list[Microbatch] = []
     for module in draft.model.modules:
-        replicas, of_llm = dp[module.name], module.name == llm
+        replicas, is_llm = dp[module.name], module.name == llm
         pieces = _pieces(routing, module.name, replicas)
-        window = _window(len(draft.batch) // per_round, per_round, replicas, 1 if of_llm else rounds)
+        least = -(-replicas // per_round)  # rounds that give each replica a sample
+        window = 1 if is_llm else num_rounds if rounds is None else max(rounds, least)
         intervals = _intervals(pieces, (window, dp[llm], samples_per_microbatch), replicas)
         for replica in range(replicas):
-            found += _of_replica(module.name, replica, intervals[replica::replicas])
-    return tuple(found)
+            microbatches += _microbatches(module.name, replica, intervals[replica::replicas])
+    return tuple(microbatches)
 
 
 def _pieces(routing: Routing, module: str, replicas: int) -> list[list[Piece]]:
-    """By sample, what of it goes to one replica: all its items, or each apart where samples are too few."""
+    """Split each sample into pieces for one replica: all its items, or single ones if samples are too few."""
     batch = routing.plan.batch
     items = [routing.items(module, sample.id) for sample in batch]
     if replicas <= len(batch):
-        return [[each] for each in items]
+        return [[sample_items] for sample_items in items]
     num_items = sum(map(len, items))
     if replicas > num_items:
         raise ValueError(
             f"module {module!r}: a batch of {len(batch)} samples with {num_items} items has none for some of "
             f"{replicas} replicas; nearest: dp {max(len(batch), num_items)}"
         )
-    return [[(item,) for item in each] for each in items]
-
-
-def _window(num_rounds: int, per_round: int, replicas: int, rounds: int | None) -> int:
-    """Rounds that a module cuts together."""
-    return num_rounds if rounds is None else max(rounds, -(-replicas // per_round))
+    return [[(item,) for item in sample_items] for sample_items in items]
 
 
 def _intervals(
     batch: Sequence[Sequence[Piece]], shape: tuple[int, int, int], replicas: int
 ) -> list[Sequence[Piece]]:
-    """Consecutive pieces of a window for replica 0, 1, ..., 0, 1, ... in turn; an interval may be empty.
+    """Cut windows into consecutive pieces for replica 0, 1, ..., 0, 1, ... in turn; intervals may be empty.
 
     Args:
         batch: by sample, see `_pieces`.
         shape: rounds of a window, replicas of the LLM, samples of its microbatches.
     """
-    found: list[Sequence[Piece]] = []
+    intervals: list[Sequence[Piece]] = []
     rounds, readers, size = shape
     window = rounds * readers * size
-    favoured = 0  # the replica that gets a piece more, first
+    first_larger = 0  # first replica whose interval gets one piece more
     for first in range(0, len(batch), window):
-        chunks = [batch[at : at + size] for at in range(first, min(first + window, len(batch)), size)]
+        chunks = [
+            batch[start : start + size] for start in range(first, min(first + window, len(batch)), size)
+        ]
         ordered = [
             piece
             for reader in range(readers)
@@ -369,17 +367,17 @@ def _intervals(
             for piece in sample
         ]
         share, rest = divmod(len(ordered), replicas)
-        start = 0
+        begin = 0
         for replica in range(replicas):
-            end = start + share + ((replica - favoured) % replicas < rest)
-            found.append(ordered[start:end])
-            start = end
-        favoured = (favoured + rest) % replicas
-    return found
+            end = begin + share + ((replica - first_larger) % replicas < rest)
+            intervals.append(ordered[begin:end])
+            begin = end
+        first_larger = (first_larger + rest) % replicas
+    return intervals
 
 
-def _of_replica(module: str, replica: int, chunks: Sequence[Sequence[Piece]]) -> Iterator[Microbatch]:
-    """A microbatch per chunk that has items of the module; each item is a row of its own."""
+def _microbatches(module: str, replica: int, chunks: Sequence[Sequence[Piece]]) -> Iterator[Microbatch]:
+    """Yield a microbatch per chunk that has items of the module; each item is a row of its own."""
     index = 0
     for chunk in chunks:
         rows = tuple((item,) for piece in chunk for item in piece)

@@ -33,12 +33,12 @@ _SOUND_ORDERS: LruCache[None] = LruCache(1024)
 def check(plan: Plan) -> None:
     """Raise ValueError naming the first broken rule; return when the plan is sound.
 
-    Rules: no sample has more tokens than a module has positions; stages cover the layers of every
-    replica once, on ranks that exist; every item stands once in every module that needs it (encoders
-    may hold copies in several replicas, the LLM may not); every stage does every pass of every
-    microbatch once, in order; ranks of a stage agree; token shards cover their rows exactly once;
-    optimizer instances divide the ranks that hold the same weights; sharded weights are whole for every
-    pass and gathered alike by all who share them.
+    Rules: no sample has more tokens than a module has positions; stages cover the layers of every replica
+    once, on ranks that exist; every item is held once by every module that needs it (encoders may hold copies
+    in several replicas, the LLM may not); every stage does every pass of every microbatch once, in order;
+    ranks of a stage agree; token shards cover their rows exactly once; optimizer instances divide the ranks
+    that hold the same weights; sharded weights are whole for every pass and gathered alike by all who share
+    them.
     """
     check_draft(plan)
     order = frame_of(first_of_all(plan)), reduction_order(plan)
@@ -50,21 +50,21 @@ def check(plan: Plan) -> None:
 
 
 def check_draft(plan: Plan) -> None:
-    """As `check`, of the rules that ask for no programs."""
+    """Check the rules that need no programs; raises as `check`."""
     model = Identity(plan.model)
     _SOUND_STAGES.get_or((model, Identity(plan.cluster), value_key(plan.stages)), lambda: _check_layout(plan))
     batch = Identity(plan.batch)
     _SOUND_LENGTHS.get_or((model, batch), lambda: check_lengths(plan.model, plan.batch))
     replicas = tuple(plan.replicas(module.name) for module in plan.model.modules)
-    held = model, batch, value_key(plan.microbatches), replicas
-    _SOUND_ITEMS.get_or(held, lambda: _check_data(plan))
+    data_key = model, batch, value_key(plan.microbatches), replicas
+    _SOUND_ITEMS.get_or(data_key, lambda: _check_data(plan))
     if plan.token_shards:
-        shards = held, value_key(plan.stages), value_key(plan.token_shards)
-        _SOUND_SHARDS.get_or(shards, lambda: _check_token_shards(routing_of(plan)))
+        shards_key = data_key, value_key(plan.stages), value_key(plan.token_shards)
+        _SOUND_SHARDS.get_or(shards_key, lambda: _check_token_shards(routing_of(plan)))
 
 
 def _twins(plan: Plan) -> dict[int, int]:
-    """Stage of a replica that equals an earlier one -> the stage at its place there."""
+    """Map each stage of a replica that equals an earlier one to the corresponding stage there."""
     pairs = [(first, other) for first, *others in alike_replicas(plan) for other in others]
     return {b: a for first, other in pairs for a, b in zip(first.stages, other.stages, strict=True)}
 
@@ -167,7 +167,7 @@ def _check_microbatches(plan: Plan) -> None:
 def _check_items(routing: Routing) -> None:
     plan = routing.plan
     for module in plan.model.modules:
-        known = {item for sample in plan.batch for item in routing.items(module.name, sample.id)}
+        needed = {item for sample in plan.batch for item in routing.items(module.name, sample.id)}
         per_replica = {
             replica: Counter(
                 item for m in plan.microbatches_of.get((module.name, replica), ()) for item in m.items
@@ -175,36 +175,36 @@ def _check_items(routing: Routing) -> None:
             for replica in plan.replicas(module.name)
         }
         for replica, counts in per_replica.items():
-            _check_known(module.name, replica, counts, known)
-        held = Counter(item for counts in per_replica.values() for item in counts)
-        for item in sorted(known):
-            if held[item] == 0:
+            _check_replica_items(module.name, replica, counts, needed)
+        num_holders = Counter(item for counts in per_replica.values() for item in counts)
+        for item in sorted(needed):
+            if num_holders[item] == 0:
                 raise ValueError(f"module {module.name!r}: item {tuple(item)} stands in no microbatch")
-            if held[item] > 1 and module.has_loss:
+            if num_holders[item] > 1 and module.has_loss:
                 raise ValueError(
-                    f"module {module.name!r}: item {tuple(item)} stands in {held[item]} replicas, "
+                    f"module {module.name!r}: item {tuple(item)} stands in {num_holders[item]} replicas, "
                     "its loss would count more than once"
                 )
 
 
-def _check_known(module: str, replica: int, counts: Counter[Item], known: set[Item]) -> None:
+def _check_replica_items(module: str, replica: int, counts: Counter[Item], needed: set[Item]) -> None:
     for item, times in sorted(counts.items()):
-        if item not in known:
+        if item not in needed:
             raise ValueError(f"module {module!r} replica {replica}: the batch has no item {tuple(item)}")
         if times > 1:
             raise ValueError(f"module {module!r} replica {replica}: item {tuple(item)} stands {times} times")
 
 
 def _check_token_shards(routing: Routing) -> None:
-    """Every shard is of a row that exists, and its blocks cover that row exactly once."""
+    """Check that every shard belongs to an existing row and that its blocks cover the row exactly once."""
     plan = routing.plan
-    seen: set[tuple[str, int, int, int]] = set()
+    checked_keys: set[tuple[str, int, int, int]] = set()
     for shard in plan.token_shards:
         where = f"token shard {shard.module}[{shard.replica}] microbatch {shard.microbatch} row {shard.row}"
         key = (shard.module, shard.replica, shard.microbatch, shard.row)
-        if key in seen:
+        if key in checked_keys:
             raise ValueError(f"{where}: the row has an owner for every token already")
-        seen.add(key)
+        checked_keys.add(key)
         _check_token_shard(routing, shard, where)
 
 

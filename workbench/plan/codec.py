@@ -22,34 +22,34 @@ UNNAMED_SINCE = 3  # version of plan and trace files; hashes of earlier ones cov
 
 @cached_on_instance
 def plan_hash(plan: Plan) -> str:
-    """SHA-256 of the canonical JSON of everything that decides the execution.
+    """Return the SHA-256 of the canonical JSON of everything that decides the execution.
 
-    The strategy's name decides nothing: equal plans of two strategies have one hash. Costs and predictions
-    are not part of a plan. Actions are hashed by their names of version 1. Kept, as encoding a model takes
-    longer than simulating it.
+    The strategy's name decides nothing, so equal plans of two strategies have one hash. Costs and predictions
+    are not part of a plan. Actions are hashed by their names of version 1. The hash is cached because
+    encoding a model takes longer than simulating it.
     """
     content = _JSON[1].encode(plan)
     return _digest({key: content[key] for key in content if key != "strategy"})
 
 
 def digest_of(value: object) -> str:
-    """SHA-256 of the canonical JSON of a frozen dataclass, or of a tuple of them: a model, a batch, a job."""
+    """Return the SHA-256 of the canonical JSON of a frozen dataclass or a tuple of them."""
     return _digest(_JSON[1].encode(value))
 
 
 @cached_on_instance
 def named_hash(plan: Plan) -> str:
-    """The hash that files before version 3 have of a plan: with the strategy's name."""
+    """Return the hash that files before version 3 use for a plan: with the strategy's name."""
     return digest_of(plan)
 
 
 def hash_of_version(plan: Plan, version: int) -> str:
-    """The hash that plan and trace files of a version have of a plan."""
+    """Return the hash that plan and trace files of a version use for a plan."""
     return plan_hash(plan) if version >= UNNAMED_SINCE else named_hash(plan)
 
 
 def is_hash_of(digest: str, plan: Plan) -> bool:
-    """Whether a file of any version, which names a plan by this hash, means this plan."""
+    """Whether this hash, from a file of any version, identifies this plan."""
     return digest == plan_hash(plan) or digest == named_hash(plan)
 
 
@@ -59,9 +59,12 @@ def _digest(content: Any) -> str:
 
 
 def dumps(plan: Plan, version: int = SCHEMA_VERSION, *, profile: str | None = None) -> str:
-    """The plan file's text in a version of the format; equal plans give equal text.
+    """Return the text of a plan file in a version of the format; equal plans give equal text.
 
-    `profile` is what it was planned with; it decides no execution and is not in the hash.
+    Args:
+        plan: the plan.
+        version: of the format.
+        profile: what it was planned with; it does not change execution and is not hashed.
     """
     header = {"format": FORMAT, "schema_version": version, "hash": hash_of_version(plan, version)}
     if profile is not None:
@@ -70,7 +73,7 @@ def dumps(plan: Plan, version: int = SCHEMA_VERSION, *, profile: str | None = No
 
 
 def loads(text: str) -> Plan:
-    """The plan of a file's text, of any version.
+    """Return the plan in the text of a plan file of any version.
 
     Raises:
         ValueError: not JSON, another format or version, unknown or missing keys, a value of the
@@ -84,14 +87,14 @@ def loads(text: str) -> Plan:
 
 
 def planned_with(path: Path) -> str | None:
-    """The profile that a plan file was made with: a name, or a path from the file's folder; None: not said.
+    """Return the profile a plan file was made with: a name, or a path relative to its folder, or None.
 
     Raises ValueError, or OSError when it cannot be read.
     """
-    said = _document(read_bounded(path)).get("profile")
-    if said is not None and not isinstance(said, str):
-        raise ValueError(f"{path}: profile must be a name or a path, got {said!r:.60}")
-    return said
+    profile = _document(read_bounded(path)).get("profile")
+    if profile is not None and not isinstance(profile, str):
+        raise ValueError(f"{path}: profile must be a name or a path, got {profile!r:.60}")
+    return profile
 
 
 def _document(text: str) -> dict[str, Any]:
@@ -112,7 +115,7 @@ def _plan_of(document: dict[str, Any]) -> Plan:
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan in a file. Raises ValueError, or OSError when it cannot be read."""
+    """Return the plan in a file. Raises ValueError, or OSError when it cannot be read."""
     text = read_bounded(path)
     try:
         return loads(text)
@@ -126,12 +129,12 @@ def write_plan(plan: Plan, path: Path, *, profile: str | None = None) -> None:
 
 
 def plan_schema() -> Schema:
-    """JSON Schema of a plan file of the newest version."""
-    whole = {"type": "integer"}
-    found = of_dataclass(
+    """Return the JSON Schema of a plan file of the newest version."""
+    integer = {"type": "integer"}
+    schema = of_dataclass(
         Plan,
         _JSON[SCHEMA_VERSION],
-        {Action: {"type": "string"}, Item: {"type": "array", "items": whole, "minItems": 2, "maxItems": 2}},
+        {Action: {"type": "string"}, Item: {"type": "array", "items": integer, "minItems": 2, "maxItems": 2}},
     )
     text = {"type": "string"}
     properties = {
@@ -140,15 +143,15 @@ def plan_schema() -> Schema:
         "hash": text | {"description": "SHA-256 of everything that decides the execution"},
         "profile": text
         | {"description": "what it was planned with: a name, or a path from the file's folder"},
-        "plan": {"$ref": found["$ref"]},
+        "plan": {"$ref": schema["$ref"]},
     }
     return {
-        "$schema": found["$schema"],
+        "$schema": schema["$schema"],
         "type": "object",
         "properties": properties,
         "required": [name for name in properties if name != "profile"],
         "additionalProperties": False,
-        "$defs": found["$defs"],
+        "$defs": schema["$defs"],
     }
 
 

@@ -1,4 +1,4 @@
-"""What stages have in common whose layers are equal but for their names, as blocks of a model are."""
+"""Keys of what stages compute, equal for stages whose layers differ in name alone, as blocks often do."""
 
 from collections.abc import Hashable
 
@@ -12,28 +12,28 @@ _NUMBERS: LruCache[tuple[int, ...]] = LruCache(1024)
 
 
 def contents(plan: Plan, stage: Stage) -> Hashable:
-    """A key, within a model and a module, of what a rank of the stage computes but for the gradients.
+    """Return a key, within a model and a module, of what a rank of the stage computes except for gradients.
 
-    Of every layer all but its name, and whether tokens are divided or joined there; the layer in front,
-    whose output enters; and whether the module ends here. Degrees are no part of it.
+    The key covers all of every layer but its name, and whether tokens are split or gathered there; the layer
+    in front, whose output enters; and whether the module ends here. Parallel degrees are not part of it.
 
-    Complexity: O(layers), once for each place of a plan where layers are cut.
+    Complexity: O(layers), once for each range of layers in a plan.
     """
-    known = _known(plan)
+    cache = _key_cache(plan)
     key = stage.module, stage.layers, stage.tp
-    if key not in known:
-        known[key] = _contents(plan, stage)
-    return known[key]
+    if key not in cache:
+        cache[key] = _stage_contents(plan, stage)
+    return cache[key]
 
 
 @cached_on_instance
-def _known(plan: Plan) -> dict[tuple[str, tuple[int, int], int], Hashable]:
-    """By module, layers and tensor-parallel degree; filled on use."""
+def _key_cache(plan: Plan) -> dict[tuple[str, tuple[int, int], int], Hashable]:
+    """Keys by module, layers and tensor-parallel degree; filled on use."""
     return {}
 
 
-def _contents(plan: Plan, stage: Stage) -> Hashable:
-    numbers = _numbers(plan, stage.module)
+def _stage_contents(plan: Plan, stage: Stage) -> Hashable:
+    numbers = _layer_numbers(plan, stage.module)
     first, last = stage.layers
     borders = token_borders(plan, stage)
     divided = tuple(
@@ -44,17 +44,17 @@ def _contents(plan: Plan, stage: Stage) -> Hashable:
 
 
 def layer_kinds(plan: Plan, stage: Stage) -> tuple[int, ...]:
-    """Of every layer of a stage a number, within a model and a module; equal ones differ in name alone."""
-    return _numbers(plan, stage.module)[slice(*stage.layers)]
+    """Number a stage's layers; within a model and module, equal numbers mean equal but for the name."""
+    return _layer_numbers(plan, stage.module)[slice(*stage.layers)]
 
 
-def _numbers(plan: Plan, module: str) -> tuple[int, ...]:
-    """[layers] equal ones have one number; equal operators are one object where a model repeats them."""
+def _layer_numbers(plan: Plan, module: str) -> tuple[int, ...]:
+    """[layers] number of each layer; equal layers share one, as do repeated operator objects."""
 
     def number() -> tuple[int, ...]:
-        found: dict[Hashable, int] = {}
+        number_of: dict[Hashable, int] = {}
         return tuple(
-            found.setdefault(_shape(layer), len(found)) for layer in plan.model.module(module).layers
+            number_of.setdefault(_shape(layer), len(number_of)) for layer in plan.model.module(module).layers
         )
 
     return _NUMBERS.get_or((Identity(plan.model), module), number)

@@ -1,4 +1,4 @@
-"""Which ranks hold which of a layer's experts, and how many elements of a layer's weights a rank holds."""
+"""Which ranks hold which experts of a layer, and how many elements of its weights a rank holds."""
 
 from collections.abc import Sequence
 
@@ -9,24 +9,24 @@ from workbench.plan.plan import Stage
 
 
 def has_expert_parallelism(stage: Stage, layer: Layer) -> bool:
-    """Whether the stage's ranks distribute that layer's experts, which are weights apart then."""
+    """Whether the stage's ranks distribute the layer's experts, whose weights are then grouped apart."""
     return stage.ep > 1 and num_experts(layer) > 0
 
 
 def held_elements(parameter: Parameter, stage: Stage) -> float:
-    """Elements of a parameter on one rank of the stage; of a distributed expert, the mean over ranks."""
+    """Return a parameter's elements on one rank of the stage; for distributed experts, the mean."""
     if stage.ep > 1 and is_of_expert(parameter):
         return parameter.num_elements / stage.ep
     return parameter.num_elements / (1 if parameter.shard is Shard.REPLICATED else stage.tp)
 
 
 def expert_elements(layer: Layer, stage: Stage) -> int:
-    """Elements of distributed experts on one rank."""
+    """Return the elements of distributed experts on one rank."""
     return sum(p.num_elements for p in layer.parameters() if is_of_expert(p)) // stage.ep
 
 
 def expert_holders(stages: Sequence[Stage]) -> tuple[tuple[int, ...], ...]:
-    """By place: the ranks that hold the same experts of a layer, ascending."""
+    """Return, per expert-parallel index, the ranks that hold the same experts of a layer, ascending."""
     return tuple(
         tuple(sorted({group[index] for stage in stages for group in stage.expert_ranks}))
         for index in range(stages[0].ep)
@@ -34,7 +34,7 @@ def expert_holders(stages: Sequence[Stage]) -> tuple[tuple[int, ...], ...]:
 
 
 def check_equal_degrees(stages: Sequence[Stage], module: str) -> None:
-    """ValueError where replicas of a layer distribute its experts among different numbers of ranks."""
+    """Raise ValueError where replicas of a layer distribute its experts among different numbers of ranks."""
     degrees = sorted({stage.ep for stage in stages})
     if len(degrees) > 1:
         raise ValueError(
@@ -44,18 +44,18 @@ def check_equal_degrees(stages: Sequence[Stage], module: str) -> None:
 
 
 def check_experts(stage: Stage, layers: Sequence[Layer]) -> None:
-    """As `check_expert_degree`, of a stage of a module with those layers."""
+    """Check a stage of a module with those layers as `check_expert_degree` does."""
     check_expert_degree(f"stage {stage.id}", stage.ep, stage.tp * stage.cp, layers)
 
 
 def check_expert_degree(where: str, ep: int, num_ranks: int, layers: Sequence[Layer]) -> None:
-    """ValueError unless ep divides the ranks and every layer's experts; 1 always does.
+    """Raise ValueError unless ep divides the ranks and every layer's number of experts; 1 always does.
 
     Args:
         where: what has the degree, for the message.
         ep: ranks among which experts are distributed.
         num_ranks: of the grid: tp x cp.
-        layers: all of the module; those without experts do not matter.
+        layers: all of the module; those without experts are ignored.
     """
     if ep < 1 or num_ranks % ep:
         nearest = nearest_expert_degree(ep, num_ranks, num_ranks)

@@ -9,22 +9,21 @@ from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.routing import Routing, routing_of
 from workbench.plan.work import even_work_of
 
-WHOLE = Grid()  # the layer uncut
+WHOLE = Grid()  # one rank computes the whole layer
 
 
 def model_flop(plan: Plan) -> float:
-    """FLOP of one step without recompute: forwards, and the gradients that really run.
+    """Return the FLOP of one step without recompute: forwards, and the gradients that are computed.
 
-    Source: Chowdhery et al. 2022, PaLM, appendix B (model FLOP utilisation).
-    Pairs of a query and a key beyond a layer's sliding window or chunk are not needed.
-    Differs: gradients that a frozen model does not need are not counted, and copies of an
-    encoder that nobody reads are not useful. Operators stand one behind the other, as their price has it:
-    of several that read an input that asks for no gradient, all but the first count one.
+    Source: Chowdhery et al. 2022, PaLM, appendix B (model FLOP utilisation). Query-key pairs beyond a layer's
+    sliding window or chunk are not counted. Differs: gradients that a frozen model does not need are not
+    counted, nor copies of an encoder's output that nobody reads. Operators are taken as a sequence, as in
+    their price: of several that read an input that needs no gradient, all but the first count one.
 
     Complexity: O(microbatches x layers), once per distinct shape.
     """
     routing = routing_of(plan)
-    counted = cache(_layer_flop)
+    layer_flop = cache(_layer_flop)
     total = 0.0
     for microbatch in plan.microbatches:
         if not _is_useful(routing, microbatch):
@@ -33,7 +32,7 @@ def model_flop(plan: Plan) -> float:
         layers, needs = plan.model.module(name).layers, routing.flow(microbatch).needs[name]
         work = even_work_of(plan, microbatch)
         for layer, need in zip(layers, needs, strict=True):
-            total += counted(layer, work, need)
+            total += layer_flop(layer, work, need)
     return total
 
 
@@ -42,14 +41,16 @@ def _is_useful(routing: Routing, microbatch: Microbatch) -> bool:
 
 
 def _layer_flop(layer: Layer, work: Work, need: Needs) -> float:
-    """Matmuls cost one forward more per gradient; attention two, whichever weights are trained.
+    """Count a matmul's forward once more per gradient; attention's twice, whichever weights are trained.
 
-    Gradients run as far as the layer's input where it asks for one, else as far as the first weights that
-    are trained. The scores that a fused kernel computes again are recompute, not useful.
+    Gradients run back to the layer's input if it needs one, else to the first trained weights. The scores
+    that a fused kernel computes again are recompute, not useful FLOP.
     """
     total = 0.0
     for index, operator in enumerate(layer.operators):
-        through = need.input_grad or (need.weight_grad and index > layer.first_with_weights)
-        gradients = 2 * through if isinstance(operator, Attention) else through + need.weight_grad
+        needs_input_grad = need.input_grad or (need.weight_grad and index > layer.first_with_weights)
+        gradients = (
+            2 * needs_input_grad if isinstance(operator, Attention) else needs_input_grad + need.weight_grad
+        )
         total += (1 + gradients) * forward_flop(operator, work, WHOLE)
     return total

@@ -1,4 +1,4 @@
-"""The plan of the next batch: stages, settings and where samples stand are kept, what they hold is new."""
+"""The plan of the next batch: stages and settings are kept, samples take the places of earlier ones."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,25 +28,24 @@ def next_plan(
     schedule: Schedule | None = None,
     microbatches: tuple[Microbatch, ...] | None = None,
 ) -> Plan:
-    """The plan of another batch for the same ranks and weights, checked.
+    """Return the plan of another batch for the same ranks and weights, checked.
 
-    The i-th sample takes the place of the i-th one: its row in the language model, and in every
-    encoder the microbatch of the same samples; where modules share the batch out by degrees of their own,
-    it is assigned anew in the same way. Programs stay where every stage still has as many
-    microbatches with the same backwards and consumers, else they are made anew. Tokens of the
-    modules that have token shards are made anew; a plan that leaves them to the zigzag of
-    the lowering still does.
+    The i-th sample takes the position of the previous i-th one: its row in the language model, and in every
+    encoder the microbatch of the same samples; where modules split the batch by their own data-parallel
+    degrees, it is split again in the same way. Programs are kept where every stage still has as many
+    microbatches with the same backwards and consumers, else they are scheduled again. Token shards are made
+    anew for the modules that have them; a plan that uses the default zigzag still does.
 
     Args:
-        plan: of the batch before, or of any before that.
+        plan: of the previous batch, or of any earlier one.
         batch: as many samples, of any lengths and masks.
         policy, block_tokens: of the token shards, see `token_shards`.
-        schedule: of programs made anew; None: the plan's, as `schedule_of` tells it.
-        microbatches: of the batch, grouped already; None: samples take places as said above.
+        schedule: for programs made anew; None: the plan's, found by `schedule_of`.
+        microbatches: of the batch, already grouped; None: samples take positions as above.
 
     Raises:
         ValueError: another number of samples; encoder microbatches that neither follow the samples
-            of the language model's nor are shares of the batch (they need their strategy); programs
+            of the language model's nor are intervals of the batch (they need their strategy); programs
             of no schedule that do not fit the new batch; whatever `check` refuses.
 
     Complexity: O(actions + items) and that of the token shards.
@@ -60,9 +59,9 @@ def next_plan(
     shards = tuple(
         shard for name in modules for shard in token_shards(draft, name, policy, block_tokens=block_tokens)
     )
-    found = replace(draft, token_shards=shards)
-    check(found)
-    return found
+    following = replace(draft, token_shards=shards)
+    check(following)
+    return following
 
 
 def _with_fitting_programs(plan: Plan, draft: Plan, schedule: Schedule | None) -> Plan:
@@ -78,36 +77,38 @@ def _with_fitting_programs(plan: Plan, draft: Plan, schedule: Schedule | None) -
 
 
 def _microbatches(plan: Plan, draft: Plan) -> tuple[Microbatch, ...]:
-    """The microbatches of the draft's batch, module after module."""
+    """Return the microbatches of the draft's batch, module by module."""
     (llm,) = (module.name for module in plan.model.modules if module.modality == TEXT)
-    sharing = _sharing(plan)
+    sharing = _sharing_of(plan)
     if sharing is not None:
         return sharing.of(draft)
-    moved = _moved(plan, llm, draft.batch)
-    placed = replace(draft, microbatches=tuple(moved))
-    found: list[Microbatch] = []
+    of_llm = _llm_microbatches(plan, llm, draft.batch)
+    placed = replace(draft, microbatches=tuple(of_llm))
+    microbatches: list[Microbatch] = []
     for module in plan.model.modules:
         if module.name == llm:
-            found += moved
+            microbatches += of_llm
         else:
-            found += _followers(placed, llm, module.name, _samples_together(plan, llm, module.name))
-    return tuple(found)
+            microbatches += _encoder_microbatches(
+                placed, llm, module.name, _samples_per_microbatch(plan, llm, module.name)
+            )
+    return tuple(microbatches)
 
 
 class Sharing(NamedTuple):
-    """How modules with degrees of their own split a batch; arguments of `shared_microbatches`."""
+    """How modules with unequal data-parallel degrees split a batch: arguments of `shared_microbatches`."""
 
     samples: int
     dp: dict[str, int]
     rounds: int | None
 
     def of(self, plan: Plan) -> tuple[Microbatch, ...]:
-        """Microbatches of the plan's batch."""
+        """Return the microbatches of the plan's batch."""
         return shared_microbatches(plan, samples_per_microbatch=self.samples, dp=self.dp, rounds=self.rounds)
 
 
-def _sharing(plan: Plan) -> Sharing | None:
-    """That of the plan; None where its modules have equal degrees or it is not by degrees alone."""
+def _sharing_of(plan: Plan) -> Sharing | None:
+    """Return how the plan splits its batch; None where degrees are equal or it follows another rule."""
     (llm,) = (module.name for module in plan.model.modules if module.modality == TEXT)
     dp = {module.name: len(plan.replicas(module.name)) for module in plan.model.modules}
     if len(set(dp.values())) == 1:
@@ -119,13 +120,13 @@ def _sharing(plan: Plan) -> Sharing | None:
         try:
             if set(sharing.of(plan)) == set(plan.microbatches):
                 return sharing
-        except ValueError:  # no batch of this size goes so
+        except ValueError:  # the batch does not divide by these rounds
             continue
     return None
 
 
-def _moved(plan: Plan, llm: str, batch: Sequence[Sample]) -> list[Microbatch]:
-    """The language model's microbatches with the samples of another batch in the same places."""
+def _llm_microbatches(plan: Plan, llm: str, batch: Sequence[Sample]) -> list[Microbatch]:
+    """Return the language model's microbatches with the samples of another batch at the same positions."""
     new_id = {old.id: new.id for old, new in zip(plan.batch, batch, strict=True)}
     return [
         replace(
@@ -137,18 +138,19 @@ def _moved(plan: Plan, llm: str, batch: Sequence[Sample]) -> list[Microbatch]:
     ]
 
 
-def _samples_together(plan: Plan, llm: str, module: str) -> int:
-    """How many samples, in the language model's order, a microbatch of an encoder holds.
+def _samples_per_microbatch(plan: Plan, llm: str, module: str) -> int:
+    """Return how many samples, in the language model's order, a microbatch of an encoder holds.
 
-    Where several numbers give the microbatches that there are, the language model's own is taken,
-    else the largest.
+    If several numbers give the plan's microbatches, the language model's own is preferred, then the largest.
     """
-    present = {m for (name, _), held in plan.microbatches_of.items() if name == module for m in held}
-    of_llm: list[int] = [len(m.items) for m in plan.microbatches if m.module == llm]
-    most: int = len(plan.batch) // max(1, len(plan.replicas(llm)))
-    candidates: list[int] = [*of_llm[:1], *range(most, 0, -1)]
+    present = {
+        m for (name, _), microbatches in plan.microbatches_of.items() if name == module for m in microbatches
+    }
+    llm_sizes: list[int] = [len(m.items) for m in plan.microbatches if m.module == llm]
+    largest: int = len(plan.batch) // max(1, len(plan.replicas(llm)))
+    candidates: list[int] = [*llm_sizes[:1], *range(largest, 0, -1)]
     for number in candidates:
-        if set(_followers(plan, llm, module, number)) == present:
+        if set(_encoder_microbatches(plan, llm, module, number)) == present:
             return number
     raise ValueError(
         f"next batch: microbatches of {module!r} in the plan of strategy {plan.strategy!r} do not hold the "
@@ -156,26 +158,26 @@ def _samples_together(plan: Plan, llm: str, module: str) -> int:
     )
 
 
-def _followers(plan: Plan, llm: str, module: str, number: int) -> list[Microbatch]:
-    """An encoder's microbatches: items of every `number` samples of the LLM, each a row of its own.
+def _encoder_microbatches(plan: Plan, llm: str, module: str, number: int) -> list[Microbatch]:
+    """Group the items of every `number` samples of the LLM into an encoder's microbatches, an item a row.
 
     Every replica of the LLM has its own replica of the encoder, or several equal ones.
     """
     routing = routing_of(plan)
     llm_replicas, replicas = plan.replicas(llm), plan.replicas(module)
     copies = len(replicas) // len(llm_replicas)
-    found: list[Microbatch] = []
+    microbatches: list[Microbatch] = []
     for position, llm_replica in enumerate(llm_replicas):
-        held = plan.microbatches_of.get((llm, llm_replica), ())
-        samples = [item.sample for microbatch in held for item in microbatch.items]
+        llm_microbatches = plan.microbatches_of.get((llm, llm_replica), ())
+        samples = [item.sample for microbatch in llm_microbatches for item in microbatch.items]
         index = 0
         for first in range(0, len(samples), number):
-            together = samples[first : first + number]
-            rows = tuple((item,) for sample in together for item in routing.items(module, sample))
+            group = samples[first : first + number]
+            rows = tuple((item,) for sample in group for item in routing.items(module, sample))
             if rows:
-                found += [
+                microbatches += [
                     Microbatch(module=module, replica=replica, index=index, rows=rows)
                     for replica in replicas[position * copies : (position + 1) * copies]
                 ]
                 index += 1
-    return found
+    return microbatches

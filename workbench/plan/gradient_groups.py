@@ -1,4 +1,4 @@
-"""Which ranks hold the same weights and sum their gradients, and which action does it."""
+"""Which ranks hold the same weights and reduce their gradients, and by which action."""
 
 import itertools
 from collections import defaultdict
@@ -22,7 +22,7 @@ from workbench.plan.plan import Plan, Stage
 from workbench.plan.tied import equal_stages
 from workbench.schedule.action import REDUCTIONS, Action, reduction_of
 
-_MOST_RANKS = 1_000_000  # of all groups that are cached
+_MOST_RANKS = 1_000_000  # in all cached groups together
 _OF_PLAN: LruCache[tuple[GradientGroup, ...]] = LruCache(64)  # of the last stages
 _ORDERS: LruCache[tuple[int, ...]] = LruCache(64)
 _OF_MODULE: LruCache[tuple[GradientGroup, ...]] = LruCache(
@@ -30,8 +30,8 @@ _OF_MODULE: LruCache[tuple[GradientGroup, ...]] = LruCache(
 )
 
 
-class _Held:
-    """What stages of a model hold, each kind of stage looked at once."""
+class _ModelWeights:
+    """Weights and element counts of a model's stages, computed once per kind of stage."""
 
     def __init__(self, model: ModelGraph) -> None:
         self._model = model
@@ -39,42 +39,41 @@ class _Held:
         self._elements: dict[tuple[Weights, int, int], int] = {}
 
     def weights(self, stage: Stage) -> tuple[Weights, ...]:
-        """Trainable weights of a stage, each once, last layer first."""
-        key, known = (stage.module, stage.layers, stage.ep > 1), self._weights
-        if key not in known:
-            known[key] = _weights_in(self._model.module(stage.module), stage)
-        return known[key]
+        """Return the trainable weights of a stage, each once, last layer first."""
+        key, cache = (stage.module, stage.layers, stage.ep > 1), self._weights
+        if key not in cache:
+            cache[key] = _weights_in(self._model.module(stage.module), stage)
+        return cache[key]
 
     def elements(self, weights: Weights, stage: Stage) -> int:
-        """Elements that one rank of the stage holds of these weights."""
-        key, known = (weights, stage.tp, stage.ep), self._elements
-        if key not in known:
-            known[key] = _elements(self._model.module(weights.module), weights, stage)
-        return known[key]
+        """Return how many elements of these weights one rank of the stage holds."""
+        key, cache = (weights, stage.tp, stage.ep), self._elements
+        if key not in cache:
+            cache[key] = _elements(self._model.module(weights.module), weights, stage)
+        return cache[key]
 
 
-_HELD: LruCache[_Held] = LruCache(16)
+_MODEL_WEIGHTS: LruCache[_ModelWeights] = LruCache(16)
 
 
-def _held(plan: Plan) -> _Held:
-    return _HELD.get_or(Identity(plan.model), lambda: _Held(plan.model))
+def _model_weights(plan: Plan) -> _ModelWeights:
+    return _MODEL_WEIGHTS.get_or(Identity(plan.model), lambda: _ModelWeights(plan.model))
 
 
 @cached_on_instance
 def gradient_groups(plan: Plan) -> tuple[GradientGroup, ...]:
-    """One group per layer and grid place: the ranks that hold it in any replica.
+    """Return a group per layer and tensor-parallel index: the ranks of all replicas that hold the weights.
 
-    Order: modules last to first, layers descending, tied weights where their first layer
-    stands; every rank issues its groups in this order. Of weights that are sharded, there is a
-    group per part: the ranks that hold it in any instance.
+    Order: modules last to first, layers descending, tied weights at their first layer; every rank
+    issues its groups in this order. Sharded weights have a group per shard: the ranks that hold it in any
+    instance.
     """
-    sharding = tuple((each.module, each.sharding, each.instances) for each in plan.settings.modules)
-    key = Identity(plan.model), value_key(plan.stages), sharding
-    return _OF_PLAN.get_or(key, lambda: tuple(itertools.chain.from_iterable(_by_module(plan))))
+    key = Identity(plan.model), value_key(plan.stages), plan.settings.shardings
+    return _OF_PLAN.get_or(key, lambda: tuple(itertools.chain.from_iterable(_groups_by_module(plan))))
 
 
-def _by_module(plan: Plan) -> Iterator[tuple[GradientGroup, ...]]:
-    """A module's groups follow from its stages; plans that differ in another share them."""
+def _groups_by_module(plan: Plan) -> Iterator[tuple[GradientGroup, ...]]:
+    """Yield every module's groups; they follow from its stages, so plans that differ elsewhere share them."""
     units, num_groups = sharded_stages(plan), 0
     for module in reversed(plan.model.modules):
         chains = [plan.chain[module.name, replica] for replica in plan.replicas(module.name)]
@@ -87,32 +86,33 @@ def _by_module(plan: Plan) -> Iterator[tuple[GradientGroup, ...]]:
             tuple(tuple((stage.layers, stage.ranks, stage.ep) for stage in chain) for chain in chains),
             num_groups,
         )
-        groups = _OF_MODULE.get_or(key, partial(_of_module, plan, module, chains, units, num_groups))
+        groups = _OF_MODULE.get_or(key, partial(_module_groups, plan, module, chains, units, num_groups))
         num_groups += len(groups)
         yield groups
 
 
-def _of_module(
+def _module_groups(
     plan: Plan,
     module: Module,
     chains: Sequence[Sequence[Stage]],
     units: dict[int, ShardUnit],
     first_index: int,
 ) -> tuple[GradientGroup, ...]:
-    held, holders = _held(plan), defaultdict[Weights, list[Stage]](list)
+    model_weights, holders = _model_weights(plan), defaultdict[Weights, list[Stage]](list)
     for chain in chains:
         for stage in reversed(chain):
-            for weights in held.weights(stage):
+            for weights in model_weights.weights(stage):
                 holders[weights].append(stage)
     groups: list[GradientGroup] = []
-    known: dict[tuple[bool, tuple[int, ...]], tuple[tuple[int, ...], ...]] = {}  # most layers lie alike
+    # By grids: most layers are on the same ranks.
+    ranks_of: dict[tuple[bool, tuple[int, ...]], tuple[tuple[int, ...], ...]] = {}
     for weights in sorted(holders, key=lambda w: -_first_layer(module.layers, w)):
         stages = holders[weights]
         unit = units.get(stages[0].id)
-        num_elements = held.elements(weights, stages[0])
+        num_elements = model_weights.elements(weights, stages[0])
         key = weights.experts, tuple([stage.id for stage in stages])
-        if key not in known:
-            known[key] = _grid_holders(weights, stages) if unit is None else _part_holders(stages, units)
+        if key not in ranks_of:
+            ranks_of[key] = _grid_holders(weights, stages) if unit is None else _shard_holders(stages, units)
         groups += [
             GradientGroup(
                 index=index,
@@ -120,81 +120,81 @@ def _of_module(
                 weights=(weights,),
                 num_elements=num_elements if unit is None else unit.part(num_elements),
             )
-            for index, ranks in enumerate(known[key], first_index + len(groups))
+            for index, ranks in enumerate(ranks_of[key], first_index + len(groups))
         ]
     return tuple(groups)
 
 
 def trained_weights(plan: Plan, stage: Stage) -> tuple[Weights, ...]:
-    """Those that a stage sums gradients of, each once, last layer first."""
-    return _held(plan).weights(stage)
+    """Return the weights whose gradients a stage reduces, each once, last layer first."""
+    return _model_weights(plan).weights(stage)
 
 
 def weights_with(stage: Stage, index: int, layer: Layer, parameter: Parameter) -> Weights:
-    """The weights among which a parameter of a layer travels: its own, or experts', or a tied one alone."""
+    """Return the weights that a parameter is part of: its layer's own, the layer's experts, or a tied one."""
     if parameter.name in dict(layer.tied).values():
         return Weights(stage.module, None, parameter.name)
     return Weights(stage.module, index, experts=stage.ep > 1 and is_of_expert(parameter))
 
 
 def group_on(plan: Plan, weights: Weights, rank: int) -> GradientGroup:
-    """The group in which a rank that holds these weights sums their gradients."""
+    """Return the group in which a rank that holds these weights reduces their gradients."""
     return next(group for group in _groups_of_weights(plan)[weights] if rank in group.members)
 
 
 @cached_on_instance
 def _groups_of_weights(plan: Plan) -> dict[Weights, list[GradientGroup]]:
-    found: dict[Weights, list[GradientGroup]] = {}
+    groups_of: dict[Weights, list[GradientGroup]] = {}
     for group in gradient_groups(plan):
-        found.setdefault(group.weights[0], []).append(group)
-    return found
+        groups_of.setdefault(group.weights[0], []).append(group)
+    return groups_of
 
 
 @cached_on_instance
 def num_replicas(plan: Plan) -> dict[str, int]:
-    """Module -> replicas among which its gradients are added up and its state is sharded."""
+    """Map each module to the replicas over which its gradients are reduced and its state is sharded."""
     return {module.name: len(plan.replicas(module.name)) for module in plan.model.modules}
 
 
 def reductions(plan: Plan, groups: tuple[GradientGroup, ...]) -> dict[Action, tuple[int, ...]]:
-    """Which groups each stage's reduction sums.
+    """Return the groups that each stage's reduction covers, as indices in issue order.
 
-    A tied weight is reduced once on a rank, with the last of its module's stages there, whether that
-    uses it or not: so all ranks come to it behind the same layers. Stages whose weights are sharded
-    reduce in rounds (see `shard_units`); behind them they add up their parts over instances, and over
-    the other stages that use a tied weight.
+    A rank reduces a tied weight once, with the last of its module's stages there, whether that uses the
+    weight or not: so all ranks come to it after the same layers. Stages whose weights are sharded reduce in
+    rounds (see `shard_units`); after those they reduce their shards over instances, and over the other stages
+    that use a tied weight.
     """
-    found: dict[Action, tuple[int, ...]] = {}
+    groups_of: dict[Action, tuple[int, ...]] = {}
     by_weights: dict[Weights, list[GradientGroup]] = {}
     for group in groups:
         if len(group.ranks) > 1:
             by_weights.setdefault(group.weights[0], []).append(group)
-    is_last = _last_reducers(plan)
-    held_by = _held(plan)
-    weights_of = {stage.id: held_by.weights(stage) for stage in plan.stages}
+    is_last_reducer = _last_reducers(plan)
+    model_weights = _model_weights(plan)
+    weights_of = {stage.id: model_weights.weights(stage) for stage in plan.stages}
     tied: dict[tuple[str, int, int], dict[Weights, None]] = {}  # by module, replica and first rank
     for stage in plan.stages:
-        held = tied.setdefault((stage.module, stage.replica, stage.flat_ranks[0]), {})
-        held.update((weights, None) for weights in weights_of[stage.id] if weights.shared is not None)
+        tied_here = tied.setdefault((stage.module, stage.replica, stage.flat_ranks[0]), {})
+        tied_here.update((weights, None) for weights in weights_of[stage.id] if weights.shared is not None)
     for stage in plan.stages:
-        if not _reduces(plan, stage):
+        if not _is_reduced(plan, stage):
             continue
-        own = [weights for weights in weights_of[stage.id] if weights.shared is None]
+        untied = [weights for weights in weights_of[stage.id] if weights.shared is None]
         key = stage.module, stage.replica, stage.flat_ranks[0]
-        mine = [
+        own_groups = [
             group.index
-            for weights in (*own, *(tied[key] if is_last[stage.id] else ()))
+            for weights in (*untied, *(tied[key] if is_last_reducer[stage.id] else ()))
             for group in by_weights.get(weights, ())
             if not group.members.isdisjoint(stage.flat_ranks)
         ]
-        if mine:
-            found[reduction_of(stage.id)] = tuple(sorted(mine))
-    return found
+        if own_groups:
+            groups_of[reduction_of(stage.id)] = tuple(sorted(own_groups))
+    return groups_of
 
 
 @cached_on_instance
 def reduction_order(plan: Plan) -> tuple[int, ...]:
-    """Stages that hold weights which other ranks hold too, in the order in which they are reduced.
+    """Return the stages with weights that other ranks hold too, in the order in which they are reduced.
 
     One order for the whole plan: where a rank has several stages, all ranks reduce the same
     groups in the same order, so that no two wait for each other.
@@ -208,34 +208,34 @@ def _reduction_order(plan: Plan, groups: Iterable[GradientGroup]) -> tuple[int, 
     for group in groups:
         if len(group.ranks) > 1:
             first_group.setdefault(group.weights[0], group.index)
-    found: list[tuple[int, int]] = []
-    held_by = _held(plan)
-    known: dict[tuple[str, tuple[int, int], int], int | None] = {}  # the same in all replicas
+    ordered: list[tuple[int, int]] = []
+    model_weights = _model_weights(plan)
+    first_of: dict[tuple[str, tuple[int, int], int], int | None] = {}  # the same in all replicas
     for stage in plan.stages:
         key = stage.module, stage.layers, stage.ep
-        if key not in known:
-            mine = (first_group[w] for w in held_by.weights(stage) if w in first_group)
-            known[key] = min(mine, default=None)
-        if (first := known[key]) is not None:
-            found.append((first, stage.id))
-    return tuple(stage for _, stage in sorted(found))
+        if key not in first_of:
+            indices = (first_group[w] for w in model_weights.weights(stage) if w in first_group)
+            first_of[key] = min(indices, default=None)
+        if (first := first_of[key]) is not None:
+            ordered.append((first, stage.id))
+    return tuple(stage for _, stage in sorted(ordered))
 
 
 def _weights_in(module: Module, stage: Stage) -> tuple[Weights, ...]:
     layers = module.layers
-    found: dict[Weights, None] = {}
+    ordered: dict[Weights, None] = {}
     for index in reversed(range(*stage.layers)):
         if layers[index].trainable:
-            if _has_own(layers[index]):
-                found[Weights(stage.module, index)] = None
+            if _has_untied(layers[index]):
+                ordered[Weights(stage.module, index)] = None
             if has_expert_parallelism(stage, layers[index]):
-                found[Weights(stage.module, index, experts=True)] = None
-            found.update((Weights(stage.module, None, shared), None) for _, shared in layers[index].tied)
-    return tuple(found)
+                ordered[Weights(stage.module, index, experts=True)] = None
+            ordered.update((Weights(stage.module, None, shared), None) for _, shared in layers[index].tied)
+    return tuple(ordered)
 
 
-def _has_own(layer: Layer) -> bool:
-    """Whether the layer has weights that it shares with no other."""
+def _has_untied(layer: Layer) -> bool:
+    """Whether the layer has weights that it shares with no other layer."""
     shared = {name for _, name in layer.tied}
     return any(parameter.name not in shared for parameter in layer.parameters())
 
@@ -248,9 +248,9 @@ def _first_layer(layers: tuple[Layer, ...], weights: Weights) -> float:
 
 
 def _grid_holders(weights: Weights, stages: Sequence[Stage]) -> tuple[tuple[int, ...], ...]:
-    """Ranks by tensor-parallel place: all context-parallel ranks and replicas at that place.
+    """Return, per tensor-parallel index, the ranks that hold these weights in all replicas.
 
-    Of distributed experts by place among the ranks that hold them.
+    Distributed experts: per expert-parallel index.
     """
     if len({stage.tp for stage in stages}) > 1:
         degrees = sorted({stage.tp for stage in stages})
@@ -267,10 +267,10 @@ def _grid_holders(weights: Weights, stages: Sequence[Stage]) -> tuple[tuple[int,
     )
 
 
-def _part_holders(stages: Iterable[Stage], units: Mapping[int, ShardUnit]) -> tuple[tuple[int, ...], ...]:
-    """Ranks by part of sharded weights: those at its place in every unit that holds them."""
-    held = {units[stage.id].ranks for stage in stages}
-    return tuple(tuple(sorted(set(places))) for places in zip(*held, strict=True))
+def _shard_holders(stages: Iterable[Stage], units: Mapping[int, ShardUnit]) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks of each shard: those at its index in every unit that holds the weights."""
+    rank_tuples = {units[stage.id].ranks for stage in stages}
+    return tuple(tuple(sorted(set(ranks))) for ranks in zip(*rank_tuples, strict=True))
 
 
 def _elements(module: Module, weights: Weights, stage: Stage) -> int:
@@ -283,14 +283,14 @@ def _elements(module: Module, weights: Weights, stage: Stage) -> int:
     if weights.experts:
         return expert_elements(layer, stage)
     shared_names = {shared for _, shared in layer.tied}
-    own = (p for p in layer.parameters() if p.name not in shared_names)
+    parameters = (p for p in layer.parameters() if p.name not in shared_names)
     if has_expert_parallelism(stage, layer):
-        own = (p for p in own if not is_of_expert(p))
-    return sum(p.num_elements // (1 if p.shard is Shard.REPLICATED else tp) for p in own)
+        parameters = (p for p in parameters if not is_of_expert(p))
+    return sum(p.num_elements // (1 if p.shard is Shard.REPLICATED else tp) for p in parameters)
 
 
-def _reduces(plan: Plan, stage: Stage) -> bool:
-    """Whether no equal stage of its rank is reduced later; all of them add to the same gradients."""
+def _is_reduced(plan: Plan, stage: Stage) -> bool:
+    """Whether no equal stage on its rank is reduced later; all of them add to the same gradients."""
     equal = equal_stages(plan, stage)
     if len(equal) == 1:
         return True
@@ -299,8 +299,8 @@ def _reduces(plan: Plan, stage: Stage) -> bool:
 
 
 def _last_reducers(plan: Plan) -> dict[int, bool]:
-    """Stage -> whether its ranks reduce no other stage of its module and replica later."""
-    found: dict[int, bool] = {}
+    """Map each stage to whether its ranks reduce no other stage of its module and replica later."""
+    is_last: dict[int, bool] = {}
     for chain in plan.chain.values():
         latest: dict[int, int] = {}  # by rank: of the chain's stages the one that is reduced last
         for stage in reversed(chain):
@@ -310,5 +310,5 @@ def _last_reducers(plan: Plan) -> dict[int, bool]:
             for action in plan.program.get(rank, ()):
                 if action.kind in REDUCTIONS and action.stage in ids:
                     latest[rank] = action.stage
-        found |= {stage.id: latest[stage.flat_ranks[0]] == stage.id for stage in chain}
-    return found
+        is_last |= {stage.id: latest[stage.flat_ranks[0]] == stage.id for stage in chain}
+    return is_last

@@ -1,4 +1,4 @@
-"""What is derived of a plan once, and stays with the plan object; likewise of what was lowered from it."""
+"""Caches of what is derived from a plan or a lowered plan; they live as long as that object."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -9,17 +9,17 @@ from workbench.plan.plan import Plan
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 Owner = TypeVar("Owner")
-_ITSELF: Any = object()  # in the place of an answer that is the plan: one that names itself is in a cycle
+_ITSELF: Any = object()  # stands for a result that is the plan itself, to avoid a reference cycle
 
 
 def cached_on_instance(
     derive: Callable[Concatenate[Owner, Given], Result],
 ) -> Callable[Concatenate[Owner, Given], Result]:
-    """A function of a plan, and of what is hashable, that answers again what it has answered before.
+    """Cache a function's results on its first argument, by its other arguments, which are hashable.
 
-    The answers live as long as the plan object, like its look-up tables; `replace` makes a plan without them.
-    None may name the plan but be it: with what is kept of it, a plan that is dropped goes at once, and does
-    not wait for the garbage collector.
+    Results live as long as the plan object, like its look-up tables; `replace` makes a plan without them. A
+    result may be the plan but must not refer to it: so a plan that is dropped, with all that is cached on it,
+    is freed at once and does not wait for the garbage collector.
     """
     name = _name(derive)
 
@@ -28,16 +28,16 @@ def cached_on_instance(
         answers: dict[Any, Any] = vars(plan).setdefault(name, {})
         key = args if not kwargs else (args, *sorted(kwargs.items()))
         if key not in answers:
-            found = derive(plan, *args, **kwargs)
-            answers[key] = _ITSELF if found is plan else found
-        known = answers[key]
-        return cast(Result, plan if known is _ITSELF else known)
+            derived = derive(plan, *args, **kwargs)
+            answers[key] = _ITSELF if derived is plan else derived
+        result = answers[key]
+        return cast(Result, plan if result is _ITSELF else result)
 
     return answer
 
 
 def set_cached(plan: Plan, derive: Callable[[Plan], Result], answer: Result) -> None:
-    """Let a cached function of a plan alone return this, of a plan that stands for more than it holds."""
+    """Set the cached result of a function of a plan alone, for a plan that represents a larger one."""
     vars(plan).setdefault(_name(derive), {})[()] = answer
 
 

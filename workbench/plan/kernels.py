@@ -1,15 +1,15 @@
-"""Which kernels a training system computes layers with: a setting of the plan that decides memory."""
+"""Which kernels a training system computes layers with: a plan setting that decides memory."""
 
 from enum import StrEnum
 
 
 class Kernels(StrEnum):
-    """What computes a layer, which decides what it keeps for its backward.
+    """What computes a layer, which decides what is kept for its backward.
 
     FUSED: one kernel per norm, activation and attention, each keeping what its formula needs:
-    training systems on GPUs. EAGER: transformers' modules as they stand, one PyTorch operator
+    training systems on GPUs. EAGER: unmodified transformers modules, one PyTorch operator
     after the other, each keeping what autograd asks of it: this workbench's runtime.
-    MEGATRON: FUSED with dropout and float32 gradients, outputs of stages given back once sent;
+    MEGATRON: FUSED with dropout and float32 gradients, outputs of stages freed once sent;
     SCORES: attention stores its scores; SEQUENCE: sequence parallelism.
     """
 

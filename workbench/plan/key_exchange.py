@@ -1,4 +1,4 @@
-"""Which plans can use ring and all-to-all attention."""
+"""Checks which plans can use ring and all-to-all attention."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ RING_MASKS = (CAUSAL, FULL)
 
 
 def check_key_exchange(plan: Plan) -> None:
-    """Refuse what the papers' ring and all-to-all attention cannot do.
+    """Raise ValueError for what the papers' ring and all-to-all attention cannot do.
 
     Raises:
         ValueError: a ring over a sample whose mask is neither causal nor full, or all-to-all over
@@ -41,7 +41,7 @@ def _check_ring(plan: Plan, stage: Stage) -> None:
 
 
 def check_heads(where: str, module: str, layers: Iterable[Layer], *, tp: int, cp: int) -> None:
-    """ValueError where all-to-all attention cannot give each of `cp` ranks whole heads."""
+    """Raise ValueError where all-to-all attention cannot give each of `cp` ranks whole heads."""
     for layer in layers:
         for operator in layer.operators:
             heads = operator.num_kv_heads // tp if isinstance(operator, Attention) else cp

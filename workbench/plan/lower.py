@@ -1,4 +1,4 @@
-"""From a plan to what machines need: transfer rows and their order."""
+"""Lowering: from a plan to its transfer rows, their order and its gradient groups."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -18,16 +18,16 @@ from workbench.plan.gradient_groups import gradient_groups, reductions
 from workbench.plan.lowered import Lowered, Rows, Slice
 from workbench.plan.lru_cache import LruCache
 from workbench.plan.order import issue_ticks
-from workbench.plan.paths import cut, ways
+from workbench.plan.paths import cut, part_paths
 from workbench.plan.plan import Microbatch, Plan, Stage
 from workbench.plan.routing import Holding, Routing, routing_of
 from workbench.plan.row_drafts import Drafts, Link, in_issue_order
 from workbench.plan.token_owners import Run, feature_runs, goes_to_owners, held_runs
 from workbench.schedule.action import Action, Pass
 
-MOST_ROWS = 1_000_000  # of all plans that are cached: 100 MB
+MOST_ROWS = 1_000_000  # in all cached plans together: 100 MB
 _ROWS: LruCache[Rows] = LruCache(MOST_ROWS, lambda rows: len(rows) + 1)
-_ORIGINAL: LruCache[Drafts] = LruCache(  # a plan and parts of it have the same
+_DRAFTS: LruCache[Drafts] = LruCache(  # a plan and its parts share them
     MOST_ROWS, lambda drafts: len(drafts.link) + 1
 )
 
@@ -36,9 +36,9 @@ _ORIGINAL: LruCache[Drafts] = LruCache(  # a plan and parts of it have the same
 def lower(plan: Plan) -> Lowered:
     """Derive transfer rows, their order and the gradient groups.
 
-    Rows are numbered by the tick in which their producer ends when every action takes one
-    tick, then by producer and edge, so that any two ranks agree on the order of their rows.
-    An action that can never run counts as last; `check_deadlock` reports it.
+    Rows are numbered by the tick in which their producer ends when every action takes one tick, then by
+    producer and edge, so that any two ranks agree on the order of their rows. An action that can never run
+    counts as last; `check_deadlock` reports it.
 
     Raises:
         ValueError: an item that no microbatch holds, or a layout that is refused
@@ -59,10 +59,10 @@ def lower(plan: Plan) -> Lowered:
 
 
 def _rows(plan: Plan) -> Rows:
-    """Rows of the first of equal replicas, and the same rows under the names of each of the others."""
+    """Draft the rows of the first of equal replicas, and rename them for the others."""
     alike = alike_replicas(plan)
     part = firsts_of(plan, alike) if alike else plan
-    drafts = _ORIGINAL.get_or(frame_of(part), lambda: _Drafting(part).drafts())
+    drafts = _DRAFTS.get_or(frame_of(part), lambda: _Drafting(part).drafts())
     return in_issue_order(drafts, alike)
 
 
@@ -77,66 +77,80 @@ class _Passes:
 
     @property
     def actions(self) -> tuple[Action, ...]:
-        """By number."""
+        """All passes, by number."""
         return tuple(self._number)
 
     def microbatches(self, stage: Stage) -> tuple[Microbatch, ...]:
-        """Of the stage's replica."""
+        """Return the microbatches of the stage's replica."""
         return self._plan.microbatches_of.get((stage.module, stage.replica), ())
 
     def forward(self, stage: Stage) -> Ints:
-        """[microbatches]"""
+        """[microbatches] numbers of the forwards."""
         if stage.id not in self._forward:
-            each = [Action(stage.id, Pass.F, m.index) for m in self.microbatches(stage)]
-            self._forward[stage.id] = self._numbers(each)
+            actions = [Action(stage.id, Pass.F, m.index) for m in self.microbatches(stage)]
+            self._forward[stage.id] = self._numbers(actions)
         return self._forward[stage.id]
 
     def backward(self, stage: Stage) -> Ints:
-        """[microbatches] what computes the input's gradient: `I` where the backward is split, else `B`."""
+        """[microbatches] numbers of the passes that compute the input's gradient: I if split, else B."""
         if stage.id not in self._backward:
             split = [Action(stage.id, Pass.I, m.index) for m in self.microbatches(stage)]
-            each = [action if action in self._number else action._replace(kind=Pass.B) for action in split]
-            self._backward[stage.id] = self._numbers(each)
+            actions = [action if action in self._number else action._replace(kind=Pass.B) for action in split]
+            self._backward[stage.id] = self._numbers(actions)
         return self._backward[stage.id]
 
     def _numbers(self, actions: Sequence[Action]) -> Ints:
-        of = self._number
-        return np.array([of.setdefault(action, len(of)) for action in actions], dtype=np.int64)
+        number_of = self._number
+        return np.array([number_of.setdefault(action, len(number_of)) for action in actions], dtype=np.int64)
 
     def computes(self, stage: Stage) -> Flags:
-        """[microbatches] whether it has a backward."""
+        """[microbatches] whether the stage has a backward."""
         return np.array(self._routing.backwards(stage), dtype=np.bool_)
 
     def carries(self, stage: Stage, layer: int) -> Flags:
-        """[microbatches] whether what leaves that layer asks for a gradient."""
+        """[microbatches] whether the output of that layer needs a gradient."""
         present, flow_of = self._routing.present_in((stage.module, stage.replica)), self._routing.flow_of
-        does = {modules: flow_of(modules).carries[stage.module][layer] for modules in set(present)}
-        return np.array([does[modules] for modules in present], dtype=np.bool_)
+        is_carried = {modules: flow_of(modules).carries[stage.module][layer] for modules in set(present)}
+        return np.array([is_carried[modules] for modules in present], dtype=np.bool_)
 
 
 class _Sent(NamedTuple):
-    """What places of a stage hold of microbatches, by place, microbatch, content, its name and tokens."""
+    """What a stage sends between stages of its replica, in columns of one entry per message.
 
-    place: Ints
-    at: Ints
+    Args:
+        cp: context-parallel index.
+        microbatch: its index.
+        content: number of the slices.
+        named: number of the renaming of samples.
+        num_tokens: of the slices.
+    """
+
+    cp: Ints
+    microbatch: Ints
     content: Ints
     named: Ints
     num_tokens: Ints
 
 
 class _Crossing(NamedTuple):
-    """What crosses for one microbatch, and for all with other samples in the place of its own."""
+    """What crosses for one microbatch, and, with renamed samples, for all equal ones.
+
+    Args:
+        number: of the crossing.
+        samples: of that microbatch.
+        parts: that cross.
+    """
 
     number: int
     samples: tuple[int, ...]
     parts: tuple[Part, ...]
 
 
-_Way = tuple[str, bool, Stage, Stage]  # edge, whether backward, from stage, to stage
+_Direction = tuple[str, bool, Stage, Stage]  # edge, whether backward, from stage, to stage
 
 
 class _Drafting:
-    """All rows of a plan without those numbers: what crosses from one stage to another, on its paths."""
+    """Drafts all rows of a plan, still without row numbers: what crosses between stages, on which paths."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan, self._routing = plan, routing_of(plan)
@@ -153,9 +167,9 @@ class _Drafting:
         self._held: dict[tuple[int, TokenCount], tuple[tuple[Run, ...], ...]] = {}
 
     def drafts(self) -> Drafts:
-        """Of all boundaries."""
+        """Draft the rows of all boundaries."""
         for chain in self._plan.chain.values():
-            self._add_inside(chain)
+            self._add_boundaries(chain)
         for edge in self._plan.model.edges:
             for replica in self._plan.replicas(edge.target):
                 for reader in self._routing.reading_stages(edge, replica):
@@ -168,7 +182,7 @@ class _Drafting:
             links=tuple(self._links),
             actions=self._passes.actions,
             contents=tuple(self._contents),
-            names=tuple(dict(zip(*each, strict=True)) for each in self._names),
+            names=tuple(dict(zip(*samples, strict=True)) for samples in self._names),
             ticks=issue_ticks(self._plan, *self._in_programs(producer, consumer)),
             link=link,
             producer=producer,
@@ -178,82 +192,84 @@ class _Drafting:
             num_tokens=num_tokens,
         )
 
-    def _in_programs(self, *numbers: Ints) -> tuple[Ints, ...]:
-        return tuple(np.where(each < len(self._plan.program_actions), each, -1) for each in numbers)
+    def _in_programs(self, *columns: Ints) -> tuple[Ints, ...]:
+        return tuple(np.where(of_rows < len(self._plan.program_actions), of_rows, -1) for of_rows in columns)
 
-    def _add_inside(self, chain: Sequence[Stage]) -> None:
-        """Between the stages of one replica: what is sent of a microbatch is the same between all."""
+    def _add_boundaries(self, chain: Sequence[Stage]) -> None:
+        """Draft rows between stages of one replica; a microbatch sends the same tokens at each boundary."""
         passes, layers = self._passes, self._plan.model.module(chain[0].module).layers
-        known: dict[TokenCount, _Sent] = {}
+        sent_by_count: dict[TokenCount, _Sent] = {}
         for producer, consumer in pairwise(chain):
             after_layer = producer.layers[1] - 1
             layer = layers[after_layer]
-            if layer.emits not in known:
-                known[layer.emits] = self._inside(producer, layer.emits)
-            sent = known[layer.emits]
-            ends = passes.forward(producer)[sent.at], passes.forward(consumer)[sent.at]
-            link = self._inside_links((producer.module, False, producer, consumer), layer.out_width)
-            self._columns.append((link[sent.place], *ends, sent.content, sent.named, sent.num_tokens))
+            if layer.emits not in sent_by_count:
+                sent_by_count[layer.emits] = self._sent_by(producer, layer.emits)
+            sent = sent_by_count[layer.emits]
+            ends = passes.forward(producer)[sent.microbatch], passes.forward(consumer)[sent.microbatch]
+            link = self._boundary_links((producer.module, False, producer, consumer), layer.out_width)
+            self._columns.append((link[sent.cp], *ends, sent.content, sent.named, sent.num_tokens))
             is_back = passes.computes(consumer) & passes.carries(producer, after_layer)
             if is_back.any():
-                place, at, content, named, num_tokens = (column[is_back[sent.at]] for column in sent)
-                ends = passes.backward(consumer)[at], passes.backward(producer)[at]
-                link = self._inside_links((producer.module, True, consumer, producer), layer.out_width)
-                self._columns.append((link[place], *ends, content, named, num_tokens))
+                cp, microbatch, content, named, num_tokens = (
+                    column[is_back[sent.microbatch]] for column in sent
+                )
+                ends = passes.backward(consumer)[microbatch], passes.backward(producer)[microbatch]
+                link = self._boundary_links((producer.module, True, consumer, producer), layer.out_width)
+                self._columns.append((link[cp], *ends, content, named, num_tokens))
 
-    def _inside_links(self, way: _Way, width: int) -> Ints:
-        """[places] from each to the same of the other stage, whose tokens are in one part."""
-        each = [self._numbers_of(way, (place, place), width) for place in range(way[2].cp)]
-        return np.array(each, dtype=np.int64)[:, 0]
+    def _boundary_links(self, direction: _Direction, width: int) -> Ints:
+        """[context-parallel index] link to the same index of the other stage; tokens are in one part."""
+        links = [self._link_numbers(direction, (cp, cp), width) for cp in range(direction[2].cp)]
+        return np.array(links, dtype=np.int64)[:, 0]
 
-    def _inside(self, stage: Stage, count: TokenCount) -> _Sent:
-        """What every place of the stage has of every microbatch."""
-        each = [
-            (part.source, at, content, named, num_tokens)
-            for at, microbatch in enumerate(self._passes.microbatches(stage))
-            for crossing, named in [self._held_inside(microbatch, count)]
+    def _sent_by(self, stage: Stage, count: TokenCount) -> _Sent:
+        """Return what the stage's ranks have of every microbatch."""
+        messages = [
+            (part.source, index, content, named, num_tokens)
+            for index, microbatch in enumerate(self._passes.microbatches(stage))
+            for crossing, named in [self._inner_crossing(microbatch, count)]
             for part in crossing.parts
             for content, num_tokens in self._contents_of(part, 1)
         ]
-        return _Sent(*np.array(each, dtype=np.int64).reshape(-1, 5).T)
+        return _Sent(*np.array(messages, dtype=np.int64).reshape(-1, 5).T)
 
-    def _held_inside(self, microbatch: Microbatch, count: TokenCount) -> tuple[_Crossing, int]:
-        """What each place of its stages has of it, and how its samples are called there."""
+    def _inner_crossing(self, microbatch: Microbatch, count: TokenCount) -> tuple[_Crossing, int]:
+        """Return what crosses from stage to stage of a replica, and the number of its renaming."""
         shape, samples = shape_of(self._plan, (microbatch,), ())
         return self._crossing(
             (microbatch.module, count, shape), samples, lambda: inside(self._held_runs(microbatch, count))
         )
 
     def _add_edge(self, edge: Edge, consumer: Stage) -> None:
-        """For every stage that reads the edge: gradients of all of them are summed at the producer."""
+        """Draft an edge's rows into one reading stage; the producer sums the gradients of all readers."""
         is_back = self._passes.computes(consumer)
-        for at, target in enumerate(self._passes.microbatches(consumer)):
+        for index, target in enumerate(self._passes.microbatches(consumer)):
             for holding, starts in _sources(self._routing, edge, consumer, target).items():
-                self._add_from(edge, holding, starts, (consumer, at, bool(is_back[at])))
+                self._add_from(edge, holding, starts, (consumer, index, bool(is_back[index])))
 
     def _add_from(
-        self, edge: Edge, holding: Holding, starts: Mapping[Item, int], into: tuple[Stage, int, bool]
+        self, edge: Edge, holding: Holding, starts: Mapping[Item, int], reader: tuple[Stage, int, bool]
     ) -> None:
-        """What one microbatch of the producer has of one of the consumer's.
+        """Draft the rows between one microbatch of the producer and one of the consumer.
 
         Args:
             edge: between them.
             holding: of the producer.
             starts: of its items, in the consumer's tensor.
-            into: the consuming stage, its microbatch, and whether that has a backward.
+            reader: the consuming stage, the index of its microbatch, and whether that has a backward.
         """
-        routing, passes, (consumer, at, is_back) = self._routing, self._passes, into
+        routing, passes, (consumer, index, is_back) = self._routing, self._passes, reader
         source = self._plan.microbatches_of[edge.source, holding.replica][holding.microbatch]
-        target = passes.microbatches(consumer)[at]
+        target = passes.microbatches(consumer)[index]
         producer = routing.boundary_stage(edge.source, holding.replica, edge.after_layer)
         layer = self._plan.model.module(edge.source).layers[edge.after_layer]
         shape, samples = shape_of(self._plan, (source, target), starts)
 
         def forward() -> tuple[Part, ...]:
-            made = self._held_runs(source, layer.emits)
+            runs = self._held_runs(source, layer.emits)
             if goes_to_owners(routing, edge, target):
-                return exchanged(made, feature_runs(routing, edge, target), starts)
-            return sent(made, starts)
+                return exchanged(runs, feature_runs(routing, edge, target), starts)
+            return sent(runs, starts)
 
         def backward() -> tuple[Part, ...]:
             features = feature_runs(routing, edge, target)
@@ -261,16 +277,16 @@ class _Drafting:
                 return exchanged(features, self._held_runs(source, layer.emits), starts)
             return returned(features, offsets(routing, source, layer.emits), starts)
 
-        ends = int(passes.forward(producer)[holding.microbatch]), int(passes.forward(consumer)[at])
+        ends = int(passes.forward(producer)[holding.microbatch]), int(passes.forward(consumer)[index])
         crossing = self._crossing((edge.name, False, shape), samples, forward)
         self._add((edge.name, False, producer, consumer), ends, layer.out_width, crossing)
         if is_back and routing.flow(source).carries[edge.source][edge.after_layer]:
-            ends = int(passes.backward(consumer)[at]), int(passes.backward(producer)[holding.microbatch])
+            ends = int(passes.backward(consumer)[index]), int(passes.backward(producer)[holding.microbatch])
             crossing = self._crossing((edge.name, True, shape), samples, backward)
             self._add((edge.name, True, consumer, producer), ends, layer.out_width, crossing)
 
     def _held_runs(self, microbatch: Microbatch, count: TokenCount) -> tuple[tuple[Run, ...], ...]:
-        key = id(microbatch), count  # the plan's own
+        key = id(microbatch), count  # the plan keeps the microbatch alive
         if key not in self._held:
             self._held[key] = held_runs(self._routing, microbatch, count)
         return self._held[key]
@@ -278,24 +294,26 @@ class _Drafting:
     def _crossing(
         self, key: tuple[object, ...], samples: tuple[int, ...], derive: Callable[[], tuple[Part, ...]]
     ) -> tuple[_Crossing, int]:
-        """What crosses wherever the shape is this, and the number of the names that samples have there."""
+        """Return the crossing of this key, derived once, and the number of the renaming of its samples."""
         if key not in self._crossings:
             self._crossings[key] = _Crossing(len(self._crossings), samples, derive())
-        found = self._crossings[key]
-        if samples == found.samples:
-            return found, 0
-        return found, self._names.setdefault((found.samples, samples), len(self._names))
+        crossing = self._crossings[key]
+        if samples == crossing.samples:
+            return crossing, 0
+        return crossing, self._names.setdefault((crossing.samples, samples), len(self._names))
 
-    def _add(self, way: _Way, ends: tuple[int, int], width: int, crossing: tuple[_Crossing, int]) -> None:
-        """Rows between two passes, from every context-parallel place that has tokens of it."""
-        edge, is_backward, producer, consumer = way
-        of, named = crossing
-        key = edge, is_backward, producer.id, consumer.id, of.number
+    def _add(
+        self, direction: _Direction, ends: tuple[int, int], width: int, crossing: tuple[_Crossing, int]
+    ) -> None:
+        """Draft rows between two passes, from every context-parallel index with tokens of the crossing."""
+        edge, is_backward, producer, consumer = direction
+        shape, named = crossing
+        key = edge, is_backward, producer.id, consumer.id, shape.number
         if key not in self._rows_of:
             self._rows_of[key] = [
                 (link, content, num_tokens)
-                for part in of.parts
-                for links in [self._numbers_of(way, (part.source, part.destination), width)]
+                for part in shape.parts
+                for links in [self._link_numbers(direction, (part.source, part.destination), width)]
                 for link, (content, num_tokens) in zip(
                     links, self._contents_of(part, len(links)), strict=True
                 )
@@ -306,23 +324,25 @@ class _Drafting:
         ]
 
     def _contents_of(self, part: Part, num_parts: int) -> list[tuple[int, int]]:
-        """Numbers of what each of as many parts brings, each with its tokens."""
-        key = id(part), num_parts  # a crossing's own
+        """Cut a part's tokens evenly; return the content number and the tokens of each piece."""
+        key = id(part), num_parts  # the crossing keeps the part alive
         if key not in self._cut:
             self._cut[key] = []
             for slices, num_tokens in cut(part.slices, part.num_tokens, num_parts):
                 self._cut[key].append((len(self._contents), num_tokens))
-                self._contents += [slices] if num_tokens else []  # fewer tokens than parts
+                self._contents += [slices] if num_tokens else []  # empty if there are fewer tokens than parts
         return self._cut[key]
 
-    def _numbers_of(self, way: _Way, places: tuple[int, int | None], width: int) -> tuple[int, ...]:
-        """The links from place to place, one for each part of the tokens."""
-        edge, is_backward, producer, consumer = way
-        key = edge, is_backward, producer.id, consumer.id, places
+    def _link_numbers(
+        self, direction: _Direction, indices: tuple[int, int | None], width: int
+    ) -> tuple[int, ...]:
+        """Return the links between two context-parallel indices, one for each part of the tokens."""
+        edge, is_backward, producer, consumer = direction
+        key = edge, is_backward, producer.id, consumer.id, indices
         if key not in self._links_of:
-            found = ways(self._plan, producer.id, consumer.id, *places)
+            paths_by_part = part_paths(self._plan, producer.id, consumer.id, *indices)
             first, num_bytes = len(self._links), width * self._plan.settings.precision.num_bytes
-            self._links += [Link(edge, is_backward, width, num_bytes, paths) for paths in found]
+            self._links += [Link(edge, is_backward, width, num_bytes, paths) for paths in paths_by_part]
             self._links_of[key] = tuple(range(first, len(self._links)))
         return self._links_of[key]
 
@@ -330,12 +350,12 @@ class _Drafting:
 def _sources(
     routing: Routing, edge: Edge, consumer: Stage, target: Microbatch
 ) -> dict[Holding, dict[Item, int]]:
-    """Where the items of an edge come from, and where each starts in the consumer's tensor of it."""
+    """Return where an edge's items come from, and where each starts in the consumer's tensor of the edge."""
     source = routing.plan.model.module(edge.source)
     count = source.layers[edge.after_layer].emits
-    found: dict[Holding, dict[Item, int]] = {}
+    starts: dict[Holding, dict[Item, int]] = {}
     start = 0
     for item in routing.wanted(edge, target):
-        found.setdefault(routing.holding(edge, item, consumer), {})[item] = start
+        starts.setdefault(routing.holding(edge, item, consumer), {})[item] = start
         start += routing.tokens(source, item, count)
-    return found
+    return starts

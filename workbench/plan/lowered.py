@@ -1,4 +1,4 @@
-"""The lowered plan: what machines need, derived once; every machine reads only this."""
+"""The lowered plan: what executors need, derived once; simulator and runtime read nothing else."""
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,9 +29,12 @@ class Direction(StrEnum):
 
 
 class Route(StrEnum):
-    """LOCAL: producer and consumer share the rank, nothing travels. P2P: one sender, one
-    receiver. RELAY: to a rank that only hands it on, by the P2P row that comes `after` it. BROADCAST: from a
-    leader that received row `after` to the rest of its group."""
+    """How a row travels.
+
+    LOCAL: producer and consumer share the rank, nothing travels. P2P: one sender, one receiver. RELAY: to a
+    rank that only relays it, by the P2P row whose `after` it is. BROADCAST: from a leader that received row
+    `after` to the rest of its group.
+    """
 
     LOCAL = "local"
     P2P = "p2p"
@@ -44,11 +47,11 @@ class Slice(NamedTuple):
 
     A boundary tensor is packed: [sum of tokens of its items, width], items in the order of the
     microbatch's rows. The tensor of an edge between modules, on the consumer's side, packs the
-    items of that edge alone, in the order in which they stand in the consumer's rows.
+    items of that edge alone, in the order of the consumer's rows.
     For a backward row `source_start` counts in the consumer's gradient tensor: rows are
     exact transposes, so source and destination swap. On a context-parallel rank both count in
     the tensor that the rank holds: its own tokens in ascending order, and on the receiving side of an
-    edge between modules its own features; all of them where they stand in no sequence.
+    edge between modules its own features; all of them where they are in no sequence.
     """
 
     item: Item
@@ -58,7 +61,7 @@ class Slice(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """One row of communication. `row` is its place in the global order, and its tag.
+    """One row of communication. `row` is its position in the global order, and its tag.
 
     `edge` names the boundary: "vision>llm" between modules, "llm" between stages of one.
     A tuple for speed: there are 10^5 of them, and a frozen dataclass takes five times as long to make.
@@ -84,7 +87,7 @@ class Transfer(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """The ranks of a row."""
+    """The sending and receiving ranks of a row."""
 
     source_rank: int
     destination_ranks: tuple[int, ...]
@@ -92,23 +95,23 @@ class Ends(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Rows(Sequence[Transfer]):
-    """All rows, in columns of R entries, as `lower` makes them and who looks at all of them reads them.
+    """All rows in columns of R entries, as `lower` makes them and code that works on all of them reads them.
 
-    As a sequence, the same rows as objects, made when the first is asked for. No `slots`: they are cached.
+    As a sequence, the same rows as objects, made on first use. No `slots`: they are cached.
 
     Args:
-        number: what each says its number is.
-        edge, route: place in `edges`, and among all routes.
+        number: the row's own number.
+        edge, route: index into `edges`, and into all routes.
         is_backward: whether a gradient goes back.
-        producer, consumer: place in `actions`.
-        end: place in `ends`.
-        content: place in `contents`.
-        named: number of its names.
+        producer, consumer: index into `actions`.
+        end: index into `ends`.
+        content: index into `contents`.
+        named: key of its renaming in `names`.
         num_tokens, width, num_bytes: as in `Transfer`.
         after: row; -1: none.
-        edges, actions, ends: that the rows name.
+        edges, actions, ends: that the rows refer to.
         contents: slices, for many rows each.
-        names: number -> sample of a content -> what it is called in a row; empty: as it is.
+        names: number -> sample of a content -> its name in a row; empty: unchanged.
     """
 
     number: Ints
@@ -132,14 +135,14 @@ class Rows(Sequence[Transfer]):
 
     @classmethod
     def of(cls, transfers: Sequence[Transfer]) -> "Rows":
-        """Rows as they stand, whatever they say; those of `lower` themselves. O(rows)."""
+        """Return any transfer rows in columns, unchecked; a `Rows` is returned unchanged. O(rows)."""
         if isinstance(transfers, Rows):
             return transfers
         rows = tuple(transfers)
         edges, actions, ends = _Numbers[str](), _Numbers[Action](), _Numbers[Ends]()
         contents: dict[int, tuple[Slice, ...]] = {id(row.slices): row.slices for row in rows}
-        place = {name: number for number, name in enumerate(contents)}
-        found = cls(
+        content_index = {name: number for number, name in enumerate(contents)}
+        rows_in_columns = cls(
             number=ints(row.row for row in rows),
             edge=ints(edges[row.edge] for row in rows),
             route=ints(ROUTES[row.route] for row in rows),
@@ -147,7 +150,7 @@ class Rows(Sequence[Transfer]):
             producer=ints(actions[row.producer] for row in rows),
             consumer=ints(actions[row.consumer] for row in rows),
             end=ints(ends[Ends(row.source_rank, row.destination_ranks)] for row in rows),
-            content=ints(place[id(row.slices)] for row in rows),
+            content=ints(content_index[id(row.slices)] for row in rows),
             named=np.zeros(len(rows), dtype=np.int64),
             num_tokens=ints(row.num_tokens for row in rows),
             width=ints(row.width for row in rows),
@@ -158,40 +161,40 @@ class Rows(Sequence[Transfer]):
             ends=tuple(ends),
             contents=tuple(contents.values()),
         )
-        vars(found)["_made"] = rows
-        return found
+        vars(rows_in_columns)["_transfers"] = rows
+        return rows_in_columns
 
     def __len__(self) -> int:
         return len(self.number)
 
     def __iter__(self) -> Iterator[Transfer]:
-        return iter(self._made)
+        return iter(self._transfers)
 
     @overload
     def __getitem__(self, index: int) -> Transfer: ...
     @overload
     def __getitem__(self, index: slice) -> tuple[Transfer, ...]: ...
     def __getitem__(self, index: int | slice) -> Transfer | tuple[Transfer, ...]:
-        return self._made[index]
+        return self._transfers[index]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Rows | tuple) and self._made == tuple(other)
+        return isinstance(other, Rows | tuple) and self._transfers == tuple(other)
 
     __hash__ = object.__hash__
 
     @cached_property
     def source(self) -> Ints:
-        """[R] the rank that sends."""
+        """[R] the sending rank."""
         return ints(ends.source_rank for ends in self.ends)[self.end]
 
     @cached_property
     def num_destinations(self) -> Ints:
-        """[R] ranks that receive."""
+        """[R] number of receiving ranks."""
         return self._num_destinations[self.end]
 
     @cached_property
     def destination(self) -> Ints:
-        """[sum of num_destinations] ranks that receive, row after row."""
+        """[sum of num_destinations] receiving ranks, row by row."""
         flat = ints(chain.from_iterable(ends.destination_ranks for ends in self.ends))
         return flat[spans(starts(self._num_destinations)[self.end], self.num_destinations)]
 
@@ -202,20 +205,20 @@ class Rows(Sequence[Transfer]):
 
     @cached_property
     def by_consumer(self) -> Mapping[Action, tuple[int, ...]]:
-        """What each action waits for."""
+        """The rows that each action waits for."""
         return RowsByAction(self.actions, self.consumer)
 
     @cached_property
     def by_producer(self) -> Mapping[Action, tuple[int, ...]]:
-        """What each action's end makes ready."""
+        """The rows that become ready when each action ends."""
         return RowsByAction(self.actions, self.producer)
 
-    def numbers(self, of: Mapping[Action, int]) -> Ints:
-        """[actions] the numbers of actions; -1: of none."""
-        return ints(of.get(action, -1) for action in self.actions)
+    def numbers(self, number_of: Mapping[Action, int]) -> Ints:
+        """[actions] number of each action in a table; -1: not in it."""
+        return ints(number_of.get(action, -1) for action in self.actions)
 
     @cached_property
-    def _made(self) -> tuple[Transfer, ...]:
+    def _transfers(self) -> tuple[Transfer, ...]:
         slices: dict[tuple[int, int], tuple[Slice, ...]] = {}
         names = {name: self.names[name] for name in set(self.named.tolist())}
         for content, name in dict.fromkeys(zip(self.content.tolist(), self.named.tolist(), strict=True)):
@@ -247,7 +250,7 @@ ROUTES = {route: number for number, route in enumerate(Route)}  # as in columns
 
 
 class RowsByAction(Mapping[Action, tuple[int, ...]]):
-    """Numbers of the rows that have an action as one end; looked up when the first is asked for.
+    """Numbers of the rows that have an action as one end; the table is built on first use.
 
     Args:
         actions: by number.
@@ -259,10 +262,10 @@ class RowsByAction(Mapping[Action, tuple[int, ...]]):
 
     @cached_property
     def _table(self) -> dict[Action, tuple[int, ...]]:
-        found: dict[int, list[int]] = {}
+        rows_of: dict[int, list[int]] = {}
         for row, action in enumerate(self.end.tolist()):
-            found.setdefault(action, []).append(row)
-        return {self._actions[action]: tuple(rows) for action, rows in found.items()}
+            rows_of.setdefault(action, []).append(row)
+        return {self._actions[action]: tuple(rows) for action, rows in rows_of.items()}
 
     def __getitem__(self, action: Action) -> tuple[int, ...]:
         return self._table[action]
@@ -275,7 +278,7 @@ class RowsByAction(Mapping[Action, tuple[int, ...]]):
 
 
 class _Numbers(dict[Thing, int]):
-    """Things -> their numbers, in the order in which they are asked for first."""
+    """Things -> their numbers, in the order of first use."""
 
     def __missing__(self, thing: Thing) -> int:
         return self.setdefault(thing, len(self))
@@ -288,9 +291,9 @@ def _renamed(slices: tuple[Slice, ...], names: Mapping[int, int]) -> tuple[Slice
 
 
 class Weights(NamedTuple):
-    """Weights that always travel together: a layer's own (`shared` None), or one tied weight.
+    """Weights whose gradients are reduced together: a layer's own (`shared` None), or one tied weight.
 
-    Where ranks distribute experts, those of a layer are weights apart from its own.
+    Where ranks distribute experts, a layer's experts are grouped apart from its other weights.
     """
 
     module: str
@@ -301,7 +304,7 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class GradientGroup:
-    """Ranks that hold the same weights and sum their gradients; `ranks[0]` counts them in the norm.
+    """Ranks that hold the same weights and reduce their gradients; `ranks[0]` counts them in the norm.
 
     A group of one rank needs no collective. `num_elements` is what one rank holds of it. Only trainable
     weights have groups. No `slots`: `members` is cached on the instance.
@@ -314,7 +317,7 @@ class GradientGroup:
 
     @cached_property
     def members(self) -> frozenset[int]:
-        """Its ranks, to look one up among thousands."""
+        """Its ranks as a set, for fast look-ups."""
         return frozenset(self.ranks)
 
 
@@ -326,9 +329,9 @@ class Lowered:
 
     Args:
         inputs: rows an action waits for. Absent: it waits for nothing.
-        outputs: rows that an action's end makes ready (broadcasts follow their `after` row).
+        outputs: rows that become ready when an action ends (broadcasts follow their `after` row).
         groups: gradient groups, in the order in which every rank issues them.
-        reductions: sum of gradients -> groups (indices) it all-reduces, in issue order.
+        reductions: gradient reduction -> indices of the groups it all-reduces, in issue order.
     """
 
     plan: Plan
@@ -345,19 +348,19 @@ class Lowered:
 
     @cached_property
     def tasks(self) -> TaskGraph:
-        """Who waits for whom. ValueError for a rank that would reduce a gradient group twice."""
+        """Who waits for whom. Raises ValueError for a rank that would reduce a gradient group twice."""
         return _GRAPHS.get_or(
             self.order, lambda: task_graph(self.plan, self.rows, self.groups, self.reductions)
         )
 
     @cached_property
     def order(self) -> Hashable:
-        """A key of all that decides who waits for whom, and in which order rows travel."""
+        """Key of everything that decides who waits for whom, and in which order rows travel."""
         groups = tuple((group.index, group.ranks) for group in self.groups)
         return self.order_of_passes, groups, tuple(self.reductions.items())
 
     @cached_property
     def order_of_passes(self) -> Hashable:
-        """The same of all but sums of gradients, for which nothing waits but each other and STEP."""
+        """The same without gradient reductions, which only each other and STEP wait for."""
         rows = Identity(self.transfers), Identity(self.inputs), Identity(self.outputs)
         return frame_of(self.plan), rows, tuple((unit.stages, unit.ranks) for unit in shard_units(self.plan))

@@ -5,66 +5,66 @@ from collections.abc import Callable, Hashable
 from threading import Lock
 from typing import Any, Generic, TypeVar
 
-Answer = TypeVar("Answer")
-_NOTHING: Any = object()  # in the place of an answer; keys are large, and hashed at every look-up
-CLEAR_EVERY = 100  # batches, in processes that plan one after the other: each has answers of its own
+Result = TypeVar("Result")
+_MISSING: Any = object()  # default of a look-up, so that a large key is hashed once
+CLEAR_EVERY = 100  # batches, in processes that plan many: each batch has results of its own
 
 
-def _one(answer: object) -> int:
+def _unit_size(result: object) -> int:
     return 1
 
 
-class LruCache(Generic[Answer]):
-    """Results by key, up to a total size; `cached_on_instance` is for what follows from one plan object.
+class LruCache(Generic[Result]):
+    """Results by key, up to a total size; for results of one plan object there is `cached_on_instance`.
 
-    Exceptions are not cached: they are raised each time anew.
+    Exceptions are not cached.
 
     Args:
-        most: size of all answers together; a larger one is returned, and not cached.
-        size_of: an answer's; 1 each by default.
+        most: total size; a larger result is returned and not cached.
+        size_of: size of a result; 1 each by default.
     """
 
-    def __init__(self, most: int, size_of: Callable[[Answer], int] = _one) -> None:
+    def __init__(self, most: int, size_of: Callable[[Result], int] = _unit_size) -> None:
         self._most, self._size_of = most, size_of
-        self._known: OrderedDict[Hashable, Answer] = OrderedDict()
+        self._results: OrderedDict[Hashable, Result] = OrderedDict()
         self._size = 0
         self._lock = Lock()
         _ALL.append(self)
 
-    def get_or(self, key: Hashable, derive: Callable[[], Answer]) -> Answer:
-        """What `derive` gives, or gave when it was last asked for an equal key, of which all follows."""
+    def get_or(self, key: Hashable, derive: Callable[[], Result]) -> Result:
+        """Return the cached result of an equal key, else that of `derive`, which must follow from the key."""
         with self._lock:
-            known: Answer = self._known.get(key, _NOTHING)
-            if known is not _NOTHING:
-                self._known.move_to_end(key)
-                return known
-        found = derive()
-        self.put(key, found)
-        return found
+            cached: Result = self._results.get(key, _MISSING)
+            if cached is not _MISSING:
+                self._results.move_to_end(key)
+                return cached
+        result = derive()
+        self.put(key, result)
+        return result
 
-    def get(self, key: Hashable) -> Answer | None:
-        """The answer to an equal key; None where there is none, or none any more."""
+    def get(self, key: Hashable) -> Result | None:
+        """Return the result of an equal key; None where there is none, or no longer."""
         with self._lock:
-            known = self._known.get(key)
-            if known is not None:
-                self._known.move_to_end(key)
-            return known
+            cached = self._results.get(key)
+            if cached is not None:
+                self._results.move_to_end(key)
+            return cached
 
-    def put(self, key: Hashable, answer: Answer) -> None:
-        """Cache an answer of which all follows from the key."""
-        size = self._size_of(answer)
+    def put(self, key: Hashable, result: Result) -> None:
+        """Cache a result that follows from the key."""
+        size = self._size_of(result)
         with self._lock:
-            if size > self._most or key in self._known:
+            if size > self._most or key in self._results:
                 return
-            self._known[key] = answer
+            self._results[key] = result
             self._size += size
             while self._size > self._most:
-                self._size -= self._size_of(self._known.popitem(last=False)[1])
+                self._size -= self._size_of(self._results.popitem(last=False)[1])
 
     def clear(self) -> None:
-        """Everything."""
+        """Drop all results."""
         with self._lock:
-            self._known.clear()
+            self._results.clear()
             self._size = 0
 
 
@@ -72,18 +72,18 @@ _ALL: list[LruCache[Any]] = []
 
 
 def clear_caches() -> None:
-    """All of them: for who measures what a result costs, or doubts one."""
+    """Clear every cache: for measuring what a result costs, or for recomputing one."""
     for cache in _ALL:
         cache.clear()
 
 
 class Identity:
-    """An object as a key that equals itself alone: for what is the same object in all plans of a search."""
+    """An object as a key that equals itself alone: for objects that all plans of a search share."""
 
     __slots__ = ("_of",)
 
     def __init__(self, of: object) -> None:
-        self._of = of  # held, so that no other object has its number meanwhile
+        self._of = of  # kept alive, so that no other object gets its address
 
     def __hash__(self) -> int:
         return object.__hash__(self._of)
@@ -96,6 +96,6 @@ _INTERNED: LruCache[tuple[Any, ...]] = LruCache(2_000_000, lambda things: len(th
 _INTERNED_OF: LruCache[tuple[Any, ...]] = LruCache(2_000_000, lambda things: len(things) + 1)
 
 
-def value_key(things: tuple[Answer, ...]) -> Identity:
-    """A key that equals those of equal tuples, which are hashed once each."""
+def value_key(things: tuple[Result, ...]) -> Identity:
+    """Return a key that is equal for equal tuples; each tuple object is hashed once."""
     return Identity(_INTERNED_OF.get_or(Identity(things), lambda: _INTERNED.get_or(things, lambda: things)))

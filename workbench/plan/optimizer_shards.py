@@ -1,4 +1,4 @@
-"""Which rank updates which part of the weights that several ranks hold."""
+"""Which rank updates which part of weights that several ranks hold."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,41 +11,41 @@ from workbench.plan.plan import Plan, Sharding, Stage
 
 @dataclass(frozen=True, slots=True)
 class OptimizerShards:
-    """The ranks of a gradient group as instances, each of which holds the whole optimizer state once.
+    """The ranks of a gradient group in instances, each of which holds the whole optimizer state once.
 
     Args:
-        instances: ranks of each, neighbours in the group: the i-th rank of each holds part i.
+        instances: ranks of each, consecutive in the group; the i-th rank of each holds shard i.
     """
 
     instances: tuple[tuple[int, ...], ...]
 
     @property
     def num_shards(self) -> int:
-        """Parts of the weights."""
+        """Number of shards of the state."""
         return len(self.instances[0])
 
     def of(self, rank: int) -> tuple[int, ...]:
-        """The instance that a rank is in: it collects its updated weights there."""
+        """Return the instance of a rank, in which it gathers its updated weights."""
         return next(ranks for ranks in self.instances if rank in ranks)
 
     def peers(self, rank: int) -> tuple[int, ...]:
-        """The ranks that hold the same part, this one included: they add up their parts of the gradient."""
+        """Return the ranks that hold the same shard, this one included: they reduce its gradient."""
         index = self.of(rank).index(rank)
         return tuple(ranks[index] for ranks in self.instances)
 
 
 def optimizer_shards(plan: Plan, group: GradientGroup) -> OptimizerShards:
-    """How the optimizer state of a gradient group is sharded; one instance a rank where it is whole.
+    """Return how a gradient group's optimizer state is sharded; one instance per rank where it is whole.
 
     Source: Rajbhandari et al. 2020, "ZeRO", section 5.1 (stage 1). Differs: several instances, as
-    Megatron's distributed optimizer has them: less to gather and over shorter ways, for more memory.
+    Megatron's distributed optimizer has them: less to gather and over shorter distances, for more memory.
 
     Raises:
         ValueError: a number of instances that does not divide the ranks.
     """
     settings = plan.settings.of(group.weights[0].module)
     num_ranks = len(group.ranks)
-    if settings.sharding in (Sharding.NONE, Sharding.PARAMETERS):  # a group of the latter has one part
+    if settings.sharding in (Sharding.NONE, Sharding.PARAMETERS):  # sharded parameters: a group is one shard
         return _instances(group.ranks, 1)
     if num_ranks % settings.instances:
         valid = [count for count in range(1, num_ranks + 1) if num_ranks % count == 0]
@@ -58,10 +58,10 @@ def optimizer_shards(plan: Plan, group: GradientGroup) -> OptimizerShards:
 
 
 def state_shards(plan: Plan, stage: Stage) -> dict[Weights, int]:
-    """Trained weights of a stage -> parts into which the optimizer's state of them is cut on its ranks.
+    """Map trained weights of a stage to the number of shards of their optimizer state.
 
-    None where the state is whole, or goes with sharded weights. Weights of one stage may have unlike groups:
-    tied ones those of all stages that use them.
+    Empty where the state is whole, or is sharded with the weights. Weights of one stage may have unlike
+    groups: tied ones those of all stages that use them.
 
     Raises:
         ValueError: as `optimizer_shards`.
@@ -78,7 +78,7 @@ def state_shards(plan: Plan, stage: Stage) -> dict[Weights, int]:
 
 
 def check_instances(plan: Plan, groups: Iterable[GradientGroup]) -> None:
-    """Raise ValueError as `optimizer_shards` of the first group that is refused: by its module and size."""
+    """Raise ValueError as `optimizer_shards` for the first refused group; equal sizes are checked once."""
     first_of: dict[tuple[str, int], GradientGroup] = {}
     for group in groups:
         first_of.setdefault((group.weights[0].module, len(group.ranks)), group)

@@ -1,4 +1,4 @@
-"""Stages whose weights are sharded among their replicas and brought together for use (FSDP, HSDP)."""
+"""Stages whose weights are sharded among their replicas and gathered for use (FSDP, HSDP)."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.lru_cache import Identity, LruCache, value_key
-from workbench.plan.plan import Plan, Sharding, Stage
+from workbench.plan.plan import Plan, Stage
 from workbench.schedule.action import COMPUTE, FSDP, ROUND, Action, Order, Pass, by_stage
 
 _IN_ROUNDS = frozenset((*COMPUTE, *ROUND))
@@ -18,10 +18,10 @@ class ShardUnit:
 
     Args:
         stages: one per replica.
-        ranks: all of theirs, ascending; each keeps one part of every weight.
+        ranks: of all stages, ascending; each keeps one shard of every weight.
         trained: elements of each tensor whose gradient is reduce-scattered: the stage's own trained weights
-            laid end to end, then each tied one.
-        frozen: the same of the others.
+            as one flat tensor, then each tied one.
+        frozen: likewise for frozen weights.
     """
 
     stages: tuple[int, ...]
@@ -31,15 +31,15 @@ class ShardUnit:
 
     @property
     def gathered(self) -> tuple[int, ...]:
-        """Elements of each tensor that a round brings together."""
+        """Elements of each tensor that a round gathers."""
         return (*self.trained, *self.frozen)
 
     def part(self, num_elements: int) -> int:
-        """Elements of such a tensor that one rank keeps, padding included."""
+        """Return how many elements of such a tensor one rank keeps, padding included."""
         return -(-num_elements // len(self.ranks))
 
     def padded(self, num_elements: int) -> int:
-        """Elements of such a tensor while it is whole."""
+        """Return the elements of such a tensor while it is gathered, padding included."""
         return self.part(num_elements) * len(self.ranks)
 
 
@@ -49,7 +49,7 @@ _UNITS: LruCache[tuple[ShardUnit, ...]] = LruCache(
 
 
 class _Contents(NamedTuple):
-    """Of layers: elements as `ShardUnit` has them, and the names of tied weights."""
+    """Element counts of a range of layers, as in `ShardUnit`, and the names of its tied weights."""
 
     trained: tuple[int, ...]
     frozen: tuple[int, ...]
@@ -58,24 +58,24 @@ class _Contents(NamedTuple):
 
 _Layers = tuple[str, tuple[int, int]]  # of a module
 _CONTENTS: LruCache[dict[_Layers, _Contents]] = LruCache(16)  # of models; filled on use
-_CUT: LruCache[tuple[Stage, ...]] = LruCache(1_000_000, len)
+_SPLIT_STAGES: LruCache[tuple[Stage, ...]] = LruCache(1_000_000, len)
 
 
 def _shards_any(plan: Plan) -> bool:
-    return any(settings.sharding is Sharding.PARAMETERS for settings in plan.settings.modules)
+    return any(settings.shards_parameters for settings in plan.settings.modules)
 
 
 def is_sharded(plan: Plan, stage: Stage) -> bool:
-    """Whether its ranks keep parts of its weights only."""
-    return plan.settings.of(stage.module).sharding is Sharding.PARAMETERS
+    """Whether the stage's ranks keep only shards of its weights."""
+    return plan.settings.of(stage.module).shards_parameters
 
 
 @cached_on_instance
 def shard_units(plan: Plan) -> tuple[ShardUnit, ...]:
-    """Units of a plan, in the order of its stages. Programs are not looked at.
+    """Return the shard units of a plan, in the order of its stages. Programs are ignored.
 
-    An instance is consecutive replicas that hold every weight once between them. Instances may be cut
-    unlike each other, so they add up their parts of gradients layer by layer.
+    An instance is consecutive replicas that hold every weight once between them. Instances may be cut unlike
+    each other, so they reduce their shards of gradients layer by layer.
 
     Source: Rajbhandari et al. 2020, "ZeRO", section 5.3 (stage 3); Zhao et al. 2023, "PyTorch FSDP",
     sections 3.2.1 (flat parameters) and 3.2.2 (hybrid sharding).
@@ -89,12 +89,12 @@ def shard_units(plan: Plan) -> tuple[ShardUnit, ...]:
     """
     if not _shards_any(plan):
         return ()
-    sharding = tuple((each.module, each.sharding, each.instances) for each in plan.settings.modules)
-    return _UNITS.get_or((Identity(plan.model), value_key(plan.stages), sharding), lambda: _units(plan))
+    key = Identity(plan.model), value_key(plan.stages), plan.settings.shardings
+    return _UNITS.get_or(key, lambda: _units(plan))
 
 
 def _units(plan: Plan) -> tuple[ShardUnit, ...]:
-    found: dict[tuple[str, int, tuple[int, int]], list[Stage]] = {}
+    stages_of: dict[tuple[str, int, tuple[int, int]], list[Stage]] = {}
     instances: dict[str, dict[int, int]] = {}
     sound: set[tuple[object, ...]] = set()
     for stage in plan.stages:
@@ -106,8 +106,8 @@ def _units(plan: Plan) -> tuple[ShardUnit, ...]:
                 _check_stage(plan, stage)
                 sound.add(shape)
             key = stage.module, instances[stage.module][stage.replica], stage.layers
-            found.setdefault(key, []).append(stage)
-    for (module, instance, layers), stages in found.items():
+            stages_of.setdefault(key, []).append(stage)
+    for (module, instance, layers), stages in stages_of.items():
         replicas = [replica for replica, number in instances[module].items() if number == instance]
         if len(stages) != len(replicas):
             raise ValueError(
@@ -115,66 +115,70 @@ def _units(plan: Plan) -> tuple[ShardUnit, ...]:
                 f"are cut alike; layers [{layers[0]}, {layers[1]}) are a stage in {len(stages)} of them"
             )
     contents = _CONTENTS.get_or(Identity(plan.model), dict)
-    ranks_of: dict[tuple[object, ...], tuple[int, ...]] = {}  # of grids, which layers mostly share
+    ranks_of: dict[tuple[object, ...], tuple[int, ...]] = {}  # by grids: most layers share them
     units = []
-    for stages in found.values():
+    for stages in stages_of.values():
         grids = tuple([stage.ranks for stage in stages])
         if grids not in ranks_of:
-            ranks_of[grids] = _ranks(stages)
-        held = stages[0].module, stages[0].layers
-        if held not in contents:
-            contents[held] = _contents(plan, stages[0])
-        trained, frozen, _ = contents[held]
+            ranks_of[grids] = _unit_ranks(stages)
+        layers_key = stages[0].module, stages[0].layers
+        if layers_key not in contents:
+            contents[layers_key] = _contents(plan, stages[0])
+        trained, frozen, _ = contents[layers_key]
         ids = tuple([stage.id for stage in stages])
         units.append(ShardUnit(stages=ids, ranks=ranks_of[grids], trained=trained, frozen=frozen))
-    _check_equal(plan, units)
+    _check_equal_sizes(plan, units)
     _check_ties(plan, units, contents)
     return tuple(units)
 
 
 def _instances(plan: Plan, module: str) -> dict[int, int]:
-    """Replica -> the instance that it is part of."""
-    replicas, num = sorted(plan.replicas(module)), plan.settings.of(module).instances
-    if len(replicas) % num:
+    """Map each replica to the instance that it is part of."""
+    replicas, num_instances = sorted(plan.replicas(module)), plan.settings.of(module).instances
+    if len(replicas) % num_instances:
         valid = [count for count in range(1, len(replicas) + 1) if len(replicas) % count == 0]
-        nearest = min(valid, key=lambda count: (abs(count - num), count))
+        nearest = min(valid, key=lambda count: (abs(count - num_instances), count))
         raise ValueError(
             f"module {module!r}: instances of sharded weights must divide its {len(replicas)} replicas, "
-            f"got {num}; nearest: {nearest}"
+            f"got {num_instances}; nearest: {nearest}"
         )
-    return {replica: index * num // len(replicas) for index, replica in enumerate(replicas)}
+    return {replica: index * num_instances // len(replicas) for index, replica in enumerate(replicas)}
 
 
 def sharded_stages(plan: Plan) -> dict[int, ShardUnit]:
-    """Stage -> its unit."""
+    """Map each sharded stage to its unit."""
     return {stage: unit for unit in shard_units(plan) for stage in unit.stages}
 
 
 def unit_of(units: Mapping[int, ShardUnit], action: Action) -> ShardUnit:
-    """The unit whose weights a round's action is about; ValueError where its stage has none."""
+    """Return the unit that a round's action is about; ValueError if its stage has none."""
     if action.stage is None or action.stage not in units:
         raise ValueError(f"action {action}: the weights of stage {action.stage} are not sharded")
     return units[action.stage]
 
 
 def in_units(draft: Plan) -> Plan:
-    """The draft with every layer of a sharded module as a stage of its own, on the ranks it had.
+    """Return the draft with every layer of a sharded module as a stage of its own, on the same ranks.
 
-    So a rank gathers layer by layer. Stages are numbered anew, in their order.
+    So ranks gather layer by layer. Stages are renumbered in their order.
     """
     if not _shards_any(draft) and [stage.id for stage in draft.stages] == list(range(len(draft.stages))):
         return draft
-    sharded = tuple(each.module for each in draft.settings.modules if each.sharding is Sharding.PARAMETERS)
+    sharded = tuple(settings.module for settings in draft.settings.modules if settings.shards_parameters)
     key = value_key(draft.stages), sharded
-    return replace(draft, stages=_CUT.get_or(key, lambda: _cut(draft.stages, sharded)))
+    return replace(draft, stages=_SPLIT_STAGES.get_or(key, lambda: _split_by_layer(draft.stages, sharded)))
 
 
-def _cut(whole: tuple[Stage, ...], sharded: tuple[str, ...]) -> tuple[Stage, ...]:
-    stages: list[Stage] = []
-    for stage in whole:
+def _split_by_layer(stages: tuple[Stage, ...], sharded: tuple[str, ...]) -> tuple[Stage, ...]:
+    split: list[Stage] = []
+    for stage in stages:
         first, last = stage.layers
-        cuts = [(at, at + 1) for at in range(first, last)] if stage.module in sharded else [stage.layers]
-        stages += [
+        cuts = (
+            [(index, index + 1) for index in range(first, last)]
+            if stage.module in sharded
+            else [stage.layers]
+        )
+        split += [
             Stage(
                 id=number,
                 module=stage.module,
@@ -183,9 +187,9 @@ def _cut(whole: tuple[Stage, ...], sharded: tuple[str, ...]) -> tuple[Stage, ...
                 ranks=stage.ranks,
                 ep=stage.ep,
             )
-            for number, layers in enumerate(cuts, len(stages))
+            for number, layers in enumerate(cuts, len(split))
         ]
-    return tuple(stages)
+    return tuple(split)
 
 
 def _check_stage(plan: Plan, stage: Stage) -> None:
@@ -208,8 +212,8 @@ def _check_stage(plan: Plan, stage: Stage) -> None:
         )
 
 
-def _ranks(stages: Iterable[Stage]) -> tuple[int, ...]:
-    """All that the replicas of a stage lie on, ascending."""
+def _unit_ranks(stages: Iterable[Stage]) -> tuple[int, ...]:
+    """Return all ranks of a stage's replicas, ascending."""
     ranks = sorted(rank for stage in stages for rank in stage.flat_ranks)
     if len(set(ranks)) != len(ranks):
         raise ValueError(f"stages {[stage.id for stage in stages]}: replicas of sharded weights share a rank")
@@ -217,7 +221,7 @@ def _ranks(stages: Iterable[Stage]) -> tuple[int, ...]:
 
 
 def _contents(plan: Plan, stage: Stage) -> _Contents:
-    own = {True: 0, False: 0}
+    num_elements = {True: 0, False: 0}
     tied: dict[bool, dict[str, int]] = {True: {}, False: {}}
     layers = plan.model.module(stage.module).layers[slice(*stage.layers)]
     for layer in layers:
@@ -226,16 +230,16 @@ def _contents(plan: Plan, stage: Stage) -> _Contents:
             if parameter.name in shared:
                 tied[layer.trainable][parameter.name] = parameter.num_elements
             else:
-                own[layer.trainable] += parameter.num_elements
+                num_elements[layer.trainable] += parameter.num_elements
     trained, frozen = (
-        tuple(size for size in (own[is_trained], *tied[is_trained].values()) if size)
+        tuple(size for size in (num_elements[is_trained], *tied[is_trained].values()) if size)
         for is_trained in (True, False)
     )
     return _Contents(trained, frozen, tuple(sorted({name for layer in layers for _, name in layer.tied})))
 
 
-def _check_equal(plan: Plan, units: Iterable[ShardUnit]) -> None:
-    """The i-th part of a weight is the same in every instance."""
+def _check_equal_sizes(plan: Plan, units: Iterable[ShardUnit]) -> None:
+    """Check that the i-th shard of a weight is the same in every instance."""
     sizes: dict[str, int] = {}
     for unit in units:
         module = plan.stage[unit.stages[0]].module
@@ -248,7 +252,7 @@ def _check_equal(plan: Plan, units: Iterable[ShardUnit]) -> None:
 
 
 def _check_ties(plan: Plan, units: Iterable[ShardUnit], contents: Mapping[_Layers, _Contents]) -> None:
-    """Holders of a tied weight have all their ranks in common or none, so that a rank has one part of it."""
+    """Check that holders of a tied weight share all ranks or none, so that a rank has one shard of it."""
     holders: dict[tuple[str, str], list[tuple[int, ShardUnit]]] = {}
     for unit in units:
         stage = plan.stage[unit.stages[0]]
@@ -265,16 +269,18 @@ def _check_ties(plan: Plan, units: Iterable[ShardUnit], contents: Mapping[_Layer
 
 
 def check_rounds(plan: Plan, units: tuple[ShardUnit, ...], twins: Mapping[int, int]) -> None:
-    """Raise ValueError where the programs of sharded stages do not gather, let go and reduce as they must.
+    """Raise ValueError where programs of sharded stages do not gather, free and reduce as they must.
 
-    Of every stage the rounds are ALL_GATHER n, passes, FREE n, and REDUCE_SCATTER n behind a backward that
-    trains; all stages of a unit have the same. `waits_of` says what waits for what.
+    The rounds of every stage are ALL_GATHER n, passes, FREE n, and REDUCE_SCATTER n after a backward that
+    trains; all stages of a unit have the same rounds. `waits_of` says what waits for what.
 
     Args:
-        twins: stage -> another one that has the same rounds; of a unit, one of them is looked at.
+        plan: with programs.
+        units: its shard units.
+        twins: stage -> another one with the same rounds; of a unit, one of them is checked.
     """
-    known: dict[tuple[Order, bool], Order] = {}  # layers mostly are alike
-    ranks_of: dict[tuple[tuple[int, ...], ...], list[int]] = {}  # a grid's, one of each program
+    rounds_of: dict[tuple[Order, bool], Order] = {}  # most layers are alike
+    ranks_of: dict[tuple[tuple[int, ...], ...], list[int]] = {}  # one rank per program, by grid
     for unit in units:
         expected: Order | None = None
         distinct: dict[int, int] = {}
@@ -289,24 +295,24 @@ def check_rounds(plan: Plan, units: tuple[ShardUnit, ...], twins: Mapping[int, i
                 ranks_of[grid] = [*first.values()]
             for rank in ranks_of[grid]:
                 key = _by_stage(plan, rank).get(stage, ()), bool(unit.trained)
-                if key not in known:
-                    known[key] = tuple(_rounds(rank, stage, *key))
-                if expected is not None and known[key] != expected:
+                if key not in rounds_of:
+                    rounds_of[key] = tuple(_rounds(rank, stage, *key))
+                if expected is not None and rounds_of[key] != expected:
                     raise ValueError(
                         f"stages {unit.stages[0]} and {stage} shard their weights but differ in their "
-                        f"rounds: {_spelled(unit.stages[0], expected)} and "
-                        f"{_spelled(unit.stages[0], known[key])}"
+                        f"rounds: {_spell(unit.stages[0], expected)} and "
+                        f"{_spell(unit.stages[0], rounds_of[key])}"
                     )
-                expected = known[key]
+                expected = rounds_of[key]
 
 
-def _spelled(stage: int, order: Order) -> str:
-    return " ".join(str(Action(stage, *each)) for each in order)
+def _spell(stage: int, order: Order) -> str:
+    return " ".join(str(Action(stage, *entry)) for entry in order)
 
 
-def _rounds(rank: int, stage: int, order: Order, is_trained: bool) -> Iterator[tuple[Pass, int | None]]:  # noqa: FBT001  (a key of what is known)
-    """The collectives of a stage's rounds, in order."""
-    state = _State()
+def _rounds(rank: int, stage: int, order: Order, is_trained: bool) -> Iterator[tuple[Pass, int | None]]:  # noqa: FBT001  (part of a cache key)
+    """Yield the collectives of a stage's rounds, in order."""
+    state = _RoundState()
     for kind, number in order:
         if kind in _IN_ROUNDS:
             state.do(rank, Action(stage, kind, number), is_trained=is_trained)
@@ -323,8 +329,8 @@ def _by_stage(plan: Plan, rank: int) -> Mapping[int | None, Order]:
 
 
 @dataclass(slots=True)
-class _State:
-    """Of a stage in its program: the round it is in, whether weights are whole, whether gradients wait."""
+class _RoundState:
+    """A stage's state in its program: current round, weights gathered or not, gradients to reduce or not."""
 
     number: int = -1
     is_whole: bool = False

@@ -1,4 +1,4 @@
-"""Which ranks tokens pass on their way from one stage to another: who sends, who hands on, who keeps."""
+"""Which ranks tokens pass between stages: who sends, who relays, who keeps its own."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -10,13 +10,13 @@ from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.lowered import Route, Slice
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Boundaries, Plan, Stage
-from workbench.plan.rank_placement import places, relative_placement
+from workbench.plan.rank_placement import rank_locations, relative_placement
 
 _EACH_SENDS: LruCache[bool] = LruCache(65_536)
 
 
 class Path(NamedTuple):
-    """Where a row goes; `follows`: it broadcasts what the row before it brought."""
+    """The route of a row; `follows`: it broadcasts or relays what the row before it delivered."""
 
     route: Route
     source_rank: int
@@ -27,7 +27,7 @@ class Path(NamedTuple):
 def cut(
     slices: tuple[Slice, ...], num_tokens: int, num_parts: int
 ) -> Sequence[tuple[tuple[Slice, ...], int]]:
-    """The same tokens in their order, in parts, each with its number of tokens; these differ by one at most.
+    """Cut tokens, in their order, into parts of equal size up to one token; return each with its size.
 
     Args:
         num_tokens: of all slices together.
@@ -35,17 +35,17 @@ def cut(
     if num_parts == 1:
         return ((slices, num_tokens),)
     starts = list(accumulate((piece.num_tokens for piece in slices), initial=0))
-    edges = [num_tokens * part // num_parts for part in range(num_parts + 1)]
-    return [(_between(slices, starts, first, end), end - first) for first, end in pairwise(edges)]
+    bounds = [num_tokens * part // num_parts for part in range(num_parts + 1)]
+    return [(_between(slices, starts, first, end), end - first) for first, end in pairwise(bounds)]
 
 
 def _between(slices: Sequence[Slice], starts: Sequence[int], first_token: int, end: int) -> tuple[Slice, ...]:
-    """The tokens [first_token, end) of slices that start there."""
-    found = []
+    """Return the tokens [first_token, end) of slices that start there."""
+    selected = []
     for piece, start in zip(slices, starts, strict=False):
         skipped, stop = max(0, first_token - start), min(piece.num_tokens, end - start)
         if skipped < stop:
-            found.append(
+            selected.append(
                 Slice(
                     piece.item,
                     piece.source_start + skipped,
@@ -53,38 +53,42 @@ def _between(slices: Sequence[Slice], starts: Sequence[int], first_token: int, e
                     stop - skipped,
                 )
             )
-    return tuple(found)
+    return tuple(selected)
 
 
 @cached_on_instance
-def ways(
-    plan: Plan, source: int | None, destination: int | None, from_place: int, to_place: int | None
+def part_paths(
+    plan: Plan, source: int | None, destination: int | None, from_cp: int, to_cp: int | None
 ) -> tuple[tuple[Path, ...], ...]:
-    """The paths of each part of the tokens, which are cut into as many, from one place to another.
+    """Return the paths of each part of the tokens from one context-parallel index to another stage's.
 
-    Between unequal grids of two modules, on ranks of their own, each rank of the source sends its part, the
-    i-th to the i-th of the destination, which broadcasts it to the rest, where that takes less time than one
-    sender. A token still crosses once.
+    The tokens are cut into as many parts as are returned. Between unequal grids of two modules on disjoint
+    ranks, each rank of the source sends its part, the i-th to the i-th of the destination, which broadcasts
+    it to the rest, if that takes less time than one sender. A token still crosses once.
 
-    Where the plan has brokers, one sender sends to the broker, which hands it on to the destination's.
+    Where the plan has brokers, one sender sends to the broker, which relays to the destination's ranks.
     """
-    here, there = plan.stage[source or 0], plan.stage[destination or 0]
-    one = _paths(plan, source, destination, from_place, to_place)
-    if here.module != there.module and plan.settings.boundaries is Boundaries.BROKERS:
-        return (_over(_broker(plan, here, there), one),)
-    from_ranks, to_ranks = here.ranks[from_place], _receivers(there, to_place)
-    if num_senders(plan.cluster, here, there, from_place, to_place) == 1:
-        return (one,)
-    return _from_each(from_ranks, to_ranks)
+    sender, receiver = plan.stage[source or 0], plan.stage[destination or 0]
+    paths = _paths(plan, source, destination, from_cp, to_cp)
+    if sender.module != receiver.module and plan.settings.boundaries is Boundaries.BROKERS:
+        return (_via_broker(_broker(plan, sender, receiver), paths),)
+    from_ranks, to_ranks = sender.ranks[from_cp], _ranks_at(receiver, to_cp)
+    if num_senders(plan.cluster, sender, receiver, from_cp, to_cp) == 1:
+        return (paths,)
+    return _each_to_group(from_ranks, to_ranks)
 
 
-def num_senders(cluster: Cluster, here: Stage, there: Stage, from_place: int, to_place: int | None) -> int:
-    """How many ranks of a place send a part each to one of another stage, see `ways`; there are no brokers.
+def num_senders(cluster: Cluster, sender: Stage, receiver: Stage, from_cp: int, to_cp: int | None) -> int:
+    """Return how many ranks of a context-parallel index send a part each, see `part_paths`; without brokers.
 
     Complexity: O(ranks), and O(ranks^2) once for each relative placement.
     """
-    from_ranks, to_ranks = here.ranks[from_place], _receivers(there, to_place)
-    if here.module == there.module or len(from_ranks) in {1, len(to_ranks)} or {*from_ranks} & {*to_ranks}:
+    from_ranks, to_ranks = sender.ranks[from_cp], _ranks_at(receiver, to_cp)
+    if (
+        sender.module == receiver.module
+        or len(from_ranks) in {1, len(to_ranks)}
+        or {*from_ranks} & {*to_ranks}
+    ):
         return 1
     key = Identity(cluster), len(from_ranks), relative_placement(cluster, (*from_ranks, *to_ranks))
     each_sends = _EACH_SENDS.get_or(key, lambda: _each_sends(cluster, from_ranks, to_ranks))
@@ -92,17 +96,17 @@ def num_senders(cluster: Cluster, here: Stage, there: Stage, from_place: int, to
 
 
 def _each_sends(cluster: Cluster, from_ranks: Sequence[int], to_ranks: Sequence[int]) -> bool:
-    """Whether that takes less time than one sender."""
-    one, each = (_leader_to_group(from_ranks, to_ranks),), _from_each(from_ranks, to_ranks)
-    return _byte_s(cluster, each) < _byte_s(cluster, one)
+    """Whether a sender per rank takes less time than one sender."""
+    single, parallel = (_leader_to_group(from_ranks, to_ranks),), _each_to_group(from_ranks, to_ranks)
+    return _byte_s(cluster, parallel) < _byte_s(cluster, single)
 
 
-def _receivers(stage: Stage, place: int | None) -> tuple[int, ...]:
-    return stage.flat_ranks if place is None else stage.ranks[place]
+def _ranks_at(stage: Stage, cp: int | None) -> tuple[int, ...]:
+    return stage.flat_ranks if cp is None else stage.ranks[cp]
 
 
-def _broker(plan: Plan, here: Stage, there: Stage) -> int | None:
-    """The rank that hands on what passes between two stages of modules; None for its own replica's stage.
+def _broker(plan: Plan, sender: Stage, receiver: Stage) -> int | None:
+    """Return the rank that relays between stages of two modules; None: the receiving replica's own leader.
 
     There are gcd of the modules' replicas many. Each serves as many consecutive downstream replicas, as
     batches are cut into consecutive intervals, and is the leader of the first one's stage with those layers.
@@ -110,96 +114,96 @@ def _broker(plan: Plan, here: Stage, there: Stage) -> int | None:
     Source: Z. Zhang et al., "DistTrain", section 6. Differs: on which downstream replica a broker lives, and
     whom it serves, is not printed.
     """
-    is_forward = any((e.source, e.target) == (here.module, there.module) for e in plan.model.edges)
-    up, down = (here, there) if is_forward else (there, here)
-    readers = plan.replicas(down.module)
-    served = len(readers) // gcd(len(plan.replicas(up.module)), len(readers))
-    index = readers.index(down.replica)
-    if index % served == 0:
+    is_forward = any((e.source, e.target) == (sender.module, receiver.module) for e in plan.model.edges)
+    upstream, downstream = (sender, receiver) if is_forward else (receiver, sender)
+    readers = plan.replicas(downstream.module)
+    num_served = len(readers) // gcd(len(plan.replicas(upstream.module)), len(readers))
+    index = readers.index(downstream.replica)
+    if index % num_served == 0:
         return None
-    chain = plan.chain[down.module, readers[index - index % served]]
-    return next(stage for stage in chain if down.layers[0] < stage.layers[1]).flat_ranks[0]
+    chain = plan.chain[downstream.module, readers[index - index % num_served]]
+    return next(stage for stage in chain if downstream.layers[0] < stage.layers[1]).flat_ranks[0]
 
 
-def _over(broker: int | None, direct: tuple[Path, ...]) -> tuple[Path, ...]:
-    """The same paths, where a rank that is none of its ends hands on what travels from one to another."""
-    found: list[Path] = []
+def _via_broker(broker: int | None, direct: tuple[Path, ...]) -> tuple[Path, ...]:
+    """Return the paths with a relay through a rank that is none of their ends."""
+    paths: list[Path] = []
     for path in direct:
         ends = (path.source_rank, *path.destination_ranks)
         if broker is not None and path.route is Route.P2P and broker not in ends:
-            found.append(Path(Route.RELAY, path.source_rank, (broker,)))
-            found.append(path._replace(source_rank=broker, follows=True))
+            paths.append(Path(Route.RELAY, path.source_rank, (broker,)))
+            paths.append(path._replace(source_rank=broker, follows=True))
         else:
-            found.append(path)
-    return tuple(found)
+            paths.append(path)
+    return tuple(paths)
 
 
 def _byte_s(cluster: Cluster, parts: Sequence[Sequence[Path]]) -> float:
-    """Seconds a byte of all tokens: of the busiest port that they are sent from, then broadcast from."""
+    """Return the seconds per byte of all tokens: the busiest port's sends, then its broadcasts."""
     busy_s: dict[tuple[bool, int, int], float] = {}
-    place_of = places(cluster)
+    location_of = rank_locations(cluster)
     for path in (path for paths in parts for path in paths):
-        node, card, _ = place_of[path.source_rank]
-        nodes = {node, *(place_of[rank].node for rank in path.destination_ranks)}
+        node, card, _ = location_of[path.source_rank]
+        nodes = {node, *(location_of[rank].node for rank in path.destination_ranks)}
         key = path.follows, node, -1 - path.source_rank if len(nodes) == 1 else card
         busy_s[key] = busy_s.get(key, 0.0) + 1 / (len(parts) * cluster.link_of(nodes).bytes_per_s)
     return sum(
-        max((busy for (follows, _, _), busy in busy_s.items() if follows is hop), default=0.0)
+        max((seconds for (follows, _, _), seconds in busy_s.items() if follows is hop), default=0.0)
         for hop in (False, True)
     )
 
 
 @cached_on_instance
 def _paths(
-    plan: Plan, source: int | None, destination: int | None, from_place: int, to_place: int | None
+    plan: Plan, source: int | None, destination: int | None, from_cp: int, to_cp: int | None
 ) -> tuple[Path, ...]:
-    """From a context-parallel place of one stage to one of another stage, or to all of its ranks.
+    """Return the paths from a context-parallel index of a stage to one of another stage, or to all its ranks.
 
-    Between stages of one module each rank sends to the rank at its place in the grid, its tokens alone.
-    Where the tensor-parallel degree changes, a context-parallel place sends from its first
-    rank to the other's, which broadcasts to the rest of its place.
+    Between stages of one module each rank sends its own tokens to the rank at its position in the grid. Where
+    the tensor-parallel degree changes, the first rank of a context-parallel index sends to the other's first
+    rank, which broadcasts to the rest of its index.
 
-    Between modules a place sends to each place of the destination the tokens that this one owns. What all
-    need, or no place owns, it sends to the destination's leader, which broadcasts it in its whole tp x cp
-    group. So a token crosses once, and a gradient is summed where it is used.
+    Between modules a context-parallel index sends to each index of the destination the tokens that this one
+    owns. What all need, or no index owns, it sends to the destination's leader, which broadcasts it in its
+    whole tp x cp group. So a token crosses once, and a gradient is summed where it is used.
 
-    Where the two share ranks, a rank that holds the tokens already keeps them, and the first such
-    rank broadcasts to the rest: nothing travels between equal replicas, and fan-in is an all-gather
-    forward and a selection backward, fan-out the reverse.
+    Where the two share ranks, a rank that holds the tokens already keeps them, and the first such rank
+    broadcasts to the rest: nothing travels between equal replicas, and fan-in is an all-gather forward and a
+    selection backward, fan-out the reverse.
 
     Source: Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
     sections 3.1 and 3.2. Differs: there the leader gets what only some ranks own, too.
     """
-    here, there = plan.stage[source or 0], plan.stage[destination or 0]
-    from_ranks, to_ranks = here.ranks[from_place], _receivers(there, to_place)
-    if here.module == there.module and to_place is not None and len(from_ranks) == len(to_ranks):
+    sender, receiver = plan.stage[source or 0], plan.stage[destination or 0]
+    from_ranks, to_ranks = sender.ranks[from_cp], _ranks_at(receiver, to_cp)
+    if sender.module == receiver.module and to_cp is not None and len(from_ranks) == len(to_ranks):
         return tuple(map(_path, from_ranks, to_ranks))
     return _leader_to_group(from_ranks, to_ranks)
 
 
 def _leader_to_group(from_ranks: Sequence[int], to_ranks: Sequence[int]) -> tuple[Path, ...]:
-    """Leader to leader, then broadcast to the others; a rank on both sides keeps its own.
+    """Return leader to leader, then a broadcast to the others; a rank on both sides keeps its own tokens.
 
-    Tensor-parallel ranks of one place hold the same output.
+    Tensor-parallel ranks of one context-parallel index hold the same output.
     """
-    leader, *kept_there = [rank for rank in to_ranks if rank in from_ranks] or to_ranks[:1]
-    paths = [_path(rank, rank) for rank in kept_there]
+    leader, *keeping = [rank for rank in to_ranks if rank in from_ranks] or to_ranks[:1]
+    paths = [_path(rank, rank) for rank in keeping]
     paths.append(_path(leader if leader in from_ranks else from_ranks[0], leader))
-    others = tuple(rank for rank in to_ranks if rank != leader and rank not in kept_there)
+    others = tuple(rank for rank in to_ranks if rank != leader and rank not in keeping)
     if others:
         paths.append(Path(Route.BROADCAST, leader, others, follows=True))
     return tuple(paths)
 
 
-def _from_each(from_ranks: Sequence[int], to_ranks: Sequence[int]) -> tuple[tuple[Path, ...], ...]:
-    """The i-th to the i-th of a group, which broadcasts that part to the others."""
+def _each_to_group(from_ranks: Sequence[int], to_ranks: Sequence[int]) -> tuple[tuple[Path, ...], ...]:
+    """Return the i-th rank's part to the i-th of a group, which broadcasts it to the others."""
     return tuple(
         _to_group(rank, to_ranks[index % len(to_ranks)], to_ranks) for index, rank in enumerate(from_ranks)
     )
 
 
 def _to_group(from_rank: int, leader: int, to_ranks: Sequence[int]) -> tuple[Path, ...]:
-    """To one of a group, which broadcasts to the others."""
+    """Return the path to one rank of a group, and its broadcast to the others."""
     others = tuple(rank for rank in to_ranks if rank != leader)
     first = _path(from_rank, leader)
     return (first, Path(Route.BROADCAST, leader, others, follows=True)) if others else (first,)

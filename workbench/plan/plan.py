@@ -1,4 +1,4 @@
-"""The plan: which ranks hold which layers, which items go together, in which order, who owns which tokens."""
+"""The plan: which ranks hold which layers, which items are batched, in which order, who owns which tokens."""
 
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
@@ -52,9 +52,9 @@ class Stage:
 
     @property
     def expert_ranks(self) -> tuple[tuple[int, ...], ...]:
-        """Neighbours that hold all experts together, place by place; each group holds a copy of them.
+        """Consecutive ranks that hold all experts together; each group holds a copy of them.
 
-        Beyond the stage's own ranks they are those of the replicas behind it, which lie next to it.
+        If ep exceeds the stage's ranks, they include those of the next replicas, which are adjacent.
         """
         flat = self.flat_ranks
         if self.ep > len(flat):
@@ -63,7 +63,7 @@ class Stage:
 
     @property
     def whole_weights(self) -> tuple[int, ...]:
-        """The first ranks that hold all weights among them, as whole rows and whole `expert_ranks`."""
+        """The first ranks that together hold all weights, as whole rows and whole `expert_ranks`."""
         return self.flat_ranks[: lcm(self.tp, self.ep)]
 
 
@@ -193,6 +193,11 @@ class ModuleSettings:
                 f"module {self.module!r}: want collective_pieces >= 1, got {self.collective_pieces}"
             )
 
+    @property
+    def shards_parameters(self) -> bool:
+        """Whether ranks keep shards of the weights, and gather them for every pass."""
+        return self.sharding is Sharding.PARAMETERS
+
 
 @cache
 def _defaults(module: str) -> ModuleSettings:
@@ -231,10 +236,15 @@ class Settings:
         """Bytes of an element of a gradient while it is added up over ranks."""
         return (self.optimizer_precision or self.precision).num_bytes
 
-    def divides_tokens(self, module: str) -> bool:
-        """Whether tensor-parallel ranks of a module split its tokens; everything else asks here.
+    @property
+    def shardings(self) -> tuple[tuple[str, Sharding, int], ...]:
+        """(module, sharding, instances) of every module with settings of its own."""
+        return tuple((own.module, own.sharding, own.instances) for own in self.modules)
 
-        Said of single modules, or of all by Megatron's `kernels`. See `plan/sequence.py`.
+    def divides_tokens(self, module: str) -> bool:
+        """Whether tensor-parallel ranks of a module split its tokens (sequence parallelism).
+
+        Set for single modules, or for all by Megatron's `kernels`. See `plan/sequence.py`.
         """
         return self.kernels.cuts_sequence or self.of(module).sequence_parallel
 
@@ -245,10 +255,12 @@ class Settings:
         return _defaults(module)
 
     def with_module(self, changed: ModuleSettings) -> "Settings":
-        """With other settings of that module; modules with the defaults are left out, the rest sorted."""
-        others = [each for each in self.modules if each.module != changed.module]
-        kept = [changed] if changed != ModuleSettings(module=changed.module) else []
-        return replace(self, modules=tuple(sorted((*others, *kept), key=lambda each: each.module)))
+        """Replace a module's settings; modules with default settings are left out, the others sorted."""
+        others = [settings for settings in self.modules if settings.module != changed.module]
+        replacement = [changed] if changed != ModuleSettings(module=changed.module) else []
+        return replace(
+            self, modules=tuple(sorted((*others, *replacement), key=lambda settings: settings.module))
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,8 +292,8 @@ class Plan:
     settings: Settings = field(default_factory=Settings)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is written when it is sent to another process: the plan, without what was derived of it."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        """Return what is pickled: the plan without what is cached on it."""
+        return {field_.name: getattr(self, field_.name) for field_ in fields(self)}
 
     @cached_property
     def _layout(self) -> "_Layout":
@@ -310,10 +322,10 @@ class Plan:
     @cached_property
     def microbatches_of(self) -> dict[tuple[str, int], tuple[Microbatch, ...]]:
         """(module, replica) -> its microbatches in index order; a replica without items is absent."""
-        found: dict[tuple[str, int], list[Microbatch]] = {}
+        by_replica: dict[tuple[str, int], list[Microbatch]] = {}
         for microbatch in sorted(self.microbatches, key=lambda m: m.index):
-            found.setdefault((microbatch.module, microbatch.replica), []).append(microbatch)
-        return {key: tuple(microbatches) for key, microbatches in found.items()}
+            by_replica.setdefault((microbatch.module, microbatch.replica), []).append(microbatch)
+        return {key: tuple(microbatches) for key, microbatches in by_replica.items()}
 
     @cached_property
     def token_shard(self) -> dict[tuple[str, int, int, int], TokenShard]:
@@ -330,15 +342,15 @@ class Plan:
     @cached_property
     def program_actions(self) -> dict[Action, int]:
         """Every action of every program -> its number, in order of first appearance."""
-        each = dict.fromkeys(action for program in self.programs for action in program.actions)
-        return dict(zip(each, range(len(each)), strict=True))
+        actions = dict.fromkeys(action for program in self.programs for action in program.actions)
+        return dict(zip(actions, range(len(actions)), strict=True))
 
     def ranks_of(self, action: Action) -> tuple[int, ...]:
-        """Who does it: the ranks of its stage, for STEP all."""
+        """Return the ranks that do the action: those of its stage; for STEP all."""
         return self.ranks if action.stage is None else self.stage[action.stage].flat_ranks
 
     def replicas(self, module: str) -> tuple[int, ...]:
-        """Of a module, ascending; none for one without stages."""
+        """Return the replicas of a module, ascending; none for one without stages."""
         return self._layout.replicas.get(module, ())
 
     @cached_property
@@ -348,7 +360,7 @@ class Plan:
 
 
 class _Layout:
-    """Look-up tables of stages, as `Plan` has them: shared by all plans of equal ones."""
+    """Look-up tables of stages, shared by all plans with equal stages."""
 
     def __init__(self, stages: tuple[Stage, ...]) -> None:
         self._stages = stages
@@ -359,11 +371,11 @@ class _Layout:
 
     @cached_property
     def stages_on(self) -> dict[int, tuple[Stage, ...]]:
-        found: dict[int, list[Stage]] = {}
+        by_rank: dict[int, list[Stage]] = {}
         for stage in self._stages:
             for rank in stage.flat_ranks:
-                found.setdefault(rank, []).append(stage)
-        return {rank: tuple(stages) for rank, stages in found.items()}
+                by_rank.setdefault(rank, []).append(stage)
+        return {rank: tuple(stages) for rank, stages in by_rank.items()}
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -378,10 +390,10 @@ class _Layout:
 
     @cached_property
     def replicas(self) -> dict[str, tuple[int, ...]]:
-        found: dict[str, list[int]] = {}
+        by_module: dict[str, list[int]] = {}
         for module, replica in sorted(self.chain):
-            found.setdefault(module, []).append(replica)
-        return {module: tuple(replicas) for module, replicas in found.items()}
+            by_module.setdefault(module, []).append(replica)
+        return {module: tuple(replicas) for module, replicas in by_module.items()}
 
 
-_LAYOUTS: LruCache[_Layout] = LruCache(64)  # of the last plans; one of 10,000 ranks has some megabytes
+_LAYOUTS: LruCache[_Layout] = LruCache(64)  # a layout of 10,000 ranks takes some megabytes

@@ -1,4 +1,4 @@
-"""Which schedule gives a plan its programs; a plan stores the order of passes, not the name of a schedule."""
+"""Finds the schedule that gives a plan its programs; a plan stores the order of passes alone."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -6,21 +6,21 @@ from itertools import dropwhile, takewhile
 
 from workbench.model.model_graph import TEXT
 from workbench.plan.build import with_programs
-from workbench.plan.plan import Plan, Sharding
+from workbench.plan.plan import Plan
 from workbench.schedule.action import COMPUTE, Pass
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 
 
 def schedule_of(plan: Plan, scheduled: Callable[[Plan, Schedule], Plan] = with_programs) -> Schedule | None:
-    """The first likely schedule that gives the plan's stages the plan's programs.
+    """Return the first likely schedule that gives the plan's stages the plan's programs.
 
-    None where none does: a strategy put passes into an order of its own.
+    None where no schedule does: a strategy put passes into an order of its own.
 
     Args:
         plan: any plan.
         scheduled: gives a plan without programs those of a schedule.
 
-    Complexity: one set of programs for every schedule that could be it.
+    Complexity: one set of programs for every likely schedule.
     """
     bare = replace(plan, programs=())
     for schedule in likely_schedules(plan):
@@ -33,7 +33,7 @@ def schedule_of(plan: Plan, scheduled: Callable[[Plan, Schedule], Plan] = with_p
 
 
 def likely_schedules(plan: Plan) -> Iterator[Schedule]:
-    """Schedules whose backwards are as the plan's, on as many stages a rank, the plainest first."""
+    """Yield schedules with the plan's kind of backward and stages per rank, the plainest first."""
     splits = any(action.kind is Pass.I for action in plan.program_actions)
     virtual = _virtual_stages(plan)
     for kind in ScheduleKind:
@@ -49,22 +49,17 @@ def likely_schedules(plan: Plan) -> Iterator[Schedule]:
                 yield replace(schedule, window=_window_of(plan))
 
 
-def is_sharded(plan: Plan, module: str) -> bool:
-    """Whether the ranks of a module keep only a part of its parameters."""
-    return plan.settings.of(module).sharding is Sharding.PARAMETERS
-
-
 def _virtual_stages(plan: Plan) -> int:
-    """Stages of the language model on each of its ranks; 1 where its weights are sharded, layer by layer."""
+    """Return the language model's stages per rank; 1 where its weights are sharded layer by layer."""
     llm = plan.model.llm.name
-    if is_sharded(plan, llm):
+    if plan.settings.of(llm).shards_parameters:
         return 1
     chain = plan.chain[llm, plan.replicas(llm)[0]]
     return len(chain) // len({stage.flat_ranks for stage in chain})
 
 
 def _window_of(plan: Plan) -> int | None:
-    """Forwards of the language model between passes of others on the same rank; None: there are none."""
+    """Return the language model's forwards between other passes on the same rank; None: no such window."""
     llm = {stage.id for stage in plan.stages if plan.model.module(stage.module).modality == TEXT}
     for program in plan.programs:
         passes = [action for action in program.actions if action.kind in COMPUTE]

@@ -1,4 +1,4 @@
-"""Who needs what from whom, and where gradients run: derived from the plan's items, never stored."""
+"""Who reads which item from whom, and where gradients run: derived from the plan's items, never stored."""
 
 from dataclasses import dataclass, field
 
@@ -30,9 +30,9 @@ class Holding:
 
 @dataclass(slots=True)
 class _Tables:
-    """What was looked up of plans with equal stages and microbatches; filled on use.
+    """Results of look-ups, shared by plans with equal stages and microbatches; filled on use.
 
-    They name no plan: one in a cycle would wait for the garbage collector, with all that is derived of it.
+    They refer to no plan: a plan in a reference cycle would wait for the garbage collector.
     """
 
     segments: _Segments | None = None
@@ -49,27 +49,27 @@ class _Tables:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Look-ups over one plan. All are kept: ask `routing_of` for it."""
+    """Look-ups over one plan; results are cached. Made by `routing_of`."""
 
     plan: Plan
     _tables: _Tables
 
     def items(self, module: str, sample: int) -> tuple[Item, ...]:
-        """Items of a module in one sample, in sequence order; the LLM's item is the sample."""
+        """Return a module's items in one sample, in sequence order; the LLM's item is the sample."""
         modality = self.plan.model.module(module).modality
         if modality == TEXT:
             return (Item(sample, 0),)
         return tuple(self._segments[modality].get(sample, {}))
 
     def tokens(self, module: Module, item: Item, count: TokenCount) -> int:
-        """Tokens of an item inside its module (IN) or behind it (OUT)."""
+        """Return the tokens of an item inside its module (IN) or in its output (OUT)."""
         if module.modality == TEXT:
             return self.plan.sample[item.sample].num_tokens
         segment = self._segments[module.modality][item.sample][item]
         return segment.tokens_in if count is TokenCount.IN else segment.tokens_out
 
     def wanted(self, edge: Edge, microbatch: Microbatch) -> tuple[Item, ...]:
-        """Items of `edge.source` that a microbatch of `edge.target` needs, in its row order."""
+        """Return the items of `edge.source` that a microbatch of `edge.target` needs, in its row order."""
         source, target = self.plan.model.module(edge.source), self.plan.model.module(edge.target)
         if source.modality == target.modality:
             return microbatch.items
@@ -77,54 +77,56 @@ class Routing:
         return tuple(item for sample in samples for item in self.items(edge.source, sample))
 
     def present(self, microbatch: Microbatch) -> frozenset[str]:
-        """Modules, at any distance upstream, that have items in the microbatch's samples."""
-        key, known = (microbatch.module, microbatch.rows), self._tables.present_in
-        if key not in known:
+        """Return the modules, at any distance upstream, with items in the microbatch's samples."""
+        key, cache = (microbatch.module, microbatch.rows), self._tables.present_in
+        if key not in cache:
             samples = frozenset(item.sample for item in microbatch.items)
-            known[key] = self._present(microbatch.module, samples)
-        return known[key]
+            cache[key] = self._present(microbatch.module, samples)
+        return cache[key]
 
-    def present_in(self, place: tuple[str, int]) -> tuple[frozenset[str], ...]:
-        """`present` of every microbatch of a module's replica."""
-        known = self._tables.present_at
-        if place not in known:
-            known[place] = tuple(map(self.present, self.plan.microbatches_of.get(place, ())))
-        return known[place]
+    def present_in(self, module_replica: tuple[str, int]) -> tuple[frozenset[str], ...]:
+        """Return `present` of every microbatch of a module's replica."""
+        cache = self._tables.present_at
+        if module_replica not in cache:
+            cache[module_replica] = tuple(
+                map(self.present, self.plan.microbatches_of.get(module_replica, ()))
+            )
+        return cache[module_replica]
 
     def flow(self, microbatch: Microbatch) -> GradientFlow:
-        """Where gradients run for this microbatch: modules missing from it carry none."""
+        """Return where gradients run for this microbatch; modules missing from it carry none."""
         return self.flow_of(self.present(microbatch))
 
     def flow_of(self, present: frozenset[str]) -> GradientFlow:
-        """Where gradients run for microbatches in which these modules are present."""
-        known, model = self._tables.flows, self.plan.model
-        if present not in known:
-            known[present] = _FLOWS.get_or((Identity(model), present), lambda: gradient_flow(model, present))
-        return known[present]
+        """Return where gradients run for microbatches in which these modules are present."""
+        cache, model = self._tables.flows, self.plan.model
+        if present not in cache:
+            cache[present] = _FLOWS.get_or((Identity(model), present), lambda: gradient_flow(model, present))
+        return cache[present]
 
     def computes(self, stage: Stage, present: frozenset[str]) -> Needs:
-        """Which kinds of gradients any layer of the stage computes where these modules are present."""
-        key, known = (present, stage.module, stage.layers), self._tables.computes
-        if key not in known:
+        """Return the kinds of gradients that any layer of the stage computes if these modules are present."""
+        key, cache = (present, stage.module, stage.layers), self._tables.computes
+        if key not in cache:
             needs = self.flow_of(present).needs[stage.module][slice(*stage.layers)]
-            known[key] = Needs(
+            cache[key] = Needs(
                 any(need.input_grad for need in needs), any(need.weight_grad for need in needs)
             )
-        return known[key]
+        return cache[key]
 
     def boundary_stage(self, module: str, replica: int, layer: int) -> Stage:
-        """The stage of that replica that holds that layer."""
+        """Return the stage of a replica that holds a layer; ValueError if none does."""
         for stage in self.plan.chain[module, replica]:
             if stage.layers[0] <= layer < stage.layers[1]:
                 return stage
         raise ValueError(f"module {module!r} replica {replica}: no stage holds layer {layer}")
 
     def reading_stages(self, edge: Edge, replica: int) -> tuple[Stage, ...]:
-        """The stages of the target's replica with a layer that the edge enters, in layer order."""
+        """Return the stages of the target's replica with a layer that the edge enters, in layer order."""
         return tuple(s for s in self.plan.chain[edge.target, replica] if edge.entered_in(s.layers))
 
     def holding(self, edge: Edge, item: Item, consumer: Stage) -> Holding:
-        """Where the consumer reads an item: the copy on its own ranks, else the lowest replica.
+        """Return where the consumer reads an item: the copy on its own ranks, else the lowest replica.
 
         Raises ValueError when no microbatch of the producer holds the item.
         """
@@ -144,38 +146,44 @@ class Routing:
     def has_backward(self, stage: Stage, microbatch: Microbatch) -> bool:
         """Whether the stage computes any gradient for this microbatch.
 
-        It does when a layer of it needs one and the result is used: the module has the
-        loss, or some consumer reads this very copy.
+        It does if one of its layers needs one and the result is used: the module has the loss, or some
+        consumer reads this copy.
         """
         if not self.computes(stage, self.present(microbatch)).any:
             return False
         return self.plan.model.module(stage.module).has_loss or self.is_read(microbatch)
 
     def backwards(self, stage: Stage) -> tuple[bool, ...]:
-        """`has_backward` of every microbatch of the stage's replica."""
-        known = self._tables.backwards
-        if stage.id not in known:
-            has_loss, place = self.plan.model.module(stage.module).has_loss, (stage.module, stage.replica)
-            present = self.present_in(place)
-            does = {modules: self.computes(stage, modules).any for modules in set(present)}
-            each = zip(present, self.plan.microbatches_of.get(place, ()), strict=True)
-            known[stage.id] = tuple(
-                [does[modules] and (has_loss or self.is_read(microbatch)) for modules, microbatch in each]
+        """Return `has_backward` of every microbatch of the stage's replica."""
+        cache = self._tables.backwards
+        if stage.id not in cache:
+            has_loss, module_replica = (
+                self.plan.model.module(stage.module).has_loss,
+                (stage.module, stage.replica),
             )
-        return known[stage.id]
+            present = self.present_in(module_replica)
+            needs_any = {modules: self.computes(stage, modules).any for modules in set(present)}
+            pairs = zip(present, self.plan.microbatches_of.get(module_replica, ()), strict=True)
+            cache[stage.id] = tuple(
+                [
+                    needs_any[modules] and (has_loss or self.is_read(microbatch))
+                    for modules, microbatch in pairs
+                ]
+            )
+        return cache[stage.id]
 
     def trained(self, stage: Stage) -> tuple[bool, ...]:
-        """Of every microbatch, whether the stage computes weight gradients for it: W, where it is split."""
-        known = self._tables.trained
-        if stage.id not in known:
+        """Return, per microbatch, whether the stage computes weight gradients for it (W, if split)."""
+        cache = self._tables.trained
+        if stage.id not in cache:
             present = self.present_in((stage.module, stage.replica))
-            trains = {modules: self.computes(stage, modules).weight_grad for modules in set(present)}
-            each = zip(present, self.backwards(stage), strict=True)
-            known[stage.id] = tuple([is_back and trains[modules] for modules, is_back in each])
-        return known[stage.id]
+            needs_weights = {modules: self.computes(stage, modules).weight_grad for modules in set(present)}
+            pairs = zip(present, self.backwards(stage), strict=True)
+            cache[stage.id] = tuple([is_back and needs_weights[modules] for modules, is_back in pairs])
+        return cache[stage.id]
 
     def is_read(self, microbatch: Microbatch) -> bool:
-        """Whether some consumer reads this very copy."""
+        """Whether some consumer reads this copy of its items."""
         return (microbatch.module, microbatch.replica, microbatch.index) in self._read
 
     @property
@@ -184,16 +192,16 @@ class Routing:
         tables = self._tables
         if tables.segments is None:
             key = Identity(self.plan.model), Identity(self.plan.batch)
-            tables.segments = _SEGMENTS.get_or(key, self._by_modality)
+            tables.segments = _SEGMENTS.get_or(key, self._find_segments)
         return tables.segments
 
-    def _by_modality(self) -> _Segments:
-        found: _Segments = {m.modality: {} for m in self.plan.model.modules}
+    def _find_segments(self) -> _Segments:
+        by_modality: _Segments = {m.modality: {} for m in self.plan.model.modules}
         for sample in self.plan.batch:
             for segment in sample.segments:
-                of_modality = found.setdefault(segment.modality, {})
-                of_modality.setdefault(sample.id, {})[Item(sample.id, segment.k)] = segment
-        return found
+                by_sample = by_modality.setdefault(segment.modality, {})
+                by_sample.setdefault(sample.id, {})[Item(sample.id, segment.k)] = segment
+        return by_modality
 
     @property
     def _holders(self) -> _Holders:
@@ -203,22 +211,22 @@ class Routing:
         return tables.holders
 
     def _find_holders(self) -> _Holders:
-        found: dict[tuple[str, Item], list[Holding]] = {}
+        holders_of: dict[tuple[str, Item], list[Holding]] = {}
         for microbatch in sorted(self.plan.microbatches, key=lambda m: (m.replica, m.index)):
             for item in microbatch.items:
                 holding = Holding(microbatch.replica, microbatch.index)
-                found.setdefault((microbatch.module, item), []).append(holding)
-        return {key: tuple(holders) for key, holders in found.items()}
+                holders_of.setdefault((microbatch.module, item), []).append(holding)
+        return {key: tuple(holders) for key, holders in holders_of.items()}
 
     @property
     def _read(self) -> _Read:
         tables = self._tables
         if tables.read is None:
-            tables.read = self._read_copies()
+            tables.read = self._read_microbatches()
         return tables.read
 
-    def _read_copies(self) -> _Read:
-        """Who reads what follows from the microbatches, but where several hold an item."""
+    def _read_microbatches(self) -> _Read:
+        """Find the microbatches that are read; shared between plans if no item has several holders."""
         if any(len(holders) > 1 for holders in self._holders.values()):
             return self._find_read()
         plan = self.plan
@@ -234,24 +242,24 @@ class Routing:
                 consumers = self.reading_stages(edge, replica)
                 for microbatch in self.plan.microbatches_of.get((edge.target, replica), ()):
                     for item in self.wanted(edge, microbatch) if consumers else ():
-                        held = {self.holding(edge, item, consumer) for consumer in consumers}
-                        read.update((edge.source, holder.replica, holder.microbatch) for holder in held)
+                        holders = {self.holding(edge, item, consumer) for consumer in consumers}
+                        read.update((edge.source, holder.replica, holder.microbatch) for holder in holders)
         return frozenset(read)
 
     def _present(self, module: str, samples: frozenset[int]) -> frozenset[str]:
-        """Modules upstream with items in the samples."""
-        known = self._tables.present
-        if (module, samples) not in known:
-            found: set[str] = set()
+        """Return the modules upstream with items in the samples."""
+        cache = self._tables.present
+        if (module, samples) not in cache:
+            modules: set[str] = set()
             for edge in self.plan.model.edges_into(module):
                 if any(self.items(edge.source, sample) for sample in samples):
-                    found |= {edge.source} | self._present(edge.source, samples)
-            known[module, samples] = frozenset(found)
-        return known[module, samples]
+                    modules |= {edge.source} | self._present(edge.source, samples)
+            cache[module, samples] = frozenset(modules)
+        return cache[module, samples]
 
 
 def routing_of(plan: Plan) -> Routing:
-    """The plan's `Routing`; all of equal stages and microbatches share their tables."""
+    """Return the plan's `Routing`; plans with equal stages and microbatches share its tables."""
     return Routing(plan, _tables(plan))
 
 

@@ -1,4 +1,4 @@
-"""Rows before they have numbers: copied from a replica to its equals, then put in their order."""
+"""Rows before they are numbered: copied from a replica to its equals, then sorted into issue order."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from workbench.schedule.action import Action, Pass
 
 
 class Link(NamedTuple):
-    """What rows from one stage to another have in common, whatever the microbatch.
+    """What rows between two stages have in common, whatever the microbatch.
 
     Args:
         edge, is_backward, width: as in `Rows`.
@@ -29,13 +29,13 @@ class Link(NamedTuple):
 
 
 class Drafts(NamedTuple):
-    """Rows without numbers, in columns of D entries; each stands for as many as its link has paths.
+    """Rows without numbers, in columns of D entries; each makes one row per path of its link.
 
     Args:
-        links, actions, contents: that columns name; actions are those of the plan's programs, then others.
-        names: of samples in contents, as in `Rows`; the first is empty.
+        links, actions, contents: tables that columns index; actions are those of the programs, then others.
+        names: renamings of samples in contents, as in `Rows`; the first is empty.
         ticks: [actions of programs + 1] in which they end, see `issue_ticks`.
-        link, producer, consumer, content, named: place in these.
+        link, producer, consumer, content, named: indices into these tables.
         num_tokens: of each path's row.
     """
 
@@ -53,11 +53,11 @@ class Drafts(NamedTuple):
 
 
 def in_issue_order(drafts: Drafts, alike: Sequence[Sequence[Component]]) -> Rows:
-    """The rows, by tick of the producer, producer, consumer, in which the order of drafts decides ties.
+    """Return the rows by tick of the producer, producer and consumer; ties keep the order of drafts.
 
     Args:
-        drafts: of the first component of each set, and of all in none.
-        alike: sets of equal components, which have the rows of their first ones by their own names.
+        drafts: of the first component of each set; of the whole plan where there are no sets.
+        alike: sets of equal components, which get renamed copies of the first one's rows.
 
     Complexity: O(rows) machine operations, and sorting.
     """
@@ -70,7 +70,7 @@ def in_issue_order(drafts: Drafts, alike: Sequence[Sequence[Component]]) -> Rows
 
 
 class _Copied:
-    """Drafts, and the same under other names."""
+    """Drafts and their copies under other names."""
 
     def __init__(self, drafts: Drafts, used: Ints, producer: Ints, consumer: Ints) -> None:
         self._drafts, self._ends_of = drafts, (producer, consumer)
@@ -81,13 +81,13 @@ class _Copied:
         paths = [path for link in drafts.links for path in link.paths]
         self._ends = list(dict.fromkeys(Ends(path.source_rank, path.destination_ranks) for path in paths))
         self._paths = paths
-        # Of the drafts themselves, then of each copy
+        # One entry for the drafts themselves, then one for each copy
         self._columns = [np.stack((np.arange(len(producer)), producer, consumer, np.zeros_like(producer)))]
         self._end_numbers = [np.arange(len(self._ends))]
         self._names: list[Mapping[int, int]] = [{}]
 
     def add(self, first: Component, other: Component) -> None:
-        """The rows of one component as those of its equal."""
+        """Add the rows of one component as those of its equal."""
         (producer, consumer), (drafts, _, _, _) = self._ends_of, self._columns[0]
         actions, ends = self._actions[: len(self._stage)], self._ends[: len(self._end_numbers[0])]
         is_own = np.isin(self._stage, first.stages)
@@ -105,24 +105,31 @@ class _Copied:
                 )
             )
         )
-        own = [action for action, is_there in zip(actions, is_own.tolist(), strict=True) if is_there]
-        self._actions += [Action(stage[of or 0], kind, microbatch) for of, kind, microbatch in own]
+        own_actions = [
+            action for action, is_in_first in zip(actions, is_own.tolist(), strict=True) if is_in_first
+        ]
+        self._actions += [
+            Action(stage[old_stage or 0], kind, microbatch) for old_stage, kind, microbatch in own_actions
+        ]
         self._ticks.append(self._ticks[0][is_own])
         is_end = np.array([source in rank for source, _ in ends], dtype=np.bool_)
         self._end_numbers.append(len(self._ends) + np.cumsum(is_end) - 1)
         self._ends += [
-            Ends(rank[source], tuple([rank[one] for one in destinations]))
+            Ends(rank[source], tuple([rank[destination] for destination in destinations]))
             for source, destinations in ends
             if source in rank
         ]
         self._names.append(dict(zip(first.samples, other.samples, strict=True)))
 
     def in_order(self) -> Rows:
-        """All of them, with numbers."""
+        """Return all rows, numbered."""
         links, edges = self._drafts.links, list(dict.fromkeys(link.edge for link in self._drafts.links))
         ticks = np.concatenate(self._ticks)
         draft, producer, consumer, named = np.concatenate(self._columns, axis=1)
-        key = _places(self._actions, ticks)[producer] * len(ticks) + _places(self._actions)[consumer]
+        key = (
+            _sorted_positions(self._actions, ticks)[producer] * len(ticks)
+            + _sorted_positions(self._actions)[consumer]
+        )
         order = np.argsort(key, kind="stable")
         num_paths = ints(len(link.paths) for link in links)
         of_link = self._drafts.link[draft[order]]
@@ -156,11 +163,11 @@ class _Copied:
 
 
 class _Names(Mapping[int, Mapping[int, int]]):
-    """For each copy, names of samples in contents, by what the copy calls those; made when one is asked for.
+    """Renamings of samples in contents, for each copy; each is composed when asked for.
 
     Args:
-        of_contents: sample -> what the drafts call it; empty: as it is.
-        of_copies: what the drafts call it -> what the copy does; empty: as it is.
+        of_contents: sample -> its name in the drafts; empty: unchanged.
+        of_copies: name in the drafts -> name in the copy; empty: unchanged.
     """
 
     def __init__(
@@ -176,25 +183,25 @@ class _Names(Mapping[int, Mapping[int, int]]):
 
     def __getitem__(self, number: int) -> Mapping[int, int]:
         copy, content = divmod(number, len(self._of_contents))
-        return _then(self._of_contents[content], self._of_copies[copy])
+        return _composed(self._of_contents[content], self._of_copies[copy])
 
 
-def _then(first: Mapping[int, int], other: Mapping[int, int]) -> Mapping[int, int]:
-    """What names become that are renamed; an empty one leaves all as it is."""
-    return {sample: other[name] for sample, name in first.items()} if first and other else first or other
+def _composed(inner: Mapping[int, int], outer: Mapping[int, int]) -> Mapping[int, int]:
+    """Compose two renamings; an empty one changes nothing."""
+    return {sample: outer[name] for sample, name in inner.items()} if inner and outer else inner or outer
 
 
-_KINDS = {kind: place for place, kind in enumerate(sorted(Pass))}
+_KINDS = {kind: index for index, kind in enumerate(sorted(Pass))}
 
 
-def _places(actions: Sequence[Action], *first: Ints) -> Ints:
-    """[actions] place of each when they stand in order, by what is given first."""
+def _sorted_positions(actions: Sequence[Action], *first: Ints) -> Ints:
+    """[actions] position of each in ascending order; keys given as `first` precede."""
     columns = (
         ints(action.microbatch or 0 for action in actions),
         ints(_KINDS[action.kind] for action in actions),
         ints(action.stage or 0 for action in actions),
     )
     order = np.lexsort((*columns, *first))
-    found = np.empty_like(order)
-    found[order] = np.arange(len(order))
-    return found
+    positions = np.empty_like(order)
+    positions[order] = np.arange(len(order))
+    return positions

@@ -1,4 +1,4 @@
-"""Proofs over rows in columns that they break no rule; who finds none looks at row after row."""
+"""Vectorised proofs that rows break no rule; where one fails, rows are checked one by one."""
 
 from collections.abc import Iterable, Mapping
 from itertools import chain
@@ -14,42 +14,42 @@ TALKS = (Pass.F, Pass.B, Pass.I)  # passes that send and receive
 
 
 def are_rows_sound(lowered: Lowered) -> bool:
-    """Whether every row surely has both ends, on ranks that run them, and comes from who has it.
+    """Whether every row has both ends on ranks that run them, and a sender that holds its tokens.
 
-    To be asked where every action stands on all ranks of its stage.
+    Assumes that every action is on all ranks of its stage. False may mean that the proof found no answer.
     """
-    rows, of_program = lowered.rows, lowered.plan.program_actions
+    rows, numbers = lowered.rows, lowered.plan.program_actions
     num_rows, is_first = len(rows), rows.after < 0
     return bool(
         (rows.number == np.arange(num_rows)).all()
-        and all(action in of_program and action.kind in TALKS for action in rows.actions)
-        and _holds(lowered.inputs, rows, rows.consumer, np.ones(num_rows, dtype=np.bool_))
-        and _holds(lowered.outputs, rows, rows.producer, is_first)
-        and (num_rows == 0 or (_are_ends_there(lowered) and _do_follow(rows, is_first)))
+        and all(action in numbers and action.kind in TALKS for action in rows.actions)
+        and _lists_each_once(lowered.inputs, rows, rows.consumer, np.ones(num_rows, dtype=np.bool_))
+        and _lists_each_once(lowered.outputs, rows, rows.producer, is_first)
+        and (num_rows == 0 or (_are_ends_on_stages(lowered) and _are_relays_sound(rows, is_first)))
     )
 
 
-def _holds(table: Mapping[Action, Iterable[int]], rows: Rows, ends: Ints, wanted: Flags) -> bool:
-    """Whether a table has rows with this end alone, each once, and the wanted ones all."""
+def _lists_each_once(table: Mapping[Action, Iterable[int]], rows: Rows, ends: Ints, required: Flags) -> bool:
+    """Whether a table lists only rows with this end, each once, and all required ones."""
     if isinstance(table, RowsByAction) and table.end is ends:
         return True
-    of_each = list(map(tuple, table.values()))
-    listed = ints(chain.from_iterable(of_each))
+    rows_of = list(map(tuple, table.values()))
+    listed = ints(chain.from_iterable(rows_of))
     if len(listed) and not 0 <= listed.min() <= listed.max() < len(ends):
         return False
     times = np.bincount(listed, minlength=len(ends))
     numbers = {action: number for number, action in enumerate(rows.actions)}
-    owners = np.repeat(ints(numbers.get(action, -1) for action in table), ints(map(len, of_each)))
-    return bool(max(times, default=0) <= 1 and times[wanted].all() and (ends[listed] == owners).all())
+    owners = np.repeat(ints(numbers.get(action, -1) for action in table), ints(map(len, rows_of)))
+    return bool(max(times, default=0) <= 1 and times[required].all() and (ends[listed] == owners).all())
 
 
-def _are_ends_there(lowered: Lowered) -> bool:
-    """Whether the ranks of rows belong to the stages of their passes, one to one but for broadcasts."""
+def _are_ends_on_stages(lowered: Lowered) -> bool:
+    """Whether rows' ranks belong to the stages of their passes, one to one except for broadcasts."""
     rows, stages = lowered.rows, lowered.plan.stages
-    places = {stage.id: place for place, stage in enumerate(stages)}
-    stage = ints(places.get(action.stage or 0, -1) for action in rows.actions)
-    held = np.array(
-        [rank * len(stages) + place for place, stage in enumerate(stages) for rank in stage.flat_ranks]
+    stage_index = {stage.id: index for index, stage in enumerate(stages)}
+    stage = ints(stage_index.get(action.stage or 0, -1) for action in rows.actions)
+    stage_ranks = np.array(
+        [rank * len(stages) + index for index, stage in enumerate(stages) for rank in stage.flat_ranks]
     )
     is_first, is_relay = rows.after < 0, rows.route == ROUTES[Route.RELAY]
     if rows.num_destinations.min() < 1:
@@ -59,32 +59,32 @@ def _are_ends_there(lowered: Lowered) -> bool:
     consumed = rows.destination * len(stages) + np.repeat(stage[rows.consumer], rows.num_destinations)
     produced = rows.source * len(stages) + stage[rows.producer]
     return bool(
-        np.isin(consumed[received], held).all()
-        and np.isin(produced[is_first], held).all()
+        np.isin(consumed[received], stage_ranks).all()
+        and np.isin(produced[is_first], stage_ranks).all()
         and (rows.num_destinations[is_first] == 1).all()
         and (is_own == (rows.route == ROUTES[Route.LOCAL]))[is_first].all()
     )
 
 
-def _do_follow(rows: Rows, is_first: Flags) -> bool:
-    """Whether every row behind another, as each broadcast is, passes on what that brought to one rank."""
+def _are_relays_sound(rows: Rows, is_first: Flags) -> bool:
+    """Whether every row with an `after`, as each broadcast is, passes on what one rank received by that."""
     follower = np.flatnonzero(~is_first)
-    before = rows.after[follower]
+    previous = rows.after[follower]
     first = rows.destination[starts(rows.num_destinations)]
     return bool(
         not (is_first & (rows.route == ROUTES[Route.BROADCAST])).any()
-        and (before < follower).all()
-        and (rows.num_destinations[before] == 1).all()
-        and (first[before] == rows.source[follower]).all()
+        and (previous < follower).all()
+        and (rows.num_destinations[previous] == 1).all()
+        and (first[previous] == rows.source[follower]).all()
     )
 
 
 def goes_forward(lowered: Lowered) -> bool:
-    """Whether all but sums of gradients and STEP surely goes in one order, in which nothing waits for later.
+    """Whether all tasks but reductions and STEP fit one order in which nothing waits for something later.
 
-    The order is that of the passes' ticks, as `issue_ticks` has them, and behind the passes of a tick the
-    rows that they make ready, by number. Then rows of a communicator are in it as they stand, so are those
-    that are one as rendezvous, being of one tick, and no rank sends an earlier one later.
+    The order is by tick of the passes, see `issue_ticks`; after the passes of a tick come the rows that they
+    make ready, by number. Rows of a communicator are in that order, so are rows matched together in a
+    rendezvous, being of one tick, and no rank sends an earlier row later.
 
     Complexity: O(actions + rows).
     """
@@ -93,22 +93,22 @@ def goes_forward(lowered: Lowered) -> bool:
     passes = {action: number for action, number in numbers.items() if action.kind in COMPUTE}
     ticks = row_ticks(lowered)
     is_late = np.array([task.kind in _LATE for task in graph.tasks], dtype=np.bool_)
-    of_passes = ticks[ints(passes.values())]
-    if (of_passes == ticks[-1]).any() or len(passes) + int(is_late.sum()) != graph.num_tasks:
+    pass_ticks = ticks[ints(passes.values())]
+    if (pass_ticks == ticks[-1]).any() or len(passes) + int(is_late.sum()) != graph.num_tasks:
         return False
-    made = ticks[rows.numbers(numbers)][rows.producer]
-    if (made[1:] < made[:-1]).any() or (rows.route[rows.after >= 0] != ROUTES[Route.BROADCAST]).any():
+    ready = ticks[rows.numbers(numbers)][rows.producer]
+    if (ready[1:] < ready[:-1]).any() or (rows.route[rows.after >= 0] != ROUTES[Route.BROADCAST]).any():
         return False
-    place = np.zeros(graph.num_nodes, dtype=np.int64)
-    place[[graph.passes[action] for action in passes]] = of_passes * (len(rows) + 1)
-    place[graph.num_tasks :] = made * (len(rows) + 1) + 1 + np.arange(len(rows))
-    place[: graph.num_tasks][is_late] = -1
-    before, after = place[graph.before], place[graph.after]
+    position = np.zeros(graph.num_nodes, dtype=np.int64)
+    position[[graph.passes[action] for action in passes]] = pass_ticks * (len(rows) + 1)
+    position[graph.num_tasks :] = ready * (len(rows) + 1) + 1 + np.arange(len(rows))
+    position[: graph.num_tasks][is_late] = -1
+    before, after = position[graph.before], position[graph.after]
     return bool(((after < 0) | ((before >= 0) & (before < after))).all())
 
 
 def row_ticks(lowered: Lowered) -> Ints:
-    """`issue_ticks` of the plan with its rows."""
+    """Return `issue_ticks` of the plan with its rows."""
     numbers = lowered.rows.numbers(lowered.plan.program_actions)
     return issue_ticks(lowered.plan, numbers[lowered.rows.producer], numbers[lowered.rows.consumer])
 

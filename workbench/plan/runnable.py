@@ -1,4 +1,4 @@
-"""What the runtime cannot do of a sound plan, said once: `check` tells it, and a run refuses by it."""
+"""What the runtime cannot run of a sound plan; `workbench check` reports it, and a run refuses it."""
 
 from collections.abc import Callable
 
@@ -58,10 +58,11 @@ def refusal_to_run(plan: Plan) -> str:
 
 
 def check_boundaries(plan: Plan, where: str) -> None:
-    """Raise ValueError for brokers but on CPUs, where a thread can receive and send beside a program.
+    """Raise ValueError for brokers except on CPUs, where a thread can relay beside a program.
 
     Args:
-        where: kind of the devices that are to run it; of ranks that take turns, that they do.
+        plan: any plan.
+        where: kind of devices that are to run it, or that ranks take turns.
     """
     if plan.settings.boundaries is Boundaries.BROKERS and where != CPU:
         raise ValueError(
@@ -70,7 +71,7 @@ def check_boundaries(plan: Plan, where: str) -> None:
 
 
 def check_family(module: Module) -> None:
-    """Raise ValueError where the runtime has no layers of its kind."""
+    """Raise ValueError where the runtime has no layers for the module's family."""
     if module.source is None:
         raise ValueError(
             f"module {module.name!r} has no source: only modules made from a transformers "
@@ -82,7 +83,7 @@ def check_family(module: Module) -> None:
             f"module {module.name!r}: {family.model_type} can be simulated, not run: {family.reason}"
         )
     if family is not None:
-        _naming(module, family.check_config, source_config(module))
+        _with_module_name(module, family.check_config, source_config(module))
     projector = module.source.projector
     is_read = module.layers[-1].emits is TokenCount.IN  # by cross-attention
     if projector is not None and is_read and not isinstance(from_text(projector), Projector):
@@ -93,7 +94,7 @@ def check_family(module: Module) -> None:
     _check_heads(module)
 
 
-def _naming(module: Module, check: Callable[[Config], None], config: Config) -> None:
+def _with_module_name(module: Module, check: Callable[[Config], None], config: Config) -> None:
     try:
         check(config)
     except ValueError as error:
@@ -105,11 +106,11 @@ def _check_heads(module: Module) -> None:
     config, family = source_config(module), family_of(module)
     for layer in module.layers:
         operators = {operator.name: operator for operator in layer.operators}
-        for attention in (each for each in layer.operators if isinstance(each, Attention)):
-            turned = int(attention.head_dim * number(config, "partial_rotary_factor", 1.0))
-            if ROTARY in operators and turned % 2:
+        for attention in (op for op in layer.operators if isinstance(op, Attention)):
+            width = int(attention.head_dim * number(config, "partial_rotary_factor", 1.0))
+            if ROTARY in operators and width % 2:
                 raise ValueError(
-                    f"module {module.name!r}: rotary positions turn pairs of channels, got {turned} of a head"
+                    f"module {module.name!r}: rotary positions turn pairs of channels, got {width} of a head"
                 )
             wants_multiple = isinstance(family, LanguageModel) and family.width_holds_heads
             if wants_multiple and layer.out_width % attention.num_heads:
@@ -120,7 +121,7 @@ def _check_heads(module: Module) -> None:
 
 
 def check_recompute(module: str, settings: ModuleSettings) -> None:
-    """Raise ValueError where some modules of a layer are computed again and others not."""
+    """Raise ValueError where some modules of a layer are recomputed and others not."""
     if settings.computed_again:
         raise ValueError(
             f"module {module!r}: the runtime computes whole layers again or nothing, got "
@@ -138,7 +139,7 @@ def check_sharding(module: str, settings: ModuleSettings) -> None:
 
 
 def check_targets(plan: Plan) -> int:
-    """Predicted tokens of the global batch; ValueError when there are none."""
+    """Return the predicted tokens of the global batch; ValueError if there are none."""
     count = sum(count_targets(sample) for sample in plan.batch)
     if count < 1:
         raise ValueError("the batch has no text token to predict")
@@ -146,7 +147,7 @@ def check_targets(plan: Plan) -> int:
 
 
 def count_targets(sample: Sample) -> int:
-    """Next-token targets of a sample: its text tokens but one that stands first."""
+    """Count a sample's next-token targets: its text tokens, except one in first position."""
     text = sum(segment.tokens_out for segment in sample.of(TEXT))
     return text - (sample.segments[0].modality == TEXT)
 
@@ -180,20 +181,20 @@ def check_edge(plan: Plan, edge: Edge) -> None:
 
 
 def check_shared_tokens(plan: Plan, stage: Stage) -> None:
-    """Raise ValueError where a stage's ranks cannot share its tokens."""
+    """Raise ValueError where context-parallel ranks of a stage cannot share its tokens."""
     if stage.cp == 1:
         return
     first, last = stage.layers
-    midst = [e.name for e in plan.model.edges_out_of(stage.module) if first <= e.after_layer < last - 1]
-    if midst:
+    inner = [e.name for e in plan.model.edges_out_of(stage.module) if first <= e.after_layer < last - 1]
+    if inner:
         raise ValueError(
-            f"stage {stage.id}: edge {midst[0]} leaves in its midst, which ranks that share tokens "
+            f"stage {stage.id}: edge {inner[0]} leaves in its midst, which ranks that share tokens "
             f"cannot run; want cp 1, got {stage.cp}"
         )
 
 
 def _check_soft_cap(plan: Plan, stage: Stage) -> None:
-    """Scores are bent only by attention to whole causal items."""
+    """Refuse capped attention under other masks: only attention to whole causal items caps scores."""
     module = plan.model.module(stage.module)
     operators = (o for layer in module.layers[slice(*stage.layers)] for o in layer.operators)
     if not any(isinstance(operator, Attention) and operator.is_capped for operator in operators):
@@ -206,7 +207,7 @@ def _check_soft_cap(plan: Plan, stage: Stage) -> None:
 
 
 def _check_kernels(plan: Plan, stage: Stage) -> None:
-    """Stages hand all tokens on to each other when they are run, and Megatron's kernels parts of them."""
+    """Refuse Megatron's kernels over tp ranks: their stages pass parts of the tokens, a run all tokens."""
     if stage.tp > 1 and plan.settings.kernels.cuts_sequence:
         raise ValueError(
             f"module {stage.module!r}: kernels {plan.settings.kernels.value!r} are priced, and not run over "
@@ -215,14 +216,14 @@ def _check_kernels(plan: Plan, stage: Stage) -> None:
 
 
 def _check_items(plan: Plan, module: Module) -> None:
-    """Every item's tokens must become those behind the module; a sample must stand in its positions."""
+    """Check every item's number of tokens, and that samples fit in the module's positions."""
     family = family_of(module)
     if isinstance(family, LanguageModel) and family.longest_item is not None:
-        most = family.longest_item(source_config(module))
+        longest = family.longest_item(source_config(module))
         for sample in plan.batch:
-            if sample.num_tokens > most:
+            if sample.num_tokens > longest:
                 raise ValueError(
-                    f"module {module.name!r} takes up to {most} tokens, sample {sample.id} has "
+                    f"module {module.name!r} takes up to {longest} tokens, sample {sample.id} has "
                     f"{sample.num_tokens}"
                 )
     for sample in plan.batch:
@@ -235,7 +236,7 @@ def _check_items(plan: Plan, module: Module) -> None:
 
 
 def check_whole_backwards(plan: Plan, stage: Stage) -> None:
-    """Raise ValueError for a split backward: it takes apart products that run in pieces beside their sums."""
+    """Raise ValueError for a split backward where products run in pieces beside their reductions."""
     split = next((a for a in plan.program_actions if a.stage == stage.id and a.kind is Pass.I), None)
     if split is not None:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Over how many ranks the runtime divides a module that it can run."""
+"""Over how many ranks the runtime can divide a module."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -8,25 +8,25 @@ from workbench.model.layer import Attention, Layer, Matmul, Shard
 from workbench.model.model_graph import Module
 from workbench.plan.lru_cache import Identity, LruCache
 
-_REASONS: LruCache[str] = LruCache(4096)  # empty: it can
+_REASONS: LruCache[str] = LruCache(4096)  # empty: it can be divided
 
 
 def check_degrees(module: Module, *, tp: int, cp: int) -> None:
-    """Raise ValueError where it runs on one rank, and not on so many.
+    """Raise ValueError where the module runs on one rank, but not on this many.
 
     Complexity: O(operators of the module), once.
     """
-    if found := _reason(module, tp, cp):
-        raise ValueError(f"module {module.name!r}: {found}")
+    if reason := _reason(module, tp, cp):
+        raise ValueError(f"module {module.name!r}: {reason}")
 
 
 def may_divide(module: Module, *, tp: int, cp: int) -> bool:
-    """Whether a search may: `check_degrees` accepts it, or the module cannot run at all."""
+    """Whether a search may divide it so: `check_degrees` accepts it, or the module cannot run at all."""
     return module.source is None or not _reason(module, tp, cp)
 
 
 def _reason(module: Module, tp: int, cp: int) -> str:
-    """Empty where it is divided so."""
+    """Return why the module cannot be divided so; empty if it can."""
     return _REASONS.get_or((Identity(module), tp, cp), lambda: next(_reasons(module, tp, cp), ""))
 
 
@@ -38,19 +38,19 @@ def _reasons(module: Module, tp: int, cp: int) -> Iterator[str]:
     if cp > 1 and any(isinstance(operator, Attention) and operator.is_capped for operator in operators):
         yield f"attention over several ranks has no soft cap; want cp 1, got {cp}"
     if tp > 1:
-        yield from chain.from_iterable(_uncut(layer, tp) for layer in module.layers)
+        yield from chain.from_iterable(_layer_reasons(layer, tp) for layer in module.layers)
 
 
-def _uncut(layer: Layer, tp: int) -> Iterator[str]:
-    """A norm over the width of all heads wants them on one rank; what is cut, a feature for each."""
-    for matmul in (each for each in layer.operators if isinstance(each, Matmul)):
+def _layer_reasons(layer: Layer, tp: int) -> Iterator[str]:
+    """Yield why a layer cannot be divided: too few features, or a norm over the width of all heads."""
+    for matmul in (op for op in layer.operators if isinstance(op, Matmul)):
         if matmul.shard is Shard.ROW and matmul.in_features < tp:
             yield (
                 f"the {matmul.in_features} features between the matmuls of {layer.name} are not cut over tp "
                 f"{tp}; nearest: tp {matmul.in_features}"
             )
     heads = {operator.head_dim for operator in layer.operators if isinstance(operator, Attention)}
-    for norm in (each for each in layer.operators if each.name in ("q_norm", "k_norm")):
+    for norm in (op for op in layer.operators if op.name in ("q_norm", "k_norm")):
         if any(weight.num_elements not in heads for weight in norm.parameters()):
             yield (
                 f"a norm over the queries of all heads is not cut by tensor parallelism; want tp 1, got {tp}"

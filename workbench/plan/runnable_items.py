@@ -1,4 +1,4 @@
-"""Which sizes of items an encoder or a generator can be run with."""
+"""Which item sizes an encoder or a generator can run."""
 
 from math import isqrt, prod
 
@@ -24,16 +24,16 @@ VISION = "vision"  # a family's role
 
 
 def check_segment(module: Module, segment: Segment) -> None:
-    """Raise ValueError where the module cannot make `tokens_out` of `tokens_in`. O(steps of a projector)."""
+    """Raise ValueError if the module cannot turn `tokens_in` into `tokens_out`. O(steps of a projector)."""
     family = family_of(module)
     if isinstance(family, Generator):
         _check_generated(segment)
     if not isinstance(family, Encoder):
         return
     check_item(module, ItemTokens(segment.tokens_in, segment.tokens_out))
-    most = family.longest_item and family.longest_item(source_config(module))
-    if most is not None and segment.tokens_in > most:
-        raise ValueError(f"takes up to {most} tokens, got {segment.tokens_in}")
+    longest = family.longest_item and family.longest_item(source_config(module))
+    if longest is not None and segment.tokens_in > longest:
+        raise ValueError(f"takes up to {longest} tokens, got {segment.tokens_in}")
     is_read = module.layers[-1].emits is TokenCount.IN
     if is_read or family.takes_native_only(source_config(module)):
         _check_native(module, segment)
@@ -42,26 +42,32 @@ def check_segment(module: Module, segment: Segment) -> None:
 
 
 def _check_projected(module: Module, segment: Segment) -> None:
-    kept = segment.tokens_in - class_tokens(module.layers[0])
-    if kept < 1:
+    num_patches = segment.tokens_in - class_tokens(module.layers[0])
+    if num_patches < 1:
         raise ValueError(f"want more tokens than the class token, got {segment.tokens_in}")
-    if segment.grid is not None and prod(segment.grid) != kept:
-        raise ValueError(f"{kept} tokens are not {segment.grid[0]} rows of {segment.grid[1]}")
+    if segment.grid is not None and prod(segment.grid) != num_patches:
+        raise ValueError(f"{num_patches} tokens are not {segment.grid[0]} rows of {segment.grid[1]}")
     merged = merged_tokens(module.layers[-1])
     assert module.source is not None, "it is of a family"
     assert module.source.projector is not None, "an encoder ends with one"
     projector = from_text(module.source.projector)
     if not isinstance(projector, Projector):
-        made = _merged(projector, kept, _lies(module, segment, kept, isqrt(merged_by(projector))))
+        num_out = _merged(
+            projector, num_patches, _patch_grid(module, segment, num_patches, isqrt(merged_by(projector)))
+        )
     elif projector is Projector.MERGER:
-        made = kept // _square(whole(source_config(module), "spatial_merge_size", 2), kept, segment.grid)
-    elif merged == 1 and kept % segment.tokens_out:
-        nearest = evenly_near(kept, segment.tokens_out)
-        raise ValueError(f"{kept} tokens do not shrink evenly to {segment.tokens_out}; nearest: {nearest}")
+        num_out = num_patches // _merged_square(
+            whole(source_config(module), "spatial_merge_size", 2), num_patches, segment.grid
+        )
+    elif merged == 1 and num_patches % segment.tokens_out:
+        nearest = evenly_near(num_patches, segment.tokens_out)
+        raise ValueError(
+            f"{num_patches} tokens do not shrink evenly to {segment.tokens_out}; nearest: {nearest}"
+        )
     else:
-        made = segment.tokens_out if merged == 1 else kept // merged
-    if made != segment.tokens_out:
-        raise ValueError(f"its projector makes {made} tokens of {kept}, got {segment.tokens_out}")
+        num_out = segment.tokens_out if merged == 1 else num_patches // merged
+    if num_out != segment.tokens_out:
+        raise ValueError(f"its projector makes {num_out} tokens of {num_patches}, got {segment.tokens_out}")
 
 
 def _check_generated(segment: Segment) -> None:
@@ -74,42 +80,42 @@ def _check_generated(segment: Segment) -> None:
 
 
 def _check_native(module: Module, segment: Segment) -> None:
-    """Of a tower that has positions of one size, or whose tokens cross-attention reads."""
+    """Check the size of items for a tower with positions of one size, or read by cross-attention."""
     native = native_tokens(module)
     if native is None or segment.tokens_in == native[0]:
         return
     raise ValueError(f"want the {native[0]} tokens of an image of its one size, got {segment.tokens_in}")
 
 
-def _square(side: int, kept: int, grid: tuple[int, int] | None) -> int:
-    """Tokens of a square that becomes one."""
-    if kept % side**2 or (grid is not None and any(length % side for length in grid)):
-        raise ValueError(f"{kept} tokens{_as(grid)} do not merge {side} x {side} to one")
+def _merged_square(side: int, num_patches: int, grid: tuple[int, int] | None) -> int:
+    """Return the tokens of a square that merges into one; ValueError if squares do not fit."""
+    if num_patches % side**2 or (grid is not None and any(length % side for length in grid)):
+        raise ValueError(f"{num_patches} tokens{_grid_text(grid)} do not merge {side} x {side} to one")
     return side**2
 
 
-def _lies(module: Module, segment: Segment, kept: int, side: int) -> tuple[int, int] | None:
-    """Rows and columns of an image's patches, where they are not chosen so that squares fit."""
+def _patch_grid(module: Module, segment: Segment, num_patches: int, side: int) -> tuple[int, int] | None:
+    """Return rows and columns of an image's patches; None where they are chosen so that squares fit."""
     family, native = family_of(module), native_tokens(module)
     assert family is not None, "it is an encoder"
     if family.role != VISION or segment.grid is not None:
         return segment.grid
-    if native is not None and segment.tokens_in == native[0] and isqrt(kept) ** 2 == kept:
-        return isqrt(kept), isqrt(kept)
-    _square(side, kept, None)
+    if native is not None and segment.tokens_in == native[0] and isqrt(num_patches) ** 2 == num_patches:
+        return isqrt(num_patches), isqrt(num_patches)
+    _merged_square(side, num_patches, None)
     return None
 
 
-def _merged(steps: Steps, kept: int, lies: tuple[int, int] | None) -> int:
-    """Tokens behind the steps."""
+def _merged(steps: Steps, num_patches: int, grid: tuple[int, int] | None) -> int:
+    """Return the tokens after the projector's steps."""
     for merge in (step.merge for step in steps if step.merge is not None):
         side = isqrt(merge)
-        if kept % merge or (lies is not None and any(length % side for length in lies)):
-            raise ValueError(f"{kept} tokens{_as(lies)} do not merge {merge} to one")
-        kept //= merge
-        lies = None if lies is None else (lies[0] // side, lies[1] // side)
-    return kept
+        if num_patches % merge or (grid is not None and any(length % side for length in grid)):
+            raise ValueError(f"{num_patches} tokens{_grid_text(grid)} do not merge {merge} to one")
+        num_patches //= merge
+        grid = None if grid is None else (grid[0] // side, grid[1] // side)
+    return num_patches
 
 
-def _as(grid: tuple[int, int] | None) -> str:
+def _grid_text(grid: tuple[int, int] | None) -> str:
     return "" if grid is None else f" in {grid[0]} rows of {grid[1]}"

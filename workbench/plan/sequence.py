@@ -1,10 +1,9 @@
-"""Where tensor-parallel ranks of a stage split its tokens, and where each has all of them again.
+"""Sequence parallelism: where tensor-parallel ranks of a stage split its tokens, and where all gather them.
 
-Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
-section 4.2.2. So do Megatron's kernels: every layer has its part of the tokens, and stages hand parts on.
-Differs otherwise: stages hand all tokens on to each other, so a stage divides them itself and
-joins them at its end; embeddings and projectors work on all tokens, as features are placed among
-them and tokens shrink there.
+Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section
+4.2.2. Megatron's kernels do the same: every layer has its part of the tokens, and stages pass parts on.
+Differs otherwise: stages pass all tokens to each other, so a stage splits them itself and gathers them at its
+end; embeddings and projectors work on all tokens, as features are placed among them and tokens shrink there.
 """
 
 from dataclasses import dataclass
@@ -18,12 +17,12 @@ from workbench.plan.plan import Plan, Settings, Stage
 
 @dataclass(frozen=True, slots=True)
 class TokenBorders:
-    """Of one stage; empty where its ranks do not divide tokens.
+    """Where one stage splits and gathers tokens; empty where its ranks do not split them.
 
     Args:
         divided: layers whose norms and sums each rank does for its part of the tokens, ascending.
-        divides: those of them that are given all tokens, and divide them first.
-        joins: those of them behind which every rank has all tokens again.
+        divides: those of them that get all tokens, and split them first.
+        joins: those of them after which every rank has all tokens again.
     """
 
     divided: tuple[int, ...] = ()
@@ -32,9 +31,11 @@ class TokenBorders:
 
 
 def token_borders(plan: Plan, stage: Stage) -> TokenBorders:
-    """Blocks and the head divide tokens; around what enters or leaves between two of them all are joined.
+    """Return where a stage splits tokens (in blocks and the head) and where it gathers them.
 
-    Under Megatron's kernels all layers do, and nothing is joined.
+    Tokens are gathered around what enters or leaves between two layers.
+
+    Under Megatron's kernels all layers split tokens, and nothing is gathered.
 
     Complexity: O(layers of the stage x edges of its module).
     """
@@ -46,21 +47,21 @@ def token_borders(plan: Plan, stage: Stage) -> TokenBorders:
     layers = plan.model.module(stage.module).layers
     divided = tuple(index for index in range(first, last) if can_divide(layers[index]))
     entered = {layer for edge in plan.model.edges_into(stage.module) for layer in edge.entered}
-    left = {edge.after_layer + 1 for edge in plan.model.edges_out_of(stage.module)}
-    whole = {first, last, *entered, *left}  # layers in front of which all tokens are there
-    divides = tuple(index for index in divided if index in whole or index - 1 not in divided)
+    leaving = {edge.after_layer + 1 for edge in plan.model.edges_out_of(stage.module)}
+    needs_all = {first, last, *entered, *leaving}  # layers before which every rank has all tokens
+    divides = tuple(index for index in divided if index in needs_all or index - 1 not in divided)
     joins = tuple(
         index
         for index in divided
-        if layers[index].kind is LayerKind.BLOCK and (index + 1 in whole or index + 1 not in divided)
+        if layers[index].kind is LayerKind.BLOCK and (index + 1 in needs_all or index + 1 not in divided)
     )
     return TokenBorders(divided, divides, joins)
 
 
 def dividing(cost: CostModel, settings: Settings, module: str) -> CostModel:
-    """The machine on which layers of a module that divide tokens are priced; `cost` where none do.
+    """Return the cost model for a module's layers that split tokens; `cost` itself where none do.
 
-    Products keep all the tokens that they gathered, but for Megatron's: see `SavedInput`.
+    Products keep all the tokens that they gathered, except Megatron's: see `SavedInput`.
     """
     if not settings.divides_tokens(module):
         return cost
@@ -68,8 +69,8 @@ def dividing(cost: CostModel, settings: Settings, module: str) -> CostModel:
 
 
 def can_divide(layer: Layer) -> bool:
-    """Whether what a layer does between its products is done token by token, and to one sequence."""
+    """Whether everything that a layer does between its products works token by token, on one sequence."""
     if layer.kind not in (LayerKind.BLOCK, LayerKind.HEAD) or layer.reads_context:
         return False
     products = [op for op in layer.operators if isinstance(op, Matmul) and not is_of_expert(op)]
-    return not any(product.tokens_scale < 1 for product in products)  # of tokens that merge
+    return not any(product.tokens_scale < 1 for product in products)  # tokens merge there

@@ -1,14 +1,14 @@
-"""Who waits for whom in a lowered plan, once for all who ask: deadlock check, sweep and engine.
+"""The task graph: who waits for whom in a lowered plan, used by deadlock check, sweep and engine.
 
-Which task an action is part of says `schedule/action.MEANING`; a sum of gradients is as many tasks as it
-has gradient groups on a rank, or one of the rank's own where it has none.
+Which kind of task an action belongs to is in `schedule/action.MEANING`; a gradient reduction is one task per
+gradient group on a rank, or one of the rank's own where it has none.
 
-Rows of communication are nodes behind the tasks: they wait for links besides, which is no matter of order.
+Rows of communication are nodes after the tasks: they also wait for links, which order does not depend on.
 
-Edges are of three sorts. Data: a row stands behind its producer (a broadcast behind the row that it passes
-on) and in front of its consumer, and a collective in front of what `waits_of` says. Lanes: a rank does its
-passes one after another, and beside them its fsdp collectives, and its all-reduces, each lane in program
-order; neither begins before the passes that stand in front of it. STEP stands behind all of its rank.
+There are three sorts of edges. Data: a row follows its producer (a broadcast the row that it passes on) and
+precedes its consumer, and a collective precedes what `waits_of` says. Lanes: a rank does its passes one after
+another, and beside them its fsdp collectives and its all-reduces, each lane in program order; neither begins
+before the passes that precede it in the program. STEP follows everything on its rank.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,11 +26,13 @@ from workbench.schedule.sharded import waits_of
 
 
 class Task(NamedTuple):
-    """What ranks do together, and nobody else at once on the same lane of theirs.
+    """What ranks do together, one task at a time on each lane of a rank.
 
     Args:
+        kind: of the task, which decides its lane.
         action: an fsdp collective is named after its unit's first stage, an all-reduce after the
             action that first covers it.
+        ranks: that take part.
         group: gradient group of an all-reduce; None: of an action that has none on its rank.
     """
 
@@ -41,12 +43,12 @@ class Task(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """What one action of a rank or program takes part in beside its passes.
+    """A collective of a program or rank, in terms of tasks.
 
     Args:
-        action: a collective, by the program's own name.
+        action: the collective, by the program's own name.
         tasks: one after another.
-        last_pass: the task in front of it in the program; None: there is none.
+        last_pass: the task before it in the program; None: there is none.
         awaited: tasks on other lanes that it waits for.
     """
 
@@ -57,7 +59,7 @@ class Joined(NamedTuple):
 
 
 class OrderedRows(Protocol):
-    """Rows of communication, as far as order goes; columns as in `lowered.Rows`."""
+    """The columns of communication rows that decide order, as in `lowered.Rows`."""
 
     @property
     def actions(self) -> Sequence[Action]: ...
@@ -70,7 +72,7 @@ class OrderedRows(Protocol):
 
 
 class OrderedGroup(Protocol):
-    """A gradient group, as far as order goes."""
+    """What decides the order of a gradient group."""
 
     @property
     def index(self) -> int: ...
@@ -85,12 +87,12 @@ class TaskGraph:
     Args:
         tasks: [T].
         num_rows: R.
-        before, after: [E] the ends of every edge; an edge may stand there more than once.
+        before, after: [E] the ends of every edge; edges may repeat.
         passes: action -> task.
         steps: rank -> task.
         groups: gradient group -> task; groups that nobody reduces are absent.
         fsdp: [programs] their fsdp collectives, in order.
-        reductions: rank -> its sums of gradients, in order.
+        reductions: rank -> its gradient reductions, in order.
     """
 
     tasks: tuple[Task, ...]
@@ -113,7 +115,7 @@ class TaskGraph:
 
     @cached_property
     def num_missing(self) -> Ints:
-        """[N] how many edges end in each node."""
+        """[N] number of edges into each node."""
         return num_missing(self.after, self.num_nodes)
 
     @cached_property
@@ -123,12 +125,12 @@ class TaskGraph:
 
 
 def num_missing(after: Ints, num_nodes: int) -> Ints:
-    """[N] how many edges end in each node."""
+    """[N] number of edges into each node."""
     return np.bincount(after, minlength=num_nodes).astype(np.int64)
 
 
 def adjacency(before: Ints, after: Ints, num_nodes: int) -> tuple[Ints, Ints]:
-    """[N + 1], [E]: node n's followers are followers[offsets[n]:offsets[n + 1]], as edges stand."""
+    """[N + 1], [E]: node n's followers are followers[offsets[n]:offsets[n + 1]], in edge order."""
     counts = np.bincount(before, minlength=num_nodes)
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
     return offsets, after[np.argsort(before, kind="stable")]
@@ -140,7 +142,7 @@ def task_graph(
     groups: Iterable[OrderedGroup],
     reductions: Mapping[Action, tuple[int, ...]],
 ) -> TaskGraph:
-    """The graph of programs whose actions stand once in each, STEP last.
+    """Build the graph of programs in which every action occurs once, STEP last.
 
     Raises:
         ValueError: a rank that would reduce a gradient group twice.
@@ -155,8 +157,8 @@ def task_graph(
     return TaskGraph(
         tasks=tuple(graph.tasks),
         num_rows=num_rows,
-        before=_joined(graph.before, ready, nodes),
-        after=_joined(graph.after, nodes, passes[rows.consumer]),
+        before=_edge_ends(graph.before, ready, nodes),
+        after=_edge_ends(graph.after, nodes, passes[rows.consumer]),
         passes=graph.passes,
         steps=graph.steps,
         groups=graph.groups,
@@ -165,13 +167,13 @@ def task_graph(
     )
 
 
-def _joined(of_tasks: Sequence[int], into_rows: Ints, out_of_rows: Ints) -> Ints:
-    """One end of every edge: between tasks, then by row the edge into it and the one out of it."""
-    num_tasks = len(of_tasks)
-    found = np.empty(num_tasks + 2 * len(into_rows), dtype=np.int64)
-    found[:num_tasks] = of_tasks
-    found[num_tasks::2], found[num_tasks + 1 :: 2] = into_rows, out_of_rows
-    return found
+def _edge_ends(between_tasks: Sequence[int], into_rows: Ints, out_of_rows: Ints) -> Ints:
+    """Return one end of every edge: of edges between tasks, then of the edges into and out of each row."""
+    num_tasks = len(between_tasks)
+    ends = np.empty(num_tasks + 2 * len(into_rows), dtype=np.int64)
+    ends[:num_tasks] = between_tasks
+    ends[num_tasks::2], ends[num_tasks + 1 :: 2] = into_rows, out_of_rows
+    return ends
 
 
 class _Builder:
@@ -218,11 +220,11 @@ class _Builder:
                 self.after.append(task)
 
     def _add_program(self, program: Program) -> None:
-        """Passes and fsdp collectives are the same on all its ranks, all-reduces and STEP each rank's own."""
+        """Add a program's edges: passes and fsdp collectives once, all-reduces and STEP for each rank."""
         waits = waits_of(program.actions) if self._units else {}
         last_pass: int | None = None
         collectives: list[Joined] = []
-        sums: list[Joined] = []  # tasks still to be told, rank by rank
+        reductions: list[Joined] = []  # their tasks are set rank by rank
         has_step = False
         for action in program.actions:
             awaited = tuple([self._collectives[wait] for wait in waits.get(action, ())]) if waits else ()
@@ -236,36 +238,36 @@ class _Builder:
                 self._follow(task, last_pass, collectives[-1].tasks[0] if collectives else None)
                 collectives.append(Joined(action, (task,), last_pass))
             elif kind is TaskKind.ALL_REDUCE:
-                sums.append(Joined(action, (), last_pass, awaited))
+                reductions.append(Joined(action, (), last_pass, awaited))
             else:
                 has_step = True
         self.fsdp.append(tuple(collectives))
         ends = [joined.tasks[0] for joined in collectives]
         for rank in program.ranks:
-            self._add_reductions(rank, sums)
+            self._add_reductions(rank, reductions)
             if has_step:
                 self.steps[rank] = self._new(Task(TaskKind.STEP, program.actions[-1], (rank,)))
                 reduced = [joined.tasks[-1] for joined in self.reductions[rank]]
                 self._follow(self.steps[rank], *ends, *reduced, last_pass)
 
-    def _add_reductions(self, rank: int, sums: Iterable[Joined]) -> None:
-        """One all-reduce after another, each action's behind the passes in front of it."""
+    def _add_reductions(self, rank: int, reductions: Iterable[Joined]) -> None:
+        """Add a rank's all-reduces one after another, each after the passes that precede it."""
         lane: list[Joined] = []
         holder: dict[int, Action] = {}
-        earlier: int | None = None
-        for joined in sums:
+        last: int | None = None
+        for joined in reductions:
             tasks = tuple(self._all_reduces(rank, joined.action))
-            for task, after in zip(tasks, (earlier, *tasks), strict=False):
+            for task, previous in zip(tasks, (last, *tasks), strict=False):
                 group = self.tasks[task].group
                 if group is not None and holder.setdefault(group, joined.action) != joined.action:
                     raise ValueError(
                         f"rank {rank}: gradient group {group} must be reduced once, "
                         f"it stands in {holder[group]} and {joined.action}"
                     )
-                self._follow(task, after, *joined.awaited)
+                self._follow(task, previous, *joined.awaited)
             self._follow(tasks[0], joined.last_pass)
             lane.append(joined._replace(tasks=tasks))
-            earlier = tasks[-1]
+            last = tasks[-1]
         self.reductions[rank] = tuple(lane)
 
     def _all_reduces(self, rank: int, action: Action) -> Iterable[int]:
@@ -285,12 +287,12 @@ def _groups_on(
     members: Mapping[int, tuple[int, ...]],
     reductions: Mapping[Action, tuple[int, ...]],
 ) -> dict[tuple[int, Action], list[int]]:
-    """(rank, sum of a stage of its own) -> its groups, in issue order; absent where it has none."""
-    found: dict[tuple[int, Action], list[int]] = {}
-    sets = {index: frozenset(ranks) for index, ranks in members.items()}
+    """Map (rank, reduction of one of its stages) to its groups, in issue order; absent where it has none."""
+    groups_on: dict[tuple[int, Action], list[int]] = {}
+    member_sets = {index: frozenset(ranks) for index, ranks in members.items()}
     for action, indices in reductions.items():
         holders = frozenset(ranks_of[action.stage or 0])
         for index in indices:
-            for rank in sets[index].intersection(holders):
-                found.setdefault((rank, action), []).append(index)
-    return found
+            for rank in member_sets[index].intersection(holders):
+                groups_on.setdefault((rank, action), []).append(index)
+    return groups_on

@@ -1,4 +1,4 @@
-"""Who holds which tokens of a microbatch: places on context-parallel ranks, from token shards."""
+"""Which context-parallel rank holds which tokens of a microbatch, from token shards."""
 
 from collections.abc import Iterator
 from itertools import accumulate
@@ -13,7 +13,7 @@ from workbench.model.model_graph import TEXT, Edge
 from workbench.plan.plan import Microbatch, Plan, TokenShard
 from workbench.plan.routing import Routing
 
-Places = npt.NDArray[np.int64]
+TokenIndices = npt.NDArray[np.int64]
 
 
 class Run(NamedTuple):
@@ -22,7 +22,7 @@ class Run(NamedTuple):
     Args:
         item: whose.
         first: the first of them, counted inside the item.
-        start: its place in the tensor that the run is about.
+        start: its index in the tensor that the run is about.
         num_tokens: how many.
     """
 
@@ -33,24 +33,24 @@ class Run(NamedTuple):
 
 
 def row_tokens(routing: Routing, microbatch: Microbatch) -> tuple[int, ...]:
-    """Tokens of every row, as the blocks of the module see them (IN): what token shards cover."""
+    """Return the tokens of every row inside the module (IN), which token shards cover."""
     module = routing.plan.model.module(microbatch.module)
     return tuple(sum(routing.tokens(module, item, TokenCount.IN) for item in row) for row in microbatch.rows)
 
 
 def row_shards(routing: Routing, microbatch: Microbatch) -> tuple[TokenShard, ...]:
-    """The owners of every row of a microbatch: the plan's, or zigzag where the plan has none."""
+    """Return the token owners of every row of a microbatch: the plan's, or zigzag if it has none."""
     plan = routing.plan
     cp = plan.chain[microbatch.module, microbatch.replica][0].cp
-    found = []
+    shards = []
     for row, num_tokens in enumerate(row_tokens(routing, microbatch)):
         key = (microbatch.module, microbatch.replica, microbatch.index, row)
-        found.append(plan.token_shard.get(key) or zigzag(key, num_tokens, cp))
-    return tuple(found)
+        shards.append(plan.token_shard.get(key) or zigzag(key, num_tokens, cp))
+    return tuple(shards)
 
 
 def zigzag(key: tuple[str, int, int, int], num_tokens: int, cp: int) -> TokenShard:
-    """2 cp equal blocks, the i-th and the i-th from the end on rank i; a short row lacks the last ones.
+    """Return 2 cp equal blocks, the i-th and the i-th from the end on rank i; a short row lacks the last.
 
     Args:
         key: module, replica, microbatch and row.
@@ -70,19 +70,19 @@ def zigzag(key: tuple[str, int, int, int], num_tokens: int, cp: int) -> TokenSha
 
 
 def zigzag_blocks(num_tokens: int, cp: int) -> tuple[int, tuple[int, ...]]:
-    """Tokens of a block of `zigzag`, and the owners of the blocks."""
+    """Return the tokens of a `zigzag` block, and the owners of the blocks."""
     block_tokens = -(-num_tokens // (2 * cp))
     blocks = range(-(-num_tokens // block_tokens))
     return block_tokens, tuple(min(block, 2 * cp - 1 - block) for block in blocks)
 
 
-def owned_tokens(routing: Routing, microbatch: Microbatch) -> tuple[Places, ...]:
-    """Packed token indices of each context-parallel rank: the plan's shards, or its zigzag without.
+def owned_tokens(routing: Routing, microbatch: Microbatch) -> tuple[TokenIndices, ...]:
+    """Return the packed token indices of each context-parallel rank, from token shards or zigzag.
 
     Raises:
         ValueError: a shard whose blocks do not cover its row.
     """
-    owner: list[Places] = []
+    owners_of_rows: list[TokenIndices] = []
     for length, shard in zip(row_tokens(routing, microbatch), row_shards(routing, microbatch), strict=True):
         blocks, size = len(shard.owners), shard.block_tokens
         if not (blocks - 1) * size < length <= blocks * size:
@@ -90,18 +90,18 @@ def owned_tokens(routing: Routing, microbatch: Microbatch) -> tuple[Places, ...]
                 f"token shard of {microbatch.module!r} microbatch {microbatch.index}, row {shard.row}: "
                 f"{blocks} blocks of {size} do not cover {length} tokens"
             )
-        owner.append(np.repeat(np.asarray(shard.owners, dtype=np.int64), size)[:length])
-    owners = np.concatenate(owner)
+        owners_of_rows.append(np.repeat(np.asarray(shard.owners, dtype=np.int64), size)[:length])
+    owners = np.concatenate(owners_of_rows)
     num_ranks = routing.plan.chain[microbatch.module, microbatch.replica][0].cp
     return tuple(np.flatnonzero(owners == rank) for rank in range(num_ranks))
 
 
 def held_runs(routing: Routing, microbatch: Microbatch, count: TokenCount) -> tuple[tuple[Run, ...], ...]:
-    """By context-parallel place, the runs that a rank there holds of the packed microbatch.
+    """Return, per context-parallel index, the runs of the packed microbatch that a rank there holds.
 
-    A rank keeps its tokens in ascending order, so what it holds of an item lies side by side in
-    its own tensor. Behind a layer that changes the number of tokens, a token belongs to the owner
-    of the one at the same fraction of the item.
+    A rank keeps its tokens in ascending order, so its tokens of an item are contiguous in its own tensor.
+    After a layer that changes the number of tokens, a token belongs to the owner of the one at the same
+    fraction of the item.
 
     Complexity: O(blocks + items).
     """
@@ -116,16 +116,16 @@ def held_runs(routing: Routing, microbatch: Microbatch, count: TokenCount) -> tu
             tokens_in = routing.tokens(module, item, TokenCount.IN)
             tokens = routing.tokens(module, item, count)
             for owner, first, stop in owned_parts(shard, start, start + tokens_in):
-                here = [-(-(edge - start) * tokens // tokens_in) for edge in (first, stop)]
-                if here[0] < here[1]:
-                    runs[owner].append(Run(item, here[0], filled[owner], here[1] - here[0]))
-                    filled[owner] += here[1] - here[0]
+                bounds = [-(-(bound - start) * tokens // tokens_in) for bound in (first, stop)]
+                if bounds[0] < bounds[1]:
+                    runs[owner].append(Run(item, bounds[0], filled[owner], bounds[1] - bounds[0]))
+                    filled[owner] += bounds[1] - bounds[0]
             start += tokens_in
     return tuple(tuple(owned) for owned in runs)
 
 
 def owned_parts(shard: TokenShard, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """(owner, start, stop) of the parts of [start, stop) of a row, neighbours of one owner as one."""
+    """Yield (owner, start, stop) of the parts of [start, stop) of a row; adjacent ones of one owner merge."""
     while start < stop:
         block = start // shard.block_tokens
         owner = shard.owners[block]
@@ -137,12 +137,12 @@ def owned_parts(shard: TokenShard, start: int, stop: int) -> Iterator[tuple[int,
 
 
 def feature_runs(routing: Routing, edge: Edge, microbatch: Microbatch) -> tuple[tuple[Run, ...], ...]:
-    """By context-parallel place of the target, the features whose gradient a rank there holds.
+    """Return, per context-parallel index of the target, the features whose gradient a rank there holds.
 
-    A feature that stands in the target's sequence belongs to the owner of that place, which receives it
-    alone: `start` counts in the tensor of its own features, in the edge's order. One that does not
-    (the context of a cross-attention) is read by every rank, and each holds a part of the sum:
-    `start` counts in the whole tensor of the edge, which all receive.
+    A feature in the target's sequence belongs to the owner of its position, which alone receives it: `start`
+    counts in the tensor of its own features, in the edge's order. A feature outside of the sequence (context
+    of a cross-attention) is read by every rank, and each holds a part of its gradient: `start` counts in the
+    whole tensor of the edge, which all receive.
 
     Complexity: O(blocks + segments).
     """
@@ -153,44 +153,44 @@ def feature_runs(routing: Routing, edge: Edge, microbatch: Microbatch) -> tuple[
     wanted = routing.wanted(edge, microbatch)
     tokens = [routing.tokens(source, item, count) for item in wanted]
     starts = dict(zip(wanted, accumulate(tokens, initial=0), strict=False))
-    whole = tuple(Run(item, 0, starts[item], n) for item, n in zip(wanted, tokens, strict=True))
-    places = _places(plan, edge, microbatch)
-    if cp == 1 or places is None:
-        return (whole,) * cp
+    all_runs = tuple(Run(item, 0, starts[item], n) for item, n in zip(wanted, tokens, strict=True))
+    positions = _feature_positions(plan, edge, microbatch)
+    if cp == 1 or positions is None:
+        return (all_runs,) * cp
     shards = row_shards(routing, microbatch)
-    found: list[list[Run]] = [[] for _ in range(cp)]
+    runs_of: list[list[Run]] = [[] for _ in range(cp)]
     filled = [0] * cp
-    for run in whole:
-        row, index = places[run.item]
+    for run in all_runs:
+        row, index = positions[run.item]
         for owner, first, stop in owned_parts(shards[row], index, index + run.num_tokens):
-            found[owner].append(Run(run.item, first - index, filled[owner], stop - first))
+            runs_of[owner].append(Run(run.item, first - index, filled[owner], stop - first))
             filled[owner] += stop - first
-    return tuple(tuple(runs) for runs in found)
+    return tuple(tuple(runs) for runs in runs_of)
 
 
 def goes_to_owners(routing: Routing, edge: Edge, microbatch: Microbatch) -> bool:
-    """Whether each context-parallel rank of the target receives the features that it owns, and no others."""
+    """Whether each context-parallel rank of the target receives only the features that it owns."""
     plan = routing.plan
     cp = plan.chain[microbatch.module, microbatch.replica][0].cp
-    return cp > 1 and _has_places(plan, edge)
+    return cp > 1 and _enters_sequence(plan, edge)
 
 
-def _places(plan: Plan, edge: Edge, microbatch: Microbatch) -> dict[Item, tuple[int, int]] | None:
-    """Item of an edge -> (row, place in it) of its first token; None where features have no place."""
+def _feature_positions(plan: Plan, edge: Edge, microbatch: Microbatch) -> dict[Item, tuple[int, int]] | None:
+    """Map an edge's items to (row, position) of the first token; None if features are not in the sequence."""
     modality = plan.model.module(edge.source).modality
-    if not _has_places(plan, edge):
+    if not _enters_sequence(plan, edge):
         return None
-    found: dict[Item, tuple[int, int]] = {}
+    position_of: dict[Item, tuple[int, int]] = {}
     for row, items in enumerate(microbatch.rows):
         index = 0
         for item in items:
             for segment in plan.sample[item.sample].segments:
                 if segment.modality == modality:
-                    found[Item(item.sample, segment.k)] = row, index
+                    position_of[Item(item.sample, segment.k)] = row, index
                 index += segment.tokens_out
-    return found
+    return position_of
 
 
-def _has_places(plan: Plan, edge: Edge) -> bool:
-    """Whether features of an edge stand in the target's sequence."""
+def _enters_sequence(plan: Plan, edge: Edge) -> bool:
+    """Whether features of an edge become part of the target's sequence."""
     return plan.model.module(edge.target).modality == TEXT and not plan.model.is_context(edge)

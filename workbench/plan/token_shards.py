@@ -1,4 +1,4 @@
-"""Token shards of a plan: every row of a module cut into blocks, and a policy that says who owns them."""
+"""Token shards of a plan: each row of a module is cut into blocks, and a policy decides who owns them."""
 
 from enum import Enum
 
@@ -19,10 +19,10 @@ _OWNED: LruCache[list[tuple[int, ...]]] = LruCache(4_096)
 
 
 class Scope(Enum):
-    """What a policy evens out at once.
+    """What a policy balances at once.
 
-    Rows of a microbatch run in one launch, so its rows together are what has to be even; policies by
-    position, such as zigzag, mean the positions of one sequence.
+    Rows of a microbatch run in one launch, so all of them together should be balanced; positional policies,
+    such as zigzag, refer to positions in one sequence.
     """
 
     ROW = "every row by itself"
@@ -37,18 +37,18 @@ def token_shards(
     block_tokens: int = 128,
     scope: Scope = Scope.MICROBATCH,
 ) -> tuple[TokenShard, ...]:
-    """The owners of all blocks of a module, for `dataclasses.replace(plan, token_shards=...)`.
+    """Return the owners of all blocks of a module, for `dataclasses.replace(plan, token_shards=...)`.
 
-    The work of a block is the query-key pairs of its non-empty square tiles, classified exactly from
-    the row's mask. A row too short to give every rank a
-    block of that size is cut into blocks of the next smaller power of two that does.
+    The work of a block is the query-key pairs of its non-empty square tiles, classified exactly from the
+    row's mask. A row too short to give every rank a block is cut into blocks of the next smaller power of two
+    that does.
 
     Args:
-        plan: stages and microbatches; its own token shards are not looked at.
+        plan: stages and microbatches; its own token shards are ignored.
         module: whose rows.
-        policy: one of `workbench.balance.tokens.policies` or `tokens_exchange`.
+        policy: one of `workbench.balance.tokens.policies` or `.exchange`.
         block_tokens: tokens of a block, a power of two; the last block of a row may be shorter.
-        scope: what is evened out at once.
+        scope: what is balanced at once.
 
     Returns:
         one shard per row of every microbatch of the replicas with more than one context-parallel
@@ -62,7 +62,7 @@ def token_shards(
     if block_tokens < 1 or block_tokens & (block_tokens - 1):
         nearest = 1 << max(block_tokens, 1).bit_length() - 1
         raise ValueError(f"block_tokens must be a power of two, got {block_tokens}: try {nearest}")
-    found: list[TokenShard] = []
+    shards: list[TokenShard] = []
     of_module = plan.model.module(module)
     for microbatch in plan.microbatches:
         if microbatch.module != module:
@@ -74,7 +74,7 @@ def token_shards(
         costs = [cost for _, cost in rows]
         key = tuple(map(Identity, costs)), num_ranks, policy, scope  # equal rows have the same costs
         owners = _OWNED.get_or(key, lambda costs=costs, n=num_ranks: _owners(costs, n, policy, scope))  # type: ignore[misc]
-        found += [
+        shards += [
             TokenShard(
                 module=module,
                 replica=microbatch.replica,
@@ -85,11 +85,11 @@ def token_shards(
             )
             for row, ((block, _), owned) in enumerate(zip(rows, owners, strict=True))
         ]
-    return tuple(found)
+    return tuple(shards)
 
 
 def _row_costs(plan: Plan, module: Module, microbatch: Microbatch, cut: tuple[int, int]) -> list[BlockCosts]:
-    """[row]; `cut` is the block asked for and the ranks."""
+    """[row] block costs; `cut` is the requested block size and the number of ranks."""
     return [
         _COSTS.get_or(
             (Identity(plan.model), Identity(plan.batch), module.name, row_kind(plan, items), cut),
@@ -100,12 +100,12 @@ def _row_costs(plan: Plan, module: Module, microbatch: Microbatch, cut: tuple[in
 
 
 def _costs(mask: Bitfield, cut: tuple[int, int]) -> BlockCosts:
-    block = _block(len(mask), *cut)
+    block = _fitting_block(len(mask), *cut)
     pairs = row_work(classify_runs(mask, mask, block, block)) * block**2
     return block, pairs.astype(np.float64)
 
 
-def _block(num_tokens: int, largest: int, num_ranks: int) -> int:
+def _fitting_block(num_tokens: int, largest: int, num_ranks: int) -> int:
     block = largest
     while block > 1 and block * (num_ranks - 1) >= num_tokens:
         block //= 2

@@ -1,4 +1,4 @@
-"""What a microbatch works on: tokens and attention area of its packed rows."""
+"""How much work a microbatch is: tokens and attention area of its packed rows."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,24 +23,27 @@ from workbench.plan.token_owners import zigzag_blocks
 
 
 def attention_area(sample: Sample, reach: Reach = ANY) -> int:
-    """Query-key pairs of one sample in the LLM; ValueError for a mask that is none or does not fit.
+    """Count the query-key pairs of one sample in the LLM; ValueError for an unknown or unfitting mask.
 
     Args:
-        reach: of a layer's queries, which lies over the mask (`within`).
+        sample: any sample.
+        reach: limit of a layer's queries, applied to the mask (see `within`).
     """
     length = sample.num_tokens
     if sample.mask == CAUSAL:
         num_chunks, rest = divmod(length, reach.chunk or length)
-        return num_chunks * _windowed(reach.chunk or length, reach.window) + _windowed(rest, reach.window)
+        return num_chunks * _causal_pairs(reach.chunk or length, reach.window) + _causal_pairs(
+            rest, reach.window
+        )
     if sample.mask == FULL and reach == ANY:
         return length * length
     return _masked_area(sample.segments, sample.mask, reach)
 
 
-def _windowed(length: int, window: int | None) -> int:
-    """Pairs of causal tokens."""
-    seen = length if window is None else min(window, length)
-    return seen * length - seen * (seen - 1) // 2
+def _causal_pairs(length: int, window: int | None) -> int:
+    """Count the pairs of causal tokens within a sliding window."""
+    longest = length if window is None else min(window, length)
+    return longest * length - longest * (longest - 1) // 2
 
 
 @cache
@@ -50,21 +53,21 @@ def _masked_area(segments: tuple[Segment, ...], mask: str, reach: Reach) -> int:
 
 
 def within(field: Bitfield, reach: Reach) -> Bitfield:
-    """Whole rows of tokens, each seeing no further than the reach; the field itself where that has no end."""
+    """Limit whole rows of tokens to a reach; the field itself where the reach is unlimited."""
     return narrowed(chunked(field, reach.chunk), reach.window)
 
 
 RowKind = tuple[tuple[int, int], ...]
 _Share = tuple[float, ...]  # tokens, pairs, and pairs within each of the module's reaches
 _KINDS: LruCache[dict[int, int]] = LruCache(64)
-_EVEN: LruCache[Work] = LruCache(65_536)  # by rows, and by those of the first equal samples
+_EVEN: LruCache[Work] = LruCache(65_536)  # by rows, and by row kinds
 _SHARES: LruCache[list[_Share]] = LruCache(65_536)
 _SHARED: LruCache[tuple[Work, ...]] = LruCache(65_536)
 _Blocks = tuple[int, tuple[int, ...]]  # tokens of each, and owners
 
 
 def row_kind(plan: Plan, items: tuple[Item, ...]) -> RowKind:
-    """What decides a row's mask and work, in its batch and module: equal for rows of equal samples.
+    """Return what decides a row's mask and work within its batch and module; equal for rows of equal samples.
 
     Complexity: O(items), and O(batch) once for a batch.
     """
@@ -73,13 +76,13 @@ def row_kind(plan: Plan, items: tuple[Item, ...]) -> RowKind:
 
 
 def row_kinds(plan: Plan, microbatch: Microbatch) -> tuple[RowKind, ...]:
-    """Of every row of a microbatch."""
+    """Return `row_kind` of every row of a microbatch."""
     kinds = sample_kinds(plan.batch)
     return tuple([tuple([(kinds[item.sample], item.k) for item in row]) for row in microbatch.rows])
 
 
 def sample_kinds(batch: Sequence[Sample]) -> dict[int, int]:
-    """Sample -> the first one with equal segments and an equal mask. O(batch), once for a batch."""
+    """Map each sample to the first one with equal segments and mask. O(batch), once for a batch."""
     return _KINDS.get_or(Identity(batch), lambda: _kinds(batch))
 
 
@@ -89,7 +92,7 @@ def _kinds(batch: Sequence[Sample]) -> dict[int, int]:
 
 
 def work_of(plan: Plan, microbatch: Microbatch) -> Work:
-    """Tokens and query-key pairs of every row, on the context-parallel rank with the most pairs.
+    """Return tokens and query-key pairs of every row, on the context-parallel rank with the most pairs.
 
     Args and complexity: as `works_of`, of which it is the first.
     """
@@ -98,34 +101,34 @@ def work_of(plan: Plan, microbatch: Microbatch) -> Work:
 
 @cached_on_instance
 def works_of(plan: Plan, microbatch: Microbatch) -> tuple[Work, ...]:
-    """Tokens and query-key pairs of every row, on each context-parallel rank that may be the slowest.
+    """Return tokens and query-key pairs of every row, on each context-parallel rank that may be the slowest.
 
     Encoder items attend in full at their IN count, samples in the LLM by their mask; items of a row do not
-    see each other. Tokens are whose token shards say, without them zigzag's; a draft that has no stages yet
-    counts as split evenly. Every row counts as cp times a rank's share, so that an even split of it is that
-    rank's work. A rank is left out where another has no fewer tokens and pairs; the one with the most pairs
-    is the first.
+    attend to each other. Owners come from token shards, without them from zigzag; a draft that has no stages
+    yet counts as split evenly. Every row counts as cp times a rank's share, so that an even split of it is
+    that rank's work. A rank is left out if another has at least its tokens and pairs; the one with the most
+    pairs is first.
 
     Differs: zigzag of a row of equal items under a causal or full mask counts as even, which it is but for
     the last of its 2 cp blocks, which may be short.
 
-    Complexity: O(items + cp log cp) where that is even; other rows go through the tiles of their mask, once
-    for rows of equal samples. Kept, as every rank of a stage asks.
+    Complexity: O(items + cp log cp) where the split is even; other rows go through the tiles of their mask,
+    once for rows of equal samples. Cached, as every rank of a stage asks.
     """
     chain = plan.chain.get((microbatch.module, microbatch.replica))
     return works_over(plan, microbatch, chain[0].cp if chain else 1)
 
 
 def works_over(plan: Plan, microbatch: Microbatch, num_owners: int) -> tuple[Work, ...]:
-    """As `works_of`, if so many context-parallel ranks shared the rows, whatever stages there are."""
+    """As `works_of`, if `num_owners` context-parallel ranks shared the rows, whatever the stages are."""
     even = even_work_of(plan, microbatch)
     if num_owners == 1:
         return (even,)
-    place = microbatch.module, microbatch.replica, microbatch.index
-    shards = [plan.token_shard.get((*place, row)) for row in range(len(microbatch.rows))]
+    key_of_microbatch = microbatch.module, microbatch.replica, microbatch.index
+    shards = [plan.token_shard.get((*key_of_microbatch, row)) for row in range(len(microbatch.rows))]
     blocks = tuple([None if shard is None else (shard.block_tokens, shard.owners) for shard in shards])
-    decided_by = Identity(plan.model), Identity(plan.batch), microbatch.module, row_kinds(plan, microbatch)
-    key = *decided_by, blocks, num_owners
+    decisive = Identity(plan.model), Identity(plan.batch), microbatch.module, row_kinds(plan, microbatch)
+    key = *decisive, blocks, num_owners
     return _SHARED.get_or(key, lambda: _works_over(plan, microbatch, even, blocks, num_owners))
 
 
@@ -134,55 +137,61 @@ def _works_over(
 ) -> tuple[Work, ...]:
     module = plan.model.module(microbatch.module)
     by_row = [
-        _shares(plan, module, row, own, num_owners) for row, own in zip(microbatch.rows, blocks, strict=True)
+        _row_shares(plan, module, row, row_blocks, num_owners)
+        for row, row_blocks in zip(microbatch.rows, blocks, strict=True)
     ]
     by_owner = list(zip(*by_row, strict=True))
     if len(set(by_owner)) == 1:
         return (even,)
     return tuple(
-        Work(tuple(_owned(row, module, share, num_owners) for row, share in zip(even.rows, own, strict=True)))
-        for own in map(by_owner.__getitem__, _busiest(by_owner))
+        Work(
+            tuple(
+                _row_of_owner(row, module, share, num_owners)
+                for row, share in zip(even.rows, shares, strict=True)
+            )
+        )
+        for shares in map(by_owner.__getitem__, _busiest(by_owner))
     )
 
 
 def _busiest(by_owner: Sequence[Sequence[_Share]]) -> list[int]:
-    """Owners such that none other has no fewer tokens and pairs in all rows together; by falling pairs."""
+    """Return the owners that no other owner equals or exceeds in tokens and pairs, by falling pairs."""
     totals = [tuple(map(sum, zip(*rows, strict=True))) for rows in by_owner]
-    found: list[int] = []
+    busiest: list[int] = []
     for owner in sorted(range(len(totals)), key=lambda o: (totals[o][1], totals[o], -o), reverse=True):
-        if not any(all(map(ge, totals[other], totals[owner])) for other in found):
-            found.append(owner)
-    return found
+        if not any(all(map(ge, totals[other], totals[owner])) for other in busiest):
+            busiest.append(owner)
+    return busiest
 
 
 def even_work_of(plan: Plan, microbatch: Microbatch) -> Work:
-    """As if every rank had an equal share of everything; of rows of equal samples one object."""
-    name, decided_by = microbatch.module, (Identity(plan.model), Identity(plan.batch))
+    """Return the work as if every rank had an equal share; rows of equal samples share one object."""
+    name, decisive = microbatch.module, (Identity(plan.model), Identity(plan.batch))
 
     def of_kinds() -> Work:
-        return _EVEN.get_or((*decided_by, name, row_kinds(plan, microbatch)), of_rows)
+        return _EVEN.get_or((*decisive, name, row_kinds(plan, microbatch)), of_rows)
 
     def of_rows() -> Work:
         module = plan.model.module(name)
         return Work(tuple(_row(plan, module, row) for row in microbatch.rows))
 
-    return _EVEN.get_or((*decided_by, name, microbatch.rows), of_kinds)
+    return _EVEN.get_or((*decisive, name, microbatch.rows), of_kinds)
 
 
 def _row(plan: Plan, module: Module, items: tuple[Item, ...]) -> RowWork:
-    tokens_in = tokens_out = area = context = readers = read = 0
+    tokens_in = tokens_out = area = context = readers = pairs_read = 0
     for item in items:
         item_in, item_out, item_area = _item(plan, module, item)
         tokens_in += item_in
         tokens_out += item_out
         area += item_area
-        brought = _context_tokens(plan, module, item)
-        context += brought
-        readers += item_in if brought else 0
-        read += item_in * brought
-    seen = ((reach, _reached(plan, items, reach)) for reach in module.reaches)
-    reached = tuple((reach, pairs) for reach, pairs in seen if pairs < area)
-    return RowWork(tokens_in, tokens_out, area, context, readers, read, reached)
+        context_here = _context_tokens(plan, module, item)
+        context += context_here
+        readers += item_in if context_here else 0
+        pairs_read += item_in * context_here
+    pairs_by_reach = ((reach, _reached(plan, items, reach)) for reach in module.reaches)
+    reached = tuple((reach, pairs) for reach, pairs in pairs_by_reach if pairs < area)
+    return RowWork(tokens_in, tokens_out, area, context, readers, pairs_read, reached)
 
 
 def _reached(plan: Plan, items: tuple[Item, ...], reach: Reach) -> int:
@@ -190,14 +199,14 @@ def _reached(plan: Plan, items: tuple[Item, ...], reach: Reach) -> int:
 
 
 def _context_tokens(plan: Plan, module: Module, item: Item) -> int:
-    """What other modules bring of the item's sample for cross-attention to read."""
+    """Count the tokens that other modules provide of the item's sample for cross-attention."""
     total = 0
     for edge in plan.model.edges_into(module.name):
         if plan.model.is_context(edge):
             source = plan.model.module(edge.source)
-            inside = source.layers[edge.after_layer].emits is TokenCount.IN
+            counts_in = source.layers[edge.after_layer].emits is TokenCount.IN
             segments = plan.sample[item.sample].of(source.modality)
-            total += sum(segment.tokens_in if inside else segment.tokens_out for segment in segments)
+            total += sum(segment.tokens_in if counts_in else segment.tokens_out for segment in segments)
     return total
 
 
@@ -211,63 +220,63 @@ def _item(plan: Plan, module: Module, item: Item) -> tuple[int, int, int]:
     raise ValueError(f"sample {sample.id} has no {module.modality} item {item.k} for module {module.name!r}")
 
 
-def _shares(
+def _row_shares(
     plan: Plan, module: Module, items: tuple[Item, ...], blocks: _Blocks | None, num_owners: int
 ) -> list[_Share]:
-    """[owner] of one row; blocks None: zigzag's."""
-    decided_by = Identity(plan.model), Identity(plan.batch), module.name, row_kind(plan, items)
-    key = *decided_by, blocks, num_owners
+    """[owner] share of one row; blocks None: zigzag."""
+    decisive = Identity(plan.model), Identity(plan.batch), module.name, row_kind(plan, items)
+    key = *decisive, blocks, num_owners
     return _SHARES.get_or(key, lambda: _shares_of(plan, module, items, blocks, num_owners))
 
 
 def _shares_of(
     plan: Plan, module: Module, items: tuple[Item, ...], blocks: _Blocks | None, num_owners: int
 ) -> list[_Share]:
-    whole = _row(plan, module, items)
-    tokens, pairs = whole.tokens_in / num_owners, whole.attention_area / num_owners
+    row = _row(plan, module, items)
+    tokens, pairs = row.tokens_in / num_owners, row.attention_area / num_owners
     is_even = blocks is None and _is_even(plan, module, items)
-    if is_even and not whole.reached:
+    if is_even and not row.reached:
         return [(tokens, pairs, *[pairs] * len(module.reaches))] * num_owners
     field = row_mask(plan, module, items)
     block_tokens, owner_of = blocks or zigzag_blocks(len(field), num_owners)
     owners = np.repeat(np.asarray(owner_of), block_tokens)[: len(field)]
     owned = [np.flatnonzero(owners == owner) for owner in range(num_owners)]
-    seen = [(tokens, pairs)] * num_owners
+    shares = [(tokens, pairs)] * num_owners
     if not is_even:
-        seen = [(float(len(own)), float(area(field.take(own), field))) for own in owned]
-    limited = {reach: within(field, reach) for reach, _ in whole.reached}
+        shares = [(float(len(indices)), float(area(field.take(indices), field))) for indices in owned]
+    limited = {reach: within(field, reach) for reach, _ in row.reached}
     return [
-        (*of_all, *(_pairs(limited.get(reach), own, field, of_all[1]) for reach in module.reaches))
-        for own, of_all in zip(owned, seen, strict=True)
+        (*of_all, *(_pairs(limited.get(reach), indices, field, of_all[1]) for reach in module.reaches))
+        for indices, of_all in zip(owned, shares, strict=True)
     ]
 
 
-def _pairs(limited: Bitfield | None, own: Ints, keys: Bitfield, of_all: float) -> float:
-    return of_all if limited is None else float(area(limited.take(own), keys))
+def _pairs(limited: Bitfield | None, indices: Ints, keys: Bitfield, of_all: float) -> float:
+    return of_all if limited is None else float(area(limited.take(indices), keys))
 
 
 def _is_even(plan: Plan, module: Module, items: tuple[Item, ...]) -> bool:
-    """Whether zigzag of a row is: a token and its mirror image see as many as any other such two."""
+    """Whether zigzag splits a row evenly: a token and its mirror image see as many as any other such pair."""
     if module.modality == TEXT and any(plan.sample[i.sample].mask not in (CAUSAL, FULL) for i in items):
         return False
     return len({_item(plan, module, item) for item in items}) <= 1
 
 
 def row_mask(plan: Plan, module: Module, items: tuple[Item, ...]) -> Bitfield:
-    """Who sees whom among the IN tokens of one row."""
+    """Return which IN tokens of one row attend to which."""
     if module.modality == TEXT:
         return sample_bitfield([[plan.sample[item.sample] for item in items]])
     return concatenate([full(_item(plan, module, item)[0]) for item in items])
 
 
-def _owned(row: RowWork, module: Module, share: _Share, num_owners: int) -> RowWork:
+def _row_of_owner(row: RowWork, module: Module, share: _Share, num_owners: int) -> RowWork:
     tokens, pairs, *within_reach = share
     tokens_in = max(1, round(tokens * num_owners))
     tokens_out = max(1, -(-row.tokens_out * tokens_in // row.tokens_in))  # together no fewer than there are
     hides = {reach for reach, _ in row.reached}
     reached = tuple(
-        (reach, round(seen * num_owners))
-        for reach, seen in zip(module.reaches, within_reach, strict=True)
+        (reach, round(pairs_in_reach * num_owners))
+        for reach, pairs_in_reach in zip(module.reaches, within_reach, strict=True)
         if reach in hides
     )
     return replace(

@@ -1,1 +1,1 @@
-"""Schedules: functions that return the order of actions."""
+"""Pipeline schedules: functions that return the order of actions."""

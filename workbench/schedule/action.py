@@ -1,4 +1,4 @@
-"""An action: one pass of one stage over one microbatch, in torch's letters, or what stands between passes."""
+"""Actions: a pass of a stage over a microbatch, in torch's letters, or a collective, copy or update."""
 
 import re
 from collections import defaultdict
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Pass(StrEnum):
-    """torch.distributed.pipelining's letters, zero-bubble's "B" is our `I`; and what is no pass, by name."""
+    """Kinds of actions: passes in torch's pipelining letters (zero-bubble's "B" is `I`), others by name."""
 
     F = "F"
     B = "B"
@@ -22,12 +22,12 @@ class Pass(StrEnum):
     REDUCE_GRAD = "REDUCE_GRAD"
     STEP = "STEP"
 
-    # That of the letter; an Enum's own is a call in Python, and actions are keys everywhere.
+    # The string's hash: Enum's is a Python call, and actions are keys everywhere.
     __hash__ = str.__hash__
 
 
 class Activity(StrEnum):
-    """What an action is made of: by this it is priced."""
+    """What kind of work an action is, which decides its price."""
 
     COMPUTE = "compute"
     COLLECTIVE = "collective"
@@ -37,7 +37,7 @@ class Activity(StrEnum):
 
 
 class Operation(StrEnum):
-    """What a collective does with what its ranks have, in NCCL's words."""
+    """What a collective does, in NCCL's words."""
 
     ALL_REDUCE = "AllReduce"
     ALL_GATHER = "AllGather"
@@ -45,12 +45,12 @@ class Operation(StrEnum):
 
 
 class TaskKind(StrEnum):
-    """Who does an action together, and in which lane of theirs it takes its turn.
+    """Which ranks do an action together, and in which of their lanes.
 
     PASS: all ranks of the stage.
     FSDP: all ranks that shard the stage's weights, beside their passes.
     ALL_REDUCE: the ranks of each gradient group, one group after another, beside both.
-    STEP: each rank for itself, behind all else.
+    STEP: each rank for itself, after everything else.
     """
 
     PASS = "pass"
@@ -60,7 +60,7 @@ class TaskKind(StrEnum):
 
 
 class Number(StrEnum):
-    """What the number behind an action's name counts."""
+    """What the number after an action's name counts."""
 
     NOTHING = "nothing"
     MICROBATCH = "microbatch"
@@ -68,16 +68,16 @@ class Number(StrEnum):
 
 
 class Meaning(NamedTuple):
-    """All that is known of a kind of action: who orders, prices, runs or counts actions reads it here.
+    """All facts about a kind of action, for code that orders, prices, runs or counts actions.
 
     Args:
         about: what it does, in a few words.
-        activity: what it is made of.
-        task: who does it, in which lane.
+        activity: kind of work.
+        task: which ranks do it, in which lane.
         number: what its number counts.
-        weights: 1: its stage's weights come to the device; -1: they leave it; 0: neither.
+        weights: 1: brings its stage's weights to the device; -1: removes them; 0: neither.
         operation: of a collective.
-        measured_as: the kind under which a profile has the executor's share of it; None: its own.
+        measured_as: the kind under which a profile has the executor's overhead; None: its own.
     """
 
     about: str
@@ -135,19 +135,19 @@ MEANING: Mapping[Pass, Meaning] = {
 
 
 def measured_as(kind: Pass) -> Pass:
-    """The kind under which a profile has what the executor adds to such an action."""
+    """Return the kind under which a profile has the executor's overhead of such an action."""
     return MEANING[kind].measured_as or kind
 
 
 def reduction_of(stage: int | None) -> "Action":
-    """The sum of a stage's gradients over its replicas."""
+    """Return the reduction of a stage's gradients over its replicas."""
     return Action(stage, Pass.REDUCE_GRAD)
 
 
 COMPUTE = tuple(kind for kind in Pass if MEANING[kind].activity is Activity.COMPUTE)
 COLLECTIVES = tuple(kind for kind in Pass if MEANING[kind].activity is Activity.COLLECTIVE)
 REDUCTIONS = tuple(kind for kind in Pass if MEANING[kind].task is TaskKind.ALL_REDUCE)
-CLOSING = (*REDUCTIONS, Pass.STEP)  # what no schedule orders: it stands behind what one does
+CLOSING = (*REDUCTIONS, Pass.STEP)  # not ordered by schedules: they follow everything that is
 FSDP = tuple(kind for kind in Pass if MEANING[kind].task is TaskKind.FSDP)
 ROUND = tuple(kind for kind in Pass if MEANING[kind].number is Number.ROUND)  # of sharded weights
 MOVES = tuple(kind for kind in Pass if MEANING[kind].weights)
@@ -155,9 +155,9 @@ _CONTINUES = {Pass.B: Pass.F, Pass.I: Pass.F, Pass.W: Pass.I}
 
 
 class Action(NamedTuple):
-    """Printed `2F0`, `2REDUCE_GRAD` or `STEP` (which belongs to the rank: stage -1 is not used).
+    """One action, printed `2F0`, `2REDUCE_GRAD` or `STEP` (which belongs to the rank, not to a stage).
 
-    `microbatch` is the number behind the name: of a stage whose weights are sharded, `2ALL_GATHER0` begins
+    `microbatch` is the number after the name: for a stage whose weights are sharded, `2ALL_GATHER0` begins
     round 0.
     """
 
@@ -178,22 +178,22 @@ class Action(NamedTuple):
 
 
 STEP = Action(None, Pass.STEP)
-Order = tuple[tuple[Pass, int | None], ...]  # actions of one stage, whose name is left out
+Order = tuple[tuple[Pass, int | None], ...]  # kinds and numbers of one stage's actions
 
 
 def by_stage(actions: Iterable[Action]) -> dict[int | None, Order]:
-    """Stage -> kinds and numbers of its actions, in order; stages as they come first."""
-    found: defaultdict[int | None, list[tuple[Pass, int | None]]] = defaultdict(list)
+    """Map each stage, by first appearance, to kinds and numbers of its actions in order."""
+    orders: defaultdict[int | None, list[tuple[Pass, int | None]]] = defaultdict(list)
     for action in actions:
-        found[action[0]].append(action[1:])
-    return {stage: tuple(order) for stage, order in found.items()}
+        orders[action[0]].append(action[1:])
+    return {stage: tuple(order) for stage, order in orders.items()}
 
 
 _TEXT = re.compile(r"([0-9]*)([A-Z_]+)([0-9]*)")
 
 
 class Spelling:
-    """Names of kinds in one version of plan and trace files; a number may tell apart two that share one."""
+    """Names of kinds in one version of plan and trace files; two kinds may differ only in having a number."""
 
     def __init__(self, renamed: Mapping[Pass, str]) -> None:
         self._name = {kind: renamed.get(kind, kind.value) for kind in Pass}
@@ -204,16 +204,16 @@ class Spelling:
 
     @property
     def names(self) -> Collection[str]:
-        """Of all kinds."""
+        """Names of all kinds."""
         return self._name.values()
 
     def write(self, action: Action) -> str:
-        """The action as text, as `str` where nothing was renamed."""
+        """Return the action as text; equal to `str` where nothing is renamed."""
         stage, kind, number = action
         return f"{'' if stage is None else stage}{self._name[kind]}{'' if number is None else number}"
 
     def read(self, text: str) -> Action:
-        """What `write` wrote; ValueError where it is no action."""
+        """Return the action that `write` wrote; ValueError where it is none."""
         match = _TEXT.fullmatch(text)
         stage, name, number = ("", "", "") if match is None else match.groups()
         kind = self._kind.get((not stage, name, number != ""))
@@ -222,7 +222,7 @@ class Spelling:
         return Action(int(stage) if stage else None, kind, int(number) if number else None)
 
     def _forms(self) -> str:
-        """`<stage><F|B|I|W><microbatch>` and the like."""
+        """Return the forms of actions, such as `<stage><F|B|I|W><microbatch>`."""
         names: dict[Number, list[str]] = {}
         for kind in Pass:
             if kind is not Pass.STEP:
@@ -250,5 +250,5 @@ NEWEST = max(SPELLINGS)
 
 
 def parse_action(text: str) -> Action:
-    """`'2F0'` as an action; ValueError when it is none."""
+    """Parse an action such as `'2F0'`; ValueError when it is none."""
     return SPELLINGS[NEWEST].read(text)

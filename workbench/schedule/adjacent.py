@@ -1,4 +1,4 @@
-"""Forwards brought forward to stand right behind another."""
+"""Moves forwards so that some directly follow others of their stage."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,28 +8,28 @@ from workbench.schedule.action import Action, Pass
 def with_followers(
     actions: Sequence[Action], followers: Mapping[int, Mapping[int, int]]
 ) -> tuple[Action, ...]:
-    """A program in which some forwards follow others of their stage at once.
+    """Return a program in which some forwards directly follow others of their stage.
 
-    Safe when all stages of a chain have the same followers, and inputs of a follower are there when
-    those of its leader are: then every follower can be put right behind its leader in a total order
-    of all passes, and every pass still comes after its inputs.
+    Safe if all stages of a chain have the same followers, and inputs of a follower are ready when those of
+    its leader are: then every follower can be placed right after its leader in a total order of all passes,
+    and every pass still comes after its inputs.
 
     Args:
         actions: of one rank, in order.
-        followers: stage -> microbatch -> the microbatch that its forward shall follow, which comes earlier.
+        followers: stage -> microbatch -> the earlier microbatch that its forward shall follow.
 
     Complexity: O(actions).
     """
-    moved = {
+    follower_of = {
         Action(stage, Pass.F, leader): Action(stage, Pass.F, follower)
         for stage, pairs in followers.items()
         for follower, leader in pairs.items()
     }
-    staying = set(moved.values())
-    found: list[Action] = []
+    followers_moved = set(follower_of.values())
+    reordered: list[Action] = []
     for action in actions:
-        if action not in staying:
-            found.append(action)
-            if action in moved:
-                found.append(moved[action])
-    return tuple(found)
+        if action not in followers_moved:
+            reordered.append(action)
+            if action in follower_of:
+                reordered.append(follower_of[action])
+    return tuple(reordered)

@@ -1,4 +1,4 @@
-"""All schedules, and which one a job asks for: its kind and the kind's parameters."""
+"""All schedules, and a job's choice among them: a kind and its parameters."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,13 +11,13 @@ from workbench.schedule.spec import ScheduleSpec
 class ScheduleKind(StrEnum):
     """Schedules by the names users type, in the order in which they are listed.
 
-    One line for each; its own file has the rest, which stands under `spec`.
+    Each is one line here; its own file defines the rest, found in `spec`.
     """
 
     spec: ScheduleSpec
 
     def __new__(cls, spec: ScheduleSpec | str) -> Self:
-        assert isinstance(spec, ScheduleSpec)  # a name finds its member before it comes here
+        assert isinstance(spec, ScheduleSpec)  # a look-up by name does not come here
         kind = str.__new__(cls, spec.name)
         kind._value_ = spec.name
         kind.spec = spec
@@ -34,12 +34,12 @@ class ScheduleKind(StrEnum):
 
     @property
     def splits_backward(self) -> bool:
-        """Whether backwards stand as I and W instead of B."""
+        """Whether backwards are split into I and W."""
         return self.spec.splits_backward
 
     @property
     def usual_virtual_stages(self) -> int:
-        """Stages of one module on a rank where nobody says another number."""
+        """Default number of stages of one module on a rank."""
         return self.spec.usual_virtual_stages
 
 
@@ -89,27 +89,27 @@ class Schedule:
             )
 
     def _check_parameter(self, name: str, least: int) -> None:
-        given = getattr(self, name)
-        if given not in (None, 0) and not self.kind.spec.takes(name):
+        value = getattr(self, name)
+        if value not in (None, 0) and not self.kind.spec.takes(name):
             takers = [str(kind) for kind in ScheduleKind if kind.spec.takes(name)]
             verb = "has" if len(takers) == 1 else "have"
             raise ValueError(
-                f"schedule {self.kind} has no {name}, got {given}; {', '.join(takers)} {verb} one"
+                f"schedule {self.kind} has no {name}, got {value}; {', '.join(takers)} {verb} one"
             )
-        if given is not None and given < least:
-            raise ValueError(f"schedule {self.kind}: {name} must be >= {least}, got {given}")
+        if value is not None and value < least:
+            raise ValueError(f"schedule {self.kind}: {name} must be >= {least}, got {value}")
 
 
 def usual(kind: ScheduleKind) -> Schedule:
-    """The kind with its usual number of virtual stages and its own memory limit."""
+    """Return the kind with its default number of virtual stages and its own memory limit."""
     return Schedule(kind=kind, virtual_stages=kind.usual_virtual_stages)
 
 
 def usual_in_phases() -> Schedule:
-    """The first kind whose modules may lie on ranks that overlap in part, as usual."""
+    """Return the first kind whose modules may share ranks in part, with its defaults."""
     return usual(next(kind for kind in ScheduleKind if kind.spec.shares_ranks_in_part))
 
 
 def rank_block(schedule: Schedule, position: int, num_stages: int) -> int:
-    """Which of the num_stages / v blocks of ranks a stage of the chain lies on: round them, or in a V."""
+    """Return which of the num_stages / v blocks of ranks holds the stage at a position of the chain."""
     return schedule.kind.spec.layout.block(position, num_stages, schedule.virtual_stages)

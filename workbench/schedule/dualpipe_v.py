@@ -8,12 +8,12 @@ from workbench.schedule.spec import ScheduleSpec, StagePlacement
 
 
 def dualpipe_v(stages: Sequence[int], num_microbatches: int) -> tuple[tuple[Action, ...], ...]:
-    """Forwards of one of a rank's stages beside backwards of the other; few backwards are split.
+    """Pair forwards of one of a rank's stages with backwards of the other; few backwards are split.
 
     Source: DualPipe (DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.2.1), whose two mirrored
     directions are folded into one V ("cut-in-half", Sea AI Lab 2025), in the order of DeepSeek's DualPipeV
     and torch's ScheduleDualPipeV. A rank holds at most 2p + 1 microbatches, each on one of its two stages.
-    Differs: a pair runs one after the other, forward first, and either half passes on its result when it
+    Differs: a pair runs one after the other, forward first, and either half sends its result when it
     ends. So with F = I = W ranks idle (p - 1) F, half of the published (p - 1)(F&B + B - 3W) of pairs that
     begin and end together. Any number of microbatches, where both others want at least 2p: fewer leave
     out passes of the schedule of 2p.
@@ -26,7 +26,7 @@ def dualpipe_v(stages: Sequence[int], num_microbatches: int) -> tuple[tuple[Acti
         [p] programs; a microbatch on a stage has a whole backward B, or I and W.
 
     Raises:
-        ValueError: an odd number of stages, stages that are there twice, or no microbatch.
+        ValueError: an odd number of stages, repeated stages, or no microbatch.
 
     Complexity: O(p max(m, p)).
     """
@@ -44,37 +44,37 @@ def dualpipe_v(stages: Sequence[int], num_microbatches: int) -> tuple[tuple[Acti
 
 
 def _pattern(
-    down: int, up: int, place: tuple[int, int], num_microbatches: int
+    down: int, up: int, rank_of: tuple[int, int], num_microbatches: int
 ) -> list[tuple[int | None, Pass]]:
-    """(stage, pass) in order; microbatches count up, and a W without a stage is the oldest that waits."""
-    rank, num_ranks = place
-    behind, ahead = num_ranks - 1 - rank, rank + 1  # ranks further down the V, and up to this one
-    waiting = (None, Pass.W)
-    pattern: list[tuple[int | None, Pass]] = [(down, Pass.F)] * (2 * behind)
-    pattern += [(down, Pass.F), (up, Pass.F)] * ahead
-    pattern += [(up, Pass.I), waiting, (up, Pass.F)] * behind
+    """Return (stage, pass) in order; microbatches count up, and a W without a stage is the oldest pending."""
+    rank, num_ranks = rank_of
+    downstream, upstream = num_ranks - 1 - rank, rank + 1  # ranks further down the V; ranks up to this one
+    pending_w = (None, Pass.W)
+    pattern: list[tuple[int | None, Pass]] = [(down, Pass.F)] * (2 * downstream)
+    pattern += [(down, Pass.F), (up, Pass.F)] * upstream
+    pattern += [(up, Pass.I), pending_w, (up, Pass.F)] * downstream
     pairs = [(down, Pass.F), (up, Pass.B), (up, Pass.F), (down, Pass.B)]
-    pattern += pairs * (max(num_microbatches, 2 * num_ranks) - 2 * num_ranks + ahead)
-    pattern += pairs[1:] * behind
-    last = [up, down] * ahead
-    pattern += [(stage, Pass.B) for stage in last[:ahead]] + [(stage, Pass.I) for stage in last[ahead:]]
-    return pattern + [waiting, (down, Pass.I)] * behind + [waiting] * ahead
+    pattern += pairs * (max(num_microbatches, 2 * num_ranks) - 2 * num_ranks + upstream)
+    pattern += pairs[1:] * downstream
+    last = [up, down] * upstream
+    pattern += [(stage, Pass.B) for stage in last[:upstream]] + [(stage, Pass.I) for stage in last[upstream:]]
+    return pattern + [pending_w, (down, Pass.I)] * downstream + [pending_w] * upstream
 
 
 def _numbered(pattern: Sequence[tuple[int | None, Pass]]) -> list[Action]:
-    """Forwards, and backwards, of each stage count up from 0."""
+    """Number forwards and backwards of each stage from 0."""
     counts: Counter[tuple[int | None, bool]] = Counter()
-    waiting: deque[Action] = deque()
+    pending: deque[Action] = deque()
     numbered = []
     for stage, kind in pattern:
         if kind is Pass.W:
-            numbered.append(waiting.popleft())
+            numbered.append(pending.popleft())
             continue
         key = stage, kind is Pass.F
         numbered.append(Action(stage, kind, counts[key]))
         counts[key] += 1
         if kind is Pass.I:
-            waiting.append(numbered[-1]._replace(kind=Pass.W))
+            pending.append(numbered[-1]._replace(kind=Pass.W))
     return numbered
 
 

@@ -1,4 +1,4 @@
-"""Forwards run further ahead of backwards than 1F1B has them."""
+"""Moves forwards further ahead of backwards than in 1F1B."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,18 +8,18 @@ from workbench.schedule.action import Action, Pass
 def with_eager_forwards(
     actions: Sequence[Action], followers: Mapping[int, Mapping[int, int]], lead: int
 ) -> tuple[Action, ...]:
-    """A program in which every forward of some stages stands where the one `lead` before it stood.
+    """Return a program in which every forward of some stages moves to the position of the one `lead` before.
 
     Source: Entrain (dissertation, section 4.5.3): as many forwards as memory allows before the first
-    backward. The first `lead` + 1 forwards come together, and the last `lead` places fall empty.
-    Safe when the same is done to all stages of a chain that reads no other: their forwards keep
-    their order, and nobody waits for one longer than before.
+    backward. The first `lead` + 1 forwards come together, and the last `lead` positions become empty.
+    Safe if the same is done to all stages of a chain that reads no other: their forwards keep their
+    order, and none comes later than before.
 
     Args:
         actions: of one rank, in order.
-        followers: the stages to hurry -> microbatch -> the one that its forward follows; such forwards
-            count as one.
-        lead: forwards further ahead, >= 0.
+        followers: the stages to change -> microbatch -> the one that its forward directly follows; such
+            forwards count as one.
+        lead: how many forwards further ahead, >= 0.
 
     Raises:
         ValueError: a negative lead.
@@ -28,13 +28,13 @@ def with_eager_forwards(
     """
     if lead < 0:
         raise ValueError(f"want lead >= 0, got {lead}")
-    found = tuple(actions)
+    program = tuple(actions)
     for stage, leader_of in followers.items():
-        found = _hurried(found, stage, leader_of, lead)
-    return found
+        program = _with_lead(program, stage, leader_of, lead)
+    return program
 
 
-def _hurried(
+def _with_lead(
     actions: tuple[Action, ...], stage: int, leader_of: Mapping[int, int], lead: int
 ) -> tuple[Action, ...]:
     blocks: list[list[Action]] = []
@@ -44,14 +44,14 @@ def _hurried(
                 blocks[-1].append(action)
             else:
                 blocks.append([action])
-    firsts = {block[0]: number for number, block in enumerate(blocks)}
-    moved = {action for block in blocks for action in block}
-    result: list[Action] = []
+    block_of = {block[0]: index for index, block in enumerate(blocks)}
+    forwards = {action for block in blocks for action in block}
+    program: list[Action] = []
     for action in actions:
-        if action in firsts:
-            number = firsts[action]
-            here = blocks[: lead + 1] if number == 0 else blocks[number + lead : number + lead + 1]
-            result += [each for block in here for each in block]
-        elif action not in moved:
-            result.append(action)
-    return tuple(result)
+        if action in block_of:
+            index = block_of[action]
+            due = blocks[: lead + 1] if index == 0 else blocks[index + lead : index + lead + 1]
+            program += [forward for block in due for forward in block]
+        elif action not in forwards:
+            program.append(action)
+    return tuple(program)

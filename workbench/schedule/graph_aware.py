@@ -1,4 +1,4 @@
-"""Graph-aware 1F1B: one forward one backward on a DAG of stages with unequal microbatches."""
+"""Graph-aware 1F1B: one forward one backward on a DAG of stages with unequal numbers of microbatches."""
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from math import lcm
 
 from workbench.schedule.action import Action, Pass
 
-Time = int | Fraction  # in rounds: one is one microbatch at the sinks; ints, which most are, compare faster
+Time = int | Fraction  # in rounds: one microbatch at the sinks; most are ints, which compare faster
 ROUND = 1
 
 
@@ -23,15 +23,15 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleNode:
-    """A stage as a schedule sees it.
+    """What a schedule needs to know of a stage.
 
     Args:
         stage: id in the whole plan.
-        num_microbatches: its own, with indices 0..n-1.
+        num_microbatches: with indices 0..n-1.
         backward: [num_microbatches] whether the microbatch has a backward here.
         consumers: stages that read its output.
-        weights: [num_microbatches] whether that backward has weight gradients, so a W where it is
-            split. None: all have.
+        weights: [num_microbatches] whether that backward has weight gradients, so a W if split. None: all
+            have.
     """
 
     stage: int
@@ -62,18 +62,18 @@ class _Times:
 
     @property
     def all(self) -> Iterator[Time]:
-        """Of all passes."""
+        """Times of all passes."""
         return chain(self.forward, self.backward.values())
 
     def before(self, microbatch: int) -> Time:
-        """Time of the forward that precedes `microbatch`'s; one round earlier when it is the first."""
+        """Return the time of the preceding forward; before the first, one round earlier."""
         return self.forward[microbatch - 1] if microbatch else self.forward[0] - ROUND
 
 
 def graph_aware_1f1b(
     nodes: Sequence[ScheduleNode], groups: Sequence[tuple[int, ...]]
 ) -> dict[tuple[int, ...], tuple[Action, ...]]:
-    """Programs of all groups of stages.
+    """Return the programs of all groups of stages.
 
     Sinks run F0 B0 F1 B1 ... in lockstep. Every other stage stays one consumer forward ahead: it
     runs what a consumer's forward j reads while that consumer runs forward j - 1, and a
@@ -96,7 +96,7 @@ def graph_aware_1f1b(
 
     Args:
         nodes: the stages; any order.
-        groups: stages that share the same ranks, in forward order. Each stage stands in one.
+        groups: stages that share the same ranks, in forward order. Each stage is in one.
 
     Returns:
         Per group, its F and B actions in issue order. Equal times: backwards first, then by
@@ -104,7 +104,7 @@ def graph_aware_1f1b(
 
     Raises:
         ValueError: groups are no partition of the stages, needs name microbatches or stages that
-            are not there, or the stages form a cycle.
+            do not exist, or the stages form a cycle.
 
     Complexity: O(A log A) for A actions plus the size of all needs.
     """
@@ -124,73 +124,73 @@ def graph_aware_1f1b(
     return {group: _merge(group, times, position) for group in groups}
 
 
-def _forward_times(node: ScheduleNode, times: dict[int, _Times], mates: tuple[int, ...]) -> list[Time]:
-    """Strictly increasing times, none later than the forwards that read them."""
+def _forward_times(node: ScheduleNode, times: dict[int, _Times], group: tuple[int, ...]) -> list[Time]:
+    """Return strictly increasing times, none later than the forwards that read them."""
     earliest: dict[int, Time] = {}
     for consumer in node.consumers:
         reader, num_done = times[consumer.stage], 0
         for microbatch, needs in enumerate(consumer.needs):
-            wanted = max(needs, default=-1) + 1
-            count = wanted - num_done
+            num_needed = max(needs, default=-1) + 1
+            count = num_needed - num_done
             if count <= 0:
                 continue
             start, end = reader.before(microbatch), reader.forward[microbatch]
-            shift = 1 if consumer.stage in mates else 0  # sharing ranks: just before, not one ahead
+            shift = 1 if consumer.stage in group else 0  # sharing ranks: just before, not one ahead
             for step in range(count):
                 time = _between(start, end, step + shift, count)
-                own = num_done + step
-                if own not in earliest or time < earliest[own]:
-                    earliest[own] = time
-            num_done = wanted
+                produced = num_done + step
+                if produced not in earliest or time < earliest[produced]:
+                    earliest[produced] = time
+            num_done = num_needed
     forward: list[Time] = []
-    for own in range(node.num_microbatches):
-        if own in earliest:
-            forward.append(earliest[own])
+    for produced in range(node.num_microbatches):
+        if produced in earliest:
+            forward.append(earliest[produced])
         else:
             forward.append(forward[-1] + ROUND if forward else -ROUND)
     return forward
 
 
 def _backward_times(node: ScheduleNode, forward: list[Time], times: dict[int, _Times]) -> dict[int, Time]:
-    """Never earlier than the backwards of those that read a microbatch."""
+    """Return times that are never earlier than the backwards of those that read a microbatch."""
     latest: dict[int, Time] = {}
     for consumer in node.consumers:
-        for own, time in _released(node, consumer, times[consumer.stage]):
-            if own not in latest or time > latest[own]:
-                latest[own] = time
+        for produced, time in _released(node, consumer, times[consumer.stage]):
+            if produced not in latest or time > latest[produced]:
+                latest[produced] = time
     backward: dict[int, Time] = {}
     previous: Time | None = None
-    for own in (index for index, has in enumerate(node.backward) if has):
-        if own in latest:
-            backward[own] = latest[own]
-        else:  # a loss of its own and no reader: after its forward, in order
-            alone = forward[own] + ROUND
-            backward[own] = alone if previous is None else max(alone, previous)
-        previous = backward[own]
+    for produced in (index for index, has_backward in enumerate(node.backward) if has_backward):
+        if produced in latest:
+            backward[produced] = latest[produced]
+        else:  # has its own loss and no reader: after its forward, in order
+            alone = forward[produced] + ROUND
+            backward[produced] = alone if previous is None else max(alone, previous)
+        previous = backward[produced]
     return backward
 
 
 def _released(node: ScheduleNode, consumer: Consumer, reader: _Times) -> Iterator[tuple[int, Time]]:
-    """(microbatch, time) for what each backward is the last to need, spread up to the next backward."""
+    """Yield (microbatch, time) of what each backward is the last to need, spread up to the next backward."""
     order = sorted(reader.backward, key=lambda microbatch: (reader.backward[microbatch], microbatch))
     last_reader: dict[int, int] = {}
     for microbatch in order:
-        for own in consumer.needs[microbatch]:
-            last_reader[own] = microbatch
+        for produced in consumer.needs[microbatch]:
+            last_reader[produced] = microbatch
     released: dict[int, list[int]] = {}
-    for own in sorted(last_reader):
-        if node.backward[own]:
-            released.setdefault(last_reader[own], []).append(own)
+    for produced in sorted(last_reader):
+        if node.backward[produced]:
+            released.setdefault(last_reader[produced], []).append(produced)
     ends = [*(reader.backward[following] for _, following in pairwise(order)), None][: len(order)]
     for microbatch, end in zip(order, ends, strict=True):
         start = reader.backward[microbatch]
         members = released.get(microbatch, [])
-        for step, own in enumerate(members):
-            yield own, _between(start, start + ROUND if end is None else end, step, len(members))
+        for step, produced in enumerate(members):
+            yield produced, _between(start, start + ROUND if end is None else end, step, len(members))
 
 
 def _between(start: Time, end: Time, step: int, num_steps: int) -> Time:
-    """start + (end - start) step / num_steps; the ends, which are most of all, without arithmetic."""
+    """Return start + (end - start) step / num_steps; the ends, the common case, without arithmetic."""
     if step == 0:
         return start
     return end if step == num_steps else start + (end - start) * Fraction(step, num_steps)
@@ -199,19 +199,20 @@ def _between(start: Time, end: Time, step: int, num_steps: int) -> Time:
 def _merge(group: tuple[int, ...], times: dict[int, _Times], position: dict[int, int]) -> tuple[Action, ...]:
     parts = lcm(*{time.denominator for stage in group for time in times[stage].all})
 
-    def at(time: Time) -> int:
-        """In whole parts of a round, which compare ten times as fast as fractions."""
+    def in_parts(time: Time) -> int:
+        """Convert to whole parts of a round, which compare ten times as fast as fractions."""
         return time.numerator * (parts // time.denominator)
 
     keyed: list[tuple[int, int, int, int, Action]] = []
     for stage in group:
-        place, own_times = position[stage], times[stage]
+        order_key, stage_times = position[stage], times[stage]
         keyed += [
-            (at(time), 1, place, own, Action(stage, Pass.F, own))
-            for own, time in enumerate(own_times.forward)
+            (in_parts(time), 1, order_key, microbatch, Action(stage, Pass.F, microbatch))
+            for microbatch, time in enumerate(stage_times.forward)
         ]
         keyed += [
-            (at(time), 0, -place, own, Action(stage, Pass.B, own)) for own, time in own_times.backward.items()
+            (in_parts(time), 0, -order_key, microbatch, Action(stage, Pass.B, microbatch))
+            for microbatch, time in stage_times.backward.items()
         ]
     return tuple(action for *_, action in sorted(keyed))
 
@@ -219,9 +220,9 @@ def _merge(group: tuple[int, ...], times: dict[int, _Times], position: dict[int,
 def _with_hosts(
     stages: dict[int, ScheduleNode], groups: Sequence[tuple[int, ...]]
 ) -> dict[int, ScheduleNode]:
-    """Let the stage whose ranks it shares "read" an unread copy, in proportion: a copy has no other clock.
+    """Let the stage whose ranks it shares "read" an unread copy in proportion, which gives it times.
 
-    Copies that depend on a stage with a purpose keep to themselves, which rules out cycles.
+    Copies that depend on a stage that is not idle are left alone, which rules out cycles.
     """
     position = topological_positions(stages, groups)
     order = sorted(stages, key=position.__getitem__)
@@ -242,8 +243,8 @@ def _with_hosts(
             node = stages[stage]
             if hosts and stage in idle - fed and not any(any(consumer.needs) for consumer in node.consumers):
                 host = stages[hosts[-1]]
-                beside = _in_proportion(node.num_microbatches, host.num_microbatches)
-                hosted[stage] = replace(node, consumers=(Consumer(host.stage, beside),))
+                reads = _in_proportion(node.num_microbatches, host.num_microbatches)
+                hosted[stage] = replace(node, consumers=(Consumer(host.stage, reads),))
     return hosted
 
 
@@ -255,16 +256,16 @@ def _in_proportion(num_own: int, num_reader: int) -> tuple[tuple[int, ...], ...]
 def _lead_of_shallow(
     stages: dict[int, ScheduleNode], groups: Sequence[tuple[int, ...]], position: dict[int, int]
 ) -> dict[int, int]:
-    """Rounds by which a stage runs further ahead to match the deepest of its unrelated mates."""
+    """Return by how many rounds a stage runs ahead to match the deepest unrelated stage of its group."""
     depth: dict[int, int] = {}
-    below: dict[int, set[int]] = {}  # stages reachable from it
+    downstream: dict[int, set[int]] = {}  # stages reachable from each stage
     for stage in sorted(stages, key=position.__getitem__, reverse=True):
         readers = [consumer.stage for consumer in stages[stage].consumers]
         depth[stage] = max((depth[reader] + 1 for reader in readers), default=0)
-        below[stage] = set(readers).union(*(below[reader] for reader in readers))
+        downstream[stage] = set(readers).union(*(downstream[reader] for reader in readers))
     lead: dict[int, int] = {}
     for group in groups:
-        if len(group) > 1 and not any(below[stage] & set(group) for stage in group):
+        if len(group) > 1 and not any(downstream[stage] & set(group) for stage in group):
             deepest = max(depth[stage] for stage in group)
             lead.update((stage, deepest - depth[stage]) for stage in group)
     return lead
@@ -273,22 +274,24 @@ def _lead_of_shallow(
 def topological_positions(
     stages: dict[int, ScheduleNode], groups: Sequence[tuple[int, ...]]
 ) -> dict[int, int]:
-    """Producers first; among the free ones, the order of the groups."""
-    listed = {stage: place for place, stage in enumerate(stage for group in groups for stage in group)}
-    waiting = dict.fromkeys(stages, 0)
+    """Order stages with producers first; ties go by the order of the groups."""
+    order_in_groups = {
+        stage: index for index, stage in enumerate(stage for group in groups for stage in group)
+    }
+    num_inputs = dict.fromkeys(stages, 0)
     for node in stages.values():
         for consumer in node.consumers:
-            waiting[consumer.stage] += 1
-    free = [(listed[stage], stage) for stage, count in waiting.items() if count == 0]
-    heapq.heapify(free)
+            num_inputs[consumer.stage] += 1
+    ready = [(order_in_groups[stage], stage) for stage, count in num_inputs.items() if count == 0]
+    heapq.heapify(ready)
     position: dict[int, int] = {}
-    while free:
-        _, stage = heapq.heappop(free)
+    while ready:
+        _, stage = heapq.heappop(ready)
         position[stage] = len(position)
         for consumer in stages[stage].consumers:
-            waiting[consumer.stage] -= 1
-            if waiting[consumer.stage] == 0:
-                heapq.heappush(free, (listed[consumer.stage], consumer.stage))
+            num_inputs[consumer.stage] -= 1
+            if num_inputs[consumer.stage] == 0:
+                heapq.heappush(ready, (order_in_groups[consumer.stage], consumer.stage))
     if len(position) < len(stages):
         stuck = sorted(set(stages) - set(position))
         raise ValueError(f"stages must form no cycle, got one among stages {stuck}")
@@ -296,7 +299,7 @@ def topological_positions(
 
 
 def check_dag(nodes: Sequence[ScheduleNode], groups: Sequence[tuple[int, ...]]) -> None:
-    """ValueError where groups are no partition of the stages, or needs name what is not there."""
+    """Raise ValueError where groups are no partition of the stages, or needs name what does not exist."""
     stages = {node.stage: node for node in nodes}
     grouped = sorted(stage for group in groups for stage in group)
     if len(stages) < len(nodes) or grouped != sorted(stages):
@@ -306,7 +309,7 @@ def check_dag(nodes: Sequence[ScheduleNode], groups: Sequence[tuple[int, ...]]) 
 
 
 def check_needs(stages: Mapping[int, ScheduleNode]) -> None:
-    """ValueError where needs name stages or microbatches that are not there."""
+    """Raise ValueError where needs name stages or microbatches that do not exist."""
     for node in stages.values():
         for consumer in node.consumers:
             if consumer.stage not in stages:
@@ -314,16 +317,16 @@ def check_needs(stages: Mapping[int, ScheduleNode]) -> None:
                     f"stage {node.stage}: its consumer, stage {consumer.stage}, is not there; "
                     f"stages are {sorted(stages)}"
                 )
-            wanted = stages[consumer.stage].num_microbatches
-            if len(consumer.needs) != wanted:
+            num_needs = stages[consumer.stage].num_microbatches
+            if len(consumer.needs) != num_needs:
                 raise ValueError(
                     f"stage {node.stage}: needs must name one set per microbatch of stage {consumer.stage}, "
-                    f"which has {wanted}, got {len(consumer.needs)}"
+                    f"which has {num_needs}, got {len(consumer.needs)}"
                 )
             for microbatch, needs in enumerate(consumer.needs):
-                for own in needs:
-                    if not 0 <= own < node.num_microbatches:
+                for microbatch_read in needs:
+                    if not 0 <= microbatch_read < node.num_microbatches:
                         raise ValueError(
                             f"stage {node.stage} has microbatches 0..{node.num_microbatches - 1}, but "
-                            f"microbatch {microbatch} of stage {consumer.stage} reads {own}"
+                            f"microbatch {microbatch} of stage {consumer.stage} reads {microbatch_read}"
                         )

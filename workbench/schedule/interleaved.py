@@ -11,7 +11,7 @@ from workbench.schedule.spec import ScheduleSpec
 def interleaved_1f1b(
     stages: Sequence[int], num_ranks: int, num_microbatches: int
 ) -> tuple[tuple[Action, ...], ...]:
-    """One forward one backward, in rounds of microbatches that go through all stages of a rank.
+    """Return 1F1B in rounds of microbatches that go through all stages of a rank.
 
     Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters
     Using Megatron-LM", SC, section 2.2. With v stages per rank, each of f / v and b / v, and a
@@ -20,11 +20,11 @@ def interleaved_1f1b(
     one; the paper wants rounds of p. (One of several rounds with fewer than p would make the first
     rank wait for backwards that wait for its next forward.)
 
-    A single round never deadlocks, whatever m and p: there are moments that grow along every program
-    and from what a pass reads to the pass. With M = m + p and d = p - 1 - r on rank r:
+    A single round never deadlocks, for any m and p: there are times that grow along every program
+    and from a pass's inputs to the pass. With M = m + p and d = p - 1 - r on rank r:
     F of chunk c < v - 1 and microbatch i at c M + i + r; F of the last chunk at v M + i - d, its B at
     v M + i + d + 1/2, as F i + 2d + 1 follows B i there; and B of chunk c < v - 1 at
-    (2v + 1 - c) M + i + d, behind all forwards, since a rank has at most m of them left when its
+    (2v + 1 - c) M + i + d, after all forwards, since a rank has at most m of them left when its
     m backwards of the last chunk begin.
 
     Args:
@@ -50,23 +50,23 @@ def interleaved_1f1b(
     forwards, backwards = turns.forwards, turns.backwards
     programs = []
     for rank in range(num_ranks):
-        mine = stages[rank::num_ranks]
+        own_stages = stages[rank::num_ranks]
         warmup = min(turns.ahead + 2 * (num_ranks - 1 - rank), len(forwards))
-        program = [Action(mine[chunk], Pass.F, own) for chunk, own in forwards[:warmup]]
-        for index, (chunk, own) in enumerate(backwards, start=warmup):
+        program = [Action(own_stages[chunk], Pass.F, microbatch) for chunk, microbatch in forwards[:warmup]]
+        for index, (chunk, microbatch) in enumerate(backwards, start=warmup):
             if index < len(forwards):
-                program.append(Action(mine[forwards[index][0]], Pass.F, forwards[index][1]))
-            program.append(Action(mine[chunk], Pass.B, own))
+                program.append(Action(own_stages[forwards[index][0]], Pass.F, forwards[index][1]))
+            program.append(Action(own_stages[chunk], Pass.B, microbatch))
         programs.append(tuple(program))
     return tuple(programs)
 
 
 class Turns(NamedTuple):
-    """In which order every rank goes through its v stages, which count from the first: chunks.
+    """The order in which every rank goes through its v stages, counted from the first: chunks.
 
     Args:
         forwards, backwards: [m v] (chunk, microbatch).
-        ahead: forwards that the last rank does before its first backward is possible, less one.
+        ahead: one less than the forwards of the last rank before its first backward is possible.
     """
 
     forwards: list[tuple[int, int]]
@@ -75,17 +75,19 @@ class Turns(NamedTuple):
 
 
 def turns_of(num_chunks: int, num_ranks: int, num_microbatches: int) -> Turns:
-    """Round after round of microbatches through all chunks, and back."""
+    """Return the turns, round after round of microbatches through all chunks and back."""
     rounds, chunks = _rounds(num_microbatches, num_ranks), range(num_chunks)
     return Turns(
-        forwards=[(chunk, own) for members in rounds for chunk in chunks for own in members],
-        backwards=[(chunk, own) for members in rounds for chunk in reversed(chunks) for own in members],
+        forwards=[(chunk, microbatch) for members in rounds for chunk in chunks for microbatch in members],
+        backwards=[
+            (chunk, microbatch) for members in rounds for chunk in reversed(chunks) for microbatch in members
+        ],
         ahead=(num_chunks - 1) * len(rounds[0]),
     )
 
 
 def _rounds(num_microbatches: int, num_ranks: int) -> list[range]:
-    """Consecutive microbatches in rounds, the longer ones first."""
+    """Split consecutive microbatches into rounds, the longer ones first."""
     num_rounds = max(1, num_microbatches // num_ranks)
     size, longer = divmod(num_microbatches, num_rounds)
     ends = [round_ * size + min(round_, longer) for round_ in range(num_rounds + 1)]

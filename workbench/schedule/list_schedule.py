@@ -1,4 +1,4 @@
-"""List scheduling of passes in time: what a group does next is decided when it becomes free."""
+"""List scheduling of passes in time: a group decides what to do next when it becomes free."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +19,12 @@ class PassChain:
 
     Args:
         stages: in layer order.
-        limit: most that a group may hold for the chain. A microbatch is held from its forward to its
+        limit: the most that a group may hold for the chain. A microbatch is held from its forward to its
             last pass, or, without a backward, until it is read. None: no limit.
-        sizes: what a microbatch on a stage counts, say in bytes. Empty: all of the chain's stages in
-            one group together count one, so that the limit is in microbatches.
-        order: the whole order of the chain's passes in each group, where it is given.
-        just_in_time: forwards wait until a reader is at the forward before the one that needs them.
+        sizes: weight of a microbatch on a stage, e.g. bytes. Empty: the chain's stages in one group
+            together weigh one, so that the limit is in microbatches.
+        order: the complete order of the chain's passes in each group, if given.
+        just_in_time: forwards wait until a reader has reached the forward before the one that needs them.
     """
 
     stages: tuple[int, ...]
@@ -40,7 +40,7 @@ class Policy:
 
     Args:
         deep_first: of several forwards, the one nearest to the loss first; else the farthest.
-        patience: a weight gradient does not start when a known arrival comes within this share of
+        patience: a weight gradient does not start if a known arrival comes within this fraction of
             its duration.
     """
 
@@ -54,8 +54,8 @@ class ListSchedule:
 
     Args:
         graph: what is scheduled.
-        order: [A] all passes by their numbers, as they start.
-        finish: when the last one ends if each starts as soon as its group is free and its inputs are there.
+        order: [A] numbers of all passes, by start.
+        finish: when the last one ends if each starts as soon as its group is free and its inputs are ready.
         peaks: of every chain, the `peak_in_flight` of its stages.
     """
 
@@ -66,7 +66,7 @@ class ListSchedule:
 
     @property
     def programs(self) -> dict[Group, tuple[Action, ...]]:
-        """Of all groups, restrictions of the order."""
+        """Programs of all groups, as restrictions of the order."""
         graph = self.graph
         started: list[list[Action]] = [[] for _ in graph.groups]
         groups = graph.passes.group[graph.passes.stage[self.order]]
@@ -76,7 +76,7 @@ class ListSchedule:
 
 
 class ListScheduler:
-    """Orders in which the passes of a graph start when time runs.
+    """Orders the passes of a graph by simulating time.
 
     A free group does the first of these that is possible: the next pass of a given order; the
     backward that has waited longest; a forward within its limit and its turn; a weight gradient;
@@ -88,8 +88,8 @@ class ListScheduler:
     all programs are restrictions: nothing can deadlock.
 
     Args:
-        graph: the passes; its durations are not looked at.
-        chains: every stage stands in one.
+        graph: the passes; its durations are ignored.
+        chains: every stage is in one.
     """
 
     def __init__(self, graph: PassGraph, chains: Sequence[PassChain]) -> None:
@@ -97,31 +97,33 @@ class ListScheduler:
         self._num_chains = len(chains)
         self._rules = _rules(graph, chains, self._pools)
         self._free = {
-            deep_first: _free(graph, self._rules.is_ordered, deep_first=deep_first)
+            deep_first: _free_stages(graph, self._rules.is_ordered, deep_first=deep_first)
             for deep_first in (True, False)
         }
 
     def schedules(self, policies: Iterable[Policy], duration: Sequence[float]) -> Iterator[ListSchedule]:
-        """By policy, for passes of these durations; one that makes no difference is not tried.
+        """Yield a schedule per policy, for passes of these durations; policies without effect are skipped.
 
         Raises:
             ValueError: given orders that wait for each other.
 
         Complexity: O(A log A) for A passes, times the stages of a group; compiled.
         """
-        is_any_beside = bool((np.diff(self._free[True].at) > 1).any())
-        is_any_weight = bool((self._graph.passes.kind == WEIGHT).any())
+        has_choice = bool((np.diff(self._free[True].offsets) > 1).any())
+        has_weights = bool((self._graph.passes.kind == WEIGHT).any())
         durations = np.array(duration, np.float64)
-        unlike = dict.fromkeys(
-            (policy.deep_first or not is_any_beside, policy.patience if is_any_weight else 0.0)
+        distinct = dict.fromkeys(
+            (policy.deep_first or not has_choice, policy.patience if has_weights else 0.0)
             for policy in policies
         )
-        for deep_first, patience in unlike:
+        for deep_first, patience in distinct:
             yield self._schedule(deep_first, patience, durations)
 
     def _schedule(self, deep_first: bool, patience: float, durations: Floats) -> ListSchedule:  # noqa: FBT001
         graph = self._graph
-        order, finish, most = play(graph.passes, self._rules, self._free[deep_first], durations, patience)
+        order, finish, peaks_held = play(
+            graph.passes, self._rules, self._free[deep_first], durations, patience
+        )
         if len(order) < len(graph.actions):
             missing = set(range(len(graph.actions))).difference(order.tolist())
             waiting = next(
@@ -130,14 +132,14 @@ class ListScheduler:
                 if not missing.isdisjoint(needed)
             )
             raise ValueError(f"pass {waiting} can never run: the given orders wait for each other")
-        peaks = [0.0] * self._num_chains
-        for (owner, pool), held in zip(self._pools, most.tolist(), strict=False):
-            peaks[owner] = max(peaks[owner], held / len(pool))
-        return ListSchedule(graph=graph, order=order, finish=finish, peaks=tuple(peaks))
+        chain_peaks = [0.0] * self._num_chains
+        for (owner, pool), peak in zip(self._pools, peaks_held.tolist(), strict=False):
+            chain_peaks[owner] = max(chain_peaks[owner], peak / len(pool))
+        return ListSchedule(graph=graph, order=order, finish=finish, peaks=tuple(chain_peaks))
 
 
 def _pools(graph: PassGraph, chains: Sequence[PassChain]) -> list[tuple[int, list[int]]]:
-    """Stages of one chain in one group, in layer order, with the chain's place."""
+    """Return stages of one chain in one group, in layer order, with the chain's index."""
     pools: dict[tuple[int, int], list[int]] = {}
     for index, chain in enumerate(chains):
         for stage in chain.stages:
@@ -146,23 +148,25 @@ def _pools(graph: PassGraph, chains: Sequence[PassChain]) -> list[tuple[int, lis
 
 
 def _rules(graph: PassGraph, chains: Sequence[PassChain], pools: Sequence[tuple[int, list[int]]]) -> Rules:
-    place = {stage: index for index, stage in enumerate(graph.nodes)}
-    num_stages = len(place)
+    index_of = {stage: index for index, stage in enumerate(graph.nodes)}
+    num_stages = len(index_of)
     pool_of = np.zeros(num_stages, np.int64)
     share, room, limit = (np.zeros(num_stages) for _ in range(3))
     waits_turn, is_ordered = (np.zeros(num_stages, np.bool_) for _ in range(2))
     for number, (owner, stages) in enumerate(pools):
         after = 0.0
         for stage in reversed(stages):
-            at, line = place[stage], chains[owner]
-            pool_of[at], waits_turn[at] = number, line.just_in_time
-            limit[at] = inf if line.limit is None else line.limit
-            share[at] = line.sizes.get(stage, 1 / len(stages))
-            after += share[at]
-            room[at] = after
-    given = [[line.order[group] for line in chains if group in line.order] for group in graph.groups]
-    orders = rows([[graph.number[action] for action in order] for orders in given for order in orders])
-    is_ordered[graph.passes.stage[orders.of]] = True
+            stage_index, chain = index_of[stage], chains[owner]
+            pool_of[stage_index], waits_turn[stage_index] = number, chain.just_in_time
+            limit[stage_index] = inf if chain.limit is None else chain.limit
+            share[stage_index] = chain.sizes.get(stage, 1 / len(stages))
+            after += share[stage_index]
+            room[stage_index] = after
+    given_orders = [
+        [chain.order[group] for chain in chains if group in chain.order] for group in graph.groups
+    ]
+    orders = rows([[graph.number[action] for action in order] for orders in given_orders for order in orders])
+    is_ordered[graph.passes.stage[orders.values]] = True
     consumers = [node.consumers for node in graph.nodes.values()]
     return Rules(
         pool=pool_of,
@@ -170,30 +174,30 @@ def _rules(graph: PassGraph, chains: Sequence[PassChain], pools: Sequence[tuple[
         room=room,
         limit=limit,
         waits_turn=waits_turn,
-        reader=np.array([place[c.stage] for each in consumers for c in each], np.int64),
-        wanted=rows([_prefixes(c.needs) for each in consumers for c in each]),
+        reader=np.array([index_of[c.stage] for readers in consumers for c in readers], np.int64),
+        wanted=rows([_prefixes(c.needs) for readers in consumers for c in readers]),
         readers=offsets(consumers),
         is_ordered=is_ordered,
         orders=orders,
-        orders_of=offsets(given),
+        orders_of=offsets(given_orders),
     )
 
 
 def _prefixes(needs: Sequence[Sequence[int]]) -> list[int]:
-    """How many own forwards the first j + 1 forwards of a reader need."""
-    return list(accumulate((max(each, default=-1) + 1 for each in needs), max))
+    """[j] how many own forwards the first j + 1 forwards of a reader need."""
+    return list(accumulate((max(microbatches, default=-1) + 1 for microbatches in needs), max))
 
 
-def _free(graph: PassGraph, is_ordered: Flags, *, deep_first: bool) -> Rows:
-    """By group, its stages without a given order as their forwards are tried."""
+def _free_stages(graph: PassGraph, is_ordered: Flags, *, deep_first: bool) -> Rows:
+    """Return, by group, its stages without a given order, in the order in which forwards are tried."""
     sign = -1 if deep_first else 1
-    place = {stage: index for index, stage in enumerate(graph.nodes)}
+    index_of = {stage: index for index, stage in enumerate(graph.nodes)}
     return rows(
         [
             [
-                place[stage]
+                index_of[stage]
                 for stage in sorted(group, key=lambda stage: sign * graph.position[stage])
-                if not is_ordered[place[stage]]
+                if not is_ordered[index_of[stage]]
             ]
             for group in graph.groups
         ]

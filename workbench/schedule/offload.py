@@ -1,4 +1,4 @@
-"""Stages that leave the device between their forwards and their backwards."""
+"""Stages whose weights are on the host between their forwards and their backwards."""
 
 from collections.abc import Collection, Sequence
 
@@ -6,11 +6,11 @@ from workbench.schedule.action import Action, Pass
 
 
 def with_offload(actions: Sequence[Action], stages: Collection[int]) -> tuple[Action, ...]:
-    """A program in which these stages go to the host after their last forward and return for their backward.
+    """Return a program that offloads these stages between their forwards and their backwards.
 
-    OFFLOAD stands behind a stage's last F, ONLOAD before its first B or I, or at the end where it has
+    OFFLOAD follows a stage's last F, ONLOAD precedes its first B or I, or ends the program where it has
     none: weights are back for the next step. In the total order that programs are restrictions of,
-    both stand beside a pass of their stage, so nothing can deadlock that could not before.
+    both are next to a pass of their stage, so nothing can deadlock that could not before.
 
     Source: Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
         section 3.3 (encoder parameters offloaded between its phases).
@@ -28,7 +28,7 @@ def with_offload(actions: Sequence[Action], stages: Collection[int]) -> tuple[Ac
             last_forward[action.stage] = index
         elif action.stage in stages and action.kind in (Pass.B, Pass.I):
             first_backward.setdefault(action.stage, index)
-    found: list[Action] = []
+    program: list[Action] = []
     for index, action in enumerate(actions):
         if first_backward.get(action.stage) == index:
             if last_forward[action.stage] > index:
@@ -36,9 +36,9 @@ def with_offload(actions: Sequence[Action], stages: Collection[int]) -> tuple[Ac
                     f"stage {action.stage} cannot be offloaded: {actions[last_forward[action.stage]]} comes "
                     f"after {action}; want all microbatches in one window"
                 )
-            found.append(Action(action.stage, Pass.ONLOAD))
-        found.append(action)
+            program.append(Action(action.stage, Pass.ONLOAD))
+        program.append(action)
         if last_forward.get(action.stage) == index:
-            found.append(Action(action.stage, Pass.OFFLOAD))
-    found += [Action(stage, Pass.ONLOAD) for stage in last_forward if stage not in first_backward]
-    return tuple(found)
+            program.append(Action(action.stage, Pass.OFFLOAD))
+    program += [Action(stage, Pass.ONLOAD) for stage in last_forward if stage not in first_backward]
+    return tuple(program)

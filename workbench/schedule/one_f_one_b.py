@@ -1,4 +1,4 @@
-"""1F1B and GPipe: of a chain of stages in closed form, of a DAG by graph-aware 1F1B."""
+"""1F1B and GPipe: for a chain of stages in closed form, for a DAG by graph-aware 1F1B."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,13 +6,13 @@ from workbench.schedule.action import Action, Pass
 from workbench.schedule.eager import with_eager_forwards
 from workbench.schedule.graph_aware import check_dag, graph_aware_1f1b, topological_positions
 from workbench.schedule.parts import Programs, part_by_part
-from workbench.schedule.spec import Problem, ScheduleSpec
+from workbench.schedule.spec import Problem, ScheduleSpec, check_chain
 
 NOBODY: Mapping[int, int] = {}  # no forward of these stages follows another
 
 
 def one_f_one_b(stages: Sequence[int], num_microbatches: int) -> tuple[tuple[Action, ...], ...]:
-    """One forward, one backward on a chain.
+    """Return one forward, one backward on a chain.
 
     Source: Narayanan et al. 2019, "PipeDream", SOSP, in the synchronous form of Narayanan et al.
     2021, "Memory-efficient pipeline-parallel DNN training", ICML (PipeDream-Flush).
@@ -29,7 +29,7 @@ def one_f_one_b(stages: Sequence[int], num_microbatches: int) -> tuple[tuple[Act
 
     Complexity: O(p m).
     """
-    _check(stages, num_microbatches)
+    check_chain(stages, num_microbatches)
     programs = []
     for position, stage in enumerate(stages):
         warmup = min(len(stages) - position, num_microbatches)
@@ -46,27 +46,20 @@ def one_f_one_b(stages: Sequence[int], num_microbatches: int) -> tuple[tuple[Act
 
 
 def gpipe(stages: Sequence[int], num_microbatches: int) -> tuple[tuple[Action, ...], ...]:
-    """All forwards, then all backwards in the same order, as torch's ScheduleGPipe.
+    """Return all forwards, then all backwards in the same order, as torch's ScheduleGPipe.
 
     Source: Huang et al. 2019, "GPipe", NeurIPS. Same arguments and result as `one_f_one_b`.
     Complexity: O(p m).
     """
-    _check(stages, num_microbatches)
+    check_chain(stages, num_microbatches)
     return tuple(
         tuple(Action(stage, kind, index) for kind in (Pass.F, Pass.B) for index in range(num_microbatches))
         for stage in stages
     )
 
 
-def _check(stages: Sequence[int], num_microbatches: int) -> None:
-    if len(set(stages)) != len(stages) or not stages:
-        raise ValueError(f"stages of a chain must be there and differ, got {list(stages)}")
-    if num_microbatches < 1:
-        raise ValueError(f"num_microbatches must be >= 1, got {num_microbatches}")
-
-
 def _on_dag(problem: Problem) -> Programs:
-    """Graph-aware 1F1B; with `run_ahead`, forwards of frozen encoders come that many microbatches earlier."""
+    """Return graph-aware 1F1B; `run_ahead` moves forwards of frozen encoders by that many microbatches."""
     programs = _graph_aware(problem)
     if not problem.run_ahead:
         return programs
@@ -75,14 +68,14 @@ def _on_dag(problem: Problem) -> Programs:
             "run_ahead is for frozen encoders, of which the model has none; nearest: trainable projector of "
             "an encoder, or run_ahead 0"
         )
-    ahead = dict.fromkeys(problem.frozen_sources, NOBODY)
+    sources = dict.fromkeys(problem.frozen_sources, NOBODY)
     return {
-        group: with_eager_forwards(actions, ahead, problem.run_ahead) for group, actions in programs.items()
+        group: with_eager_forwards(actions, sources, problem.run_ahead) for group, actions in programs.items()
     }
 
 
 def _forwards_first(problem: Problem) -> Programs:
-    """GPipe on any DAG: each program's forwards, then its backwards, both in the order they had.
+    """Return GPipe on any DAG: each program's forwards, then its backwards, both in 1F1B's order.
 
     Within forwards, and within backwards, the total order of graph-aware 1F1B still has every pass after
     its inputs.
@@ -94,7 +87,7 @@ def _forwards_first(problem: Problem) -> Programs:
 
 
 def _graph_aware(problem: Problem) -> Programs:
-    """Part by part, as replicas mostly are alike; what is wrong is told by the names of the whole."""
+    """Schedule equal parts, such as replicas, once; errors name the stages of the whole problem."""
     check_dag(problem.nodes, problem.groups)
     topological_positions({node.stage: node for node in problem.nodes}, problem.groups)
     return part_by_part(problem.nodes, problem.groups, graph_aware_1f1b)

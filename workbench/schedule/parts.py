@@ -1,4 +1,4 @@
-"""A scheduling problem in independent parts: replicas that share no stage, no ranks and no reader."""
+"""A scheduling problem split into independent parts: replicas that share no stage, rank or reader."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,8 +15,8 @@ class Part:
     """One part with its stages renumbered from 0, so that equal parts are equal.
 
     Args:
-        stages: [S] their ids in the whole problem, group after group.
-        nodes, groups, chains: as the whole problem's, by the new numbers; `nodes[s]` is stage s.
+        stages: [S] ids in the whole problem, group by group.
+        nodes, groups, chains: of the part, with the new numbers; `nodes[s]` is stage s.
     """
 
     stages: tuple[int, ...]
@@ -26,17 +26,17 @@ class Part:
 
     @property
     def group_of(self) -> tuple[int, ...]:
-        """[S] the place of each stage's group."""
+        """[S] index of each stage's group."""
         return tuple(index for index, group in enumerate(self.groups) for _ in group)
 
     def original(self, action: Action) -> Action:
-        """The action of the whole problem."""
+        """Return the action under the stage ids of the whole problem."""
         stage, kind, microbatch = action
         assert stage is not None
         return Action(self.stages[stage], kind, microbatch)
 
     def original_programs(self, programs: Programs) -> Programs:
-        """Programs by the groups of the whole problem."""
+        """Return programs under the stage ids of the whole problem."""
         return {
             tuple(self.stages[stage] for stage in group): tuple(map(self.original, actions))
             for group, actions in programs.items()
@@ -48,21 +48,21 @@ def part_by_part(
     groups: Sequence[Group],
     programs_of: Callable[[Sequence[ScheduleNode], Sequence[Group]], Programs],
 ) -> Programs:
-    """The programs of all groups, where those of a part follow from it alone, of equal parts only once."""
-    known: dict[tuple[object, ...], Programs] = {}
-    found: Programs = {}
+    """Return the programs of all groups, computed part by part; equal parts once."""
+    programs_of_shape: dict[tuple[object, ...], Programs] = {}
+    programs: Programs = {}
     for part in independent_parts(nodes, groups, ()):
         shape = part.nodes, part.groups
-        if shape not in known:
-            known[shape] = programs_of(*shape)
-        found |= part.original_programs(known[shape])
-    return {group: found[group] for group in map(tuple, groups)}
+        if shape not in programs_of_shape:
+            programs_of_shape[shape] = programs_of(*shape)
+        programs |= part.original_programs(programs_of_shape[shape])
+    return {group: programs[group] for group in map(tuple, groups)}
 
 
 def independent_parts(
     nodes: Sequence[ScheduleNode], groups: Sequence[Group], chains: Sequence[tuple[int, ...]]
 ) -> tuple[Part, ...]:
-    """The parts, in the order of their first groups; a stage in no chain is a chain of its own.
+    """Return the parts, in the order of their first groups; a stage in no chain is a chain of its own.
 
     Complexity: O(stages + consumers + size of all needs), apart from near-constant look-ups.
     """
@@ -74,18 +74,18 @@ def independent_parts(
             stage = parent[stage]
         return stage
 
-    for together in (*groups, *chains, *((n.stage, *(c.stage for c in n.consumers)) for n in nodes)):
-        for stage in together:
-            parent[root(stage)] = root(together[0])
+    for linked in (*groups, *chains, *((n.stage, *(c.stage for c in n.consumers)) for n in nodes)):
+        for stage in linked:
+            parent[root(stage)] = root(linked[0])
     by_stage = {node.stage: node for node in nodes}
-    members: dict[int, list[Group]] = {}
+    groups_of: dict[int, list[Group]] = {}
     for group in groups:
-        members.setdefault(root(group[0]), []).append(group)
+        groups_of.setdefault(root(group[0]), []).append(group)
     chained = {stage for chain in chains for stage in chain}
-    lines: dict[int, list[tuple[int, ...]]] = {}
-    for line in (*chains, *((node.stage,) for node in nodes if node.stage not in chained)):
-        lines.setdefault(root(line[0]), []).append(line)
-    return tuple(_part(by_stage, mine, lines[first]) for first, mine in members.items())
+    chains_of: dict[int, list[tuple[int, ...]]] = {}
+    for chain_stages in (*chains, *((node.stage,) for node in nodes if node.stage not in chained)):
+        chains_of.setdefault(root(chain_stages[0]), []).append(chain_stages)
+    return tuple(_part(by_stage, own_groups, chains_of[first]) for first, own_groups in groups_of.items())
 
 
 def _part(nodes: dict[int, ScheduleNode], groups: Sequence[Group], chains: Sequence[tuple[int, ...]]) -> Part:

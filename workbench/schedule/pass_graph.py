@@ -1,4 +1,4 @@
-"""All passes of a DAG of stages and what each waits for: the tables that schedulers work on."""
+"""All passes of a DAG of stages and what each waits for: the tables that schedulers use."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,24 +17,24 @@ Programs = Mapping[Group, Sequence[Action]]
 
 
 def one_unit(action: Action) -> float:
-    """F = I = W = 1, and B is I and W."""
+    """Return unit durations: F = I = W = 1, and B = I + W."""
     return 2.0 if action.kind is Pass.B else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassGraph:
-    """Passes by number, with their places, durations and inputs.
+    """Passes by number, with their inputs, durations and positions.
 
     Args:
         actions: [A] the passes.
-        inputs: [A] numbers of the passes whose results it needs: forwards that it reads, its own
+        inputs: [A] numbers of the passes whose results each needs: forwards that it reads, its own
             forward, the input gradients of those that read it, for W its own I.
-        followers: [A] the other way round.
-        duration: [A] how long it takes, in any one unit.
+        followers: [A] numbers of the passes that need its result.
+        duration: [A] in any unit.
         groups: stages that share ranks.
-        group_of: stage -> place of its group.
-        position: stage -> place in an order with producers first.
-        nodes: stage -> what the scheduler knows of it.
+        group_of: stage -> index of its group.
+        position: stage -> position in an order with producers first.
+        nodes: by stage.
     """
 
     actions: tuple[Action, ...]
@@ -53,17 +53,17 @@ class PassGraph:
 
     @cached_property
     def passes(self) -> Passes:
-        """The same in arrays, stages by their places in `nodes`."""
-        place = {stage: index for index, stage in enumerate(self.nodes)}
-        stage = np.array([place[action.stage or 0] for action in self.actions], np.int64)
+        """The same as arrays, stages by their index in `nodes`."""
+        index_of = {stage: index for index, stage in enumerate(self.nodes)}
+        stage = np.array([index_of[action.stage or 0] for action in self.actions], np.int64)
         kind = np.array([_CODES[kind] for _, kind, _ in self.actions], np.int64)
         microbatch = np.array([microbatch for _, _, microbatch in self.actions], np.int64)
         inputs, followers = rows(self.inputs), rows(self.followers)
-        # a forward that some backward follows is kept for it; one that nothing follows is kept for nobody
+        # Forwards with a backward are held for it; the others only until they are read.
         is_read = kind == FORWARD
-        is_read[inputs.of[np.repeat(kind != FORWARD, np.diff(inputs.at))]] = False
+        is_read[inputs.values[np.repeat(kind != FORWARD, np.diff(inputs.offsets))]] = False
         num_forwards = np.array([node.num_microbatches for node in self.nodes.values()], np.int64)
-        # W comes behind its I, of the same stage and microbatch, in a row
+        # A W directly follows its I, of the same stage and microbatch.
         is_last = kind != FORWARD
         is_last[:-1] &= kind[1:] != WEIGHT
         return Passes(
@@ -71,7 +71,7 @@ class PassGraph:
             kind=kind,
             microbatch=microbatch,
             is_last=is_last,
-            reads=np.where(is_read, np.diff(followers.at), -1),
+            reads=np.where(is_read, np.diff(followers.offsets), -1),
             inputs=inputs,
             followers=followers,
             first=np.searchsorted(stage, np.arange(len(num_forwards))),
@@ -92,11 +92,11 @@ def pass_graph(
     backward: Pass,
     whole: Collection[Action] = (),
 ) -> PassGraph:
-    """The passes of these stages.
+    """Return the passes of these stages.
 
     Args:
         backward: B (whole) or I (split, with W where weights train).
-        whole: B that stay whole where the others are split.
+        whole: B that stay whole while the others are split.
 
     Complexity: O(passes + size of all needs).
     """
@@ -107,24 +107,24 @@ def pass_graph(
     backwards: dict[int, list[int | None]] = {}  # of a stage's microbatches
     for node in nodes:
         first[node.stage], backwards[node.stage] = len(actions), [None] * node.num_microbatches
-        actions += [Action(node.stage, Pass.F, own) for own in range(node.num_microbatches)]
+        actions += [Action(node.stage, Pass.F, microbatch) for microbatch in range(node.num_microbatches)]
         inputs += [[] for _ in range(node.num_microbatches)]
-        for own, has_backward in enumerate(node.backward):
+        for microbatch, has_backward in enumerate(node.backward):
             if not has_backward:
                 continue
-            in_one = Action(node.stage, Pass.B, own)
-            is_split = backward is not Pass.B and in_one not in whole
-            backwards[node.stage][own] = len(actions)
-            actions.append(Action(node.stage, Pass.I, own) if is_split else in_one)
-            inputs.append([first[node.stage] + own])
-            if is_split and node.trains(own):
+            whole_backward = Action(node.stage, Pass.B, microbatch)
+            is_split = backward is not Pass.B and whole_backward not in whole
+            backwards[node.stage][microbatch] = len(actions)
+            actions.append(Action(node.stage, Pass.I, microbatch) if is_split else whole_backward)
+            inputs.append([first[node.stage] + microbatch])
+            if is_split and node.trains(microbatch):
                 inputs.append([len(actions) - 1])
-                actions.append(Action(node.stage, Pass.W, own))
+                actions.append(Action(node.stage, Pass.W, microbatch))
     for node in nodes:
         for consumer in node.consumers:
-            places = first[node.stage], backwards[node.stage]
-            read = first[consumer.stage], backwards[consumer.stage]
-            _add_reads(consumer.needs, places, read, inputs)
+            produced = first[node.stage], backwards[node.stage]
+            reading = first[consumer.stage], backwards[consumer.stage]
+            _add_reads(consumer.needs, produced, reading, inputs)
     followers: list[list[int]] = [[] for _ in actions]
     for index, needed in enumerate(inputs):
         for earlier in needed:
@@ -141,26 +141,26 @@ def pass_graph(
     )
 
 
-_Places = tuple[int, Sequence[int | None]]  # a stage's first forward, and its backwards by microbatch
+_StagePasses = tuple[int, Sequence[int | None]]  # a stage's first forward, and its backwards by microbatch
 
 
 def _add_reads(
-    needs: Sequence[Sequence[int]], producer: _Places, reader: _Places, inputs: Sequence[list[int]]
+    needs: Sequence[Sequence[int]], producer: _StagePasses, reader: _StagePasses, inputs: Sequence[list[int]]
 ) -> None:
-    """Forwards wait for what they read, backwards for those of the forwards that read them."""
+    """Add inputs: forwards need what they read, backwards the backwards of the forwards that read them."""
     first, backwards = producer
-    first_read, gradients = reader
+    first_read, reader_backwards = reader
     for microbatch, needed in enumerate(needs):
-        gives = gradients[microbatch]
-        for own in needed:
-            inputs[first_read + microbatch].append(first + own)
-            takes = backwards[own]
-            if gives is not None and takes is not None:
-                inputs[takes].append(gives)
+        reader_backward = reader_backwards[microbatch]
+        for produced in needed:
+            inputs[first_read + microbatch].append(first + produced)
+            own_backward = backwards[produced]
+            if reader_backward is not None and own_backward is not None:
+                inputs[own_backward].append(reader_backward)
 
 
 def finish_time(graph: PassGraph, programs: Programs) -> float:
-    """When the last pass ends if each starts as soon as its group is free and its inputs are there.
+    """Return when the last pass ends if each starts as soon as its group is free and its inputs are ready.
 
     Raises:
         ValueError: programs in which some pass can never run.
@@ -172,18 +172,21 @@ def finish_time(graph: PassGraph, programs: Programs) -> float:
 
 
 def start_times(graph: PassGraph, programs: Programs) -> dict[int, float]:
-    """When each pass starts, by its number, in an order in which every pass comes after its inputs.
+    """Return when each pass starts, by number, in an order in which every pass comes after its inputs.
 
     Raises:
         ValueError: programs in which some pass can never run.
 
     Complexity: O(passes + inputs).
     """
-    after: list[list[int]] = [[] for _ in graph.actions]
+    next_in_group: list[list[int]] = [[] for _ in graph.actions]
     for actions in programs.values():
         for earlier, later in pairwise(graph.number[action] for action in actions):
-            after[earlier].append(later)
-    followers = [(*needing, *next_up) for needing, next_up in zip(graph.followers, after, strict=True)]
+            next_in_group[earlier].append(later)
+    followers = [
+        (*data_followers, *group_followers)
+        for data_followers, group_followers in zip(graph.followers, next_in_group, strict=True)
+    ]
     start = longest_path(followers, graph.duration)
     if len(start) < len(graph.actions):
         stuck = next(action for index, action in enumerate(graph.actions) if index not in start)
@@ -192,25 +195,25 @@ def start_times(graph: PassGraph, programs: Programs) -> dict[int, float]:
 
 
 def peak_in_flight(programs: Programs, stages: Sequence[int]) -> float:
-    """Most microbatches whose activations any group holds at once for these stages.
+    """Return the most microbatches whose activations any group holds at once for these stages.
 
-    A microbatch counts from its F to its W, to its I or B where it has no W, and not at all where
-    it has no backward; on one of several of the stages in a group it counts its share.
+    A microbatch counts from its F to its W, to its I or B if it has no W, and not at all if it has no
+    backward; if a group has n of the stages, it counts 1/n on each.
     """
-    worst = 0.0
+    peak = 0.0
     for group, actions in programs.items():
-        mine = [stage for stage in group if stage in stages]
-        if not mine:
+        own_stages = [stage for stage in group if stage in stages]
+        if not own_stages:
             continue
-        last = {(a.stage, a.microbatch): a for a in actions if a.stage in mine and a.kind is not Pass.F}
-        held = 0
+        last = {(a.stage, a.microbatch): a for a in actions if a.stage in own_stages and a.kind is not Pass.F}
+        num_held = 0
         for action in actions:
             key = action.stage, action.microbatch
             if key not in last:
                 continue
             if action.kind is Pass.F:
-                held += 1
-                worst = max(worst, held / len(mine))
+                num_held += 1
+                peak = max(peak, num_held / len(own_stages))
             elif last[key] == action:
-                held -= 1
-    return worst
+                num_held -= 1
+    return peak

@@ -1,31 +1,31 @@
-"""Walks over what must come before what: an order, a ring, the longest path."""
+"""Walks over precedence graphs: topological order, cycle, longest path."""
 
 from collections.abc import Sequence
 from itertools import chain
 
-Followers = Sequence[Sequence[int]]  # of every node; one that follows twice stands twice
+Followers = Sequence[Sequence[int]]  # of every node; repeated for repeated edges
 
 
 def in_order(followers: Followers) -> list[int]:
-    """Nodes, each behind all that it follows; those on a ring, and behind one, are left out.
+    """Return nodes in topological order, without those on or behind a cycle.
 
-    First come those that follow nobody, by number; then whoever could come first. Kahn's algorithm,
-    O(nodes + edges).
+    Nodes without predecessors come first, by number; the others in the order in which they become ready.
+    Kahn's algorithm, O(nodes + edges).
     """
-    waiting = [0] * len(followers)
+    num_waiting = [0] * len(followers)
     for node in chain.from_iterable(followers):
-        waiting[node] += 1
-    ready = [node for node, count in enumerate(waiting) if count == 0]
-    for node in ready:  # grows while we walk it
+        num_waiting[node] += 1
+    ready = [node for node, count in enumerate(num_waiting) if count == 0]
+    for node in ready:  # grows during the loop
         for later in followers[node]:
-            waiting[later] -= 1
-            if waiting[later] == 0:
+            num_waiting[later] -= 1
+            if num_waiting[later] == 0:
                 ready.append(later)
     return ready
 
 
-def ring(followers: Followers) -> list[int]:
-    """Nodes that wait for each other in a ring, each for the next; empty when there is none.
+def find_cycle(followers: Followers) -> list[int]:
+    """Return the nodes of a cycle, each waiting for the next; empty when there is none.
 
     Complexity: O(nodes + edges).
     """
@@ -42,11 +42,11 @@ def ring(followers: Followers) -> list[int]:
 def longest_path(
     followers: Followers, duration: Sequence[float], delay: Sequence[Sequence[float]] | None = None
 ) -> dict[int, float]:
-    """Node -> when it starts, if each starts as soon as all that it follows have ended.
+    """Return the start of every node, if each starts as soon as all its predecessors have ended.
 
     Args:
         duration: of every node.
-        delay: of every edge, from the end of its node to the start of the follower; None: no edge has one.
+        delay: of every edge, from the end of its node to the start of the follower; None: no delays.
 
     Returns:
         In the order of `in_order`; nodes that can never start are absent.
@@ -62,6 +62,6 @@ def longest_path(
                 if end > start[later]:  # noqa: PLR1730  (a call for every edge)
                     start[later] = end
         else:
-            for later, behind in zip(followers[node], delay[node], strict=True):
-                start[later] = max(start[later], end + behind)
+            for later, delay_s in zip(followers[node], delay[node], strict=True):
+                start[later] = max(start[later], end + delay_s)
     return {node: start[node] for node in order}

@@ -1,4 +1,4 @@
-"""Where the reductions of gradients stand among the passes, the same on all ranks of a stage."""
+"""Inserts gradient reductions among the passes, in the same order on all ranks of a stage."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -13,14 +13,14 @@ _SCATTERS = frozenset(kind for kind in Pass if MEANING[kind].operation is Operat
 
 
 def with_reductions(programs: Programs, reduced: Sequence[int]) -> Programs:
-    """The programs with a reduction per stage: after its last action, and after all that come before it.
+    """Return the programs with a reduction per stage, after its last action and after earlier reductions.
 
-    Where that reduce-scatters gradients of sharded weights, it is after the next that does: the passes
-    behind that wait for the first in any case, so nothing stands still for this sum.
+    If that last action reduce-scatters gradients of sharded weights, the reduction follows the next
+    reduce-scatter: the passes after that wait for the first one anyway, so nothing idles for it.
 
-    Where stages share all their ranks or none, what comes before it are the reductions of the same ranks.
-    Where they share ranks in part, it is every reduction, by a total order of all passes: else two
-    ranks of a stage could come to its reduction at different passes.
+    If stages share all their ranks or none, earlier reductions are those of the same ranks. If they share
+    ranks in part, they are all reductions, by a total order of all passes: otherwise two ranks of a stage
+    could come to its reduction at different passes.
 
     Args:
         programs: passes, and rounds of sharded weights, by the stages that some ranks hold;
@@ -32,9 +32,9 @@ def with_reductions(programs: Programs, reduced: Sequence[int]) -> Programs:
     is_shared = max(Counter(stage for group in programs for stage in group).values(), default=0) > 1
     if is_shared:
         order = _order(programs)
-        place, due = {action: index for index, action in enumerate(order)}, _due(order, reduced)
+        position_of, due = {action: index for index, action in enumerate(order)}, _due(order, reduced)
         return {
-            group: _merged(actions, [place[action] for action in actions], group, due)
+            group: _merged(actions, [position_of[action] for action in actions], group, due)
             for group, actions in programs.items()
         }
     return {
@@ -49,7 +49,7 @@ def with_reductions(programs: Programs, reduced: Sequence[int]) -> Programs:
 
 
 def _order(programs: Programs) -> tuple[Action, ...]:
-    """All actions in an order of which all programs are restrictions."""
+    """Return all actions in an order of which all programs are restrictions."""
     order: TopologicalSorter[Action] = TopologicalSorter()
     for actions in programs.values():
         for action in actions:
@@ -60,7 +60,7 @@ def _order(programs: Programs) -> tuple[Action, ...]:
 
 
 def _due(order: Sequence[Action], reduced: Sequence[int]) -> dict[int, int]:
-    """Stage -> place that its reduction comes behind, in the order of the reductions; -1: before all."""
+    """Map stages, in reduction order, to the position after which they reduce; -1: before all."""
     if not reduced:
         return {}
     last = {action.stage: index for index, action in enumerate(order)}
@@ -68,20 +68,20 @@ def _due(order: Sequence[Action], reduced: Sequence[int]) -> dict[int, int]:
     due: dict[int, int] = {}
     latest = -1
     for stage in reduced:
-        own = last.get(stage, -1)
-        latest = due[stage] = max(latest, next_scatter.get(own, own))
+        last_own = last.get(stage, -1)
+        latest = due[stage] = max(latest, next_scatter.get(last_own, last_own))
     return due
 
 
 def _merged(
-    actions: Sequence[Action], places: Sequence[int], group: Sequence[int], due: Mapping[int, int]
+    actions: Sequence[Action], positions: Sequence[int], group: Sequence[int], due: Mapping[int, int]
 ) -> tuple[Action, ...]:
-    """Actions, whose places in the order ascend, each reduction behind those that it comes behind."""
-    found: list[Action] = []
+    """Insert each reduction after its position; positions of the actions ascend."""
+    program: list[Action] = []
     done = 0
     for stage, after in due.items():
         if stage in group:
-            end = bisect_right(places, after)
-            found += (*actions[done:end], reduction_of(stage))
+            end = bisect_right(positions, after)
+            program += (*actions[done:end], reduction_of(stage))
             done = end
-    return (*found, *actions[done:])
+    return (*program, *actions[done:])

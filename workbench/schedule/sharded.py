@@ -1,4 +1,4 @@
-"""When ranks that shard a stage's weights all-gather them: rounds of ALL_GATHER, passes and FREE."""
+"""Rounds of sharded weights: when ranks gather, use, free and reduce them."""
 
 from collections.abc import Collection, Mapping, Sequence
 from difflib import SequenceMatcher
@@ -19,7 +19,7 @@ class _Visit(NamedTuple):
 
 
 class _Round(NamedTuple):
-    """Weights of a unit are whole once; `number` counts those of the unit."""
+    """One gather of a unit's weights; `number` counts those of the unit."""
 
     unit: int
     reduces: bool
@@ -27,20 +27,20 @@ class _Round(NamedTuple):
 
 
 def with_rounds(programs: Programs, units: Sequence[Sequence[int]], trained: Collection[int]) -> Programs:
-    """The programs with weights all-gathered ahead of use, freed behind it, and gradients reduce-scattered.
+    """Return the programs with weights gathered before use and freed after, and gradients reduce-scattered.
 
-    A round of a unit is ALL_GATHER, its passes, FREE and, behind a backward that trains it, REDUCE_SCATTER.
-    Its ALL_GATHER stands in front of the passes of the round before: weights travel while those compute,
-    and at most two units are whole at once. Every rank of a unit takes part in every round; one
-    without work in it only gathers and lets go, and gives zeros. Rounds are a common supersequence
-    of what the replicas do, so all come to them in one order.
+    A round of a unit is ALL_GATHER, its passes, FREE and, after a backward that trains it, REDUCE_SCATTER.
+    Its ALL_GATHER precedes the passes of the previous round: weights travel while those compute, and at
+    most two units are whole at once. Every rank of a unit takes part in every round; one without work in
+    it only gathers and frees, and contributes zeros. Rounds are a common supersequence of what the
+    replicas do, so all come to them in one order.
 
     Source: Zhao et al. 2023, "PyTorch FSDP", VLDB 16(12), sections 3.3 and 4 (units, prefetching).
     Differs: order and prefetching are written in the program; there hooks decide as passes run.
 
     Args:
         programs: passes and reductions by the stages that some ranks hold.
-        units: of each, the stages of all replicas that hold the same layers.
+        units: stages of all replicas that hold the same layers, by unit.
         trained: stages with weights that train.
 
     Raises:
@@ -49,65 +49,65 @@ def with_rounds(programs: Programs, units: Sequence[Sequence[int]], trained: Col
     Complexity: O(actions), and O(actions squared) at worst for replicas that differ.
     """
     unit_of = {stage: unit for unit, stages in enumerate(units) for stage in stages}
-    found = dict(programs)
-    for members in _together(programs, unit_of):
-        visits = {group: _visits(programs[group], unit_of, trained) for group in members}
-        keys = _common([tuple((v.unit, v.reduces) for v in visits[group]) for group in members])
+    with_gathers = dict(programs)
+    for groups in _groups_by_units(programs, unit_of):
+        visits = {group: _visits(programs[group], unit_of, trained) for group in groups}
+        keys = _supersequence([tuple((v.unit, v.reduces) for v in visits[group]) for group in groups])
         rounds, slot_of = _rounds(keys)
-        for group in members:
-            slots = [slot_of[index] for index in _places(visits[group], keys)]
+        for group in groups:
+            slots = [slot_of[index] for index in _positions(visits[group], keys)]
             stage_of = {unit_of[stage]: stage for stage in group if stage in unit_of}
-            found[group] = _written(
+            with_gathers[group] = _with_collectives(
                 programs[group], list(zip(slots, visits[group], strict=True)), rounds, stage_of
             )
-    return found
+    return with_gathers
 
 
 def waits_of(actions: Sequence[Action]) -> dict[Action, tuple[Action, ...]]:
-    """What passes, sums, FREEs and STEP of a program wait for among its all-gathers and reduce-scatters.
+    """Map actions of a program to the all-gathers and reduce-scatters that they wait for.
 
-    A pass and a FREE wait for their round's ALL_GATHER; whatever comes next behind a REDUCE_SCATTER waits
+    A pass and a FREE wait for their round's ALL_GATHER; the next action after a REDUCE_SCATTER waits
     for the REDUCE_SCATTER before it, so that at most two units have whole gradients; STEP waits for all.
-    A sum over replicas, which adds up a stage's parts, waits for the stage's last REDUCE_SCATTER.
+    A reduction over replicas, which adds up a stage's shards, waits for the stage's last REDUCE_SCATTER.
 
     Complexity: O(actions).
     """
-    found: dict[Action, tuple[Action, ...]] = {}
+    waits: dict[Action, tuple[Action, ...]] = {}
     gathered: dict[int | None, Action] = {}
     scattered: dict[int | None, Action] = {}
-    exchanges: list[Action] = []
+    collectives: list[Action] = []
     latest: Action | None = None
     pending: Action | None = None
     for action in actions:
         if action.kind in FSDP:
-            exchanges.append(action)
+            collectives.append(action)
             if action.kind is Pass.ALL_GATHER:
                 gathered[action.stage] = action
             else:
                 latest, pending = action, latest
                 scattered[action.stage] = action
             continue
-        waits = (gathered.get(action.stage), pending)
+        awaited = (gathered.get(action.stage), pending)
         if action.kind is Pass.STEP:
-            found[action] = tuple(exchanges)
+            waits[action] = tuple(collectives)
         elif MEANING[action.kind].task is TaskKind.ALL_REDUCE:
             if action.stage in scattered:
-                found[action] = (scattered[action.stage],)
-        elif any(waits):
-            found[action] = tuple(wait for wait in waits if wait is not None)
+                waits[action] = (scattered[action.stage],)
+        elif any(awaited):
+            waits[action] = tuple(wait for wait in awaited if wait is not None)
             pending = None
-    return found
+    return waits
 
 
-def _together(programs: Programs, unit_of: Mapping[int, int]) -> list[list[Group]]:
-    """Groups of stages that have the same units."""
-    held: dict[tuple[int, ...], list[Group]] = {}
+def _groups_by_units(programs: Programs, unit_of: Mapping[int, int]) -> list[list[Group]]:
+    """Return the groups of stages with the same units, together."""
+    groups_of: dict[tuple[int, ...], list[Group]] = {}
     for group in programs:
         units = tuple(sorted({unit_of[stage] for stage in group if stage in unit_of}))
         if units:
-            held.setdefault(units, []).append(group)
+            groups_of.setdefault(units, []).append(group)
     owner: dict[int, tuple[int, ...]] = {}
-    for units in held:
+    for units in groups_of:
         for unit in units:
             if owner.setdefault(unit, units) != units:
                 stages = [stage for stage, other in unit_of.items() if other == unit]
@@ -115,23 +115,23 @@ def _together(programs: Programs, unit_of: Mapping[int, int]) -> list[list[Group
                     f"stages {stages} shard their weights, but their ranks hold different other sharded "
                     "stages; want replicas that lie on their ranks alike"
                 )
-    return list(held.values())
+    return list(groups_of.values())
 
 
 def _visits(actions: Sequence[Action], unit_of: Mapping[int, int], trained: Collection[int]) -> list[_Visit]:
-    found: list[_Visit] = []
+    visits: list[_Visit] = []
     index = 0
     for unit, run in groupby(actions, key=lambda action: _unit_of(action, unit_of)):
         passes = list(run)
         if unit is not None:
             reduces = any(action.kind is Pass.B and action.stage in trained for action in passes)
-            found.append(_Visit(unit, reduces, index, index + len(passes)))
+            visits.append(_Visit(unit, reduces, index, index + len(passes)))
         index += len(passes)
-    return found
+    return visits
 
 
 def _unit_of(action: Action, unit_of: Mapping[int, int]) -> int | None:
-    """The unit that a pass needs whole."""
+    """Return the unit whose gathered weights a pass needs."""
     if action.stage is None or action.stage not in unit_of or action.kind not in COMPUTE:
         return None
     if action.kind in (Pass.I, Pass.W):
@@ -145,8 +145,8 @@ def _unit_of(action: Action, unit_of: Mapping[int, int]) -> int | None:
 Key = tuple[int, bool]
 
 
-def _common(sequences: Sequence[tuple[Key, ...]]) -> tuple[Key, ...]:
-    """A sequence that has each of these as a subsequence; where they agree, it is theirs."""
+def _supersequence(sequences: Sequence[tuple[Key, ...]]) -> tuple[Key, ...]:
+    """Return a sequence that has each of these as a subsequence; if they are equal, it is theirs."""
     distinct = list(dict.fromkeys(sequences))
     merged = distinct[0]
     for other in distinct[1:]:
@@ -160,7 +160,7 @@ def _common(sequences: Sequence[tuple[Key, ...]]) -> tuple[Key, ...]:
 
 
 def _rounds(keys: Sequence[Key]) -> tuple[list[_Round], list[int]]:
-    """Neighbours of one unit as one round; and of each key the round that it is in."""
+    """Merge adjacent keys of one unit into rounds; return these, and the index of each key's round."""
     rounds: list[_Round] = []
     slot_of: list[int] = []
     numbers: dict[int, int] = {}
@@ -174,41 +174,41 @@ def _rounds(keys: Sequence[Key]) -> tuple[list[_Round], list[int]]:
     return rounds, slot_of
 
 
-def _places(visits: Sequence[_Visit], keys: Sequence[Key]) -> list[int]:
-    """Where each visit stands in the common sequence, as early as can be."""
-    places: list[int] = []
+def _positions(visits: Sequence[_Visit], keys: Sequence[Key]) -> list[int]:
+    """Return each visit's position in the common sequence, as early as possible."""
+    positions: list[int] = []
     index = -1
     for visit in visits:
         index = keys.index((visit.unit, visit.reduces), index + 1)
-        places.append(index)
-    return places
+        positions.append(index)
+    return positions
 
 
-def _written(
+def _with_collectives(
     actions: Sequence[Action],
     visits: Sequence[tuple[int, _Visit]],
     rounds: Sequence[_Round],
     stage_of: Mapping[int, int],
 ) -> tuple[Action, ...]:
-    def act(slot: int, kind: Pass) -> Action:
+    def collective(slot: int, kind: Pass) -> Action:
         return Action(stage_of[rounds[slot].unit], kind, rounds[slot].number)
 
-    found: list[Action] = [act(0, Pass.ALL_GATHER)] if rounds else []
+    program: list[Action] = [collective(0, Pass.ALL_GATHER)] if rounds else []
     done = index = 0
-    for slot, turn in enumerate(rounds):
-        mine = []
+    for slot, round_ in enumerate(rounds):
+        own_visits = []
         while index < len(visits) and visits[index][0] == slot:
-            mine.append(visits[index][1])
+            own_visits.append(visits[index][1])
             index += 1
-        if mine:
-            found += actions[done : mine[0].first]
-            done = mine[0].first
+        if own_visits:
+            program += actions[done : own_visits[0].first]
+            done = own_visits[0].first
         if slot + 1 < len(rounds):
-            found.append(act(slot + 1, Pass.ALL_GATHER))
-        if mine:
-            found += actions[done : mine[-1].last]
-            done = mine[-1].last
-        found.append(act(slot, Pass.FREE))
-        if turn.reduces:
-            found.append(act(slot, Pass.REDUCE_SCATTER))
-    return (*found, *actions[done:])
+            program.append(collective(slot + 1, Pass.ALL_GATHER))
+        if own_visits:
+            program += actions[done : own_visits[-1].last]
+            done = own_visits[-1].last
+        program.append(collective(slot, Pass.FREE))
+        if round_.reduces:
+            program.append(collective(slot, Pass.REDUCE_SCATTER))
+    return (*program, *actions[done:])

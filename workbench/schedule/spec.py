@@ -1,4 +1,4 @@
-"""A schedule as its users know it: a name, the order of passes, and what it asks of stages and ranks."""
+"""What defines a schedule: its name, the order of passes, and its demands on stages and ranks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ ChainOrder = Callable[[Sequence[int], int, int], tuple[tuple[Action, ...], ...]]
 
 
 class StagePlacement(StrEnum):
-    """How the stages of a chain lie on its p blocks of ranks; with one stage on each the two are the same."""
+    """How the stages of a chain map to its p blocks of ranks; with one stage per block the two are equal."""
 
     ROUND = "round the ranks"
     VEE = "down the ranks and up again"
 
     def block(self, position: int, num_stages: int, virtual_stages: int) -> int:
-        """Which of the num_stages / virtual_stages blocks the stage at this place of the chain lies on."""
+        """Return which of the num_stages / virtual_stages blocks holds the stage at this position."""
         num_blocks = num_stages // virtual_stages
         if self is StagePlacement.VEE and position >= num_blocks:
             return num_stages - 1 - position
@@ -28,7 +28,7 @@ class StagePlacement(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What a schedule of a whole DAG is made for.
+    """The inputs of a schedule of a whole DAG.
 
     Args:
         nodes: the stages; any order.
@@ -54,21 +54,21 @@ class ScheduleSpec:
     """One schedule.
 
     Args:
-        name: as it is typed.
+        name: as users type it.
         summary: what it does, in one line.
         chain: the order of passes of a chain of stages with equal microbatches.
         dag: programs of any DAG of stages. None: the chains that nobody reads get their order from `chain`,
             and a list schedule fits all other stages around them.
-        layout: how the stages of a module lie on its ranks.
-        usual_virtual_stages: v, stages of one module on a rank where nobody says another number.
+        layout: how the stages of a module map to its ranks.
+        usual_virtual_stages: default v, stages of one module per rank.
         takes_more_stages: v may be greater.
-        splits_backward: whether backwards stand as I and W; where `chain` has a whole one, that stays.
-        most_in_flight: the most microbatches that a rank may hold, of p, or of those that it holds under
-            1F1B. Of list schedules and the order of `chain` the fastest within it is taken. None: no
-            limit and no choice.
-        parameters: fields of `choice.Schedule` that it takes besides.
-        torch_name: of the schedule of torch.distributed.pipelining that is the same, without "Schedule".
-        shares_ranks_in_part: its stages may lie on ranks that overlap without being equal.
+        splits_backward: whether backwards are split into I and W; a whole one in `chain` stays whole.
+        most_in_flight: the most microbatches that a rank may hold, as a function of p, or of those that it
+            holds under 1F1B. The fastest of list schedules and the order of `chain` within it is taken.
+            None: no limit and no choice.
+        parameters: further fields of `choice.Schedule` that it takes.
+        torch_name: of the equal schedule in torch.distributed.pipelining, without "Schedule".
+        shares_ranks_in_part: its stages may be on ranks that overlap without being equal.
     """
 
     name: str
@@ -89,3 +89,11 @@ class ScheduleSpec:
         if parameter == "memory_limit":
             return self.most_in_flight is not None
         return parameter in self.parameters
+
+
+def check_chain(stages: Sequence[int], num_microbatches: int) -> None:
+    """Raise ValueError unless a chain has distinct stages and at least one microbatch."""
+    if len(set(stages)) != len(stages) or not stages:
+        raise ValueError(f"stages of a chain must be there and differ, got {list(stages)}")
+    if num_microbatches < 1:
+        raise ValueError(f"num_microbatches must be >= 1, got {num_microbatches}")

@@ -17,7 +17,7 @@ SHOWN_COLUMNS = 12
 
 
 class Cell(NamedTuple):
-    """A place in a schedule: the row's ranks and the position in its program."""
+    """A cell of a schedule: the row's ranks and the position in its program."""
 
     ranks: Rows
     position: int
@@ -32,7 +32,7 @@ class Slot(NamedTuple):
 
 
 def format_programs(programs: Programs, mark: Cell | None = None) -> str:
-    """Programs in issue order, e.g. `0,1 | 0F0 0F1 0B0`, columns aligned.
+    """Format programs in issue order, e.g. `0,1 | 0F0 0F1 0B0`, columns aligned.
 
     Args:
         programs: ranks (or stages of a group) -> actions.
@@ -47,7 +47,7 @@ def format_programs(programs: Programs, mark: Cell | None = None) -> str:
 
 
 def parse_programs(text: str) -> dict[Rows, tuple[Action, ...]]:
-    """The programs of a grid made by `format_programs`; marks and lines that start with # are passed over.
+    """Parse a grid made by `format_programs`; marks and lines that start with # are skipped.
 
     Raises:
         ValueError: naming the line, for a row without ` | `, a repeated row or a bad action.
@@ -61,7 +61,7 @@ def parse_programs(text: str) -> dict[Rows, tuple[Action, ...]]:
 
 
 def format_timeline(rows: Mapping[Rows, Sequence[Slot]]) -> str:
-    """A schedule over time: a column per tick, `=` while an action goes on, `.` while idle.
+    """Format a schedule over time: a column per tick, `=` while an action continues, `.` while idle.
 
     Raises:
         ValueError: slots of one row that overlap or take no time, naming them, with the grid
@@ -81,7 +81,7 @@ def format_timeline(rows: Mapping[Rows, Sequence[Slot]]) -> str:
 
 
 def parse_timeline(text: str) -> dict[Rows, tuple[Slot, ...]]:
-    """The slots of a grid made by `format_timeline`.
+    """Parse a grid made by `format_timeline`.
 
     Raises:
         ValueError: naming the line, as `parse_programs`, or for a `=` that goes on from nothing.
@@ -101,7 +101,7 @@ def parse_timeline(text: str) -> dict[Rows, tuple[Slot, ...]]:
 
 
 def marked_error(message: str, programs: Programs, where: Cell) -> ValueError:
-    """A ValueError that shows the schedule around the offending cell, which is marked."""
+    """Return a ValueError that shows the schedule around the offending cell, which is marked."""
     labels = list(programs)
     row = labels.index(where.ranks)
     first_row, first = max(0, row - SHOWN_ROWS), max(0, where.position - SHOWN_COLUMNS)
@@ -114,14 +114,14 @@ def marked_error(message: str, programs: Programs, where: Cell) -> ValueError:
 
 
 def _check_slots(ranks: Rows, slots: Sequence[Slot]) -> None:
-    program = {ranks: tuple(slot.action for slot in slots)}
-    for index, slot in enumerate(slots):
-        if slot.end_tick <= slot.start_tick:
-            message = f"row {_label(ranks)}: {slot.action} takes no tick, a grid cannot show it"
+    program = {ranks: tuple(checked.action for checked in slots)}
+    for index, checked in enumerate(slots):
+        if checked.end_tick <= checked.start_tick:
+            message = f"row {_label(ranks)}: {checked.action} takes no tick, a grid cannot show it"
             raise marked_error(message, program, Cell(ranks, index))
-    for index, (one, next_one) in enumerate(pairwise(slots)):
-        if next_one.start_tick < one.end_tick:
-            message = f"row {_label(ranks)}: {next_one.action} starts before {one.action} ends"
+    for index, (slot, following) in enumerate(pairwise(slots)):
+        if following.start_tick < slot.end_tick:
+            message = f"row {_label(ranks)}: {following.action} starts before {slot.action} ends"
             raise marked_error(message, program, Cell(ranks, index + 1))
 
 

@@ -1,4 +1,4 @@
-"""The three-phase schedule of modules that share ranks: forward all, run the pipeline, backward all."""
+"""Three-phase schedule of modules that share ranks: encoders forward, LLM pipeline, encoders backward."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -34,7 +34,7 @@ def three_phase(
     pipeline: Pipeline = graph_aware_1f1b,
     duration: Duration = one_unit,
 ) -> Programs:
-    """Programs in which modules under different grids of the same ranks never wait for each other's order.
+    """Return programs of modules with different grids on the same ranks, in three phases per window.
 
     The microbatches of the pipeline are cut into windows. For each window: the outer stages (the
     encoders) run forward over all that the window reads; the inner stages (the LLM) run their own
@@ -42,8 +42,8 @@ def three_phase(
     several windows read runs forward in the first of them and backward in the last.
 
     With `run_ahead` r, outer forwards come r windows early: where the inner stages on their ranks
-    wait longest in the pipeline of an earlier window, so in its bubbles. Their activations are held as
-    much longer.
+    wait longest in the pipeline of an earlier window, so in its bubbles. Their activations are held
+    longer by that.
 
     All programs are restrictions of one total order in which every pass comes after its inputs,
     whatever ranks the stages share: so nothing can deadlock, also where an outer stage spans the ranks
@@ -55,13 +55,13 @@ def three_phase(
 
     Args:
         nodes: the stages; any order.
-        groups: [G] the stages that some ranks hold, producers first. A stage may stand in several groups;
+        groups: [G] the stages that some ranks hold, producers first. A stage may be in several groups;
             the inner stages of two groups are the same or disjoint.
         inner: stages of the second phase. None of them feeds an outer stage.
         window: microbatches of the first inner stages in a window. None: all.
         run_ahead: windows by which outer forwards come early.
         pipeline: programs of inner stages over one window, whose microbatches count from 0.
-        duration: time of a pass in any one unit; decides where the inner stages wait longest.
+        duration: time of a pass in any unit; decides where the inner stages wait longest.
 
     Returns:
         Per group, its passes in issue order.
@@ -73,7 +73,7 @@ def three_phase(
 
     Complexity: O(A log A) for A passes, plus the size of all needs and the pipeline's own.
     """
-    problem = _Problem(nodes, groups, inner, window)
+    problem = _Windows(nodes, groups, inner, window)
     if run_ahead < 0:
         raise ValueError(f"three-phase: run_ahead must be >= 0 windows, got {run_ahead}")
     programs: dict[Group, list[Action]] = {tuple(group): [] for group in groups}
@@ -82,14 +82,14 @@ def three_phase(
     for number in range(problem.num_windows):
         if run_ahead == 0:
             _extend(programs, problem.forwards(number))
-        body = _Body(problem, number, pipeline, duration)
+        body = _InnerPhase(problem, number, pipeline, duration)
         _extend(programs, body.order(problem.forwards(number + run_ahead) if run_ahead else []))
         _extend(programs, problem.backwards(number))
     return {group: tuple(actions) for group, actions in programs.items()}
 
 
 def _extend(programs: Mapping[Group, list[Action]], order: Sequence[Action]) -> None:
-    """Every group does its part of a total order. O(actions x groups that hold their stage)."""
+    """Append to every group its part of a total order. O(actions x groups that hold their stage)."""
     programs_of: dict[int, list[list[Action]]] = {}
     for group, program in programs.items():
         for stage in dict.fromkeys(group):
@@ -100,7 +100,7 @@ def _extend(programs: Mapping[Group, list[Action]], order: Sequence[Action]) -> 
             program.append(action)
 
 
-class _Problem:
+class _Windows:
     """The stages, and the window of each of their microbatches."""
 
     def __init__(
@@ -129,31 +129,31 @@ class _Problem:
                 self._set_outer_windows(self.nodes[stage])
 
     def inner_part(self, group: Group) -> Group:
-        """The inner stages of a group."""
+        """Return the inner stages of a group."""
         return tuple(stage for stage in group if stage in self.inner)
 
     def members(self, stage: int, window: int) -> tuple[int, ...]:
-        """Microbatches of an inner stage in a window."""
-        return tuple(own for own, number in enumerate(self._forward[stage]) if number == window)
+        """Return the microbatches of an inner stage in a window."""
+        return tuple(microbatch for microbatch, number in enumerate(self._forward[stage]) if number == window)
 
     def forwards(self, window: int) -> list[Action]:
-        """Outer forwards that a window is the first to need, producers first."""
+        """Return the outer forwards that a window is the first to need, producers first."""
         return [
-            Action(stage, Pass.F, own)
+            Action(stage, Pass.F, microbatch)
             for stage in self._order
             if stage not in self.inner
-            for own, number in enumerate(self._forward[stage])
+            for microbatch, number in enumerate(self._forward[stage])
             if number == window
         ]
 
     def backwards(self, window: int) -> list[Action]:
-        """Outer backwards that a window is the last to feed, readers first."""
+        """Return the outer backwards that a window is the last to feed, readers first."""
         return [
-            Action(stage, Pass.B, own)
+            Action(stage, Pass.B, microbatch)
             for stage in reversed(self._order)
             if stage not in self.inner
-            for own, number in enumerate(self._backward[stage])
-            if number == window and self.nodes[stage].backward[own]
+            for microbatch, number in enumerate(self._backward[stage])
+            if number == window and self.nodes[stage].backward[microbatch]
         ]
 
     def _check(self, window: int | None) -> None:
@@ -184,34 +184,37 @@ class _Problem:
                     )
 
     def _set_inner_windows(self, window: int | None) -> None:
-        """By index where nothing inner is read, else with what is read."""
+        """Assign windows by index to stages that read no inner stage, else the window of what is read."""
         read: dict[int, list[int]] = {}  # stage -> latest window that each microbatch reads from
         for stage in (stage for stage in self._order if stage in self.inner):
             node = self.nodes[stage]
             latest = read.get(stage)
             own_windows = [
-                (own // window if window else 0) if latest is None or latest[own] < 0 else latest[own]
-                for own in range(node.num_microbatches)
+                (microbatch // window if window else 0)
+                if latest is None or latest[microbatch] < 0
+                else latest[microbatch]
+                for microbatch in range(node.num_microbatches)
             ]
             self._forward[stage] = own_windows
             for consumer in node.consumers:
                 target = read.setdefault(consumer.stage, [-1] * len(consumer.needs))
                 for reader, needs in enumerate(consumer.needs):
-                    for own in needs:
-                        target[reader] = max(target[reader], own_windows[own])
+                    for microbatch in needs:
+                        target[reader] = max(target[reader], own_windows[microbatch])
         self._check_inner_reads()
 
     def _check_inner_reads(self) -> None:
         for stage in self.inner:
             for consumer in self.nodes[stage].consumers:
                 for reader, needs in enumerate(consumer.needs):
-                    for own in needs:
-                        mine, theirs = self._forward[stage][own], self._forward[consumer.stage][reader]
-                        if mine != theirs:
+                    for microbatch in needs:
+                        window = self._forward[stage][microbatch]
+                        reader_window = self._forward[consumer.stage][reader]
+                        if window != reader_window:
                             raise ValueError(
-                                f"three-phase: microbatch {own} of stage {stage} is in window {mine}, but "
-                                f"microbatch {reader} of stage {consumer.stage}, which reads it, in window "
-                                f"{theirs}; want a window of all microbatches"
+                                f"three-phase: microbatch {microbatch} of stage {stage} is in window "
+                                f"{window}, but microbatch {reader} of stage {consumer.stage}, which reads "
+                                f"it, in window {reader_window}; want a window of all microbatches"
                             )
 
     def _set_outer_windows(self, node: ScheduleNode) -> None:
@@ -222,36 +225,36 @@ class _Problem:
             for reader, needs in enumerate(consumer.needs):
                 early = self._forward[consumer.stage][reader]
                 late = self._backward.get(consumer.stage, self._forward[consumer.stage])[reader]
-                for own in needs:
-                    first[own] = min(early, early if (f := first[own]) is None else f)
-                    last[own] = max(late, late if (b := last[own]) is None else b)
-        unread = [own * self.num_windows // count for own in range(count)]
+                for microbatch in needs:
+                    first[microbatch] = min(early, early if (f := first[microbatch]) is None else f)
+                    last[microbatch] = max(late, late if (b := last[microbatch]) is None else b)
+        unread = [microbatch * self.num_windows // count for microbatch in range(count)]
         self._forward[node.stage] = [u if f is None else f for f, u in zip(first, unread, strict=True)]
         self._backward[node.stage] = [u if b is None else b for b, u in zip(last, unread, strict=True)]
 
 
 class _Placed(NamedTuple):
-    """A pass with its place in a total order."""
+    """A pass with its position in a total order."""
 
     start: float
-    rank: int
+    order_index: int
     action: Action
 
 
-class _Body:
-    """The second phase of one window."""
+class _InnerPhase:
+    """The second phase of one window: the pipeline of the inner stages."""
 
-    def __init__(self, problem: _Problem, window: int, pipeline: Pipeline, duration: Duration) -> None:
+    def __init__(self, problem: _Windows, window: int, pipeline: Pipeline, duration: Duration) -> None:
         self._problem = problem
         self._members = {stage: problem.members(stage, window) for stage in problem.inner}
-        nodes = [self._within(problem.nodes[stage]) for stage in problem.nodes if stage in problem.inner]
+        nodes = [self._restricted(problem.nodes[stage]) for stage in problem.nodes if stage in problem.inner]
         programs = pipeline(nodes, problem.inner_groups)
-        splits = any(action.kind is Pass.I for program in programs.values() for action in program)
+        has_split = any(action.kind is Pass.I for program in programs.values() for action in program)
         graph = pass_graph(
             nodes,
             problem.inner_groups,
-            lambda action: duration(self._whole(action)),
-            backward=Pass.I if splits else Pass.B,
+            lambda action: duration(self._original(action)),
+            backward=Pass.I if has_split else Pass.B,
         )
         starts = start_times(graph, programs)
         self._placed = [
@@ -264,69 +267,73 @@ class _Body:
         self._group_of = {stage: group for group in problem.inner_groups for stage in group}
 
     def order(self, early: Sequence[Action]) -> list[Action]:
-        """The window's inner passes by their start, and these outer forwards in their longest wait."""
-        keyed = [((start, 1, rank), self._whole(action)) for start, rank, action in self._placed]
+        """Return the window's inner passes by start, with outer forwards placed in their longest wait."""
+        keyed = [
+            ((start, 1, order_index), self._original(action)) for start, order_index, action in self._placed
+        ]
         waits = self._longest_waits() if early else {}
-        at: dict[int, float] = {}
+        start_of: dict[int, float] = {}
         for index, action in enumerate(early):
             assert action.stage is not None
-            start = self._wait_of(action.stage, waits, at)
-            at[action.stage] = start
+            start = self._wait_of(action.stage, waits, start_of)
+            start_of[action.stage] = start
             keyed.append(((start, 0, index), action))
         return [action for _, action in sorted(keyed, key=itemgetter(0))]
 
-    def _wait_of(self, stage: int, waits: Mapping[Group, float], at: Mapping[int, float]) -> float:
-        """The latest of the waits of the inner stages on its ranks, and never before what it reads."""
+    def _wait_of(self, stage: int, waits: Mapping[Group, float], start_of: Mapping[int, float]) -> float:
+        """Return the latest wait of the inner stages on the stage's ranks, never before what it reads."""
         problem = self._problem
         shared = [part for group in problem.groups if stage in group and (part := problem.inner_part(group))]
         producers = [
             start
-            for source, start in at.items()
+            for source, start in start_of.items()
             if any(c.stage == stage for c in problem.nodes[source].consumers)
         ]
         return max((*(waits[part] for part in shared), *producers), default=0.0)
 
     def _longest_waits(self) -> dict[Group, float]:
-        """Of every group. O(passes log passes), as a stage is in one inner group."""
+        """Return every group's longest wait. O(passes log passes), as a stage is in one inner group."""
         placed_of: dict[Group, list[_Placed]] = {group: [] for group in self._problem.inner_groups}
         for placed in self._placed:
             placed_of[self._group_of[placed.action.stage or 0]].append(placed)
-        return {group: self._longest_wait(mine) for group, mine in placed_of.items()}
+        return {group: self._longest_wait(own_passes) for group, own_passes in placed_of.items()}
 
-    def _longest_wait(self, mine: list[_Placed]) -> float:
-        """Start of the pass before which a group waits longest; of equal waits the first."""
-        if not mine:
+    def _longest_wait(self, passes: list[_Placed]) -> float:
+        """Return the start of the pass before which a group waits longest; of equal waits the first."""
+        if not passes:
             return 0.0
-        mine.sort(key=lambda placed: (placed.start, placed.rank))
-        waits = [(mine[0].start, mine[0].start)]
-        waits += [(after.start - self._ends[before.action], after.start) for before, after in pairwise(mine)]
+        passes.sort(key=lambda placed: (placed.start, placed.order_index))
+        waits = [(passes[0].start, passes[0].start)]
+        waits += [
+            (after.start - self._ends[before.action], after.start) for before, after in pairwise(passes)
+        ]
         return max(waits, key=lambda wait: (wait[0], -wait[1]))[1]
 
-    def _within(self, node: ScheduleNode) -> ScheduleNode:
-        """The stage with the microbatches of this window alone."""
-        mine = self._members[node.stage]
-        number = {own: index for index, own in enumerate(mine)}
+    def _restricted(self, node: ScheduleNode) -> ScheduleNode:
+        """Return the stage with the microbatches of this window alone."""
+        members = self._members[node.stage]
+        index_of = {microbatch: index for index, microbatch in enumerate(members)}
         consumers = tuple(
             Consumer(
                 consumer.stage,
                 tuple(
-                    tuple(number[own] for own in consumer.needs[reader])
+                    tuple(index_of[microbatch] for microbatch in consumer.needs[reader])
                     for reader in self._members[consumer.stage]
                 ),
             )
             for consumer in node.consumers
         )
-        weights = None if node.weights is None else tuple(node.weights[own] for own in mine)
+        weights = None if node.weights is None else tuple(node.weights[microbatch] for microbatch in members)
         return replace(
             node,
-            num_microbatches=len(mine),
-            backward=tuple(node.backward[own] for own in mine),
+            num_microbatches=len(members),
+            backward=tuple(node.backward[microbatch] for microbatch in members),
             consumers=consumers,
             weights=weights,
         )
 
-    def _whole(self, action: Action) -> Action:
-        """The pass with its number in the whole problem."""
+    def _original(self, action: Action) -> Action:
+        """Return the pass with its microbatch in the whole problem."""
         stage, kind, microbatch = action
         assert stage is not None
         assert microbatch is not None
@@ -334,7 +341,7 @@ class _Body:
 
 
 def _on_dag(problem: Problem) -> Programs:
-    """Three phases; with `offload` the outer stages are on the host while the inner ones run."""
+    """Return three phases; with `offload` the outer stages are on the host while the inner ones run."""
     if not problem.inner:
         raise ValueError("schedule three-phase wants to know which stages are inner ones")
     programs = three_phase(

@@ -22,7 +22,7 @@ class Letters(StrEnum):
 
 
 def to_torch_csv(programs: Programs, consumers: Mapping[int, Sequence[int]]) -> str:
-    """A linear schedule as torch writes and loads it: line r is the program of pipeline rank r.
+    """Format a linear schedule as torch writes and loads it: line r is the program of pipeline rank r.
 
     Only passes are written: torch refuses other actions in this format, adds
     collectives itself when it loads the file, and has no letter for STEP.
@@ -46,9 +46,9 @@ def to_torch_csv(programs: Programs, consumers: Mapping[int, Sequence[int]]) -> 
 
 
 def from_torch_csv(text: str, letters: Letters = Letters.TORCH) -> dict[tuple[int, ...], tuple[Action, ...]]:
-    """The programs of a compute_only file; line r becomes the program of rank r.
+    """Parse a compute_only file; line r becomes the program of rank r.
 
-    Empty cells, torch's idle steps, are passed over. With `Letters.ZERO_BUBBLE` the letters are
+    Empty cells, torch's idle steps, are skipped. With `Letters.ZERO_BUBBLE` the letters are
     mapped as that enum says.
 
     Raises:
@@ -62,8 +62,8 @@ def from_torch_csv(text: str, letters: Letters = Letters.TORCH) -> dict[tuple[in
     return programs
 
 
-def _parse(rank: int, place: int, cell: str, letters: Letters) -> Action:
-    where = f"line {rank + 1}, cell {place}"
+def _parse(rank: int, position: int, cell: str, letters: Letters) -> Action:
+    where = f"line {rank + 1}, cell {position}"
     if any(word in cell for word in ("SEND_", "RECV_")):
         raise ValueError(f"{where}: {cell!r} is communication; want torch's format compute_only")
     is_full = letters is Letters.ZERO_BUBBLE and "BW" in cell

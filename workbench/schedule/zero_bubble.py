@@ -1,16 +1,16 @@
-"""Zero-bubble schedules of a chain: the weight gradients fill what the input gradients leave empty."""
+"""Zero-bubble schedules of a chain: weight gradients fill the bubbles that input gradients leave."""
 
 from collections.abc import Sequence
 
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.interleaved import turns_of
-from workbench.schedule.spec import ScheduleSpec, StagePlacement
+from workbench.schedule.spec import ScheduleSpec, StagePlacement, check_chain
 
 Programs = tuple[tuple[Action, ...], ...]
 
 
 def zb_h1(stages: Sequence[int], num_microbatches: int) -> Programs:
-    """1F1B whose weight gradients wait: on the stage at place s until s later microbatches had their I.
+    """Return 1F1B whose weight gradients wait: at position s until s later microbatches had their I.
 
     Source: Qi et al. 2024, "Zero Bubble Pipeline Parallelism", ICLR, section 2.3 (ZB-H1). With
     equal stages a device idles (p - 1)(F + I - W) and holds at most p microbatches from F to W,
@@ -29,7 +29,7 @@ def zb_h1(stages: Sequence[int], num_microbatches: int) -> Programs:
 
 
 def zb_h1_interleaved(stages: Sequence[int], num_ranks: int, num_microbatches: int) -> Programs:
-    """Interleaved 1F1B with half its warm-up, whose weight gradients wait as those of ZB-H1.
+    """Return interleaved 1F1B with half its warm-up, whose weight gradients wait as those of ZB-H1.
 
     Source: Qi et al. 2024, as `zb_h1`, whose rule for the r-th rank, p - 1 - r forwards ahead and r weight
     gradients behind, is applied to the turns of interleaved 1F1B; torch's ScheduleInterleavedZeroBubble
@@ -50,20 +50,20 @@ def zb_h1_interleaved(stages: Sequence[int], num_ranks: int, num_microbatches: i
 
     Complexity: O(p v m).
     """
-    _check(stages, num_microbatches)
+    check_chain(stages, num_microbatches)
     if len(stages) % num_ranks:
         raise ValueError(f"zb-h1: {len(stages)} stages must be a multiple of {num_ranks} ranks")
     turns = turns_of(len(stages) // num_ranks, num_ranks, num_microbatches)
     programs = []
     for rank in range(num_ranks):
-        mine = stages[rank::num_ranks]
-        forwards = [Action(mine[chunk], Pass.F, own) for chunk, own in turns.forwards]
-        inputs = [Action(mine[chunk], Pass.I, own) for chunk, own in turns.backwards]
+        own_stages = stages[rank::num_ranks]
+        forwards = [Action(own_stages[chunk], Pass.F, microbatch) for chunk, microbatch in turns.forwards]
+        inputs = [Action(own_stages[chunk], Pass.I, microbatch) for chunk, microbatch in turns.backwards]
         weights = [action._replace(kind=Pass.W) for action in inputs]
         warmup = min(turns.ahead + num_ranks - 1 - rank, len(forwards))
-        program, coming = forwards[:warmup], forwards[warmup:]
+        program, remaining = forwards[:warmup], forwards[warmup:]
         for index, action in enumerate(inputs):
-            program += [*coming[index : index + 1], action]
+            program += [*remaining[index : index + 1], action]
             if index >= rank:
                 program.append(weights[index - rank])
         programs.append((*program, *weights[max(0, len(weights) - rank) :]))
@@ -71,7 +71,7 @@ def zb_h1_interleaved(stages: Sequence[int], num_ranks: int, num_microbatches: i
 
 
 def zb_h2(stages: Sequence[int], num_microbatches: int) -> Programs:
-    """Twice the warm-up of ZB-H1, twice the delay: from its first to its last pass no device idles.
+    """Return twice the warm-up and delay of ZB-H1: from its first to its last pass no device idles.
 
     Source: as `zb_h1`, section 2.4 (ZB-H2): a device idles (p - 1)(F + I - 2W), which is nothing
     for F = I = W, and holds at most 2p - 1 microbatches. Same arguments and result.
@@ -82,28 +82,29 @@ def zb_h2(stages: Sequence[int], num_microbatches: int) -> Programs:
 
 
 def _split(stages: Sequence[int], num_microbatches: int, *, lead: int) -> Programs:
-    """Forwards ahead and weight gradients behind by `lead` per place from the last and the first stage."""
-    _check(stages, num_microbatches)
+    """Put forwards ahead, and weight gradients behind, by `lead` per stage from the last and first one."""
+    check_chain(stages, num_microbatches)
     programs = []
     for index, stage in enumerate(stages):
         warmup = min(lead * (len(stages) - 1 - index), num_microbatches)
         delay = lead * index
-        program = [Action(stage, Pass.F, own) for own in range(warmup)]
-        for own in range(num_microbatches):
-            if own + warmup < num_microbatches:
-                program.append(Action(stage, Pass.F, own + warmup))
-            program.append(Action(stage, Pass.I, own))
-            if own >= delay:
-                program.append(Action(stage, Pass.W, own - delay))
+        program = [Action(stage, Pass.F, microbatch) for microbatch in range(warmup)]
+        for microbatch in range(num_microbatches):
+            if microbatch + warmup < num_microbatches:
+                program.append(Action(stage, Pass.F, microbatch + warmup))
+            program.append(Action(stage, Pass.I, microbatch))
+            if microbatch >= delay:
+                program.append(Action(stage, Pass.W, microbatch - delay))
         program += [
-            Action(stage, Pass.W, own) for own in range(max(0, num_microbatches - delay), num_microbatches)
+            Action(stage, Pass.W, microbatch)
+            for microbatch in range(max(0, num_microbatches - delay), num_microbatches)
         ]
         programs.append(tuple(program))
     return tuple(programs)
 
 
 def zb_v(stages: Sequence[int], num_microbatches: int) -> Programs:
-    """Two stages per rank, down the ranks and up again: no bubble with the memory of 1F1B.
+    """Return the V schedule of two stages per rank: no bubble with the memory of 1F1B.
 
     Source: Qi et al. 2024, "Pipeline Parallelism with Controllable Memory", NeurIPS, and "Zero
     Bubble Pipeline Parallelism", section 6 (ZB-V). For F = I = W no device idles between its first
@@ -121,7 +122,7 @@ def zb_v(stages: Sequence[int], num_microbatches: int) -> Programs:
 
     Complexity: O(p max(m, p)).
     """
-    _check(stages, num_microbatches)
+    check_chain(stages, num_microbatches)
     if len(stages) % 2:
         raise ValueError(f"zb-v: every rank has two stages, got {len(stages)} stages")
     num_ranks = len(stages) // 2
@@ -130,35 +131,28 @@ def zb_v(stages: Sequence[int], num_microbatches: int) -> Programs:
         counts: dict[tuple[int, Pass], int] = {}
         program = []
         for stage, kind in _v_pattern(rank, num_ranks, max(num_microbatches, 2 * num_ranks - 1)):
-            own = counts.get((stage, kind), 0)
-            counts[stage, kind] = own + 1
-            if own < num_microbatches:
-                program.append(Action(stages[rank if stage == 0 else -1 - rank], kind, own))
+            microbatch = counts.get((stage, kind), 0)
+            counts[stage, kind] = microbatch + 1
+            if microbatch < num_microbatches:
+                program.append(Action(stages[rank if stage == 0 else -1 - rank], kind, microbatch))
         programs.append(tuple(program))
     return tuple(programs)
 
 
 def _v_pattern(rank: int, num_ranks: int, num_microbatches: int) -> list[tuple[int, Pass]]:
-    """(0 on the way down or 1 on the way up, pass) in order; microbatches count up per pair."""
+    """Return (0 on the way down or 1 on the way up, pass) in order; microbatches count up per pair."""
     down, up = ({kind: (side, kind) for kind in (Pass.F, Pass.I, Pass.W)} for side in (0, 1))
     whole_down, whole_up = list(down.values()), list(up.values())
     before_turn = num_ranks - rank
-    fed = 2 * num_ranks - rank - 1  # forwards down before the first input gradient down
+    before_input_grad = 2 * num_ranks - rank - 1  # forwards down before the first input gradient down
     pattern = [down[Pass.F]] * (2 * before_turn - 1)
     pattern += [up[Pass.F], down[Pass.F]] * rank
     pattern += whole_up * before_turn
-    pattern += (whole_down + whole_up) * (num_microbatches - fed)
-    pattern += (whole_down[1:] + whole_up) * (fed - num_ranks)
+    pattern += (whole_down + whole_up) * (num_microbatches - before_input_grad)
+    pattern += (whole_down[1:] + whole_up) * (before_input_grad - num_ranks)
     pattern += [down[Pass.I], up[Pass.I]] * rank
     pattern += [down[Pass.I], down[Pass.W]] * before_turn
     return pattern + [up[Pass.W]] * rank + [down[Pass.W]] * rank
-
-
-def _check(stages: Sequence[int], num_microbatches: int) -> None:
-    if len(set(stages)) != len(stages) or not stages:
-        raise ValueError(f"stages of a chain must be there and differ, got {list(stages)}")
-    if num_microbatches < 1:
-        raise ValueError(f"num_microbatches must be >= 1, got {num_microbatches}")
 
 
 def _as_1f1b(held: float) -> float:

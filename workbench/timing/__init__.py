@@ -1,1 +1,1 @@
-"""From a plan and a cost model to seconds of every action, and whether the plan can be run."""
+"""Seconds of every action, from a plan and a cost model, and whether the plan can be run."""

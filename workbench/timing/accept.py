@@ -11,7 +11,7 @@ from workbench.plan.plan import Plan
 
 
 def accept(plan: Plan) -> tuple[Lowered, MemoryTable]:
-    """The plan lowered, with its account of memory.
+    """Return the plan lowered, with its memory account.
 
     Raises:
         ValueError: it is unsound, can deadlock under one of the models, or does not fit.
@@ -23,28 +23,28 @@ def accept(plan: Plan) -> tuple[Lowered, MemoryTable]:
 
 
 def judged(plan: Plan | Folded) -> tuple[Lowered, MemoryTable]:
-    """As `accept`, but lowered with one replica of each set of equal ones, which stand for all.
+    """As `accept`, but lowered with one replica of each set of equal ones, which represents all.
 
-    Times, bytes and refusals are those of the whole plan. Of replicas that send by one port the account holds
-    one, and what is lowered all: they wait for each other.
+    Times, bytes and errors are those of the whole plan. Of replicas that share a port the memory account has
+    one, and the lowered plan all, as they wait for each other.
 
     Raises:
         ValueError: as `accept`.
     """
     if isinstance(plan, Folded):
-        part, timed, whole = plan.checked, plan.judged, None
+        part, timed, unfolded = plan.checked, plan.judged, None
         check(plan.one)
         check_key_exchange(plan.one)
     else:
         check(plan)
         check_key_exchange(plan)
-        part, timed, whole = checked_part(plan), judged_part(plan), plan
+        part, timed, unfolded = checked_part(plan), judged_part(plan), plan
     lowered = lower(part)
     try:
         check_deadlock(lowered)
-    except ValueError:  # told by the rows of the whole plan
-        if whole is not None:
-            check_deadlock(lower(whole))
+    except ValueError:  # reported with the rows of the whole plan
+        if unfolded is not None:
+            check_deadlock(lower(unfolded))
         raise
     memory = memory_table(lowered)
     check_memory(lowered, memory)
@@ -52,7 +52,7 @@ def judged(plan: Plan | Folded) -> tuple[Lowered, MemoryTable]:
 
 
 def checked(plan: Plan) -> Lowered:
-    """The plan lowered, after every check but that of memory; ValueError as `accept`."""
+    """Return the plan lowered, after every check but that of memory; ValueError as `accept`."""
     check(plan)
     check_key_exchange(plan)
     lowered = lower(plan)

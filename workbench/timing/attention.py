@@ -1,8 +1,8 @@
-"""Where attention's time may come from instead of the cost model: a mask, token shards and a kernel.
+"""Attention times that do not come from the cost model: of a mask, token shards and a kernel.
 
-The cost model knows an attention by its number of query-key pairs. Who owns which tokens of a
-long sequence, how tiles fall on compute units and what a gather hides behind is simulated apart
-and handed to `price` as a callable, so that the planner imports no simulator.
+The cost model knows an attention by its number of query-key pairs. Who owns which tokens of a long sequence,
+how tiles fall on compute units and what a gather overlaps with is simulated separately and passed to `price`
+as a callable, so that the planner imports no simulator.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -25,7 +25,7 @@ class AttentionCall:
     operator: Attention
 
     def reach(self, cost: CostModel) -> Reach:
-        """How far its queries see, where that hides any pairs and the machine's kernels pass these by."""
+        """Return how far queries attend, if that hides any pairs and the machine's kernels skip these."""
         if self.operator.reach == ANY:
             return ANY
         return cost.computed(even_work_of(self.plan, self.microbatch)).reach(self.operator)
@@ -33,11 +33,11 @@ class AttentionCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionTime:
-    """Seconds of the slowest rank of the stage, gathers and scatters of keys and values included.
+    """Seconds of the slowest rank of the stage, with gathers and scatters of keys and values.
 
     Args:
         forward_s: forward.
-        backward_s: gradients of queries, keys and values; their scores' recomputation included.
+        backward_s: gradients of queries, keys and values, with their scores' recomputation.
         unmeasured: what went into it that was not measured.
     """
 
@@ -55,21 +55,21 @@ AttentionModel = Callable[[AttentionCall], AttentionTime | None]
 
 
 def identity_of(model: AttentionModel | None) -> Hashable | None:
-    """What a model's times follow from beside a stage's grid and links, and a microbatch's rows and owners.
+    """Return a key of what a model's times follow from, besides grid, links, rows and token owners.
 
-    None: the model does not say (it has no `identity`), so that its times are of one plan alone.
+    None: the model has no `identity`, so its times are valid for one plan alone.
     """
     return "none" if model is None else getattr(model, "identity", None)
 
 
 Times = Mapping[str, AttentionTime]
-"""Given times by name of the operator in its layer."""
+"""Times from an attention model, by name of the operator in its layer."""
 
-_REST: LruCache[Layer] = LruCache(4096)  # one object for each, by which the cost model knows it again
+_REST: LruCache[Layer] = LruCache(4096)  # one object for each, as the cost model caches by identity
 
 
 def times_of(model: AttentionModel, plan: Plan, stage: Stage, microbatch: Microbatch, layer: Layer) -> Times:
-    """What the model says of the attentions of one layer."""
+    """Return the model's times of the attentions of one layer."""
     times: dict[str, AttentionTime] = {}
     for operator in layer.operators:
         if isinstance(operator, Attention):
@@ -81,33 +81,35 @@ def times_of(model: AttentionModel, plan: Plan, stage: Stage, microbatch: Microb
 
 
 def without_attention(layer: Layer, times: Times) -> Layer:
-    """The layer less the attentions whose times are given.
+    """Return the layer without the attentions whose times are given.
 
-    A measurement of the whole layer holds for the mask it was taken with; what is left has a
-    signature of its own, so the cost model sums its operators.
+    A measurement of the whole layer is valid for the mask it was taken with; the remaining operators have a
+    signature of their own, so the cost model sums them.
     """
     if not times:
         return layer
     return _REST.get_or(
         (Identity(layer), frozenset(times)),
-        lambda: replace(layer, operators=tuple(one for one in layer.operators if one.name not in times)),
+        lambda: replace(
+            layer, operators=tuple(operator for operator in layer.operators if operator.name not in times)
+        ),
     )
 
 
 def with_attention(rest: LayerTime, layer: Layer, times: Times) -> LayerTime:
-    """The time of the whole layer out of that of `without_attention`.
+    """Return the time of the whole layer from that of `without_attention`.
 
-    An attention behind the layer's first weights lies on the way to their gradients.
+    Gradients of the layer's first weights pass through the attentions after them.
     """
     if not times:
         return rest
-    weighted = [bool(tuple(operator.parameters())) for operator in layer.operators]
-    first = weighted.index(True) if any(weighted) else len(weighted)
-    behind = {operator.name for operator in layer.operators[first + 1 :]}
+    has_weights = [bool(tuple(operator.parameters())) for operator in layer.operators]
+    first = has_weights.index(True) if any(has_weights) else len(has_weights)
+    after_first = {operator.name for operator in layer.operators[first + 1 :]}
     return LayerTime(
         rest.forward_s + sum(time.forward_s for time in times.values()),
         rest.input_grad_s + sum(time.backward_s for time in times.values()),
         rest.weight_grad_s,
         rest.unmeasured.union(*(time.unmeasured for time in times.values())),
-        rest.interior_grad_s + sum(time.backward_s for name, time in times.items() if name in behind),
+        rest.interior_grad_s + sum(time.backward_s for name, time in times.items() if name in after_first),
     )

@@ -1,4 +1,4 @@
-"""The longest path through a lowered plan: its time when links never queue."""
+"""The longest path through a lowered plan: its time if links never queue."""
 
 from collections.abc import Callable
 
@@ -9,10 +9,10 @@ from workbench.schedule.precedence import longest_path
 
 
 def critical_path_s(lowered: Lowered, duration_s: Callable[[Action], float]) -> float:
-    """Seconds from the first action to the last end, messages counted, contention not.
+    """Return the seconds from the first action to the last end, with messages but without contention.
 
-    A lower bound of the simulated time and equal to it where no two messages meet on a
-    link and no ranks share cores. For search, not for predictions.
+    A lower bound of the simulated time, and equal to it where no two messages meet on a link and no ranks
+    share cores. For search, not for predictions.
 
     Raises ValueError when some action can never run.
 
@@ -20,8 +20,8 @@ def critical_path_s(lowered: Lowered, duration_s: Callable[[Action], float]) -> 
     """
     actions = list(lowered.plan.program_actions)
     number = {action: index for index, action in enumerate(actions)}
-    in_line = one_by_one(lowered.plan, lambda action: action.stage is not None)
-    edges = {(number[before], number[after]): 0.0 for before, after in in_line}
+    consecutive = one_by_one(lowered.plan, lambda action: action.stage is not None)
+    edges = {(number[before], number[after]): 0.0 for before, after in consecutive}
     arrival_s: dict[int, float] = {}  # row -> seconds after its producer's end
     for row in lowered.transfers:
         before_s = 0.0 if row.after is None else arrival_s[row.after]
@@ -42,7 +42,7 @@ def critical_path_s(lowered: Lowered, duration_s: Callable[[Action], float]) -> 
 
 
 def _transfer_s(lowered: Lowered, row: Transfer) -> float:
-    """Seconds of one row when it has its link to itself."""
+    """Return the seconds of one row on an idle link."""
     if row.route is Route.LOCAL:
         return 0.0
     link = lowered.plan.cluster.joining((row.source_rank, *row.destination_ranks))

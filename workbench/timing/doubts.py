@@ -1,4 +1,4 @@
-"""Why a priced step may be off: tables by their leave-one-out errors, what was scaled, what was not said."""
+"""Why a predicted step may be off: errors of measured tables, scaled tables, and what was not specified."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,7 +8,7 @@ from workbench.cost.profile import Fit, Profile
 from workbench.timing.interval import MEDIAN_OF_NORMAL, Doubt
 from workbench.timing.shares import Source
 
-# What fits of a source's tables begin with.
+# Prefixes of the names of a source's tables.
 FITS: dict[Source, tuple[str, ...]] = {
     Source.PRODUCTS: ("matmul", "long loops of products"),
     Source.ATTENTION: ("attention", "long loops of attention"),
@@ -18,11 +18,11 @@ FITS: dict[Source, tuple[str, ...]] = {
     Source.REST: ("layers",),
 }
 OTHER_MASKS = "attention, other masks"  # of masks that plans of language models do not have
-OTHER_LAYERS = "matmul, held against"  # what a rate fitted to a training system's own rows makes up for
-MEAN_OF_NORMAL = 0.7979  # deviations that a normal distribution is off in the mean: sqrt(2 / pi)
+OTHER_LAYERS = "matmul, held against"  # errors that a rate fitted to a training system's own rows corrects
+MEAN_OF_NORMAL = 0.7979  # mean absolute deviation of a normal distribution, in deviations: sqrt(2 / pi)
 
-# Deviations of a source without fits. Scaled tables: what scaling between architectures earned
-# (`experiments.public.devices`), as a deviation. Collectives by formula: as ring formulas fit measured links.
+# Deviations of a source without fits. Scaled tables: error of scaling between architectures
+# (`experiments.public.devices`), as a deviation. Collectives by formula: error of ring formulas.
 SCALED: dict[Source, float] = {
     Source.PRODUCTS: 0.18,
     Source.ATTENTION: 0.17,
@@ -34,10 +34,9 @@ SCALED: dict[Source, float] = {
 # Where a device's sustained share of products was fitted to runs of training: the mean error of these eight,
 # 3.1 %, with half the difference between the two devices, B200 and GB200.
 SUSTAINED = 0.06
-BETWEEN_NODES = (
-    0.4  # no table of collectives between nodes is known; clusters of one kind of card differ as much
-)
-OF_OTHERS = 0.07  # at least, of the whole step, where the training system's own overheads were not measured
+# No table of collectives between nodes is known; clusters of one kind of card differ as much.
+BETWEEN_NODES = 0.4
+OF_OTHERS = 0.07  # least, of the whole step, where the training system's own overheads were not measured
 OF_OWN = 0.03  # the same where they were, on that machine
 
 # Deviation of a source whose rates follow from a cell that nobody published.
@@ -62,47 +61,48 @@ def doubts_of(
     has_fitted_rate: bool = False,
     beside_tables: Mapping[Source, float] | None = None,
 ) -> tuple[Doubt, ...]:
-    """Every reason why a step may be off, weighted by the share of the step that it touches.
+    """Return every reason why a step may be off, weighted by its share of the step.
 
     Args:
         profile: the machine that was priced.
         shares: of the step's time, by source, see `shares_of`.
         across_nodes: whether weights or gradients travel between nodes.
-        unsaid: what whoever asks left open, with what that may change.
-        fitted_off: mean error of steps of the training system that its fitted numbers had not seen.
-        has_fitted_rate: whether one of these is the rate of products.
-        beside_tables: deviations of sources whose kernels are other than those of the tables.
+        unsaid: what the caller left unspecified, with its possible effect.
+        fitted_off: mean error on steps of the training system that its fitted numbers were not fitted to.
+        has_fitted_rate: whether one of the fitted numbers is the rate of products.
+        beside_tables: deviations of sources whose kernels differ from those of the tables.
     """
-    known, more = profile, beside_tables or {}
+    corrected, extra = profile, beside_tables or {}
     if has_fitted_rate:
         fits = (fit for fit in profile.fits if not fit.table.startswith(OTHER_LAYERS))
-        known = replace(profile, fits=tuple(fits))
+        corrected = replace(profile, fits=tuple(fits))
     tables = (
         Doubt(
             _about(profile, source),
-            share * math.hypot(deviation_of(known, source, across_nodes=across_nodes), more.get(source, 0.0)),
+            share
+            * math.hypot(deviation_of(corrected, source, across_nodes=across_nodes), extra.get(source, 0.0)),
         )
         for source, share in shares.items()
     )
-    whole = OF_OWN if profile.overheads_s else max(OF_OTHERS, fitted_off / MEAN_OF_NORMAL)
-    step = Doubt("the step beyond its kernels", whole)
+    step_deviation = OF_OWN if profile.overheads_s else max(OF_OTHERS, fitted_off / MEAN_OF_NORMAL)
+    step = Doubt("the step beyond its kernels", step_deviation)
     return tuple(doubt for doubt in (*tables, *_presumed(profile, shares), step, *unsaid) if doubt.deviation)
 
 
 def deviation_of(profile: Profile, source: Source, *, across_nodes: bool) -> float:
-    """Of the logarithm of a source's seconds: the mean over its tables' median leave-one-out errors."""
+    """Return the deviation of the logarithm of a source's seconds, from its tables' leave-one-out errors."""
     if source is Source.REDUCTION and across_nodes:
         return BETWEEN_NODES
     if source is Source.PRODUCTS and is_sustained_fitted(profile):
         return SUSTAINED
-    found = [fit for fit in profile.fits if _is_of(fit, source)]
-    if not found:
+    fits = [fit for fit in profile.fits if _is_of(fit, source)]
+    if not fits:
         return SCALED[source]
-    return sum(fit.median for fit in found) / len(found) / MEDIAN_OF_NORMAL
+    return sum(fit.median for fit in fits) / len(fits) / MEDIAN_OF_NORMAL
 
 
 def is_sustained_fitted(profile: Profile) -> bool:
-    """Whether what training sustains of the device's products was fitted to training runs."""
+    """Whether the sustained share of the device's product rate was fitted to training runs."""
     return profile.power is not None and profile.power.is_fitted
 
 

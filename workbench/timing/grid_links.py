@@ -1,4 +1,4 @@
-"""What joins the ranks of a stage along each axis of its grid, and what a layer takes on it."""
+"""Links between the ranks of a stage along each axis of its grid, and the time of a layer on them."""
 
 from typing import NamedTuple
 
@@ -19,13 +19,13 @@ class GridLinks(NamedTuple):
 
 
 class GridCost(NamedTuple):
-    """A machine whose ranks share the layers of a module in a grid.
+    """A machine whose ranks run the layers of a module in a grid.
 
     Args:
-        cost: the machine, with the module's experts and tokens divided as they are.
+        cost: the machine, with the module's expert and sequence parallelism.
         tp, cp: degrees.
         precision: of weights and activations.
-        links: that join the ranks.
+        links: between the ranks.
     """
 
     cost: CostModel
@@ -35,7 +35,7 @@ class GridCost(NamedTuple):
     links: GridLinks
 
     def layer_time(self, layer: Layer, work: Work) -> LayerTime:
-        """Of one call, as `CostModel.layer_time`."""
+        """Return the time of one call, as `CostModel.layer_time`."""
         return self.cost.layer_time(
             layer,
             work,
@@ -47,15 +47,16 @@ class GridCost(NamedTuple):
         )
 
 
-_KNOWN: LruCache[GridLinks] = LruCache(16_384)
+_GRID_LINKS: LruCache[GridLinks] = LruCache(16_384)
 _NEIGHBOURS: LruCache[Link] = LruCache(16_384)
 
 
 def grid_links(cluster: Cluster, stage: Stage) -> GridLinks:
-    """What the slowest group of each axis runs over: tensor-parallel ranks in a node keep its link when keys
-    leave it.
+    """Return the link of the slowest group of each axis.
+
+    Tensor-parallel ranks within a node keep its link even if keys leave the node.
     """
-    return _KNOWN.get_or((Identity(cluster), stage.ranks, stage.ep), lambda: _grid_links(cluster, stage))
+    return _GRID_LINKS.get_or((Identity(cluster), stage.ranks, stage.ep), lambda: _grid_links(cluster, stage))
 
 
 def _grid_links(cluster: Cluster, stage: Stage) -> GridLinks:
@@ -66,20 +67,20 @@ def _grid_links(cluster: Cluster, stage: Stage) -> GridLinks:
 
 
 def neighbour_link(cluster: Cluster, stage: Stage) -> Link:
-    """What a rank sends the next one of its column over, while all columns do the same.
+    """Return the link over which each rank sends to the next of its column, while all columns do.
 
     In a ring one rank of a column sends out of a node: over one card, and no faster than the column's share
-    of all of the node's cards.
+    of all the node's cards.
     """
     return _NEIGHBOURS.get_or((Identity(cluster), stage.ranks), lambda: _neighbour_link(cluster, stage))
 
 
 def _neighbour_link(cluster: Cluster, stage: Stage) -> Link:
     columns = _columns(stage)
-    one, shared = cluster.slowest(columns), slowest_ring(cluster, columns)
-    return one if one.bytes_per_s <= shared.bytes_per_s else shared
+    single, shared = cluster.slowest(columns), slowest_ring(cluster, columns)
+    return single if single.bytes_per_s <= shared.bytes_per_s else shared
 
 
 def _columns(stage: Stage) -> list[tuple[int, ...]]:
-    """The ranks that keys pass between, of each tensor-parallel place."""
+    """Return the context-parallel ranks of each tensor-parallel index, between which keys pass."""
     return [tuple(row[index] for row in stage.ranks) for index in range(stage.tp)]

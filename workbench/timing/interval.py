@@ -1,8 +1,8 @@
-"""How far a prediction may be off: an 80 % interval out of what it rests on, reason by reason.
+"""How far a prediction may be off: an 80 % interval, from the deviation of each reason.
 
 A step's seconds are taken to err by a factor whose logarithm is normal. Its variance is that of the reasons,
-each with a deviation of its own; reasons err partly together (`TOGETHER`), since the same sources, kernels
-and habits stand behind them. Deviations come from leave-one-out errors where a profile has them.
+each with a deviation of its own; their errors are correlated (`TOGETHER`), since the same sources, kernels
+and habits cause them. Deviations come from leave-one-out errors where a profile has them.
 """
 
 import math
@@ -13,7 +13,7 @@ LEVEL = 0.8
 Z = 1.2816  # of a normal distribution: 80 % lie within so many deviations
 MEDIAN_OF_NORMAL = 0.6745  # deviations within which half of a normal distribution lies
 TOGETHER = 0.3  # correlation of any two reasons
-MOST_SPREAD = 100.0  # of a logarithm: whoever doubts more knows nothing, and no float holds much more
+MOST_SPREAD = 100.0  # of a logarithm: beyond this nothing is known, and floats overflow soon
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Seconds between which a step lies with a probability of `LEVEL`.
+    """An interval that contains a step's seconds with a probability of `LEVEL`.
 
     Args:
         low_s, high_s: its ends.
-        doubts: what makes it wide, widest first.
+        doubts: reasons for its width, widest first.
     """
 
     low_s: float
@@ -47,16 +47,16 @@ class Interval:
     doubts: tuple[Doubt, ...] = ()
 
     def overlaps(self, other: "Interval") -> bool:
-        """Whether both may be the faster one."""
+        """Whether either prediction may be the faster one."""
         return self.low_s <= other.high_s and other.low_s <= self.high_s
 
     def holds(self, seconds: float) -> bool:
-        """Whether the seconds lie in it."""
+        """Whether the interval contains the seconds."""
         return self.low_s <= seconds <= self.high_s
 
 
 def interval(seconds: float, doubts: Iterable[Doubt], *, together: float = TOGETHER) -> Interval:
-    """The interval around predicted seconds that some doubts make.
+    """Return the interval around predicted seconds that follows from doubts.
 
     Raises:
         ValueError: a correlation outside 0 to 1.
@@ -65,8 +65,8 @@ def interval(seconds: float, doubts: Iterable[Doubt], *, together: float = TOGET
         raise ValueError(f"interval: want a correlation from 0 to 1, got {together}; nearest: {TOGETHER}")
     widest = tuple(sorted(doubts, key=lambda doubt: -doubt.deviation))
     deviations = [min(doubt.deviation, MOST_SPREAD) for doubt in widest]
-    apart = sum(deviation**2 for deviation in deviations)
-    joint = sum(deviations) ** 2
-    spread = Z * math.sqrt((1 - together) * apart + together * joint)
+    independent = sum(deviation**2 for deviation in deviations)
+    correlated = sum(deviations) ** 2
+    spread = Z * math.sqrt((1 - together) * independent + together * correlated)
     factor = math.exp(min(spread, MOST_SPREAD))
     return Interval(seconds / factor, seconds * factor, widest)

@@ -1,4 +1,4 @@
-"""What an attention takes whose keys go round the ranks, or change places with heads."""
+"""Times of ring attention and of all-to-all attention."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from workbench.timing.grid_links import grid_links, neighbour_link
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Blocks:
-    """Who sees how much of whom: tokens of every rank, and query-key pairs [queries' rank][keys' rank]."""
+    """Tokens of every rank, and query-key pairs [rank of queries][rank of keys]."""
 
     tokens: tuple[int, ...]
     pairs: tuple[tuple[int, ...], ...]
@@ -31,30 +31,30 @@ _TIMES: LruCache[AttentionTime] = LruCache(16_384)
 
 
 def with_key_exchange(inner: AttentionModel | None, plan: Plan, cost: CostModel) -> AttentionModel | None:
-    """The model of attention times, with those of the modules whose keys go round or change places."""
+    """Return the model of attention times, extended to modules with ring or all-to-all attention."""
     kinds = {plan.settings.of(stage.module).key_exchange for stage in plan.stages if stage.cp > 1}
     return inner if kinds <= {KeyExchange.ALL_GATHER} else ExchangedAttention(plan, cost, inner)
 
 
 class ExchangedAttention:
-    """An `AttentionModel` of ring and all-to-all attention; everything else it leaves to `inner`.
+    """An `AttentionModel` of ring and all-to-all attention; `inner` prices everything else.
 
     Ring: as many steps as ranks, each as long as its slowest rank's block of query-key pairs or
-    the transfer of the next block behind it; gradients travel after each step of a backward.
+    the concurrent transfer of the next block; gradients travel after each step of a backward.
     All-to-all: all tokens of a part of the heads, and four collectives in each pass: of queries, keys, values
     and outputs.
 
-    Differs: steps are in lockstep; a rank that waits for a slow neighbour alone would not wait for all.
+    Differs: steps are in lockstep; real ranks wait for their slow neighbour alone.
     """
 
     def __init__(self, plan: Plan, cost: CostModel, inner: AttentionModel | None) -> None:
         self._plan, self._cost, self._inner = plan, cost, inner
         self._routing = routing_of(plan)
-        self._known: dict[tuple[object, ...], _Blocks] = {}
+        self._block_cache: dict[tuple[object, ...], _Blocks] = {}
 
     @property
     def identity(self) -> Hashable | None:
-        """See `identity_of`; prices are those of the cost model that all of a plan is priced at."""
+        """See `identity_of`; the cost model is the one that the whole plan is priced with."""
         inner = identity_of(self._inner)
         return None if inner is None else ("exchanged", inner)
 
@@ -64,29 +64,27 @@ class ExchangedAttention:
             return None if self._inner is None else self._inner(call)
         if call.operator.num_keys is not None or call.operator.tokens is not TokenCount.IN:
             return None
-        device = call.plan.cluster.device_of(call.stage.flat_ranks)
-        blocks, way = (
-            self._blocks(call.microbatch, call.reach(self._cost.on(device))),
-            self._ring if kind is KeyExchange.RING else self._all_to_all,
-        )
+        cost = self._cost_of(call)
+        blocks = self._blocks(call.microbatch, call.reach(cost))
+        seconds_of = self._ring if kind is KeyExchange.RING else self._all_to_all
         links = (
             grid_links(call.plan.cluster, call.stage).context,
             neighbour_link(call.plan.cluster, call.stage),
         )
-        machine = Identity(self._cost.on(device)), links
+        machine = Identity(cost), links
         sizes = call.stage.tp, call.plan.settings.precision
         key = Identity(blocks), kind, call.operator, machine, sizes
-        return _TIMES.get_or(key, lambda: way(call, blocks))
+        return _TIMES.get_or(key, lambda: seconds_of(call, blocks))
 
     def _ring(self, call: AttentionCall, blocks: _Blocks) -> AttentionTime:
-        num_ranks, longest = len(blocks.tokens), max(blocks.tokens)
-        elements = 2.0 * longest * _local(call, call.operator.num_kv_heads) * call.operator.head_dim
+        num_ranks, most_tokens = len(blocks.tokens), max(blocks.tokens)
+        elements = 2.0 * most_tokens * _local(call, call.operator.num_kv_heads) * call.operator.head_dim
         move_s = self._moved_s(call, elements * self._element_bytes)
         sums_s = self._moved_s(call, elements * key_sum_bytes(self._element_bytes))
         forward_s = backward_s = 0.0
         for step in range(num_ranks):
             each_s = [
-                self._computed(call, call.operator, tokens, blocks.pairs[r][(r - step) % num_ranks])
+                self._compute_s(call, call.operator, tokens, blocks.pairs[r][(r - step) % num_ranks])
                 for r, tokens in enumerate(blocks.tokens)
             ]
             hidden_s = move_s if step + 1 < num_ranks else 0.0
@@ -102,7 +100,7 @@ class ExchangedAttention:
             num_kv_heads=operator.num_kv_heads // num_ranks,
         )
         pairs = sum(map(sum, blocks.pairs))
-        forward_s, backward_s = self._computed(call, part, sum(blocks.tokens), pairs)
+        forward_s, backward_s = self._compute_s(call, part, sum(blocks.tokens), pairs)
         element_bytes = self._element_bytes * operator.head_dim * max(blocks.tokens)
         moved_s = 2 * sum(
             self._exchanged_s(call, _local(call, heads) * element_bytes)
@@ -111,21 +109,26 @@ class ExchangedAttention:
         why = "all-to-all attention: whole rows of some heads"
         return _time(forward_s + moved_s, backward_s + moved_s, why)
 
+    def _cost_of(self, call: AttentionCall) -> CostModel:
+        return self._cost.on(call.plan.cluster.device_of(call.stage.flat_ranks))
+
     def _exchanged_s(self, call: AttentionCall, num_bytes: float) -> float:
-        """An all-to-all of so many bytes a rank."""
+        """Return the seconds of an all-to-all of that many bytes per rank."""
         link = grid_links(call.plan.cluster, call.stage).context
         assert link is not None, "context-parallel ranks have a link"
-        cost = self._cost.on(call.plan.cluster.device_of(call.stage.flat_ranks))
+        cost = self._cost_of(call)
         seconds = cost.collectives.seconds(Collective.ALL_TO_ALL, num_bytes, call.stage.cp, link)
         return seconds / cost.execution.collective_rate
 
     def _blocks(self, microbatch: Microbatch, reach: Reach) -> _Blocks:
-        """Those of microbatches of equal samples with equal owners are one object."""
+        """Return the blocks of a microbatch; equal samples with equal owners share one object."""
         name = (microbatch.module, microbatch.replica, microbatch.index, reach)
-        if name not in self._known:
+        if name not in self._block_cache:
             plan = self._plan
             kinds = row_kinds(plan, microbatch)
-            owners = tuple((each.block_tokens, each.owners) for each in row_shards(self._routing, microbatch))
+            owners = tuple(
+                (shard.block_tokens, shard.owners) for shard in row_shards(self._routing, microbatch)
+            )
             num_ranks = plan.chain[microbatch.module, microbatch.replica][0].cp
             key = (
                 Identity(plan.model),
@@ -136,29 +139,29 @@ class ExchangedAttention:
                 num_ranks,
                 reach,
             )
-            self._known[name] = _BLOCKS.get_or(key, lambda: self._seen(microbatch, reach))
-        return self._known[name]
+            self._block_cache[name] = _BLOCKS.get_or(key, lambda: self._count_pairs(microbatch, reach))
+        return self._block_cache[name]
 
-    def _seen(self, microbatch: Microbatch, reach: Reach) -> _Blocks:
+    def _count_pairs(self, microbatch: Microbatch, reach: Reach) -> _Blocks:
         module = self._plan.model.module(microbatch.module)
         mask = concatenate([row_mask(self._plan, module, row) for row in microbatch.rows])
         limited, owned = within(mask, reach), owned_tokens(self._routing, microbatch)
-        keys = [mask.take(places) for places in owned]
+        keys = [mask.take(indices) for indices in owned]
         return _Blocks(
             tokens=tuple(len(field) for field in keys),
-            pairs=tuple(tuple(area(limited.take(places), field) for field in keys) for places in owned),
+            pairs=tuple(tuple(area(limited.take(indices), field) for field in keys) for indices in owned),
         )
 
-    def _computed(
+    def _compute_s(
         self, call: AttentionCall, operator: Attention, num_tokens: int, pairs: int
     ) -> tuple[float, float]:
-        """Seconds of a forward and a backward of the operator alone on one rank."""
+        """Return the seconds of a forward and a backward of the operator alone on one rank."""
         if not pairs:
             return 0.0, 0.0
         alone = Layer(name=operator.name, kind=LayerKind.BLOCK, operators=(operator,), out_width=1)
         work = Work((RowWork(num_tokens, num_tokens, pairs),))
         precision = call.plan.settings.precision
-        cost = self._cost.on(call.plan.cluster.device_of(call.stage.flat_ranks))
+        cost = self._cost_of(call)
         time = cost.layer_time(alone, work, tp=call.stage.tp, cp=1, precision=precision)
         return time.forward_s, time.input_grad_s
 
@@ -168,7 +171,7 @@ class ExchangedAttention:
 
     def _moved_s(self, call: AttentionCall, num_bytes: float) -> float:
         link = neighbour_link(call.plan.cluster, call.stage)
-        cost = self._cost.on(call.plan.cluster.device_of(call.stage.flat_ranks))
+        cost = self._cost_of(call)
         return (link.latency_s + num_bytes / link.bytes_per_s) / cost.execution.collective_rate
 
 

@@ -1,4 +1,4 @@
-"""Seconds of the passes of a plan's stages over their microbatches, by what these have in common."""
+"""Seconds of the passes of a plan's stages over their microbatches, computed once for equal ones."""
 
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
@@ -28,18 +28,18 @@ from workbench.timing.attention import (
     with_attention,
     without_attention,
 )
-from workbench.timing.grid_links import GridLinks, grid_links, neighbour_link
+from workbench.timing.grid_links import GridCost, GridLinks, grid_links, neighbour_link
 from workbench.timing.pass_times import PassTimes, pace, pass_times, with_gathers
 from workbench.timing.weights import CollectivePrices
 
 Works = Callable[[Plan, Microbatch], tuple[Work, ...]]
-"""Of a microbatch, on each context-parallel rank that may be the slowest."""
+"""Work of a microbatch on each context-parallel rank that may be the slowest."""
 
 _STAGE_TIMES: LruCache[PassTimes] = LruCache(65_536)
 
 
 def machines(cost: CostModel, cluster: Cluster) -> Callable[[Sequence[int]], CostModel]:
-    """The machine that ranks are; ValueError where they are of several kinds. Not a method: no cycle."""
+    """Map ranks to their machine; ValueError if they are of several kinds. A method would make a cycle."""
 
     @cache
     def of(ranks: tuple[int, ...]) -> CostModel:
@@ -53,9 +53,9 @@ class PassPrices:
 
     Args:
         plan: its stages, microbatches and settings.
-        cost_of: the machine that some ranks are.
-        attention: as `price` has it.
-        works: who does how much, see `works_of`.
+        cost_of: machine of some ranks.
+        attention: as in `price`.
+        works: work of each rank, see `works_of`.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class PassPrices:
         self._routing = routing_of(plan)
         self._units = sharded_stages(plan)
         self._slowed_s = loss_on(plan.cluster)
-        self._known: dict[tuple[int, int], PassTimes] = {}
+        self._times_of_kind: dict[tuple[int, int], PassTimes] = {}
         self._cost_on = {stage.id: self._stage_cost(stage) for stage in plan.stages}
         self._links = {stage.id: grid_links(plan.cluster, stage) for stage in plan.stages}
         self._kinds: dict[tuple[object, ...], int] = {}
         self._stage_kind = {stage.id: self._kind(self._shape(stage)) for stage in plan.stages}
         self._microbatch_kinds: dict[tuple[str, int], list[int]] = {}
-        self._rounds_s: dict[tuple[int, Pass], float] = {}  # of a unit, whichever replica asks
+        self._rounds_s: dict[tuple[int, Pass], float] = {}  # by unit, the same for all replicas
         self._passes_s: dict[tuple[int | None, Pass], list[float]] = {}  # by stage and kind
         self._unmeasured: set[str] = set()
 
@@ -87,73 +87,79 @@ class PassPrices:
         return self._unmeasured | self._collectives.unmeasured
 
     def duration_s(self, action: Action) -> float:
-        """Seconds of a pass on its slowest rank.
+        """Return the seconds of a pass on its slowest rank.
 
         Raises:
-            ValueError: one without a microbatch, or a backward of a stage in which no gradient runs.
+            ValueError: a pass without a microbatch, or a backward of a stage in which no gradient runs.
 
-        Complexity: O(1), and once for its stage and kind O(microbatches).
+        Complexity: O(1), and once per stage and kind O(microbatches).
         """
-        number, kind, at = action
-        passes_s = self._passes_s.get((number, kind))
+        stage, kind, microbatch = action
+        passes_s = self._passes_s.get((stage, kind))
         if passes_s is None:
-            passes_s = self._passes_s[number, kind] = self._of_stage(self._stage_of(action), kind)
-        if at is None or not 0 <= at < len(passes_s):
-            module = self._stage_of(action).module
+            passes_s = self._passes_s[stage, kind] = self._passes_of_stage(self.stage_of(action), kind)
+        if microbatch is None or not 0 <= microbatch < len(passes_s):
+            module = self.stage_of(action).module
             raise ValueError(f"action {action}: {module!r} has no microbatch {action.microbatch}")
-        if isnan(passes_s[at]):
-            raise ValueError(f"action {action}: no gradient runs in stage {number}, it has no backward")
-        return passes_s[at]
+        if isnan(passes_s[microbatch]):
+            raise ValueError(f"action {action}: no gradient runs in stage {stage}, it has no backward")
+        return passes_s[microbatch]
 
-    def _stage_of(self, action: Action) -> Stage:
+    def stage_of(self, action: Action) -> Stage:
+        """Return the stage of an action; ValueError where it has none."""
         if action.stage is None:
             raise ValueError(f"action {action} belongs to no stage")
         return self._plan.stage[action.stage]
 
-    def _of_stage(self, stage: Stage, kind: Pass) -> list[float]:
-        """[microbatches] seconds of a kind of pass; not a number where the stage has none of it."""
+    def _passes_of_stage(self, stage: Stage, kind: Pass) -> list[float]:
+        """[microbatches] seconds of a kind of pass; NaN where the stage has no such pass."""
         profile, measured = self._cost_on[stage.id].profile, measured_as(kind)
         overhead_s, factor = profile.overhead_s(measured), pace(self._plan, stage, profile, measured)
         microbatches = self._plan.microbatches_of.get((stage.module, stage.replica), ())
-        known: dict[int, float] = {}
-        found = []
-        for microbatch, of_kind, has in zip(
-            microbatches, self._kinds_in(stage), self._routing.backwards(stage), strict=True
+        seconds_of: dict[int, float] = {}
+        seconds = []
+        for microbatch, microbatch_kind, has_backward in zip(
+            microbatches, self._microbatch_kinds_of(stage), self._routing.backwards(stage), strict=True
         ):
-            if kind is not Pass.F and not has:
-                found.append(nan)
+            if kind is not Pass.F and not has_backward:
+                seconds.append(nan)
                 continue
-            if of_kind not in known:
-                times = self._times(stage, microbatch, of_kind)
-                known[of_kind] = overhead_s + factor * (times.of(kind) + self._lost_s(stage, kind, times))
-            found.append(known[of_kind])
-        return found
+            if microbatch_kind not in seconds_of:
+                times = self._times(stage, microbatch, microbatch_kind)
+                seconds_of[microbatch_kind] = overhead_s + factor * (
+                    times.of(kind) + self._lost_s(stage, kind, times)
+                )
+            seconds.append(seconds_of[microbatch_kind])
+        return seconds
 
-    def _kinds_in(self, stage: Stage) -> list[int]:
-        """[microbatches of the replica] a number for all that the times of its passes follow from."""
-        place = stage.module, stage.replica
-        if place not in self._microbatch_kinds:
-            held = self._plan.microbatches_of.get(place, ())
-            self._microbatch_kinds[place] = [self._kind(self._shape_of(each)) for each in held]
-        return self._microbatch_kinds[place]
+    def _microbatch_kinds_of(self, stage: Stage) -> list[int]:
+        """[microbatches of the replica] number of the kind that decides the times of its passes."""
+        module_replica = stage.module, stage.replica
+        if module_replica not in self._microbatch_kinds:
+            microbatches = self._plan.microbatches_of.get(module_replica, ())
+            self._microbatch_kinds[module_replica] = [
+                self._kind(self._shape_of(microbatch)) for microbatch in microbatches
+            ]
+        return self._microbatch_kinds[module_replica]
 
     def _shape_of(self, microbatch: Microbatch) -> tuple[object, ...]:
+        """Return a key of what decides the times of a microbatch's passes."""
         shape = self._works(self._plan, microbatch), self._routing.present(microbatch)
         if self._attention is None:
             return shape
-        if self._attention_identity is None:  # may tell apart microbatches of equal rows
+        if self._attention_identity is None:  # times may differ between microbatches of equal rows
             return *shape, microbatch.index, microbatch.replica
         return *shape, row_kinds(self._plan, microbatch), self._owners(microbatch)
 
-    def _times(self, stage: Stage, microbatch: Microbatch, of_kind: int) -> PassTimes:
-        key = self._stage_kind[stage.id], of_kind
-        if key not in self._known:
-            self._known[key] = self._remembered_times(stage, microbatch)
-            self._unmeasured |= self._known[key].unmeasured
-        return self._known[key]
+    def _times(self, stage: Stage, microbatch: Microbatch, microbatch_kind: int) -> PassTimes:
+        key = self._stage_kind[stage.id], microbatch_kind
+        if key not in self._times_of_kind:
+            self._times_of_kind[key] = self._cached_times(stage, microbatch)
+            self._unmeasured |= self._times_of_kind[key].unmeasured
+        return self._times_of_kind[key]
 
     def round_s(self, action: Action) -> float:
-        """All-gather of sharded weights or reduce-scatter of their gradients, tensor after tensor."""
+        """Return the seconds of an all-gather of weights or reduce-scatter of gradients, tensor by tensor."""
         unit = unit_of(self._units, action)
         key = unit.stages[0], action.kind
         if key not in self._rounds_s:
@@ -167,27 +173,30 @@ class PassPrices:
         return self._rounds_s[key]
 
     def _lost_s(self, stage: Stage, kind: Pass, times: PassTimes) -> float:
-        """What a pass between sharded weights loses to the rounds beside it, its own for its neighbours'."""
+        """Return the seconds that a pass with sharded weights loses to concurrent collectives.
+
+        Those of its own round approximate its neighbours'.
+        """
         if stage.id not in self._units:
             return 0.0
-        beside_s = self.round_s(Action(stage.id, Pass.ALL_GATHER, 0))
+        concurrent_s = self.round_s(Action(stage.id, Pass.ALL_GATHER, 0))
         if kind is Pass.B and self._units[stage.id].trained:
-            beside_s += self.round_s(Action(stage.id, Pass.REDUCE_SCATTER, 0))
-        busy_s = beside_s * busy_share(self._collectives.link(self._units[stage.id].ranks))
+            concurrent_s += self.round_s(Action(stage.id, Pass.REDUCE_SCATTER, 0))
+        busy_s = concurrent_s * busy_share(self._collectives.link(self._units[stage.id].ranks))
         return self._slowed_s(busy_s, times.of(kind))
 
-    def _remembered_times(self, stage: Stage, microbatch: Microbatch) -> PassTimes:
+    def _cached_times(self, stage: Stage, microbatch: Microbatch) -> PassTimes:
         if self._attention_identity is None:
             return self._stage_times(stage, microbatch)
-        plan, settings, own = self._plan, self._plan.settings, self._plan.settings.of(stage.module)
+        plan, settings, of_module = self._plan, self._plan.settings, self._plan.settings.of(stage.module)
         needs = self._routing.flow(microbatch).needs[stage.module][slice(*stage.layers)]
         grid = stage.module, contents(plan, stage), needs, stage.tp, stage.cp, stage.ep, self._links[stage.id]
         key = (
             (Identity(self._cost_on[stage.id]), Identity(plan.model), grid),
-            (settings.precision, settings.kernels.cuts_sequence, own.sequence_parallel),
-            (own.recompute, own.computed_again, own.key_exchange),
+            (settings.precision, settings.kernels.cuts_sequence, of_module.sequence_parallel),
+            (of_module.recompute, of_module.computed_again, of_module.key_exchange),
             (self._works(plan, microbatch), self._routing.present(microbatch)),
-            () if self._attention is None else self._tokens(stage, microbatch),
+            () if self._attention is None else self._attention_key(stage, microbatch),
         )
         return _STAGE_TIMES.get_or(key, lambda: self._stage_times(stage, microbatch))
 
@@ -195,38 +204,38 @@ class PassPrices:
         needs = self._routing.flow(microbatch).needs[stage.module][slice(*stage.layers)]
         times = self._layer_times(stage, microbatch, self._links[stage.id])
         settings = self._plan.settings.of(stage.module)
-        again = self._again(stage, microbatch, self._links[stage.id], settings.computed_again)
-        return pass_times(times, needs, settings.recompute, again)
+        recomputed_s = self._recomputed_s(stage, microbatch, self._links[stage.id], settings.computed_again)
+        return pass_times(times, needs, settings.recompute, recomputed_s)
 
-    def _again(
+    def _recomputed_s(
         self, stage: Stage, microbatch: Microbatch, links: GridLinks, modules: Collection[BlockModule]
     ) -> tuple[float, ...]:
-        """[layers] seconds of what a backward computes again of each; none: of none."""
+        """[layers] seconds of the modules that a backward computes again; empty: none."""
         if not modules:
             return ()
         layers, cost = self._plan.model.module(stage.module).layers, self._cost_on[stage.id]
-        borders, found = token_borders(self._plan, stage), []
+        borders, seconds = token_borders(self._plan, stage), []
         for index in range(*stage.layers):
             part = part_of(layers[index], modules)
             machine = dividing(cost, self._plan.settings, stage.module) if index in borders.divided else cost
             time = None if part is None else self._layer_time(part, stage, microbatch, links, machine)
-            found.append(0.0 if time is None else time.forward_s)
-        return tuple(found)
+            seconds.append(0.0 if time is None else time.forward_s)
+        return tuple(seconds)
 
     def _shape(self, stage: Stage) -> tuple[object, ...]:
-        """What stages of the plan share whose passes take equal times."""
+        """Return a key that is equal for stages whose passes take equal times."""
         if self._attention is not None and self._attention_identity is None:
             return self._grid_of(stage, stage.ranks)
         joined = None if self._attention is None else neighbour_link(self._plan.cluster, stage)
         return self._grid_of(stage, (stage.tp, stage.cp, joined))
 
-    def _tokens(self, stage: Stage, microbatch: Microbatch) -> tuple[object, ...]:
-        """What decides times of attention besides: whose tokens, who owns them, and what joins neighbours."""
+    def _attention_key(self, stage: Stage, microbatch: Microbatch) -> tuple[object, ...]:
+        """Return a key of what else decides attention times: rows, token owners, and the neighbours' link."""
         rows, link = row_kinds(self._plan, microbatch), neighbour_link(self._plan.cluster, stage)
         return self._attention_identity, Identity(self._plan.batch), rows, self._owners(microbatch), link
 
     def _owners(self, microbatch: Microbatch) -> tuple[object, ...]:
-        """[rows] who owns the tokens of each; None: zigzag's owners. Empty: no row of the plan has others."""
+        """[rows] token owners of each; None: zigzag. Empty: the plan has no token shards."""
         if not self._plan.token_shards:
             return ()
         where = microbatch.module, microbatch.replica, microbatch.index
@@ -238,31 +247,31 @@ class PassPrices:
         return stage.module, stage.layers, grid, stage.ep, links, device
 
     def _kind(self, shape: tuple[object, ...]) -> int:
-        """A number for what is equal."""
+        """Return a number, equal for equal shapes."""
         return self._kinds.setdefault(shape, len(self._kinds))
 
     def _layer_times(self, stage: Stage, microbatch: Microbatch, links: GridLinks) -> list[LayerTime]:
         layers = self._plan.model.module(stage.module).layers
         cost, borders = self._cost_on[stage.id], token_borders(self._plan, stage)
         divided = dividing(cost, self._plan.settings, stage.module)
-        found: list[LayerTime] = []
-        known: dict[tuple[object, ...], LayerTime] = {}  # equal blocks of a model share their operators
+        times: list[LayerTime] = []
+        time_of: dict[tuple[object, ...], LayerTime] = {}  # equal blocks of a model share their operators
         for index in range(*stage.layers):
             layer, is_divided = layers[index], index in borders.divided
-            starts, ends = is_divided and index in borders.divides, is_divided and index in borders.joins
-            key = id(layer.operators), layer.kind, layer.out_width, layer.emits, is_divided, starts, ends
-            if key not in known:
+            gathers, joins = is_divided and index in borders.divides, is_divided and index in borders.joins
+            key = id(layer.operators), layer.kind, layer.out_width, layer.emits, is_divided, gathers, joins
+            if key not in time_of:
                 time = self._layer_time(layer, stage, microbatch, links, divided if is_divided else cost)
                 if is_divided:
-                    gather_s = self._gather_s(layer, stage, microbatch, links) if starts else 0.0
-                    join_s = self._gather_s(layer, stage, microbatch, links) if ends else 0.0
+                    gather_s = self._gather_s(layer, stage, microbatch, links) if gathers else 0.0
+                    join_s = self._gather_s(layer, stage, microbatch, links) if joins else 0.0
                     time = with_gathers(time, join_s, gather_s, self._unmeasured_gathers(stage, links))
-                known[key] = time
-            found.append(known[key])
-        return found
+                time_of[key] = time
+            times.append(time_of[key])
+        return times
 
     def _gather_s(self, layer: Layer, stage: Stage, microbatch: Microbatch, links: GridLinks) -> float:
-        """All tokens of a layer's input or output brought to every tensor-parallel rank."""
+        """Return the seconds of an all-gather of a layer's tokens over tensor-parallel ranks."""
         assert links.tensor is not None, "only several ranks divide tokens"
         works = self._works(self._plan, microbatch)
         size = self._plan.settings.precision.num_bytes
@@ -281,25 +290,16 @@ class PassPrices:
     def _layer_time(
         self, layer: Layer, stage: Stage, microbatch: Microbatch, links: GridLinks, cost: CostModel
     ) -> LayerTime:
-        given: Times = {}
+        attention_times: Times = {}
         if self._attention is not None:
-            given = times_of(self._attention, self._plan, stage, microbatch, layer)
-        rest, machine = without_attention(layer, given), cost.with_expert_parallel(stage.ep, links.experts)
-        times = [
-            machine.layer_time(
-                rest,
-                work,
-                tp=stage.tp,
-                cp=stage.cp,
-                precision=self._plan.settings.precision,
-                link=links.tensor,
-                context_link=links.context,
-            )
-            for work in self._works(self._plan, microbatch)
-        ]
-        return with_attention(slowest(times), layer, given)
+            attention_times = times_of(self._attention, self._plan, stage, microbatch, layer)
+        remaining = without_attention(layer, attention_times)
+        machine = cost.with_expert_parallel(stage.ep, links.experts)
+        grid = GridCost(machine, stage.tp, stage.cp, self._plan.settings.precision, links)
+        times = [grid.layer_time(remaining, work) for work in self._works(self._plan, microbatch)]
+        return with_attention(slowest(times), layer, attention_times)
 
     def _stage_cost(self, stage: Stage) -> CostModel:
-        """The stage's machine, with tensor-parallel sums in as many pieces as its module's settings say."""
+        """Return the stage's machine, with tensor-parallel sums in `collective_pieces` pieces."""
         num_pieces = self._plan.settings.of(stage.module).collective_pieces
         return self._cost_of(stage.flat_ranks).summing_in(1 if stage.tp == 1 else num_pieces)

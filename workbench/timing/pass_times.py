@@ -14,8 +14,8 @@ from workbench.schedule.action import Pass
 class PassTimes:
     """Seconds of the four passes of one stage over one microbatch, without executor overhead.
 
-    `through_s` and `weights_s` are the parts of a whole backward; `split_through_s` and
-    `split_weights_s` the same where the backward is split, which a machine may do at another pace.
+    `through_s` (gradients of inputs) and `weights_s` are the parts of a whole backward; `split_through_s`
+    and `split_weights_s` those of a split backward, which may run at another pace.
     """
 
     forward_s: float
@@ -27,7 +27,7 @@ class PassTimes:
     unmeasured: frozenset[str] = field(default_factory=frozenset)
 
     def of(self, kind: Pass) -> float:
-        """`B` is recompute, gradients through the layers and weight gradients.
+        """Return the seconds of a pass; `B` is recompute, gradients through the layers and weight gradients.
 
         `I` + `W` = `B` unless the machine's split backwards were measured.
         """
@@ -40,16 +40,19 @@ class PassTimes:
 
 
 def with_gathers(
-    time: LayerTime, behind_s: float, back_s: float, unmeasured: frozenset[str] = frozenset()
+    time: LayerTime,
+    forward_gather_s: float,
+    backward_gather_s: float,
+    unmeasured: frozenset[str] = frozenset(),
 ) -> LayerTime:
-    """A layer with a gather behind its forward, and one behind its input's gradient."""
-    split_s = None if time.split_input_s is None else time.split_input_s + back_s
-    alone_s = None if time.forward_only_s is None else time.forward_only_s + behind_s
+    """Add a gather after a layer's forward, and one after its input's gradient."""
+    split_s = None if time.split_input_s is None else time.split_input_s + backward_gather_s
+    alone_s = None if time.forward_only_s is None else time.forward_only_s + forward_gather_s
     return replace(
         time,
-        forward_s=time.forward_s + behind_s,
+        forward_s=time.forward_s + forward_gather_s,
         forward_only_s=alone_s,
-        input_grad_s=time.input_grad_s + back_s,
+        input_grad_s=time.input_grad_s + backward_gather_s,
         split_input_s=split_s,
         unmeasured=time.unmeasured | unmeasured,
     )
@@ -58,13 +61,13 @@ def with_gathers(
 def pass_times(
     times: Sequence[LayerTime], needs: Sequence[Needs], recompute: Recompute, again_s: Sequence[float] = ()
 ) -> PassTimes:
-    """Sums over the layers of a stage; a layer is computed again where any of its gradients runs.
+    """Sum over the layers of a stage; a layer is computed again where any of its gradients runs.
 
-    `again_s` are seconds of those parts of each that are computed again where not all of it is.
+    `again_s` [layers]: seconds of the parts that are computed again where not the whole layer is.
 
     A forward keeps something for the backward only where a gradient runs and nothing is computed again.
-    Layers without a gradient are under checkpoints too where any layer of the stage has one; a stage
-    without a backward has no checkpoints.
+    Layers without a gradient are checkpointed too if any layer of the stage has one; a stage without a
+    backward has no checkpoints.
 
     Complexity: O(layers).
     """
@@ -91,12 +94,12 @@ def pass_times(
 
 
 def pace(plan: Plan, stage: Stage, profile: Profile, kind: Pass) -> float:
-    """How many times as long a stage's passes of a kind take in a running plan as its layers alone in a loop.
+    """Return the factor between a stage's passes in a running plan and its layers alone in a loop.
 
-    Where all stages of a replica are on the same ranks, no messages come and go between its passes, which
+    Where all stages of a replica are on the same ranks, there are no messages between its passes, which
     then find caches and cores as a loop does.
 
-    Complexity: O(stages) where the profile tells the two apart, else O(1).
+    Complexity: O(stages) where the profile distinguishes the two, else O(1).
     """
     if not profile.without_messages:
         return profile.pipeline_factor(kind)

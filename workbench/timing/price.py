@@ -1,4 +1,4 @@
-"""Seconds of every action of a lowered plan on the machine of one cost model."""
+"""Seconds of every action of a lowered plan under one cost model."""
 
 from dataclasses import dataclass
 
@@ -21,37 +21,37 @@ HOST_BYTES_PER_S = 25 * GB  # PCIe 4.0 x16 has 31.5 GB/s on the wire; copies fro
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Seconds by action, of the STEP by rank, and what went into them that was not measured."""
+    """Seconds by action, of the STEP by rank, and which of them rest on nothing measured."""
 
     durations_s: dict[Action, float]
     steps_s: dict[int, float]
     unmeasured: tuple[str, ...]
 
     def duration_s(self, action: Action) -> float:
-        """Seconds of one action, that of its slowest rank; ValueError when it is not in the plan. O(1)."""
-        found = self.durations_s.get(action)
-        if found is None:
+        """Return the seconds of an action on its slowest rank; ValueError if it is not in the plan. O(1)."""
+        seconds = self.durations_s.get(action)
+        if seconds is None:
             raise ValueError(f"action {action} has no price: it stands in no program of the plan")
-        return found
+        return seconds
 
     def step_s(self, rank: int) -> float:
-        """Seconds of the STEP of one rank."""
+        """Return the seconds of the STEP of one rank."""
         return self.steps_s[rank]
 
 
 @collector_paused()
 def price(lowered: Lowered, cost: CostModel, *, attention: AttentionModel | None = None) -> Price:
-    """Price every action that stands in a program.
+    """Price every action of the programs.
 
-    Passes are sums over the stage's layers by the exact frozen rule for the modules present
-    in the microbatch; a sum of gradients is its groups' all-reduces one after the other, a collective
-    of sharded weights one of the unit for each of its tensors; STEP is each rank's own optimizer update,
-    and what is said about weights then. Each is as many times longer as was measured in a pipeline, and
-    each action also takes the executor's measured overhead; copies to and from the host only that.
+    Passes are sums over the stage's layers, with the gradients that run for the modules present in the
+    microbatch; a gradient reduction is its groups' all-reduces one after the other, a collective of sharded
+    weights one per tensor of the unit; STEP is each rank's own optimizer update and the collectives of
+    weights then. Each is multiplied by the factor measured in a pipeline, and each action also takes the
+    executor's measured overhead; copies to and from the host only that.
 
     Args:
-        attention: times of attentions that follow from masks, token shards and a kernel's
-            balance; None, or where it gives None: the cost model's, by query-key pairs.
+        attention: times of attentions that depend on masks, token shards and a kernel's
+            balance; None, or where it returns None: the cost model's, by query-key pairs.
 
     Raises:
         ValueError: a backward of a stage in which no gradient runs.
@@ -70,12 +70,12 @@ def price(lowered: Lowered, cost: CostModel, *, attention: AttentionModel | None
 def pass_prices(
     plan: Plan, cost: CostModel, attention: AttentionModel | None = None, works: Works = works_of
 ) -> PassPrices:
-    """What `price` has of passes, of a plan that needs no programs; attention as there."""
+    """Return the prices of passes alone, for a plan that needs no programs; arguments as in `price`."""
     return PassPrices(plan, machines(cost, plan.cluster), with_key_exchange(attention, plan, cost), works)
 
 
 class _Pricing:
-    """Of what are no passes."""
+    """Prices of actions that are no passes."""
 
     def __init__(self, lowered: Lowered, cost: CostModel, passes: PassPrices) -> None:
         self._lowered, self._plan, self._passes = lowered, lowered.plan, passes
@@ -102,7 +102,7 @@ class _Pricing:
             return max(self.steps_s.values())
         if meaning.activity is Activity.RELEASE:
             return 0.0
-        stage = self._plan.stage[_stage_of(action)]
+        stage = self._passes.stage_of(action)
         profile, measured = self._cost_of(stage.flat_ranks).profile, measured_as(action.kind)
         overhead_s = profile.overhead_s(measured)
         if meaning.activity is Activity.COPY:
@@ -113,21 +113,21 @@ class _Pricing:
         return overhead_s + factor * self._weights.reduce_s(action, stage.flat_ranks)
 
     def _move_s(self, stage: Stage) -> float:
-        """A copy of the stage's weights and optimizer state between the device and its host."""
+        """Return the seconds of a copy of the stage's weights and optimizer state to or from the host."""
         self._unmeasured.add(f"copies to and from the host: taken at {HOST_BYTES_PER_S / GB:g} GB/s")
         state = state_of(self._plan, stage.flat_ranks[0])
-        moved = (size for held, kind, size in state if held.id == stage.id and kind.part != GRADIENTS)
+        moved = (size for owner, kind, size in state if owner.id == stage.id and kind.part != GRADIENTS)
         return sum(moved) / HOST_BYTES_PER_S
 
     def _steps(self) -> dict[int, float]:
-        """The update of what each rank holds, and what its gradient groups say to each other then."""
+        """Return, by rank, the seconds of the update of its weights and of their groups' collectives."""
         elements = dict.fromkeys(self._plan.ranks, 0.0)
         machines = {rank: self._cost_of((rank,)) for rank in elements}
         steps_s = {rank: cost.profile.overhead_s(Pass.STEP) for rank, cost in machines.items()}
         for group in self._lowered.groups:
             exchange_s = self._weights.step_s(group)
             updated = group.num_elements / optimizer_shards(self._plan, group).num_shards
-            for rank in filter(elements.__contains__, group.ranks):  # others: replicas it stands for
+            for rank in filter(elements.__contains__, group.ranks):  # the rest: in replicas folded away
                 elements[rank] += updated
                 steps_s[rank] += exchange_s
         return {
@@ -137,26 +137,32 @@ class _Pricing:
         }
 
     def _update_s(self, num_parameters: float, cost: CostModel) -> float:
-        precision, wide = self._plan.settings.precision, self._plan.settings.optimizer_precision
-        measured_s = dict(cost.profile.optimizer_s_per_parameter).get(precision)
-        if measured_s is not None and wide in (None, precision):
+        settings = self._plan.settings
+        measured_s = _measured_update_s(cost, settings)
+        if measured_s is not None:
             return num_parameters * measured_s
         self._unmeasured.add("optimizer step: bytes over memory bandwidth")
-        return cost.update_s(num_parameters * step_bytes(precision, wide))
+        return cost.update_s(num_parameters * step_bytes(settings.precision, settings.optimizer_precision))
 
 
 def least_update_s(num_parameters: float, cost: CostModel, settings: Settings) -> float:
-    """Seconds that updates of so many parameters take together, on however many ranks, at least."""
-    factor = cost.profile.pipeline_factor(Pass.STEP)
-    precision, wide = settings.precision, settings.optimizer_precision
-    measured_s = dict(cost.profile.optimizer_s_per_parameter).get(precision)
-    if measured_s is not None and wide in (None, precision):
+    """Return a lower bound of the seconds of updates of that many parameters, on any number of ranks."""
+    factor, measured_s = cost.profile.pipeline_factor(Pass.STEP), _measured_update_s(cost, settings)
+    if measured_s is not None:
         return factor * num_parameters * measured_s
-    return factor * cost.least_update_s(num_parameters * step_bytes(precision, wide))
+    num_bytes = num_parameters * step_bytes(settings.precision, settings.optimizer_precision)
+    return factor * cost.least_update_s(num_bytes)
+
+
+def _measured_update_s(cost: CostModel, settings: Settings) -> float | None:
+    """Return the measured seconds per parameter of an update in the settings' precision, if any."""
+    if settings.optimizer_precision not in (None, settings.precision):
+        return None
+    return dict(cost.profile.optimizer_s_per_parameter).get(settings.precision)
 
 
 def step_bytes(precision: Precision, wide: Precision | None = None) -> int:
-    """Bytes AdamW moves per trainable parameter.
+    """Return the bytes that AdamW moves per trainable parameter.
 
     float32 and float64: reads weight, gradient and two moments, writes all but the gradient.
     bfloat16: reads the gradient, a float32 master copy and two moments; writes those three
@@ -168,9 +174,3 @@ def step_bytes(precision: Precision, wide: Precision | None = None) -> int:
     if precision is Precision.BFLOAT16:
         return 2 + 3 * 4 + 3 * 4 + 2
     return 7 * precision.num_bytes
-
-
-def _stage_of(action: Action) -> int:
-    if action.stage is None:
-        raise ValueError(f"action {action} belongs to no stage")
-    return action.stage

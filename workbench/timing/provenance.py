@@ -1,4 +1,4 @@
-"""What a prediction rests on, written into its trace."""
+"""What a prediction is based on, written into its trace."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,15 +28,15 @@ def with_provenance(
     *,
     beside: Mapping[str, CostModel] | None = None,
 ) -> Trace:
-    """The trace with the profile's name and device, its MFU, and one detail for every unmeasured cost.
+    """Add the profile's name and device, the MFU, and one detail for every unmeasured cost.
 
-    `beside` has the machines of other kinds of devices; each rank's own peak counts.
+    `beside` has the machines of other kinds of devices; the MFU counts each rank's own peak.
     """
     profiles = {device: model.profile for device, model in (beside or {}).items()}
-    known = (profile, *profiles.values())
+    all_profiles = (profile, *profiles.values())
     details = [
-        (PROFILE, ", ".join(dict.fromkeys(each.name for each in known))),
-        (DEVICE, ", ".join(dict.fromkeys(each.device for each in known))),
+        (PROFILE, ", ".join(dict.fromkeys(used.name for used in all_profiles))),
+        (DEVICE, ", ".join(dict.fromkeys(used.device for used in all_profiles))),
     ]
     cluster = plan.cluster
     peaks = [
@@ -49,22 +49,22 @@ def with_provenance(
         possible = trace.iteration_s * sum(filter(None, peaks))
         details.append((MFU, repr(model_flop(plan) / possible)))
     details += [(UNMEASURED, name) for name in prices.unmeasured]
-    details += [(NOISE, line) for line in dict.fromkeys(line for each in known for line in each.noise)]
+    details += [(NOISE, line) for line in dict.fromkeys(line for used in all_profiles for line in used.noise)]
     if profile.yardstick_s is not None:
         details.append((YARDSTICK, repr(profile.yardstick_s)))
     return replace(trace, details=(*trace.details, *details))
 
 
-def with_interval(trace: Trace, found: Interval) -> Trace:
-    """The trace with the interval of its iteration time, and a detail for each reason of its width."""
-    doubts = ((DOUBT, f"{doubt.deviation!r} {doubt.about}") for doubt in found.doubts)
+def with_interval(trace: Trace, predicted: Interval) -> Trace:
+    """Add the interval of the iteration time, and a detail for each reason of its width."""
+    doubts = ((DOUBT, f"{doubt.deviation!r} {doubt.about}") for doubt in predicted.doubts)
     return replace(
-        trace, details=(*trace.details, (LOW, repr(found.low_s)), (HIGH, repr(found.high_s)), *doubts)
+        trace, details=(*trace.details, (LOW, repr(predicted.low_s)), (HIGH, repr(predicted.high_s)), *doubts)
     )
 
 
 def interval_of(trace: Trace) -> Interval | None:
-    """The interval of a predicted iteration time; None where the trace has none."""
+    """Return the interval of a predicted iteration time; None where the trace has none."""
     ends = {name: float(value) for name, value in trace.details if name in (LOW, HIGH)}
     if len(ends) < 2:
         return None
@@ -73,15 +73,15 @@ def interval_of(trace: Trace) -> Interval | None:
 
 
 def utilisation(trace: Trace) -> float | None:
-    """Model FLOP utilisation of a predicted step, by the profile's peak; None where it is not known."""
+    """Return the model FLOP utilisation of a predicted step, of the profile's peak; None: unknown."""
     return next((float(value) for name, value in trace.details if name == MFU), None)
 
 
 def unmeasured_costs(trace: Trace) -> tuple[str, ...]:
-    """Costs without a measurement that the trace's prediction rests on."""
+    """Return the unmeasured costs that the trace's prediction includes."""
     return tuple(value for name, value in trace.details if name == UNMEASURED)
 
 
 def noise_of(trace: Trace) -> tuple[str, ...]:
-    """Why the measurements behind the trace's prediction are not to be trusted; none: no reason known."""
+    """Return reasons to distrust the measurements behind the trace's prediction; empty: none known."""
     return tuple(value for name, value in trace.details if name == NOISE)

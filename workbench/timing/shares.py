@@ -1,4 +1,4 @@
-"""What a predicted step spends on each source of error: by how much it grows when that source slows down."""
+"""Share of a predicted step that each source of error decides, from its growth if the source slows."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -27,16 +27,16 @@ RATES: dict[Source, tuple[str, ...]] = {
     Source.COLLECTIVES: ("collective_rate",),
     Source.REDUCTION: ("reduction_rate",),
 }
-"""The rates of an execution that slow a source down."""
+"""The rates of an execution that a source depends on."""
 
 
 def shares_of(
     seconds_of: Callable[[Execution], float], execution: Execution, seconds: float
 ) -> Mapping[Source, float]:
-    """Share of a step's time that each source decides; what runs hidden beside something else has none.
+    """Return the share of a step's time that each source decides; what is fully overlapped has none.
 
     Args:
-        seconds_of: the step under another execution.
+        seconds_of: predicts the step under another execution.
         execution: that of the prediction.
         seconds: of the step under it.
 
@@ -45,7 +45,7 @@ def shares_of(
     shares = {}
     for source, rates in RATES.items():
         slower = replace(execution, **{rate: getattr(execution, rate) / (1 + SLOWER) for rate in rates})
-        grown = seconds_of(slower) / seconds - 1 if seconds > 0 else 0.0
-        shares[source] = min(1.0, max(0.0, grown / SLOWER))
+        growth = seconds_of(slower) / seconds - 1 if seconds > 0 else 0.0
+        shares[source] = min(1.0, max(0.0, growth / SLOWER))
     shares[Source.REST] = max(0.0, 1.0 - sum(shares.values()))
     return shares

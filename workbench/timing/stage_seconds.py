@@ -1,4 +1,4 @@
-"""Seconds of a stage's passes over every kind of microbatch, from sums over layers, without programs."""
+"""Seconds of a stage's passes over every kind of microbatch, as differences of sums over layers."""
 
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ KINDS = (Pass.F, Pass.B, Pass.I, Pass.W)
 
 
 class StageKind(NamedTuple):
-    """What microbatches have in common that take equally long in every stage of their module.
+    """A kind of microbatch: all of one kind take equally long in every stage of their module.
 
     Args:
         works: tokens and query-key pairs of each context-parallel rank that may be the slowest.
@@ -56,10 +56,10 @@ class PassSeconds(NamedTuple):
 
 
 class StageSeconds:
-    """Prices stages of one draft's modules: a stage is a difference of two sums over first layers.
+    """Prices stages of one draft's modules: a stage is a difference of two prefix sums over layers.
 
-    As `price` has them. Where tensor-parallel ranks divide tokens, a layer takes what is shorter, divided
-    or not, and gathers between them nothing.
+    Times are those of `price`, except that where tensor-parallel ranks split tokens, a layer takes the
+    shorter of its split and unsplit times, and gathers are free.
 
     Args:
         draft: with microbatches; those of the plans that are asked about may be copies of them.
@@ -69,48 +69,54 @@ class StageSeconds:
     def __init__(self, draft: Plan, cost: CostModel) -> None:
         self._draft, self._cost = draft, cost
         self._kinds: dict[str, tuple[StageKind, ...]] = {}
-        self._place: dict[tuple[str, tuple[tuple[Item, ...], ...]], int] = {}
+        self._kind_index: dict[tuple[str, tuple[tuple[Item, ...], ...]], int] = {}
         self._sums: dict[tuple[object, ...], Seconds] = {}
         routing = routing_of(draft)
         for module in draft.model.modules:
-            found: dict[StageKind, int] = {}
+            kind_index: dict[StageKind, int] = {}
             for microbatch in draft.microbatches:
                 if microbatch.module == module.name:
                     flow = routing.flow(microbatch)
                     present = routing.present(microbatch)
                     kind = StageKind(works_of(draft, microbatch), flow.needs[module.name], present)
-                    self._place[module.name, microbatch.rows] = found.setdefault(kind, len(found))
-            self._kinds[module.name] = tuple(found)
+                    self._kind_index[module.name, microbatch.rows] = kind_index.setdefault(
+                        kind, len(kind_index)
+                    )
+            self._kinds[module.name] = tuple(kind_index)
 
     def kinds(self, module: str) -> tuple[StageKind, ...]:
-        """Of the module's microbatches, in order of appearance."""
+        """Return the kinds of the module's microbatches, in order of appearance."""
         return self._kinds[module]
 
     def kind_of(self, microbatch: Microbatch) -> int:
-        """Where a microbatch's stands among those of its module."""
-        return self._place[microbatch.module, microbatch.rows]
+        """Return the index of a microbatch's kind in `kinds`."""
+        return self._kind_index[microbatch.module, microbatch.rows]
 
     def passes(self, plan: Plan, stage: Stage) -> PassSeconds:
-        """Seconds of a stage on its ranks; ValueError where these are of several kinds.
+        """Return the seconds of a stage on its ranks; ValueError where these are of several kinds.
 
-        Complexity: O(kinds), once O(layers x kinds) for every grid, link and device.
+        Complexity: O(kinds), and once O(layers x kinds) for every grid, link and device.
         """
         cost = self._cost.on(plan.cluster.device_of(stage.flat_ranks))
         sums = self._sums_of(plan.model.module(stage.module), stage, grid_links(plan.cluster, stage), cost)
         first, last = stage.layers
-        mine = sums[:, last] - sums[:, first]
+        of_stage = sums[:, last] - sums[:, first]
         profile = cost.profile
         times = [
-            profile.overhead_s(kind) + pace(plan, stage, profile, kind) * mine[index]
+            profile.overhead_s(kind) + pace(plan, stage, profile, kind) * of_stage[index]
             for index, kind in enumerate(KINDS)
         ]
         forward_s, whole_s, through_s, weights_s = times
-        forward_s = forward_s + pace(plan, stage, profile, Pass.F) * np.where(mine[4] > 0, mine[6], 0.0)
-        return PassSeconds(forward_s, whole_s, through_s, weights_s, mine[4] > 0, mine[5] == 0)
+        forward_s = forward_s + pace(plan, stage, profile, Pass.F) * np.where(
+            of_stage[4] > 0, of_stage[6], 0.0
+        )
+        return PassSeconds(forward_s, whole_s, through_s, weights_s, of_stage[4] > 0, of_stage[5] == 0)
 
     def _sums_of(self, module: Module, stage: Stage, links: GridLinks, cost: CostModel) -> Seconds:
-        """[pass, layers + 1, kinds]: F, B, I, W, layers with a gradient, trainable layers without theirs,
-        and what checkpoints add to F of layers without a gradient if others have one.
+        """[7, layers + 1, kinds] prefix sums over layers.
+
+        Of F, B, I, W, layers with a gradient, trainable layers without theirs, and what checkpoints add to F
+        of layers without a gradient if others have one.
         """
         key = (module.name, stage.tp, stage.cp, stage.ep, links, cost.profile.device)
         if key not in self._sums:
@@ -118,20 +124,22 @@ class StageSeconds:
             costs = [cost]
             if stage.tp > 1 and self._draft.settings.divides_tokens(module.name):
                 costs.append(dividing(cost, self._draft.settings, module.name))
-            costs = [each.with_expert_parallel(stage.ep, links.experts) for each in costs]
+            costs = [model.with_expert_parallel(stage.ep, links.experts) for model in costs]
             precision = self._draft.settings.precision
-            machines = [GridCost(each, stage.tp, stage.cp, precision, links) for each in costs]
+            machines = [GridCost(model, stage.tp, stage.cp, precision, links) for model in costs]
             kinds = self._kinds[module.name]
-            each = np.zeros((7, len(module.layers) + 1, len(kinds)))
+            values = np.zeros((7, len(module.layers) + 1, len(kinds)))
             for column, kind in enumerate(kinds):
                 for row, (layer, need) in enumerate(zip(module.layers, kind.needs, strict=True), 1):
-                    times = [slowest([each.layer_time(layer, w) for w in kind.works]) for each in machines]
+                    times = [
+                        slowest([machine.layer_time(layer, w) for w in kind.works]) for machine in machines
+                    ]
                     passes = [pass_times([time], [need], settings.recompute) for time in times]
-                    for index, wanted in enumerate(KINDS):
-                        each[index, row, column] = min(found.of(wanted) for found in passes)
-                    each[4, row, column] = need.any
-                    each[5, row, column] = layer.trainable and not need.weight_grad
+                    for index, pass_kind in enumerate(KINDS):
+                        values[index, row, column] = min(of_layer.of(pass_kind) for of_layer in passes)
+                    values[4, row, column] = need.any
+                    values[5, row, column] = layer.trainable and not need.weight_grad
                     if settings.recompute is Recompute.FULL:
-                        each[6, row, column] = min(time.idle_checkpoint_s(need) for time in times)
-            self._sums[key] = each.cumsum(axis=1)
+                        values[6, row, column] = min(time.idle_checkpoint_s(need) for time in times)
+            self._sums[key] = values.cumsum(axis=1)
         return self._sums[key]

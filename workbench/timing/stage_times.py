@@ -1,4 +1,4 @@
-"""Seconds of every microbatch on every stage of a replica, as what decides their order sees them."""
+"""Seconds of every microbatch on every stage of a replica, for algorithms that order microbatches."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -16,7 +16,7 @@ Seconds = NDArray[np.float64]
 
 
 class StageTimes(NamedTuple):
-    """[places, stages] seconds along one chain: encoders side by side, then the LLM.
+    """[positions, stages] seconds along one chain: encoders in parallel, then the LLM.
 
     Args:
         forward_s, backward_s: of both passes.
@@ -31,13 +31,13 @@ class StageTimes(NamedTuple):
 def stage_times(
     plan: Plan, cost: CostModel, replica: int, *, produced: Mapping[int, int], consumed: Mapping[int, int]
 ) -> StageTimes:
-    """Price every pass of a replica and put it where its first sample stands.
+    """Price every pass of a replica, at the position of its first sample.
 
-    Several encoders stand side by side, the slowest counts; they end where the LLM begins.
+    Of several parallel encoders the slowest counts; they end where the LLM begins.
 
     Args:
-        produced: sample id -> place at which the encoders run it forward.
-        consumed: sample id -> place at which the LLM takes it; there all of its backwards count.
+        produced: sample id -> position at which the encoders run it forward.
+        consumed: sample id -> position at which the LLM takes it; all of its backwards count there.
     """
     prices = price(lower(plan), cost)
     llm = plan.model.llm.name
@@ -48,7 +48,7 @@ def stage_times(
     for name in (*encoders, llm):
         chain = plan.chain.get((name, replica), ())
         first = depth if name == llm else depth - len(chain)
-        own = {True: np.zeros((shape[0], len(chain))), False: np.zeros((shape[0], len(chain)))}
+        own_times = {True: np.zeros((shape[0], len(chain))), False: np.zeros((shape[0], len(chain)))}
         column = {stage.id: index for index, stage in enumerate(chain)}
         microbatches = plan.microbatches_of.get((name, replica), ())
         for action in plan.program_actions:
@@ -56,8 +56,8 @@ def stage_times(
                 sample = microbatches[action.microbatch or 0].items[0].sample
                 is_forward = action.kind is Pass.F
                 position = (produced if is_forward and name != llm else consumed)[sample]
-                own[is_forward][position, column[action.stage]] += prices.duration_s(action)
-        for all_s, own_s in ((forward, own[True]), (backward, own[False])):
-            here = all_s[:, first : first + len(chain)]
-            np.maximum(here, own_s, out=here)
+                own_times[is_forward][position, column[action.stage]] += prices.duration_s(action)
+        for all_s, own_s in ((forward, own_times[True]), (backward, own_times[False])):
+            columns = all_s[:, first : first + len(chain)]
+            np.maximum(columns, own_s, out=columns)
     return StageTimes(forward, backward, depth)

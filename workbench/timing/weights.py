@@ -1,4 +1,4 @@
-"""Seconds of what ranks say to each other about weights: gradients added up, updated weights gathered."""
+"""Seconds of collectives of weights: gradients reduced, updated or sharded weights gathered."""
 
 from collections.abc import Callable, Collection, Sequence
 
@@ -23,37 +23,37 @@ _ROUND = {
 
 
 class CollectivePrices:
-    """Prices of collectives between a plan's ranks, each over the link of its own.
+    """Prices of collectives between a plan's ranks, each over its own link.
 
     Args:
         plan: for its cluster.
-        cost_of: the machine that some ranks are.
+        cost_of: machine of some ranks.
     """
 
     def __init__(self, plan: Plan, cost_of: Callable[[Sequence[int]], CostModel]) -> None:
         self._plan, self._cost_of = plan, cost_of
         self._links: dict[tuple[int, ...], Link] = {}
-        self._known_s: dict[tuple[object, ...], float] = {}
+        self._seconds: dict[tuple[object, ...], float] = {}
         self.unmeasured: set[str] = set()
 
     def collective_s(self, kind: Collective, num_bytes: float, ranks: Sequence[int]) -> float:
-        """Seconds on a ring of these ranks; 0 for one rank."""
+        """Return the seconds on a ring of these ranks; 0 for one rank."""
         if len(ranks) == 1:
             return 0.0
         cost, link = self._cost_of(ranks[:1]), self.link(ranks)
         key = kind, num_bytes, len(ranks), link, id(cost)
-        if key not in self._known_s:
+        if key not in self._seconds:
             if not cost.collectives.is_measured(kind, len(ranks), link):
                 self.unmeasured.add(f"{kind.bare} between ranks: ring formula over the cluster's links")
-            self._known_s[key] = cost.between_ranks_s(kind, num_bytes, len(ranks), link)
-        return self._known_s[key]
+            self._seconds[key] = cost.between_ranks_s(kind, num_bytes, len(ranks), link)
+        return self._seconds[key]
 
     def round_s(self, kind: Pass, num_bytes: float, ranks: Sequence[int]) -> float:
-        """Of one tensor of sharded parameters, with what the runtime does around the collective."""
+        """Return the seconds of a round's collective of one tensor, with the runtime's work around it."""
         return self.collective_s(_ROUND[kind], num_bytes, ranks)
 
     def link(self, ranks: Sequence[int]) -> Link:
-        """What a ring of these ranks runs over."""
+        """Return the link that a ring of these ranks uses."""
         key = tuple(ranks)
         if key not in self._links:
             cluster = self._plan.cluster
@@ -64,12 +64,12 @@ class CollectivePrices:
 class WeightPrices(CollectivePrices):
     """Prices of gradient groups, each over the link of its own ranks.
 
-    What runs in a lane of its own, beside passes, is the sum's; what the runtime does when it
-    waits for that, or after the update, is the STEP's.
+    What runs in a lane of its own, beside passes, counts for the reduction; what the runtime does when it
+    waits for that, or after the update, counts for STEP.
 
     Args:
         lowered: the plan.
-        cost_of: the machine that some ranks are.
+        cost_of: machine of some ranks.
     """
 
     def __init__(self, lowered: Lowered, cost_of: Callable[[Sequence[int]], CostModel]) -> None:
@@ -79,7 +79,7 @@ class WeightPrices(CollectivePrices):
         self._divided: dict[int, tuple[int, ...]] = {}  # stage -> its layers that divide tokens
 
     def reduce_s(self, action: Action, ranks: Sequence[int]) -> float:
-        """Of a sum of gradients: its groups one after the other, on the rank that has most of them."""
+        """Return the seconds of a gradient reduction: its groups in turn, on the rank with most of them."""
         by_rank = dict.fromkeys(ranks, 0.0)
         for index in self._lowered.reductions.get(action, ()):
             group = self._lowered.groups[index]
@@ -90,78 +90,82 @@ class WeightPrices(CollectivePrices):
         return max(by_rank.values())
 
     def step_s(self, group: GradientGroup) -> float:
-        """What a group adds to its ranks' STEP.
+        """Return the seconds that a group adds to its ranks' STEP.
 
-        Parts are added up over instances when the sum inside each has ended; updated parts are gathered;
-        where one rank has the weights to itself, tensor-parallel ranks add up their parts only then.
+        Shards are reduced over instances when the reduction inside each has ended; updated shards are
+        gathered; where one rank has the weights to itself, tensor-parallel ranks sum their parts only then.
         """
         shards = optimizer_shards(self._plan, group)
         instance = shards.instances[0]
-        found = self._partial_s(group) if len(group.ranks) == 1 else 0.0
+        seconds = self._partial_s(group) if len(group.ranks) == 1 else 0.0
         if len(instance) == 1:
-            return found
+            return seconds
         run = self._cost_of(instance[:1]).execution
         if run.instance_sums is InstanceSums.AT_STEP:
-            found += self._instances_s(group, shards)
+            seconds += self._instances_s(group, shards)
         num_bytes = group.num_elements * self._plan.settings.precision.num_bytes
         if run.updated_weights is UpdatedWeights.GATHERED:
-            return found + self.collective_s(Collective.ALL_GATHER, num_bytes, instance)
-        return found + self._owners_s(group, num_bytes, instance)
+            return seconds + self.collective_s(Collective.ALL_GATHER, num_bytes, instance)
+        return seconds + self._owners_s(group, num_bytes, instance)
 
     def _owners_s(self, group: GradientGroup, num_bytes: float, instance: Sequence[int]) -> float:
-        """One broadcast after another, each of what one rank owns; a sum at its owner is the mirror image."""
+        """Return the seconds of a broadcast per owner in turn; reductions to owners take as long."""
         num_owners = min(len(instance), self._num_tensors(group))
         return num_owners * self.collective_s(Collective.BROADCAST, num_bytes / num_owners, instance)
 
     def _num_tensors(self, group: GradientGroup) -> int:
-        found = 0
+        count = 0
         for weights in group.weights:
             layers = self._plan.model.module(weights.module).layers
-            found += 1 if weights.layer is None else len(layers[weights.layer].parameters())
-        return found
+            count += 1 if weights.layer is None else len(layers[weights.layer].parameters())
+        return count
 
     def _instances_s(self, group: GradientGroup, shards: OptimizerShards) -> float:
-        """One rank's part of a group added up over instances."""
+        """Return the seconds in which one rank's shard of a group is reduced over instances."""
         part_bytes = group.num_elements * self._plan.settings.gradient_bytes / shards.num_shards
         return self.collective_s(Collective.ALL_REDUCE, part_bytes, shards.peers(group.ranks[0]))
 
     def _reduction_s(self, group: GradientGroup) -> float:
-        """One all-reduce; where an optimizer updates parts, they are all that a rank needs the sum of."""
+        """Return the seconds of an all-reduce; where the optimizer is sharded, of a reduction of shards."""
         num_bytes = group.num_elements * self._plan.settings.gradient_bytes
         shards = optimizer_shards(self._plan, group)
         if shards.num_shards == 1:
             return self.collective_s(Collective.ALL_REDUCE, num_bytes, group.ranks) + self._partial_s(group)
         instance = shards.instances[0]
-        run, found = self._cost_of(instance[:1]).execution, self._partial_s(group)
+        run, seconds = self._cost_of(instance[:1]).execution, self._partial_s(group)
         if run.updated_weights is UpdatedWeights.GATHERED:
-            found += self.collective_s(Collective.REDUCE_SCATTER, num_bytes, instance)
+            seconds += self.collective_s(Collective.REDUCE_SCATTER, num_bytes, instance)
         else:
-            found += self._owners_s(group, num_bytes, instance)
+            seconds += self._owners_s(group, num_bytes, instance)
         if run.instance_sums is InstanceSums.BEHIND_EACH:
-            found += self._instances_s(group, shards)
-        return found
+            seconds += self._instances_s(group, shards)
+        return seconds
 
     def _partial_s(self, group: GradientGroup) -> float:
-        """The sum over tensor-parallel ranks that divide tokens: of weights that all of them hold whole."""
+        """Return the seconds of summing replicated weights over tensor-parallel ranks that split tokens."""
         if not self._plan.settings.divides_tokens(group.weights[0].module):
             return 0.0
-        whole, row = 0, group.ranks[:1]
-        rank = next(filter(self._plan.stages_on.__contains__, group.ranks), None)  # it stands for the others
+        num_elements, row = 0, group.ranks[:1]
+        rank = next(filter(self._plan.stages_on.__contains__, group.ranks), None)  # it represents the others
         for weights in group.weights:
             stage = self._stage_dividing(rank, weights)
             if stage is None or weights.layer is None or weights.experts:
                 continue
             layer = self._plan.model.module(weights.module).layers[weights.layer]
             if can_divide(layer):
-                whole += sum(p.num_elements for p in layer.parameters() if p.shard is Shard.REPLICATED)
+                num_elements += sum(p.num_elements for p in layer.parameters() if p.shard is Shard.REPLICATED)
                 row = next(row for row in stage.ranks if rank in row)
-        return self.collective_s(Collective.ALL_REDUCE, whole * self._plan.settings.gradient_bytes, row)
+        return self.collective_s(
+            Collective.ALL_REDUCE, num_elements * self._plan.settings.gradient_bytes, row
+        )
 
     def _stage_dividing(self, rank: int | None, weights: Weights) -> Stage | None:
-        """The rank's stage that divides tokens in the layer of these weights."""
-        held = () if rank is None else self._plan.stages_on[rank]
-        stages = (stage for stage in held if stage.module == weights.module)
-        return next((each for each in stages if weights.layer in self._layers_dividing(each)), None)
+        """Return the rank's stage that splits tokens in the layer of these weights."""
+        stages_on_rank = () if rank is None else self._plan.stages_on[rank]
+        stages = (stage for stage in stages_on_rank if stage.module == weights.module)
+        return next(
+            (candidate for candidate in stages if weights.layer in self._layers_dividing(candidate)), None
+        )
 
     def _layers_dividing(self, stage: Stage) -> Collection[int]:
         if stage.id not in self._divided:

@@ -1,1 +1,1 @@
-"""Samples into microbatches and replicas, and their order: pure functions of plain numbers."""
+"""Assignment of samples to microbatches and replicas, and their order: pure functions of plain numbers."""

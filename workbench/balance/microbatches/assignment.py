@@ -1,4 +1,4 @@
-"""A global batch into microbatches: encoder work balanced, LLM work deferred until it is balanced too."""
+"""Splits a global batch into microbatches: encoder work balanced, LLM work deferred until balanced too."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ def hierarchical_assignment(
     num_microbatches: int,
     match: Matching = bottleneck_match,
 ) -> tuple[MicrobatchAssignment, ...]:
-    """Samples to replicas, to microbatches of even encoder work, and LLM work between those in pairs.
+    """Assign samples to replicas and to microbatches of even encoder work, and defer LLM work in pairs.
 
     Source: Entrain (dissertation, sections 4.3 and 4.5, Algorithm 4). Work of several encoders is
     added up: they count as one merged encoder (section 4.5).
@@ -44,25 +44,27 @@ def hierarchical_assignment(
         match: see `pairwise_deferral`.
 
     Returns:
-        [DP] assignments; together every sample stands once on the encoders' side and once on the LLM's.
+        [DP] assignments; every sample is in them once for the encoders and once for the LLM.
 
     Raises:
         ValueError: unequal lengths, negative work, fewer samples than replicas or K < 1.
 
     Complexity: O(B (log B + DP)) and, per replica, that of `pairwise_deferral`.
     """
-    found = []
-    for members in assign_to_replicas(encoder_s, llm_s, num_replicas):
-        local = stratified_microbatches(
-            [encoder_s[sample] for sample in members], [llm_s[sample] for sample in members], num_microbatches
+    assignments = []
+    for samples in assign_to_replicas(encoder_s, llm_s, num_replicas):
+        local_microbatches = stratified_microbatches(
+            [encoder_s[sample] for sample in samples], [llm_s[sample] for sample in samples], num_microbatches
         )
-        microbatches = [tuple(members[position] for position in places) for places in local]
+        microbatches = [
+            tuple(samples[position] for position in positions) for positions in local_microbatches
+        ]
         deferral = pairwise_deferral(microbatches, llm_s, match)
-        found.append(
+        assignments.append(
             MicrobatchAssignment(
                 encoder=tuple(microbatches[index] for index in deferral.order),
                 deferred=deferral.deferred,
                 llm=deferral.llm_microbatches(microbatches),
             )
         )
-    return tuple(found)
+    return tuple(assignments)

@@ -1,4 +1,4 @@
-"""Partners for overloaded microbatches, so that the heaviest of all is as light as can be."""
+"""Pairs overloaded with underloaded microbatches so that the heaviest of all is as light as possible."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,7 +15,7 @@ Loads = NDArray[np.int64]  # whole units, so that thresholds compare exactly
 
 
 class Match(NamedTuple):
-    """Who goes with whom.
+    """A pairing of microbatches.
 
     Args:
         bottleneck: the heaviest microbatch afterwards.
@@ -32,11 +32,11 @@ Matching = Callable[[Loads, Loads, Loads], Match]
 
 
 def bottleneck_match(paired: Loads, overloaded: Loads, underloaded: Loads) -> Match:
-    """The least threshold that every microbatch can keep, and one matching that keeps it.
+    """Return the least threshold that all microbatches can keep, and a matching that keeps it.
 
     Source: Entrain (dissertation, section 4.5.2), BottleneckMatch: binary search over the entries of V
     and L; a threshold is feasible when a bipartite matching serves all overloaded microbatches that
-    exceed it alone. The others get whoever is left and defer nothing.
+    exceed it alone. The others get the remaining partners and defer nothing.
     Differs: the middle one of an odd number may exceed the threshold too; then it needs a partner as well.
 
     Args:
@@ -63,7 +63,7 @@ def bottleneck_match(paired: Loads, overloaded: Loads, underloaded: Loads) -> Ma
 
 
 def even_match(paired: Loads, overloaded: Loads, underloaded: Loads) -> Match:
-    """The same threshold, and among the matchings that keep it the one with the evenest microbatches.
+    """Return the same threshold, and of the matchings that keep it the one with the most even microbatches.
 
     Ours: the printed algorithm is indifferent to all microbatches but the heaviest. Here every pair
     may defer, pairs above the threshold are forbidden, and the Hungarian method minimises the sum
@@ -80,12 +80,12 @@ def even_match(paired: Loads, overloaded: Loads, underloaded: Loads) -> Match:
     costs = np.where(work <= least.bottleneck, relative**2, forbidden)
     _, columns = optimize.linear_sum_assignment(costs)
     partners = tuple(map(int, columns[: len(overloaded)]))
-    defers = tuple(bool(paired[row, at] < overloaded[row]) for row, at in enumerate(partners))
+    defers = tuple(bool(paired[row, column] < overloaded[row]) for row, column in enumerate(partners))
     return Match(least.bottleneck, partners, defers)
 
 
 def _square(paired: Loads, underloaded: Loads) -> Loads:
-    """V with a row for the microbatch that stays alone, where one more is underloaded."""
+    """Return V with a row for the microbatch without a partner, if there is one more underloaded one."""
     num_rows, num_columns = paired.shape
     if num_columns - num_rows not in (0, 1) or num_columns != len(underloaded):
         raise ValueError(
@@ -97,8 +97,8 @@ def _square(paired: Loads, underloaded: Loads) -> Loads:
 
 
 def _columns(allowed: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """[rows] a maximum matching: the column of every row, -1 where it has none."""
-    found: NDArray[np.int32] = csgraph.maximum_bipartite_matching(
+    """[rows] the column of every row in a maximum matching; -1 where it has none."""
+    columns: NDArray[np.int32] = csgraph.maximum_bipartite_matching(
         sparse.csr_array(allowed), perm_type="column"
     )
-    return found
+    return columns

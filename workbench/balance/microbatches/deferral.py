@@ -1,4 +1,4 @@
-"""LLM work deferred from overloaded microbatches to the ones right after them."""
+"""Defers LLM work from overloaded microbatches to the ones right after them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,32 +14,32 @@ UNITS = 1 << 14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deferral:
-    """Microbatches in execution order, and what each hands on to the next.
+    """Microbatches in execution order, and the work that each defers to the next.
 
     Args:
         order: [K] indices of the given microbatches: (overloaded, underloaded) pairs one after the
-            other; where K is odd, the one without partner stands last.
-        deferred: [K] samples of the microbatch at that place whose LLM work the next place does.
+            other; where K is odd, the one without partner is last.
+        deferred: [K] samples of the microbatch at that position whose LLM work the next position does.
     """
 
     order: tuple[int, ...]
     deferred: tuple[tuple[int, ...], ...]
 
     def llm_microbatches(self, microbatches: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-        """[K] samples whose LLM work is done at each place, ascending."""
-        handed_on: tuple[int, ...] = ()
-        found = []
+        """[K] samples whose LLM work is done at each position, ascending."""
+        received: tuple[int, ...] = ()
+        samples_of = []
         for index, deferred in zip(self.order, self.deferred, strict=True):
-            kept = (sample for sample in microbatches[index] if sample not in deferred)
-            found.append(tuple(sorted((*kept, *handed_on))))
-            handed_on = deferred
-        return tuple(found)
+            own = (sample for sample in microbatches[index] if sample not in deferred)
+            samples_of.append(tuple(sorted((*own, *received))))
+            received = deferred
+        return tuple(samples_of)
 
 
 def pairwise_deferral(
     microbatches: Sequence[Sequence[int]], llm_s: Sequence[float], match: Matching = bottleneck_match
 ) -> Deferral:
-    """Pair overloaded with underloaded microbatches and move the subset that evens each pair out best.
+    """Pair overloaded with underloaded microbatches and move the subset that balances each pair best.
 
     Source: Entrain (dissertation, section 4.5.2; Algorithm 4, lines 7-15). For a given pair, the subset
     nearest to half the difference makes the heavier of the two as light as possible; over all
@@ -67,20 +67,22 @@ def pairwise_deferral(
     moved = np.array(
         [table.nearest((load - under) / 2) for table, load in zip(tables, over[:, 0], strict=True)]
     ).reshape(len(over), len(under))
-    found = match(np.maximum(over - moved, under + moved), over[:, 0], under)
+    matching = match(np.maximum(over - moved, under + moved), over[:, 0], under)
     order: list[int] = []
     deferred: list[tuple[int, ...]] = []
-    for row, (index, partner) in enumerate(zip(overloaded, found.partners, strict=True)):
-        places = tables[row].subset(int(moved[row, partner])) if found.defers[row] else ()
+    for row, (index, partner) in enumerate(zip(overloaded, matching.partners, strict=True)):
+        positions = tables[row].subset(int(moved[row, partner])) if matching.defers[row] else ()
         order += [index, underloaded[partner]]
-        deferred += [tuple(microbatches[index][position] for position in places), ()]
+        deferred += [tuple(microbatches[index][position] for position in positions), ()]
     alone = set(underloaded) - set(order)
     return Deferral(order=(*order, *sorted(alone)), deferred=(*deferred, *(() for _ in alone)))
 
 
 def whole_units(microbatches: Sequence[Sequence[int]], llm_s: Sequence[float]) -> tuple[tuple[int, ...], ...]:
-    """Works by microbatch and sample in whole units: as they are where they are whole and small, else
-    in units of which the heaviest microbatch has `UNITS`; so a load is off by at most N / 2 of them.
+    """Return work by microbatch and sample in whole units.
+
+    Whole, small numbers are kept; others are counted in units of which the heaviest microbatch has
+    `UNITS`, so that a load is off by at most N / 2 of them.
     """
     heaviest_s = max((sum(llm_s[sample] for sample in samples) for samples in microbatches), default=0.0)
     is_whole = heaviest_s <= UNITS and all(

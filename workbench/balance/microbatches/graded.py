@@ -11,7 +11,7 @@ from workbench.balance.microbatches.replicas import check_works, heaviest_first
 def graded_assignment(
     encoder_s: Sequence[float], llm_s: Sequence[float], *, num_microbatches: int, num_small: int
 ) -> MicrobatchAssignment:
-    """The lightest samples in `num_small` microbatches by size, all others evened out by deferral.
+    """Put the lightest samples in `num_small` microbatches by size, and balance all others by deferral.
 
     Ours: a pipeline is half empty while it fills and drains, for as long as its first and last
     microbatches take; Entrain's even ones are never smaller than the mean. `num_small` 0 is
@@ -20,8 +20,8 @@ def graded_assignment(
 
     Args:
         encoder_s, llm_s: [S] work of each sample of one replica, >= 0.
-        num_microbatches: K wanted; fewer come of it where single samples are heavy, as in Entrain, or
-            where there are fewer samples.
+        num_microbatches: K wanted; the result has fewer where single samples are heavy, as in Entrain,
+            or where there are fewer samples.
         num_small: 0..K. Numbers of samples in small microbatches differ by one at most, and their
             mean is that of all microbatches.
 
@@ -44,7 +44,7 @@ def graded_assignment(
     chunks = runs(small, num_small) if small else ()
     if not even:
         return MicrobatchAssignment(encoder=chunks, deferred=((),) * len(chunks), llm=chunks)
-    (found,) = hierarchical_assignment(
+    (assignment,) = hierarchical_assignment(
         [encoder_s[sample] for sample in even],
         [llm_s[sample] for sample in even],
         num_replicas=1,
@@ -52,18 +52,18 @@ def graded_assignment(
         match=even_match,
     )
     return MicrobatchAssignment(
-        encoder=(*_named(found.encoder, even), *chunks),
-        deferred=(*_named(found.deferred, even), *((),) * len(chunks)),
-        llm=(*_named(found.llm, even), *chunks),
+        encoder=(*_original(assignment.encoder, even), *chunks),
+        deferred=(*_original(assignment.deferred, even), *((),) * len(chunks)),
+        llm=(*_original(assignment.llm, even), *chunks),
     )
 
 
 def runs(samples: Sequence[int], num: int) -> tuple[tuple[int, ...], ...]:
-    """Up to `num` consecutive runs whose lengths differ by one at most, none empty, each ascending."""
+    """Split samples into up to `num` non-empty runs, each sorted; lengths differ by at most one."""
     num = min(num, len(samples))
     ends = [len(samples) * index // num for index in range(num + 1)]
     return tuple(tuple(sorted(samples[a:b])) for a, b in pairwise(ends))
 
 
-def _named(held: Sequence[Sequence[int]], names: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(names[index] for index in places) for places in held)
+def _original(microbatches: Sequence[Sequence[int]], samples: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(samples[index] for index in microbatch) for microbatch in microbatches)

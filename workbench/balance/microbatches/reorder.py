@@ -1,4 +1,4 @@
-"""Samples reordered over data-parallel groups, and microbatches over time, against stragglers."""
+"""Reorders samples over data-parallel groups, and microbatches over time, against stragglers."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from workbench.compiled import compiled
 def reorder_samples(
     size: Sequence[float], num_groups: int, policy: Policy = longest_first
 ) -> tuple[tuple[int, ...], ...]:
-    """Samples of every data-parallel group: largest first, each to the least loaded group.
+    """Assign samples to data-parallel groups: largest first, each to the least loaded group.
 
     Source: DistTrain, section 5.2, Algorithm 1 (INTRAREORDER).
     Differs: the printed rule may give groups unequal numbers of samples, which a fixed microbatch size
@@ -36,7 +36,7 @@ def reorder_samples(
 
 
 def reorder_microbatches(forward_s: ArrayLike, backward_s: ArrayLike) -> tuple[int, ...]:
-    """Smallest first, the p - 1 next smallest last, and every interval in between filled as fits best.
+    """Order the smallest first, the p - 1 next smallest last, and fill every interval between them best.
 
     Source: DistTrain, section 5.3, Algorithm 2 (INTERREORDER, GETINTERVAL, SELECTCLOSEST). Interval i is
     the gap on the first stage before backward i: the first is filled by forwards 2 to p, interval i by
@@ -75,7 +75,7 @@ def reorder_microbatches(forward_s: ArrayLike, backward_s: ArrayLike) -> tuple[i
 
 
 def reorder_by_exchanges(forward_s: ArrayLike, backward_s: ArrayLike) -> tuple[int, ...]:
-    """From the printed order on, exchange two microbatches as long as that shortens the iteration.
+    """Exchange two microbatches of the printed order as long as that shortens the iteration.
 
     Ours: the recurrence of the whole pipeline judges, not one stage's gaps. Never slower than
     `reorder_microbatches` or than the given order. Arguments and result as there.
@@ -84,7 +84,7 @@ def reorder_by_exchanges(forward_s: ArrayLike, backward_s: ArrayLike) -> tuple[i
     """
     forward, backward = time_matrices(forward_s, backward_s)
     starts = (np.arange(len(forward)), np.array(reorder_microbatches(forward, backward)))
-    best = min((_exchange(forward, backward, start) for start in starts), key=lambda found: found[1])
+    best = min((_exchange(forward, backward, start) for start in starts), key=lambda result: result[1])
     return tuple(int(index) for index in best[0])
 
 
@@ -95,20 +95,20 @@ def _exchange(forward_s: Seconds, backward_s: Seconds, start: Order) -> tuple[Or
     improved = True
     while improved:
         improved = False
-        for one in range(len(order)):
-            for other in range(one + 1, len(order)):
-                order[one], order[other] = order[other], order[one]
+        for first in range(len(order)):
+            for second in range(first + 1, len(order)):
+                order[first], order[second] = order[second], order[first]
                 time_s = first_stage_starts(forward_s, backward_s, order)[1, -1]
                 if time_s < best_s * (1 - 1e-12):
                     best_s = time_s
                     improved = True
                 else:
-                    order[one], order[other] = order[other], order[one]
+                    order[first], order[second] = order[second], order[first]
     return order, best_s
 
 
 def time_matrices(forward_s: ArrayLike, backward_s: ArrayLike) -> tuple[Seconds, Seconds]:
-    """Both as [microbatches, stages] arrays; ValueError where they are none of seconds."""
+    """Return both as [microbatches, stages] arrays; ValueError unless they hold seconds."""
     forward, backward = np.asarray(forward_s, float), np.asarray(backward_s, float)
     if forward.ndim != 2 or forward.shape != backward.shape or 0 in forward.shape:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Microbatches reordered over time where every rank holds several stages of the chain."""
+"""Reorders microbatches over time where every rank holds several stages of the chain."""
 
 from collections.abc import Sequence
 
@@ -15,20 +15,20 @@ Programs = Sequence[Sequence[Action]]
 def reorder_in_programs(
     forward_s: ArrayLike, backward_s: ArrayLike, programs: Programs, rank: int = 0
 ) -> tuple[int, ...]:
-    """Smallest first, the p - 1 next smallest last, and between them whoever fits several intervals best.
+    """Order the smallest first, the p - 1 next smallest last, and fill several intervals at a time between.
 
     Source: DistTrain, section 5.3, its last paragraph: under virtual pipeline parallelism GETINTERVAL gives
     as many intervals as a rank has stages, which the forwards of a single microbatch fill. The text
     is all there is.
     Differs: an interval is the time between the actions around a forward on the rank when that forward
-    takes none. It is played with the microbatches placed so far, the mean of those left at all later
-    places, and those kept for the end at theirs. The first p - 1 are chosen one by one like the others.
+    takes none. It is simulated with the microbatches placed so far, the mean of those left at all later
+    positions, and those kept for the end at theirs. The first p - 1 are chosen one by one like the others.
     The best fit has the smallest sum of absolute differences; equal ones: the lower index. Any programs
     of a chain's ranks will do; some ranks may hold one stage and others several.
 
     Args:
         forward_s, backward_s: [l, stages] seconds of every microbatch on every stage along the chain.
-        programs: of the chain's ranks in its order; microbatches are places, stages are columns.
+        programs: of the chain's ranks in its order; microbatches are positions, stages are columns.
         rank: whose intervals are filled; p counts the ranks from this one on.
 
     Returns:
@@ -40,14 +40,14 @@ def reorder_in_programs(
     Complexity: O(l^2 stages).
     """
     forward, backward = time_matrices(forward_s, backward_s)
-    held = sorted({action.stage or 0 for action in programs[rank]})
+    columns = sorted({action.stage or 0 for action in programs[rank]})
     p = len(programs) - rank
-    smallest_first = [int(index) for index in np.argsort(forward[:, held].sum(axis=1), kind="stable")]
+    smallest_first = [int(index) for index in np.argsort(forward[:, columns].sum(axis=1), kind="stable")]
     order, rear, rest = smallest_first[:1], smallest_first[1:p], smallest_first[p:]
     while rest:
-        placed = _with_mean(forward, backward, order, rest, rear)
-        gaps_s = intervals(*placed, programs, len(order), rank)
-        chosen = min(rest, key=lambda index: (float(np.abs(forward[index, held] - gaps_s).sum()), index))
+        times = _with_mean(forward, backward, order, rest, rear)
+        gaps_s = intervals(*times, programs, len(order), rank)
+        chosen = min(rest, key=lambda index: (float(np.abs(forward[index, columns] - gaps_s).sum()), index))
         rest.remove(chosen)
         order.append(chosen)
     return (*order, *rear)
@@ -56,55 +56,62 @@ def reorder_in_programs(
 def _with_mean(
     forward: Seconds, backward: Seconds, order: Sequence[int], rest: Sequence[int], rear: Sequence[int]
 ) -> tuple[Seconds, Seconds]:
-    """[l, p v] by place: those placed, the mean of the rest, those kept for the end."""
-    found = []
+    """[l, p v] times by position: those placed, the mean of the rest, those kept for the end."""
+    tables = []
     for table in (forward, backward):
         mean = table[list(rest)].mean(axis=0, keepdims=True).repeat(len(rest), axis=0)
-        found.append(np.vstack([table[list(order)], mean, table[list(rear)]]))
-    return found[0], found[1]
+        tables.append(np.vstack([table[list(order)], mean, table[list(rear)]]))
+    return tables[0], tables[1]
 
 
-def intervals(forward: Seconds, backward: Seconds, programs: Programs, place: int, rank: int = 0) -> Seconds:
-    """[v] seconds on a rank between the actions around each forward of a place, were it to take none.
+def intervals(
+    forward: Seconds, backward: Seconds, programs: Programs, position: int, rank: int = 0
+) -> Seconds:
+    """[v] seconds on a rank between the actions around each forward of a position, if it took no time.
 
     Args:
-        forward, backward: [l, stages] seconds by place and stage.
+        forward, backward: [l, stages] seconds by position and stage.
+        programs: of the chain's ranks.
+        position: of the forwards.
+        rank: whose intervals they are.
     """
-    without = forward.copy()
-    mine = [action for action in programs[rank] if action.kind is Pass.F and action.microbatch == place]
-    for action in mine:
-        without[place, action.stage or 0] = 0.0
-    starts = play(without, backward, programs)
-    line = list(programs[rank])
-    found = []
-    for action in sorted(mine, key=lambda each: each.stage or 0):
-        at = line.index(action)
-        before, after = line[at - 1] if at else None, line[at + 1]
-        end_s = 0.0 if before is None else starts[before] + _seconds(without, backward, before)
-        found.append(starts[after] - end_s)
-    return np.array(found)
+    without_forwards = forward.copy()
+    forwards = [
+        action for action in programs[rank] if action.kind is Pass.F and action.microbatch == position
+    ]
+    for action in forwards:
+        without_forwards[position, action.stage or 0] = 0.0
+    starts = play(without_forwards, backward, programs)
+    program = list(programs[rank])
+    seconds = []
+    for action in sorted(forwards, key=lambda forward_action: forward_action.stage or 0):
+        index = program.index(action)
+        before, after = program[index - 1] if index else None, program[index + 1]
+        end_s = 0.0 if before is None else starts[before] + _seconds(without_forwards, backward, before)
+        seconds.append(starts[after] - end_s)
+    return np.array(seconds)
 
 
 def play(forward: Seconds, backward: Seconds, programs: Programs) -> dict[Action, float]:
-    """When every action starts if it waits for its rank and its input alone."""
+    """Return when every action starts if it waits for its rank and its input alone."""
     last = forward.shape[1] - 1
     starts: dict[Action, float] = {}
-    free_s, at = [0.0] * len(programs), [0] * len(programs)
-    moved = True
-    while moved:
-        moved = False
+    free_s, num_done = [0.0] * len(programs), [0] * len(programs)
+    progressed = True
+    while progressed:
+        progressed = False
         for rank, program in enumerate(programs):
-            while at[rank] < len(program):
-                action = program[at[rank]]
+            while num_done[rank] < len(program):
+                action = program[num_done[rank]]
                 needed = _input(action, last)
                 if needed is not None and needed not in starts:
                     break
                 ready_s = 0.0 if needed is None else starts[needed] + _seconds(forward, backward, needed)
                 starts[action] = max(free_s[rank], ready_s)
                 free_s[rank] = starts[action] + _seconds(forward, backward, action)
-                at[rank] += 1
-                moved = True
-    assert all(done == len(program) for done, program in zip(at, programs, strict=True))
+                num_done[rank] += 1
+                progressed = True
+    assert all(done == len(program) for done, program in zip(num_done, programs, strict=True))
     return starts
 
 

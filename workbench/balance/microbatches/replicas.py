@@ -1,4 +1,4 @@
-"""Which data-parallel replica gets which samples, by two workloads at once."""
+"""Assigns samples to data-parallel replicas by two workloads at once."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 def assign_to_replicas(
     encoder_s: Sequence[float], llm_s: Sequence[float], num_replicas: int
 ) -> tuple[tuple[int, ...], ...]:
-    """Heaviest encoder work first, each sample to the replica with the least LLM work so far.
+    """Assign samples, heaviest encoder work first, each to the replica with the least LLM work so far.
 
     Source: Entrain (dissertation, section 4.3; Algorithm 4, lines 1-2). Replicas get equal numbers of
     samples ("each receiving a minibatch of size B/DP"), so a full replica takes no more.
@@ -18,7 +18,7 @@ def assign_to_replicas(
         num_replicas: DP.
 
     Returns:
-        [DP] samples of each replica, ascending. Equal replicas are taken from the lowest.
+        [DP] samples of each replica, ascending. Of equal replicas the lowest is taken.
 
     Raises:
         ValueError: unequal lengths, negative work, or fewer samples than replicas.
@@ -29,26 +29,26 @@ def assign_to_replicas(
     num_samples = len(llm_s)
     if not 1 <= num_replicas <= num_samples:
         raise ValueError(f"want 1..{num_samples} replicas for {num_samples} samples, got {num_replicas}")
-    each, with_one_more = divmod(num_samples, num_replicas)
+    least, num_with_one_more = divmod(num_samples, num_replicas)
     loads_s = [0.0] * num_replicas
     members: list[list[int]] = [[] for _ in range(num_replicas)]
     for sample in heaviest_first(range(num_samples), encoder_s):
-        num_larger = sum(len(held) > each for held in members)
-        room = each + (num_larger < with_one_more)
+        num_larger = sum(len(samples) > least for samples in members)
+        room = least + (num_larger < num_with_one_more)
         open_replicas = [r for r in range(num_replicas) if len(members[r]) < room]
         chosen = min(open_replicas, key=lambda r: (loads_s[r], r))
         members[chosen].append(sample)
         loads_s[chosen] += llm_s[sample]
-    return tuple(tuple(sorted(held)) for held in members)
+    return tuple(tuple(sorted(samples)) for samples in members)
 
 
 def heaviest_first(samples: Sequence[int], work_s: Sequence[float]) -> list[int]:
-    """Descending work; equal ones in their order."""
+    """Sort samples by descending work, ties by index."""
     return sorted(samples, key=lambda sample: (-work_s[sample], sample))
 
 
 def check_works(encoder_s: Sequence[float], llm_s: Sequence[float]) -> None:
-    """Two workloads per sample, none negative and none that is no number."""
+    """Raise ValueError unless every sample has two workloads, finite and >= 0."""
     if len(encoder_s) != len(llm_s):
         raise ValueError(f"want both workloads of every sample, got {len(encoder_s)} and {len(llm_s)}")
     for name, works in (("encoder", encoder_s), ("LLM", llm_s)):

@@ -1,4 +1,4 @@
-"""Every sum that a subset of some whole numbers can have, and the subset with the nearest sum."""
+"""All sums of subsets of some whole numbers, and the subset with the sum nearest to a target."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 class SubsetSums:
-    """The table of a subset-sum program.
+    """The table of the subset-sum dynamic programme.
 
     Source: Entrain (dissertation, section 4.5.2): a table over samples and sums is filled, and the sum
     nearest to the wanted transfer is read off.
@@ -37,7 +37,7 @@ class SubsetSums:
         return np.where(np.abs(high - target) < np.abs(target - low), high, low)
 
     def subset(self, total: int) -> tuple[int, ...]:
-        """Places in `units`, ascending, of a subset with that sum; ValueError when none has it."""
+        """Return ascending indices in `units` of a subset with that sum; ValueError when none has it."""
         if total < 0 or not (self._rows[-1] >> total) & 1:
             raise ValueError(f"no subset has the sum {total}; want one that `nearest` gives")
         chosen = []

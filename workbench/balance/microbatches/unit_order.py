@@ -1,4 +1,4 @@
-"""Order in which runs of microbatches that belong together enter a pipeline."""
+"""Order in which units, runs of microbatches that stay together, enter a pipeline."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ Units = NDArray[np.int64]  # [U, longest] microbatches of each unit, -1 behind t
 
 
 class UnitOrder(NamedTuple):
-    """Units in the order found and the seconds that the recurrence gives them."""
+    """Units in the chosen order, and the iteration time by the recurrence."""
 
     units: tuple[int, ...]
     iteration_s: float
@@ -35,7 +35,7 @@ def order_units(
     Args:
         forward_s, backward_s: [M, p] seconds of every microbatch on every stage of the chain.
         units: [U] microbatches that stay together, in order; every microbatch in one unit.
-        leads: [p] forwards that a stage runs ahead beyond 1F1B, never rising along the chain; none: 0.
+        leads: [p] forwards that a stage runs ahead beyond 1F1B, never rising along the chain; empty: 0.
 
     Raises:
         ValueError: times as in `reorder_microbatches`, units that are no partition, leads that rise.
@@ -43,21 +43,21 @@ def order_units(
     Complexity: O(U^2 M p) a round, compiled; rounds end at the first that finds nothing.
     """
     problem = _problem(forward_s, backward_s, units, leads)
-    found = [_improve(*problem, start) for start in _starts(problem, units)]
-    order, iteration_s = min(found, key=lambda each: each[1])
+    candidates = [_improve(*problem, start) for start in _starts(problem, units)]
+    order, iteration_s = min(candidates, key=lambda candidate: candidate[1])
     return UnitOrder(tuple(map(int, order)), float(iteration_s))
 
 
 def unimproved_order(
     forward_s: ArrayLike, backward_s: ArrayLike, units: Sequence[Sequence[int]], leads: Sequence[int] = ()
 ) -> UnitOrder:
-    """The faster of the two orders that `order_units` starts from; arguments and errors as there.
+    """Return the faster of the two orders that `order_units` starts from; arguments and errors as there.
 
     Complexity: O(M p).
     """
     problem = _problem(forward_s, backward_s, units, leads)
-    found = [(start, float(_time_s(*problem, start))) for start in _starts(problem, units)]
-    order, iteration_s = min(found, key=lambda each: each[1])
+    candidates = [(start, float(_time_s(*problem, start))) for start in _starts(problem, units)]
+    order, iteration_s = min(candidates, key=lambda candidate: candidate[1])
     return UnitOrder(tuple(map(int, order)), iteration_s)
 
 
@@ -87,7 +87,7 @@ def _problem(
 
 
 def _starts(problem: _Problem, units: Sequence[Sequence[int]]) -> tuple[Order, Order]:
-    """As given, and with the shortest units first and last."""
+    """Return the given order, and one with the shortest units first and last."""
     work_s = (problem.forward_s + problem.backward_s).sum(axis=1)
     weight_s = [float(work_s[list(unit)].sum()) / len(unit) for unit in units]
     rising = sorted(range(len(units)), key=lambda unit: (weight_s[unit], unit))
@@ -105,20 +105,20 @@ def _time_s(forward_s: Seconds, backward_s: Seconds, table: Units, warmups: Orde
 def _improve(
     forward_s: Seconds, backward_s: Seconds, table: Units, warmups: Order, start: Order
 ) -> tuple[Order, float]:
-    """First improvement by exchanges of two units and by moves of one, in rounds."""
+    """Take the first improvement by an exchange of two units or a move of one, in rounds."""
     order = start.copy()
     best_s = _time_s(forward_s, backward_s, table, warmups, order)
     improved = True
     while improved:
         improved = False
-        for one in range(len(order)):
-            for other in range(len(order)):
+        for source in range(len(order)):
+            for target in range(len(order)):
                 changed = order.copy()
-                if one < other:
-                    changed[one], changed[other] = order[other], order[one]
-                elif other + 1 < one:
-                    changed[other] = order[one]
-                    changed[other + 1 : one + 1] = order[other:one]
+                if source < target:
+                    changed[source], changed[target] = order[target], order[source]
+                elif target + 1 < source:
+                    changed[target] = order[source]
+                    changed[target + 1 : source + 1] = order[target:source]
                 time_s = _time_s(forward_s, backward_s, table, warmups, changed)
                 if time_s < best_s * (1 - 1e-12):
                     order, best_s, improved = changed, time_s, True

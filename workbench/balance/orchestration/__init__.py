@@ -1,1 +1,1 @@
-"""Ranks and degrees for every module: pure functions of plain numbers."""
+"""GPUs and parallel degrees for every module: pure functions of plain numbers."""

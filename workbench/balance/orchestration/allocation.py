@@ -1,4 +1,4 @@
-"""GPUs assigned to modules in proportion to their work, and the batch size at which that is stable."""
+"""Assigns GPUs to modules in proportion to their work, and finds the batch size at which that is stable."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ Allocation = tuple[int, ...]
 
 
 def proportional_allocation(work: Sequence[float], num_units: int) -> Allocation:
-    """The whole numbers nearest to exact shares, at least one each.
+    """Return the whole numbers nearest to exact shares, at least one each.
 
     Source: Entrain (dissertation, section 4.4.2, Algorithm 2 line 5: "rounding to the nearest feasible
     integers"). Nearest is by the sum of absolute differences. That sum is separable and convex, and
@@ -29,18 +29,18 @@ def proportional_allocation(work: Sequence[float], num_units: int) -> Allocation
     """
     _check(work, num_units)
     total = sum(work)
-    shares = [each * num_units / total for each in work]
+    shares = [module_work * num_units / total for module_work in work]
     units = [max(1, floor(share)) for share in shares]
 
     def cost_of_change(index: int, change: int) -> tuple[float, float, int]:
-        over = units[index] - shares[index]
-        return abs(over + change) - abs(over), change * over, change * index
+        excess = units[index] - shares[index]
+        return abs(excess + change) - abs(excess), change * excess, change * index
 
     while sum(units) < num_units:
         units[min(range(len(work)), key=lambda index: cost_of_change(index, 1))] += 1
     while sum(units) > num_units:
-        several = [index for index in range(len(work)) if units[index] > 1]
-        units[min(several, key=lambda index: cost_of_change(index, -1))] -= 1
+        reducible = [index for index in range(len(work)) if units[index] > 1]
+        units[min(reducible, key=lambda index: cost_of_change(index, -1))] -= 1
     return tuple(units)
 
 
@@ -52,7 +52,7 @@ def _check(work: Sequence[float], num_units: int) -> None:
 
 
 def num_trials(confidence: float, most_failures: float) -> int:
-    """Trials that must all succeed to trust, with that confidence, that failures are rarer than stated.
+    """Return how many trials must all succeed to show, with that confidence, that failures are rarer.
 
     Source: Entrain, Algorithm 2 line 1, ceil(ln(alpha) / ln(1 - p)); 59 at 95 % and 5 %.
     """
@@ -64,7 +64,7 @@ def num_trials(confidence: float, most_failures: float) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeTrials:
-    """Trials of one batch size: how often each allocation came up, the reference included."""
+    """Trials of one batch size: how often each allocation occurred, the reference included."""
 
     num_samples: int
     counts: tuple[tuple[Allocation, int], ...]
@@ -81,7 +81,7 @@ def trials_of(
     *,
     trials: int,
 ) -> SizeTrials:
-    """A reference batch and `trials` more of one size. Arguments: `stable_batch_size`."""
+    """Try a reference batch and `trials` more of one size. Arguments: `stable_batch_size`."""
     counts: dict[Allocation, int] = {}
     for _ in range(1 + trials):
         allocation = proportional_allocation(draw(num_samples), num_units)
@@ -98,13 +98,13 @@ def stable_batch_size(
     most: int = 1 << 16,
     trials: int = 59,
 ) -> tuple[SizeTrials, ...]:
-    """Double the batch size until all random batches ask for one and the same allocation.
+    """Double the batch size until all random batches lead to the same allocation.
 
     Source: Entrain (dissertation, section 4.4.2), Algorithm 2.
     Differs: a size that fails is still tried to the end, so that its table can be printed.
 
     Args:
-        draw: work of each module in a fresh random batch of so many samples.
+        draw: work of each module in a new random batch of that many samples.
         num_units: GPUs of one replica.
         first, most: sizes to start with and to give up after.
         trials: k validation batches after the reference batch, see `num_trials`.
@@ -113,15 +113,15 @@ def stable_batch_size(
         Trials of every size tried; the last one is b_min.
 
     Raises:
-        ValueError: still not stable at `most`, naming the two commonest allocations: the mean lies too
-            near to where the rounding changes.
+        ValueError: still not stable at `most`, naming the two most frequent allocations: the mean is too
+            close to a rounding boundary.
     """
-    found: list[SizeTrials] = []
+    tried: list[SizeTrials] = []
     size = first
     while size <= most:
-        found.append(trials_of(draw, size, num_units, trials=trials))
-        if found[-1].is_stable:
-            return tuple(found)
+        tried.append(trials_of(draw, size, num_units, trials=trials))
+        if tried[-1].is_stable:
+            return tuple(tried)
         size *= 2
-    rivals = ", ".join(f"{list(allocation)} ({times} times)" for allocation, times in found[-1].counts[:2])
-    raise ValueError(f"no stable allocation up to {found[-1].num_samples} samples a batch: {rivals}")
+    rivals = ", ".join(f"{list(allocation)} ({times} times)" for allocation, times in tried[-1].counts[:2])
+    raise ValueError(f"no stable allocation up to {tried[-1].num_samples} samples a batch: {rivals}")

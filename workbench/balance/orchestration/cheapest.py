@@ -1,15 +1,13 @@
-"""The cheapest orchestration: dollars of a sample on GPUs that are paid by the hour."""
+"""The cheapest orchestration: dollars per sample on GPUs that are paid by the hour."""
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import product
 from math import inf
-from operator import attrgetter
 
 from workbench.balance.orchestration.exact import (
     CHEAPEST,
     Option,
-    front,
+    fronts_under,
     judged,
     options_of,
     paces,
@@ -20,27 +18,25 @@ from workbench.balance.orchestration.exact import (
 from workbench.balance.orchestration.task import Orchestration, Task, Unit
 from workbench.units import S_PER_HOUR
 
-_STAGE_S = attrgetter("stage_s")
 
-
-def dollars_per_sample(task: Task, found: Orchestration) -> float:
-    """GPUs that are taken, for as long as an iteration; those left over cost nothing."""
+def dollars_per_sample(task: Task, orchestration: Orchestration) -> float:
+    """Return the price of the GPUs in use during an iteration, per sample; unused GPUs cost nothing."""
     rates = (
         task.pool(unit).dollars_per_hour * degrees.num_gpus
-        for unit, degrees in zip(task.units, found.degrees, strict=True)
+        for unit, degrees in zip(task.units, orchestration.degrees, strict=True)
     )
-    return sum(rates) / S_PER_HOUR * found.iteration_s / task.batch_samples
+    return sum(rates) / S_PER_HOUR * orchestration.iteration_s / task.batch_samples
 
 
 def orchestrate_cheapest(task: Task) -> Orchestration:
-    """The integers that cost the fewest dollars a sample, exactly.
+    """Return the degrees that cost the fewest dollars per sample, exactly.
 
     Ours, for DistTrain, section 8, which names reduced cost as a goal of heterogeneous hardware and
     gives no algorithm. Thresholds of the slowest stage are tried one after the other; under one of
-    them a unit offers the options that no other beats in GPUs and in what is paid once. The optimum's
-    own slowest stage is among the thresholds, and options that beat its own make it neither slower nor
-    dearer. A threshold is left out when the least time and the fewest GPUs of its options, though they
-    are not the same options', cost more than the best found. Ties: the lower threshold.
+    them a unit offers its Pareto front of GPUs and one-time seconds. The optimum's own slowest stage is
+    among the thresholds, and options that beat its own make it neither slower nor dearer. A threshold is
+    skipped if the least time and the fewest GPUs of its options, even if of different options, cost more
+    than the best so far. Ties: the lower threshold.
 
     Args:
         task: with dollars per hour in its pools.
@@ -58,17 +54,17 @@ def orchestrate_cheapest(task: Task) -> Orchestration:
     for at_least, pace in sorted((_at_least_dollars(task, pace), pace) for pace in paces(task)):
         if at_least > least:
             break
-        for found in _of_pace(task, pace, least):
-            dollars = dollars_per_sample(task, found)
+        for candidate in _candidates(task, pace, least):
+            dollars = dollars_per_sample(task, candidate)
             if dollars < least * (1 - CHEAPEST):
-                best, least = found, dollars
+                best, least = candidate, dollars
     if best is None:
         raise ValueError(why_nothing_fits(task))
     return best
 
 
 def _at_least_dollars(task: Task, pace: int) -> float:
-    """No orchestration with that degree costs less: GPUs that never wait still do all the work.
+    """Return a lower bound of the cost with that degree: GPUs that never wait still do all the work.
 
     GPUs x slowest stage is at least tp x seconds of every unit.
     """
@@ -82,20 +78,24 @@ def _at_least_dollars(task: Task, pace: int) -> float:
     return sum(map(of_unit, task.units)) / S_PER_HOUR / task.batch_samples
 
 
-def _of_pace(task: Task, pace: int, limit: float) -> Iterator[Orchestration]:
-    """Candidates for one degree of the pacing unit: of each threshold the cheapest, below a limit."""
+def _candidates(task: Task, pace: int, limit: float) -> Iterator[Orchestration]:
+    """Yield candidates for one degree of the pacing unit: the cheapest of each threshold, below a limit."""
     num_rounds = task.batch_samples // (pace * task.microbatch_samples)
     limit *= S_PER_HOUR * task.batch_samples
     prices = [task.pool(unit).dollars_per_hour for unit in task.units]
     options = [worth_it(options_of(task, unit, pace)) for unit in task.units]
     if not all(options):
         return
-    first_s = max(of_unit[0].stage_s for of_unit in options)
-    for threshold_s in sorted({o.stage_s for of_unit in options for o in of_unit if o.stage_s >= first_s}):
-        fronts = [front(of_unit[: bisect_right(of_unit, threshold_s, key=_STAGE_S)]) for of_unit in options]
+    first_s = max(unit_options[0].stage_s for unit_options in options)
+    for threshold_s in sorted(
+        {o.stage_s for unit_options in options for o in unit_options if o.stage_s >= first_s}
+    ):
+        fronts = fronts_under(options, threshold_s)
         steady_s = threshold_s * (num_rounds - 1)
-        least_s = steady_s + sum(of_unit[-1].once_s for of_unit in fronts)
-        rate = sum(price * of_unit[0].num_gpus for price, of_unit in zip(prices, fronts, strict=True))
+        least_s = steady_s + sum(unit_options[-1].once_s for unit_options in fronts)
+        rate = sum(
+            price * unit_options[0].num_gpus for price, unit_options in zip(prices, fronts, strict=True)
+        )
         if rate * least_s > limit:
             continue
         cheapest = _cheapest(task, prices, fronts, steady_s)
@@ -107,7 +107,7 @@ def _of_pace(task: Task, pace: int, limit: float) -> Iterator[Orchestration]:
 def _cheapest(
     task: Task, prices: Sequence[float], fronts: Sequence[Sequence[Option]], steady_s: float
 ) -> tuple[float, tuple[Option, ...]] | None:
-    """One option of each unit with the least seconds x dollars an hour, stages as slow as the threshold."""
+    """Return the options with the least seconds x dollars per hour, stages as slow as the threshold."""
     best: tuple[float, tuple[Option, ...]] | None = None
     for chosen in product(*fronts):
         iteration_s = sum(option.once_s for option in chosen) + steady_s

@@ -1,4 +1,4 @@
-"""GPUs, tensor-, data- and pipeline-parallel degrees of every unit of a multimodal model, by a formula."""
+"""GPUs and tensor-, data- and pipeline-parallel degrees of every unit of a multimodal model, by a formula."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,47 +13,45 @@ CHEAPEST = 1e-12  # relative: objectives this near count as equal, and fewer GPU
 
 
 def evaluate(task: Task, degrees: Sequence[Degrees]) -> Orchestration:
-    """The formula: the first microbatch through all units, then the slowest stage for every other one,
-    then everybody's gradients.
+    """Evaluate the formula: the first microbatch, then the slowest stage per further one, then gradients.
 
     Source: DistTrain, section 4.2, Eq. 1 and 2, with forward and backward together, "communication
     time of DP" as volume over bandwidth; section 4.3 for virtual stages. The source does not say how
-    the units' reductions go together: here one after the other. ValueError where a degree does not
+    the units' reductions combine: here one after the other. ValueError where a degree does not
     divide or memory does not suffice.
     """
     pace = degrees[_pacing(task)].dp
-    found = []
+    options_chosen = []
     for unit, chosen in zip(task.units, degrees, strict=True):
         options = [o for o in options_of(task, unit, pace) if o.degrees == chosen]
         if not options:
             raise ValueError(f"unit {unit.name!r}: {chosen} does not divide the batch or does not fit")
-        found.append(options[0])
-    return judged(task, pace, found)
+        options_chosen.append(options[0])
+    return judged(task, pace, options_chosen)
 
 
 def orchestrate(task: Task) -> Orchestration:
-    """The best integers, exactly.
+    """Return the best degrees, exactly.
 
     Ours: for a given data-parallel degree of the pacing unit, units meet only in the sum of GPUs, the
-    sum of what is paid once (warm-ups and reductions) and the slowest stage. Thresholds of the
-    slowest stage are tried from the least feasible one upwards, until the threshold alone costs more
-    than the best found; under one threshold every unit offers the few options that no other of it
-    beats in GPUs and in what is paid once.
-    The fewest GPUs among equal objectives (section 7.1: more bring nothing).
+    sum of one-time seconds (warm-ups and reductions) and the slowest stage. Thresholds of the slowest
+    stage are tried from the least feasible one upwards, until the threshold alone costs more than the
+    best found; under one threshold every unit offers its Pareto front of GPUs and one-time seconds.
+    Of equal objectives the fewest GPUs win (section 7.1: more bring nothing).
 
     Raises:
         ValueError: nothing fits, naming the unit that does not fit alone or the GPUs it would take.
 
     Complexity: O(D T U) for D degrees, T thresholds tried (few, since steady time rules) and the
     product U of what units offer. Degrees whose lower bound, all GPUs busy all the time, is above
-    the best found are not looked at.
+    the best found are skipped.
     """
     best: Orchestration | None = None
-    for at_least_s, pace in sorted((_at_least_s(task, pace), pace) for pace in paces(task)):
+    for at_least_s, pace in sorted((_lower_bound_s(task, pace), pace) for pace in paces(task)):
         limit_s = inf if best is None else best.iteration_s * (1 + CHEAPEST)
         if at_least_s > limit_s:
             break
-        for candidate in _of_pace(task, pace, limit_s):
+        for candidate in _candidates(task, pace, limit_s):
             if best is None or is_better(candidate, best):
                 best = candidate
     if best is None:
@@ -62,19 +60,19 @@ def orchestrate(task: Task) -> Orchestration:
 
 
 def best_of_every_pace(task: Task) -> tuple[Orchestration, ...]:
-    """The best integers for each degree of the pacing unit that has any, fastest first."""
-    found: list[Orchestration] = []
+    """Return the best degrees for each degree of the pacing unit that has any, fastest first."""
+    results: list[Orchestration] = []
     for pace in paces(task):
         best: Orchestration | None = None
-        for candidate in _of_pace(task, pace, inf):
+        for candidate in _candidates(task, pace, inf):
             if best is None or is_better(candidate, best):
                 best = candidate
-        found += [] if best is None else [best]
-    return tuple(sorted(found, key=lambda each: (each.iteration_s, each.num_gpus)))
+        results += [] if best is None else [best]
+    return tuple(sorted(results, key=lambda result: (result.iteration_s, result.num_gpus)))
 
 
 class Option(NamedTuple):
-    """Degrees of one unit with the seconds of a stage and those paid once; sorted as they stand."""
+    """Degrees of one unit with the seconds of a stage and the one-time seconds; sorted by its fields."""
 
     stage_s: float
     num_gpus: int
@@ -94,14 +92,14 @@ _STAGE_S = attrgetter("stage_s")
 
 
 def paces(task: Task) -> tuple[int, ...]:
-    """Data-parallel degrees that the pacing unit may have: divisors of the number of microbatches."""
+    """Return possible data-parallel degrees of the pacing unit: divisors of the number of microbatches."""
     num = task.batch_samples // task.microbatch_samples
     most = min(num, task.pool(task.units[_pacing(task)]).num_gpus)
     return tuple(dp for dp in range(1, most + 1) if num % dp == 0)
 
 
 def options_of(task: Task, unit: Unit, pace: int) -> Iterator[Option]:
-    """Every degree of a unit that divides and fits, at that many microbatches side by side."""
+    """Yield every degree of a unit that divides and fits, at that many parallel microbatches."""
     samples = pace * task.microbatch_samples  # of one round, over all replicas of the unit
     pool = task.pool(unit)
     most = min(pool.num_gpus, unit.max_gpus or pool.num_gpus)
@@ -122,10 +120,10 @@ def options_of(task: Task, unit: Unit, pace: int) -> Iterator[Option]:
 
 
 def _least_pp(pool: Pool, unit: Unit, tp: int, dp: int, samples: int) -> int:
-    """Stages that bring weights, sharded optimizer and 1F1B activations of a GPU under its memory.
+    """Return the fewest stages with which weights, sharded optimizer and 1F1B activations fit on a GPU.
 
     Source: DistTrain, section 4.2, constraints: P/(pp tp) + S/(pp tp dp) + L/tp, since the first of pp
-    stages holds pp microbatches of a pp-th of the activations; and one more for every stage behind.
+    stages holds pp microbatches of a pp-th of the activations; and one more for every stage of later units.
     """
     activations = unit.activation_bytes * samples / tp
     room = pool.gpu_bytes - activations
@@ -136,8 +134,8 @@ def _least_pp(pool: Pool, unit: Unit, tp: int, dp: int, samples: int) -> int:
     return max(1, ceil(state / room * (1 - 1e-12)))
 
 
-def _at_least_s(task: Task, pace: int) -> float:
-    """No orchestration with that degree is faster: the GPUs of some pool share its work without a gap.
+def _lower_bound_s(task: Task, pace: int) -> float:
+    """Return a lower bound of the seconds with that degree: a pool's GPUs share its work without a gap.
 
     GPUs x slowest stage is at least the work of the pool's units, tp x seconds each, whatever their dp
     and pp; and a unit's first microbatch has at least one sample.
@@ -154,67 +152,72 @@ def _at_least_s(task: Task, pace: int) -> float:
     return max(sum(of_unit(unit, busy) for unit in task.units) for busy in pools)
 
 
-def _of_pace(task: Task, pace: int, limit_s: float) -> Iterator[Orchestration]:
-    """Candidates for one degree of the pacing unit, one per threshold worth trying."""
+def _candidates(task: Task, pace: int, limit_s: float) -> Iterator[Orchestration]:
+    """Yield candidates for one degree of the pacing unit, one per useful threshold."""
     num_rounds = task.batch_samples // (pace * task.microbatch_samples)
     options = [worth_it(options_of(task, unit, pace)) for unit in task.units]
     if not all(options):
         return
-    thresholds = sorted({option.stage_s for of_unit in options for option in of_unit})
-    least_once_s = sum(min(option.once_s for option in of_unit) for of_unit in options)
+    thresholds = sorted({option.stage_s for unit_options in options for option in unit_options})
+    least_once_s = sum(min(option.once_s for option in unit_options) for unit_options in options)
     for threshold_s in thresholds[_first_feasible(task, options, thresholds) :]:
         if least_once_s + threshold_s * (num_rounds - 1) > limit_s:
             return
-        fronts = [front(of_unit[: bisect_right(of_unit, threshold_s, key=_STAGE_S)]) for of_unit in options]
-        found = _least_once(task, pace, fronts)
-        if found is not None:
-            limit_s = min(limit_s, found.iteration_s * (1 + CHEAPEST))
-            yield found
+        candidate = _least_once(task, pace, fronts_under(options, threshold_s))
+        if candidate is not None:
+            limit_s = min(limit_s, candidate.iteration_s * (1 + CHEAPEST))
+            yield candidate
 
 
 def worth_it(options: Iterable[Option]) -> list[Option]:
-    """By stage time, options that no other with as few GPUs beats in stage time and what is paid once."""
+    """Return, by stage time, options that none with as few GPUs beats in stage time and one-time seconds."""
     kept: list[Option] = []
-    gpus: list[int] = []  # a staircase of those kept: more GPUs, less paid once
+    gpus: list[int] = []  # a staircase of those kept: more GPUs, fewer one-time seconds
     onces_s: list[float] = []
     for option in sorted(options):
-        at = bisect_right(gpus, option.num_gpus)
-        if at and onces_s[at - 1] <= option.once_s:
+        index = bisect_right(gpus, option.num_gpus)
+        if index and onces_s[index - 1] <= option.once_s:
             continue
         kept.append(option)
-        end = at
+        end = index
         while end < len(gpus) and onces_s[end] >= option.once_s:
             end += 1
-        start = at - 1 if at and gpus[at - 1] == option.num_gpus else at
+        start = index - 1 if index and gpus[index - 1] == option.num_gpus else index
         gpus[start:end] = [option.num_gpus]
         onces_s[start:end] = [option.once_s]
     return kept
 
 
 def _first_feasible(task: Task, options: Sequence[Sequence[Option]], thresholds: Sequence[float]) -> int:
-    """Index of the least threshold under which the GPUs suffice."""
-    fewest = [list(accumulate((o.num_gpus for o in of_unit), min)) for of_unit in options]
+    """Return the index of the least threshold under which the GPUs suffice."""
+    fewest = [list(accumulate((o.num_gpus for o in unit_options), min)) for unit_options in options]
 
     def suffice(threshold_s: float) -> bool:
-        counts = [bisect_right(of_unit, threshold_s, key=_STAGE_S) for of_unit in options]
+        counts = [bisect_right(unit_options, threshold_s, key=_STAGE_S) for unit_options in options]
         if not all(counts):
             return False
-        return suffices(task, [of_unit[n - 1] for of_unit, n in zip(fewest, counts, strict=True)])
+        return suffices(task, [unit_options[n - 1] for unit_options, n in zip(fewest, counts, strict=True)])
 
-    return bisect_left(thresholds, True, key=suffice)  # noqa: FBT003  (what is looked for)
+    return bisect_left(thresholds, True, key=suffice)  # noqa: FBT003  (the value to find)
 
 
 def suffices(task: Task, gpus: Sequence[int]) -> bool:
-    """Whether every pool has the GPUs that its units take."""
-    taken: dict[str, int] = {}
-    for unit, num in zip(task.units, gpus, strict=True):
-        taken[unit.pool] = taken.get(unit.pool, 0) + num
-    most = {unit.pool: task.pool(unit).num_gpus for unit in task.units}
-    return all(num <= most[pool] for pool, num in taken.items())
+    """Whether every pool has the GPUs that its units use."""
+    used: dict[str, int] = {}
+    for unit, num_gpus in zip(task.units, gpus, strict=True):
+        used[unit.pool] = used.get(unit.pool, 0) + num_gpus
+    available = {unit.pool: task.pool(unit).num_gpus for unit in task.units}
+    return all(num_gpus <= available[pool] for pool, num_gpus in used.items())
 
 
-def front(options: Sequence[Option]) -> list[Option]:
-    """Options that no other beats in both GPUs and what is paid once; ties go to the faster stage."""
+def fronts_under(options: Sequence[Sequence[Option]], threshold_s: float) -> list[list[Option]]:
+    """Return each unit's Pareto front among its options, sorted by stage time, up to a threshold."""
+    ends = [bisect_right(unit_options, threshold_s, key=_STAGE_S) for unit_options in options]
+    return [_front(unit_options[:end]) for unit_options, end in zip(options, ends, strict=True)]
+
+
+def _front(options: Sequence[Option]) -> list[Option]:
+    """Return the Pareto front of GPUs and one-time seconds; ties go to the faster stage."""
     front: list[Option] = []
     for option in sorted(options, key=lambda o: (o.num_gpus, o.once_s, o.stage_s)):
         if not front or option.once_s < front[-1].once_s:
@@ -223,36 +226,38 @@ def front(options: Sequence[Option]) -> list[Option]:
 
 
 def _least_once(task: Task, pace: int, fronts: Sequence[Sequence[Option]]) -> Orchestration | None:
-    """The options that start soonest on the GPUs there are; of several such, on the fewest.
+    """Return the options with the fewest one-time seconds on the available GPUs; of equals, the fewest GPUs.
 
-    Whether their stages are as slow as the threshold is no matter: what has faster ones is found under
-    a lower threshold. The last unit needs no loop: the most GPUs left to it give the shortest.
+    Their stages need not be as slow as the threshold: faster ones are also found under a lower threshold.
+    The last unit needs no loop: the most remaining GPUs give its shortest time.
     """
     *others, last = fronts
-    *pools, own = (unit.pool for unit in task.units)
-    most = task.pool(task.units[-1]).num_gpus
+    *pools, last_pool = (unit.pool for unit in task.units)
+    available = task.pool(task.units[-1]).num_gpus
     gpus = [option.num_gpus for option in last]
     best: tuple[float, int, tuple[Option, ...]] | None = None
     for chosen in product(*others):
-        taken = sum(option.num_gpus for option in chosen)
-        beside = taken if not task.pools else _taken(chosen, pools, own)
-        at = bisect_right(gpus, most - beside)
-        if at == 0 or (task.pools and not suffices(task, [*(o.num_gpus for o in chosen), 0])):
+        used = sum(option.num_gpus for option in chosen)
+        used_in_pool = used if not task.pools else _pool_gpus(chosen, pools, last_pool)
+        index = bisect_right(gpus, available - used_in_pool)
+        if index == 0 or (task.pools and not suffices(task, [*(o.num_gpus for o in chosen), 0])):
             continue
-        ending = last[at - 1]
-        once_s = sum(option.once_s for option in chosen) + ending.once_s
-        if best is None or (once_s, taken + ending.num_gpus) < best[:2]:
-            best = once_s, taken + ending.num_gpus, (*chosen, ending)
+        last_option = last[index - 1]
+        once_s = sum(option.once_s for option in chosen) + last_option.once_s
+        if best is None or (once_s, used + last_option.num_gpus) < best[:2]:
+            best = once_s, used + last_option.num_gpus, (*chosen, last_option)
     return None if best is None else judged(task, pace, best[2])
 
 
-def _taken(chosen: Sequence[Option], pools: Sequence[str], pool: str) -> int:
-    """GPUs of one pool that some options take."""
-    return sum(option.num_gpus for option, its in zip(chosen, pools, strict=True) if its == pool)
+def _pool_gpus(chosen: Sequence[Option], pools: Sequence[str], pool: str) -> int:
+    """Return the GPUs of one pool that some options use."""
+    return sum(
+        option.num_gpus for option, option_pool in zip(chosen, pools, strict=True) if option_pool == pool
+    )
 
 
 def judged(task: Task, pace: int, chosen: Sequence[Option]) -> Orchestration:
-    """What the formula says of one option of every unit; see `evaluate`."""
+    """Apply the formula to one option of every unit; see `evaluate`."""
     num_rounds = task.batch_samples // (pace * task.microbatch_samples)
     return Orchestration(
         degrees=tuple(option.degrees for option in chosen),
@@ -262,11 +267,11 @@ def judged(task: Task, pace: int, chosen: Sequence[Option]) -> Orchestration:
     )
 
 
-def is_better(one: Orchestration, other: Orchestration) -> bool:
-    """Shorter, or as short with fewer GPUs."""
-    if abs(one.iteration_s - other.iteration_s) > CHEAPEST * other.iteration_s:
-        return one.iteration_s < other.iteration_s
-    return one.num_gpus < other.num_gpus
+def is_better(candidate: Orchestration, other: Orchestration) -> bool:
+    """Whether one is shorter, or as short with fewer GPUs."""
+    if abs(candidate.iteration_s - other.iteration_s) > CHEAPEST * other.iteration_s:
+        return candidate.iteration_s < other.iteration_s
+    return candidate.num_gpus < other.num_gpus
 
 
 def _pacing(task: Task) -> int:
@@ -274,7 +279,7 @@ def _pacing(task: Task) -> int:
 
 
 def why_nothing_fits(task: Task) -> str:
-    """The unit that does not fit alone, or the GPUs that all units of a pool take."""
+    """Return the unit that does not fit alone, or the GPUs that all units of a pool need, as text."""
     for unit in task.units:
         if not any(True for pace in paces(task) for _ in options_of(task, unit, pace)):
             pool = task.pool(unit)
@@ -284,13 +289,13 @@ def why_nothing_fits(task: Task) -> str:
 
 
 def _short(task: Task) -> list[Pool]:
-    """Pools that are too small for their units, whatever the degrees."""
+    """Return the pools that are too small for their units, whatever the degrees."""
     pools = dict.fromkeys(task.pool(unit) for unit in task.units)
     return [pool for pool in pools if _fewest(task, pool) > pool.num_gpus]
 
 
 def _fewest(task: Task, pool: Pool) -> int:
-    """GPUs that a pool's units take at least, over all degrees of the pacing unit."""
+    """Return the fewest GPUs that a pool's units need, over all degrees of the pacing unit."""
     units = [unit for unit in task.units if task.pool(unit) == pool]
     return min(
         sum(min((o.num_gpus for o in options_of(task, unit, pace)), default=task.num_gpus) for unit in units)

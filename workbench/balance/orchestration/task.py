@@ -1,4 +1,4 @@
-"""What DistTrain's orchestration is asked, and what it answers: units, pools of GPUs, degrees, seconds."""
+"""Input and output of DistTrain's orchestration: units, pools of GPUs, degrees, seconds."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -6,7 +6,7 @@ from math import inf
 
 
 class Cut(Enum):
-    """How a unit falls into stages: equal parts, as the source has it, or whole layers, taken to be alike."""
+    """How a unit is cut into stages: equal parts, as in the source, or whole layers, taken to be equal."""
 
     EQUAL = "equal"
     LAYERS = "layers"
@@ -23,12 +23,12 @@ class Unit:
         weight_bytes: weights and gradients of the whole module (P).
         optimizer_bytes: optimizer state of the whole module (S), spread over all its GPUs.
         activation_bytes: of one sample across the whole module (L / M).
-        max_gpus: that it may take; None: what the others leave.
-        reduction_bytes: that one GPU holding the whole module moves after a step if it has ever so many
+        max_gpus: that it may use; None: what the others leave.
+        reduction_bytes: that one GPU holding the whole module moves after a step in the limit of many
             peers: gradients out and weights in.
         pool: of the task that its GPUs come from; its seconds are of that kind of GPU.
-        stages_behind: of other units, whose microbatches its first stage holds besides its own; see
-            `orchestration_depth`. The source has 0.
+        stages_behind: of later units, whose microbatches its first stage holds besides its own; see
+            `orchestration.depth`. The source has 0.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is trained on what.
+    """A training task: units, batch and GPUs.
 
     Args:
         units: in pipeline order.
@@ -118,7 +118,7 @@ class Task:
             )
 
     def pool(self, unit: Unit) -> Pool:
-        """Where a unit's GPUs come from."""
+        """Return the pool of a unit's GPUs."""
         return next((pool for pool in self.pools if pool.name == unit.pool), self._all)
 
     @property
@@ -143,7 +143,7 @@ def _check_pools(task: Task) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degrees:
-    """Of one unit."""
+    """Parallel degrees of one unit."""
 
     tp: int
     dp: int
@@ -156,7 +156,7 @@ class Degrees:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orchestration:
-    """Degrees of every unit, in the task's order, and what the formula says of them."""
+    """Degrees of every unit, in the task's order, and their times by the formula."""
 
     degrees: tuple[Degrees, ...]
     warmup_s: float

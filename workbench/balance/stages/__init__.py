@@ -1,1 +1,1 @@
-"""Layers into stages: pure functions of plain numbers."""
+"""Partition of layers into stages: pure functions of plain numbers."""

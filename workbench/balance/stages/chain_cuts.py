@@ -1,4 +1,4 @@
-"""A chain of modules cut into blocks of even cost, where one block may hold layers of two modules."""
+"""Cuts a chain of modules into blocks of even cost, where one block may hold layers of two modules."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -16,11 +16,11 @@ class Piece(NamedTuple):
 
 
 def chain_cuts(costs_s: Sequence[Sequence[float]], num_blocks: int) -> tuple[Piece, ...]:
-    """Stages of all modules on so many blocks, the heaviest block as light as can be.
+    """Cut all modules into stages on that many blocks, the heaviest block as light as possible.
 
-    Ours: whole ranks for every module leave one side waiting where the ratio of their work is no
-    ratio of whole numbers; Entrain (dissertation, section 4.4.2) rounds. One shared block takes the
-    rest of one module and the beginning of the next.
+    Ours: whole ranks per module make one side wait if their work has no ratio of whole numbers; Entrain
+    (dissertation, section 4.4.2) rounds. One shared block takes the rest of one module and the beginning
+    of the next.
 
     Args:
         costs_s: by module along the chain, seconds of each of its layers over a batch.
@@ -36,10 +36,10 @@ def chain_cuts(costs_s: Sequence[Sequence[float]], num_blocks: int) -> tuple[Pie
     """
     flat = [cost for costs in costs_s for cost in costs]
     bounds = list(pairwise(accumulate(map(len, costs_s), initial=0)))
-    found = []
+    pieces = []
     for block, (first, last) in enumerate(partition(flat, num_blocks)):
         for module, (start, end) in enumerate(bounds):
             low, high = max(first, start), min(last, end)
             if low < high:
-                found.append(Piece(module, block, (low - start, high - start)))
-    return tuple(found)
+                pieces.append(Piece(module, block, (low - start, high - start)))
+    return tuple(pieces)

@@ -1,4 +1,4 @@
-"""Contiguous partition of a chain of layers into stages: the smallest bottleneck."""
+"""Contiguous partition of a chain of layers into stages with the smallest bottleneck."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def partition(cost_s: Sequence[float], num_stages: int) -> Cuts:
 
 
 def bottleneck_s(cost_s: Sequence[float], num_stages: int) -> float:
-    """The cost of the slowest stage of `partition`, without the partition.
+    """Return the cost of the slowest stage of `partition`, without the partition.
 
     Same arguments and errors. Complexity: O((K log N)^2) after O(N).
     """
@@ -76,7 +76,7 @@ def partition_min_stages(cost_s: Sequence[float], target_s: float) -> Cuts:
 
 
 def partition_as_printed(cost_s: Sequence[float], num_stages: int) -> Cuts:
-    """The dynamic programme of Cornstarch (ICML) section 4.1, Eq. 5-6, with its backtracking.
+    """Partition by the dynamic programme of Cornstarch (ICML) section 4.1, Eq. 5-6, with its backtracking.
 
     X[i][0] = w(0, i); X[i][k] = min over j in [k, i] of max(X[j][k-1], w(j, i)), where X[i][k] is
     the bottleneck of the first i layers in k + 1 stages and w(j, i) the cost of layers j..i-1.
@@ -141,11 +141,11 @@ class _LayerChain:
         return self.prefix[end] - self.prefix[first]
 
     def reach(self, first: int, limit: int) -> int:
-        """Furthest end of a stage from `first` that keeps the limit."""
+        """Return the furthest end of a stage from `first` that keeps the limit."""
         return bisect_right(self.prefix, self.prefix[first] + limit) - 1
 
     def fewest(self, limit: int, first: int = 0, most: int | None = None) -> int | None:
-        """Stages that the greedy walk needs from `first` on; None when stuck or more than `most`."""
+        """Return the stages of the greedy walk from `first` on; None when stuck or more than `most`."""
         stages = 0
         while first < self.num_layers:
             end = self.reach(first, limit)
@@ -156,31 +156,31 @@ class _LayerChain:
         return stages
 
     def bottleneck(self, num_stages: int) -> int:
-        """Nicol's search: at every stage, the shortest run whose cost is enough for the rest.
+        """Return Nicol's bottleneck: at every stage, the shortest run whose cost is enough for the rest.
 
         At most K stages is as good as exactly K: cutting a stage in two never costs more.
         """
         best, first = self.prefix[-1], 0
-        for left in range(num_stages, 0, -1):
-            end = self._shortest_sufficient(first, left)
+        for num_left in range(num_stages, 0, -1):
+            end = self._shortest_sufficient(first, num_left)
             best = min(best, self.cost(first, end))
             first = max(first, end - 1)
         return best
 
-    def _shortest_sufficient(self, first: int, left: int) -> int:
+    def _shortest_sufficient(self, first: int, num_left: int) -> int:
         def suffices(end: int) -> bool:
-            return self.fewest(self.cost(first, end), first, left) is not None
+            return self.fewest(self.cost(first, end), first, num_left) is not None
 
         ends = range(first, self.num_layers + 1)
         return ends[bisect_left(ends, 1, key=suffices)]
 
     def start_for(self, end: int, limit: int) -> int:
-        """Earliest start of a stage that ends at `end` and keeps the limit."""
+        """Return the earliest start of a stage that ends at `end` and keeps the limit."""
         return bisect_left(self.prefix, self.prefix[end] - limit)
 
 
 def _evened(chain: _LayerChain, num_stages: int, limit: int) -> Cuts:
-    """The partition with the smallest sum of squares among those that keep `limit`."""
+    """Return the partition with the smallest sum of squares among those that keep `limit`."""
     windows = _windows(chain, num_stages, limit)
     prefix = np.array([units / chain.units_per_s for units in chain.prefix])
     best = np.zeros(1)
@@ -202,7 +202,7 @@ def _evened(chain: _LayerChain, num_stages: int, limit: int) -> Cuts:
 
 
 def _windows(chain: _LayerChain, num_stages: int, limit: int) -> list[tuple[int, int]]:
-    """[K + 1] (lowest, highest) place of each cut, so that both sides of it are possible."""
+    """[K + 1] (lowest, highest) position of each cut, so that both sides of it are possible."""
     highest = [0]
     for k in range(1, num_stages + 1):
         highest.append(min(chain.reach(highest[-1], limit), chain.num_layers - num_stages + k))

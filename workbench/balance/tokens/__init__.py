@@ -1,1 +1,1 @@
-"""Tokens to context-parallel ranks: pure functions of plain numbers."""
+"""Assignment of tokens to context-parallel ranks: pure functions of plain numbers."""

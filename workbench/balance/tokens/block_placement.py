@@ -8,7 +8,7 @@ bytes; what moves is the connectivity metric, sum of bytes x (ranks on the net -
 
 Differs: a row is computed where its queries live, so queries and partial outputs never move; DCP places
 single tiles. Queries, keys and values of the same tokens share a rank. One level of greedy placement and
-single-block moves that save bytes, from several starts, stand for KaHyPar's multilevel search with its
+single-block moves that save bytes, from several starts, replace KaHyPar's multilevel search with its
 hill climbing, so volumes are upper bounds of what DCP would find. Only placement is planned: DCP's
 division into steps that overlap with communication is not.
 """
@@ -26,7 +26,7 @@ from workbench.compiled import compiled
 
 
 class Start(Enum):
-    """Where a search begins."""
+    """Initial placement of a search."""
 
     LONGEST_FIRST = "longest first"
     RUNS_OF_EQUAL_WORK = "runs of equal work"
@@ -35,7 +35,7 @@ class Start(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """Owners of blocks and what they cost.
+    """Owners of blocks, and their cost.
 
     Args:
         owners: int32 [B] rank of each block's queries, keys and values, read-only.
@@ -96,12 +96,12 @@ class BlockReads:
 
     @property
     def row_work(self) -> NDArray[np.int64]:
-        """Tiles of every row."""
+        """Number of tiles of every row."""
         return np.diff(self.row_offsets)
 
 
 def moved_bytes(reads: BlockReads, owners: ArrayLike, num_ranks: int) -> int:
-    """Bytes of keys and values that ranks must receive: each block once per other rank that reads it.
+    """Return the bytes of keys and values that ranks receive: each block once per other rank that reads it.
 
     Raises:
         ValueError: errors of `tokens.checked_owners`.
@@ -114,7 +114,7 @@ def moved_bytes(reads: BlockReads, owners: ArrayLike, num_ranks: int) -> int:
 
 
 def gathered_bytes(reads: BlockReads, num_ranks: int) -> int:
-    """Bytes that ranks receive when all keys and values are gathered everywhere."""
+    """Return the bytes that ranks receive if all keys and values are gathered everywhere."""
     return int(reads.block_bytes.sum()) * (num_ranks - 1)
 
 
@@ -126,7 +126,7 @@ def place_blocks(
     imbalance: float = 0.05,
     most_passes: int = 20,
 ) -> Placement:
-    """Owners that move few bytes while no rank is much heavier than the mean.
+    """Return owners that move few bytes while no rank is much heavier than the mean.
 
     From every `Start`, passes over all blocks move each to the rank that saves most bytes (ties to the
     lighter, then the lower rank) among those that stay within the limit; a block on a rank above the
@@ -161,16 +161,16 @@ def place_blocks(
         Start.RUNS_OF_EQUAL_WORK: _runs_of_equal_work(units, num_ranks),
         Start.AFFINITY: _by_affinity(_nets(reads), units, descending_order(units), num_ranks, limit),
     }
-    found = [_searched(reads, units, owners, num_ranks, limit, most_passes) for owners in starts.values()]
+    results = [_improved(reads, units, owners, num_ranks, limit, most_passes) for owners in starts.values()]
     within = [
         Placement(owners, moved_bytes(reads, owners, num_ranks), _heaviest_over_mean(loads), start)
-        for start, (owners, loads) in zip(starts, found, strict=True)
+        for start, (owners, loads) in zip(starts, results, strict=True)
         if loads.max() <= limit
     ]
     return min(within, key=lambda placement: placement.moved_bytes)
 
 
-def _searched(
+def _improved(
     reads: BlockReads,
     units: NDArray[np.int64],
     owners: Owners,
@@ -178,17 +178,17 @@ def _searched(
     limit: int,
     most_passes: int,
 ) -> tuple[Owners, NDArray[np.int64]]:
-    """Owners after the passes, and the work of each rank."""
-    found = owners.copy()
+    """Return owners after the passes, and the work of each rank."""
+    searched = owners.copy()
     loads = np.zeros(num_ranks, np.int64)
-    np.add.at(loads, found, units)
-    pins = _pins(_nets(reads), found, num_ranks)
+    np.add.at(loads, searched, units)
+    pins = _pins(_nets(reads), searched, num_ranks)
     for _ in range(most_passes):
-        moves = _pass(_nets(reads), units, found, loads, pins, limit)
+        moves = _pass(_nets(reads), units, searched, loads, pins, limit)
         if not moves:
             break
-    found.setflags(write=False)
-    return found, loads
+    searched.setflags(write=False)
+    return searched, loads
 
 
 class _Nets(NamedTuple):
@@ -209,7 +209,7 @@ def _heaviest_over_mean(loads: NDArray[np.int64]) -> float:
 
 
 def _runs_of_equal_work(units: NDArray[np.int64], num_ranks: int) -> Owners:
-    """Consecutive blocks to one rank: cut where the middle of a block passes a rank's share."""
+    """Assign consecutive blocks to each rank: cut where the middle of a block passes a rank's share."""
     middle = np.cumsum(units) - units / 2
     share = max(float(units.sum()) / num_ranks, 1.0)
     return np.minimum(middle // share, num_ranks - 1).astype(np.int32)
@@ -217,7 +217,7 @@ def _runs_of_equal_work(units: NDArray[np.int64], num_ranks: int) -> Owners:
 
 @compiled
 def _pins(nets: _Nets, owners: NDArray[np.int32], num_ranks: int) -> NDArray[np.int32]:
-    """[B, G] how many of a block's holder and readers, as blocks, each rank has."""
+    """[B, G] how many blocks of each rank hold or read each block."""
     pins = np.zeros((owners.size, num_ranks), np.int32)
     for block in range(owners.size):
         _pin(nets, pins, block, owners[block], 1)
@@ -232,7 +232,7 @@ def _pin(
     rank: int,
     change: int,
 ) -> None:
-    """Add a block's pins to a rank, or take them away; a block that reads its own keys is one pin."""
+    """Add a block's pins to a rank, or remove them; a block that reads its own keys is one pin."""
     pins[block, rank] += change
     for index in range(nets.row_offsets[block], nets.row_offsets[block + 1]):
         if nets.columns[index] != block:
@@ -245,7 +245,7 @@ def _fresh_bytes(
     pins: NDArray[np.int32],
     block: int,
 ) -> NDArray[np.int64]:
-    """[G] bytes that each rank would have to hold or receive anew for a block that nobody has."""
+    """[G] additional bytes that each rank would hold or receive if it got a block that no rank has."""
     fresh: NDArray[np.int64] = (pins[block] == 0) * nets.block_bytes[block]
     for index in range(nets.row_offsets[block], nets.row_offsets[block + 1]):
         net = nets.columns[index]
@@ -263,7 +263,7 @@ def _by_affinity(
     num_ranks: int,
     limit: int,
 ) -> NDArray[np.int32]:
-    """Heaviest first, each to the rank within the limit that needs fewest bytes anew, else the lightest."""
+    """Assign heaviest first, to the rank within the limit with the fewest new bytes, else the lightest."""
     owners = np.empty(work.size, np.int32)
     loads = np.zeros(num_ranks, np.int64)
     pins = np.zeros((work.size, num_ranks), np.int32)

@@ -1,4 +1,4 @@
-"""What token distributions can and cannot do: lower bounds, Graham's guarantees, and chance."""
+"""Bounds of token distributions: what is possible at all, and what chance gives."""
 
 from math import exp, inf, log, log1p
 
@@ -9,10 +9,10 @@ from workbench.balance.tokens.policies import checked_work
 
 
 def least_possible(work: ArrayLike, num_ranks: int) -> float:
-    """A lower bound on the work of the heaviest rank under any distribution.
+    """Return a lower bound on the work of the heaviest rank under any distribution.
 
     The largest of: the mean per rank (rounded up for whole numbers), the heaviest block, and the two
-    that must share a rank when the G + 1 heaviest blocks stand on G ranks. Work and errors: as of
+    that must share a rank when the G + 1 heaviest blocks are on G ranks. Work and errors: as of
     `tokens.longest_first`. Complexity: O(B).
     """
     loads = checked_work(work, num_ranks)
@@ -25,41 +25,15 @@ def least_possible(work: ArrayLike, num_ranks: int) -> float:
     return max(bounds)
 
 
-def graham_longest_first(num_ranks: int) -> float:
-    """Heaviest rank of `longest_first` over the least possible, at most. Graham 1969."""
-    return 4 / 3 - 1 / (3 * num_ranks)
-
-
-def graham_unsorted(num_ranks: int) -> float:
-    """Heaviest rank of `longest_first_unsorted` over the least possible, at most. Graham 1966."""
-    return 2 - 1 / num_ranks
-
-
-def graham_additive(work: ArrayLike, num_ranks: int) -> float:
-    """Work of the heaviest rank that any greedy order stays within: mean + largest block.
-
-    The bound that both Cornstarch papers quote beside their algorithm. The rank that ends up
-    heaviest was the lightest, so at most even, when it got its last block.
-    """
-    loads = checked_work(work, num_ranks)
-    return float(loads.sum()) / num_ranks + float(loads.max())
-
-
-def random_variance(work: ArrayLike, num_ranks: int) -> float:
-    """Variance of the work of one rank under `random_blocks`: sum(work**2) x (1/G) x (1 - 1/G)."""
-    loads = checked_work(work, num_ranks).astype(np.float64)
-    return float(np.square(loads).sum()) / num_ranks * (1 - 1 / num_ranks)
-
-
 def random_tail(work: ArrayLike, num_ranks: int, max_over_mean: float) -> float:
-    """Chernoff's bound on the chance that `random_blocks` makes some rank heavier than that.
+    """Return Chernoff's bound on the probability that `random_blocks` makes some rank heavier than that.
 
     A rank's work is a sum of independent terms in 0..largest with mean m, so P(work >= (1 + d) m) <=
     (e**d / (1 + d)**(1 + d))**(m / largest); Chernoff 1952, as Cornstarch v1 section 5.3 cites it.
     G ranks are G times as likely.
 
     Returns:
-        a probability, 1.0 where the bound says nothing.
+        a probability, 1.0 where the bound is void.
 
     Raises:
         ValueError: `max_over_mean` below 1; errors of `tokens.longest_first`.
@@ -71,7 +45,7 @@ def random_tail(work: ArrayLike, num_ranks: int, max_over_mean: float) -> float:
 
 
 def random_bound(work: ArrayLike, num_ranks: int, *, failure_probability: float) -> float:
-    """max/mean that `random_blocks` exceeds with at most this probability: `random_tail` inverted.
+    """Return the max/mean that `random_blocks` exceeds with at most this probability (cf. `random_tail`).
 
     No draw is worse than G, everything on one rank, so the bound is at most that.
 
@@ -91,12 +65,12 @@ def random_bound(work: ArrayLike, num_ranks: int, *, failure_probability: float)
 
 
 def _means_per_block(work: ArrayLike, num_ranks: int) -> float:
-    """Mean work of a rank over the largest block; infinite where there is no work."""
+    """Return the mean work of a rank over the largest block; infinite where there is no work."""
     loads = checked_work(work, num_ranks)
     largest = float(loads.max())
     return float(loads.sum()) / num_ranks / largest if largest else inf
 
 
 def _rate(excess: float) -> float:
-    """(1 + d) ln(1 + d) - d, the exponent of Chernoff's bound per mean."""
+    """Return (1 + d) ln(1 + d) - d, the exponent of Chernoff's bound per mean."""
     return (1 + excess) * log1p(excess) - excess

@@ -43,9 +43,9 @@ def descending_order(work: NDArray[np.int64]) -> NDArray[np.int32]:
 def assign_in_order(
     work: NDArray[np.int64], order: NDArray[np.int32], num_ranks: int, num_each: int, num_with_one_more: int
 ) -> NDArray[np.int32]:
-    """Each block of the order to the lightest open rank, ties to the lower rank.
+    """Assign each block of the order to the lightest open rank, ties to the lower rank.
 
-    Ranks hold `num_each` blocks at most, and `num_with_one_more` of them, those that want it first,
+    Ranks hold `num_each` blocks at most, and `num_with_one_more` of them, those that need it first,
     one more. A tree in place of a heap: every node holds the lightest rank below it as
     load x 2**bits + rank, so a block costs log2(num_ranks) minima and no branches, in place of
     comparisons that no processor can predict. The sum of work must be below 2**(63 - bits).
@@ -78,7 +78,7 @@ def assign_in_order(
 
 @compiled
 def _enter(lightest: NDArray[np.int64], leaf: int, entry: int) -> None:
-    """Give a leaf its new entry and take minima up to the root."""
+    """Set a leaf's entry and update minima up to the root."""
     lightest[leaf] = entry
     node = leaf
     while node > 1:

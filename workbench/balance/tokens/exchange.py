@@ -1,4 +1,4 @@
-"""Token distribution a step better than longest first: exchanges with the heaviest rank."""
+"""Token distribution better than longest first: exchanges with the heaviest rank."""
 
 from enum import Enum
 
@@ -19,14 +19,14 @@ EVEN_ENOUGH = 1e-4
 
 
 class Swap(Enum):
-    """What two ranks may do: hand a block over as well as swap two, or swap only (counts stay)."""
+    """Allowed exchanges: move a block or swap two, or swap only (counts stay)."""
 
     MOVE_OR_SWAP = "move or swap"
     SWAP = "swap"
 
 
 def longest_first_exchanged(work: ArrayLike, num_ranks: int) -> Owners:
-    """`longest_first`, then `exchanged` where that is not even: never worse, and as deterministic.
+    """Apply `longest_first`, then `exchanged` where that is not even: never worse, and as deterministic.
 
     Arguments and errors: `longest_first`.
     """
@@ -34,7 +34,7 @@ def longest_first_exchanged(work: ArrayLike, num_ranks: int) -> Owners:
 
 
 def equal_counts_exchanged(work: ArrayLike, num_ranks: int) -> Owners:
-    """`longest_first_equal_counts`, then swaps where that is not even; numbers of blocks stay equal.
+    """Apply `longest_first_equal_counts`, then swaps where that is not even; block counts stay equal.
 
     Arguments and errors: `longest_first`.
     """
@@ -50,7 +50,7 @@ def exchanged(
     tolerance: float = EVEN_ENOUGH,
     most_steps: int = 1000,
 ) -> Owners:
-    """Owners after steps that each lighten the heaviest rank as much as one exchange can.
+    """Return owners after steps that each lighten the heaviest rank as much as one exchange can.
 
     A step takes the heaviest rank (the lowest of equals) and looks at every block of it against every
     block of every other rank, from the lightest rank on. It makes the exchange that leaves the heavier
@@ -63,7 +63,7 @@ def exchanged(
         work: [B] work of each block, finite and >= 0.
         owners: [B] where to start.
         num_ranks: G.
-        exchange: whether a block may also be handed over.
+        exchange: whether a block may also be moved without a swap.
         tolerance: a heaviest rank of (1 + tolerance) times the mean is even enough; at 0, only the mean,
             rounded up to a whole unit, is.
         most_steps: limit on the number of steps.
@@ -82,15 +82,15 @@ def exchanged(
     if not tolerance >= 0:
         raise ValueError(f"tolerance must be >= 0, got {tolerance}")
     units = whole_units(work, num_ranks)
-    found = checked_owners(owners, units.size, num_ranks)
+    new_owners = checked_owners(owners, units.size, num_ranks)
     loads = np.zeros(num_ranks, np.int64)
-    np.add.at(loads, found, units)
+    np.add.at(loads, new_owners, units)
     total = int(units.sum())
     even = max(-(-total // num_ranks), int(total / num_ranks * (1 + min(tolerance, num_ranks))))
     if loads.max() > even:
         num_blanks = 1 if exchange is Swap.MOVE_OR_SWAP else 0
-        _exchange(units, found, loads, descending_order(units), even, (num_blanks, most_steps))
-    return found
+        _exchange(units, new_owners, loads, descending_order(units), even, (num_blanks, most_steps))
+    return new_owners
 
 
 @compiled
@@ -140,7 +140,7 @@ def _exchange(
 def _group(
     owners: NDArray[np.int32], order: NDArray[np.int32], starts: NDArray[np.int64], blocks: NDArray[np.int32]
 ) -> None:
-    """Blocks rank by rank, each rank's in the given order; starts [G + 1] says where a rank's begin."""
+    """Group blocks by rank, in the given order; starts [G + 1] is where each rank's blocks begin."""
     starts[:] = 0
     for owner in owners:
         starts[owner + 1] += 1
@@ -163,14 +163,14 @@ def _best_pair(
     their_load: int,
     num_blanks: int,
 ) -> tuple[int, int, int]:
-    """(load of the heavier of both afterwards, block to give, block to take or -1).
+    """Return (load of the heavier of both afterwards, block to give, block to take or -1).
 
     Half the difference of the loads would make both even. Both lists fall, so the block that comes
     closest to it moves in one direction only.
     """
     best, give, take = our_load, -1, -1
     index = 0
-    last = theirs.size - 1 + num_blanks  # the place after the last block is a blank: nothing in return
+    last = theirs.size - 1 + num_blanks  # the index after the last block is a blank: nothing in return
     for our_block in ours:
         while index < last and _after(work, our_block, theirs, index, our_load, their_load) > 0:
             index += 1
@@ -188,11 +188,11 @@ def _after(
     work: NDArray[np.int64],
     our_block: int,
     theirs: NDArray[np.int32],
-    place: int,
+    index: int,
     our_load: int,
     their_load: int,
 ) -> int:
-    """How much heavier our rank than theirs would be after the exchange; falls along their list."""
-    taken = work[theirs[place]] if place < theirs.size else 0
+    """Return how much heavier our rank than theirs is after the exchange; falls along their list."""
+    taken = work[theirs[index]] if index < theirs.size else 0
     heavier: int = our_load - their_load - 2 * (work[our_block] - taken)
     return heavier

@@ -1,4 +1,4 @@
-"""Which context-parallel rank owns which block of tokens: the policies.
+"""Policies: which context-parallel rank owns which block of tokens.
 
 A policy takes the work of every block and a number of ranks and returns the owner of every block.
 Work may be tiles, query-key pairs or seconds. Whole numbers are added exactly; others are counted in a
@@ -22,11 +22,11 @@ Policy = Callable[[ArrayLike, int], Owners]
 
 
 def longest_first(work: ArrayLike, num_ranks: int) -> Owners:
-    """Longest processing time first: the heaviest block left goes to the lightest rank.
+    """Assign longest processing time first: the heaviest remaining block goes to the lightest rank.
 
     Cornstarch v1 Algorithm 2 (ICML section 3.2.1); Graham 1969, "Bounds on Multiprocessing Timing
     Anomalies", SIAM J. Appl. Math. 17(2): the heaviest rank has at most 4/3 - 1/(3 num_ranks)
-    times the least possible. Numbers of tokens per rank are whatever comes of it.
+    times the least possible. Token counts per rank are not balanced.
 
     Args:
         work: [B] work of each block, finite and >= 0.
@@ -46,7 +46,7 @@ def longest_first(work: ArrayLike, num_ranks: int) -> Owners:
 
 
 def longest_first_unsorted(work: ArrayLike, num_ranks: int) -> Owners:
-    """Blocks in their order, each to the lightest rank: Cornstarch (ICML) Algorithm 1 as printed.
+    """Assign blocks in their order, each to the lightest rank: Cornstarch (ICML) Algorithm 1 as printed.
 
     The algorithm is called longest processing time first and prints no sort. This is Graham 1966's
     list scheduling, at most 2 - 1/G times the least possible. Arguments and errors: `longest_first`.
@@ -58,21 +58,21 @@ def longest_first_unsorted(work: ArrayLike, num_ranks: int) -> Owners:
 
 
 def longest_first_equal_counts(work: ArrayLike, num_ranks: int) -> Owners:
-    """`longest_first` among the ranks that still have room: numbers of blocks differ by one at most.
+    """Assign by `longest_first` among ranks that still have room: block counts differ by at most one.
 
-    Collectives of equal sizes, and layers that cost the same per token, want as many tokens everywhere.
-    A rank is full with floor(B / G) blocks, and B mod G of them, those whose turn comes first, with
-    one more. Arguments and errors: `longest_first`.
+    Collectives of equal sizes, and layers that cost the same per token, need equal token counts.
+    A rank is full with floor(B / G) blocks, and the first B mod G ranks to need it with one more.
+    Arguments and errors: `longest_first`.
 
     Complexity: O(B log G) after a radix sort.
     """
     units = whole_units(work, num_ranks)
-    each, with_one_more = divmod(units.size, num_ranks)
-    return assign_in_order(units, descending_order(units), num_ranks, each, with_one_more)
+    num_each, num_with_one_more = divmod(units.size, num_ranks)
+    return assign_in_order(units, descending_order(units), num_ranks, num_each, num_with_one_more)
 
 
 def sorted_round_robin(work: ArrayLike, num_ranks: int) -> Owners:
-    """Blocks from heaviest to lightest, assigned to the ranks forth and back: equal numbers of blocks.
+    """Assign blocks from heaviest to lightest to the ranks back and forth: equal block counts.
 
     What PyTorch's context parallelism calls processing-time-based round robin (`_PTRRLoadBalancer`).
     Differs: PyTorch wants a multiple of G blocks; here the last round may be incomplete and is assigned
@@ -88,7 +88,7 @@ def sorted_round_robin(work: ArrayLike, num_ranks: int) -> Owners:
 
 
 def contiguous(work: ArrayLike, num_ranks: int) -> Owners:
-    """Rank 0 the first run of blocks, rank 1 the next: naive ring attention.
+    """Assign rank 0 the first run of blocks, rank 1 the next: naive ring attention.
 
     Runs differ by one block at most, the longer ones first. Arguments and errors: `longest_first`.
     """
@@ -96,7 +96,7 @@ def contiguous(work: ArrayLike, num_ranks: int) -> Owners:
 
 
 def zigzag(work: ArrayLike, num_ranks: int) -> Owners:
-    """2 G runs of blocks, rank r the r-th from the front and the r-th from the back.
+    """Assign rank r the r-th from the front and the r-th from the back of 2 G runs of blocks.
 
     Balances plain causal attention (Llama 3 section 3.3.2, PyTorch's `_HeadTailLoadBalancer`). Runs
     differ by one block at most, the longer ones first. Arguments and errors: `longest_first`.
@@ -107,7 +107,7 @@ def zigzag(work: ArrayLike, num_ranks: int) -> Owners:
 
 
 def stripe(work: ArrayLike, num_ranks: int) -> Owners:
-    """Block b to rank b mod G: striped attention, in blocks.
+    """Assign block b to rank b mod G: striped attention, in blocks.
 
     Brandon et al. 2023, "Striped Attention". Arguments and errors: `longest_first`.
     """
@@ -116,9 +116,9 @@ def stripe(work: ArrayLike, num_ranks: int) -> Owners:
 
 
 def random_blocks(work: ArrayLike, num_ranks: int, *, seed: int) -> Owners:
-    """Every block to a rank drawn at random, independently: Cornstarch v1 section 5.3.
+    """Assign every block to a rank drawn at random, independently: Cornstarch v1 section 5.3.
 
-    `tokens_bounds.random_bound` says how far from even that may be. Arguments and errors:
+    `bounds.random_bound` says how far from even that may be. Arguments and errors:
     `longest_first`; the same seed gives the same owners.
     """
     size = checked_work(work, num_ranks).size
@@ -138,7 +138,7 @@ def block_sizes(num_tokens: int, block_tokens: int) -> NDArray[np.int64]:
 
 
 def rank_loads(work: ArrayLike, owners: ArrayLike, num_ranks: int) -> Loads:
-    """[G] work of each rank, in the kind of number that the work is given in.
+    """[G] work of each rank, in the number type of the given work.
 
     Raises:
         ValueError: errors of `checked_owners` and of `longest_first`.
@@ -150,7 +150,7 @@ def rank_loads(work: ArrayLike, owners: ArrayLike, num_ranks: int) -> Loads:
 
 
 def checked_owners(owners: ArrayLike, num_blocks: int, num_ranks: int) -> Owners:
-    """A copy of the owners as int32 [B]; ValueError where one is missing or is no rank."""
+    """Return a copy of the owners as int32 [B]; ValueError where one is missing or is no rank."""
     owned = np.asarray(owners)
     if owned.shape != (num_blocks,):
         raise ValueError(f"want one owner for each of {num_blocks} blocks, got shape {owned.shape}")
@@ -162,7 +162,7 @@ def checked_owners(owners: ArrayLike, num_blocks: int, num_ranks: int) -> Owners
 
 
 def max_over_mean(work: ArrayLike, owners: ArrayLike, num_ranks: int) -> float:
-    """Work of the heaviest rank over the mean of all; 1.0 is even, and is given where there is no work."""
+    """Return the heaviest rank's work over the mean; 1.0 if balanced, and where there is no work."""
     loads = rank_loads(work, owners, num_ranks)
     total = float(loads.sum())
     return float(loads.max()) * num_ranks / total if total else 1.0
@@ -186,30 +186,30 @@ def whole_units(work: ArrayLike, num_ranks: int) -> NDArray[np.int64]:
 
 
 def checked_work(work: ArrayLike, num_ranks: int) -> Loads:
-    """The work as int64 or float64 [B], after the checks that all policies make."""
+    """Return the work as int64 or float64 [B], after the checks that all policies make."""
     if num_ranks < 1:
         raise ValueError(f"num_ranks must be >= 1, got {num_ranks}")
-    given = np.asarray(work)
-    if given.ndim != 1 or not given.size:
-        raise ValueError(f"work must be a list of at least one block, got shape {given.shape}")
-    if given.dtype.kind not in "iuf":
-        raise ValueError(f"work must be numbers, got {given.dtype}")
-    largest, least = float(given.max()), float(given.min())
+    array = np.asarray(work)
+    if array.ndim != 1 or not array.size:
+        raise ValueError(f"work must be a list of at least one block, got shape {array.shape}")
+    if array.dtype.kind not in "iuf":
+        raise ValueError(f"work must be numbers, got {array.dtype}")
+    largest, least = float(array.max()), float(array.min())
     if not (least >= 0 and isfinite(largest)):
         raise ValueError(f"work must be finite and >= 0 for every block, got {least}..{largest}")
-    if given.dtype.kind == "f":
-        if not isfinite(largest * given.size):
-            raise ValueError(f"work must have a finite sum, got {given.size} blocks of up to {largest:.3g}")
-        return given.astype(np.float64) + 0.0  # a negative zero becomes zero
-    total = float(given.sum(dtype=np.float64))
+    if array.dtype.kind == "f":
+        if not isfinite(largest * array.size):
+            raise ValueError(f"work must have a finite sum, got {array.size} blocks of up to {largest:.3g}")
+        return array.astype(np.float64) + 0.0  # a negative zero becomes zero
+    total = float(array.sum(dtype=np.float64))
     if total >= 2**62:
         raise ValueError(f"work must add up to less than 2**62, got {total:.3g}")
-    return given.astype(np.int64)
+    return array.astype(np.int64)
 
 
 def _runs(num_blocks: int, num_runs: int) -> Owners:
     """[B] which of the runs each block is in."""
-    each, with_one_more = divmod(num_blocks, num_runs)
-    lengths = np.full(num_runs, each, np.int64)
-    lengths[:with_one_more] += 1
+    length, num_longer = divmod(num_blocks, num_runs)
+    lengths = np.full(num_runs, length, np.int64)
+    lengths[:num_longer] += 1
     return np.repeat(np.arange(num_runs, dtype=np.int32), lengths)

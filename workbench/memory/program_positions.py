@@ -1,4 +1,4 @@
-"""Where actions stand in the programs of ranks, looked up for whole columns at a time."""
+"""Positions of actions in the programs of ranks, looked up for whole columns at a time."""
 
 from collections.abc import Collection
 from itertools import chain
@@ -10,21 +10,21 @@ from workbench.plan.action_columns import NOWHERE, action_columns
 from workbench.plan.plan import Plan
 from workbench.schedule.action import Pass
 
-BACKWARDS = (Pass.B, Pass.I)  # what a forward keeps is given back at their end
+BACKWARDS = (Pass.B, Pass.I)  # at their end, what a forward keeps is freed
 
 
-class Places:
-    """Actions by number, and cells: the places in the programs of some ranks, end to end.
+class ProgramPositions:
+    """Actions by number, and cells: the positions in the programs of some ranks, end to end.
 
     Args:
         plan: whose programs they are.
-        ranks: that have cells, in their order. The others have places only.
+        ranks: that have cells, in their order. The others have positions only.
 
     Attributes:
         number: action -> its number.
         is_forward, is_backward, is_compute: by number.
         first: rank -> its first cell.
-        first_on, last_on: the same by rank, and its last cell; NOWHERE for ranks without cells.
+        first_on, last_on: first and last cell by rank; NOWHERE for ranks without cells.
         start: by cell, the first cell of its rank.
     """
 
@@ -46,5 +46,5 @@ class Places:
         self.start: Ints = np.repeat(ends - lengths, lengths)
 
     def at(self, action: Ints, rank: Ints) -> Ints:
-        """The place of each action in the program of the rank beside it; NOWHERE where it is not in it."""
-        return self._columns.place_in(self._program_on[rank], action)
+        """Return each action's position in the program of the rank given beside it; NOWHERE: not in it."""
+        return self._columns.position_in(self._program_on[rank], action)
