@@ -15,7 +15,7 @@ from workbench.cost.execution import Execution
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile, load_profile
-from workbench.job.device_pools import Pool, alone, cost_model, dollars_per_hour, placements
+from workbench.job.device_pools import Pool, cost_model, dollars_per_hour, placements, pool_cluster
 from workbench.job.job import Job, load_job
 from workbench.job.matching import cost_for
 from workbench.plan.codec import dumps, loads
@@ -210,7 +210,7 @@ def test_placements_are_all_that_pools_take():
     job = pooled_job()
     names = [tuple(pool.name for pool in chosen) for chosen in placements(job.pools, ["vision", "llm"])]
     assert names == [("cheap", "fast"), ("fast", "fast")]
-    assert alone(job.cluster, job.pools[1]).num_ranks == 4
+    assert pool_cluster(job.cluster, job.pools[1]).num_ranks == 4
     assert dollars_per_hour(job.pools, (0, 3, 4)) == 1.0 + 1.0 + 4.0
     assert dollars_per_hour((), (0,)) is None
 

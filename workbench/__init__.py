@@ -8,8 +8,8 @@
     ran = workbench.run(plan)
     print(workbench.compare(predicted, ran.traces).as_json())
 
-Each name is imported when it is first used. `workbench.plan` and `workbench.search` are packages too:
-they can be called, and what is in them is imported from them as from any other.
+Each name is imported on first use. `workbench.plan` and `workbench.search` are also packages: they can be
+called, and their modules are imported as usual.
 """
 
 import sys
@@ -40,7 +40,7 @@ __all__ = [
     "simulate",
 ]
 
-_HOMES = {
+_MODULE_OF = {
     "Job": "workbench.job.job",
     "Plan": "workbench.plan.plan",
     "RunOptions": "workbench.job.run_options",
@@ -51,15 +51,15 @@ _HOMES = {
     "run": "workbench.api",
     "simulate": "workbench.api",
 }
-_CALLED = ("plan", "search")  # packages that are functions of the face, too
+_CALLABLE = ("plan", "search")  # packages that are also functions
 
 
 def __getattr__(name: str) -> Any:
-    if name in _CALLED:
+    if name in _CALLABLE:
         return import_module(f"{__name__}.{name}")
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:
@@ -67,17 +67,17 @@ def __dir__() -> list[str]:
 
 
 class _CalledPackage(ModuleType):
-    """A package that is called as the function of its name in `workbench.api`."""
+    """A package that can be called like the function of its name in `workbench.api`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return getattr(import_module("workbench.api"), self.__name__.rpartition(".")[2])(*args, **kwargs)
 
 
 class _Face(ModuleType):
-    """This module; whoever imports one of its packages binds it here, which must not hide the function."""
+    """This module; importing one of its packages binds it here, which must not hide the function."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _CALLED and isinstance(value, ModuleType):
+        if name in _CALLABLE and isinstance(value, ModuleType):
             value.__class__ = _CalledPackage
         super().__setattr__(name, value)
 

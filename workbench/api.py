@@ -1,7 +1,7 @@
-"""What the package itself offers, as functions: plan, search, simulate and run a job in a few lines.
+"""The Python interface: plan, search, simulate and run a job in a few lines.
 
-They do what the commands of these names do, without their files. Simulator and runtime are imported when
-they are needed.
+The functions do what the commands of the same names do, without files. Simulator and runtime are imported
+on demand.
 """
 
 from collections.abc import Sequence
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from runtime.launch import RunResult
 
 
-def _in_silence(done: int, total: int, best: object) -> None:
-    """Progress that nobody asked for."""
+def _ignore_progress(done: int, total: int, best: object) -> None:
+    """A progress callback that does nothing."""
 
 
 def plan(
@@ -44,28 +44,28 @@ def plan(
     *,
     profile: str | Path | None = None,
     execution: Path | None = None,
-    progress: Progress = _in_silence,
+    progress: Progress = _ignore_progress,
     judge: JudgedBy | str = JudgedBy.SIMULATOR,
 ) -> Plan:
-    """The plan that a strategy makes of a job, after every check.
+    """Plan a job with a strategy, with every check.
 
     Args:
-        job: of `load_job`.
-        strategy: by its name in `workbench plan --strategy`.
+        job: from `load_job`.
+        strategy: its name in `workbench plan --strategy`.
         profile: name or file; None: the job's.
         execution: JSON file of the training system's rates and host times; None: the profile's.
-        progress: called with (stage counts tried, of how many, seconds of the best step so far).
-        judge: who decides among the strategy's best few plans: `simulator`, or `planner`, its own estimate
-            alone, as it was published.
+        progress: called with (stage counts tried, their total, seconds of the best step so far).
+        judge: who chooses among the strategy's best few plans: `simulator`, or `planner`, its own estimate
+            alone, as published.
 
     Raises:
-        ValueError: there is no such strategy or profile, the strategy has no plan of the job, or the plan
-            can deadlock or does not fit.
+        ValueError: an unknown strategy or profile, the strategy has no plan for the job, or the plan can
+            deadlock or does not fit.
     """
     planner = _planners((strategy,), judge)[strategy]
-    made = planner(job, cost_of(job, _name(profile), execution), progress)
-    accept(made)
-    return made
+    result = planner(job, cost_of(job, _name(profile), execution), progress)
+    accept(result)
+    return result
 
 
 def search(
@@ -77,34 +77,40 @@ def search(
     execution: Path | None = None,
     judge: JudgedBy | str = JudgedBy.SIMULATOR,
 ) -> tuple[Candidate, ...]:
-    """Every strategy's plan of a job, simulated, the best first; those without one last, with the reason.
+    """Simulate every strategy's plan of a job; best first, strategies without a plan last, with the reason.
 
     Args:
-        objective: what is best: `iteration`, `throughput` or `dollars-per-sample`.
-        schedules: orders of passes to try, each with every strategy; none: the job's.
+        objective: `iteration`, `throughput` or `dollars-per-sample`.
+        schedules: orders of passes to try, each with every strategy; empty: the job's.
         profile, execution, judge: as in `plan`.
 
     Raises:
-        ValueError: there is no such objective, schedule or profile; money is the objective and the job does
-            not say what every rank costs.
+        ValueError: an unknown objective, schedule or profile; or the objective is money and the job lacks
+            the price of a rank.
     """
     from sim.predict import predict_within
 
-    cost, wanted = cost_of(job, _name(profile), execution), Objective(objective)
-    planners = _planners((*PLANNERS, *(PRICED if wanted is Objective.DOLLARS else ())), judge)
-    tried = with_schedules(planners, [usual(kind) for kind in schedules])
-    return search_plans(job, cost, tried, lambda made: predict_within(*accept(made), cost), objective=wanted)
+    cost, objective_kind = cost_of(job, _name(profile), execution), Objective(objective)
+    planners = _planners((*PLANNERS, *(PRICED if objective_kind is Objective.DOLLARS else ())), judge)
+    planners_to_try = with_schedules(planners, [usual(kind) for kind in schedules])
+    return search_plans(
+        job,
+        cost,
+        planners_to_try,
+        lambda candidate: predict_within(*accept(candidate), cost),
+        objective=objective_kind,
+    )
 
 
 def simulate(plan: Plan, *, profile: str | Path | None = None, execution: Path | None = None) -> Trace:
-    """One step of a plan as the simulator foresees it.
+    """Simulate one step of a plan.
 
     Args:
         profile: name or file; None: the shipped one of the cluster's device.
         execution: as in `plan`.
 
     Raises:
-        ValueError: a plan that is refused, or that the profile cannot price.
+        ValueError: an invalid plan, or one that the profile cannot price.
     """
     from sim.predict import predict_within
 
@@ -114,13 +120,13 @@ def simulate(plan: Plan, *, profile: str | Path | None = None, execution: Path |
 
 
 def run(plan: Plan, options: RunOptions = RunOptions()) -> "RunResult":  # noqa: B008  (it is frozen)
-    """Steps of a plan for real, on processes of this machine, one per rank.
+    """Execute steps of a plan on processes of this machine, one per rank.
 
     Returns:
-        Traces, one per timed step, losses, and what else the run brought back.
+        Traces, one per timed step, losses, and other results of the run.
 
     Raises:
-        ValueError: a plan, data, weights or folders that are refused; a device that is not the CPU.
+        ValueError: an invalid plan, data, weights or folders; a device that is not the CPU.
         WorldFailed: a rank died or raised; every rank has been ended, the message names the cause.
     """
     from runtime.launch import prepare, run_lowered
@@ -143,7 +149,7 @@ def _name(profile: str | Path | None) -> str | None:
 
 
 def _planners(names: Sequence[str], judge: JudgedBy | str) -> dict[str, Planner]:
-    """Of strategies by name, held against the simulator or as published."""
+    """Planners of strategies by name, judged by the simulator or as published."""
     from sim.predict import candidate_s
 
     specs = [_spec(name) for name in names]

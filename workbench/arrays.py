@@ -1,4 +1,4 @@
-"""Types of arrays, and arrays of parts of unequal length, end to end."""
+"""Array types, and index arithmetic on concatenated parts of unequal length."""
 
 from collections.abc import Iterable
 
@@ -16,10 +16,10 @@ def ints(values: Iterable[int]) -> Ints:
 
 
 def starts(lengths: Ints) -> Ints:
-    """[parts] where each starts."""
+    """[parts] index at which each part starts."""
     return np.cumsum(lengths) - lengths
 
 
 def spans(first: Ints, lengths: Ints) -> Ints:
-    """[sum of lengths] first, first + 1, ... of each part."""
+    """[sum of lengths] the range first, first + 1, ... of each part."""
     return np.repeat(first - starts(lengths), lengths) + np.arange(lengths.sum())

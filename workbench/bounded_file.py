@@ -1,4 +1,4 @@
-"""Files from somebody else: read as far as a limit, and entries of a list only inside its folder."""
+"""Reads untrusted files up to a size limit, and listed files only inside their folder."""
 
 import os
 import stat
@@ -7,18 +7,18 @@ from typing import BinaryIO
 
 MOST_BYTES = 2**30
 PIECE_BYTES = 2**20
-MOST_SETTINGS_BYTES = 2**24  # of what people write by hand
+MOST_SETTINGS_BYTES = 2**24  # of hand-written files
 
 
 def read_bounded(path: Path, most_bytes: int = MOST_BYTES, encoding: str = "utf-8") -> str:
-    """A file's text; a device or a pipe is read no further than a file.
+    """A file's text, up to a size limit even for a device or a pipe.
 
     Raises:
-        ValueError: it is longer, or no text.
+        ValueError: it is longer, or not text.
         OSError: it cannot be read.
     """
     content = bytearray()
-    with path.open("rb") as file:  # by the piece: to ask for all that it may hold is to allocate it
+    with path.open("rb") as file:  # in pieces: a read of the limit allocates it all
         while len(content) <= most_bytes and (piece := file.read(min(PIECE_BYTES, most_bytes + 1))):
             content += piece
     if len(content) > most_bytes:
@@ -30,10 +30,10 @@ def read_bounded(path: Path, most_bytes: int = MOST_BYTES, encoding: str = "utf-
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file to read; a pipe or device is refused, not waited for.
+    """Open a regular file for reading; a pipe or device is refused without waiting for it.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a regular file.
         OSError: it cannot be opened.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -44,12 +44,12 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def entry_in(folder: Path, name: object) -> Path:
-    """The file that a list in a folder names: a regular one, inside that folder by its name.
+    """A file that a list in a folder names: a regular file inside that folder, by its name.
 
-    A link in the folder is followed, wherever it leads: whoever made the folder made it.
+    Links in the folder are followed wherever they lead, as its owner made them.
 
     Raises:
-        ValueError: no name, one that leaves the folder, or nothing regular there.
+        ValueError: not a name, a name that leaves the folder, or not a regular file.
     """
     if not isinstance(name, str) or not name or "\0" in name:
         raise ValueError(f"{folder}: want names of files, got {name!r:.80}")

@@ -1,25 +1,25 @@
-"""The garbage collector stands still while something large is built of which nothing is garbage."""
+"""Pauses the garbage collector while something large is built."""
 
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-MANY = 100_000  # objects, that are not walked again soon
+MANY = 100_000  # objects, above which they are moved to the oldest generation
 
 
 @contextmanager
 def collector_paused(many: int = MANY) -> Iterator[None]:
-    """For a `with` block or, as a decorator, a function that makes 10^5 objects which all stay.
+    """Pause garbage collection in a `with` block or, as a decorator, in a function.
 
-    The collector walks what is there again and again as it grows, which took half the time of lowering
-    1,296 ranks. Where many were made meanwhile, they count as old at once: a collector that starts again
-    would walk all of them. Old ones are hardly ever collected, so fewer are left young: a program that makes
-    cycles step after step would keep them all. Where somebody keeps objects frozen, those stay so, and it is
-    walked. One that stands still already stays so.
+    For code that makes 10^5 objects which all stay: the collector walks them repeatedly as they grow, which
+    took half the time of lowering 1,296 ranks. Where many were made, they are moved to the oldest generation,
+    as the collector would walk all of them on restart. Fewer stay in the youngest one, since the oldest is
+    rarely collected and a program that makes cycles in every step would leak. Frozen objects stay frozen,
+    and then nothing is moved. A collector that is already disabled stays so.
 
     Args:
-        many: from how many objects on they count as old. Fewer of modules, which stay; not
-            none, as asking whether somebody keeps objects frozen walks those.
+        many: least number of objects that are moved. Lower for modules, which stay; not 0, as the check
+            for frozen objects walks them.
     """
     was_running = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Functions in machine code: compiled, and the compiler imported, when one of them is first called."""
+"""Functions compiled to machine code by numba, which is imported at the first call of one of them."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -9,38 +9,38 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 from workbench.on_demand import OnDemand
 
 numba, numba_events = OnDemand("numba"), OnDemand("numba.core.event")
-_TOLD: list[Callable[[], None]] = []  # asked to be called
+_CALLBACKS: list[Callable[[], None]] = []  # callbacks before the next compilation
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 
 def compiled(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """The function in machine code, kept beside its module or else in the user's cache.
+    """The function compiled to machine code, cached beside its module or in the user's cache.
 
-    It may call other functions that are compiled so, of its own module or imported by their names.
+    It may call other functions compiled this way, from its own module or imported by name.
     """
     return cast(Callable[Given, Result], _Compiled(function))
 
 
 @contextmanager
 def telling(tell: Callable[[], None]) -> Iterator[None]:
-    """Within it `tell` is called once, before the first function that is kept nowhere is compiled."""
-    _TOLD.append(tell)
+    """In this context `tell` is called once, before the first function without a cache entry is compiled."""
+    _CALLBACKS.append(tell)
     try:
         yield
     finally:
-        if tell in _TOLD:
-            _TOLD.remove(tell)
+        if tell in _CALLBACKS:
+            _CALLBACKS.remove(tell)
 
 
 @cache
 def _listen() -> None:
-    """To numba, whose event it is that something is compiled and not read."""
+    """Listen to numba's event of compiling a function, as opposed to reading it from a cache."""
 
-    def tell(*said: object) -> None:
-        del said
-        while _TOLD:
-            _TOLD.pop()()
+    def tell(*event: object) -> None:
+        del event
+        while _CALLBACKS:
+            _CALLBACKS.pop()()
 
     listener = type("Listener", (numba_events.Listener,), {"on_start": tell, "on_end": lambda *said: None})
     numba_events.register("numba:compile", listener())
@@ -56,30 +56,30 @@ class _Compiled(Generic[Given, Result]):
         return (self._machine_code or self._compile())(*args, **kwargs)
 
     def _compile(self) -> Callable[Given, Result]:
-        """As numba has it, which it compiles for each kind of arguments; so are those that it calls."""
+        """Numba's dispatcher of the function, which compiles for each type of arguments; callees likewise."""
         _listen()
         names = cast(Any, self._function).__globals__
-        made = self._machine_code = _in_machine_code(self._function)
+        machine_code = self._machine_code = _in_machine_code(self._function)
         for name in cast(Any, self._function).__code__.co_names:
-            called = names.get(name)
-            if isinstance(called, _Compiled):
-                names[name] = called._machine_code or called._compile()
-        return made
+            callee = names.get(name)
+            if isinstance(callee, _Compiled):
+                names[name] = callee._machine_code or callee._compile()
+        return machine_code
 
 
 def _in_machine_code(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Kept in a file where numba finds a place for it.
+    """Numba's dispatcher, with a file cache where numba finds a place for it.
 
     Raises:
         OSError: this process may open no further file, which says nothing of places.
     """
     try:
         return cast(Callable[Given, Result], numba.njit(cache=True)(function))
-    except RuntimeError:  # said of any failure to make a file
+    except RuntimeError:  # raised for any failure to create the cache file
         check_descriptors()
         return cast(Callable[Given, Result], numba.njit(function))
 
 
 def check_descriptors() -> None:
-    """OSError where this process may open no further file."""
+    """Raise OSError where this process cannot open another file."""
     os.close(os.open(os.devnull, os.O_RDONLY))

@@ -1,7 +1,7 @@
-"""How much slower a machine runs than when it was calibrated, and what predictions are worth without that.
+"""Drift of a machine's speed since its calibration, and prediction errors corrected for it.
 
-A yardstick, a piece of work that is always the same, is timed while calibrating and beside every executed
-step. Drift is what the one took over what the other did, minus 1. Nothing in a plan explains it.
+A yardstick, a fixed piece of work, is timed while calibrating and beside every executed step. Drift is its
+time beside the step over that of the calibration, minus 1. Nothing in a plan explains it.
 """
 
 from collections.abc import Sequence
@@ -10,19 +10,21 @@ from statistics import fmean, harmonic_mean, median
 
 from workbench.trace import Trace
 
-YARDSTICK = "yardstick_s"  # a detail of traces: calibrated in simulated ones, read in executed ones
-MOST_DRIFT = 0.10  # beyond it the machine is not the one that was calibrated
-REACH = 3  # runs before and after one whose readings count for it too
+YARDSTICK = (
+    "yardstick_s"  # a detail of traces: the calibration's in simulated ones, a reading in executed ones
+)
+MOST_DRIFT = 0.10  # beyond it a calibration is no longer valid
+REACH = 3  # neighbouring runs on either side whose readings count for a run too
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Some steps of a plan, run one after the other, beside what was predicted of them.
+    """Consecutive executed steps of a plan with their prediction.
 
     Args:
-        predicted_s: of a step, by the calibration in force.
-        executed_s: of every step.
-        drift: of the machine since that calibration; None where nobody read it.
+        predicted_s: seconds of a step by the calibration in force.
+        executed_s: seconds of every step.
+        drift: of the machine since that calibration; None where not read.
     """
 
     predicted_s: float
@@ -32,11 +34,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drifted:
-    """Predictions of a plan beside its runs, with drift and without.
+    """Errors of a plan's predictions against its runs, with and without drift.
 
     Args:
         drift: fraction by which the machine ran slower than when calibrated, mean over the steps; None where
-            nobody read it.
+            not read.
         error: predicted over the executed median, minus 1.
         error_corrected: the same of predictions times 1 + drift; None without drift.
     """
@@ -47,34 +49,34 @@ class Drifted:
 
 
 def yardstick_s(trace: Trace) -> float | None:
-    """Seconds of the yardstick that the trace carries; None where it has none."""
+    """Seconds of the yardstick in a trace; None where it has none."""
     return next((float(value) for name, value in trace.details if name == YARDSTICK), None)
 
 
 def drift_of(calibrated_s: float | None, readings_s: Sequence[float | None]) -> float | None:
-    """How much longer the yardstick takes than when calibrated, as a fraction; None where either is missing.
+    """Mean drift of yardstick readings, as a fraction; None where calibration or readings are missing.
 
-    Readings last equally long, whatever the speed, so speeds are what is averaged: the harmonic mean.
+    Readings last equally long whatever the speed, so speeds are averaged: the harmonic mean.
     """
     known = [reading for reading in readings_s if reading is not None]
     return harmonic_mean(known) / calibrated_s - 1 if calibrated_s and known else None
 
 
 def drift_between(simulated: Trace, executed: Sequence[Trace]) -> float | None:
-    """Of these executed steps since the machine was calibrated for the simulated one."""
+    """Drift of executed steps since the calibration behind the simulated one."""
     return drift_of(yardstick_s(simulated), [yardstick_s(trace) for trace in executed])
 
 
 def smoothed(
     calibrated_s: Sequence[float | None], readings_s: Sequence[Sequence[float | None]]
 ) -> list[float | None]:
-    """Drift of each of some runs that followed each other, by the readings of its neighbours too.
+    """[R] drift of consecutive runs, by their own readings and their neighbours'.
 
-    A reading lasts some milliseconds; whether a burst of others' work falls into it is chance.
+    A reading lasts some milliseconds, so that a burst of other work distorts it by chance.
 
     Args:
         calibrated_s: [R] the yardstick of the calibration in force.
-        readings_s: [R] those beside the steps of a run.
+        readings_s: [R] the readings beside the steps of a run.
     """
     return [
         drift_of(
@@ -87,10 +89,10 @@ def smoothed(
 def drifted(runs: Sequence[Run]) -> Drifted:
     """The errors of a plan's predictions, which a calibration between its runs may have changed.
 
-    Executed seconds are scaled to the first prediction, so that the median is of equal things.
+    Executed seconds are scaled to the first prediction, so that their median is meaningful.
 
     Raises:
-        ValueError: nothing was executed, or in no time.
+        ValueError: no step was executed, or one took no time.
     """
     steps = [(run.predicted_s, step_s, run.drift) for run in runs for step_s in run.executed_s]
     if not steps or min(step_s for _, step_s, _ in steps) <= 0:
@@ -114,12 +116,12 @@ def _error(steps: Sequence[tuple[float, float]]) -> float:
 
 
 def is_beyond(drift: float | None) -> bool:
-    """Whether the machine is no longer the one that was calibrated."""
+    """Whether the calibration is no longer valid."""
     return drift is not None and abs(drift) > MOST_DRIFT
 
 
 def drift_warning(drift: float | None) -> str | None:
-    """What stands first where the drift is beyond its limit; None where it is not."""
+    """A warning where the drift is beyond its limit; None where it is not."""
     if drift is None or not is_beyond(drift):
         return None
     speed = "slower" if drift > 0 else "faster"

@@ -1,4 +1,4 @@
-"""Numbers that are none, in JSON, which does not know them."""
+"""Non-finite numbers in JSON, which has no notation for them."""
 
 import math
 from collections.abc import Mapping
@@ -6,11 +6,11 @@ from typing import Any
 
 
 def finite(value: Any) -> Any:
-    """A value to be written as JSON: `nan`, `inf` and `-inf` in it, which are no numbers there, as text."""
+    """The value with every `nan`, `inf` and `-inf` as text, to be written as JSON."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
-        return {key: finite(each) for key, each in value.items()}
+        return {key: finite(member) for key, member in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
+        return [finite(member) for member in value]
     return value

@@ -1,4 +1,4 @@
-"""Frozen dataclasses as strict JSON data, and back: errors name the place and the nearest key."""
+"""Encodes frozen dataclasses as strict JSON and decodes them; errors name the place and the nearest key."""
 
 import json
 from collections.abc import Callable, Collection, Mapping
@@ -12,12 +12,12 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from workbench.data.sample import WHERE_SET
 
 _SCALARS = frozenset((str, int, float, bool, NoneType))
-TYPE_KEY = "op"  # tells the members of a union of dataclasses apart
+TYPE_KEY = "op"  # names the member of a union of dataclasses
 
 
 @dataclass(frozen=True, slots=True)
 class Shorthand:
-    """How values of a type are written other than by their fields.
+    """A custom notation for values of a type.
 
     `read` gets the JSON data and its place, and raises ValueError.
     """
@@ -28,11 +28,11 @@ class Shorthand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenJson:
-    """One family of files.
+    """One kind of JSON file.
 
     Args:
-        shorthands: types that are written in a way of their own.
-        tagged: dataclasses that stand in unions, and say which they are.
+        shorthands: types with a custom notation.
+        tagged: dataclasses that occur in unions, and are written with their name.
     """
 
     shorthands: Mapping[type, Shorthand] = field(default_factory=dict)
@@ -41,12 +41,12 @@ class FrozenJson:
     def encode(self, value: object) -> Any:
         """A frozen dataclass as JSON data: fields by name, tuples as lists.
 
-        What stands in several places, as operators of equal layers do, is one object there too.
+        Tuples shared by identity, such as operators of equal layers, become shared lists.
         """
         return self._encode(value, {})
 
     def _encode(self, value: object, known: dict[int, Any]) -> Any:
-        """`known`: what tuples came to, by identity."""
+        """`known`: encoded tuples by identity."""
         kind = type(value)
         if kind in _SCALARS:
             return value
@@ -69,10 +69,10 @@ class FrozenJson:
         return data
 
     def decode(self, kind: Any, data: Any, where: str) -> object:
-        """JSON data as a value of that type; `where` names the place in error messages.
+        """Decode JSON data as a value of a type; `where` is its place in error messages.
 
         Raises:
-            ValueError: unknown or missing keys, a value of the wrong type, or what the type itself refuses.
+            ValueError: unknown or missing keys, a value of the wrong type, or an error of the type itself.
         """
         origin = get_origin(kind)
         if origin in (Union, UnionType):
@@ -131,7 +131,7 @@ class FrozenJson:
 
 
 def parse_json(text: str, what: str) -> Any:
-    """JSON text as data; ValueError in one line, which begins with `what`."""
+    """Parse JSON text; ValueError in one line, which begins with `what`."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -141,7 +141,7 @@ def parse_json(text: str, what: str) -> Any:
 
 
 def check_keys(data: Mapping[str, Any], known: set[str], optional: set[str], where: str) -> None:
-    """ValueError naming the first key that is unknown, with the nearest known one, or missing."""
+    """Raise ValueError for the first unknown key, with the nearest known one, or the first missing key."""
     for key in data:
         if key not in known:
             near = get_close_matches(key, sorted(known), n=1)
@@ -167,7 +167,7 @@ def _decode_scalar(kind: Any, data: Any, where: str) -> object:
 
 @cache
 def _written(kind: type) -> tuple[tuple[str, object], ...]:
-    """Fields that a file names, and at which value it leaves each out: older files keep text and hash."""
+    """Fields in a file, and the value at which each is left out, so that older files keep text and hash."""
     return tuple((f.name, f.default if WHERE_SET in f.metadata else MISSING) for f in fields(kind))
 
 
@@ -181,7 +181,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def json_lines(value: object, indent: str = "") -> str:
-    """JSON text where whatever fits on a line stands on one: long lists of short rows stay readable."""
+    """JSON text with every value that fits on one line written on one, so that short rows stay readable."""
     flat = json.dumps(value)
     if len(indent) + len(flat) < 100 or not isinstance(value, dict | list):
         return flat

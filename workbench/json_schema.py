@@ -1,4 +1,4 @@
-"""JSON Schemas of files of frozen dataclasses, for editors: what `FrozenJson` reads."""
+"""JSON Schemas, for editors, of the files that `FrozenJson` reads."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -21,10 +21,10 @@ _SCALARS: Mapping[Any, str] = {
 
 
 def of_dataclass(kind: type, form: FrozenJson, shorthands: Mapping[type, Schema]) -> Schema:
-    """Of a frozen dataclass that a form reads.
+    """The JSON Schema of a frozen dataclass.
 
     Args:
-        shorthands: schemas of the types that the form writes in a way of their own.
+        shorthands: schemas of the types for which the form has a custom notation.
     """
     schemas = _Schemas(form, shorthands)
     root = schemas.of(kind)
@@ -32,16 +32,16 @@ def of_dataclass(kind: type, form: FrozenJson, shorthands: Mapping[type, Schema]
 
 
 def describe(schema: Schema, kind: type) -> None:
-    """Say in a class's schema what its docstring says of it and of its fields."""
+    """Add the descriptions of a class and its fields, from its docstring, to its schema."""
     schema["description"] = summary_of(kind).partition("\n\n")[0]
-    said = fields_of(kind)
-    for name, of_field in schema.get("properties", {}).items():
-        if name in said:
-            of_field["description"] = said[name]
+    descriptions = fields_of(kind)
+    for name, field_schema in schema.get("properties", {}).items():
+        if name in descriptions:
+            field_schema["description"] = descriptions[name]
 
 
 class _Schemas:
-    """Schemas of types; those of dataclasses are kept as definitions by name."""
+    """Builds schemas of types; those of dataclasses become definitions by name."""
 
     def __init__(self, form: FrozenJson, shorthands: Mapping[type, Schema]) -> None:
         self._form, self._shorthands = form, shorthands
@@ -70,19 +70,19 @@ class _Schemas:
     def _of_dataclass(self, kind: Any) -> Schema:
         name = kind.__name__
         if name not in self.definitions:
-            self.definitions[name] = {}  # for what holds itself
+            self.definitions[name] = {}  # for recursive types
             hints = get_type_hints(kind)
-            found: Schema = {
+            schema: Schema = {
                 "type": "object",
                 "properties": {field.name: dict(self.of(hints[field.name])) for field in fields(kind)},
                 "required": [field.name for field in fields(kind) if _is_required(field)],
                 "additionalProperties": False,
             }
-            describe(found, kind)
+            describe(schema, kind)
             if kind in self._form.tagged:
-                found["properties"][TYPE_KEY] = {"const": name}
-                found["required"].append(TYPE_KEY)
-            self.definitions[name] = found
+                schema["properties"][TYPE_KEY] = {"const": name}
+                schema["required"].append(TYPE_KEY)
+            self.definitions[name] = schema
         return {"$ref": f"#/$defs/{name}"}
 
 

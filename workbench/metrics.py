@@ -1,4 +1,4 @@
-"""What a trace says about a step: pure functions of its spans, messages and memory samples."""
+"""Metrics of a step: pure functions of a trace's spans, messages and memory samples."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
-    """The figures people compare steps by.
+    """The main metrics of a step.
 
     Args:
         iteration_s: end of the last span or message.
@@ -20,7 +20,7 @@ class StepMetrics:
         imbalance: busiest rank's compute time over the mean of all ranks, >= 1.
         exposed_communication_s: mean over ranks of the time in which a rank computes nothing
             while a message to it is on its way or its gradients are reduced.
-        peak_bytes: of the fullest rank; None for a trace without memory.
+        peak_bytes: of the fullest rank; None for a trace without memory samples.
     """
 
     iteration_s: float
@@ -31,7 +31,7 @@ class StepMetrics:
 
 
 def step_metrics(trace: Trace) -> StepMetrics:
-    """All figures of a step at once; ValueError for a trace without spans."""
+    """All metrics of a step; ValueError for a trace without spans."""
     bubbles = bubble_fraction(trace).values()
     exposed = exposed_communication_s(trace).values()
     return StepMetrics(
@@ -57,7 +57,7 @@ def bubble_fraction(trace: Trace) -> dict[int, float]:
 
 
 def imbalance(trace: Trace) -> float:
-    """Compute time of the busiest rank over the mean of all ranks; 1 when nobody computes."""
+    """Compute time of the busiest rank over the mean of all ranks; 1 when no rank computes."""
     busy = busy_s(trace).values()
     total_s = sum(busy)
     return max(busy) * len(busy) / total_s if total_s else 1.0
@@ -79,7 +79,7 @@ def mfu(trace: Trace, *, model_flop: float, peak_flop_per_s: float) -> float:
 
 
 def peak_bytes(trace: Trace) -> dict[int, int]:
-    """Rank -> most bytes held at any moment; empty for a trace without memory."""
+    """Rank -> peak memory; empty for a trace without memory samples."""
     peaks: dict[int, int] = {}
     for sample in trace.memory:
         peaks[sample.rank] = max(sample.num_bytes, peaks.get(sample.rank, 0))
@@ -89,9 +89,8 @@ def peak_bytes(trace: Trace) -> dict[int, int]:
 def exposed_communication_s(trace: Trace) -> dict[int, float]:
     """Rank -> seconds in which it computes nothing while communication for it is under way.
 
-    That is a message to it, from the moment it is ready at its sender until it is there (so
-    queueing for the link counts), or a reduction of its gradients. Idle time without either
-    is a bubble of the schedule.
+    That is a message to it, from when it is ready at its sender until it arrives (so queueing for the link
+    counts), or a reduction of its gradients. Idle time without either is a bubble of the schedule.
     """
     compute = _compute(trace)
     under_way: dict[int, list[Interval]] = {rank: [] for rank in compute}
@@ -108,10 +107,10 @@ def exposed_communication_s(trace: Trace) -> dict[int, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """What a rank does from the beginning of its first span or message to the end of its last.
+    """A rank's time from the start of its first span or message to the end of its last.
 
     Args:
-        compute_s: it computes or updates weights, whatever goes on beside.
+        compute_s: it computes or updates weights, whatever else overlaps.
         other_s: it communicates, or copies to or from its host, and computes nothing.
         idle_s: neither.
         overlap_fraction: of the time in which it communicates, the part in which it computes too; None
@@ -129,7 +128,7 @@ class Breakdown:
 
 
 def temporal_breakdown(trace: Trace) -> dict[int, Breakdown]:
-    """Rank -> what its time goes to; messages count on both of their ranks while they are on the link.
+    """Rank -> its time by activity; messages count on both of their ranks while they are on the link.
 
     The terms are those of HolisticTraceAnalysis: temporal breakdown, communication-computation overlap.
     """
@@ -165,14 +164,14 @@ def _broken_down(
 
 
 def action_s(trace: Trace) -> dict[Action, float]:
-    """Action -> seconds it took on its slowest rank, in order of first appearance.
+    """Action -> seconds on its slowest rank, in order of first appearance.
 
-    Steps of all ranks are one entry.
+    Optimizer steps of all ranks are one entry.
     """
-    found: dict[Action, float] = {}
+    seconds_of: dict[Action, float] = {}
     for span in trace.spans:
-        found[span.action] = max(span.end_s - span.start_s, found.get(span.action, 0.0))
-    return found
+        seconds_of[span.action] = max(span.end_s - span.start_s, seconds_of.get(span.action, 0.0))
+    return seconds_of
 
 
 def time_by_kind(trace: Trace) -> dict[Pass, float]:
@@ -187,11 +186,13 @@ def _compute(trace: Trace) -> dict[int, list[Interval]]:
     """Rank -> intervals of its compute lane, ranks ascending."""
     if not trace.spans:
         raise ValueError("the trace has no spans, so there is no step to measure")
-    found: dict[int, list[Interval]] = {rank: [] for rank in sorted({span.rank for span in trace.spans})}
+    intervals_of: dict[int, list[Interval]] = {
+        rank: [] for rank in sorted({span.rank for span in trace.spans})
+    }
     for span in trace.spans:
         if span.lane is Lane.COMPUTE:
-            found[span.rank].append(_interval(span))
-    return found
+            intervals_of[span.rank].append(_interval(span))
+    return intervals_of
 
 
 def _interval(span: Span) -> Interval:

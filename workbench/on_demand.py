@@ -1,23 +1,22 @@
-"""Modules that are slow to import and seldom used: imported when something of them is first asked for."""
+"""Lazy imports of modules that are slow to import and seldom used."""
 
 import importlib
 from typing import Any
 
 
 class OnDemand:
-    """Stands for a module until then, and passes on whatever is asked of it.
+    """A proxy for a module, which is imported at the first access to an attribute.
 
         numba = OnDemand("numba")
 
-    Type checkers are shown the module itself, in the branch of `TYPE_CHECKING` beside it, where its types
-    matter.
+    Where its types matter, a `TYPE_CHECKING` branch shows type checkers the module itself.
     """
 
     def __init__(self, module: str) -> None:
         self._module = module
 
     def __getattr__(self, name: str) -> Any:
-        """Of the module; ImportError where there is none, AttributeError as its own."""
+        """An attribute of the module; ImportError where the module is missing, AttributeError as usual."""
         value = getattr(importlib.import_module(self._module), name)
-        vars(self)[name] = value  # the next time there is nothing to ask
+        vars(self)[name] = value  # later accesses bypass this method
         return value

@@ -1,4 +1,4 @@
-"""YAML of plain values: texts, numbers, truth values, lists and keys with values; bounded, each key once.
+"""Parses YAML of plain values only: text, numbers, booleans, lists and mappings; bounded, with unique keys.
 
 Numbers that YAML 1.1 and 1.2 read differently (`010`, `1:30`) are refused.
 """
@@ -11,17 +11,17 @@ from typing import Any, ClassVar
 import yaml
 
 MOST_DEPTH = 64
-MOST_NODES = 200_000  # with every alias counted as often as it stands for something
+MOST_NODES = 200_000  # with aliases expanded
 KINDS = ("str", "int", "float", "bool", "null", "map", "seq")
 PLAIN = frozenset(f"tag:yaml.org,2002:{kind}" for kind in KINDS)
 
 
-# Octal or to base 60 in YAML 1.1; in YAML 1.2, and to most who read it, decimal or a text.
+# Octal or base 60 in YAML 1.1; decimal or text in YAML 1.2, and to most readers.
 _BY_VERSION = re.compile(r"[-+]?0[0-7_]+|.*:.*")
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML as usual, but dates are texts, and a key that stands twice is an error instead of winning."""
+    """The usual YAML loader, but dates are text, and a duplicate key is an error."""
 
     yaml_implicit_resolvers: ClassVar = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag in PLAIN]
@@ -44,7 +44,7 @@ _SCALARS = yaml.constructor.SafeConstructor()
 
 
 def parse_yaml(text: str, *, where: str) -> Any:
-    """What a text of YAML holds.
+    """Parse YAML text.
 
     Raises:
         ValueError: one line with `where`, the line and what is wrong.
@@ -70,7 +70,7 @@ def parse_yaml(text: str, *, where: str) -> Any:
 
 
 def _check(node: Any, sizes: dict[int, int], depth: int) -> int:
-    """Nodes that a node stands for; ValueError where it holds what is not plain, itself, or too much."""
+    """Number of nodes below a node; ValueError for values that are not plain, recursive or too large."""
     if id(node) in sizes:
         if sizes[id(node)] == 0:
             raise ValueError(f"line {_line(node)}: a value holds itself")
@@ -94,8 +94,8 @@ def _check(node: Any, sizes: dict[int, int], depth: int) -> int:
 
 
 def _check_scalar(node: Any) -> None:
-    """A value that its tag does not fit, with control characters, or of no certain number, is named."""
-    if not all(each.isprintable() or each in "\n\t" for each in node.value):
+    """Raise ValueError for a value that does not fit its tag, has control characters, or is ambiguous."""
+    if not all(character.isprintable() or character in "\n\t" for character in node.value):
         raise ValueError(f"line {_line(node)}: control characters in {node.value!r:.40}")
     kind = node.tag.rpartition(":")[2]
     try:

@@ -1,4 +1,4 @@
-"""Processes that a signal has stopped: seen from outside, as they cannot say so themselves."""
+"""Detects processes that a signal has stopped, from outside, as they cannot report it themselves."""
 
 import os
 import signal
@@ -9,18 +9,17 @@ from pathlib import Path
 from threading import Event, Thread
 
 PROC = Path("/proc")
-STOPPED = "T"  # in /proc/<pid>/stat; a debugger's stop is another letter, and somebody's wish
+STOPPED = "T"  # in /proc/<pid>/stat; a debugger's stop, which is intended, has another letter
 LOOK_EVERY_S = 0.5
-LOOKS = 6  # in a row that must find a process stopped
+LOOKS = 6  # consecutive looks that must find a process stopped
 
 
 class StopWatch:
-    """Looks at processes of this machine now and then, and tells which have been stopped for long.
+    """Polls processes of this machine, and reports those that have been stopped for long.
 
     Looks are counted, not seconds: a watcher that was stopped as well, as by Ctrl-Z of the whole job, or
-    that had no core, has not looked meanwhile. What a process is in does not depend on the load: one that
-    waits for a core, a peer or a disk is not stopped, so nobody healthy is told. Where the system has no
-    /proc, nobody ever is.
+    that had no core, did not look meanwhile. A process's state does not depend on the load: one that waits
+    for a core, a peer or a disk is not stopped, so no healthy process is reported. Without /proc none is.
     """
 
     def __init__(self) -> None:
@@ -28,25 +27,25 @@ class StopWatch:
         self._next_s = 0.0
 
     def stopped(self, processes: Iterable[int]) -> tuple[int, ...]:
-        """Those that the last looks have all found stopped; it is looked only when it is time again."""
+        """Processes that the last `LOOKS` looks found stopped; looks at most every `LOOK_EVERY_S`."""
         if time.monotonic() < self._next_s:
             return ()
         self._next_s = time.monotonic() + LOOK_EVERY_S
-        now = [process for process in processes if is_stopped(process)]
-        self._in_a_row = {process: self._in_a_row.get(process, 0) + 1 for process in now}
+        stopped_now = [process for process in processes if is_stopped(process)]
+        self._in_a_row = {process: self._in_a_row.get(process, 0) + 1 for process in stopped_now}
         return tuple(process for process, looks in self._in_a_row.items() if looks >= LOOKS)
 
 
 @contextmanager
 def stopped_are_killed(processes: Mapping[int, Callable[[], None]]) -> Iterator[None]:
-    """Kill processes that have been stopped for long, each after its call: what comes next is their death.
+    """In this context, kill processes that have been stopped for long, each after its callback.
 
-    By a thread, since one that stops amid a message holds up whoever sends it or receives it.
+    By a thread, since a process that stops amid a message blocks its sender or receiver.
     """
     over = Event()
 
     def look() -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread's to hear
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # for the main thread to handle
         watch = StopWatch()
         while not over.wait(LOOK_EVERY_S):
             for process in watch.stopped(processes):

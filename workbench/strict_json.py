@@ -1,4 +1,4 @@
-"""JSON from somebody else: bounded in size and nesting before it is parsed, each key once, finite numbers."""
+"""Parses untrusted JSON: limited size and nesting, unique keys, finite numbers."""
 
 import json
 import math
@@ -12,11 +12,11 @@ _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
 def parse_strict(content: bytes, *, most_bytes: int, most_depth: int = MOST_DEPTH) -> Any:
-    """What the bytes hold.
+    """Parse JSON bytes.
 
     Raises:
-        ValueError: too long, nested too deeply, no JSON in UTF-8, a key that stands twice, or a number that
-            is not finite.
+        ValueError: too long, nested too deeply, not JSON in UTF-8, a duplicate key, or a number that is not
+            finite.
     """
     if len(content) > most_bytes:
         raise ValueError(f"want at most {most_bytes} bytes of JSON, got {len(content)}")
@@ -32,23 +32,23 @@ def parse_strict(content: bytes, *, most_bytes: int, most_depth: int = MOST_DEPT
 
 
 def depth_of(content: bytes) -> int:
-    """How deep brackets are nested outside strings, without parsing anything."""
+    """The nesting depth of brackets outside strings, without parsing."""
     depth = deepest = 0
-    for found in _STRING_OR_BRACKET.finditer(content):
-        if found[0] in (b"[", b"{"):
+    for token in _STRING_OR_BRACKET.finditer(content):
+        if token[0] in (b"[", b"{"):
             depth += 1
             deepest = max(deepest, depth)
-        elif found[0] in (b"]", b"}"):
+        elif token[0] in (b"]", b"}"):
             depth -= 1
     return deepest
 
 
 def _each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r:.60} stands twice")
-    return found
+    return members
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -18,11 +18,11 @@ LOOK_EVERY_S = 0.2  # where the system has no descriptors of processes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parent:
-    """The process that starts another, as the other is told before it runs.
+    """The process that starts another, as described to the child before it runs.
 
     Args:
-        pid: its number.
-        is_steady: its starting thread lasts as long as the process: Linux signals the end of the thread.
+        pid: its process id.
+        is_steady: whether its starting thread lasts as long as the process: Linux signals the thread's end.
     """
 
     pid: int
@@ -35,27 +35,27 @@ def as_parent() -> Parent:
 
 
 def as_arguments(parent: Parent) -> tuple[str, str]:
-    """For the command line of a process that is no fork of this one."""
+    """Arguments for the command line of a process that is not a fork of this one."""
     return str(parent.pid), str(int(parent.is_steady))
 
 
 def from_arguments(arguments: Sequence[str]) -> Parent:
-    """What `as_arguments` made."""
+    """The parent from the arguments of `as_arguments`."""
     pid, is_steady = arguments
     return Parent(pid=int(pid), is_steady=is_steady == "1")
 
 
 def end_with(parent: Parent) -> None:
-    """From now on this process is killed when its parent ends; at once where it has ended.
+    """Kill this process when its parent ends, or at once where it has ended.
 
-    The system's signal ends a process that is stopped or deep in a library, but it comes with the end of
-    the thread that started this one, so only a main thread's counts. A thread that watches the parent itself
-    does for all others.
+    The system's signal also ends a process that is stopped or deep in a library, but it follows the end of
+    the thread that started this one, so it is used only for main threads. Otherwise a thread watches the
+    parent.
     """
     if parent.is_steady and sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     descriptor = _descriptor(parent.pid)
-    if os.getppid() != parent.pid:  # it ended before the lines above
+    if os.getppid() != parent.pid:  # the parent ended before the lines above
         _end()
     threading.Thread(target=_watch, args=(parent.pid, descriptor), name="parent", daemon=True).start()
 
@@ -63,8 +63,8 @@ def end_with(parent: Parent) -> None:
 def end_with_launcher() -> None:
     """End with a launcher that starts processes from its main thread, as torchrun's agent does.
 
-    Where it has ended already, its processes have gone to the first of the machine, which launches nothing
-    unless it is a Python program itself, as in a container.
+    Where it has already ended, its processes were adopted by the machine's first process, which launches
+    nothing unless it is a Python program itself, as in a container.
     """
     parent = os.getppid()
     if parent == INIT and b"python" not in _command_of(INIT):
@@ -80,7 +80,7 @@ def _command_of(pid: int) -> bytes:
 
 
 def _descriptor(pid: int) -> int | None:
-    """Of a process, readable when it has ended; None where the system has none."""
+    """A descriptor that is readable when the process has ended; None where the system has none."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):

@@ -1,4 +1,4 @@
-"""A signal that asks a program to end lets it clean up, and ends it with the code that shells expect."""
+"""Termination signals let the program clean up, and end it with the exit code that shells expect."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ ASKING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Ended(SystemExit):
-    """A signal came; the exit code is 128 and its number."""
+    """A signal arrived; the exit code is 128 plus its number."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
@@ -24,9 +24,9 @@ class Ended(SystemExit):
 
 @contextmanager
 def ending_by_signal() -> Iterator[None]:
-    """Within it SIGTERM and SIGHUP raise `Ended` in the main thread; a second one ends at once.
+    """In this context SIGTERM and SIGHUP raise `Ended` in the main thread; a second one ends at once.
 
-    Signals that are ignored, as `nohup` has it, stay ignored.
+    Signals that are ignored, as under `nohup`, stay ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are the main thread's
@@ -44,21 +44,22 @@ def ending_by_signal() -> Iterator[None]:
 
 @contextmanager
 def noting(*signals: signal.Signals, answer: str = "") -> Iterator[Sequence[signal.Signals]]:
-    """Within it the first of these signals is noted, with a line; a second one raises KeyboardInterrupt.
+    """In this context the first of these signals is noted, with a line; a second raises KeyboardInterrupt.
 
-    Yields the one that came, or nothing yet. Those that are ignored, as in a background job, stay so.
+    Yields a sequence that holds the signal once it has arrived. Ignored signals, as in a background job,
+    stay ignored.
     """
-    came: list[signal.Signals] = []
+    arrived: list[signal.Signals] = []
     before = {number: signal.getsignal(number) for number in signals}
     if threading.current_thread() is not threading.main_thread():
-        yield came  # signals are the main thread's
+        yield arrived  # signals are the main thread's
         return
 
     def note(number: int, frame: FrameType | None) -> None:
         del frame
-        if came:
+        if arrived:
             raise KeyboardInterrupt
-        came.append(signal.Signals(number))
+        arrived.append(signal.Signals(number))
         if answer:
             # a stream may be in the middle of a write
             os.write(sys.stderr.fileno(), f"\n{answer}\n".encode())
@@ -67,7 +68,7 @@ def noting(*signals: signal.Signals, answer: str = "") -> Iterator[Sequence[sign
         for number, handler in before.items():
             if handler is not signal.SIG_IGN:
                 signal.signal(number, note)
-        yield came
+        yield arrived
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -75,10 +76,10 @@ def noting(*signals: signal.Signals, answer: str = "") -> Iterator[Sequence[sign
 
 @contextmanager
 def forking() -> Iterator[None]:
-    """Around a fork: a signal that asks to end waits until the child has undone `ending_by_signal`.
+    """Around a fork: termination signals wait until the child has undone `ending_by_signal`.
 
-    Else `Ended` would go up the stack that the child has of its parent, and clean up what is the parent's.
-    Python 3.12 warns of any fork beside threads; those of this program are idle at its forks.
+    Otherwise `Ended` would unwind the stack that the child copied from its parent, and clean up the parent's
+    resources. Python 3.12 warns of any fork beside threads; those of this program are idle at its forks.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
     try:
@@ -90,7 +91,7 @@ def forking() -> Iterator[None]:
 
 
 def ended_by_default() -> None:
-    """Undo it in a process forked within it, whose parent cleans up."""
+    """Undo `ending_by_signal` in a process forked inside it, whose parent cleans up."""
     for number in ASKING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
@@ -100,9 +101,9 @@ def ended_by_default() -> None:
 def leave(code: int) -> NoReturn:
     """End this process at once: for programs with gloo's process groups.
 
-    When Python takes itself down, gloo's threads outlive it. They wait for collectives that are under way,
-    whose peers may be waiting for the end of this process. One that then lets go of a Python object aborts
-    the process: Python ends a thread that asks for its lock by unwinding code that must not be unwound.
+    gloo's threads outlive the interpreter's shutdown. They wait for collectives in progress, whose peers may
+    wait for the end of this process. One that then releases a Python object aborts the process, as Python
+    ends a thread that requests the interpreter's lock by unwinding code that must not be unwound.
     """
     sys.stdout.flush()
     sys.stderr.flush()

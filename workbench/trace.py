@@ -107,5 +107,5 @@ class Trace:
 
     def order(self, rank: int) -> tuple[Action, ...]:
         """Compute actions of one rank in the order in which they started."""
-        mine = [s for s in self.spans if s.rank == rank and s.lane is Lane.COMPUTE]
-        return tuple(span.action for span in sorted(mine, key=lambda span: span.start_s))
+        spans = [s for s in self.spans if s.rank == rank and s.lane is Lane.COMPUTE]
+        return tuple(span.action for span in sorted(spans, key=lambda span: span.start_s))

@@ -1,4 +1,4 @@
-"""Trace files: Chrome JSON that Perfetto opens and that holds every exact number, to be read back."""
+"""Trace files: Chrome JSON that Perfetto opens, with exact numbers, so that it can be read back."""
 
 import json
 from bisect import bisect_left, bisect_right
@@ -15,11 +15,11 @@ from workbench.whole_file import write_text
 
 
 class Flow(NamedTuple):
-    """What one span gives another on the same rank.
+    """A dependency between two spans on the same rank.
 
     Args:
-        name: of what is given.
-        giver: gathered weights, or the pass that has gradients.
+        name: what flows, "weights" or "gradients".
+        giver: the gather of weights, or the pass that makes gradients.
         taker: the pass that needs the weights, or the sum of the gradients.
     """
 
@@ -29,9 +29,9 @@ class Flow(NamedTuple):
 
 
 def exchange_flows(trace: Trace) -> Iterator[Flow]:
-    """An all-gather gives the stage's next pass weights, the pass before a reduce-scatter gives it gradients.
+    """Yield the flows from all-gathers to the stage's next pass, and from the last pass to reduce-scatters.
 
-    An exchange that has no such pass gives nothing. In the order of the exchanges in the trace.
+    An exchange without such a pass has no flow. Flows are in the order of the exchanges in the trace.
 
     Complexity: O(spans log spans).
     """
@@ -39,29 +39,29 @@ def exchange_flows(trace: Trace) -> Iterator[Flow]:
     for span in trace.spans:
         if span.action.kind in COMPUTE:
             passes.setdefault((span.rank, span.action.stage), []).append(span)
-    for own in passes.values():
-        own.sort(key=lambda span: span.start_s)
+    for stage_passes in passes.values():
+        stage_passes.sort(key=lambda span: span.start_s)
     for span in trace.spans:
-        own = passes.get((span.rank, span.action.stage), [])
+        stage_passes = passes.get((span.rank, span.action.stage), [])
         if span.action.kind is Pass.ALL_GATHER:
-            index = bisect_left(own, span.end_s, key=lambda other: other.start_s)
-            if index < len(own):
-                yield Flow("weights", span, own[index])
+            index = bisect_left(stage_passes, span.end_s, key=lambda other: other.start_s)
+            if index < len(stage_passes):
+                yield Flow("weights", span, stage_passes[index])
         elif span.action.kind is Pass.REDUCE_SCATTER:
-            index = bisect_right(own, span.start_s, key=lambda other: other.end_s)
+            index = bisect_right(stage_passes, span.start_s, key=lambda other: other.end_s)
             if index > 0:
-                yield Flow("gradients", own[index - 1], span)
+                yield Flow("gradients", stage_passes[index - 1], span)
 
 
 FORMAT = "multimodal-workbench trace"
-SCHEMA_VERSION = NEWEST  # that of the names of actions
+SCHEMA_VERSION = NEWEST  # version of the names of actions
 
 SEND = "send"
 RECEIVE = "receive"
 MEMORY = "memory"
 
 LANE_IDS = {Lane.COMPUTE: 0, Lane.SEND: 1, Lane.REDUCE: 2}
-_FIRST_SEND_ID = 10  # tracks of messages: as many as overlap, senders here, receivers after 1000
+_FIRST_SEND_ID = 10  # tracks of overlapping messages: senders from here, receivers from 1010
 _FIRST_RECEIVE_ID = 1010
 
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
@@ -72,11 +72,10 @@ Event = dict[str, Any]
 def write_trace(trace: Trace, path: Path) -> None:
     """Write a file that Perfetto and chrome://tracing open, all of it or nothing.
 
-    A process is a rank and a thread a lane; slices are named like torch's (`PP:2F0`), their
-    category is the pass. A message is a slice at its sender and one at its receiver, joined by
-    an arrow, as exchanges of sharded weights are to their passes; memory is a counter. Timestamps
-    are microseconds for the viewer, the exact seconds stand beside them. Equal traces give equal
-    bytes.
+    A process is a rank and a thread a lane; slices are named like torch's (`PP:2F0`), with the pass as their
+    category. A message is a slice at its sender and one at its receiver, joined by an arrow, as are
+    exchanges of sharded weights and their passes; memory is a counter. Timestamps are microseconds for the
+    viewer, beside the exact seconds. Equal traces give equal bytes.
 
     Raises:
         ValueError: a time that is not finite.
@@ -85,7 +84,7 @@ def write_trace(trace: Trace, path: Path) -> None:
 
 
 def read_trace(path: Path) -> Trace:
-    """The trace of a file that `write_trace` wrote; ValueError in one line for any other file."""
+    """Read a file of `write_trace`; ValueError in one line for any other file."""
     text = read_bounded(path)
     try:
         return loads(text)
@@ -105,7 +104,7 @@ def dumps(trace: Trace) -> str:
 
 
 def loads(text: str) -> Trace:
-    """The trace of a file's text, of any version; ValueError in one line when it is none."""
+    """The trace of a file's text, of any version; ValueError in one line for other text."""
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
@@ -169,14 +168,14 @@ def _spans(trace: Trace) -> Iterator[Event]:
         yield _slice(f"PP:{span.action}", span.action.kind.value, lane, args)
 
 
-def _slice(name: str, category: str, place: tuple[int, int], args: Event) -> Event:
+def _slice(name: str, category: str, thread: tuple[int, int], args: Event) -> Event:
     start_us, end_us = args["start_s"] * US_PER_S, args["end_s"] * US_PER_S
     return {
         "ph": "X",
         "name": name,
         "cat": category,
-        "pid": place[0],
-        "tid": place[1],
+        "pid": thread[0],
+        "tid": thread[1],
         "ts": start_us,
         "dur": end_us - start_us,
         "args": args,
@@ -195,36 +194,36 @@ def _messages(trace: Trace) -> Iterator[Event]:
 
 
 def _exchanges(trace: Trace) -> Iterator[Event]:
-    """Arrows between exchanges of sharded weights and the passes that they are for."""
+    """Arrows between exchanges of sharded weights and their passes."""
     for number, flow in enumerate(exchange_flows(trace), len(trace.messages)):
-        yield from _arrow(flow.name, number, *(_place(span) for span in (flow.giver, flow.taker)))
+        yield from _arrow(flow.name, number, *(_slice_position(span) for span in (flow.giver, flow.taker)))
 
 
-def _place(span: Span) -> tuple[tuple[int, int], float]:
+def _slice_position(span: Span) -> tuple[tuple[int, int], float]:
     return (span.rank, LANE_IDS[span.lane]), span.start_s
 
 
 def _arrow(
     name: str, number: int, start: tuple[tuple[int, int], float], end: tuple[tuple[int, int], float]
 ) -> Iterator[Event]:
-    """From one slice to another, each found by its thread and a time inside it."""
-    for phase, (index, time_s) in (("s", start), ("f", end)):
+    """An arrow between two slices, each identified by its thread and a time inside it."""
+    for phase, (thread, time_s) in (("s", start), ("f", end)):
         event = {"ph": phase, "name": name, "cat": name, "id": number}
         into = {"bp": "e"} if phase == "f" else {}
-        yield event | {"pid": index[0], "tid": index[1], "ts": time_s * US_PER_S} | into
+        yield event | {"pid": thread[0], "tid": thread[1], "ts": time_s * US_PER_S} | into
 
 
 def _tracks(messages: Sequence[Message]) -> list[tuple[Message, int, int]]:
     """Each message with the threads of its two slices; slices of one thread must not overlap."""
     order = sorted(range(len(messages)), key=lambda i: (messages[i].start_s, messages[i].end_s, i))
     free_s: dict[tuple[str, int], list[float]] = {}  # (side, rank) -> when each of its tracks is free
-    placed: dict[int, tuple[int, int]] = {}
+    threads_of: dict[int, tuple[int, int]] = {}
     for i in order:
         message = messages[i]
         send = _track(free_s.setdefault((SEND, message.source_rank), []), message)
         receive = _track(free_s.setdefault((RECEIVE, message.destination_rank), []), message)
-        placed[i] = (_FIRST_SEND_ID + send, _FIRST_RECEIVE_ID + receive)
-    return [(message, *placed[i]) for i, message in enumerate(messages)]
+        threads_of[i] = (_FIRST_SEND_ID + send, _FIRST_RECEIVE_ID + receive)
+    return [(message, *threads_of[i]) for i, message in enumerate(messages)]
 
 
 def _track(free_s: list[float], message: Message) -> int:
@@ -237,7 +236,7 @@ def _track(free_s: list[float], message: Message) -> int:
 
 
 def _memory(trace: Trace) -> Iterator[Event]:
-    """Counters: args are their series, so the exact time stands outside."""
+    """Counter events; args are their series, so the exact time is outside."""
     for sample in trace.memory:
         yield {
             "ph": "C",

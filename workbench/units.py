@@ -1,4 +1,4 @@
-"""Units at the edges. Inside, everything is seconds, bytes and FLOP."""
+"""Conversions of units at the edges; inside, everything is seconds, bytes and FLOP."""
 
 import re
 
@@ -27,20 +27,20 @@ def gib(num_bytes: float) -> float:
 
 
 def duration_s(text: str, flag: str) -> float:
-    """Of `90s`, `90m`, `12h`, `3d` or `2w`, > 0; ValueError for anything else, with the flag's name.
+    """Seconds of `90s`, `90m`, `12h`, `3d` or `2w`, > 0; ValueError with the flag's name for other text.
 
     Example:
         >>> duration_s("6h", "--mtbf"), duration_s("2.5m", "--restart")
         (21600.0, 150.0)
     """
-    found = _DURATION.fullmatch(text.strip())
-    if found is None or not float(found[1]):
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or not float(match[1]):
         raise ValueError(f"{flag}: want a duration > 0 such as 60s, 90m, 12h, 3d or 2w, got {text!r:.60}")
-    return float(found[1]) * _UNIT_S[found[2]]
+    return float(match[1]) * _UNIT_S[match[2]]
 
 
 def duration_text(length_s: float) -> str:
-    """Seconds in the largest unit of which they are one at least, as `duration_s` reads it.
+    """Seconds as text in the largest unit of which there is at least one; the inverse of `duration_s`.
 
     Example:
         >>> duration_text(21_600.0), duration_text(0.25)

@@ -1,14 +1,14 @@
-"""Writes files whole or not at all."""
+"""Writes files atomically: whole or not at all."""
 
 import os
 from pathlib import Path
 
 
 def check_writable(path: Path) -> None:
-    """Refuse early what could not be written after long work. Nothing is made.
+    """Raise early for a path that cannot be written after long work; nothing is created.
 
     Raises:
-        ValueError: the path is a folder, or lies in something that is none or may not be written to.
+        ValueError: the path is a folder, or its parent is not a writable folder.
     """
     if path.is_dir():
         raise ValueError(f"{path}: want a file to write, this is a folder")
@@ -18,15 +18,15 @@ def check_writable(path: Path) -> None:
 
 
 def write_text(text: str, path: Path) -> None:
-    """Write a file of UTF-8 text whole or not at all; see `write_bytes`."""
+    """Write a file of UTF-8 text atomically; see `write_bytes`."""
     write_bytes(text.encode("utf-8"), path)
 
 
 def write_bytes(content: bytes, path: Path) -> None:
-    """Write a file whole or not at all: beside its name first, then renamed.
+    """Write a file atomically: to a temporary file beside it, which is then renamed.
 
-    Missing folders are made; permissions are those of any new file; a link stays one, and what
-    it names is written. A device or a pipe, which cannot be renamed over, is written to as it is.
+    Missing folders are created; permissions are those of any new file; links are kept, and their targets
+    written. A device or a pipe, which cannot be renamed over, is written directly.
 
     Raises:
         OSError: it cannot be written.

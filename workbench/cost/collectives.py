@@ -1,4 +1,4 @@
-"""Times of collectives: what was measured on a machine's own links, and formulas for everything else."""
+"""Times of collectives: measured ones on a machine's own links, and formulas for everything else."""
 
 from enum import StrEnum
 
@@ -10,11 +10,11 @@ from workbench.cost.profile import Profile, Table
 
 
 class Collective(StrEnum):
-    """Bytes of a collective are those of the whole tensor: the reduced, gathered or sent one.
+    """Kinds of collectives; their bytes are those of the whole tensor that is reduced, gathered or sent.
 
-    Of an all-to-all: what one rank sends or gets, its own part included; the most, where they differ.
-    The last two are those of sharded parameters, with what a rank copies and adds up around them; where
-    that was not measured, the bare collective stands for it.
+    Bytes of an all-to-all are what one rank sends or receives, including its own part; the maximum over
+    ranks. The last two are collectives of sharded parameters, including a rank's copies and sums around
+    them; where these were not measured, the bare collective stands in.
     """
 
     ALL_REDUCE = "all_reduce"
@@ -27,7 +27,7 @@ class Collective(StrEnum):
 
     @property
     def bare(self) -> "Collective":
-        """Without what a rank does around it."""
+        """The collective without a rank's copies and sums around it."""
         return _BARE.get(self, self)
 
 
@@ -38,12 +38,12 @@ _BARE = {
 
 
 class Collectives:
-    """Seconds of collectives as one machine does them.
+    """Seconds of collectives on one machine.
 
-    Over a link of the profile, at a number of ranks that was measured there, times are read
-    from its table; a message smaller than the smallest measured one takes the time of the
-    smallest. More ranks on such a link than were measured keep the rate at which each of them sends.
-    Among nodes with cards NCCL's rings and trees are assumed, everything else follows the ring formulas.
+    Over a link of the profile, at a measured number of ranks, times are read from its table; a message
+    smaller than the smallest measured one takes the time of the smallest. With more ranks than were
+    measured, each rank keeps its rate of sending. Between nodes with network cards NCCL's rings and trees
+    are assumed; everything else follows the ring formulas.
     """
 
     def __init__(self, profile: Profile) -> None:
@@ -70,9 +70,11 @@ class Collectives:
         return _RING[kind](num_bytes, num_ranks, link)
 
     def is_measured(self, kind: Collective, num_ranks: int, link: Link) -> bool:
-        """Whether rows stand behind it or what stands for it, or nothing is sent at all."""
+        """Whether the collective or its bare form was measured, or nothing is sent at all."""
         kinds = {kind, kind.bare}
-        return num_ranks == 1 or any(self._measured(each, num_ranks, link) is not None for each in kinds)
+        return num_ranks == 1 or any(
+            self._measured(candidate, num_ranks, link) is not None for candidate in kinds
+        )
 
     def _measured(self, kind: Collective, num_ranks: int, link: Link) -> Surface | None:
         for scope in self._scopes(link):
@@ -81,18 +83,22 @@ class Collectives:
         return None
 
     def _scopes(self, link: Link) -> list[str]:
-        """Of the profile's links that are this one."""
-        own = link.bytes_per_s, link.latency_s
-        return [each.scope for each in self._profile.links if (each.bytes_per_s, each.latency_s) == own]
+        """Scopes of the profile's links that equal this one."""
+        rates = link.bytes_per_s, link.latency_s
+        return [
+            machine_link.scope
+            for machine_link in self._profile.links
+            if (machine_link.bytes_per_s, machine_link.latency_s) == rates
+        ]
 
     def _most_ranks(self, kind: Collective, link: Link) -> int | None:
-        """That were measured over the link; None: none were."""
+        """The largest measured number of ranks over the link; None where nothing was measured."""
         scopes = self._scopes(link)
         measured = [num for name, scope, num in self._surfaces if name == kind.value and scope in scopes]
         return int(max(measured)) if measured else None
 
     def _beyond_s(self, kind: Collective, num_bytes: float, num_ranks: int, link: Link, most: int) -> float:
-        """Of more ranks than were measured: a switched link gives each the rate it had, and more hops."""
+        """Seconds with more ranks than measured: each keeps its rate on a switched link, with more hops."""
         surface = self._measured(kind, most, link)
         assert surface is not None
         free = Link(name=link.name, bytes_per_s=link.bytes_per_s, latency_s=0.0)
@@ -101,7 +107,7 @@ class Collectives:
         return _read_s(surface, num_bytes) * longer + hops_s
 
     def _bus_bytes_per_s(self, near: Link, num_ranks: int) -> float:
-        """What each rank of a node sends in a ring: as in the largest measured all-gather, or the link's."""
+        """Ring bandwidth of each rank in a node: of the largest measured all-gather, or the link's."""
         surface = self._measured(Collective.ALL_GATHER, num_ranks, near)
         if num_ranks < 2 or surface is None:
             return near.bytes_per_s
@@ -114,11 +120,11 @@ def _read_s(surface: Surface, num_bytes: float) -> float:
 
 
 def by_ranks(table: Table) -> dict[float, list[tuple[float, ...]]]:
-    """Number of ranks -> points (bytes, rate): times at one number say nothing exact about another."""
-    found: dict[float, list[tuple[float, ...]]] = {}
+    """Number of ranks -> points (bytes, rate), each number with a table of its own."""
+    points_of: dict[float, list[tuple[float, ...]]] = {}
     for num_ranks, *point in table.points:
-        found.setdefault(num_ranks, []).append(tuple(point))
-    return found
+        points_of.setdefault(num_ranks, []).append(tuple(point))
+    return points_of
 
 
 def all_reduce_s(num_bytes: float, num_ranks: int, link: Link) -> float:

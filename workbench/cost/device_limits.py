@@ -1,4 +1,4 @@
-"""What bounds the kernels of a device besides its tables: power, launches, and narrow formats."""
+"""Limits on a device's kernels besides its tables: power, launches and narrow formats."""
 
 import math
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
-"""A layer whose experts are distributed: what the busiest rank computes, and what ranks exchange.
+"""Expert parallelism in a layer: the work of the busiest rank, and what ranks exchange.
 
-Which experts tokens choose is known only while they run. Assumed here: every token's choices are drawn
-at random, alike and independently of other tokens, so each expert gets an equal share in the mean and the
-busiest of the ranks somewhat more (`busiest_share`). A trained router is more even than that where a loss
-balances it and less where none does.
+The experts that tokens choose are known only at run time. Here every token's choices are assumed to be
+random, identically distributed and independent, so each expert gets an equal share in the mean and the
+busiest rank somewhat more (`busiest_share`). A trained router is more even where a loss balances it, and
+less even without one.
 """
 
 from dataclasses import replace
@@ -17,21 +17,21 @@ from workbench.model.experts import JOIN, SHARED, expert_index, is_of_expert, nu
 from workbench.model.layer import Layer, Matmul, Operator, Pointwise, Shard
 
 ROUTER = "mlp.router"
-COMBINE = "mlp.combine"  # where results have come back to their tokens
-FOR_ALL = "mlp.for_all"  # the expert of all tokens: a block's MLP like any other
+COMBINE = "mlp.combine"  # where results are back at their tokens
+FOR_ALL = "mlp.for_all"  # the shared expert: an ordinary MLP
 COUNT_BYTES = 8
 
 
 def busiest_share(num_rows: float, num_ranks: int) -> float:
-    """What the busiest of the ranks gets, as a multiple of the mean, of rows that fall at random.
+    """The largest share of randomly routed rows that any rank gets, as a multiple of the mean.
 
     Counts of multinomial draws are nearly normal; the largest of n independent standard ones lies at the
     quantile (n - 3/8) / (n + 1/4) in the mean (Blom 1958, "Statistical Estimates and Transformed
     Beta-Variables"), and since counts add up to all rows each has sqrt(n / rows) of it. At most all rows.
 
     Args:
-        num_rows: of all ranks together; several of one token count as draws of their own.
-        num_ranks: among which experts are distributed evenly.
+        num_rows: rows of all ranks together; several rows of one token count as independent draws.
+        num_ranks: ranks over which experts are evenly distributed.
     """
     if num_ranks == 1 or num_rows <= 0:
         return 1.0
@@ -42,28 +42,28 @@ def busiest_share(num_rows: float, num_ranks: int) -> float:
 def on_rank(layer: Layer, work: Work, grid: Grid) -> Layer:
     """The layer as the busiest rank runs it; the layer itself where its experts are not distributed.
 
-    It holds num / ep whole experts, which the tokens of ep ranks choose from; its own tokens, a tp-th of
-    those it shares with tensor-parallel ranks, go through the router. The expert of all tokens stays cut.
+    The rank holds num / ep whole experts, which tokens of ep ranks choose from; its own tokens, a tp-th of
+    those it shares with tensor-parallel ranks, go through the router. The shared expert stays cut by tp.
 
     Complexity: O(operators).
     """
     count = num_experts(layer) if grid.ep > 1 else 0
     if count == 0:
         return layer
-    held = count // grid.ep
-    some = next(each for each in layer.operators if is_of_expert(each))
-    num_rows = operator_tokens(some, work, grid) * count * grid.ep / grid.tp
+    num_held = count // grid.ep
+    expert_operator = next(operator for operator in layer.operators if is_of_expert(operator))
+    num_rows = operator_tokens(expert_operator, work, grid) * count * grid.ep / grid.tp
     factor = grid.ep * busiest_share(num_rows, grid.ep)
     operators = (
-        _on_rank(each, grid, factor)
-        for each in layer.operators
-        if not is_of_expert(each) or expert_index(each) < held
+        _on_rank(operator, grid, factor)
+        for operator in layer.operators
+        if not is_of_expert(operator) or expert_index(operator) < num_held
     )
     return replace(layer, operators=tuple(operators))
 
 
 def _on_rank(operator: Operator, grid: Grid, factor: float) -> Operator:
-    """Pointwise operators share rows as those that tensor parallelism cuts share features: as many bytes."""
+    """The operator with the rank's rows; pointwise ones become column-cut, which moves as many bytes."""
     name = operator.name
     if name.startswith(SHARED):
         return replace(operator, name=FOR_ALL + name.removeprefix(SHARED))
@@ -80,10 +80,10 @@ def _on_rank(operator: Operator, grid: Grid, factor: float) -> Operator:
 
 
 def copies_share(num_places: int, num_experts: int, num_chosen: int) -> float:
-    """Of a copy for each chosen expert, what is left with one for each place that has any of them.
+    """Copies with one per place that holds any chosen expert, over copies with one per chosen expert.
 
-    A place holds an equal share of the experts, so that none of the chosen ones is there with the
-    probability of a hypergeometric draw.
+    Places (nodes or ranks) hold equal shares of the experts; the probability that none of the chosen ones
+    is at a place is hypergeometric.
     """
     elsewhere = num_experts - num_experts // num_places
     missed = comb(elsewhere, num_chosen) / comb(num_experts, num_chosen)
@@ -91,8 +91,10 @@ def copies_share(num_places: int, num_experts: int, num_chosen: int) -> float:
 
 
 class ExpertExchange(NamedTuple):
-    """One collective; bytes as `Collective` counts them. Of rows of tokens: among how many experts each
-    chooses, and how many; else 0."""
+    """One collective; bytes as `Collective` counts them.
+
+    For exchanges of token rows, the number of experts and of chosen experts a token; else 0.
+    """
 
     kind: Collective
     num_bytes: float
@@ -102,14 +104,14 @@ class ExpertExchange(NamedTuple):
 
 
 class ExpertExchanges(NamedTuple):
-    """Those of a forward, and (operator in front of which it stands, exchange) of a backward."""
+    """Exchanges of a forward, and pairs (index of the operator that it precedes, exchange) of a backward."""
 
     forward: tuple[ExpertExchange, ...] = ()
     backward: tuple[tuple[int, ExpertExchange], ...] = ()
 
 
 def _chosen(split: Layer) -> int:
-    """Experts of a token: the join reads a row of each, and the token itself."""
+    """Experts that a token chooses: the join reads one row of each, and the token itself."""
     joins = (each for each in split.operators if isinstance(each, Pointwise) and each.name == COMBINE)
     return next(joins).num_passes - 1
 
@@ -117,32 +119,32 @@ def _chosen(split: Layer) -> int:
 def exchanges_of(
     split: Layer, work: Work, grid: Grid, element_bytes: int, *, divided: bool
 ) -> ExpertExchanges:
-    """What ranks exchange around distributed experts.
+    """The collectives around distributed experts.
 
-    Forward: how many rows go where, the rows (tokens x experts of each x width, as many as the busiest
-    rank gets), and their results; backward both ways again. Tensor-parallel ranks, each of which sent a
-    part of the tokens, gather the results of all, and all gradients.
+    Forward: the counts of rows, the rows (tokens x experts of each x width, as many as the busiest rank
+    gets), and their results; backward both ways again. Tensor-parallel ranks, which each sent a part of
+    the tokens, gather all results and all gradients.
 
     Args:
-        split: by `on_rank`.
+        split: the layer by `on_rank`.
         work: the packed rows.
-        grid: degrees.
-        element_bytes: of activations.
-        divided: whether tensor-parallel ranks divide tokens around the mixture anyway.
+        grid: degrees of parallelism.
+        element_bytes: bytes of an activation element.
+        divided: whether tensor-parallel ranks already divide tokens around the mixture.
     """
-    places = {each.name: index for index, each in enumerate(split.operators)}
-    first = next((each for each in split.operators if is_of_expert(each)), None)
+    index_of = {operator.name: index for index, operator in enumerate(split.operators)}
+    first = next((operator for operator in split.operators if is_of_expert(operator)), None)
     if grid.ep == 1 or not isinstance(first, Matmul):
         return ExpertExchanges()
-    held = num_experts(split)
-    num_bytes = operator_tokens(first, work, grid) * held * first.in_features * element_bytes
-    counts = ExpertExchange(Collective.ALL_TO_ALL, held * grid.ep * COUNT_BYTES, grid.ep)
-    rows = ExpertExchange(Collective.ALL_TO_ALL, num_bytes, grid.ep, held * grid.ep, _chosen(split))
+    num_held = num_experts(split)
+    num_bytes = operator_tokens(first, work, grid) * num_held * first.in_features * element_bytes
+    counts = ExpertExchange(Collective.ALL_TO_ALL, num_held * grid.ep * COUNT_BYTES, grid.ep)
+    rows = ExpertExchange(Collective.ALL_TO_ALL, num_bytes, grid.ep, num_held * grid.ep, _chosen(split))
     forward = [counts, rows, rows]
-    backward = [(places[COMBINE], rows), (places[first.name], rows)]
+    backward = [(index_of[COMBINE], rows), (index_of[first.name], rows)]
     if grid.tp > 1 and not divided:
         tokens = work.tokens(first.tokens) / grid.cp
         whole = ExpertExchange(Collective.ALL_GATHER, tokens * first.in_features * element_bytes, grid.tp)
         forward.append(whole)
-        backward.append((places[ROUTER], whole))
+        backward.append((index_of[ROUTER], whole))
     return ExpertExchanges(tuple(forward), tuple(backward))

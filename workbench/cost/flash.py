@@ -1,10 +1,10 @@
-"""Generations of fused attention: what an older one reaches of the newest that a device's table holds."""
+"""Generations of fused attention kernels, and the rates of older ones relative to a device's table."""
 
 from enum import StrEnum
 
 
 class FlashKernel(StrEnum):
-    """The NEWEST one for the device, as its table has it, or an older generation."""
+    """The NEWEST kernel for the device, as measured in its table, or an older generation."""
 
     NEWEST = "newest"
     FLASH2 = "flash2"
@@ -20,7 +20,7 @@ _WITH_WINDOWS = 2  # Dao's flash-attention, 2.3: blocks outside a sliding window
 
 
 def flash_share(kernel: FlashKernel, newest: int | None) -> float:
-    """Of the rates of a device's table, whose kernel is of generation `newest`; 1 where nobody noted it."""
+    """Rate of a kernel over a device's table, measured with generation `newest`; 1 where that is unknown."""
     share = 1.0
     for generation in range(_GENERATION.get(kernel, newest or 0), newest or 0):
         share *= OF_THE_NEXT.get(generation, 1.0)
@@ -28,8 +28,8 @@ def flash_share(kernel: FlashKernel, newest: int | None) -> float:
 
 
 def ends_at_windows(kernel: FlashKernel, newest: int | None) -> bool:
-    """Whether it passes by what a sliding window hides; not where nobody noted what a device's table holds.
+    """Whether the kernel skips what a sliding window hides; False where the table's generation is unknown.
 
-    PyTorch's own attention, by which the runtime and so its measurements go, takes a window as a dense mask.
+    PyTorch's own attention, which the runtime and its measurements use, treats a window as a dense mask.
     """
     return newest is not None and _GENERATION.get(kernel, newest) >= _WITH_WINDOWS

@@ -10,16 +10,16 @@ from workbench.cost.hardware import Cluster, Link
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLink(Link):
-    """What ranks on several nodes with cards run over.
+    """The link of a group of ranks on several nodes with network cards.
 
-    `bytes_per_s` is what the group sends out of a node: its members' shares of the cards, never more than
-    passes inside the node. `latency_s` is a card's.
+    `bytes_per_s` is what the group sends out of a node: its members' shares of the cards, limited by the
+    rate inside the node. `latency_s` is a card's.
 
     Args:
-        near: joins the ranks of a node.
-        num_nodes: of the group, >= 2.
-        members: on each node; the fewest, where nodes differ.
-        rank_bytes_per_s: share of the cards of one rank.
+        near: the link inside a node.
+        num_nodes: nodes of the group, >= 2.
+        members: ranks of the group on each node; the fewest, where nodes differ.
+        rank_bytes_per_s: one rank's share of the cards.
     """
 
     near: Link
@@ -29,33 +29,32 @@ class GroupLink(Link):
 
     @property
     def cards_bytes_per_s(self) -> float:
-        """Of all the cards that the group has on a node."""
+        """Rate of all cards' shares that the group has on a node."""
         return self.members * self.rank_bytes_per_s
 
 
 def busy_share(link: Link) -> float:
-    """Of what a collective inside a node asks of its devices, what one over the link does: by its rate."""
+    """Load of a collective over the link on its devices, relative to one inside a node: by their rates."""
     if not isinstance(link, GroupLink):
         return 1.0
     return min(1.0, link.cards_bytes_per_s / link.near.bytes_per_s)
 
 
 def group_link(cluster: Cluster, *, num_ranks: int, stride: int, num_groups: int = 1) -> Link:
-    """What ranks 0, stride, 2 x stride, ... run over, and as many behind them for every further group.
+    """The link of the group of ranks 0, stride, 2 x stride, ..., and of consecutive groups like it.
 
-    Inside a node its own link. Across nodes every rank of a node that is in the group brings its share of
-    the node's cards: the other ranks are in groups of their own, which send at the same time. The node with
-    the fewest of a group's ranks sets the pace.
-
-    Differs: nodes are taken to be as large as the first, and the first group to start at a node's border.
+    Inside a node it is the node's link. Across nodes every member brings its share of its node's cards,
+    since the other ranks are in groups that send at the same time. The node with the fewest members sets
+    the pace.
+    Differs: nodes are assumed as large as the first, and the first group to start at a node's border.
 
     Args:
         cluster: the machines.
-        num_ranks: of a group.
-        stride: from one rank to the next.
-        num_groups: one behind the other; the slowest counts.
+        num_ranks: ranks of a group.
+        stride: distance between consecutive ranks.
+        num_groups: consecutive groups; the slowest counts.
 
-    Complexity: O(num_ranks x num_groups) for other numbers than before.
+    Complexity: O(num_ranks x num_groups), once for the same numbers.
     """
     if num_ranks < 1 or stride < 1:
         raise ValueError(f"group of ranks: want num_ranks and stride >= 1, got {num_ranks} and {stride}")
@@ -72,9 +71,9 @@ def group_link(cluster: Cluster, *, num_ranks: int, stride: int, num_groups: int
 
 @cache
 def _spread(node_ranks: int, num_ranks: int, stride: int, num_groups: int) -> tuple[int, int]:
-    """Ranks on the node that has the fewest of a group, and the group's nodes, of the slowest group.
+    """Fewest ranks of the slowest group on any of its nodes, and the number of its nodes.
 
-    That is one of several nodes, if there is one; of these the one with the fewest such ranks.
+    The slowest group is one on several nodes, if there is one; among these the one with the fewest ranks.
     """
     size = num_ranks * stride
     spreads = {(num_ranks, 1)}
@@ -86,10 +85,10 @@ def _spread(node_ranks: int, num_ranks: int, stride: int, num_groups: int) -> tu
 
 
 def ring_link(cluster: Cluster, ranks: Sequence[int]) -> Link:
-    """What given ranks run over, by the same rule.
+    """The link of a group of given ranks, by the rule of `group_link`.
 
     Raises:
-        ValueError: a rank that is not there.
+        ValueError: a rank outside the cluster.
 
     Complexity: O(ranks x log nodes).
     """
@@ -106,7 +105,7 @@ def ring_link(cluster: Cluster, ranks: Sequence[int]) -> Link:
 
 
 def slowest_ring(cluster: Cluster, groups: Sequence[Sequence[int]]) -> Link:
-    """Among what joins each group: between nodes if any group leaves one, then by bandwidth."""
+    """The slowest link of the groups: one between nodes if there is any, then the lowest bandwidth."""
     links = [ring_link(cluster, ranks) for ranks in groups]
     leaving = [
         link
@@ -130,7 +129,7 @@ def _over_cards(card: Link, near: Link, share: float, members: int, num_nodes: i
 
 
 def _shared_memory(card: Link, near: Link, members: int) -> Link:
-    """Nodes of processes on shared cores: each member sends as fast as a card, all as fast as the node."""
+    """The link of processes on shared cores: each sends at a card's rate, together at the node's."""
     bytes_per_s = min(near.bytes_per_s, members * card.bytes_per_s)
     if bytes_per_s == card.bytes_per_s:
         return card

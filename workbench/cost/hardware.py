@@ -1,8 +1,8 @@
-"""What a plan knows about machines: nodes, ranks, links. SI units only.
+"""Nodes, ranks and links of a cluster, as plans know them. SI units only.
 
 Every bandwidth is that of one port in one direction: a rank's own port inside a node, one network card
-between nodes. What a node sends in all is its cards times that; whoever reads another meaning from a file
-(a data sheet's both directions, a table's whole node) converts where it reads.
+between nodes. A node's total is its cards times that; readers of files with other meanings (both
+directions in a data sheet, a whole node in a table) convert on input.
 """
 
 from bisect import bisect_right
@@ -66,12 +66,12 @@ class Node:
 
     @property
     def cards_per_rank(self) -> float:
-        """What a rank has of the cards while all send; ranks that share cores send through memory."""
+        """A rank's share of the cards while all send; ranks on shared cores send through memory."""
         return 1.0 if self.num_cores is not None else self.num_cards / self.num_ranks
 
-    def card_of(self, place: int) -> int:
-        """The card through which the node's rank at that place sends."""
-        return place * min(self.num_cards, self.num_ranks) // self.num_ranks
+    def card_of(self, local_index: int) -> int:
+        """The index of the card through which the node's rank of that local index sends."""
+        return local_index * min(self.num_cards, self.num_ranks) // self.num_ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ class Cluster:
         return self._ends[-1] if self._ends else 0
 
     def node_of(self, rank: int) -> int:
-        """Index of the rank's node, O(log nodes); ValueError for a rank that is not there."""
+        """Index of the rank's node, O(log nodes); ValueError for a rank outside the cluster."""
         if not 0 <= rank < self.num_ranks:
             raise ValueError(
                 f"rank {rank} is not there: cluster {self.name!r} has ranks 0..{self.num_ranks - 1}"
@@ -109,26 +109,26 @@ class Cluster:
         return bisect_right(self._ends, rank)
 
     def place_of(self, rank: int) -> int:
-        """Of the rank among those of its node."""
+        """The rank's local index on its node."""
         node = self.node_of(rank)
         return rank - self._ends[node] + self.nodes[node].num_ranks
 
     @property
     def rank_bytes_per_s(self) -> float:
-        """What one rank sends to another node while all of its node send; of one node, inside it."""
+        """Rate of one rank to another node while all ranks of its node send; with one node, inside it."""
         if len(self.nodes) == 1:
             return self.intra.bytes_per_s
         return min(self.intra.bytes_per_s, self.inter.bytes_per_s * self.nodes[0].cards_per_rank)
 
     def device_of(self, ranks: Sequence[int]) -> str:
-        """The kind of device that some ranks are; ValueError where they are of several."""
+        """The kind of device of some ranks; ValueError where they are of several."""
         kinds = sorted({self.nodes[node].device for node in {self.node_of(rank) for rank in ranks}})
         if len(kinds) > 1:
             raise ValueError(f"ranks {list(ranks)} work as one but are of several kinds: {', '.join(kinds)}")
         return kinds[0]
 
     def link_of(self, nodes: Iterable[int]) -> Link:
-        """What joins ranks on these nodes: their node's own link, or the slowest card among several nodes."""
+        """The link between ranks on these nodes: the node's own, or the slowest card among several nodes."""
         indices = sorted(set(nodes))
         if len(indices) == 1:
             return self.nodes[indices[0]].link or self.intra
@@ -136,13 +136,13 @@ class Cluster:
         return min(cards, key=lambda card: card.bytes_per_s)
 
     def joining(self, ranks: Iterable[int]) -> Link:
-        """What joins these ranks, see `link_of`."""
+        """The link between these ranks, see `link_of`."""
         return self.link_of(map(self.node_of, ranks))
 
     def slowest(self, groups: Sequence[Sequence[int]]) -> Link:
-        """Among what joins each group: between nodes if any group leaves one, then by bandwidth."""
+        """The slowest link of the groups: one between nodes if there is any, then the lowest bandwidth."""
         nodes = [{self.node_of(rank) for rank in ranks} for ranks in groups]
-        leaving = [each for each in nodes if len(each) > 1]
+        leaving = [group_nodes for group_nodes in nodes if len(group_nodes) > 1]
         return min(map(self.link_of, leaving or nodes), key=lambda link: link.bytes_per_s)
 
 

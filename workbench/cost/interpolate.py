@@ -1,4 +1,4 @@
-"""Reading a table of measured rates between its points."""
+"""Interpolates tables of measured rates."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 from workbench.arrays import Floats
 
 NUM_NEIGHBOURS = 6
-SLACK = 1e-6  # of distances, more than what is rounded
-HALVED = 64  # cells, until what no reading is above is taken as it is
-NARROW = 1 / 64  # octaves, of a cell that is not halved
-TIE = 1e-9  # of distances that count as equal
-TOGETHER = 16  # cells beside one another, whose nearest points are sought at once
-CUBES = (1.0, 0.25)  # octaves along each side, largest first, each a multiple of the next
+SLACK = 1e-6  # tolerance of distances, above rounding errors
+HALVED = 64  # most cells that are halved for an upper bound
+NARROW = 1 / 64  # octaves; narrower cells are not halved
+TIE = 1e-9  # distances that differ by less count as equal
+TOGETHER = 16  # neighbouring cells whose nearest points are found together
+CUBES = (1.0, 0.25)  # side lengths in octaves, largest first, each a multiple of the next
 _Line = tuple[Sequence[float], Sequence[float]]
 _Samples = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 class Reading(NamedTuple):
-    """A rate read from a table, and whether it was asked for inside the measured box."""
+    """An interpolated rate, and whether the coordinates are inside the measured box."""
 
     rate: float
     inside: bool
@@ -35,8 +35,8 @@ class _Cell(NamedTuple):
 
     Args:
         low, high: corners.
-        most: what no reading in it is above.
-        near: places of the points that can be among the nearest there.
+        most: upper bound on readings inside.
+        near: indices of the points that can be among the nearest there.
     """
 
     low: NDArray[np.float64]
@@ -46,19 +46,19 @@ class _Cell(NamedTuple):
 
 
 class Surface:
-    """Rates over positive coordinates, interpolated in log space; measured points come back exactly.
+    """Rates over positive coordinates, interpolated in log space; exact at measured points.
 
     Over one coordinate: a straight line between the two neighbours. Over several: inverse
     squared distance over the six nearest points (Shepard 1968, "A two-dimensional
     interpolation function for irregularly-spaced data", ACM national conference), all
-    points at the sixth distance included, so that the order of points does not matter.
+    points at the sixth distance included, so that the result does not depend on the order of points.
     Coordinates outside the box of the points are moved to its face.
 
     Args:
         points: [N] tuples (coordinate, ..., rate), all > 0.
 
-    Complexity: equal readings are computed once. Over one coordinate O(log N). Over several O(points that
-        can be among the nearest in the cube of a quarter octave around), and O(N) once for each cube.
+    Complexity: equal readings are computed once. Over one coordinate O(log N). Over several O(M), for the
+        M points that can be among the nearest in a cube of a quarter octave, and O(N) once for each cube.
     """
 
     def __init__(self, points: Sequence[Sequence[float]]) -> None:
@@ -85,55 +85,55 @@ class Surface:
 
     @cached_property
     def extremes(self) -> tuple[float, float]:
-        """Least and most rate of all points, between which every reading lies."""
+        """Smallest and largest rate of all points, which bound every reading."""
         return float(np.exp2(self._log_rate.min())), float(np.exp2(self._log_rate.max()))
 
     @cached_property
     def _line(self) -> _Line | None:
-        """Of a surface over one coordinate."""
+        """The line of a surface over one coordinate; None for several."""
         return _line(self._coordinates, self._log_rate) if self._coordinates.shape[1] == 1 else None
 
     def read(self, *coordinates: float) -> Reading:
-        """The rate at these coordinates."""
-        found = self._known.get(coordinates)
-        if found is None:
-            asked = list(map(_log2, coordinates))
-            at = [min(max(value, low), high) for value, (low, high) in zip(asked, self._box, strict=True)]
-            inside = all(abs(value - held) < 1e-9 for value, held in zip(asked, at, strict=True))
-            log_rate = self._shepard(at) if self._line is None else _on_line(self._line, at[0])
-            found = self._known[coordinates] = Reading(float(np.exp2(log_rate)), inside)
-        return found
+        """The interpolated rate at these coordinates."""
+        reading = self._known.get(coordinates)
+        if reading is None:
+            logs = list(map(_log2, coordinates))
+            clamped = [min(max(value, low), high) for value, (low, high) in zip(logs, self._box, strict=True)]
+            inside = all(abs(value - inner) < 1e-9 for value, inner in zip(logs, clamped, strict=True))
+            log_rate = self._shepard(clamped) if self._line is None else _on_line(self._line, clamped[0])
+            reading = self._known[coordinates] = Reading(float(np.exp2(log_rate)), inside)
+        return reading
 
     def _shepard(self, at: list[float]) -> float:
-        """Of the points that can be among the nearest there."""
+        """The interpolated log rate, from the points that can be among the nearest."""
         cube = tuple([floor(value / CUBES[-1]) for value in at])
         if cube not in self._samples:
-            places = self._places(at)
-            self._samples[cube] = self._coordinates[places].T.copy(), self._log_rate[places]
+            indices = self._near_indices(at)
+            self._samples[cube] = self._coordinates[indices].T.copy(), self._log_rate[indices]
         columns, log_rate = self._samples[cube]
-        apart = columns - np.array(at)[:, None]
-        return _shepard(np.add.reduce(np.abs(apart, out=apart), axis=0), log_rate)
+        distances = columns - np.array(at)[:, None]
+        return _shepard(np.add.reduce(np.abs(distances, out=distances), axis=0), log_rate)
 
-    def _places(self, at: list[float]) -> NDArray[np.intp]:
-        """In the smallest of `CUBES` around; those in a larger one are sought once for all inside it."""
-        places = np.arange(len(self._log_rate))
+    def _near_indices(self, at: list[float]) -> NDArray[np.intp]:
+        """Indices of points that can be nearest in the smallest cube around; each cube is computed once."""
+        indices = np.arange(len(self._log_rate))
         for octaves in CUBES:
             corner = np.floor(np.array(at) / octaves) * octaves
             key = (octaves, *corner.tolist())
             if key not in self._near:
-                nearest, farthest = _reach(self._coordinates[places], corner, corner + octaves)
-                self._near[key] = places[_can_be(nearest, farthest)]
-            places = self._near[key]
-        return places
+                nearest, farthest = _reach(self._coordinates[indices], corner, corner + octaves)
+                self._near[key] = indices[_can_be(nearest, farthest)]
+            indices = self._near[key]
+        return indices
 
     def most(self, low: Sequence[float], high: Sequence[float]) -> float:
-        """What no reading between two corners is above.
+        """An upper bound on all readings between two corners.
 
-        A reading in a cell is held against the points that can be among the nearest there: a point is not
-        where six others are nearer from everywhere in it. A reading is a mean of its nearest points; that is
-        most where those of higher rates weigh as much as they can in the cell, and the others as little. The
-        cell of which most is not known to be less is halved, so many times. Over one coordinate readings lie
-        on straight lines: the highest of both ends and of the points between.
+        In each cell, only points matter that can be among the nearest: no six others are nearer from
+        everywhere in it. A reading is a weighted mean of its nearest points, which is largest where higher
+        rates have their largest weights in the cell and lower rates their smallest. The cell with the highest
+        bound is halved, up to `HALVED` times. Over one coordinate readings are piecewise linear: the bound
+        is the maximum of both ends and of the points between.
 
         Args:
             low, high: corners, in each coordinate 0 < low <= high.
@@ -145,8 +145,8 @@ class Surface:
             ends = (self.read(*at).rate for at in key)
             between = (
                 rate
-                for place, rate in zip(*self._line, strict=True)
-                if _log2(low[0]) < place < _log2(high[0])
+                for coordinate, rate in zip(*self._line, strict=True)
+                if _log2(low[0]) < coordinate < _log2(high[0])
             )
             return max(*ends, *(float(np.exp2(rate)) for rate in between))
         if key not in self._most:
@@ -155,18 +155,18 @@ class Surface:
         return self._most[key]
 
     def most_along(self, axis: int, edges: Floats, at: Sequence[float]) -> Floats:
-        """[cells] what no reading is above between two neighbouring values of one coordinate.
+        """[cells] upper bounds on readings between neighbouring values of one coordinate.
 
-        Between two neighbouring coordinates of points every distance grows or falls with the value asked for,
-        so that of two points one is nearer everywhere if it is so at both ends. A point that six others are
-        nearer than everywhere is not in a mean; one that no six can be nearer than is in all of them.
+        Between two neighbouring coordinates of points every distance is monotonic, so that a point that is
+        nearer than another at both ends is nearer everywhere. A point with six others nearer everywhere is in
+        no mean; one that never has six nearer is in every mean.
 
         Args:
-            axis: of a surface over several coordinates.
-            edges: [cells + 1] of that coordinate, ascending.
-            at: every coordinate; that of the axis does not matter.
+            axis: index of the coordinate, of several.
+            edges: [cells + 1] values of that coordinate, ascending.
+            at: all coordinates; that of the axis is ignored.
 
-        Complexity: O(N) for every `TOGETHER` cells, and O(M^2) for each, of M points that can be near.
+        Complexity: O(N) for every `TOGETHER` cells, and O(M^2) for each cell with M points that can be near.
         """
         values = np.clip(np.log2(edges), self._low[axis], self._high[axis])
         fixed = np.clip(np.log2(at), self._low, self._high)
@@ -176,50 +176,50 @@ class Surface:
             return np.full(
                 len(edges) - 1, self.read(*np.exp2(np.where(np.arange(len(at)) == axis, cuts, fixed))).rate
             )
-        apart = np.abs(self._coordinates - fixed)
-        apart[:, axis] = 0.0
-        lines = self._coordinates[:, axis], apart.sum(axis=1)
-        found = np.empty(len(cuts) - 1)
-        for start in range(0, len(found), TOGETHER):
-            found[start : start + TOGETHER] = self._most_beside(*lines, cuts[start : start + TOGETHER + 1])
-        first = np.minimum(np.searchsorted(cuts, values[:-1]), len(found) - 1)
+        distances = np.abs(self._coordinates - fixed)
+        distances[:, axis] = 0.0
+        lines = self._coordinates[:, axis], distances.sum(axis=1)
+        bounds = np.empty(len(cuts) - 1)
+        for start in range(0, len(bounds), TOGETHER):
+            bounds[start : start + TOGETHER] = self._most_beside(*lines, cuts[start : start + TOGETHER + 1])
+        first = np.minimum(np.searchsorted(cuts, values[:-1]), len(bounds) - 1)
         last = np.maximum(np.searchsorted(cuts, values[1:]), first + 1)
-        return np.exp2([found[low:high].max() for low, high in zip(first, last, strict=True)])
+        return np.exp2([bounds[low:high].max() for low, high in zip(first, last, strict=True)])
 
     def _most_beside(self, along: Floats, aside: Floats, cuts: Floats) -> Floats:
-        """[cells] of some that lie beside one another, all in logarithms.
+        """[cells] upper bounds for neighbouring cells, all in logarithms.
 
         Args:
-            along, aside: [N] where the points are on the axis, and how far from the line.
-            cuts: [cells + 1] on the axis.
+            along, aside: [N] positions of the points on the axis, and their distances from the line.
+            cuts: [cells + 1] positions on the axis.
         """
         ends = np.abs(along - cuts[0]), np.abs(along - cuts[-1])
         is_beside = (along <= cuts[0]) | (along >= cuts[-1])
         nearest = aside + np.where(is_beside, np.minimum(*ends), 0.0)
-        places = np.flatnonzero(_can_be(nearest, aside + np.maximum(*ends)))
-        places = places[np.argsort(-self._log_rate[places], kind="stable")]
-        rates = self._log_rate[places]
-        distance = aside[places] + np.abs(along[places] - cuts[:, None])
+        indices = np.flatnonzero(_can_be(nearest, aside + np.maximum(*ends)))
+        indices = indices[np.argsort(-self._log_rate[indices], kind="stable")]
+        rates = self._log_rate[indices]
+        distance = aside[indices] + np.abs(along[indices] - cuts[:, None])
         nearer = distance[:, None, :] - distance[:, :, None]  # [edges, of a point, another]
-        least, most = (of(nearer[:-1], nearer[1:]) for of in (np.minimum, np.maximum))
+        least, most = (pairwise(nearer[:-1], nearer[1:]) for pairwise in (np.minimum, np.maximum))
         can_be = (most < -2 * TIE).sum(axis=2) < NUM_NEIGHBOURS
         is_always = (least < -TIE / 2).sum(axis=2) < NUM_NEIGHBOURS
-        near, far = (of(distance[:-1], distance[1:]) for of in (np.minimum, np.maximum))
+        near, far = (pairwise(distance[:-1], distance[1:]) for pairwise in (np.minimum, np.maximum))
         heavy = np.where(can_be, np.maximum(near, SLACK) ** -2.0, 0.0)
         light = np.where(is_always, np.maximum(far, SLACK) ** -2.0, 0.0)
         weights, sums = (
-            np.cumsum(heavy * by, axis=1)
-            + (light * by).sum(axis=1, keepdims=True)
-            - np.cumsum(light * by, axis=1)
-            for by in (1.0, rates)
+            np.cumsum(heavy * factor, axis=1)
+            + (light * factor).sum(axis=1, keepdims=True)
+            - np.cumsum(light * factor, axis=1)
+            for factor in (1.0, rates)
         )
         means = np.divide(sums, weights, out=np.full_like(sums, -np.inf), where=weights > 0)
         exact = np.where(near < SLACK, rates, -np.inf)
-        found: Floats = np.maximum(means.max(axis=1), exact.max(axis=1))
-        return found
+        bounds: Floats = np.maximum(means.max(axis=1), exact.max(axis=1))
+        return bounds
 
     def _most_between(self, low: NDArray[np.float64], high: NDArray[np.float64]) -> float:
-        """The same, all in logarithms."""
+        """`most` over several coordinates, all in logarithms."""
         cells = [(0.0, 0, self._cell(low, high, None))]
         for number in range(1, 2 * HALVED, 2):
             _, _, cell = cells[0]
@@ -237,8 +237,8 @@ class Surface:
         return cells[0][2].most
 
     def _cell(self, low: NDArray[np.float64], high: NDArray[np.float64], within: _Cell | None) -> _Cell:
-        places = np.arange(len(self._log_rate)) if within is None else within.near
-        points, rates = self._coordinates[places], self._log_rate[places]
+        indices = np.arange(len(self._log_rate)) if within is None else within.near
+        points, rates = self._coordinates[indices], self._log_rate[indices]
         nearest, farthest = _reach(points, low, high)
         can_be = _can_be(nearest, farthest)
         last = min(NUM_NEIGHBOURS, len(rates)) - 1
@@ -251,10 +251,10 @@ class Surface:
         weights = np.cumsum(most) + least.sum() - np.cumsum(least)
         sums = np.cumsum(most * rates) + (least * rates).sum() - np.cumsum(least * rates)
         exact = rates[nearest[order] < SLACK]
-        found = float(max((sums / weights).max(), exact.max(initial=-np.inf)))
+        bound = float(max((sums / weights).max(), exact.max(initial=-np.inf)))
         if within is not None:
-            found = min(found, within.most)
-        return _Cell(low, high, found, places[can_be])
+            bound = min(bound, within.most)
+        return _Cell(low, high, bound, indices[can_be])
 
     def leave_one_out(self) -> tuple[float, float]:
         """Median and 90th percentile of |relative error| when each point is predicted by the others.
@@ -288,48 +288,48 @@ def _between(coordinates: NDArray[np.float64], value: NDArray[np.float64], at: N
 
 
 def read_line(points: Iterable[tuple[float, float]], at: float) -> float:
-    """As `Surface` reads few points (coordinate, rate), the coordinates ascending, without keeping them."""
-    places, values = zip(*[map(_log2, point) for point in points], strict=True)
-    held = min(max(_log2(at), places[0]), places[-1])
-    return float(np.exp2(_on_line((places, values), held)))
+    """The rate at a coordinate by a few points (coordinate, rate), ascending: as `Surface`, uncached."""
+    coordinates, values = zip(*[map(_log2, point) for point in points], strict=True)
+    clamped = min(max(_log2(at), coordinates[0]), coordinates[-1])
+    return float(np.exp2(_on_line((coordinates, values), clamped)))
 
 
 def _log2(value: float) -> float:
-    """numpy's: the standard library's differs in the last bit on some machines."""
+    """numpy's logarithm: the standard library's differs in the last bit on some machines."""
     return float(np.log2(value))
 
 
 def _reach(points: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64]) -> _Samples:
-    """[N] least and most distance of each point from anywhere between two corners."""
+    """[N] smallest and largest distance of each point from the box between two corners."""
     nearest = np.maximum(np.maximum(low - points, points - high), 0.0).sum(axis=1)
     return nearest, np.maximum(np.abs(points - low), np.abs(points - high)).sum(axis=1)
 
 
 def _can_be(nearest: NDArray[np.float64], farthest: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """[N] whether a point can be among the nearest there: no six others are nearer from everywhere."""
+    """[N] whether a point can be among the nearest in a cell: no six others are nearer from everywhere."""
     last = min(NUM_NEIGHBOURS, len(farthest)) - 1
-    found: NDArray[np.bool_] = nearest <= np.partition(farthest, last)[last] + SLACK
-    return found
+    can_be: NDArray[np.bool_] = nearest <= np.partition(farthest, last)[last] + SLACK
+    return can_be
 
 
 def _line(coordinates: NDArray[np.float64], value: NDArray[np.float64]) -> _Line:
-    """Over one coordinate: the places, ascending, and the mean of the values at each."""
-    places, inverse = np.unique(coordinates[:, 0], return_inverse=True)
-    return places.tolist(), (np.bincount(inverse, weights=value) / np.bincount(inverse)).tolist()
+    """The distinct coordinates, ascending, and the mean of the values at each."""
+    distinct, inverse = np.unique(coordinates[:, 0], return_inverse=True)
+    return distinct.tolist(), (np.bincount(inverse, weights=value) / np.bincount(inverse)).tolist()
 
 
 def _on_line(line: _Line, at: float) -> float:
-    """Level beyond the ends."""
-    places, values = line
-    index = bisect_right(places, at) - 1
-    if index < 0 or index == len(places) - 1 or places[index] == at:
+    """Linear interpolation, constant beyond the ends."""
+    coordinates, values = line
+    index = bisect_right(coordinates, at) - 1
+    if index < 0 or index == len(coordinates) - 1 or coordinates[index] == at:
         return values[max(index, 0)]
-    slope = (values[index + 1] - values[index]) / (places[index + 1] - places[index])
-    return slope * (at - places[index]) + values[index]
+    slope = (values[index + 1] - values[index]) / (coordinates[index + 1] - coordinates[index])
+    return slope * (at - coordinates[index]) + values[index]
 
 
 def _shepard(distance: NDArray[np.float64], value: NDArray[np.float64]) -> float:
-    """By ufuncs themselves: `sum` and its like are Python around them, which takes most of a reading."""
+    """Inverse squared distance weighting, by bare ufuncs: `sum` and the like add most of a reading's time."""
     nearest = min(NUM_NEIGHBOURS, len(distance)) - 1
     ascending = distance.copy()
     ascending.partition(nearest)

@@ -1,4 +1,4 @@
-"""Seconds of single kernels on the machine of one profile, under one execution."""
+"""Prices single kernels on the machine of one profile, under one execution."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -31,9 +31,9 @@ GROUP_TILE = 128  # rows of a tile of grouped products on Hopper and Blackwell
 class KernelTimes:
     """Times of products, attentions and memory-bound kernels, read from a profile's tables.
 
-    Rates of short loops say how time goes with the shape. Where the profile has rates of long loops as
-    well, times are multiplied with what these take of them: for a product by the shape, for attention by
-    head width, mask and length.
+    Rates of short loops give the dependence on shape. Where the profile also has rates of long loops, times
+    are multiplied by the slowdown of those: for a product by shape, for attention by head width, mask and
+    length.
     """
 
     def __init__(self, profile: Profile, execution: Execution | None = None) -> None:
@@ -46,10 +46,10 @@ class KernelTimes:
         self._products: dict[tuple[Gemm, str], tuple[float, bool]] = {}
         short = self.in_short_loops() if profile.sustained_products or profile.sustained_attention else self
         slowdowns = {
-            found.direction: product_slowdowns(
-                found, lambda gemm: short.matmul_s(gemm, profile.table_precision)[0]
+            products.direction: product_slowdowns(
+                products, lambda gemm: short.matmul_s(gemm, profile.table_precision)[0]
             )
-            for found in profile.sustained_products
+            for products in profile.sustained_products
         }
         self._slowdowns = {direction: Surface(points) for direction, points in slowdowns.items()}
         self._speedups = {
@@ -63,11 +63,11 @@ class KernelTimes:
         self._head_backward = HeadWidths([(h, backward_rate(h)) for h in heads])
 
     def in_short_loops(self) -> "KernelTimes":
-        """What the short loops alone say, under no execution."""
+        """The times of short loops alone, under the default execution."""
         return KernelTimes(replace(self.profile, sustained_products=(), sustained_attention=()))
 
     def product_s(self, gemm: Gemm, direction: Direction, precision: str) -> tuple[float, bool]:
-        """Seconds of one of the products that a layer's forward brings with it; see `matmul_s`."""
+        """Seconds of a layer's product in one direction, given the forward's shape; see `matmul_s`."""
         seconds, inside = self.matmul_s(in_direction(gemm, direction), precision)
         slowdown = self._slowdowns.get(direction)
         return (seconds * slowdown.read(*gemm).rate if slowdown and gemm.flop else seconds), inside
@@ -75,11 +75,10 @@ class KernelTimes:
     def linear_s(
         self, gemm: Gemm, direction: Direction, precision: str, narrow: ProductFormat, *, num_grouped: int = 1
     ) -> tuple[float, bool]:
-        """Seconds of one of a linear layer's products with operands of that format, casts aside.
+        """Seconds of a linear layer's product in one direction and format, without casts.
 
-        Several alike in one kernel pad their rows to whole tiles, half a tile each in the mean; they take
-        the time of a product with as many rows as all together, and no less than operands and results
-        take through memory.
+        A grouped kernel pads each product's rows to whole tiles, half a tile on average; it takes the time of
+        one product with the rows of all, and at least the time to move operands and results.
         """
         if num_grouped > 1 and gemm.flop:
             return self._grouped_s(gemm, direction, precision, narrow, num_grouped)
@@ -103,46 +102,46 @@ class KernelTimes:
         return self._floor(max(seconds / narrow_rate(self.profile, narrow), moved_s))
 
     def cast_s(self, elements: float, narrow: ProductFormat) -> float:
-        """Seconds to cast so many elements for the products of both passes."""
+        """Seconds to cast elements for the products of both passes."""
         if narrow is ProductFormat.SAME:
             return 0.0
         return self.moved_s(elements * NARROW[narrow].cast_bytes / NARROW[narrow].cast_rate)
 
     @cached_property
     def ends_at_windows(self) -> bool:
-        """Whether attention takes no time for what windows and chunks hide; scores that are stored do."""
+        """Whether attention skips what windows and chunks hide; attention with stored scores does not."""
         run = self.execution
         is_fused = run.attention is AttentionKernel.FUSED
         return is_fused and ends_at_windows(run.flash, self.profile.flash_generation)
 
     def computed(self, work: Work) -> Work:
-        """The work, with the pairs that attention computes."""
+        """The work with the query-key pairs that attention really computes."""
         return work if self.ends_at_windows else work.whole
 
     @cached_property
     def clock_share(self) -> float:
-        """Of the clock behind the profile's rates: what the power limit leaves to the slowest device."""
+        """The slowest device's clock under the power limit, over the clock behind the profile's rates."""
         run, power = self.execution, self.profile.power
         spread = power.clock_spread if power else 0.0
         return clock_share(run.power_limit_w, power) * slowest_share(run.num_devices, spread)
 
     @cached_property
     def product_share(self) -> float:
-        """Of the rates of products in short loops, what training sustains at that clock."""
+        """The share of product rates in short loops that training sustains at that clock."""
         power = self.profile.power
         return self.clock_share * (power.sustained_products if power else 1.0)
 
     def matmul_s(self, gemm: Gemm, precision: str) -> tuple[float, bool]:
-        """Seconds of one product in a short loop, and whether its shape lies among the measured ones.
+        """Seconds of a product in a short loop, and whether its shape is inside the measured range.
 
-        A shape below the smallest measured one takes the time of the smallest; one without rows, none.
+        A shape below the smallest measured one takes the time of the smallest; an empty one takes 0.
         Equal products are priced once.
         """
         key = gemm, precision
-        found = self._products.get(key)
-        if found is None:
-            found = self._products[key] = self._matmul_s(gemm, precision)
-        return found
+        priced = self._products.get(key)
+        if priced is None:
+            priced = self._products[key] = self._matmul_s(gemm, precision)
+        return priced
 
     def _matmul_s(self, gemm: Gemm, precision: str) -> tuple[float, bool]:
         flop = gemm.flop
@@ -162,17 +161,17 @@ class KernelTimes:
         return self._floor(flop / rate), reading.inside
 
     def most_product_flop_per_s(self, precision: str) -> float:
-        """What no product of any shape is above: the fastest measured one's, in its best direction.
+        """An upper bound on the FLOP/s of all products: the fastest measured one's, in its best direction.
 
-        Casts to narrow formats for nothing.
+        Casts to narrow formats count as free.
         """
         peak = self._most_rate(precision)
         if self._matmul is not None:
             peak *= self._matmul.extremes[1] / self.profile.peak(self.profile.table_precision)
-        return peak / min([1.0, *(held.extremes[0] for held in self._slowdowns.values())])
+        return peak / min([1.0, *(slowdown.extremes[0] for slowdown in self._slowdowns.values())])
 
     def _most_rate(self, precision: str) -> float:
-        """Of products, what tables aside no one's is above."""
+        """An upper bound on the FLOP/s of products without tables."""
         run = self.execution
         peak = self.profile.peak(precision) * run.matmul_rate * self.product_share
         peak *= max(1.0, run.unaligned_rate) ** (ALIGNED_BYTES.bit_length() - 1)
@@ -183,15 +182,15 @@ class KernelTimes:
     def most_products_flop_per_s(
         self, rows: Floats, columns: tuple[float, float], direction: Direction, precision: str
     ) -> Floats:
-        """[ranges] the same of products whose rows lie between two neighbours; n and k are `columns`."""
+        """[ranges] `most_product_flop_per_s` for rows between neighbouring values; n and k are `columns`."""
         shape = Gemm(float(rows[0]), *columns)
         rates = np.full(len(rows) - 1, self._most_rate(precision))
         if self._matmul is not None:
             axis = in_direction(Gemm(0, 1, 2), direction).index(0)
             most = self._matmul.most_along(axis, rows, in_direction(shape, direction))
             rates *= most / self.profile.peak(self.profile.table_precision)
-            for place, low in enumerate(self._matmul.low):  # smaller ones take the time of the smallest
-                sizes = rows[1:] if place == axis else in_direction(shape, direction)[place]
+            for dimension, low in enumerate(self._matmul.low):  # smaller sizes take the time of the smallest
+                sizes = rows[1:] if dimension == axis else in_direction(shape, direction)[dimension]
                 rates /= np.maximum(1.0, low / sizes)
         if direction in self._speedups:
             rates *= self._speedups[direction].most_along(0, rows, shape)
@@ -203,22 +202,22 @@ class KernelTimes:
         precision: str,
         between: tuple[Sequence[float], Sequence[float]] | None = None,
     ) -> tuple[float, float]:
-        """The same of a fused attention's forward, and the most FLOP/s of its backward over these.
+        """Upper bounds on a fused attention's forward FLOP/s, and on its backward's rate over the forward's.
 
         Args:
-            between: least and most of length and heads of a launch, see `attention_s`; None: any.
+            between: smallest and largest (length, heads) of a launch, see `attention_s`; None: any.
         """
         run = self.execution
         rate = self.profile.peak(precision) * run.attention_rate * self.clock_share
         rate *= flash_share(run.flash, self.profile.flash_generation)
         if self._attention is not None:
             ratio = operator.num_heads / operator.num_kv_heads
-            held = (
+            table_rate = (
                 self._attention.extremes[1]
                 if between is None
-                else self._attention.most(*((*at, ratio) for at in between))
+                else self._attention.most(*((*corner, ratio) for corner in between))
             )
-            rate *= held / self.profile.peak(self.profile.table_precision)
+            rate *= table_rate / self.profile.peak(self.profile.table_precision)
         (short, *_), (long, *_) = between or ((1.0,), (inf,))
         least, _ = self._head_slowdowns.extremes(operator.head_dim, short, long, causal=operator.causal)
         factor = run.attention_backward_factor(operator.head_dim)
@@ -228,21 +227,21 @@ class KernelTimes:
         return rate / least, most * factor
 
     def most_moved_bytes_per_s(self, operator: Pointwise | Lookup | None = None) -> float:
-        """The same of a memory-bound kernel, in bytes."""
+        """An upper bound on the bytes/s of a memory-bound kernel."""
         is_norm = isinstance(operator, Pointwise) and operator.weights
         surface = self._normalization if is_norm else self._pointwise
         rate = surface.extremes[1] if surface else self.profile.memory_bytes_per_s
         return rate * self.execution.memory_rate
 
     def least_update_s(self, num_bytes: float) -> float:
-        """Seconds that optimizer steps take together that move so many bytes, however many they are."""
+        """A lower bound on the seconds of optimizer steps that move `num_bytes` together."""
         rate = self._pointwise.extremes[1] if self._pointwise else self.profile.memory_bytes_per_s
         return num_bytes / (rate * self.execution.step_rate)
 
     def attention_s(self, operator: Attention, work: Work, grid: Grid, precision: str) -> tuple[float, bool]:
-        """Seconds of the forward kernel, and whether its shape lies among the measured ones.
+        """Seconds of the forward kernel, and whether its shape is inside the measured range.
 
-        A row of several sequences is as many heads of their mean length.
+        A row of several sequences counts as that many times the heads at their mean length.
         """
         flop = attention_flop(operator, work, grid)
         run = self.execution
@@ -263,13 +262,13 @@ class KernelTimes:
         return self._floor(flop / rate * slowdown), reading.inside
 
     def attention_flop_per_s(self, length: float, heads: float, queries_per_key: float) -> float:
-        """The forward's rate in a short loop: the table's, the peak of products without one."""
+        """The forward's rate in a short loop by the table, or the peak of products without one."""
         if self._attention is None:
             return self.profile.peak(self.profile.table_precision)
         return self._attention.read(length, heads, queries_per_key).rate
 
     def attention_backward_rate(self, operator: Attention, work: Work, grid: Grid) -> float:
-        """Backward FLOP/s over forward FLOP/s: by head width where measured, else the profile's number."""
+        """Backward FLOP/s over forward FLOP/s: by head width where measured, else the profile's value."""
         factor = self.execution.attention_backward_factor(operator.head_dim)
         if not self._head_backward.covers(operator.head_dim) or not operator_tokens(operator, work, grid):
             return self.profile.attention_backward_rate * factor
@@ -277,24 +276,24 @@ class KernelTimes:
         return self._head_backward.at(operator.head_dim, causal=operator.causal, length=length) * factor
 
     def attention_doubts(self, operator: Attention) -> Iterator[str]:
-        """What of its kind was not measured: its width, its backward, its mask."""
+        """Yield what was not measured for such attention: its width, backward or mask."""
         profile, width = self.profile, operator.head_dim
         heads = profile.sustained_attention
-        known = self._head_backward.covers(width) and all(each.forward.measured for each in heads)
-        if not known:
+        is_covered = self._head_backward.covers(width) and all(table.forward.measured for table in heads)
+        if not is_covered:
             yield "backward of attention"
-        if not known and profile.attention_head_dim not in (None, width):
+        if not is_covered and profile.attention_head_dim not in (None, width):
             yield f"attention with heads of {width}"
         has_mask = operator.causal or self._head_backward.has_mask(causal=False)
         if profile.attention.points and not has_mask:
             yield "attention without a causal mask"
 
     def _stored_attention_s(self, operator: Attention, work: Work, grid: Grid, precision: str) -> float:
-        """Two batched products over every score, masked ones too, and passes over the scores between."""
+        """Forward seconds with stored scores: two products over all scores, masked ones too, and passes."""
         return self._scores_s(operator, work, grid, precision, 2, self.execution.scores_passes)
 
     def stored_backward_s(self, operator: Attention, work: Work, grid: Grid, precision: str) -> float:
-        """Four products, two for each of the forward's, and passes between."""
+        """Backward seconds with stored scores: four products, two for each of the forward's, and passes."""
         if operator_tokens(operator, work, grid) == 0:
             return 0.0
         return self._scores_s(operator, work, grid, precision, 4, self.execution.scores_backward_passes)
@@ -302,7 +301,7 @@ class KernelTimes:
     def _scores_s(
         self, operator: Attention, work: Work, grid: Grid, precision: str, num_products: int, passes: float
     ) -> float:
-        """Every product reads or writes all scores once, and takes no less than that."""
+        """Seconds of products, each bounded by one read or write of all scores, and of passes over scores."""
         run, queries = self.execution, operator_tokens(operator, work, grid)
         keys = operator.num_keys or work.sums.longest
         scores = queries * keys * operator.num_heads / grid.tp
@@ -312,7 +311,7 @@ class KernelTimes:
         return num_products * product_s + passes * pass_s
 
     def _rate(self, gemm: Gemm, precision: str) -> float:
-        """FLOP/s of a batch of such products: the table's at the batch's size, the peak without one."""
+        """FLOP/s of a batch of such products: the table's at the batch's size, or the peak without one."""
         peak = self.profile.peak(precision)
         if self._matmul is None:
             return peak
@@ -321,7 +320,7 @@ class KernelTimes:
         return reading.rate * peak / self.profile.peak(self.profile.table_precision)
 
     def moved_s(self, num_bytes: float, operator: Pointwise | Lookup | None = None) -> float:
-        """Seconds of one memory-bound kernel; norms have rates of their own."""
+        """Seconds of one memory-bound kernel; norms have their own rates."""
         if num_bytes == 0:
             return 0.0
         is_norm = isinstance(operator, Pointwise) and operator.weights
@@ -330,7 +329,7 @@ class KernelTimes:
         return self._floor(num_bytes / (rate * self.execution.memory_rate))
 
     def update_s(self, num_bytes: float) -> float:
-        """Seconds of an optimizer step that moves so many bytes."""
+        """Seconds of an optimizer step that moves `num_bytes`."""
         if num_bytes == 0:
             return 0.0
         rate = self._pointwise.read(num_bytes).rate if self._pointwise else self.profile.memory_bytes_per_s
@@ -346,7 +345,7 @@ def _surface(table: Table) -> Surface | None:
 
 
 def length_of(operator: Attention, work: Work, grid: Grid) -> float:
-    """Of sequences as long as the mean query's keys say; at least 1."""
+    """Length of sequences, by the mean number of keys a query; at least 1."""
     queries = operator_tokens(operator, work, grid) * grid.cp
     keys = attention_pairs(operator, work, grid) * grid.cp / queries
     return max(1.0, keys * 2.0 if operator.causal else keys)

@@ -58,8 +58,8 @@ class LayerPoint:
         for name, most in (("rows", MOST_ROWS), *((name, MOST_COUNT) for name in counts)):
             if getattr(self, name) > most:
                 value = str(getattr(self, name))
-                said = value if len(value) <= DIGITS else f"a number of {len(value)} digits"
-                raise ValueError(f"measured layer, {name}: want at most {most:,}, got {said}")
+                written = value if len(value) <= DIGITS else f"a number of {len(value)} digits"
+                raise ValueError(f"measured layer, {name}: want at most {most:,}, got {written}")
 
     @property
     def row(self) -> RowWork:

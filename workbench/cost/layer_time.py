@@ -8,7 +8,7 @@ from workbench.model.frozen import Needs
 
 @dataclass(frozen=True, slots=True)
 class CheckpointTime:
-    """Seconds that a checkpoint around a layer adds: what hosts do to drop tensors and to make them again.
+    """Seconds that a checkpoint around a layer adds, for hosts to drop tensors and to recompute them.
 
     Args:
         forward_s: to a forward that keeps nothing.
@@ -23,20 +23,20 @@ class CheckpointTime:
 
 @dataclass(frozen=True, slots=True)
 class LayerTime:
-    """Seconds of one call of a layer, its tensor- and context-parallel collectives included.
+    """Seconds of one call of a layer, including tensor- and context-parallel collectives.
 
     Args:
-        forward_s: forward; a recompute costs as much again, and what `checkpoint` says.
+        forward_s: forward; recomputation costs as much again, plus `checkpoint`.
         input_grad_s: gradients through the layer to its input.
-        weight_grad_s: gradients of its weights, on top of those.
-        unmeasured: what went into it that was not measured on that machine.
-        interior_grad_s: gradients through the layer as far as its first weights, which
-            weight gradients need even when the input asks for none.
+        weight_grad_s: gradients of its weights, in addition.
+        unmeasured: inputs to the estimate that were not measured on the machine.
+        interior_grad_s: gradients through the layer down to its first weights, which
+            weight gradients need even when the input needs none.
         forward_only_s: forward that keeps nothing for a backward; None: as `forward_s`.
         split_input_s: input gradients of a backward that leaves weight gradients for later;
             None: as `input_grad_s`.
         split_weight_s: weight gradients, later; None: as `weight_grad_s`.
-        checkpoint: what a checkpoint around the layer adds; None: not measured, taken as nothing.
+        checkpoint: what a checkpoint around the layer adds; None: not measured, assumed 0.
     """
 
     forward_s: float
@@ -50,24 +50,24 @@ class LayerTime:
     checkpoint: CheckpointTime | None = None
 
     def forward_without_graph_s(self) -> float:
-        """A forward that keeps nothing: no gradient runs, or the layer is computed again for it."""
+        """Seconds of a forward that keeps nothing: no gradient runs, or the layer is recomputed."""
         return self.forward_s if self.forward_only_s is None else self.forward_only_s
 
     def checkpointed_forward_s(self, needs: Needs) -> float:
-        """A forward under a checkpoint, in a stage that has a backward."""
+        """Seconds of a forward under a checkpoint, in a stage that has a backward."""
         added_s = 0.0 if self.checkpoint is None or not needs.any else self.checkpoint.forward_s
         return self.forward_without_graph_s() + added_s + self.idle_checkpoint_s(needs)
 
     def idle_checkpoint_s(self, needs: Needs) -> float:
-        """Of that, what the checkpoint adds to a layer that no gradient runs through; 0 to others."""
+        """Seconds that a checkpoint adds to a layer without gradients; 0 for other layers."""
         return 0.0 if self.checkpoint is None or needs.any else self.checkpoint.idle_s
 
     def again_s(self) -> float:
-        """What a checkpoint makes a backward longer by: the forward again, and what goes around it."""
+        """Seconds that a checkpoint adds to a backward: the forward again, and its own overhead."""
         return self.forward_s + (0.0 if self.checkpoint is None else self.checkpoint.backward_s)
 
     def split_through_s(self, needs: Needs) -> float:
-        """`I` where the backward is split: what is on the way to later weight gradients is kept."""
+        """Seconds of `I` where the backward is split, which keeps tensors for later weight gradients."""
         if self.split_input_s is None or not needs.weight_grad:
             return self.through_s(needs)
         if needs.input_grad:
@@ -75,31 +75,31 @@ class LayerTime:
         return max(0.0, self.split_input_s - (self.input_grad_s - self.interior_grad_s))
 
     def split_weights_s(self, needs: Needs) -> float:
-        """`W` where the backward is split: 0 when the layer is frozen."""
+        """Seconds of `W` where the backward is split: 0 when the layer is frozen."""
         if self.split_weight_s is None or not needs.weight_grad:
             return self.weights_s(needs)
         return self.split_weight_s
 
     def through_s(self, needs: Needs) -> float:
-        """The `I` half of a backward: 0 when no gradient runs."""
+        """Seconds of the `I` half of a backward: 0 when no gradient runs."""
         if needs.input_grad:
             return self.input_grad_s
         return self.interior_grad_s if needs.weight_grad else 0.0
 
     def weights_s(self, needs: Needs) -> float:
-        """The `W` half of a backward: 0 when the layer is frozen."""
+        """Seconds of the `W` half of a backward: 0 when the layer is frozen."""
         return self.weight_grad_s if needs.weight_grad else 0.0
 
     def backward_s(self, needs: Needs) -> float:
-        """A whole backward without recompute: frozen and nothing upstream 0, frozen I, trainable I + W."""
+        """Seconds of a backward without recomputation: I + W; I if frozen; 0 if nothing upstream needs it."""
         return self.through_s(needs) + self.weights_s(needs)
 
 
 def slowest(times: Sequence[LayerTime]) -> LayerTime:
-    """One layer on ranks that wait for each other in it: each pass takes as long as the longest.
+    """The time of a layer on ranks that wait for each other: the maximum of each pass.
 
     Args:
-        times: >= 1, of one layer on machines of one kind: what is measured of one is of all.
+        times: >= 1, of one layer on machines of one kind, so `checkpoint` is that of any.
     """
     first, *others = times
     if not others:
@@ -122,5 +122,5 @@ def _longest(times_s: Iterable[float | None]) -> float | None:
 
 
 def unmeasured_of(times: Iterable[LayerTime]) -> tuple[str, ...]:
-    """All reasons of several times, sorted."""
+    """All `unmeasured` reasons of several times, sorted."""
     return tuple(sorted({reason for time in times for reason in time.unmeasured}))

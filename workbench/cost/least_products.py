@@ -1,4 +1,4 @@
-"""Seconds that products take at least, in whatever calls."""
+"""Lower bounds on the seconds of matrix products, however they are split into calls."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,12 @@ from workbench.cost.profile import Direction
 from workbench.cost.roofline import Gemm
 from workbench.model.layer import Shard
 
-RANGES = 16  # of tokens in an octave, in which calls are looked at together
-FEWEST = 1e-3  # tokens of a call: fewer than any has
+RANGES = 16  # ranges of tokens in an octave, whose calls are bounded together
+FEWEST = 1e-3  # tokens, fewer than any call has
 
 
 class LeastProducts:
-    """What products take at least in one format, whose answers all layers, batches and layouts share.
+    """Lower bounds on products in one precision, cached for all layers, batches and layouts.
 
     Args:
         times: of the machine's kernels.
@@ -35,14 +35,14 @@ class LeastProducts:
         directions: tuple[Direction, ...],
         stock: float,
     ) -> float:
-        """Times ranks, of products of the same tokens, in calls that have as many more as they like.
+        """A lower bound on ranks times seconds of products over the same tokens, in calls of any size.
 
-        Of all degrees and ranges of tokens, what those take that take least. Calls may have a power of two of
-        tokens, so that stocks of nearly the same size have one answer.
+        The minimum over all degrees and ranges of tokens. The largest call is rounded up to a power of two of
+        tokens, so that stocks of nearly the same size share one answer.
 
         Args:
-            kinds: uncut products, and how many there are of each.
-            degrees: of tensor parallelism; none: the best rate of any shape.
+            kinds: uncut products and their numbers.
+            degrees: of tensor parallelism; empty: the best rate of any shape counts.
             stock: most tokens of a call.
 
         Complexity: that of `seconds_in_each` for every degree.
@@ -51,13 +51,13 @@ class LeastProducts:
             flop = sum(gemm.flop * num for (gemm, _), num in kinds.items())
             return len(directions) * flop / self._times.most_product_flop_per_s(self._precision)
         tokens = max(gemm.m for gemm, _ in kinds)
-        of_one = {(gemm._replace(m=gemm.m / tokens), shard): num for (gemm, shard), num in kinds.items()}
+        per_token = {(gemm._replace(m=gemm.m / tokens), shard): num for (gemm, shard), num in kinds.items()}
         most = max(2.0 ** math.ceil(math.log2(stock)), 2 * FEWEST)
-        key = tuple(of_one.items()), tuple(degrees), directions, most
+        key = tuple(per_token.items()), tuple(degrees), directions, most
         if key not in self._known:
             edges = ranges(FEWEST, most)
-            found = (self.seconds_in_each(of_one, tp, directions, edges) for tp in degrees)
-            self._known[key] = min(float(seconds.min()) for seconds in found)
+            seconds_of_degrees = (self.seconds_in_each(per_token, tp, directions, edges) for tp in degrees)
+            self._known[key] = min(float(seconds.min()) for seconds in seconds_of_degrees)
         return self._known[key] * tokens
 
     def seconds_in_each(
@@ -67,7 +67,7 @@ class LeastProducts:
         directions: tuple[Direction, ...],
         tokens: Floats,
     ) -> Floats:
-        """[ranges] as `seconds`, in calls on so many ranks whose tokens lie between two neighbours.
+        """[ranges] as `seconds`, for calls on `tp` ranks whose tokens lie between neighbouring values.
 
         Args:
             tokens: [ranges + 1] ascending.
@@ -85,8 +85,8 @@ class LeastProducts:
         return total
 
     def _rates(self, tokens: Floats, columns: tuple[float, float], direction: Direction) -> Floats:
-        """Looked up once for products that layers share."""
-        key = np.round(tokens, 6).tobytes(), columns, direction  # of whatever item they are multiples
+        """[ranges] upper bounds on FLOP/s, computed once for products that layers share."""
+        key = np.round(tokens, 6).tobytes(), columns, direction  # equal for all items
         if key not in self._ranges:
             most = self._times.most_products_flop_per_s(tokens, columns, direction, self._precision)
             self._ranges[key] = most
@@ -94,7 +94,7 @@ class LeastProducts:
 
 
 def ranges(fewest: float, most: float) -> Floats:
-    """[ranges + 1] from the fewest to the most; of none if there are more of the fewest."""
+    """[ranges + 1] geometric steps from `fewest` to `most`; a single one if `fewest` is larger."""
     octaves = math.log2(most / fewest)
     if octaves < 0:
         return np.array([fewest])

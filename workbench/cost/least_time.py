@@ -1,4 +1,4 @@
-"""Seconds that a layer takes at least, on however many ranks and in however many calls."""
+"""Lower bounds on the seconds of a layer, for any number of ranks and calls."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,11 +33,11 @@ WHOLE = Grid()  # the layer uncut
 
 
 class LeastTime(NamedTuple):
-    """Seconds times ranks of passes.
+    """Lower bounds on seconds times ranks of passes.
 
     Args:
-        way_s: forward, and gradients through the layers, which others wait for.
-        weights_s: gradients of weights, for which nobody waits: what all take more than that at least.
+        way_s: the path that others wait for: forward, and gradients through the layers.
+        weights_s: what all passes take in addition: gradients of weights, which nothing waits for.
     """
 
     way_s: float
@@ -48,12 +48,12 @@ class LeastTime(NamedTuple):
         return self.way_s + self.weights_s
 
     def __add__(self, other: object) -> "LeastTime":
-        """Of both."""
+        """The bounds of both together."""
         assert isinstance(other, LeastTime)
-        return LeastTime(*(own + its for own, its in zip(self, other, strict=True)))
+        return LeastTime(*(first + second for first, second in zip(self, other, strict=True)))
 
     def scaled(self, factor: float) -> "LeastTime":
-        """Every pass."""
+        """Every pass times a factor."""
         return LeastTime(*(factor * seconds for seconds in self))
 
 
@@ -61,35 +61,34 @@ NOTHING = LeastTime(0.0, 0.0)
 
 
 def least_of(times: Iterable[LeastTime]) -> LeastTime:
-    """What no one of several is below: the least way, and the least of all passes."""
-    found = list(times)
-    way_s = min(each.way_s for each in found)
-    return LeastTime(way_s, min(each.all_s for each in found) - way_s)
+    """A lower bound for several alternatives: the minimum of each."""
+    alternatives = list(times)
+    way_s = min(alternative.way_s for alternative in alternatives)
+    return LeastTime(way_s, min(alternative.all_s for alternative in alternatives) - way_s)
 
 
 class LeastTimes:
-    """What layers take at least whose calls take rows out of a stock, in whatever parts.
+    """Lower bounds on layers whose calls take rows out of a stock, in any parts.
 
-    Products at the rates that the profile gives to the best number of tokens and tensor-parallel ranks of a
-    call, which are the same for all products of a layer and in all passes over one microbatch, see
-    `LeastProducts`. Fused attention at the best rate that a call can have; memory-bound kernels
-    at their best rate, without what does not grow with tokens; collectives, launches and overheads for
-    nothing; layers measured whole by their fit without what a call takes. What cross-attention takes is left
-    out; layers with experts have the best rate of any shape.
+    Products run at the profile's rates for the best number of tokens and tensor-parallel ranks of a call,
+    equal for all products of a layer and all passes over one microbatch, see `LeastProducts`. Fused attention
+    and memory-bound kernels run at their best rates, without what does not grow with tokens. Collectives,
+    launches and overheads are free. Layers measured whole count by their fit without the constant of a call.
+    Cross-attention is left out; layers with experts have the best rate of any shape.
 
     Why it holds: on tp x cp ranks a call does 1 / (tp cp) of each product, and no less of the rest, so ranks
-    times seconds are FLOP over a rate (bytes over one) that this rate is no less than; FLOP and bytes add up
-    over calls. Keys a query of a call lie between the fewest and the most of its rows', as a mean does.
-    Ranks that share tokens unevenly take as long as the slowest, which is no less than their mean.
+    times seconds are FLOP (or bytes) over a rate that this bound's rate is not below; FLOP and bytes add up
+    over calls. The mean keys a query of a call lies between the fewest and the most of its rows. Ranks that
+    share tokens unevenly take as long as the slowest, which is no less than their mean.
 
     Args:
         cost: the machine, under its execution.
         precision: of activations and weights.
         stock: all rows that calls may have.
-        degrees: of tensor parallelism; none: they are not known.
+        degrees: of tensor parallelism; empty: unknown.
         cuts_tokens: whether context-parallel ranks may share tokens: then attention may be simulated tile
-            by tile, at the rate of a long causal launch and no better, or go block by block, over fewer keys,
-            and of late queries over twice as many as in the mean.
+            by tile, at most at the rate of a long causal launch, or run block by block over fewer keys, with
+            late queries over twice the mean number of keys.
     """
 
     def __init__(
@@ -100,62 +99,62 @@ class LeastTimes:
         self._attentions: dict[Attention, tuple[float, float]] = {}
 
     def cutting_tokens(self) -> "LeastTimes":
-        """The same where context-parallel ranks share tokens; what products take is worked out once."""
+        """The same bounds where context-parallel ranks share tokens; products are computed once."""
         other = copy(self)
         other._cuts_tokens, other._attentions = True, {}
         return other
 
     def of(self, layer: Layer, work: Work, needs: Needs) -> LeastTime:
-        """Of passes over some rows of the stock, on all of their ranks together.
+        """A lower bound on passes over some rows of the stock, summed over their ranks.
 
-        It adds up over calls: that of all rows is no more than the sum of those of its parts.
+        It adds up over calls: the bound of all rows is at most the sum of those of their parts.
 
         Args:
-            needs: which gradients it computes.
+            needs: which gradients run.
 
         Complexity: O(operators + measured grids), and that of `LeastProducts.seconds`.
         """
         if layer.reads_context:
             return NOTHING
         measured = self._cost.measured_on(layer, self._precision)
-        found = [_measured(each, work, grid.tp * grid.cp, needs) for grid, each in measured]
+        bounds = [_measured(each, work, grid.tp * grid.cp, needs) for grid, each in measured]
         if all(grid != WHOLE for grid, _ in measured):  # else other grids are scaled from one rank
-            found.append(self._composed(layer, work, needs))
-        return least_of(found).scaled(self.factor)
+            bounds.append(self._composed(layer, work, needs))
+        return least_of(bounds).scaled(self.factor)
 
     @property
     def factor(self) -> float:
-        """Times as long passes take in a pipeline, at least."""
+        """A lower bound on the factor by which passes take longer in a pipeline."""
         profile, kinds = self._cost.profile, (Pass.F, Pass.B, Pass.I, Pass.W)
         return min(min(profile.pipeline_factor(kind), profile.alone_factor(kind)) for kind in kinds)
 
     def in_calls(
         self, layer: Layer, work: Work, needs: Needs, tp: int, parts: Floats
     ) -> tuple[Floats, Floats] | None:
-        """[ranges] way and all seconds as `of`, in calls whose work on a rank lies between two neighbours.
+        """[ranges] path and all seconds as `of`, for calls whose work on a rank lies between two neighbours.
 
-        `factor` is left to the caller. None: the layer is not a sum of operators, or has experts.
+        The caller applies `factor`. None: the layer is not a sum of operators, or has experts.
 
         Args:
-            parts: [ranges + 1] how many works like this one a rank has, ascending.
+            parts: [ranges + 1] multiples of this work on a rank, ascending.
 
         Complexity: O(operators), and that of `LeastProducts.seconds_in_each`.
         """
         if num_experts(layer) or self._cost.measured_on(layer, self._precision):
             return None
         least = self._cost.least_products(self._precision)
-        way_s, all_s = np.zeros((2, len(parts) - 1))
+        path_s, all_s = np.zeros((2, len(parts) - 1))
         other, products = self._apart(layer, work, needs)
-        for each in products:
-            kinds, tokens = _kinds_of(each, work), parts * operator_tokens(each[0], work, WHOLE)
-            way, every = directions_of(needs)
-            found = least.seconds_in_each(kinds, tp, way, tokens)
-            weights = least.seconds_in_each(kinds, tp, every[len(way) :], tokens)
-            way_s, all_s = way_s + found, all_s + found + weights
-        return way_s + other.way_s, all_s + other.all_s
+        for group in products:
+            kinds, tokens = _kinds_of(group, work), parts * operator_tokens(group[0], work, WHOLE)
+            path_directions, all_directions = directions_of(needs)
+            path = least.seconds_in_each(kinds, tp, path_directions, tokens)
+            weights = least.seconds_in_each(kinds, tp, all_directions[len(path_directions) :], tokens)
+            path_s, all_s = path_s + path, all_s + path + weights
+        return path_s + other.way_s, all_s + other.all_s
 
     def of_attention(self, layer: Layer, work: Work, needs: Needs) -> LeastTime:
-        """Of the layer's attentions alone, as part of `in_calls`."""
+        """The share of the layer's attentions alone in `in_calls`."""
         attentions = (each for each in layer.operators if isinstance(each, Attention))
         return sum((self._attention(each, work, needs) for each in attentions), NOTHING)
 
@@ -165,7 +164,7 @@ class LeastTimes:
         return sum((self._of_products(each, work, degrees, needs) for each in products), other)
 
     def _apart(self, layer: Layer, work: Work, needs: Needs) -> tuple[LeastTime, list[list[Matmul]]]:
-        """What is no product, and products by the tokens that they have."""
+        """The bound of everything but products, and products grouped by their tokens."""
         total, products = NOTHING, defaultdict(list)
         for operator in layer.operators:
             if isinstance(operator, Matmul):
@@ -179,7 +178,7 @@ class LeastTimes:
     def _of_products(
         self, products: Sequence[Matmul], work: Work, degrees: Sequence[int], needs: Needs
     ) -> LeastTime:
-        """Of those with the same tokens."""
+        """The bound of products over the same tokens."""
         stock = operator_tokens(products[0], self._stock, WHOLE)
         least, kinds = self._cost.least_products(self._precision), _kinds_of(products, work)
         way_s, all_s = (least.seconds(kinds, degrees, each, stock) for each in directions_of(needs))
@@ -190,15 +189,15 @@ class LeastTimes:
         if self._cost.execution.attention is not AttentionKernel.FUSED or not flop:
             return NOTHING
         if operator not in self._attentions:
-            found = list(self._attention_rates(operator))
-            forward_s = min(1.0 / rate for rate, _ in found)
-            both_s = min((1.0 + ATTENTION_BACKWARD_FLOP / backward) / rate for rate, backward in found)
+            rates = list(self._attention_rates(operator))
+            forward_s = min(1.0 / rate for rate, _ in rates)
+            both_s = min((1.0 + ATTENTION_BACKWARD_FLOP / backward) / rate for rate, backward in rates)
             self._attentions[operator] = forward_s, both_s
         forward_s, both_s = self._attentions[operator]
         return LeastTime(flop * (both_s if needs.input_grad else forward_s), 0.0)
 
     def _attention_rates(self, operator: Attention) -> Iterator[tuple[float, float]]:
-        """FLOP/s that no forward is above, and no backward over these, octave by octave of lengths."""
+        """Yield upper bounds on forward FLOP/s and on backward over forward, octave by octave of lengths."""
         rows = [Work((row,)) for row in dict.fromkeys(self._stock.rows)]
         rows = [row for row in rows if operator_tokens(operator, row, WHOLE) > 0]
         lengths = [length_of(operator, row, WHOLE) for row in rows]
@@ -224,8 +223,8 @@ class LeastTimes:
         weights = (
             min(moved.input_grad, moved.weight_grad) if isinstance(operator, Lookup) else moved.weight_grad
         )
-        way = moved.forward + needs.input_grad * moved.input_grad
-        return LeastTime(way / rate, needs.weight_grad * weights / rate)
+        path = moved.forward + needs.input_grad * moved.input_grad
+        return LeastTime(path / rate, needs.weight_grad * weights / rate)
 
 
 def _kinds_of(products: Sequence[Matmul], work: Work) -> Counter[tuple[Gemm, Shard]]:
@@ -233,9 +232,9 @@ def _kinds_of(products: Sequence[Matmul], work: Work) -> Counter[tuple[Gemm, Sha
 
 
 def directions_of(needs: Needs) -> tuple[tuple[Direction, ...], tuple[Direction, ...]]:
-    """Those that others wait for, and all, which begin with these."""
-    way = (Direction.FORWARD, *[Direction.INPUT_GRAD] * needs.input_grad)
-    return way, (*way, *[Direction.WEIGHT_GRAD] * needs.weight_grad)
+    """Directions that others wait for; and all directions, which begin with these."""
+    path = (Direction.FORWARD, *[Direction.INPUT_GRAD] * needs.input_grad)
+    return path, (*path, *[Direction.WEIGHT_GRAD] * needs.weight_grad)
 
 
 def _measured(measured: MeasuredLayer, work: Work, num_ranks: int, needs: Needs) -> LeastTime:

@@ -1,4 +1,4 @@
-"""Layers measured as a whole: times of unmeasured sizes, read between the measured ones."""
+"""Layers measured as a whole, with times of other sizes interpolated between the measured ones."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -37,7 +37,7 @@ STAND_IN = {
 
 
 class MeasuredTime(NamedTuple):
-    """Whether the size lies among the measured ones, and seconds by column of `COLUMNS` and `RECOMPUTED`."""
+    """Whether the size is inside the measured range, and seconds by column of `COLUMNS` and `RECOMPUTED`."""
 
     inside: bool
     forward_s: float
@@ -53,7 +53,7 @@ class MeasuredTime(NamedTuple):
 
 
 class _Size(NamedTuple):
-    """A call's rows, tokens and query-key pairs; of cross-attention what reads, what is read, their pairs."""
+    """A call's rows, tokens and query-key pairs; for cross-attention readers, context and their pairs."""
 
     rows: int
     tokens: int
@@ -64,14 +64,14 @@ class _Size(NamedTuple):
 
     @property
     def features(self) -> tuple[float, ...]:
-        """What time is linear in; of layers that read nothing the last three are zeros."""
+        """The features that time is linear in; the last three are 0 for layers without cross-attention."""
         pairs = (0.0, float(self.readers), float(self.context), float(self.context_area))
-        own = (1.0, float(self.rows), float(self.tokens), float(self.area))
-        return (*own[:3], *pairs) if self.readers else (*own, *pairs[1:])
+        row_features = (1.0, float(self.rows), float(self.tokens), float(self.area))
+        return (*row_features[:3], *pairs) if self.readers else (*row_features, *pairs[1:])
 
     @property
     def place(self) -> tuple[float, float, float]:
-        """Rows, tokens, and pairs a token: where a size stands among others."""
+        """Rows, tokens, and pairs a token: the coordinates for interpolation."""
         tokens, area = (self.readers, self.context_area) if self.readers else (self.tokens, self.area)
         return float(self.rows), float(tokens), max(area / tokens, 1.0)
 
@@ -79,14 +79,13 @@ class _Size(NamedTuple):
 class MeasuredLayer:
     """One layer on one machine.
 
-    Cross-attention works on the tokens that read and on what they read; the tokens it passes by
-    count too, and pairs are those between the two. Others' pairs are the masks', whatever a window hides:
-    so were they measured.
+    Cross-attention works on reading tokens and on their context; tokens that pass by count too, and pairs
+    are those between the two. Pairs of other layers are the masks', whatever a window hides, as in the
+    measurement.
 
-    A size with a row of its own gets that row's times. Any other gets a non-negative
-    least-squares fit (relative errors) over calls, rows, tokens and query-key pairs, which
-    is quadratic in the tokens of a row and linear in rows, times the measured-over-fitted
-    ratio interpolated between the measured sizes.
+    A measured size gets its own times. Any other gets a non-negative least-squares fit (relative errors)
+    over calls, rows, tokens and query-key pairs, which is quadratic in the tokens of a row and linear in
+    rows, times the measured-over-fitted ratio interpolated between the measured sizes.
 
     Complexity: O(points) to build and to read.
     """
@@ -107,7 +106,7 @@ class MeasuredLayer:
         self._tokens, self._length = (min(tokens), max(tokens)), (min(length), max(length))
 
     def read(self, work: Work) -> MeasuredTime:
-        """Times of that work."""
+        """The times of a work."""
         size = self._size_of(work)
         exact = self._exact(work.whole)
         if exact is not None:
@@ -122,17 +121,17 @@ class MeasuredLayer:
         return MeasuredTime(inside, *(self._columns[name].read(size) for name in self._names))
 
     def least_s(self, work: Work) -> MeasuredTime:
-        """What no calls that do this work together take less than, however it is cut into calls.
+        """A lower bound on calls that do this work together, however it is split.
 
-        The fit without what every call takes, times the least of the ratios that readings lie between.
+        The fit without its constant term, times the smallest measured-over-fitted ratio.
         """
         size = self._size_of(work)
         return MeasuredTime(True, *(self._columns[name].least(size) for name in COLUMNS))  # noqa: FBT003
 
     def _size_of(self, work: Work) -> _Size:
         read = (work.tokens(TokenCount.READERS), work.tokens(TokenCount.CONTEXT), work.context_area)
-        own = len(work.rows), work.tokens(TokenCount.IN), work.attention_area
-        return _Size(*own, *(read if self._reads else (0, 0, 0)))
+        sizes = len(work.rows), work.tokens(TokenCount.IN), work.attention_area
+        return _Size(*sizes, *(read if self._reads else (0, 0, 0)))
 
     def _exact(self, work: Work) -> LayerPoint | None:
         if len(set(work.rows)) > 1:
@@ -145,21 +144,21 @@ class MeasuredLayer:
 
 
 class _Fit(NamedTuple):
-    """Coefficients of a size's features, and measured over fitted between the measured sizes."""
+    """Coefficients of a size's features, and the interpolated ratio of measured over fitted times."""
 
     coefficients: NDArray[np.float64]
     ratio: Surface
 
 
 class _Column:
-    """One kind of time over what `_Size` says; fitted when first asked, as few columns ever are."""
+    """One kind of time as a function of size; fitted on first use, as few columns are ever used."""
 
     def __init__(self, sizes: Sequence[_Size], seconds: NDArray[np.float64]) -> None:
         self._sizes, self._seconds = sizes, seconds
 
     @cached_property
     def _fit(self) -> _Fit | None:
-        """None where no time is above 0."""
+        """The fit; None where no time is above 0."""
         kept = self._seconds > 0
         if not kept.any():
             return None
@@ -190,37 +189,37 @@ def _is_between(least: int, value: int, most: int) -> bool:
 
 
 def _seconds(points: tuple[LayerPoint, ...], name: str) -> NDArray[np.float64]:
-    """A column; where weights alone were not timed, both gradients stand in for them."""
+    """A column of times; where weights alone were not timed, both gradients stand in for them."""
     if name == "weight_only_s":
         both = [point.input_grad_s + point.weight_grad_s for point in points]
         alone = [point.weight_only_s for point in points]
         return np.array([b if a is None else min(a, b) for a, b in zip(alone, both, strict=True)])
     if name in RECOMPUTED:
         return np.array([_recomputed_s(point, name) for point in points])
-    found = [getattr(point, name) for point in points]
-    instead = STAND_IN.get(name, name)
-    return np.array([getattr(p, instead) if s is None else s for p, s in zip(points, found, strict=True)])
+    values = [getattr(point, name) for point in points]
+    stand_in = STAND_IN.get(name, name)
+    return np.array([getattr(p, stand_in) if s is None else s for p, s in zip(points, values, strict=True)])
 
 
 def _recomputed_s(point: LayerPoint, name: str) -> float:
-    """Where it was not measured, what it is made of: a checkpoint adds nothing."""
-    found: float | None = getattr(point, name)
-    if found is not None:
-        return found
+    """The measured time under a checkpoint, or the sum of its parts where it was not measured."""
+    measured_s: float | None = getattr(point, name)
+    if measured_s is not None:
+        return measured_s
     if name == "recompute_backward_s":
         return point.forward_s + point.input_grad_s + point.weight_grad_s
     return point.forward_s if point.forward_only_s is None else point.forward_only_s
 
 
 def in_one_piece(time: LayerTime, run: Execution) -> LayerTime:
-    """A time of a layer measured whole, which says so where its sums are to run in pieces."""
+    """The time of a layer measured whole, marked as unmeasured where sums are to run in pieces."""
     if run.sum_pieces == 1:
         return time
     return replace(time, unmeasured=time.unmeasured | {"collective_pieces: measured in one piece"})
 
 
 def from_measured(layer: Layer, measured: MeasuredLayer, work: Work) -> LayerTime:
-    """What the tables of a layer say of some work."""
+    """The time of some work by a layer's tables."""
     time = measured.read(work)
     reasons = () if time.inside else (f"{layer.kind} layer outside the measured sizes",)
     return LayerTime(
@@ -237,7 +236,7 @@ def from_measured(layer: Layer, measured: MeasuredLayer, work: Work) -> LayerTim
 
 
 def _checkpoint(time: MeasuredTime) -> CheckpointTime | None:
-    """What was measured under a checkpoint, less its parts without one: noise may leave less than nothing."""
+    """Times under a checkpoint minus those without, at least 0, as noise may make the difference negative."""
     under = time.recompute_forward_s, time.recompute_backward_s, time.recompute_idle_s
     parts = time.forward_only_s, time.forward_s + time.input_grad_s + time.weight_grad_s, time.forward_only_s
     added = [max(0.0, s - part) for s, part in zip(under, parts, strict=True) if s is not None]

@@ -1,4 +1,4 @@
-"""The cost model: seconds of one layer on one machine, forward and gradient by gradient."""
+"""The cost model: seconds of one layer on one machine, of its forward and each gradient."""
 
 from collections.abc import Mapping
 from copy import copy
@@ -33,7 +33,7 @@ __all__ = ["CostModel", "LayerTime", "RowWork", "Work", "unmeasured_of"]
 
 
 class _ExpertParallel(NamedTuple):
-    """Ranks among which experts are distributed, and what joins them; None: as tensor-parallel ranks."""
+    """The degree of expert parallelism, and its ranks' link; None: the tensor-parallel ranks' link."""
 
     ep: int = 1
     link: Link | None = None
@@ -42,10 +42,14 @@ class _ExpertParallel(NamedTuple):
 class CostModel(KernelTimes):
     """Times of layers on the machine of one profile.
 
-    A layer with rows of its own in the profile is read from them; any other is the sum of
-    its operators, each read from the tables of matmuls, attention and memory-bound kernels.
-    An execution changes the sums of operators, and no time of a layer that was measured whole.
-    `beside` has models of other kinds of devices by name, for clusters of several.
+    A layer that the profile measured whole is interpolated from its rows; any other is the sum of its
+    operators, each read from the tables of matmuls, attention and memory-bound kernels. An execution changes
+    the sums of operators, but not the times of layers measured whole.
+
+    Args:
+        profile: the machine.
+        execution: how layers run; None: the default.
+        beside: models of other kinds of devices by name, for clusters of several kinds.
     """
 
     def __init__(
@@ -74,43 +78,43 @@ class CostModel(KernelTimes):
         self._least_products: dict[str, LeastProducts] = {}
 
     def on(self, device: str) -> "CostModel":
-        """The model of that kind of device: this one where none stands beside it under that name."""
+        """The model of a kind of device; this one where `beside` has none of that name."""
         return self.beside.get(device, self)
 
     def executed(self, execution: Execution) -> "CostModel":
-        """The same machine under another execution; tables are shared, not read again."""
+        """The same machine under another execution; tables are shared."""
         other = self._copied()
         other.execution = execution.on(self.profile)
         other.beside = {device: model.executed(execution) for device, model in self.beside.items()}
         return other
 
     def with_expert_parallel(self, ep: int, link: Link | None = None) -> "CostModel":
-        """The same machine where so many ranks of a grid distribute experts; times are the busiest rank's.
+        """The same machine with experts distributed over `ep` ranks of a grid; times are the busiest rank's.
 
         `link` joins these ranks; None: the link of tensor-parallel ones.
         """
-        wanted = _ExpertParallel(ep, link)
-        if ep == 1 or wanted == self._experts:
+        experts = _ExpertParallel(ep, link)
+        if ep == 1 or experts == self._experts:
             return self
-        if wanted not in self._variants:
-            other = self._variants[wanted] = self._copied()
-            other._experts = wanted
-        return self._variants[wanted]
+        if experts not in self._variants:
+            other = self._variants[experts] = self._copied()
+            other._experts = experts
+        return self._variants[experts]
 
     def dividing_tokens(self, saved_input: SavedInput | None = None) -> "CostModel":
         """The same machine where tensor-parallel ranks split tokens between products.
 
-        `saved_input`: what these keep of gathered tokens; None: as the execution says.
+        `saved_input`: what these keep of gathered tokens; None: as in the execution.
         """
         kept = {} if saved_input is None else {"saved_input": saved_input}
         return self._varied(activations=ActivationCut.SEQUENCE, **kept)
 
     def summing_in(self, num_pieces: int) -> "CostModel":
-        """The same machine where tensor-parallel ranks add up a product in so many pieces."""
+        """The same machine where tensor-parallel ranks add up a product in `num_pieces` pieces."""
         return self if num_pieces == 1 else self._varied(sum_pieces=num_pieces)
 
     def _varied(self, **fields: Any) -> "CostModel":
-        """Under its execution with other values of some fields; made once."""
+        """The same machine with some fields of its execution replaced; made once."""
         key = tuple(fields.items())
         if key not in self._variants:
             other = self._variants[key] = self.executed(replace(self.execution, **fields))
@@ -126,7 +130,7 @@ class CostModel(KernelTimes):
         return other
 
     def least_products(self, precision: str) -> LeastProducts:
-        """What products take at least; made once, so that its answers are shared."""
+        """Lower bounds on products; made once, so that its results are shared."""
         if precision not in self._least_products:
             self._least_products[precision] = LeastProducts(self, precision)
         return self._least_products[precision]
@@ -147,10 +151,10 @@ class CostModel(KernelTimes):
         Args:
             layer: any layer; its name and trainability do not matter.
             work: the packed rows.
-            tp, cp: degrees of tensor and context parallelism, spread evenly.
+            tp, cp: degrees of tensor and context parallelism, with even shares.
             precision: "bfloat16", "float32" or "float64".
-            link: that joins tensor-parallel ranks; None: the profile's intra-node link.
-            context_link: that joins context-parallel ranks; None: the same.
+            link: the link of tensor-parallel ranks; None: the profile's intra-node link.
+            context_link: the link of context-parallel ranks; None: the same.
 
         Raises:
             ValueError: unknown precision, or a grid that was not measured and has no link.
@@ -167,7 +171,7 @@ class CostModel(KernelTimes):
                 raise ValueError(f"precision {precision!r}: want one of {', '.join(ELEMENT_BYTES)}")
             grid = Grid(tp, cp, self._experts.ep if num_experts(layer) else 1)
             measured = self._whole(name, str(precision), grid)
-            if layer.reads_context and not work.tokens(TokenCount.READERS):  # lets everything pass
+            if layer.reads_context and not work.tokens(TokenCount.READERS):  # passes everything through
                 self._known[key] = LayerTime(0.0, 0.0, 0.0)
             elif measured is not None:
                 self._known[key] = in_one_piece(from_measured(layer, measured, work), self.execution)
@@ -177,18 +181,18 @@ class CostModel(KernelTimes):
         return self._known[key]
 
     def measured_on(self, layer: Layer, precision: str) -> list[tuple[Grid, MeasuredLayer]]:
-        """The layer as it was measured whole, with the grids."""
+        """Measurements of the whole layer, with their grids."""
         name = self._signatures.of(layer)
         return [
             (grid, measured)
-            for (known, of, grid, _), measured in self._layers.items()
-            if (known, of) == (name, precision)
+            for (name_of_table, table_precision, grid, _), measured in self._layers.items()
+            if (name_of_table, table_precision) == (name, precision)
         ]
 
     def _composed(
         self, layer: Layer, name: str, work: Work, grid: Grid, precision: str, links: Links
     ) -> LayerTime:
-        """Out of its operators, or scaled from a layer measured whole: on this grid, else on one rank."""
+        """The sum of its operators, or scaled from a measured whole layer, on this grid or on one rank."""
         whole = self._whole(name, precision, Grid(1, 1))
         here = self._whole(name, precision, grid._replace(ep=1))
         operators = self._operators.get((grid, precision))
@@ -203,7 +207,7 @@ class CostModel(KernelTimes):
         return sums.scaled(from_measured(layer, whole, work), layer)
 
     def _whole(self, name: str, precision: str, grid: Grid) -> MeasuredLayer | None:
-        """What was measured of the layer on that grid, its tokens divided as they are in this execution."""
+        """The measurement of the whole layer on a grid, with tokens divided as in this execution; or None."""
         divides = grid.tp > 1 and self.execution.activations is ActivationCut.SEQUENCE
         return self._layers.get((name, precision, grid, divides))
 

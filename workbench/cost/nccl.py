@@ -1,4 +1,4 @@
-"""Collectives of NCCL among ranks of several nodes: rings and trees, protocol by protocol.
+"""NCCL's collectives among ranks of several nodes: rings and trees, protocol by protocol.
 
 Latencies and shares of bandwidth are those by which the library itself chooses between them: NVIDIA/nccl
 src/graph/tuning.cc at b6475625 (baseLat, hwLat for NVLink and network, llMaxBws). Trees: Sanders, Speck,
@@ -29,7 +29,7 @@ PLATEAU = 1.4  # latency of large ring all-reduces, there "plateau effect of rin
 
 
 class Protocol(NamedTuple):
-    """Seconds of a call, of a hop inside a node and of one between nodes; and what is data."""
+    """A protocol: seconds of a call, of a hop inside a node and between nodes, and its share of payload."""
 
     base_s: float
     near_s: float
@@ -55,9 +55,9 @@ class Group(NamedTuple):
     """Ranks on several nodes.
 
     Args:
-        num_ranks: in all.
-        link: that joins them.
-        near_bytes_per_s: of a ring inside a node.
+        num_ranks: ranks of the group.
+        link: the link that joins them.
+        near_bytes_per_s: rate of a ring inside a node.
     """
 
     num_ranks: int
@@ -70,21 +70,21 @@ class Group(NamedTuple):
 
     @property
     def far_bytes_per_s(self) -> float:
-        """What leaves a node for the group."""
+        """Rate at which the group sends out of a node."""
         return self.link.cards_bytes_per_s * network_share(self.link.num_nodes)
 
     @property
     def bus_bytes_per_s(self) -> float:
-        """Of a ring through all nodes."""
+        """Rate of a ring through all nodes."""
         return min(self.near_bytes_per_s, self.far_bytes_per_s)
 
     def far_s(self, protocol: Protocol) -> float:
-        """A hop between nodes: the library's, or the link's latency where that is longer."""
+        """Seconds of a hop between nodes: the library's, or the link's latency where that is longer."""
         return max(protocol.far_s, self.link.latency_s)
 
 
 def network_share(num_nodes: int) -> float:
-    """Of the cards' line rate that a collective among so many nodes reaches."""
+    """The share of the cards' line rate that a collective among `num_nodes` nodes reaches."""
     return LINE_SHARE / (1.0 + DOUBLING_LOSS * log2(max(1, num_nodes / 2)))
 
 
@@ -94,11 +94,11 @@ def all_reduce_s(num_bytes: float, group: Group) -> float:
 
 
 def all_gather_s(num_bytes: float, group: Group) -> float:
-    """A ring: n-1 steps, one a node of them over cards. A reduce-scatter is its mirror image."""
+    """A ring: n-1 steps, of which one per node boundary is over cards; a reduce-scatter takes as long."""
     far = group.link.num_nodes - 1
     near = group.num_ranks - 1 - far
     moved = num_bytes * (group.num_ranks - 1) / group.num_ranks
-    return min(_s(each, moved, group.bus_bytes_per_s, near, far, group) for each in RING)
+    return min(_pass_s(each, moved, group.bus_bytes_per_s, near, far, group) for each in RING)
 
 
 def broadcast_s(num_bytes: float, group: Group) -> float:
@@ -108,12 +108,12 @@ def broadcast_s(num_bytes: float, group: Group) -> float:
     """
     far = group.link.num_nodes - 1
     near = group.num_ranks - 1 - far
-    chosen = min(RING, key=lambda each: _s(each, num_bytes, group.bus_bytes_per_s, 0, 1, group))
-    return _s(chosen, num_bytes, group.bus_bytes_per_s, near, far, group)
+    chosen = min(RING, key=lambda each: _pass_s(each, num_bytes, group.bus_bytes_per_s, 0, 1, group))
+    return _pass_s(chosen, num_bytes, group.bus_bytes_per_s, near, far, group)
 
 
 def all_to_all_s(num_bytes: float, group: Group) -> float:
-    """Each pair exchanges 1/n of a rank's bytes: what stays in the node goes beside what leaves it.
+    """Pairwise exchange of 1/n of a rank's bytes: traffic inside a node overlaps with traffic out of it.
 
     Messages to ranks of one node follow each other without waiting.
     """
@@ -130,7 +130,7 @@ def _ring_all_reduce_s(num_bytes: float, group: Group) -> float:
     near = 2 * (group.num_ranks - 1) - far
     moved = 2 * num_bytes * (group.num_ranks - 1) / group.num_ranks
     return min(
-        _s(each, moved, group.bus_bytes_per_s, near, far, group, PLATEAU if each is SIMPLE else 1.0)
+        _pass_s(each, moved, group.bus_bytes_per_s, near, far, group, PLATEAU if each is SIMPLE else 1.0)
         for each in RING
     )
 
@@ -143,10 +143,10 @@ def _tree_s(num_bytes: float, group: Group) -> float:
     far_bytes_per_s = group.far_bytes_per_s * (2 if group.link.num_nodes == 2 else 1)
     bus = min(group.near_bytes_per_s, far_bytes_per_s)
     near, far = 2 * ceil(group.per_node - 1), 2 * ceil(log2(group.link.num_nodes))
-    return min(_s(each, 2 * num_bytes, bus, near, far, group) for each in TREE)
+    return min(_pass_s(each, 2 * num_bytes, bus, near, far, group) for each in TREE)
 
 
-def _s(
+def _pass_s(
     protocol: Protocol,
     moved: float,
     bus_bytes_per_s: float,

@@ -1,4 +1,4 @@
-"""What it takes until nodes have handed over all that their ranks hold."""
+"""Seconds to copy all that the ranks of nodes hold to other nodes."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -7,17 +7,17 @@ from workbench.cost.hardware import Cluster
 
 
 def node_copy_s(cluster: Cluster, held_bytes: Mapping[int, float]) -> float:
-    """Seconds until the node that needs longest has got what its ranks hold, over all its cards at once.
+    """Seconds until the slowest node has received what its ranks hold, over all its cards at once.
 
-    What a rank holds passes its own card, which neighbours share where a node has more ranks than cards, as
-    messages between stages do. Who sends has cards that are no slower.
+    A rank's bytes pass its own card, which neighbours share where a node has more ranks than cards, as
+    messages between stages do. Senders' cards are assumed no slower.
 
     Args:
         cluster: the machines.
-        held_bytes: by rank, of one or more.
+        held_bytes: rank -> bytes, for one rank or more.
 
     Raises:
-        ValueError: a rank that is not there.
+        ValueError: a rank outside the cluster.
 
     Complexity: O(ranks x log nodes).
     """

@@ -1,4 +1,4 @@
-"""Seconds of single operators of a layer, pass by pass, with the reasons why they may be off."""
+"""Prices single operators of a layer, pass by pass, with the reasons why prices may be off."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterator
@@ -19,14 +19,14 @@ from workbench.cost.traffic import (
     loss_bytes,
     pointwise_bytes,
 )
-from workbench.model.experts import is_of_expert, place_in_expert
+from workbench.model.experts import is_of_expert, role_in_expert
 from workbench.model.layer import ANY, Attention, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise, Shard
 
 ROUTER = "mlp.router"
 
 
 class Passes(NamedTuple):
-    """Seconds of an operator, pass by pass, and why they may be off."""
+    """Seconds of an operator, pass by pass, and the reasons why they may be off."""
 
     forward_s: float = 0.0
     input_grad_s: float = 0.0
@@ -36,11 +36,13 @@ class Passes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """An operator of a layer, or so many alike in one kernel; 0: a part of another's.
+    """The kernel of an operator, or of several alike operators.
 
     Args:
+        operator: the operator.
+        count: number of operators in the kernel; 0: the operator is part of another's kernel.
         narrow: format of operands of products.
-        known: its passes, by what decides them of a work.
+        known: cache of its passes, by the properties of a work that decide them.
     """
 
     operator: Operator
@@ -54,11 +56,11 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class LayerKernels:
-    """What of a layer is the same for every work.
+    """The properties of a layer that do not depend on its work.
 
     Args:
-        operators: its own.
-        kernels: one for each.
+        operators: the layer's.
+        kernels: one for each operator.
         num_forward, num_backward: kernels launched in a pass.
         first: the first operator with weights; their number where none has any.
         waits: whether the host waits for what a router chose.
@@ -73,11 +75,11 @@ class LayerKernels:
 
 
 class OperatorPasses:
-    """Operators on one machine; what layers, or works of as many tokens, share is computed once.
+    """Prices operators on one machine; what layers, or works of equally many tokens, share is computed once.
 
     Args:
-        cost: of kernels.
-        grid: degrees.
+        cost: prices of kernels.
+        grid: degrees of parallelism.
         precision: of activations and weights.
     """
 
@@ -88,28 +90,32 @@ class OperatorPasses:
         self._layers: dict[tuple[int, LayerKind], LayerKernels] = {}
 
     def of_layer(self, layer: Layer, work: Work) -> list[Passes]:
-        """In order. Operators in the same place of several experts run as one kernel: its seconds stand at
-        the first of them."""
+        """The passes of a layer's operators, in order.
+
+        Operators in the same position of several experts run as one kernel, counted at the first of them.
+        """
         return [self._of_kernel(kernel, work) for kernel in self.prepared(layer).kernels]
 
     def _of_kernel(self, kernel: Kernel, work: Work) -> Passes:
-        asked = kernel.decided_by(work)
-        found = kernel.known.get(asked)
-        if found is None:
-            found = self.of(kernel.operator, work, kernel.count, kernel.narrow) if kernel.count else Passes()
-            kernel.known[asked] = found
-        return found
+        key = kernel.decided_by(work)
+        passes = kernel.known.get(key)
+        if passes is None:
+            passes = self.of(kernel.operator, work, kernel.count, kernel.narrow) if kernel.count else Passes()
+            kernel.known[key] = passes
+        return passes
 
     def prepared(self, layer: Layer) -> LayerKernels:
-        """Once for operators that are the same object; where experts are distributed, layers are made anew
-        for every work."""
+        """The layer's kernels, cached by the identity of its operators.
+
+        With expert parallelism they are not cached, as layers are made anew for every work.
+        """
         if self._grid.ep > 1:
             return self._prepare(layer)
         key = id(layer.operators), layer.kind
-        found = self._layers.get(key)
-        if found is None or found.operators is not layer.operators:  # a number out of another process
-            found = self._layers[key] = self._prepare(layer)  # holds operators: the identity stays theirs
-        return found
+        kernels = self._layers.get(key)
+        if kernels is None or kernels.operators is not layer.operators:  # an id from another process
+            kernels = self._layers[key] = self._prepare(layer)  # holds operators, so the id stays theirs
+        return kernels
 
     def _prepare(self, layer: Layer) -> LayerKernels:
         operators, run = layer.operators, self._cost.execution
@@ -139,7 +145,7 @@ class OperatorPasses:
         count: int = 1,
         narrow: ProductFormat = ProductFormat.SAME,
     ) -> Passes:
-        """Of so many alike in one kernel, with operands of products in that format."""
+        """The passes of `count` alike operators in one kernel, with product operands in that format."""
         if isinstance(operator, Matmul):
             return self._matmul(operator, work, count, narrow)
         if isinstance(operator, Attention):
@@ -149,7 +155,7 @@ class OperatorPasses:
         return self._moved(operator, work, count)
 
     def _looked_up(self, table: Lookup, work: Work) -> Passes:
-        """Both products with a matrix of ones and zeros, which each pass writes anew."""
+        """Passes of a lookup as products with a one-hot matrix, which each pass writes anew."""
         rows = table.num_rows / (1 if table.shard is Shard.REPLICATED else self._grid.tp)
         gemm = Gemm(operator_tokens(table, work, self._grid), table.width, rows)
         ones_s = self._cost.moved_s(gemm.m * gemm.k * self._bytes)
@@ -172,7 +178,7 @@ class OperatorPasses:
         return Passes(forward_s, input_grad_s, weight_grad_s, frozenset(doubts))
 
     def moved_bytes(self, operator: Pointwise | Lookup, work: Work) -> PassBytes:
-        """Of one memory-bound kernel a pass, on one rank."""
+        """Bytes that one memory-bound kernel moves in each pass, on one rank."""
         run, grid = self._cost.execution, self._grid
         if isinstance(operator, Lookup):
             moved = lookup_bytes(operator, work, grid, self._bytes)
@@ -187,7 +193,7 @@ class OperatorPasses:
         return PassBytes(*(num_bytes * scale for num_bytes in moved))
 
     def _matmul(self, operator: Matmul, work: Work, count: int, narrow: ProductFormat) -> Passes:
-        """The three products, casts of their operands, sums over tokens for a bias, and main gradients."""
+        """Passes of a matmul: the three products, casts, sums over tokens for a bias, and main gradients."""
         cost, gemm = self._cost, gemm_of(operator, work, self._grid)
         times = [
             cost.linear_s(gemm, direction, self._precision, narrow, num_grouped=count)
@@ -203,7 +209,7 @@ class OperatorPasses:
         return Passes(forward_s, input_grad_s, weight_grad_s, frozenset(doubts))
 
     def main_gradient_bytes(self, gemm: Gemm) -> float:
-        """What a product moves more when it adds into float32 than when it writes its own format."""
+        """Extra bytes that a product moves when it adds into float32 instead of writing its own format."""
         if self._cost.execution.gradient_sum is GradientSum.OWN or self._bytes >= WIDE_BYTES or not gemm.m:
             return 0.0
         return gemm.n * gemm.k * (2 * WIDE_BYTES - self._bytes)
@@ -247,12 +253,12 @@ class OperatorPasses:
 
 
 def group_of(operator: Operator) -> str | None:
-    """Where it stands in one of several experts, which run as one kernel there; None: not in one of them."""
-    return place_in_expert(operator) if is_of_expert(operator) else None
+    """The operator's position in an expert, whose kernels are grouped by it; None: not of an expert."""
+    return role_in_expert(operator) if is_of_expert(operator) else None
 
 
 def kernels_of(layer: Layer) -> tuple[Operator, ...]:
-    """Its operators, those in the same place of several experts once."""
+    """The layer's operators, with those in the same position of several experts once."""
     grouped = {group_of(operator): operator for operator in reversed(layer.operators)}
     alone = (operator for operator in layer.operators if group_of(operator) is None)
     return (*alone, *(operator for group, operator in grouped.items() if group is not None))

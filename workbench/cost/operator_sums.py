@@ -1,4 +1,4 @@
-"""What a layer takes that was not measured as it runs: its operators and collectives, added up."""
+"""Estimates a layer that was not measured as it runs, as the sum of its operators and collectives."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -31,7 +31,7 @@ from workbench.model.layer import Attention, Layer
 
 
 class Links(NamedTuple):
-    """What joins the ranks of a grid along each axis; None where there is one rank."""
+    """The links between ranks of a grid along each axis; None where the axis has one rank."""
 
     tensor: Link | None
     context: Link | None
@@ -39,7 +39,7 @@ class Links(NamedTuple):
 
 
 class OperatorSums:
-    """A layer's time as the sum of its operators, with the reasons why that may be off."""
+    """Adds up a layer's operators and collectives, with the reasons why the sum may be off."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class OperatorSums:
         self._operators = operators
 
     def layer(self, layer: Layer) -> LayerTime:
-        """Of a layer as a rank of the grid has it."""
+        """The time of a layer as a rank of the grid runs it."""
         operators = self._operators.of_layer(layer, self._work)
         pairs = self._pairs(layer)
         forward_comm, backward_comm = self._communication(layer, pairs)
@@ -76,7 +76,7 @@ class OperatorSums:
         return self._launched(time, layer, pairs)
 
     def with_experts(self, time: LayerTime, layer: Layer) -> LayerTime:
-        """A time measured on the grid with every expert on every rank, with experts distributed."""
+        """The time with experts distributed, from a measurement on the grid with ep = 1."""
         grid = self._grid
         split = on_rank(layer, self._work, grid)
         share = layer_flop(split, self._work, grid) / layer_flop(layer, self._work, grid._replace(ep=1))
@@ -84,7 +84,7 @@ class OperatorSums:
         return self._shared(time, share, *self._exchanges_s(split), scaled)
 
     def scaled(self, time: LayerTime, layer: Layer) -> LayerTime:
-        """A time measured on one rank, on a grid: shrunk like the FLOP, plus the collectives."""
+        """The time on the grid from a measurement on one rank: scaled by FLOP, plus the collectives."""
         grid = self._grid
         split = on_rank(layer, self._work, grid)
         whole = layer_flop(layer, self._work)
@@ -95,7 +95,7 @@ class OperatorSums:
     def _shared(
         self, time: LayerTime, share: float, forward_s: float, backward: list[tuple[int, float]], scaled: str
     ) -> LayerTime:
-        """A share of a time, and what ranks exchange in its forward and backward."""
+        """A share of a time, plus the collectives of its forward and backward."""
         backward_s = sum(seconds for _, seconds in backward)
         return LayerTime(
             time.forward_s * share + forward_s,
@@ -106,9 +106,9 @@ class OperatorSums:
         )
 
     def _launched(self, time: LayerTime, layer: Layer, pairs: Pairs) -> LayerTime:
-        """With gaps between kernels, and no shorter than the host takes to launch them.
+        """The time with gaps between kernels, at least that of the host's launches.
 
-        Gaps and a slow host stretch I and W alike.
+        Gaps and a slow host stretch I and W by the same factor.
         """
         run, grid = self._cost.execution, self._grid
         kernels = self._operators.prepared(layer)
@@ -149,27 +149,31 @@ class OperatorSums:
         return forward_s + there_s, backward + back
 
     def _exchanges_s(self, split: Layer) -> tuple[float, list[tuple[int, float]]]:
-        """Seconds of what ranks exchange around distributed experts, forward and backward, as above."""
+        """Seconds of the exchanges around distributed experts, as `_communication`."""
         divided = self._cost.execution.activations is ActivationCut.SEQUENCE
-        found = exchanges_of(split, self._work, self._grid, self._bytes, divided=divided)
-        back = [(index, self._exchange_s(exchange)) for index, exchange in found.backward]
-        there_s = sum(map(self._exchange_s, found.forward))
-        if self._cost.execution.tokens is TokenTravel.AHEAD or not back:
-            return there_s, back
-        return self._beside(split, there_s, back)
+        exchanges = exchanges_of(split, self._work, self._grid, self._bytes, divided=divided)
+        backward = [(index, self._exchange_s(exchange)) for index, exchange in exchanges.backward]
+        forward_s = sum(map(self._exchange_s, exchanges.forward))
+        if self._cost.execution.tokens is TokenTravel.AHEAD or not backward:
+            return forward_s, backward
+        return self._alternating(split, forward_s, backward)
 
-    def _beside(
-        self, split: Layer, there_s: float, back: list[tuple[int, float]]
+    def _alternating(
+        self, split: Layer, exchange_s: float, back: list[tuple[int, float]]
     ) -> tuple[float, list[tuple[int, float]]]:
-        """What exchanges add where passes of two microbatches take turns: one exchanges while the other
-        computes as much as this layer does, and is slowed (`beside`)."""
+        """Seconds that exchanges add where two microbatches alternate.
+
+        One exchanges while the other computes as much as this layer does, and is slowed down.
+        """
         passes = self._operators.of_layer(split, self._work)
-        self.unmeasured.update(*(each.unmeasured for each in passes))
-        forward_s = sum(each.forward_s for each in passes)
-        backward_s = sum(each.input_grad_s + each.weight_grad_s for each in passes)
+        self.unmeasured.update(*(operator_passes.unmeasured for operator_passes in passes))
+        forward_s = sum(operator_passes.forward_s for operator_passes in passes)
+        backward_s = sum(
+            operator_passes.input_grad_s + operator_passes.weight_grad_s for operator_passes in passes
+        )
         back_s = sum(seconds for _, seconds in back)
         share = left_s(back_s, backward_s) / back_s
-        return left_s(there_s, forward_s), [(index, share * seconds) for index, seconds in back]
+        return left_s(exchange_s, forward_s), [(index, share * seconds) for index, seconds in back]
 
     def _exchange_s(self, exchange: ExpertExchange) -> float:
         link = self._links.experts if exchange.kind is Collective.ALL_TO_ALL else self._links.tensor
@@ -177,18 +181,20 @@ class OperatorSums:
         if exchange.kind is Collective.ALL_TO_ALL:
             self.unmeasured.add("experts: tokens choose them at random")
             if exchange.num_chosen and self._cost.execution.copies is TokenCopies.ONCE:
-                return self._once_s(exchange, link)
+                return self._deduplicated_s(exchange, link)
         seconds = self._collective_s(exchange.kind, exchange.num_bytes, exchange.num_ranks, link)
         return seconds + self._sorted_s(exchange)
 
     def _sorted_s(self, rows: ExpertExchange) -> float:
-        """Of rows that come sender by sender, read and written once more to stand expert by expert, or the
-        reverse (Megatron-Core, `sort_chunks_by_idxs` of `MoEAlltoAllTokenDispatcher`)."""
+        """Seconds to sort received rows from sender order to expert order, or the reverse.
+
+        Source: Megatron-Core, `sort_chunks_by_idxs` of `MoEAlltoAllTokenDispatcher`.
+        """
         has_several = rows.num_experts > rows.num_ranks
         return self._cost.moved_s(2 * rows.num_bytes) if has_several else 0.0
 
-    def _once_s(self, rows: ExpertExchange, link: Link) -> float:
-        """Of tokens that travel once to a node and, behind that, once to each rank in it."""
+    def _deduplicated_s(self, rows: ExpertExchange, link: Link) -> float:
+        """Seconds of tokens that are sent once to a node and then once to each rank in it."""
 
         def shared_bytes(num_places: int) -> float:
             return rows.num_bytes * copies_share(num_places, rows.num_experts, rows.num_chosen)
@@ -200,14 +206,14 @@ class OperatorSums:
         return between_s + self._collective_s(rows.kind, inside_bytes, link.members, link.near)
 
     def _pairs(self, layer: Layer) -> Pairs:
-        """Tensor-parallel collectives; halves of all-reduces where ranks share tokens out."""
+        """Tensor-parallel collectives with their products; halves of all-reduces if ranks divide tokens."""
         run = self._cost.execution
         return pairs_of(layer, self._work, self._grid, self._bytes, run.activations, run.saved_input)
 
     def _exposed_s(self, pair: Pair, link: Link, direction: Direction) -> float:
         cost, precision, run = self._cost, self._precision, self._cost.execution
-        is_apart = run.overlap_pieces > 1  # on engines that slow no product
-        machine = Machine(  # twice in a direction is back where it was: products of pairs are turned already
+        is_apart = run.overlap_pieces > 1  # on copy engines that slow no product
+        machine = Machine(  # `in_direction` is an involution: products of pairs are turned already
             product_s=lambda gemm: cost.product_s(in_direction(gemm, direction), direction, precision)[0],
             weights_s=lambda gemm: cost.product_s(gemm, Direction.WEIGHT_GRAD, precision)[0],
             collective_s=lambda kind, num_bytes: self._collective_s(kind, num_bytes, self._grid.tp, link),
@@ -217,9 +223,9 @@ class OperatorSums:
         return exposed_s(pair, pieces_of(pair, run), machine)
 
     def _keys_s(self, operator: Attention, link: Link) -> tuple[float, float]:
-        """Seconds for which keys, and gradients of them, hold up an attention's forward and backward.
+        """Exposed seconds of exchanging keys and their gradients in an attention's forward and backward.
 
-        A rank keeps its own keys alone: a backward fetches the others' again.
+        A rank keeps only its own keys, so a backward fetches the others' again.
         """
         grid, is_ahead = self._grid, self._cost.execution.keys is KeyTravel.AHEAD
         gathered = key_value_bytes(operator, self._work, grid, self._bytes)

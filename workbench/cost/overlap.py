@@ -1,4 +1,4 @@
-"""Collectives of tensor parallelism beside matrix products: piece by piece, or whole beside a product.
+"""Overlap of tensor-parallel collectives with matrix products: piece by piece, or whole.
 
 Pieces: Z. Zhang et al., "DistTrain", appendix A.1 (StepCCL): product and collective are cut into pairs of
 pieces; the copies of one pair run while the product of another does, on engines that slow no product.
@@ -19,16 +19,16 @@ from workbench.model.layer import Attention, Layer, Matmul, Shard
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A collective, and the products that can run beside it: none, or all that read or write its tensor.
+    """A collective, and the products that it can overlap with: none, or all that read or write its tensor.
 
     Args:
-        kind: of the collective.
-        num_bytes: of its whole tensor.
-        products: on one rank, uncut.
-        remapped_elements: of the tensor whose rows the pieces leave, or want, in another order.
-        beside: input gradients whose products it runs beside, whole.
-        beside_weights: forward products, beside whose weight gradients it runs, whole.
-        is_of_sums: the products are those whose results ranks add up, or their backward.
+        kind: kind of the collective.
+        num_bytes: bytes of its whole tensor.
+        products: products on one rank, uncut.
+        remapped_elements: elements of the tensor whose rows the pieces reorder.
+        beside: input-gradient products that it overlaps with as a whole.
+        beside_weights: forward products whose weight gradients it overlaps with as a whole.
+        is_of_sums: whether ranks add up the products' results, or it is their backward.
     """
 
     kind: Collective
@@ -41,7 +41,7 @@ class Pair:
 
 
 class Pairs(NamedTuple):
-    """Those of a layer's forward, and (operator in front of which it stands, pair) of its backward."""
+    """Pairs of a layer's forward, and (index of the operator that it precedes, pair) of its backward."""
 
     forward: tuple[Pair, ...]
     backward: tuple[tuple[int, Pair], ...]
@@ -49,14 +49,14 @@ class Pairs(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Seconds of what a pair is made of.
+    """Prices of the parts of a pair, in seconds.
 
     Args:
-        product_s: of one product.
-        weights_s: of the weight gradient of one.
-        collective_s: of a collective over so many bytes of a whole tensor.
-        copied_s: of a copy of so many elements inside the device's memory.
-        lost_s: by which products are longer for a collective in pieces beside them.
+        product_s: a product.
+        weights_s: the weight gradient of a product.
+        collective_s: a collective, by the bytes of its whole tensor.
+        copied_s: a copy inside the device's memory, by its elements.
+        lost_s: slowdown of products by a collective in pieces beside them.
     """
 
     product_s: Callable[[Gemm], float]
@@ -67,13 +67,13 @@ class Machine:
 
 
 def exposed_s(pair: Pair, num_pieces: int, machine: Machine) -> float:
-    """What a pair takes beyond its products in one piece each: < 0 only where pieces are faster than wholes.
+    """Seconds of a pair beyond its uncut products: < 0 only where pieces are faster than whole products.
 
     Two machines in a row with equal pieces: the first piece of one, the last of the other, and the
     slower of the two for every piece between (Johnson 1954, for equal jobs). A product of a piece has
     1/n of the rows and the rate of that shape, a collective of a piece 1/n of the bytes and the whole
-    latency. What lies side by side makes the products longer by what the machine says. Then one pass over
-    the tensor that is out of order.
+    latency. Products beside collectives are slowed down as the machine says. One pass over the tensor that
+    is out of order follows.
 
     Differs: the remap is never hidden behind weight gradients, which the source does where it is large.
 
@@ -92,7 +92,7 @@ def exposed_s(pair: Pair, num_pieces: int, machine: Machine) -> float:
 
 
 def pieces_of(pair: Pair, run: Execution) -> int:
-    """Into which a pair is cut."""
+    """The number of pieces of a pair."""
     return max(run.overlap_pieces, run.sum_pieces) if pair.is_of_sums else run.overlap_pieces
 
 
@@ -115,15 +115,15 @@ def pairs_of(
 ) -> Pairs:
     """The collectives of `placed_messages`, each with its products.
 
-    Where every rank works on all tokens, an all-reduce goes with the product it sums: the row-cut one
+    Where every rank works on all tokens, an all-reduce belongs to the product it sums: the row-cut one
     forward, the column-cut ones' input gradients backward; its pieces are rows in order. Where ranks
-    share tokens out, its first half is a reduce-scatter beside those products, whose rows are wanted
-    in another order, and its second an all-gather in front of the next product: the column-cut ones
+    divide tokens, its first half is a reduce-scatter beside those products, whose rows are needed in
+    another order, and its second an all-gather in front of the next product: the column-cut ones
     forward, the row-cut one's input gradient backward, whose results come in another order. The next
-    product of a layer's last collective is the first one's in the next layer, taken to be alike.
+    product of a layer's last collective is the first one of the next layer, assumed alike.
     Collectives of experts and of tables have no product. Where products saved a share of their input,
-    the backward gathers that again. Of sums are the row-cut products, forward and, where tokens are shared
-    out, backward.
+    the backward gathers it again. Pairs of sums are the row-cut products, forward and, where tokens are
+    divided, backward.
     """
     operators = layer.operators
     messages = placed_messages(layer, work, grid, element_bytes)
@@ -151,38 +151,38 @@ def pairs_of(
             num_bytes, input_grads, [gemm.input_grad for gemm in _next(closing, index, -len(operators))]
         )
         if saved is SavedInput.SHARE and input_grads:
-            again = Pair(kind=Collective.ALL_GATHER, num_bytes=num_bytes, beside=tuple(input_grads))
-            backward.append((index, again))
+            gather_again = Pair(kind=Collective.ALL_GATHER, num_bytes=num_bytes, beside=tuple(input_grads))
+            backward.append((index, gather_again))
             scatter = replace(scatter, beside_weights=tuple(opening[index]))
         backward += [(index, scatter), (index, replace(gather, is_of_sums=True))]
     return Pairs(tuple(forward), tuple(backward))
 
 
-def _gemms(layer: Layer, work: Work, grid: Grid, places: Iterable[int]) -> list[Gemm]:
-    """Products at these places, but for those of experts."""
-    found = []
-    for index in places:
+def _gemms(layer: Layer, work: Work, grid: Grid, indices: Iterable[int]) -> list[Gemm]:
+    """Products at these indices, without those of experts."""
+    products = []
+    for index in indices:
         operator = layer.operators[index]
         of_experts = is_of_expert(operator) or operator.name.startswith(SHARED)
         if isinstance(operator, Matmul) and not of_experts:
-            found.append(gemm_of(operator, work, grid))
-    return found
+            products.append(gemm_of(operator, work, grid))
+    return products
 
 
 def _sharing(layer: Layer, first: int) -> list[int]:
-    """Column-cut products from that one on, up to what closes their region: they read one tensor."""
-    places = []
+    """Indices of column-cut products from one on, up to the end of their region: they read one tensor."""
+    indices = []
     for index in range(first, len(layer.operators)):
         operator = layer.operators[index]
         if isinstance(operator, Attention) or (isinstance(operator, Matmul) and operator.shard is Shard.ROW):
             break
         if isinstance(operator, Matmul) and operator.shard is Shard.COLUMN:
-            places.append(index)
-    return places
+            indices.append(index)
+    return indices
 
 
 def _next(groups: dict[int, list[Gemm]], index: int, num_operators: int) -> list[Gemm]:
-    """The group behind an operator, or in front of it where the number of operators is negative; cyclic."""
+    """The group after an operator, or before it where `num_operators` is negative; cyclic."""
     if not groups:
         return []
     period = abs(num_operators)
@@ -195,7 +195,7 @@ def _summed(num_bytes: float, products: list[Gemm]) -> Pair:
 
 
 def _halves(num_bytes: float, ending: list[Gemm], beginning: list[Gemm]) -> tuple[Pair, Pair]:
-    """A reduce-scatter behind products, whose operands are remapped, and an all-gather in front of others."""
+    """A reduce-scatter after products, whose operands are remapped, and an all-gather before others."""
     return (
         Pair(
             kind=Collective.REDUCE_SCATTER,

@@ -1,4 +1,4 @@
-"""What a collective costs that runs beside kernels: what outlasts them, and what it takes from them."""
+"""The cost of a collective that overlaps with kernels: its exposed part, and their slowdown."""
 
 from collections.abc import Callable
 
@@ -12,17 +12,17 @@ inside one node: a slower network asks less of the device, see `group_link.busy_
 
 
 def left_s(collective_s: float, kernels_s: float) -> float:
-    """Seconds that a collective adds to kernels beside it: those behind them, and those they lose."""
+    """Seconds that a collective adds to overlapping kernels: its exposed part and their slowdown."""
     return max(0.0, collective_s - kernels_s) + lost_s(collective_s, kernels_s)
 
 
 def lost_s(collective_s: float, kernels_s: float) -> float:
-    """Seconds by which kernels are longer for a collective beside them."""
+    """Seconds by which a collective slows down the kernels that it overlaps with."""
     return SLOWED * min(collective_s, kernels_s)
 
 
 def loss_on(cluster: Cluster) -> Callable[[float, float], float]:
-    """`lost_s` on devices; nothing where ranks share cores, for what shares them is timed as it runs."""
+    """`lost_s` on devices; 0 where ranks share cores, whose contention is simulated."""
     return _nothing_lost_s if any(node.num_cores is not None for node in cluster.nodes) else lost_s
 
 

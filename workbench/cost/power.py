@@ -9,11 +9,11 @@ LEAST_VOLTAGE_CLOCK = 0.7  # of the clock at rated power: below, the voltage sta
 
 
 def clock_share(limit_w: float | None, rated: PowerLimit | None) -> float:
-    """Of the clock under the rated limit, what is left under `limit_w`; 1 without a limit or above it.
+    """The clock under `limit_w` over that under the rated limit; 1 without a limit or above the rated one.
 
-    Switching takes power like clock x voltage^2. Voltage falls with the clock down to the least at which
-    transistors switch, so what is above the static share falls with the third power of the clock, and in
-    proportion from there. 700 W to 500 W leaves 87 % of the clock, 1400 W to 500 W 40 %: products on a
+    Switching power goes like clock x voltage^2. Voltage falls with the clock down to the minimum at which
+    transistors switch, so power above the static share falls with the third power of the clock, and
+    linearly below that point. 700 W to 500 W leaves 87 % of the clock, 1400 W to 500 W 40 %: products on a
     GB300 were measured at 617 of 1,600 TFLOP/s (facebookexperimental/triton, pull request 2023).
 
     Raises:
@@ -36,7 +36,7 @@ def clock_share(limit_w: float | None, rated: PowerLimit | None) -> float:
 
 
 def slowest_share(num_devices: int, clock_spread: float) -> float:
-    """Clock of the slowest of so many devices that wait for one another, over the mean; 1 for one device.
+    """The mean clock of the slowest of `num_devices` devices, over the mean clock; 1 for one device.
 
     Clocks at a power limit differ from chip to chip. The smallest of n normal draws lies in the mean at the
     quantile (5/8) / (n + 1/4) (Blom 1958, "Statistical Estimates and Transformed Beta-Variables").

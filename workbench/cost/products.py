@@ -1,11 +1,11 @@
-"""Formats in which linear layers multiply: bytes of their operands, and what making these costs."""
+"""Formats of the products of linear layers: bytes of their operands, and the cost of casts."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 from workbench.cost.profile import Profile
 
-WIDE_BYTES = 2  # of the elements that are cast, and of a product's result
+WIDE_BYTES = 2  # bytes of an element before its cast, and of a product's result
 
 
 class ProductFormat(StrEnum):
@@ -22,11 +22,11 @@ class Narrow:
     """A narrow format.
 
     Args:
-        element_bytes: of an element in memory, its share of a scale included.
-        cast_bytes: read and written to cast an element along its rows and along its columns, for the
+        element_bytes: bytes of an element in memory, including its share of a scale.
+        cast_bytes: bytes read and written to cast an element along its rows and along its columns, for the
             products of both passes.
-        cast_rate: of the cast, over that of other memory-bound kernels.
-        rate_of_peaks: what products keep, in the mean, of the ratio of the peaks, where nobody measured it.
+        cast_rate: rate of the cast over that of other memory-bound kernels.
+        rate_of_peaks: mean share of the ratio of peaks that products reach, where not measured.
     """
 
     element_bytes: float
@@ -50,24 +50,24 @@ NARROW = {
 
 
 def narrow_rate(profile: Profile, narrow: ProductFormat) -> float:
-    """FLOP/s of products of that format over that of the tables' precision.
+    """FLOP/s of products in a narrow format over those in the tables' precision.
 
-    The profile's own number; else the ratio of the peaks, less what products keep of it elsewhere.
+    The profile's own value; else the ratio of the peaks times the share that products reach elsewhere.
 
     Raises:
         ValueError: the profile has no such rate and no such peak.
     """
-    for each in profile.narrow_rates:
-        if each.product_format == narrow:
-            return each.rate
+    for known_rate in profile.narrow_rates:
+        if known_rate.product_format == narrow:
+            return known_rate.rate
     peaks = dict(profile.peak_flop_per_s)
     peak = peaks.get(narrow, peaks.get(ProductFormat.FP8) if narrow is ProductFormat.MXFP8 else None)
     if peak is None:
-        known = sorted({*(each.product_format for each in profile.narrow_rates), *peaks})
+        known = sorted({*(known_rate.product_format for known_rate in profile.narrow_rates), *peaks})
         raise ValueError(f"profile {profile.name!r} has no products in {narrow}, only in: {', '.join(known)}")
     return max(1.0, NARROW[narrow].rate_of_peaks * peak / profile.peak(profile.table_precision))
 
 
 def is_measured(profile: Profile, narrow: ProductFormat) -> bool:
-    """Whether products of that format were measured on the device."""
+    """Whether products in that format were measured on the device."""
     return any(each.product_format == narrow and each.measured for each in profile.narrow_rates)

@@ -1,4 +1,4 @@
-"""Seconds as a quadratic in tokens: what planners ask of thousands of samples."""
+"""Seconds as a quadratic in tokens, for planners that price thousands of samples."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Quadratic:
     constant_s: float
 
     def seconds(self, tokens: float) -> float:
-        """0 for no tokens: what is not there is not computed."""
+        """The seconds of x tokens; 0 for none."""
         if tokens <= 0:
             return 0.0
         return (self.square_s * tokens + self.linear_s) * tokens + self.constant_s
@@ -28,8 +28,8 @@ def fit_quadratic(tokens: Sequence[float], seconds: Sequence[float]) -> Quadrati
 
     Source: Entrain (dissertation, section 4.4.1), T(x) = a x^2 + b x + c by linear regression.
     Differs: relative errors, since times span orders of magnitude; a cost that falls with tokens is never
-    fitted; and in rational numbers, rounded once: a library's sums differ in their last bits from one
-    processor to the next, and samples of equal work would be grouped otherwise there.
+    fitted; and in rational numbers, rounded once: a library's sums differ in their last bits between
+    processors, which would group samples of equal work differently.
 
     Raises:
         ValueError: fewer than three different token counts, or a count or time that is not > 0.
@@ -61,26 +61,26 @@ def _sum(values: Iterable[Fraction]) -> Fraction:
 def _candidates(
     gram: Sequence[Sequence[Fraction]], aims: Sequence[Fraction]
 ) -> Iterator[tuple[Fraction, list[Fraction]]]:
-    """(how much the squared error falls, coefficients) of the best fit by each set of terms, if none is < 0.
+    """Yield (decrease of the squared error, coefficients) of the best fit by each set of terms, if >= 0.
 
-    The best fit without negative coefficients is the unbounded best one by the terms that it uses.
+    The best fit without negative coefficients is the unconstrained best fit of the terms that it uses.
     """
     for size in (1, 2, 3):
         for used in combinations(range(3), size):
-            found = dict(zip(used, _solved(gram, aims, used), strict=True))
-            if min(found.values()) >= 0:
-                fall = _sum(value * aims[i] for i, value in found.items())
-                yield fall, [found.get(i, Fraction()) for i in range(3)]
+            coefficients = dict(zip(used, _solved(gram, aims, used), strict=True))
+            if min(coefficients.values()) >= 0:
+                fall = _sum(value * aims[i] for i, value in coefficients.items())
+                yield fall, [coefficients.get(i, Fraction()) for i in range(3)]
 
 
 def _solved(
     gram: Sequence[Sequence[Fraction]], aims: Sequence[Fraction], used: Sequence[int]
 ) -> list[Fraction]:
-    """The normal equations of some terms: positive definite, so no pivot is 0."""
+    """Solve the normal equations of some terms by Gauss-Jordan; they are positive definite: no pivot is 0."""
     rows = [[*(gram[i][j] for j in used), aims[i]] for i in used]
-    for at in range(len(rows)):
-        pivot = rows[at] = [value / rows[at][at] for value in rows[at]]
+    for pivot_index in range(len(rows)):
+        pivot = rows[pivot_index] = [value / rows[pivot_index][pivot_index] for value in rows[pivot_index]]
         for other, row in enumerate(rows):
-            if other != at:
-                rows[other] = [value - row[at] * by for value, by in zip(row, pivot, strict=True)]
+            if other != pivot_index:
+                rows[other] = [value - row[pivot_index] * by for value, by in zip(row, pivot, strict=True)]
     return [row[-1] for row in rows]

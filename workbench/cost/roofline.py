@@ -1,4 +1,4 @@
-"""What operators do: matmul shapes, FLOP, bytes and messages, by tokens, attention area, tp and cp."""
+"""The work of operators: matmul shapes, FLOP, bytes and messages, by tokens, attention area, tp and cp."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,10 +26,10 @@ class RowWork:
     Pairs are counted at the IN count of an encoder; the LLM's IN and OUT counts are equal.
 
     Args:
-        context_tokens: of other modules, that cross-attention layers read.
-        reader_tokens: of the row's items that have any.
+        context_tokens: tokens of other modules that cross-attention layers read.
+        reader_tokens: tokens of the row's items that have such context.
         context_area: query-key pairs between the two, item by item.
-        reached: of the attention's pairs, those within a reach, for each that hides any.
+        reached: (reach, attention pairs within it), for each reach that hides any pairs.
     """
 
     tokens_in: int
@@ -50,7 +50,7 @@ class RowWork:
 
 
 class WorkSums(NamedTuple):
-    """Sums over rows, and the longest row: all that operators ask of a work."""
+    """Sums over rows, and the longest row: everything that operators need of a work."""
 
     tokens_in: int
     tokens_out: int
@@ -64,9 +64,9 @@ class WorkSums(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """What one call of a layer works on.
+    """The input sizes of one call of a layer.
 
-    No `slots`: sums over rows and the hash, which every operator of every layer asks for, are kept.
+    No `slots`: sums over rows and the hash, which every operator of every layer needs, are cached.
     """
 
     rows: tuple[RowWork, ...]
@@ -101,7 +101,7 @@ class Work:
 
     @property
     def whole(self) -> "Work":
-        """The same without any reach: all pairs of the masks."""
+        """The same work with all pairs of the masks, whatever reaches hide."""
         return self._whole if self.sums.reached else self
 
     @cached_property
@@ -109,7 +109,7 @@ class Work:
         return Work(tuple(replace(row, reached=()) for row in self.rows))
 
     def reach(self, operator: Attention) -> Reach:
-        """The operator's, where it hides any of these pairs."""
+        """The operator's reach where it hides any of these pairs, else `ANY`."""
         return operator.reach if operator.reach in dict(self.sums.reached) else ANY
 
     def tokens(self, count: TokenCount) -> int:
@@ -172,9 +172,9 @@ class Gemm(NamedTuple):
 
 
 def operator_tokens(operator: Operator, work: Work, grid: Grid) -> float:
-    """Rows of the operator's tensors on one rank; context parallelism shares tokens out evenly.
+    """Rows of the operator's tensors on one rank, with tokens divided evenly by context parallelism.
 
-    What cross-attention reads of another module is whole on every rank.
+    Tokens of another module that cross-attention reads are whole on every rank.
     """
     scale = 1.0 if isinstance(operator, Lookup) else operator.tokens_scale
     shares = 1 if operator.tokens is TokenCount.CONTEXT else grid.cp
@@ -212,7 +212,7 @@ ATTENTION_BACKWARD_FLOP = 2.5
 
 
 def forward_flop(operator: Operator, work: Work, grid: Grid) -> float:
-    """FLOP of matmuls and attention; the others are counted by bytes."""
+    """Forward FLOP of a matmul or attention; 0 for other operators, which count by bytes."""
     if isinstance(operator, Matmul):
         return gemm_of(operator, work, grid).flop
     if isinstance(operator, Attention):
@@ -228,7 +228,7 @@ def layer_flop(layer: Layer, work: Work, grid: Grid = Grid()) -> float:  # noqa:
 class PlacedMessages(NamedTuple):
     """Bytes of the all-reduces of tensor parallelism on one rank, one entry a collective.
 
-    Each with the index of its operator: a forward one stands behind it, a backward one in front.
+    Each with the index of its operator: a forward one follows it, a backward one precedes it.
     """
 
     forward: tuple[tuple[int, float], ...]
@@ -241,7 +241,7 @@ def placed_messages(layer: Layer, work: Work, grid: Grid, element_bytes: int) ->
     A column-cut operator opens a sharded region: its input gradient is all-reduced. A
     row-cut matmul (or a cut table) closes one: its output is all-reduced. A transformer
     block has two of each; a column-cut head that ends its layer has only the backward one.
-    Experts are one region together, which every token enters and leaves once.
+    All experts together form one region, which every token enters and leaves once.
     """
     if grid.tp == 1:
         return PlacedMessages((), ())
@@ -272,14 +272,16 @@ def placed_messages(layer: Layer, work: Work, grid: Grid, element_bytes: int) ->
 
 
 def _reads_first(layer: Layer, index: int) -> bool:
-    """Whether it is the first to read the other module's tokens, whose gradient is summed too."""
+    """Whether the operator is the first to read the other module's tokens, whose gradient is summed too."""
     reads = [isinstance(op, Matmul) and op.tokens is TokenCount.CONTEXT for op in layer.operators]
     return reads[index] and not any(reads[:index])
 
 
 def key_value_bytes(operator: Attention, work: Work, grid: Grid, element_bytes: int) -> float:
-    """Keys and values of all context-parallel ranks, as one rank gathers them; 0 for a fixed prompt, or
-    for keys out of another module's tokens, which every rank has."""
+    """Bytes of keys and values of all context-parallel ranks, as one rank gathers them.
+
+    0 for a fixed prompt, or for keys from another module's tokens, which every rank has.
+    """
     if operator.num_keys is not None or operator.keys is not None:
         return 0.0
     tokens = work.tokens(operator.tokens)
@@ -287,5 +289,5 @@ def key_value_bytes(operator: Attention, work: Work, grid: Grid, element_bytes: 
 
 
 def key_sum_bytes(element_bytes: int) -> int:
-    """Of an element of the gradients of keys and values on their way: float32, or as wide as keys are."""
+    """Bytes of an element of exchanged gradients of keys and values: float32, or as wide as keys."""
     return max(4, element_bytes)

@@ -1,4 +1,4 @@
-"""What long loops take of the time that short ones say, read between the measured points."""
+"""Ratios of times in long loops to those in short loops, interpolated between measured points."""
 
 import math
 from bisect import bisect_left
@@ -12,7 +12,7 @@ Points = tuple[tuple[float, ...], ...]
 
 
 def in_direction(gemm: Gemm, direction: Direction) -> Gemm:
-    """The product that a layer's forward y[m, n] = x[m, k] w[k, n] brings with it."""
+    """The product of a direction, for a layer whose forward is y[m, n] = x[m, k] w[k, n]."""
     match direction:
         case Direction.FORWARD:
             return gemm
@@ -22,16 +22,16 @@ def in_direction(gemm: Gemm, direction: Direction) -> Gemm:
             return gemm.weight_grad
 
 
-def product_slowdowns(found: SustainedProducts, short_s: Callable[[Gemm], float]) -> Points:
-    """(m, n, k, seconds in a long loop over those that short loops say) of every measured product."""
+def product_slowdowns(products: SustainedProducts, short_s: Callable[[Gemm], float]) -> Points:
+    """(m, n, k, seconds in a long loop over those in a short loop) of every measured product."""
     return tuple(
-        (*shape, 2.0 * math.prod(shape) / rate / short_s(in_direction(Gemm(*shape), found.direction)))
-        for *shape, rate in found.table.points
+        (*shape, 2.0 * math.prod(shape) / rate / short_s(in_direction(Gemm(*shape), products.direction)))
+        for *shape, rate in products.table.points
     )
 
 
 class Line:
-    """A ratio over the length of sequences: straight between logarithms, level beyond the ends."""
+    """A ratio as a function of sequence length: log-linear, constant beyond the ends."""
 
     def __init__(self, points: Iterable[tuple[float, float]]) -> None:
         self.points = tuple(points)
@@ -42,27 +42,27 @@ class Line:
         return self._surface.read(length).rate
 
     def extremes(self, short: float, long: float) -> tuple[float, float]:
-        """Least and most of `at` from one length to another."""
+        """Smallest and largest value of `at` between two lengths."""
         return 1.0 / self._inverse.most((short,), (long,)), self._surface.most((short,), (long,))
 
 
-def forward_slowdown(found: SustainedHeads, short_flop_per_s: Callable[..., float]) -> Line:
-    """Seconds of forwards in a long loop over those that short loops say, by length."""
-    return Line((at[0], short_flop_per_s(*at) / rate) for *at, rate in found.forward.points)
+def forward_slowdown(heads: SustainedHeads, short_flop_per_s: Callable[..., float]) -> Line:
+    """Seconds of forwards in a long loop over those in a short loop, by length."""
+    return Line((at[0], short_flop_per_s(*at) / rate) for *at, rate in heads.forward.points)
 
 
-def backward_rate(found: SustainedHeads) -> Line:
+def backward_rate(heads: SustainedHeads) -> Line:
     """Backward FLOP/s over forward FLOP/s, by length."""
-    passes = zip(found.forward.points, found.backward.points, strict=True)
+    passes = zip(heads.forward.points, heads.backward.points, strict=True)
     return Line((forward[0], backward[-1] / forward[-1]) for forward, backward in passes)
 
 
 class HeadWidths:
-    """A ratio over head widths and lengths, for masks that are causal and for those that are not.
+    """A ratio as a function of head width and length, for causal and for other masks.
 
-    A width that was measured is read from its own line: kernels pad some widths, so neighbours say little
-    of it. Any other lies on a straight line, between logarithms, from the next narrower to the next
-    wider; beyond the ends the last width holds. Where only the other kind of mask was measured, that holds.
+    A measured width has its own line: kernels pad some widths, so neighbours say little about it. Others
+    are interpolated log-linearly between the next narrower and the next wider; beyond the ends the last
+    width counts. Where only the other kind of mask was measured, that counts.
 
     Complexity: O(log widths) to read, after the first time at a length.
     """
@@ -82,20 +82,22 @@ class HeadWidths:
             return lines[head_dim].at(length)
         widths = sorted(lines)
         index = bisect_left(widths, head_dim)
-        beside = widths[max(0, index - 1) : index + 1]
-        return read_line([(float(width), lines[width].at(length)) for width in beside], float(head_dim))
+        neighbours = widths[max(0, index - 1) : index + 1]
+        return read_line([(float(width), lines[width].at(length)) for width in neighbours], float(head_dim))
 
     def extremes(self, head_dim: int, short: float, long: float, *, causal: bool) -> tuple[float, float]:
-        """What `at` lies between from one length to another."""
+        """Smallest and largest value of `at` between two lengths."""
         lines = self._lines[causal] or self._lines[not causal]
-        held = [lines[head_dim]] if head_dim in lines else lines.values()
+        width_lines = [lines[head_dim]] if head_dim in lines else lines.values()
         least, most = (
-            zip(*(line.extremes(short, long) for line in held), strict=True) if held else ((1.0,), (1.0,))
+            zip(*(line.extremes(short, long) for line in width_lines), strict=True)
+            if width_lines
+            else ((1.0,), (1.0,))
         )
         return min(least), max(most)
 
     def covers(self, head_dim: int) -> bool:
-        """Whether a measured width lies on either side of it, or is it."""
+        """Whether the width is inside the measured range."""
         widths = [width for lines in self._lines.values() for width in lines]
         return bool(widths) and min(widths) <= head_dim <= max(widths)
 

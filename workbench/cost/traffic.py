@@ -1,4 +1,4 @@
-"""Bytes that memory-bound kernels move, as training kernels do it: tensors read and written, pass by pass."""
+"""Bytes that memory-bound training kernels move: tensors read and written, pass by pass."""
 
 from enum import StrEnum
 from typing import NamedTuple
@@ -41,7 +41,7 @@ class PassBytes(NamedTuple):
 
 
 def lookup_bytes(operator: Lookup, work: Work, grid: Grid, element_bytes: int) -> PassBytes:
-    """Rows are read and written; the weight gradient is dense: it is cleared, then added into."""
+    """Bytes of a lookup: rows are read and written; the dense weight gradient is cleared and added to."""
     shards = 1 if operator.shard is Shard.REPLICATED else grid.tp
     moved = 2.0 * operator_tokens(operator, work, grid) * operator.width * element_bytes
     table = operator.num_rows * operator.width * element_bytes / shards
@@ -51,51 +51,51 @@ def lookup_bytes(operator: Lookup, work: Work, grid: Grid, element_bytes: int) -
 def pointwise_bytes(
     operator: Pointwise, work: Work, grid: Grid, element_bytes: int, dropout: Dropout = Dropout.NONE
 ) -> PassBytes:
-    """What one fused kernel a direction moves on one rank; of a loss see `loss_bytes`.
+    """Bytes that one fused kernel a direction moves on one rank; for a loss see `loss_bytes`.
 
     Of `num_passes` tensors the forward writes one. A kernel whose gradient depends on its input reads that
     and the output's gradient, and writes a gradient for every input: 2 x num_passes - 1 tensors (GELU and
     norms 3, SwiGLU 5). Norms sum the gradients of their weights in the same pass, in registers (Apex' fast
     layer norm, Transformer Engine). A rotation reads one tensor and writes one. Both inputs of a residual
-    sum get the output's gradient as it is; where the branch left the stream, its gradient and the stream's
-    are summed: two read, one written. Dropout in front of a residual sum is part of its kernel; backward it
-    reads gradient and mask and writes the branch's gradient. What joins experts moves rows to them and
+    sum share the output's gradient; where the branch left the stream, its gradient and the stream's are
+    summed: two read, one written. Dropout in front of a residual sum is part of its kernel; backward it
+    reads gradient and mask and writes the branch's gradient. The join of experts moves rows to them and
     back, see `_join_passes`.
     """
     width = operator.width / (1 if operator.shard is Shard.REPLICATED else grid.tp)
     elements = operator_tokens(operator, work, grid) * width
     tensor, passes = elements * element_bytes, operator.num_passes
     if operator.name == JOIN:
-        there, back = _join_passes(passes - 1)
-        return PassBytes(there * tensor, back * tensor, 0.0)
+        forward, backward = _join_passes(passes - 1)
+        return PassBytes(forward * tensor, backward * tensor, 0.0)
     if operator.name.endswith("residual"):
         masked = dropout is Dropout.MASKED
         mask = elements * MASK_BYTES if masked else 0.0
         return PassBytes(
             passes * tensor + mask, passes * tensor + (2 * tensor + mask if masked else 0.0), 0.0
         )
-    back = passes if operator.name == "rotary" else 2 * passes - 1
-    return PassBytes(passes * tensor, back * tensor, 0.0)
+    backward = passes if operator.name == "rotary" else 2 * passes - 1
+    return PassBytes(passes * tensor, backward * tensor, 0.0)
 
 
 def is_cross_entropy(operator: Pointwise) -> bool:
-    """Whether it is a loss over a vocabulary, which tensor parallelism cuts; others are plain operators."""
+    """Whether the operator is a loss over a vocabulary, which tensor parallelism cuts."""
     return operator.name == LOSS and operator.shard is Shard.COLUMN
 
 
 def _join_passes(num_chosen: int) -> tuple[float, float]:
     """Tensors of [tokens, width] around a mixture of experts, forward and backward.
 
-    Forward every token is copied to its experts' rows (one read and written an expert), and their results
-    are summed into its own (one read an expert, one written). Backward the same, and results are read once
-    more for the gradient of their weights.
+    Forward every token is copied to its experts' rows (one read and one written per expert), and their
+    results are summed (one read per expert, one written). Backward the same, and results are read once
+    more for the gradients of the experts' weights in the sum.
     """
-    there = 2 * num_chosen + num_chosen + 1
-    return there, there + num_chosen
+    forward = 2 * num_chosen + num_chosen + 1
+    return forward, forward + num_chosen
 
 
 def loss_bytes(elements: float, element_bytes: int, kernel: LossKernel) -> PassBytes:
-    """Over so many logits on one rank.
+    """Bytes that the loss moves over logits on one rank.
 
     PARALLEL, as in Megatron-Core's `tensor_parallel/cross_entropy.py`: cast to float32, greatest read,
     subtracted in place, exponentials in place, their sum, division in place; backward the softmax is scaled

@@ -253,8 +253,8 @@ def conformer_tokens(duration_s: float, *, reduction: int = 8) -> ItemTokens:
 def mel_frames(duration_s: float) -> int:
     """Whole mel frames of a clip of that length by itself, as Whisper's feature extractor counts them.
 
-    Differs: of clips that are filled up (all of a batch but the longest, and all of Qwen3-ASR's), transformers
-    counts a started frame as whole.
+    Differs: for padded clips (all of a batch but the longest, and all of Qwen3-ASR's), transformers counts a
+    started frame as whole.
 
     Raises:
         ValueError: a clip shorter than a frame.

@@ -1,1 +1,1 @@
-"""The job: what a user wants to train, on what, with which data; its notations in others' words."""
+"""The job: the model to train, the machines and the data; and its layouts in other systems' notations."""

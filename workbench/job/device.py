@@ -1,10 +1,10 @@
-"""What ranks work on, by the names that users type. Loads nothing: microbenchmarks run beside torch alone."""
+"""The kinds of devices that users name. Imports nothing else: microbenchmarks run with torch alone."""
 
 from enum import StrEnum
 
 
 class Device(StrEnum):
-    """What a rank works on."""
+    """The kind of device that a rank runs on."""
 
     CPU = "cpu"
     CUDA = "cuda"

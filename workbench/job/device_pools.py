@@ -1,4 +1,4 @@
-"""Pools: consecutive ranks of one kind of device, with its profile, its price and the modules it takes."""
+"""Pools: consecutive ranks of one kind of device, with a profile, a price and the modules they take."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from workbench.units import GIB
 
 
 class Aim(StrEnum):
-    """What planners make small where a job leaves stage counts open: a step's seconds, or its dollars."""
+    """What planners minimise where a job leaves stage counts open: a step's seconds, or its dollars."""
 
     SECONDS = "seconds"
     DOLLARS = "dollars"
@@ -26,12 +26,12 @@ class Pool:
     """Ranks [first_rank, first_rank + num_ranks) of a cluster.
 
     Args:
-        name: of the pool.
-        first_rank, num_ranks: where it lies.
-        profile: name or path of its machine's.
-        device: kind of its ranks.
-        dollars_per_hour: of one rank; None: not said.
-        modules: that may use it. Empty: all.
+        name: name of the pool.
+        first_rank, num_ranks: its range of ranks.
+        profile: name or path of its machine's profile.
+        device: the kind of its ranks.
+        dollars_per_hour: price of one rank; None: not given.
+        modules: the modules that may use it; empty: all.
     """
 
     name: str
@@ -47,39 +47,39 @@ class Pool:
         return self.first_rank + self.num_ranks
 
     def takes(self, module: str) -> bool:
-        """Whether a module may use it."""
+        """Whether a module may use the pool."""
         return not self.modules or module in self.modules
 
     def overlaps(self, first: int, end: int) -> bool:
-        """Whether a rank of it is in [first, end)."""
+        """Whether any of its ranks is in [first, end)."""
         return first < self.end_rank and self.first_rank < end
 
 
 def pools_of(
     specs: dict[str, PoolSpec], *, name: str, inter: LinkSpec | None, folder: Path
 ) -> tuple[Cluster, tuple[Pool, ...]]:
-    """Machines and pools of a job file; what a pool leaves out is its profile's.
+    """The cluster and pools of a job file; what a pool leaves out comes from its profile.
 
-    `inter` is the card of every node whose pool names none.
+    `inter` is the network card of nodes whose pool names none.
 
     Raises:
         ValueError: no such profile, or one without a link that is left out; the message names the pool.
     """
     nodes: list[Node] = []
     pools: list[Pool] = []
-    for called, spec in specs.items():
+    for pool_name, spec in specs.items():
         path = folder / spec.profile
         profile_name = str(path) if path.is_file() else spec.profile
         try:
             profile = load_profile(profile_name)
             node = _node(spec, inter, profile)
         except ValueError as error:
-            raise ValueError(f"cluster.pools.{called}: {error}") from None
+            raise ValueError(f"cluster.pools.{pool_name}: {error}") from None
         first_rank = pools[-1].end_rank if pools else 0
         nodes += [node] * spec.nodes
         pools.append(
             Pool(
-                name=called,
+                name=pool_name,
                 first_rank=first_rank,
                 num_ranks=spec.nodes * spec.ranks_per_node,
                 profile=profile_name,
@@ -106,7 +106,7 @@ def _node(spec: PoolSpec, inter: LinkSpec | None, profile: Profile) -> Node:
 
 
 def check_pools(job: str, pools: Sequence[Pool], modules: Sequence[str], num_ranks: int) -> None:
-    """Raise ValueError unless the pools are the cluster's ranks and every module has one."""
+    """Raise ValueError unless the pools cover the cluster's ranks in order and every module has one."""
     ends = [0, *(pool.end_rank for pool in pools)]
     if pools and ([pool.first_rank for pool in pools] != ends[:-1] or ends[-1] != num_ranks):
         raise ValueError(f"job {job!r}: pools must be the ranks 0 to {num_ranks - 1} in order, got {ends}")
@@ -124,7 +124,7 @@ def check_pools(job: str, pools: Sequence[Pool], modules: Sequence[str], num_ran
 
 
 def check_taken(pools: Sequence[Pool], module: str, ranks: Sequence[int]) -> None:
-    """Raise ValueError where a module lies on a rank of a pool that does not take it."""
+    """Raise ValueError where a module is on a rank of a pool that does not take it."""
     for pool in pools:
         if not pool.takes(module) and any(pool.first_rank <= rank < pool.end_rank for rank in ranks):
             takers = ", ".join(other.name for other in pools if other.takes(module))
@@ -135,12 +135,12 @@ def check_taken(pools: Sequence[Pool], module: str, ranks: Sequence[int]) -> Non
 
 
 def placements(pools: Sequence[Pool], modules: Sequence[str]) -> tuple[tuple[Pool, ...], ...]:
-    """Every way to give each module a pool that takes it, in the order of the pools."""
+    """All assignments of modules to pools that take them, in the order of the pools."""
     return tuple(product(*([pool for pool in pools if pool.takes(module)] for module in modules)))
 
 
-def alone(cluster: Cluster, pool: Pool) -> Cluster:
-    """A pool as a cluster of its own."""
+def pool_cluster(cluster: Cluster, pool: Pool) -> Cluster:
+    """A pool as its own cluster."""
     nodes = cluster.nodes[cluster.node_of(pool.first_rank) : cluster.node_of(pool.end_rank - 1) + 1]
     return Cluster(
         name=pool.name,
@@ -151,7 +151,7 @@ def alone(cluster: Cluster, pool: Pool) -> Cluster:
 
 
 def cost_model(pools: Sequence[Pool], main: Profile) -> CostModel:
-    """The cost model of one machine, with those of the pools' other devices beside it."""
+    """The cost model of the main profile, with those of the pools' other devices."""
     others = {pool.device: pool.profile for pool in pools if pool.device != main.device}
     return CostModel(
         main, beside={device: CostModel(load_profile(profile)) for device, profile in others.items()}
@@ -159,7 +159,7 @@ def cost_model(pools: Sequence[Pool], main: Profile) -> CostModel:
 
 
 def dollars_per_hour(pools: Sequence[Pool], ranks: Sequence[int]) -> float | None:
-    """Of some ranks together; None where the price of one of them is not said."""
+    """Dollars an hour of some ranks together; None where a rank has no price."""
     total = 0.0
     for rank in ranks:
         pool = next((pool for pool in pools if pool.first_rank <= rank < pool.end_rank), None)

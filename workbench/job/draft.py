@@ -1,4 +1,4 @@
-"""A first job file for a model that somebody has: its modules, the cluster, a batch to start from."""
+"""Drafts a first job file for a model: its modules, the cluster, and a batch to start from."""
 
 import difflib
 import json
@@ -28,12 +28,12 @@ from workbench.model.projector import Projector, ProjectorStep
 from workbench.plan.plan import Precision
 
 USUAL_PER_NODE = 8
-MOST_STAGES = 8  # of the LLM, before its layers are divided by tensor parallelism
+MOST_STAGES = 8  # of a module, before its layers are divided by tensor parallelism
 STATE_SHARE = 0.6  # of a device's memory; the rest is for activations
 PRECISION, WIDE = Precision.BFLOAT16, Precision.FLOAT32  # of weights, and of what the optimizer updates
 LARGEST_IMAGE_PX = 10_000
-MICROBATCHES = 8  # a replica and step at least, to start from
-_NOISE = (  # keys of a config.json that say nothing about its layers
+MICROBATCHES = 8  # least microbatches of a replica in a step
+_NOISE = (  # keys of a config.json that do not concern its layers
     "architectures",
     "dtype",
     "id2label",
@@ -45,7 +45,7 @@ _NOISE = (  # keys of a config.json that say nothing about its layers
 
 
 class Train(StrEnum):
-    """ALL weights; LLM: it and the projectors, over frozen encoders; PROJECTORS alone."""
+    """Trained weights: ALL; LLM: the LLM and the projectors, over frozen encoders; or PROJECTORS alone."""
 
     ALL = "all"
     LLM = "llm"
@@ -54,12 +54,12 @@ class Train(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machines:
-    """Where the job is to run.
+    """The machines of a drafted job.
 
     Args:
-        device: a shipped profile.
-        gpus: in all.
-        per_node: of a node.
+        device: name of a shipped profile.
+        gpus: number of GPUs in all.
+        per_node: number of GPUs of a node.
     """
 
     device: str
@@ -73,12 +73,12 @@ class Machines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A job file that is not written yet.
+    """A job file before it is written.
 
     Args:
-        text: of the file, with comments.
+        text: the file's text, with comments.
         model: its modules.
-        parts: what a composite was taken apart into; None where the model is no composite.
+        parts: the parts of a composite model; None where the model is not a composite.
         missing: files of weights that the checkpoint's index names and its folder lacks.
     """
 
@@ -89,19 +89,19 @@ class Draft:
 
 
 def machines_of(gpus: str, nodes: int | None) -> Machines:
-    """`16xH100` and a number of nodes; left out: nodes of eight, or one.
+    """Parse GPUs such as `16xH100` and a number of nodes; None: nodes of eight, or one.
 
     Raises:
-        ValueError: other words, an unknown device, GPUs that nodes do not share equally.
+        ValueError: another form, an unknown device, or GPUs that nodes do not share equally.
     """
-    found = re.fullmatch(r"(\d{1,7})x(.+)", gpus)
-    if found is None or int(found[1]) < 1:
+    match = re.fullmatch(r"(\d{1,7})x(.+)", gpus)
+    if match is None or int(match[1]) < 1:
         raise ValueError(f"--gpus: want a number, 'x' and a device, got {gpus!r}; nearest: 8xH100")
-    number, device = int(found[1]), found[2]
+    number, device = int(match[1]), match[2]
     known = known_profiles()
     if device not in known:
-        begin_so = [name for name in known if name.startswith(device)]
-        near = begin_so or difflib.get_close_matches(device, known, n=1, cutoff=0.0)
+        same_prefix = [name for name in known if name.startswith(device)]
+        near = same_prefix or difflib.get_close_matches(device, known, n=1, cutoff=0.0)
         raise ValueError(f"--gpus: want one of {', '.join(known)}, got {device!r}; nearest: {near[0]}")
     count = nodes or -(-number // USUAL_PER_NODE)
     if number % count:
@@ -119,19 +119,19 @@ def draft(
     image_px: tuple[int, int] | None,
     data: Path | None = None,
 ) -> Draft:
-    """A job that `plan` takes as it is.
+    """Draft a job that `plan` accepts as it is.
 
     Args:
         model: a config.json, the folder of a checkpoint, or a name of the zoo.
-        machines: where.
-        train: what.
-        text_tokens: of a sample.
+        machines: where the job runs.
+        train: which weights are trained.
+        text_tokens: text tokens of a sample.
         image_px: (height, width) of images, for encoders of any size; None: 448 x 448.
-        data: a file or folder of sizes, as `plan --sizes` reads it, that samples are drawn like.
+        data: a file or folder of sizes, as `plan --sizes` reads it, whose samples are imitated.
 
     Raises:
-        ValueError: no such model, a composite that is not taken apart, an encoder alone; projectors to be
-            trained or a size of images where the model has no such thing, or a size beside data.
+        ValueError: no such model, a composite of unknown structure, an encoder alone, projectors or an image
+            size for a model without them, or an image size together with data.
     """
     name, parts, modules = _modules(model, train)
     spec: dict[str, Any] = {"name": name, "model": {"modules": modules}, **_cluster(machines)}
@@ -154,7 +154,7 @@ def draft(
 
 
 def _modules(model: str, train: Train) -> tuple[str, Parts | None, dict[str, Any]]:
-    """The job's name, what was taken apart, and the words for its modules."""
+    """The job's name, the parts of a composite, and the job file's entries for its modules."""
     if model in zoo_names():
         return model, None, {LLM: {"zoo": model, "trainable": "all"}}
     if not Path(model).exists():
@@ -168,9 +168,13 @@ def _modules(model: str, train: Train) -> tuple[str, Parts | None, dict[str, Any
     name = path.name if path.is_dir() else path.parent.name
     if str(config.get("model_type")) in COMPOSITES:
         parts = parts_with_processor(take_apart(config), read_processor(model))
-        for called, part in parts.modules.items():
-            _check_known(f"model {model!r}: {called}", str(part.config["model_type"]))
-        return name, parts, {called: _module(called, part, train) for called, part in parts.modules.items()}
+        for module_name, part in parts.modules.items():
+            _check_known(f"model {model!r}: {module_name}", str(part.config["model_type"]))
+        return (
+            name,
+            parts,
+            {module_name: _module(module_name, part, train) for module_name, part in parts.modules.items()},
+        )
     if is_composite(config):
         take_apart(config)
     kind = str(config.get("model_type"))
@@ -188,19 +192,19 @@ def _check_train(train: Train, graph: ModelGraph) -> None:
         )
 
 
-def _module(called: str, part: Part, train: Train) -> dict[str, Any]:
-    said: dict[str, Any] = {"config": _plain(part.config), "trainable": _trainable(called, train)}
+def _module(module_name: str, part: Part, train: Train) -> dict[str, Any]:
+    entry: dict[str, Any] = {"config": _plain(part.config), "trainable": _trainable(module_name, train)}
     if isinstance(part.projector, Projector):
-        said["projector"] = part.projector.value
+        entry["projector"] = part.projector.value
     elif part.projector is not None:
-        said["projector"] = [_step(step) for step in part.projector]
+        entry["projector"] = [_step(step) for step in part.projector]
     if part.feature_layer is not None:
-        said["feature_layer"] = part.feature_layer
-    return said
+        entry["feature_layer"] = part.feature_layer
+    return entry
 
 
-def _trainable(called: str, train: Train) -> str:
-    if called == LLM:
+def _trainable(module_name: str, train: Train) -> str:
+    if module_name == LLM:
         return "none" if train is Train.PROJECTORS else "all"
     return "all" if train is Train.ALL else "projector"
 
@@ -215,9 +219,12 @@ def _step(step: ProjectorStep) -> dict[str, Any]:
     return {"linear": "out" if step.linear_out else step.linear, "bias": step.bias}
 
 
-def _check_known(whose: str, kind: str) -> None:
-    """Raise ValueError unless a family plans it; what would be needed is said."""
-    known = {*ARCHITECTURES, *(alias for each in ARCHITECTURES.values() for alias in each.aliases)}
+def _check_known(where: str, kind: str) -> None:
+    """Raise ValueError unless a family plans models of that type; the message says what is needed."""
+    known = {
+        *ARCHITECTURES,
+        *(alias for architecture in ARCHITECTURES.values() for alias in architecture.aliases),
+    }
     if kind in known:
         return
     near = difflib.get_close_matches(kind, ARCHITECTURES, n=1)
@@ -227,13 +234,13 @@ def _check_known(whose: str, kind: str) -> None:
         else ": to plan it,"
     )
     raise ValueError(
-        f"{whose}: no family plans model_type {kind!r}{hint} write its layers (workbench/model/families), "
+        f"{where}: no family plans model_type {kind!r}{hint} write its layers (workbench/model/families), "
         "and an adapter to run it"
     )
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what says nothing about layers."""
+    """A configuration without keys that do not concern its layers."""
     return {
         key: value
         for key, value in config.items()
@@ -252,7 +259,7 @@ def _cluster(machines: Machines) -> dict[str, Any]:
 
 
 def _built(spec: Mapping[str, Any]) -> ModelGraph:
-    """The model alone, to see how large it is."""
+    """The model of a spec without batch and profile, to size it."""
     batch = {"samples": 1, "fixed": {"text_tokens": 1}}
     text = yaml.safe_dump({**spec, "batch": batch, "profile": "any"})
     checked = parse_spec(text, where="draft")
@@ -260,16 +267,18 @@ def _built(spec: Mapping[str, Any]) -> ModelGraph:
 
 
 def _layout(graph: ModelGraph, machines: Machines) -> tuple[dict[str, Any], int]:
-    """Tensor parallelism by which every module's state fits on a few stages, and replicas of all modules.
+    """Layouts whose tp fits every module's state on a few stages, and the number of replicas.
 
-    As many replicas as have room for all modules, down to half of that: of these numbers the one that leaves
-    the fewest GPUs over, then the largest.
+    Between half and all of the replicas that the GPUs have room for, the number that leaves the fewest GPUs
+    idle, then the largest.
     """
     room = STATE_SHARE * load_profile(machines.device).memory_bytes
-    held = state_bytes(PRECISION.num_bytes, wide_bytes=WIDE.num_bytes)
+    bytes_per_parameter = state_bytes(PRECISION.num_bytes, wide_bytes=WIDE.num_bytes)
     layouts, ranks = {}, 0
     for module in graph.modules:
-        state = module.num_parameters * held.weight + module.num_trained * (held.gradient + held.optimizer)
+        state = module.num_parameters * bytes_per_parameter.weight + module.num_trained * (
+            bytes_per_parameter.gradient + bytes_per_parameter.optimizer
+        )
         tp = 1
         while state / room > tp * MOST_STAGES and tp < machines.per_node:
             tp *= 2
@@ -281,7 +290,7 @@ def _layout(graph: ModelGraph, machines: Machines) -> tuple[dict[str, Any], int]
 
 
 def _samples(machines: Machines, replicas: int) -> int:
-    """The fewest that give each replica `MICROBATCHES` at least and all ranks that replicas fill the same."""
+    """The fewest samples that give each replica `MICROBATCHES` or more, and its ranks equally many."""
     ranks = machines.gpus // replicas
     return replicas * ranks * -(-MICROBATCHES // ranks)
 
@@ -295,7 +304,7 @@ def _text(spec: Mapping[str, Any], comments: Iterable[str]) -> str:
 
 
 def _cut_notes(layouts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
-    """What a layout keeps from the strategies that cut no layer."""
+    """Yield notes on layouts that strategies without tensor parallelism cannot plan."""
     for module, layout in layouts.items():
         if layout["tp"] > 1:
             yield f"{module}: its layout has tp {layout['tp']}; fsdp and hsdp plan it with tp 1 or no layout"

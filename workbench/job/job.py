@@ -1,4 +1,4 @@
-"""The job: what a user wants to train, on what, with which batch; strategies turn it into plans."""
+"""The job: a model, a cluster, a batch and settings, which strategies turn into plans."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -24,17 +24,17 @@ from workbench.schedule.choice import Schedule, usual
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleLayout:
-    """Ranks of a module: `dp` replicas of `pp` stages of cp x tp ranks.
+    """The ranks of a module: `dp` replicas of `pp` stages of cp x tp ranks.
 
     Args:
         module: its name.
-        pp: blocks of ranks that a replica's stages take. None: to be searched.
+        pp: blocks of ranks that a replica's stages take; None: to be searched.
         tp: tensor-parallel degree.
         cp: context-parallel degree.
         ep: ranks, of the tp x cp of a stage, that distribute experts.
-        dp: replicas. None: the job's.
-        rank_offset: the module's first rank. None: behind the modules in front of it.
-        stage_layers: layers of every stage. Empty: the strategy balances them.
+        dp: replicas; None: the job's.
+        rank_offset: the module's first rank; None: after the preceding modules.
+        stage_layers: number of layers of every stage; empty: the strategy balances them.
     """
 
     module: str
@@ -57,41 +57,41 @@ class ModuleLayout:
             )
 
 
-_SOUND: LruCache[None] = LruCache(64)  # batches of models
+_SOUND: LruCache[None] = LruCache(64)  # checked batches of models
 PLACES = tuple(each.name for each in fields(ModuleLayout))[1:]  # others of a LayoutSpec are settings
 
 
 def check_degrees(module: str, **degrees: int | None) -> None:
-    """ValueError for the first degree of a module below 1; None is left open."""
+    """Raise ValueError for the first degree of a module below 1; None is left open."""
     for name, degree in degrees.items():
         if degree is not None and degree < 1:
             raise ValueError(f"layout of {module!r}: {name} must be >= 1, got {degree}")
 
 
 def layout_from_spec(module: str, spec: LayoutSpec) -> ModuleLayout:
-    """Where a job file puts a module's ranks; what else the entry says are settings."""
+    """The layout in a job file's entry for a module; its other keys are settings."""
     return ModuleLayout(module=module, **spec.model_dump(include=set(PLACES)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Everything a strategy needs; built from a job.yaml or in Python.
+    """Everything that a strategy needs; built from a job.yaml or in Python.
 
     Args:
-        name: of the job.
+        name: name of the job.
         model: the DAG of modules.
-        cluster: the ranks there are.
+        cluster: the ranks that exist.
         batch: samples of one step; ids are unique.
         microbatch_samples: samples that the LLM processes together.
-        replicas: data-parallel copies of every module whose layout does not say otherwise.
-        layouts: where given; a module without one has pp None, tp 1, cp 1.
-        max_ranks: how many of the cluster's ranks may be used. None: all.
+        replicas: data-parallel copies of every module whose layout has no dp.
+        layouts: of modules; one without a layout has pp None, tp 1, cp 1.
+        max_ranks: number of the cluster's ranks that may be used; None: all.
         schedule: the order of passes.
         settings: precision and per-module settings.
         profile: name or path of the machine's profile.
         pools: kinds of devices, where there are several or they have a price.
-        aim: what searches for stage counts make small; dollars want a price of every rank.
-        dollars_per_rank_hour: of every rank, where there are no pools; None: not said.
+        aim: what searches for stage counts minimise; DOLLARS needs a price of every rank.
+        dollars_per_rank_hour: price of every rank without pools; None: not given.
     """
 
     name: str
@@ -110,14 +110,14 @@ class Job:
     dollars_per_rank_hour: float | None = None
 
     def dollars_per_hour(self, ranks: Sequence[int]) -> float | None:
-        """Of some ranks together; None where the price of one of them is not said."""
+        """Dollars an hour of some ranks together; None where a rank has no price."""
         if self.pools or self.dollars_per_rank_hour is None:
             return dollars_per_hour(self.pools, ranks)
         return len(ranks) * self.dollars_per_rank_hour
 
     @property
     def has_prices(self) -> bool:
-        """Whether the price of every rank is said."""
+        """Whether every rank has a price."""
         return self.dollars_per_hour(range(self.cluster.num_ranks)) is not None
 
     @property
@@ -129,7 +129,7 @@ class Job:
 
     @property
     def cheapest_per_hour(self) -> float:
-        """Of one rank; 0 where no price is said."""
+        """The lowest dollars an hour of any rank; 0 where a price is missing."""
         if not self.pools:
             return self.dollars_per_rank_hour or 0.0
         return min(pool.dollars_per_hour or 0.0 for pool in self.pools)
@@ -143,7 +143,7 @@ class Job:
 
 
 def load_job(path: str | Path) -> Job:
-    """The job of a job.yaml. Paths inside it are relative to the file.
+    """Read the job of a job.yaml, whose paths are relative to the file.
 
     Raises:
         ValueError: one line that names the file, the place, the rule and the value.
@@ -232,7 +232,7 @@ def _check_batch(job: Job) -> None:
             f"job {job.name!r}: want >= 1 sample, microbatch_samples and replicas, got "
             f"{len(job.batch)}, {job.microbatch_samples} and {job.replicas}"
         )
-    try:  # once for a batch: searches replace everything else of a job, again and again
+    try:  # once for a batch: searches replace everything else of a job many times
         _SOUND.get_or(
             (Identity(job.model), Identity(job.batch)), lambda: _check_samples(job.model, job.batch)
         )
@@ -288,7 +288,7 @@ def _check_layouts(job: Job) -> None:
 
 
 def _check_stage_layers(job: Job, layout: ModuleLayout, num_layers: int) -> None:
-    """They cover the module, and every block of ranks holds as many stages as the schedule wants."""
+    """Raise ValueError unless stage_layers cover the module, with equally many stages on every block."""
     if not layout.stage_layers:
         return
     where = f"job {job.name!r}: module {layout.module!r}"

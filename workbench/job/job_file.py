@@ -1,4 +1,4 @@
-"""Reads a job.yaml: strict, and every mistake is one line that names the nearest known key."""
+"""Reads a job.yaml strictly; every mistake is one line that names the nearest known key."""
 
 import difflib
 from pathlib import Path
@@ -13,7 +13,7 @@ from workbench.plain_yaml import parse_yaml
 
 
 def read_spec(path: Path) -> JobSpec:
-    """The file, checked.
+    """Read and check a job.yaml.
 
     Raises:
         ValueError: one line with the file, the place, the rule and the value.
@@ -26,7 +26,7 @@ def read_spec(path: Path) -> JobSpec:
 
 
 def parse_spec(text: str, *, where: str = "job") -> JobSpec:
-    """The text of a job.yaml, checked; see `read_spec`."""
+    """Check the text of a job.yaml; see `read_spec`."""
     data = parse_yaml(text, where=where)
     if not isinstance(data, dict):
         raise ValueError(f"{where}: want keys and values, got {type(data).__name__}")
@@ -37,7 +37,7 @@ def parse_spec(text: str, *, where: str = "job") -> JobSpec:
 
 
 def _one_line(error: ValidationError) -> str:
-    """An unknown key first (it explains a missing one), else the first complaint."""
+    """The first unknown key, which explains a missing one, or else the first error, in one line."""
     errors = error.errors()
     first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
     parts = [str(part) if str(part).isprintable() else repr(part) for part in first["loc"]]
@@ -51,15 +51,15 @@ def _one_line(error: ValidationError) -> str:
         return f"missing key {where!r}"
     message = first["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
-    is_told = isinstance(first["input"], dict) or ", got " in message
-    value = "" if is_told else f", got {first['input']!r:.60}"
+    has_value = isinstance(first["input"], dict) or ", got " in message
+    value = "" if has_value else f", got {first['input']!r:.60}"
     return f"{where or 'file'}: {message}{value}"
 
 
-def _known_keys(place: list[str]) -> list[str]:
-    """Keys allowed at a place in the file."""
+def _known_keys(path: list[str]) -> list[str]:
+    """The keys allowed at a path in the file."""
     model: Any = JobSpec
-    for part in place:
+    for part in path:
         field = model.model_fields.get(part) if model is not None else None
         if field is not None:
             model = _model_in(field.annotation)
@@ -67,25 +67,25 @@ def _known_keys(place: list[str]) -> list[str]:
 
 
 def _model_in(annotation: Any) -> Any:
-    """The schema class inside an annotation, if there is one."""
+    """The schema class inside an annotation, or None."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return next((found for part in get_args(annotation) if (found := _model_in(part))), None)
+    return next((model for part in get_args(annotation) if (model := _model_in(part))), None)
 
 
 def job_schema() -> Schema:
-    """JSON Schema of a job.yaml; which keys exclude each other is checked when the file is read."""
-    found = JobSpec.model_json_schema()
-    classes = {each.__name__: each for each in _models(JobSpec)}
-    for name, definition in found["$defs"].items():
+    """JSON Schema of a job.yaml; keys that exclude each other are checked only when a file is read."""
+    schema = JobSpec.model_json_schema()
+    classes = {model.__name__: model for model in _models(JobSpec)}
+    for name, definition in schema["$defs"].items():
         if name in classes:
             describe(definition, classes[name])
-    describe(found, JobSpec)
-    return {"$schema": DIALECT, **found}
+    describe(schema, JobSpec)
+    return {"$schema": DIALECT, **schema}
 
 
 def _models(kind: Any) -> list[type[BaseModel]]:
-    """A model and those in its fields, however deep."""
+    """A schema class and those in its fields, recursively."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         inner = (each for field in kind.model_fields.values() for each in _models(field.annotation))
         return [kind, *inner]

@@ -1,4 +1,4 @@
-"""Links of a job file, and how many network cards a node has."""
+"""Links and network cards of a job file's nodes."""
 
 from workbench.cost.hardware import Link
 from workbench.cost.profile import Profile
@@ -7,7 +7,7 @@ from workbench.units import GB, US_PER_S
 
 
 def link_of(scope: str, spec: LinkSpec | None, profile: Profile | None) -> Link:
-    """The "intra" or "inter" link of a job file, or where that gives none the profile's."""
+    """The "intra" or "inter" link of a job file, or else the profile's."""
     if spec is not None:
         if scope == "intra" and spec.cards is not None:
             raise ValueError(f"intra: cards stand between nodes, want them in 'inter', got {spec.cards} here")
@@ -17,7 +17,7 @@ def link_of(scope: str, spec: LinkSpec | None, profile: Profile | None) -> Link:
 
 
 def num_cards(spec: LinkSpec | None, profile: Profile | None, num_ranks: int) -> int:
-    """Network cards of a node: the job file's, one where that gives the link alone, or the profile's."""
+    """Network cards of a node: the job file's, 1 where it gives the link alone, or else the profile's."""
     if spec is not None:
         return spec.cards or 1
     assert profile is not None

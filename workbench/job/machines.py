@@ -1,4 +1,4 @@
-"""The cost model of a job's machines under a training system, out of the files that say what they are."""
+"""The cost model of a job's machines, from the files of profiles and executions."""
 
 from pathlib import Path
 
@@ -10,10 +10,10 @@ from workbench.job.job import Job
 
 
 def cost_of(job: Job, profile: str | None, execution: Path | None) -> CostModel:
-    """The job's machines, the given profile in place of the job's, under the execution of that file."""
+    """The cost model of the job's machines, by a profile or the job's, under the execution of a file."""
     return under(cost_model(job.pools, load_profile(profile or job.profile)), execution)
 
 
 def under(cost: CostModel, execution: Path | None) -> CostModel:
-    """The same machines under the execution of that file; None: as they are."""
+    """The same machines under the execution of a file; None: unchanged."""
     return cost if execution is None else cost.executed(load_execution(execution))

@@ -1,4 +1,4 @@
-"""Whether plan, job and profile belong together."""
+"""Matches plans with jobs and profiles."""
 
 from os.path import relpath
 from pathlib import Path
@@ -11,17 +11,17 @@ from workbench.plan.plan import Plan
 
 
 def profile_for(plan: Plan) -> Profile:
-    """The shipped profile of the cluster's device kind; ValueError where none is."""
+    """The shipped profile of the cluster's kind of device; ValueError where there is none."""
     return _shipped(plan.cluster.nodes[0].device)
 
 
 def cost_for(plan: Plan, given: Profile | None = None) -> CostModel:
     """The cost model of a plan's machines: shipped profiles of its devices, or the given one for its own.
 
-    Where all devices are of one kind the given profile is taken whatever its device.
+    Where all devices are of one kind, the given profile is used whatever its device.
 
     Raises:
-        ValueError: no shipped profile is of some device.
+        ValueError: some device has no shipped profile.
     """
     devices = list(dict.fromkeys(node.device for node in plan.cluster.nodes))
     if len(devices) == 1:
@@ -31,13 +31,13 @@ def cost_for(plan: Plan, given: Profile | None = None) -> CostModel:
     return CostModel(main, beside={device: CostModel(profile) for device, profile in known.items()})
 
 
-def named_profile(job: Job, said: str | None, plan: Path) -> str | None:
-    """What a plan file says of the profile that its job was planned with: a path starts at its folder.
+def named_profile(job: Job, given: str | None, plan: Path) -> str | None:
+    """The profile that a plan file records for its job; paths are relative to the plan's folder.
 
-    None where there are several, of pools.
+    None where the job's pools have several.
     """
-    name = said or job.profile
-    if job.pools and said is None:
+    name = given or job.profile
+    if job.pools and given is None:
         return None
     file = Path(name)
     return relpath(file.resolve(), plan.resolve().parent) if file.is_file() else name
@@ -53,28 +53,28 @@ def cost_of_file(file: Path, plan: Plan, profile: str | None) -> CostModel:
 
 
 def profile_beside(plan: Path) -> Profile | None:
-    """The profile that a plan file was made with; None where it does not say it.
+    """The profile that a plan file was made with; None where it records none.
 
     Raises:
-        ValueError: its file is not there, or is none.
+        ValueError: the profile's file is missing or invalid.
     """
-    said = profile_name_beside(plan)
-    return None if said is None else load_profile(said)
+    name = profile_name_beside(plan)
+    return None if name is None else load_profile(name)
 
 
 def profile_name_beside(plan: Path) -> str | None:
-    """Name or path of the profile that a plan file was made with; ValueError where its file is gone."""
-    said = planned_with(plan)
-    if said is None:
+    """Name or path of the profile that a plan file was made with; ValueError where its file is missing."""
+    name = planned_with(plan)
+    if name is None:
         return None
-    file = plan.parent / said
-    if not file.is_file() and said not in known_profiles() and "/" in said:
-        raise ValueError(f"{plan}: the profile that it was made with, {said}, is not there; want --profile")
-    return str(file.resolve()) if file.is_file() else said
+    file = plan.parent / name
+    if not file.is_file() and name not in known_profiles() and "/" in name:
+        raise ValueError(f"{plan}: the profile that it was made with, {name}, is not there; want --profile")
+    return str(file.resolve()) if file.is_file() else name
 
 
 def _shipped(device: str) -> Profile:
-    if device in known_profiles():  # a shipped profile is called as its device
+    if device in known_profiles():  # a shipped profile has the name of its device
         return load_profile(device)
     raise ValueError(
         f"no shipped profile is of device {device!r}: name one with --profile "
@@ -83,7 +83,7 @@ def _shipped(device: str) -> Profile:
 
 
 def check_profile(profile: Profile, device: str) -> None:
-    """Raise ValueError unless the profile is of that kind of device, as `Node.device` says it."""
+    """Raise ValueError unless the profile is of that kind of device, as in `Node.device`."""
     if profile.device != device:
         raise ValueError(
             f"profile {profile.name!r} is of device {profile.device!r}, this runs on {device!r}: want a "
@@ -92,7 +92,7 @@ def check_profile(profile: Profile, device: str) -> None:
 
 
 def check_job(plan: Plan, job: Job, path: Path) -> None:
-    """Raise ValueError unless the plan in that file is for this job's model, cluster and batch."""
+    """Raise ValueError unless the plan of a file is for this job's model, cluster and batch."""
     for what, ours, theirs in (
         ("model", plan.model, job.model),
         ("cluster", plan.cluster, job.cluster),

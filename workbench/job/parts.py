@@ -1,4 +1,4 @@
-"""From the words of a job.yaml to a model, a cluster and a batch."""
+"""Builds the model, the cluster and the batch of a job.yaml."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -45,7 +45,7 @@ from workbench.units import GIB
 
 
 def zoo_names() -> tuple[str, ...]:
-    """Names that `zoo:` in a job.yaml may have."""
+    """Names that `zoo:` in a job.yaml accepts."""
     return (*shape_names(), *SIZES)
 
 
@@ -59,7 +59,7 @@ def model_of(name: str, spec: ModelSpec, *, folder: Path) -> ModelGraph:
     modality = {called: _modality(spec.modules[called], configs[called]) for called in configs}
     for called, module in spec.modules.items():
         configs[called] = _processed(module, configs[called], modality=modality[called], folder=folder)
-    llms = [called for called, what in modality.items() if what == TEXT]
+    llms = [called for called, module_modality in modality.items() if module_modality == TEXT]
     if len(llms) != 1:
         raise ValueError(f"model.modules: want exactly one LLM (modality text), got {llms or 'none'}")
     (llm,) = llms
@@ -69,16 +69,16 @@ def model_of(name: str, spec: ModelSpec, *, folder: Path) -> ModelGraph:
         others = [called for called in spec.modules if called != llm]
         edges = tuple((llm, called) if called in generators else (called, llm) for called in others)
     order = _consumers_first(edges, list(spec.modules))
-    beside = {**dict(reversed(edges)), **dict.fromkeys(generators, llm)}
+    consumer_of = {**dict(reversed(edges)), **dict.fromkeys(generators, llm)}
     built: dict[str, Module] = {}
     for called in (llm, *(other for other in order if other != llm)):
         if called in generators and (llm, called) not in edges:
             raise ValueError(
                 f"model.edges: generator {called!r} is fed by nothing; want an edge [{llm}, {called}]"
             )
-        if called != llm and called not in beside:
+        if called != llm and called not in consumer_of:
             raise ValueError(f"model.edges: module {called!r} feeds nothing; want an edge [{called}, {llm}]")
-        width = None if called == llm else built[beside[called]].layers[0].out_width
+        width = None if called == llm else built[consumer_of[called]].layers[0].out_width
         module = spec.modules[called]
         built[called] = _module(called, module, configs[called], modality=modality[called], width=width)
     singles = [[built[called]] for called in spec.modules]
@@ -97,7 +97,7 @@ def _consumers_first(edges: Sequence[tuple[str, str]], names: Sequence[str]) -> 
 
 
 def _generates(spec: ModuleSpec, config: Mapping[str, Any] | None) -> bool:
-    """Whether it makes something out of the LLM's states."""
+    """Whether the module generates something from the LLM's hidden states."""
     if config is not None:
         return isinstance(ARCHITECTURES.get(str(config.get("model_type"))), Generator)
     zoo = str(spec.zoo)
@@ -113,7 +113,7 @@ def _config(spec: ModuleSpec, folder: Path) -> dict[str, Any] | None:
 def _processed(
     spec: ModuleSpec, config: dict[str, Any] | None, *, modality: str, folder: Path
 ) -> dict[str, Any] | None:
-    """With what the processor says of its items that lies beside the file of a configuration."""
+    """The configuration with the item sizes of the processor in the same folder, if there is one."""
     if config is None or not isinstance(spec.config, str):
         return config
     processor = read_processor(folder / spec.config)
@@ -158,10 +158,10 @@ def _module(
     return replace(module, modality=modality)
 
 
-def _projector(said: str | Sequence[ProjectorStepSpec]) -> ProjectorKind:
-    if isinstance(said, str):
-        return Projector(said)
-    return tuple(_step(step) for step in said)
+def _projector(steps: str | Sequence[ProjectorStepSpec]) -> ProjectorKind:
+    if isinstance(steps, str):
+        return Projector(steps)
+    return tuple(_step(step) for step in steps)
 
 
 def _step(spec: ProjectorStepSpec) -> ProjectorStep:
@@ -179,25 +179,28 @@ def _step(spec: ProjectorStepSpec) -> ProjectorStep:
 
 
 def cluster_of(name: str, spec: ClusterSpec, *, profile: str) -> Cluster:
-    """The machines; memory and links that the file leaves out are the profile's.
+    """The cluster of a job file; memory and links that the file leaves out are the profile's.
 
     Raises:
         ValueError: something is left out and the profile does not have it, or the device is
             not the profile's.
     """
-    known = _profile_if_needed(spec, profile)
+    profile_if_needed = _profile_if_needed(spec, profile)
     device = "cpu" if spec.local is not None else str(spec.device)
     node = Node(
         device=device,
         num_ranks=spec.local.ranks if spec.local is not None else spec.ranks_per_node or 1,
-        memory_bytes=_memory_bytes(spec, known),
+        memory_bytes=_memory_bytes(spec, profile_if_needed),
         num_cores=spec.local.cores if spec.local is not None else None,
     )
     num_nodes = spec.nodes or 1
-    intra = link_of("intra", spec.intra, known)
+    intra = link_of("intra", spec.intra, profile_if_needed)
     if num_nodes == 1 and spec.inter is None:
         return uniform(name, node, num_nodes=num_nodes, intra=intra, inter=intra)
-    inter, cards = link_of("inter", spec.inter, known), num_cards(spec.inter, known, node.num_ranks)
+    inter, cards = (
+        link_of("inter", spec.inter, profile_if_needed),
+        num_cards(spec.inter, profile_if_needed, node.num_ranks),
+    )
     return uniform(name, replace(node, num_cards=cards), num_nodes=num_nodes, intra=intra, inter=inter)
 
 
@@ -221,7 +224,7 @@ def _memory_bytes(spec: ClusterSpec, profile: Profile | None) -> int:
 
 
 def batch_of(spec: BatchSpec, model: ModelGraph, *, folder: Path) -> tuple[Sample, ...]:
-    """The samples of one step. Sizes that the file leaves out are the encoders' native ones."""
+    """The samples of one step; sizes that the file leaves out are the encoders' native ones."""
     masks = (spec.mask,) if isinstance(spec.mask, str) else spec.mask
     samples = _drawn(spec, model, folder)
     return tuple(replace(sample, mask=mask) for sample, mask in zip(samples, cycle(masks), strict=False))
@@ -231,27 +234,27 @@ def _drawn(spec: BatchSpec, model: ModelGraph, folder: Path) -> tuple[Sample, ..
     if spec.sizes is not None:
         file = folder / spec.sizes
         return sized_batch(model, spec.samples, str(file) if file.exists() else spec.sizes)
-    wanted = spec.fixed or spec.mixture
-    assert wanted is not None
+    content = spec.fixed or spec.mixture
+    assert content is not None
     encoders = {module.modality: module for module in model.modules if module.modality != TEXT}
-    for modality in wanted.items:
+    for modality in content.items:
         if modality not in encoders:
             raise ValueError(
                 f"batch.items: no encoder of modality {modality!r}; {nearest_of(modality, encoders, 0.4)}"
             )
-    sizes = {modality: _sizes(encoders[modality], item) for modality, item in wanted.items.items()}
-    if isinstance(wanted, MixtureSpec):
+    sizes = {modality: _sizes(encoders[modality], item) for modality, item in content.items.items()}
+    if isinstance(content, MixtureSpec):
         mixtures = {
             modality: Mixture(sizes=sizes[modality], most_items=item.most or 1, missing=item.missing)
-            for modality, item in wanted.items.items()
+            for modality, item in content.items.items()
         }
-        return mixed_samples(spec.samples, text_tokens=wanted.text_tokens, items=mixtures, seed=wanted.seed)
-    items = {modality: sizes[modality] * item.each for modality, item in wanted.items.items()}
-    return fixed_samples(spec.samples, text_tokens=wanted.text_tokens, items=items)
+        return mixed_samples(spec.samples, text_tokens=content.text_tokens, items=mixtures, seed=content.seed)
+    items = {modality: sizes[modality] * item.each for modality, item in content.items.items()}
+    return fixed_samples(spec.samples, text_tokens=content.text_tokens, items=items)
 
 
 def _sizes(module: Module, item: ItemSpec) -> tuple[ItemSize, ...]:
-    """The sizes an item of this encoder may have; of a long audio clip, its windows."""
+    """The sizes that items of this encoder may have; for a long audio clip, its windows."""
     if item.tokens is not None:
         tokens = ItemTokens(*item.tokens)
         check_item(module, tokens)

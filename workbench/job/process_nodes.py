@@ -1,4 +1,4 @@
-"""Nodes of a job whose cluster is `local`: equal parts of this machine's processes."""
+"""Splits a job's `local` cluster into nodes: equal parts of one machine's processes."""
 
 from dataclasses import replace
 
@@ -7,17 +7,17 @@ from workbench.job.job import Job
 
 
 def is_local(job: Job) -> bool:
-    """Whether its ranks are processes of one machine."""
+    """Whether the job's ranks are processes of one machine."""
     return len(job.cluster.nodes) == 1 and job.cluster.nodes[0].num_cores is not None
 
 
 def num_process_nodes(job: Job, ranks_per_node: int) -> int:
-    """Whole nodes of so many ranks that the job's ranks make."""
+    """The number of whole nodes of `ranks_per_node` ranks in the job's ranks."""
     return (job.max_ranks or job.cluster.num_ranks) // ranks_per_node
 
 
 def on_process_nodes(job: Job, *, num_nodes: int, ranks_per_node: int) -> Job:
-    """The job on a cluster of such nodes; each has its ranks' part of the machine's memory."""
+    """The job on a cluster of such nodes, each with its ranks' share of the machine's memory."""
     machine, link = job.cluster.nodes[0], job.cluster.intra
     part_bytes = machine.memory_bytes // machine.num_ranks * ranks_per_node
     node = replace(machine, num_ranks=ranks_per_node, memory_bytes=part_bytes)

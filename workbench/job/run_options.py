@@ -1,4 +1,4 @@
-"""What can be said of a run, once: the flags of `workbench run` and of `torchrun -m runtime.launch`."""
+"""Run options, defined once for the flags of `workbench run` and of `torchrun -m runtime.launch`."""
 
 from argparse import ArgumentParser
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ MOST_STEPS = 1_000_000
 
 
 class Stands(IntEnum):
-    """Where a flag stands in a command's help, beside the order of the fields."""
+    """The position of a flag in a command's help, before the order of fields."""
 
     FIRST = -1
     IN_ORDER = 0
@@ -30,13 +30,13 @@ def asked(
     bounds: tuple[int, int] | None = None,
     stands: Stands = Stands.IN_ORDER,
 ) -> dict[str, Any]:
-    """Metadata of a field that can be asked for by a flag: `flag`, or one with the field's name."""
+    """Metadata of a field that a flag sets: `flag`, or one with the field's name."""
     return {"help": help_text, "flag": flag, "bounds": bounds, "stands": stands}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOptions:
-    """How many steps a run takes, and from what: said by a user, and told to every rank.
+    """The steps of a run and their start, which a user chooses and every rank receives.
 
     A repetition starts from fresh weights: `warmup` steps untimed, then `steps`.
 
@@ -68,18 +68,18 @@ class StepOptions:
     )
 
     def __post_init__(self) -> None:
-        for each in fields(StepOptions):
-            if (bounds := each.metadata["bounds"]) is not None:
-                (least, most), value = bounds, getattr(self, each.name)
+        for option in fields(StepOptions):
+            if (bounds := option.metadata["bounds"]) is not None:
+                (least, most), value = bounds, getattr(self, option.name)
                 if not least <= value <= most:
-                    raise ValueError(f"{each.name} must be {least} to {most:,}, got {value:,}")
+                    raise ValueError(f"{option.name} must be {least} to {most:,}, got {value:,}")
         if not 0 < self.timeout_s <= S_PER_DAY:
             raise ValueError(f"timeout must be > 0 s and at most a day, got {self.timeout_s}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions(StepOptions):
-    """All that a user can say of a run: steps, and the files and the device that go with them."""
+    """All options of a run: steps, files and the device."""
 
     trace: Path | None = field(
         default=None, metadata=asked("trace file to write; one per repetition", stands=Stands.FIRST)
@@ -118,7 +118,7 @@ class RunOptions(StepOptions):
 
     @property
     def of_steps(self) -> dict[str, Any]:
-        """The values that every rank is told, by name."""
+        """The values that every rank receives, by name."""
         return {each.name: getattr(self, each.name) for each in fields(StepOptions)}
 
 
@@ -127,9 +127,9 @@ class Flag:
     """One option of a command line.
 
     Args:
-        field: of the dataclass.
-        name: as it is typed.
-        type: of the field; with None where nothing need be said.
+        field: name of the dataclass field.
+        name: as the user types it.
+        type: type of the field, with None where the option may be left out.
     """
 
     field: str
@@ -140,7 +140,7 @@ class Flag:
 
     @property
     def value_type(self) -> Any:
-        """The type of what is said."""
+        """The type of a given value."""
         return next((each for each in get_args(self.type) if each is not type(None)), self.type)
 
 
@@ -149,20 +149,20 @@ def flags_of(kind: type) -> tuple[Flag, ...]:
     hints = get_type_hints(kind)
     return tuple(
         Flag(
-            field=each.name,
-            name=each.metadata["flag"] or f"--{each.name.replace('_', '-')}",
-            type=hints[each.name],
-            default=each.default,
-            help=each.metadata["help"],
+            field=option.name,
+            name=option.metadata["flag"] or f"--{option.name.replace('_', '-')}",
+            type=hints[option.name],
+            default=option.default,
+            help=option.metadata["help"],
         )
-        for each in sorted(fields(kind), key=lambda each: each.metadata["stands"])
+        for option in sorted(fields(kind), key=lambda option: option.metadata["stands"])
     )
 
 
 def add_arguments(
     parser: ArgumentParser, kind: type, helps: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Give an argument parser the flags of a dataclass; `helps` are texts of its own, by field."""
+    """Add the flags of a dataclass to an argument parser; `helps` overrides help texts, by field."""
     for flag in flags_of(kind):
         text = helps.get(flag.field, flag.help)
         if flag.type is bool:

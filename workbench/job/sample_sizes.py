@@ -1,4 +1,4 @@
-"""A job whose samples come from a user's own sizes or from a corpus, through its encoders' rules."""
+"""Samples of a job from a user's sizes or a corpus, by the rules of its encoders."""
 
 import random
 from collections.abc import Sequence
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 
 class Tiling(StrEnum):
-    """What an encoder of one image size makes of an image: that size, or tiles of it by its model's rule."""
+    """How an encoder of one image size takes an image: at that size, or as tiles by its model's rule."""
 
     NONE = "none"
     ANYRES = "anyres"
 
 
 def with_sizes(job: "Job", source: str, *, seed: int = 0, tiling: Tiling = Tiling.NONE) -> "Job":
-    """The job with as many samples as before, as `sized_batch` gives them; ValueError as there.
+    """The job with as many samples, drawn by `sized_batch`; ValueError as there.
 
-    Masks stay where they are: the first sample has the mask that the first one had.
+    Masks are kept by position: the first sample has the mask that the first one had.
     """
     batch = sized_batch(job.model, len(job.batch), source, seed=seed, tiling=tiling)
     masked = (replace(new, mask=old.mask) for new, old in zip(batch, job.batch, strict=True))
@@ -52,8 +52,8 @@ def sized_batch(
     """Samples drawn from a corpus or read from a file in order, through the rules of the model's encoders.
 
     Args:
-        source: a corpus by name, a .jsonl or .parquet file, or the folder of a saved data set.
-        seed: of a corpus.
+        source: the name of a corpus, a .jsonl or .parquet file, or the folder of a saved data set.
+        seed: seed of a corpus.
         tiling: for encoders of one image size.
 
     Raises:
@@ -72,10 +72,10 @@ def sized_batches(
     seed: int = 0,
     tiling: Tiling = Tiling.NONE,
 ) -> tuple[tuple[Sample, ...], ...]:
-    """Batches drawn from a corpus, or from all rows of a file, of which none is twice in a batch.
+    """Batches drawn from a corpus, or from all rows of a file without repetition inside a batch.
 
-    Equal seeds give equal batches, and longer draws begin like shorter ones. Arguments and errors are those
-    of `sized_batch`.
+    Equal seeds give equal batches, and longer draws begin like shorter ones. Arguments and errors as
+    `sized_batch`.
     """
     if Path(source).exists():
         rows, rng = read_sizes(Path(source)), random.Random(seed)
@@ -107,13 +107,13 @@ def _sizes(source: str, num: int, seed: int) -> tuple[Sizes, ...]:
     if not path.exists():
         if path.suffix or len(path.parts) > 1:
             raise ValueError(f"sizes: there is no file {source}")
-        if source not in {each.name for each in CORPORA}:
-            names = ", ".join(sorted(each.name for each in CORPORA))
+        if source not in {known.name for known in CORPORA}:
+            names = ", ".join(sorted(known.name for known in CORPORA))
             raise ValueError(f"sizes: {source!r} is no file and no corpus; the corpora are {names}")
         return corpus(source).draw(num, seed)
-    found = read_sizes(path)
-    _check_rows(source, found, num)
-    return found[:num]
+    rows = read_sizes(path)
+    _check_rows(source, rows, num)
+    return rows[:num]
 
 
 def _check_rows(source: str, rows: Sequence[Sizes], num: int) -> None:
@@ -123,18 +123,18 @@ def _check_rows(source: str, rows: Sequence[Sizes], num: int) -> None:
 
 def _encoder(model: ModelGraph, kind: str, sizes: Sequence[Sizes]) -> Module | None:
     """The model's encoder of images or of clips; None where it has none and none is needed."""
-    found = [module for module in model.modules if module.modality != TEXT and _kind(module) == kind]
+    encoders = [module for module in model.modules if module.modality != TEXT and _kind(module) == kind]
     has_any = any(size.images or size.videos if kind == "image" else size.audio_s for size in sizes)
-    if len(found) > 1 or (has_any and not found):
-        names = ", ".join(module.name for module in found) or "none"
+    if len(encoders) > 1 or (has_any and not encoders):
+        names = ", ".join(module.name for module in encoders) or "none"
         raise ValueError(
             f"sizes: rows have an {kind}; want one such encoder in model {model.name!r}, got {names}"
         )
-    return found[0] if found else None
+    return encoders[0] if encoders else None
 
 
 def _kind(module: Module) -> str:
-    """By its config, else by what users call it."""
+    """The kind of an encoder's items, by its config or else by its modality."""
     family = family_of(module)
     if family is not None and family.role == "audio":
         return "audio"

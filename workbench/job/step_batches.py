@@ -1,4 +1,4 @@
-"""Batches of a job's data: what other steps than the first may get."""
+"""Batches of a job's data for later steps."""
 
 import random
 from dataclasses import replace
@@ -30,12 +30,12 @@ def step_batches(
 
     Args:
         path: the job file.
-        job: made of it.
-        num: of batches, one at least.
-        sizes, tiling: of the job's samples, where they are not the file's.
+        job: the job of that file.
+        num: number of batches, >= 1.
+        sizes, tiling: of the job's samples, where they differ from the file's.
 
     Raises:
-        ValueError: fewer batches than one, or what the data refuse.
+        ValueError: fewer batches than one, or as the data's reader.
     """
     if num < 1:
         raise ValueError(f"batches: want >= 1, got {num}")
@@ -43,7 +43,7 @@ def step_batches(
     source = sizes or spec.sizes
     if source is not None:
         file = folder / source
-        found = sized_batches(
+        batches = sized_batches(
             job.model,
             num_samples,
             str(file) if sizes is None and file.exists() else source,
@@ -51,20 +51,22 @@ def step_batches(
             seed=seed + 1,
             tiling=tiling,
         )
-        return tuple(_masked(job, batch) for batch in found)
+        return tuple(_masked(job, batch) for batch in batches)
     if spec.mixture is None:
         return (job.batch,) * num
-    wanted = [
+    specs = [
         spec.model_copy(
-            update={"mixture": spec.mixture.model_copy(update={"seed": _seed(spec.mixture.seed, seed, each)})}
+            update={
+                "mixture": spec.mixture.model_copy(update={"seed": _seed(spec.mixture.seed, seed, number)})
+            }
         )
-        for each in range(num)
+        for number in range(num)
     ]
-    return tuple(batch_of(each, job.model, folder=folder) for each in wanted)
+    return tuple(batch_of(number, job.model, folder=folder) for number in specs)
 
 
 def _seed(first: int, seed: int, number: int) -> int:
-    """Another for every batch, and none that of the job's own."""
+    """A different seed for every batch, never that of the job's own batch."""
     return random.Random(f"{first} {seed} {number}").getrandbits(48)
 
 

@@ -1,4 +1,4 @@
-"""Modules of a block whose results a backward may compute again, by the names that training systems use."""
+"""Modules of a block that a backward may recompute, by the names that training systems use."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -28,11 +28,11 @@ class BlockModule(StrEnum):
 
 
 GIVEN_BACK = (BlockModule.NORM, BlockModule.ACT, BlockModule.MOE_ACT, BlockModule.MLA_UP_PROJ)
-"""Their results are not kept either: whoever reads them next reads them computed again."""
+"""Modules whose results are not kept either: their readers read recomputed results."""
 
 
 def is_in_module(operator: Operator, module: BlockModule) -> bool:
-    """Whether an operator of a block belongs to that module."""
+    """Whether an operator of a block belongs to a module."""
     name = operator.name
     is_of_mixture = name.startswith(MIXTURE)
     is_activation = name.endswith(ACTIVATIONS)
@@ -48,33 +48,35 @@ def is_in_module(operator: Operator, module: BlockModule) -> bool:
 
 
 def part_of(layer: Layer, modules: Collection[BlockModule]) -> Layer | None:
-    """The layer with the operators of these modules alone; None where it has none of them."""
-    held = tuple(each for each in layer.operators if any(is_in_module(each, module) for module in modules))
-    return replace(layer, operators=held, tied=()) if held else None
+    """The layer with only the operators of these modules; None where it has none of them."""
+    operators = tuple(
+        operator for operator in layer.operators if any(is_in_module(operator, module) for module in modules)
+    )
+    return replace(layer, operators=operators, tied=()) if operators else None
 
 
 def kept_beside(
     operators: Sequence[Operator], saved: Sequence[float], modules: Collection[BlockModule]
 ) -> tuple[float, ...]:
-    """[operators] bytes that each keeps for its backward where these modules are computed again.
+    """[operators] bytes that each operator keeps for its backward, where some modules are recomputed.
 
-    An operator keeps what it reads. Inside a module that is computed again nothing is kept but what its
-    first operator reads; behind one of `GIVEN_BACK` its result is not kept either.
+    An operator keeps its input. Inside a recomputed module only the input of its first operator is kept;
+    after one of `GIVEN_BACK` its result is not kept either.
 
     Args:
         operators: of a layer, in execution order.
-        saved: bytes that each keeps where nothing is computed again.
-        modules: that are computed again.
+        saved: bytes that each keeps without recomputation.
+        modules: the recomputed modules.
 
     Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section
     5; Megatron-Core, `recompute_modules`.
     """
-    found = []
-    before: frozenset[BlockModule] = frozenset()
+    kept = []
+    previous: frozenset[BlockModule] = frozenset()
     for operator, size in zip(operators, saved, strict=True):
-        own = frozenset(module for module in modules if is_in_module(operator, module))
-        is_inside = bool(own & before)
-        is_behind = any(module in GIVEN_BACK for module in before - own)
-        found.append(0.0 if is_inside or is_behind else size)
-        before = own
-    return tuple(found)
+        current = frozenset(module for module in modules if is_in_module(operator, module))
+        is_inside = bool(current & previous)
+        is_after = any(module in GIVEN_BACK for module in previous - current)
+        kept.append(0.0 if is_inside or is_after else size)
+        previous = current
+    return tuple(kept)

@@ -1,4 +1,4 @@
-"""Files of a checkpoint's weights: what its index names, and whether all of it has come."""
+"""Weight files of a checkpoint: those that its index names, and whether they are complete."""
 
 import json
 from collections.abc import Iterable
@@ -14,11 +14,11 @@ SINGLE = "model.safetensors"
 CONFIG = "config.json"
 MOST_INDEX_BYTES = 2**27
 MOST_HEADER_BYTES = 10**8  # as safetensors' own reader allows
-_LENGTH_BYTES = 8  # in front of a safetensors file: of its header, little-endian
+_LENGTH_BYTES = 8  # a safetensors file begins with its header's length, little-endian
 
 
 def composite_of(folder: Path) -> Parts | None:
-    """What a checkpoint of a composite model is taken apart into; None: the folder is none."""
+    """The parts of a composite model's checkpoint; None where the folder is not one."""
     if not (folder / CONFIG).is_file():
         return None
     config = read_config(folder)
@@ -26,27 +26,27 @@ def composite_of(folder: Path) -> Parts | None:
 
 
 def weight_map(folder: Path) -> dict[str, str]:
-    """Tensor name -> file that holds it, out of the index.
+    """Tensor name -> file that holds it, from the index.
 
     Raises:
-        ValueError: an index that is none.
+        ValueError: an invalid index.
     """
     index = folder / INDEX
     try:
-        placed = dict(json.loads(read_bounded(index, MOST_INDEX_BYTES))["weight_map"])
+        file_of = dict(json.loads(read_bounded(index, MOST_INDEX_BYTES))["weight_map"])
     except (ValueError, LookupError, TypeError, RecursionError):
         raise ValueError(f"{index}: want an object weight_map; is it half downloaded?") from None
-    for name in placed.values():
+    for name in file_of.values():
         if not isinstance(name, str):
             raise ValueError(f"{index}: want names of files, got {name!r:.80}")
-    return placed
+    return file_of
 
 
 def missing_weights(folder: Path) -> tuple[str, ...]:
-    """Files that a checkpoint's index names and its folder does not have; none where there is no index.
+    """Files that a checkpoint's index names and its folder lacks; empty without an index.
 
     Raises:
-        ValueError: an index that is none.
+        ValueError: an invalid index.
     """
     if not (folder / INDEX).is_file():
         return ()
@@ -59,13 +59,13 @@ def missing_weights(folder: Path) -> tuple[str, ...]:
 
 
 def check_weights(folder: Path, modules: Iterable[str]) -> None:
-    """Raise ValueError unless every file of weights is there, to its last byte.
+    """Raise ValueError unless every weight file exists in full length.
 
-    Of a file only the header is read: this is asked before anything is started.
+    Only headers are read, as this runs before anything is started.
 
     Args:
         folder: a composite model's checkpoint, or a folder of folders named like modules.
-        modules: names of the modules to be read.
+        modules: names of the modules to read.
     """
     if not folder.is_dir():
         raise ValueError(f"weights {folder}: no such folder")
@@ -96,10 +96,10 @@ def _check_length(file: Path) -> None:
         text = opened.read(header_bytes) if header_bytes <= MOST_HEADER_BYTES else b""
     try:
         header = json.loads(text)
-        ends = (each["data_offsets"][1] for name, each in header.items() if name != "__metadata__")
-        want = _LENGTH_BYTES + header_bytes + max(ends, default=0)
+        ends = (tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__")
+        expected = _LENGTH_BYTES + header_bytes + max(ends, default=0)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"weights {file}: no safetensors file; is it half downloaded?") from None
-    have = file.stat().st_size
-    if have != want:
-        raise ValueError(f"weights {file}: want {want:,} bytes, it has {have:,}; is it half downloaded?")
+    size = file.stat().st_size
+    if size != expected:
+        raise ValueError(f"weights {file}: want {expected:,} bytes, it has {size:,}; is it half downloaded?")

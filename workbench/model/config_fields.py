@@ -1,4 +1,4 @@
-"""Reading numbers out of a Hugging Face configuration."""
+"""Reads typed values from a Hugging Face configuration."""
 
 from collections.abc import Mapping
 from sys import float_info
@@ -8,13 +8,13 @@ from workbench.model.transformer import Heads
 
 Config = Mapping[str, Any]
 
-MOST = 2**40  # of any dimension
-MOST_REAL = float_info.max  # whole numbers go on
-MOST_LISTED = 4096  # of what is made one by one: layers, experts
+MOST = 2**40  # largest dimension
+MOST_REAL = float_info.max  # whole numbers may be larger
+MOST_LISTED = 4096  # most layers or experts, which are made one by one
 
 
 def count(config: Config, key: str, default: int | None = None) -> int:
-    """Of layers or experts; as `whole`, and few enough to be made one by one."""
+    """A number of layers or experts: as `whole`, but at most `MOST_LISTED`."""
     return whole(config, key, default, most=MOST_LISTED)
 
 
@@ -31,8 +31,8 @@ def whole(config: Config, key: str, default: int | None = None, *, most: int = M
     return value
 
 
-def places(config: Config, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
-    """Which of a list of layers are meant, whole numbers >= 0; an absent or null list is the default."""
+def layer_indices(config: Config, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
+    """A list of layer indices, whole numbers >= 0; an absent or null list is the default."""
     value = config.get(key)
     value = default if value is None else value
     if not isinstance(value, list | tuple) or not all(type(index) is int and index >= 0 for index in value):
@@ -43,7 +43,7 @@ def places(config: Config, key: str, default: tuple[int, ...]) -> tuple[int, ...
 def heads_of(
     config: Config, *, width: int, num: int, causal: bool = True, num_kv: int | None = None
 ) -> Heads:
-    """Heads whose width is given, or the share of `width`."""
+    """Heads with the given head width, or else their share of `width`."""
     if "head_dim" not in config and width % num:
         raise ValueError(f"{config['model_type']}: hidden width {width} must divide by {num} heads")
     return Heads(num=num, num_kv=num_kv or num, dim=whole(config, "head_dim", width // num), causal=causal)
@@ -59,7 +59,7 @@ def number(config: Config, key: str, default: float) -> float:
 
 
 def flag(config: Config, key: str, *, default: bool = False) -> bool:
-    """Yes or no; an absent or null one is the default.
+    """A boolean; an absent or null one is the default.
 
     Example:
         >>> flag({"model_type": "llama", "mlp_bias": True}, "mlp_bias")
@@ -73,7 +73,7 @@ def flag(config: Config, key: str, *, default: bool = False) -> bool:
 
 
 def text(config: Config, key: str, default: str) -> str:
-    """A word; an absent or null one is the default."""
+    """A text; an absent or null one is the default."""
     value = config.get(key)
     value = default if value is None else value
     if not isinstance(value, str):

@@ -13,12 +13,12 @@ class Unet:
     """A UNet for latents of one fixed size; a token is one position of the full-size latent.
 
     Args:
-        channels: of each level; every level but the last halves both sides.
-        attention_levels: how many levels, from the finest, hold transformers.
+        channels: channels of each level; every level but the last halves both sides.
+        attention_levels: number of levels, from the finest, with transformers.
         blocks: residual blocks per level on the way down; one more on the way up.
-        head_dim: of all attentions.
-        latent_channels: of input and output; latent_side: positions along one side.
-        prompt_width, prompt_tokens: of the text that cross-attention reads.
+        head_dim: head width of all attentions.
+        latent_channels: channels of input and output; latent_side: positions along one side.
+        prompt_width, prompt_tokens: sizes of the text that cross-attention reads.
     """
 
     channels: tuple[int, ...]
@@ -49,7 +49,7 @@ STABLE_DIFFUSION_2_1 = Unet(
 
 
 def unet_layers(unet: Unet = STABLE_DIFFUSION_2_1) -> tuple[Layer, ...]:
-    """embed, one block per residual block (with its transformer and resampling), head.
+    """The layers: embed, one block per residual block (with its transformer and resampling), head.
 
     Differs: a chain. The skips from the way down to the way up are not edges here, so a stage
     boundary inside the UNet carries more than `out_width` says.
@@ -101,7 +101,7 @@ def _middle(unet: Unet) -> _Block:
 
 
 def _up(unet: Unet) -> list[_Block]:
-    """Each residual block also reads what the way down left at its level."""
+    """Blocks of the way up, whose residual blocks also read the skips of their level."""
     skips = [unet.channels[0]]
     for level, out in enumerate(unet.channels):
         skips += [out] * unet.blocks + ([out] if level < len(unet.channels) - 1 else [])
@@ -195,12 +195,12 @@ def _transformer(unet: Unet, width: int, level: int) -> tuple[Operator, ...]:
 
 
 def _conv(name: str, width: int, out: int, *, level: int) -> Matmul:
-    """3 x 3, as the matmul it is; `level` is that of its output."""
+    """A 3 x 3 convolution as a matmul; `level` is that of its output."""
     return Matmul(name=name, in_features=9 * width, out_features=out, bias=True, tokens_scale=0.25**level)
 
 
 def _group_norm(name: str, width: int, *, level: int) -> Pointwise:
-    """Norm and the SiLU behind it."""
+    """A group norm followed by SiLU."""
     weights = (("weight", width), ("bias", width))
     return Pointwise(name=name, width=width, num_passes=4, weights=weights, tokens_scale=0.25**level)
 
@@ -210,6 +210,6 @@ def _renamed(operators: tuple[Operator, ...], prefix: str) -> tuple[Operator, ..
 
 
 def behind_projector(layers: Sequence[Layer], prompt_width: int, llm_width: int) -> tuple[Layer, ...]:
-    """A generator with the projector that makes its prompt out of the LLM's states."""
+    """A generator's layers after the projector that turns the LLM's states into its prompt."""
     kind = Projection(kind=Projector.MLP, in_width=llm_width, out_width=prompt_width, norm=None)
     return (projector_layer(kind), *layers)

@@ -5,16 +5,16 @@ from dataclasses import dataclass, replace
 from workbench.model.layer import Layer, Matmul, Operator, Parameter, Pointwise
 from workbench.model.transformer import Mlp, mlp_operators
 
-EXPERT = "mlp.expert."  # how operators of one of several experts are called
+EXPERT = "mlp.expert."  # prefix of the operators of experts
 SHARED = "mlp.shared"
 JOIN = "mlp.join"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """`num` MLPs of one shape, `num_chosen` of which a router picks for each token; `shared` runs for all.
+    """`num` MLPs of one shape, of which a router picks `num_chosen` per token; `shared` runs for all tokens.
 
-    Each works on `capacity` times an equal share of rows: more where rows are padded.
+    Each works on `capacity` times an equal share of rows: above 1 where rows are padded.
     """
 
     num: int
@@ -29,36 +29,36 @@ class Experts:
 
 
 def num_experts(layer: Layer) -> int:
-    """Experts that a router chooses from; 0 in a layer without."""
+    """The number of experts that a router chooses from; 0 in a layer without experts."""
     return len({expert_index(each) for each in layer.operators if is_of_expert(each)})
 
 
 def is_of_expert(part: Operator | Parameter) -> bool:
-    """Whether it is of one of several experts: it works on rows that a router chose, on one of several ranks.
+    """Whether an operator or parameter belongs to a routed expert.
 
-    Its name says so: a field would change the hashes of plans that exist.
+    Recognised by name, since a field would change the hashes of existing plans.
     """
     return f".{EXPERT}" in f".{part.name}"
 
 
 def expert_index(operator: Operator) -> int:
-    """Which of a layer's experts an operator belongs to."""
+    """The index of the expert that an operator belongs to."""
     return int(operator.name.removeprefix(EXPERT).partition(".")[0])
 
 
-def place_in_expert(operator: Operator) -> str:
-    """What it is to its expert, equal in all of them: `gate_up`, `down`."""
+def role_in_expert(operator: Operator) -> str:
+    """The operator's role in its expert, equal in all experts: `gate_up`, `down`."""
     return operator.name.removeprefix(EXPERT).partition(".")[2]
 
 
 def with_experts(block: Layer, experts: Experts) -> Layer:
-    """The block with a router and experts where its MLP's operators were.
+    """The block with a router and experts in place of its MLP's operators.
 
-    Tokens are taken to spread evenly: each expert works on `num_chosen / num` of them. What a
-    router does in truth is known only while it runs.
+    Tokens are assumed to spread evenly: each expert works on `num_chosen / num` of them. Real routing is
+    known only at run time.
     """
-    places = [index for index, each in enumerate(block.operators) if each.name.startswith("mlp.")]
-    first, last = places[0], places[-1]
+    indices = [index for index, each in enumerate(block.operators) if each.name.startswith("mlp.")]
+    first, last = indices[0], indices[-1]
     enter = block.operators[first]
     assert isinstance(enter, Matmul), "an MLP begins with a matmul"
     operators = (
@@ -73,7 +73,7 @@ def _expert_operators(width: int, experts: Experts) -> tuple[Operator, ...]:
     share = experts.capacity * experts.num_chosen / experts.num
     router = Matmul(name="mlp.router", in_features=width, out_features=experts.num)
     softmax = Pointwise(name="mlp.router_softmax", width=experts.num, num_passes=2)
-    each = [
+    expert_operators = [
         replace(operator, tokens_scale=share)
         for index in range(experts.num)
         for operator in mlp_operators(f"{EXPERT}{index}", width, experts.mlp)
@@ -81,4 +81,4 @@ def _expert_operators(width: int, experts: Experts) -> tuple[Operator, ...]:
     ]
     joined = Pointwise(name=JOIN, width=width, num_passes=experts.num_chosen + 1)
     shared = () if experts.shared is None else mlp_operators(SHARED, width, experts.shared)
-    return (router, softmax, *each, *shared, joined)
+    return (router, softmax, *expert_operators, *shared, joined)

@@ -9,7 +9,7 @@ from workbench.model.model_graph import ModelGraph
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What the backward of one layer computes."""
+    """The gradients that the backward of a layer computes."""
 
     input_grad: bool
     weight_grad: bool
@@ -51,7 +51,7 @@ class GradientFlow:
 def gradient_needs(
     model: ModelGraph, present: Collection[str] | None = None, rule: FrozenRule = FrozenRule.EXACT
 ) -> dict[str, tuple[Needs, ...]]:
-    """Per module, what each layer's backward computes; see `gradient_flow`."""
+    """Module -> gradients that each layer's backward computes; see `gradient_flow`."""
     return gradient_flow(model, present, rule).needs
 
 
@@ -60,14 +60,14 @@ def gradient_flow(
 ) -> GradientFlow:
     """Which gradients run in which layer, and which layer outputs ask for one.
 
-    A cross-attention layer that nothing enters is passed by: it trains nothing.
+    A cross-attention layer without input is skipped: it trains nothing.
 
     Source: Cornstarch (ICML) section 3.1, Eq. 1-3; across modules as its text demands.
     Differs: by default the exact rule, see `FrozenRule`.
 
     Args:
         model: the DAG.
-        present: modules that contribute items; edges from others carry nothing. None: all.
+        present: modules that contribute items; edges from others carry nothing; None: all.
         rule: which rule.
 
     Complexity: O(layers + edges).
@@ -86,11 +86,11 @@ def gradient_flow(
         for index, layer in enumerate(layers):
             upstream |= entering[index]
             trained = layer.trainable and runs[index]
-            own = rule is FrozenRule.CORNSTARCH and trained
+            counts_itself = rule is FrozenRule.CORNSTARCH and trained
             needs_here.append(
                 Needs(True, True)  # noqa: FBT003
                 if rule is FrozenRule.UNAWARE
-                else Needs(upstream or own, trained)
+                else Needs(upstream or counts_itself, trained)
             )
             upstream |= trained
             after.append(upstream or rule is FrozenRule.UNAWARE)

@@ -1,4 +1,4 @@
-"""Modules out of Hugging Face `config.json`: the dimensions are read, the defaults are transformers'."""
+"""Builds modules from Hugging Face `config.json` files, with transformers' defaults."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from workbench.model.trainable import Trainable, with_trainable
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """A `config.json`; `path` may be the file or the folder that holds it."""
+    """Read a `config.json`; `path` is the file or the folder that holds it."""
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file
     if not file.is_file():
@@ -51,9 +51,9 @@ def module_from_config(
     Args:
         config: as in `config.json`. A composite one gives the part of that modality, a pair of encoders
             (clip, siglip) its `vision_config`, or else its `audio_config`.
-        name: of the module.
+        name: name of the module.
         modality: "text" makes it the LLM; anything else an encoder with a projector.
-        trainable: what of it is trained.
+        trainable: which part of it is trained.
         projector: of an encoder; default MLP, for Qwen2-VL vision its own merger.
         feature_layer: hidden state of an encoder that its projector reads, as in `vision_feature_layer`;
             None: its output.
@@ -73,20 +73,20 @@ def module_from_config(
     try:
         family.check_modality(modality)
         ending = Ending(projector=projector, feature_layer=feature_layer)
-        layers, used = family.layers(without_aliases(config), ending, llm_width)
+        layers, final_projector = family.layers(without_aliases(config), ending, llm_width)
     except ValueError as error:
         raise ValueError(f"module {name!r}: {error}") from None
     source = Source(
         architecture=family.model_type,
         config=canonical_json(config),
-        projector=None if used is None else to_text(used),
+        projector=None if final_projector is None else to_text(final_projector),
         feature_layer=feature_layer,
     )
     return with_trainable(Module(name=name, modality=modality, layers=layers, source=source), trainable)
 
 
 def modality_of(config: Config) -> str:
-    """ "text", "vision", "audio" or "generator": what a configuration is for, when nobody says.
+    """The default modality of a configuration: "text", "vision", "audio" or "generator".
 
     Raises:
         ValueError: an unknown model_type, or a composite of several modules.
@@ -109,21 +109,25 @@ def part_for(config: Config, modality: str) -> dict[str, Any]:
     """The module's own configuration: of a composite, as it is taken apart; of a pair, its encoder's.
 
     Raises:
-        ValueError: a composite that is not taken apart, or has several encoders and none of that modality.
+        ValueError: an unsupported composite, or one with several encoders and none of that modality.
     """
     kind = str(config.get("model_type"))
     if kind in COMPOSITES and any(key in config for key in _WITH_TEXT):
         part = dict(_part_of(take_apart(config), modality).config)
     else:
         inner = (config.get(key) for key in _ENCODERS if modality != TEXT)
-        found = next((each for each in inner if isinstance(each, dict)), None)
-        part = dict(config) if found is None else {"model_type": f"{kind}_vision_model", **found}
+        encoder_config = next((each for each in inner if isinstance(each, dict)), None)
+        part = (
+            dict(config)
+            if encoder_config is None
+            else {"model_type": f"{kind}_vision_model", **encoder_config}
+        )
     part["model_type"] = _ALIASES.get(str(part.get("model_type")), part.get("model_type"))
     return part
 
 
 def _part_of(parts: Parts, modality: str) -> Part:
-    """Its LLM, its encoder of that name, or its only one."""
+    """A composite's LLM, its encoder of that name, or its only encoder."""
     if modality == TEXT:
         return parts.modules[LLM]
     encoders = [name for name in parts.modules if name != LLM]

@@ -1,4 +1,4 @@
-"""How many tokens a module makes of an item: of its native size, of an image, of a clip, of a video."""
+"""The number of tokens of an item in a module: of native size, an image, a clip or a video."""
 
 import json
 from collections.abc import Sequence
@@ -17,12 +17,11 @@ from workbench.model.projector import POOL, SHUFFLE
 
 
 def native_tokens(module: Module) -> tuple[int, int] | None:
-    """(tokens inside the module, tokens in the LLM) of one item of the size it was built for.
+    """(tokens inside the module, tokens in the LLM) of an item of native size; None for any size.
 
-    The table of positions says how many tokens enter; a class token stays inside; the projector
-    says how many become one. A generator's attention says how many positions its latent and its
-    prompt have. None for an encoder without such a table: it takes any size. A family whose layers do
-    not tell has a rule of its own.
+    The table of positions gives the tokens that enter; a class token stays inside; the projector merges
+    tokens. A generator's attention gives the positions of its latent and its prompt. An encoder without a
+    table takes any size. Families whose layers do not determine the numbers have their own rules.
     """
     family = family_of(module)
     if family is not None and family.native_tokens is not None:
@@ -38,20 +37,20 @@ def native_tokens(module: Module) -> tuple[int, int] | None:
 
 
 def takes_any_size(module: Module) -> bool:
-    """Whether an image keeps its own size in the encoder, and is not brought to the one it was built for."""
+    """Whether an encoder takes images of any size, instead of resizing them to its native one."""
     family = family_of(module)
     has_rule = isinstance(family, Encoder) and family.image_tokens is not None
     return has_rule or native_tokens(module) is None
 
 
 def image_tokens(module: Module, height_px: int, width_px: int) -> ItemTokens:
-    """Of an image in an encoder of any size.
+    """Tokens of an image in an encoder of any size.
 
-    Where its projector merges squares of patches, an image is brought to whole squares.
+    Where its projector merges squares of patches, images are resized to whole squares.
 
     Raises:
-        ValueError: the encoder takes one size, no rule says what its processor does with an image, or the
-            rule takes no such image.
+        ValueError: the encoder takes one size, its processor's rule is unknown, or the rule rejects the
+            image.
     """
     family = family_of(module)
     if not isinstance(family, Encoder) or family.image_tokens is None:
@@ -82,7 +81,7 @@ def tile_tokens(module: Module, height_px: int, width_px: int) -> tuple[ItemToke
 
 
 def clip_tokens(module: Module, duration_s: float) -> tuple[ItemTokens, ...]:
-    """Of a clip, one item a window where the encoder has windows; ValueError for no audio encoder."""
+    """Tokens of a clip, one item for each of the encoder's windows; ValueError for other encoders."""
     family = family_of(module)
     if not isinstance(family, Encoder) or family.clip_tokens is None:
         raise ValueError(f"module {module.name!r} is no audio encoder; leave out 'seconds'")
@@ -92,10 +91,10 @@ def clip_tokens(module: Module, duration_s: float) -> tuple[ItemTokens, ...]:
 
 
 def video_of(module: Module, height_px: int, width_px: int, duration_s: float) -> Video:
-    """Of a video, one item for each of its frames or steps, as the model's processor samples them.
+    """Tokens of a video, one item for each frame or step that the model's processor samples.
 
     Raises:
-        ValueError: no rule says what the model's processor does with a video, or the rule takes no such one.
+        ValueError: the processor's rule for videos is unknown, or rejects the video.
     """
     family = family_of(module)
     if not isinstance(family, Encoder) or family.video is None:
@@ -107,7 +106,7 @@ def video_of(module: Module, height_px: int, width_px: int, duration_s: float) -
 
 
 def check_item(module: Module, tokens: ItemTokens) -> None:
-    """ValueError for an item of more tokens than the module has positions."""
+    """Raise ValueError for an item of more tokens than the module has positions."""
     most = _num_positions(module)
     if most is not None and tokens.tokens_in > most:
         raise ValueError(
@@ -116,9 +115,9 @@ def check_item(module: Module, tokens: ItemTokens) -> None:
 
 
 def check_lengths(model: ModelGraph, batch: Sequence[Sample]) -> None:
-    """ValueError for a sample, or an item in it, of more tokens than its module has positions.
+    """Raise ValueError for a sample, or an item in it, of more tokens than its module has positions.
 
-    Complexity: O(segments of the batch), of each module that has so many only.
+    Complexity: O(segments of the batch) for each module with limited positions.
     """
     for module in model.modules:
         if (most := _num_positions(module)) is None:
@@ -131,14 +130,14 @@ def check_lengths(model: ModelGraph, batch: Sequence[Sample]) -> None:
 
 
 def _longest(module: Module, sample: Sample) -> int:
-    """Tokens of the longest sequence that a module attends over in a sample; 0: it has no work there."""
+    """Tokens of the longest sequence that a module attends over in a sample; 0 without work."""
     if isinstance(family_of(module), LanguageModel):
         return sample.num_tokens
     return max((segment.tokens_in for segment in sample.of(module.modality)), default=0)
 
 
 def _num_positions(module: Module) -> int | None:
-    """Tokens that it has positions for, whoever trains it; None: any number."""
+    """The number of the module's positions; None: unlimited."""
     family = family_of(module)
     if family is None or not family.has_longest_item:
         return None
@@ -149,21 +148,21 @@ def _num_positions(module: Module) -> int | None:
 
 
 def family_of(module: Module) -> Architecture | None:
-    """The family whose configuration it was made from; None where it was made from none."""
+    """The family of the module's configuration; None where it has none."""
     return None if module.source is None else ARCHITECTURES.get(module.source.architecture)
 
 
 def source_config(module: Module) -> dict[str, Any]:
-    """The config.json that the module was made from, without aliases; empty where it was made from none."""
+    """The module's config.json without aliases; empty where it has none."""
     if module.source is None:
         return {}
     return without_aliases(json.loads(module.source.config) | {"model_type": module.source.architecture})
 
 
 def _latent_tokens(module: Module) -> tuple[int, int] | None:
-    """Keys of a UNet's first attention to itself, and of its first to the prompt.
+    """Keys of a UNet's first self-attention, and of its first cross-attention to the prompt.
 
-    Of a diffusion transformer the keys that are not its text's, and these; a class stands for one token.
+    For a diffusion transformer: keys of the image and of the text; a class counts as one token.
     """
     keys: dict[str, int] = {}
     for operator in (operator for layer in module.layers for operator in layer.operators):
@@ -174,12 +173,16 @@ def _latent_tokens(module: Module) -> tuple[int, int] | None:
         ratio = text[0].tokens_scale if text and isinstance(text[0], Matmul) else 0.0
         patches = round(keys[JOINT] / (1.0 + ratio))
         return patches, max(1, keys[JOINT] - patches)
-    found = keys.get("self.attention"), keys.get("cross.attention")
-    return None if found[0] is None or found[1] is None else (found[0], found[1])
+    self_and_cross = keys.get("self.attention"), keys.get("cross.attention")
+    return (
+        None
+        if self_and_cross[0] is None or self_and_cross[1] is None
+        else (self_and_cross[0], self_and_cross[1])
+    )
 
 
 def merged_tokens(projector: Layer) -> int:
-    """Neighbouring tokens that become one in a projector layer."""
+    """The number of neighbouring tokens that a projector layer merges into one."""
     for operator in projector.operators:
         if isinstance(operator, Pointwise) and operator.name in (POOL, SHUFFLE):
             return int(operator.tokens_scale)
@@ -187,16 +190,16 @@ def merged_tokens(projector: Layer) -> int:
 
 
 def evenly_near(kept: int, wanted: int) -> int:
-    """The number nearest to the one wanted that so many tokens shrink to evenly; of two the larger.
+    """The divisor of `kept` that is nearest to `wanted`; of two the larger.
 
     Example:
         >>> evenly_near(576, 432)
         576
     """
-    even = (number for number in range(1, kept + 1) if kept % number == 0)
-    return min(even, key=lambda number: (abs(number - wanted), -number))
+    divisors = (number for number in range(1, kept + 1) if kept % number == 0)
+    return min(divisors, key=lambda number: (abs(number - wanted), -number))
 
 
 def class_tokens(embed: Layer) -> int:
-    """That an encoder's first layer puts before the patches; they do not leave it."""
+    """The number of class tokens that an encoder's first layer adds; they do not leave the encoder."""
     return sum(operator.name == "class_token" for operator in embed.operators)

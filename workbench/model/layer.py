@@ -131,7 +131,7 @@ class Attention:
 
     @property
     def reach(self) -> Reach:
-        """Of its queries among the row's own tokens."""
+        """The reach of its queries among the row's own tokens."""
         return Reach(self.window, self.chunk)
 
     def parameters(self) -> tuple[Parameter, ...]:
@@ -190,7 +190,7 @@ class Lookup:
 
 
 Operator = Matmul | Attention | Pointwise | Lookup
-_SIZES = {  # of an operator: every number that it has
+_SIZES = {  # operator -> names of its numeric fields
     kind: tuple(f.name for f in fields(kind) if f.type in (int, float, int | None))
     for kind in get_args(Operator)
 }
@@ -252,11 +252,11 @@ class Layer:
 
     @property
     def feature_width(self) -> int:
-        """Of one of the features that are side by side in its output."""
+        """Width of one of the features that are stacked in its output."""
         return self.out_width // self.stacked
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """Its weights; tied ones under their shared name."""
+        """The layer's weights; tied ones under their shared name."""
         return self._parameters
 
     @cached_property
@@ -264,9 +264,13 @@ class Layer:
         shared = dict(self.tied)
         return tuple(
             [
-                Parameter(shared.get(each.name) or f"{self.name}.{each.name}", each.shape, each.shard)
+                Parameter(
+                    shared.get(parameter.name) or f"{self.name}.{parameter.name}",
+                    parameter.shape,
+                    parameter.shard,
+                )
                 for operator in self.operators
-                for each in operator.parameters()
+                for parameter in operator.parameters()
             ]
         )
 
@@ -276,28 +280,28 @@ class Layer:
 
     @cached_property
     def first_with_weights(self) -> int:
-        """Place of the first operator with weights; the number of operators where none has any.
+        """Index of the first operator with weights; the number of operators where none has any.
 
-        Where weights of the layer are trained, gradients run through all operators behind it, whether or not
-        the layer's input asks for one.
+        Where weights of the layer are trained, gradients run through all later operators, whether or not
+        the layer's input needs one.
         """
-        places = (index for index, operator in enumerate(self.operators) if operator.parameters())
-        return next(places, len(self.operators))
+        indices = (index for index, operator in enumerate(self.operators) if operator.parameters())
+        return next(indices, len(self.operators))
 
     @cached_property
     def reads_context(self) -> bool:
-        """Whether it looks at another module's tokens, which stand in no sequence of its own."""
+        """Whether the layer attends to another module's tokens, which are not in its own sequence."""
         return any(isinstance(op, Attention) and op.keys is TokenCount.CONTEXT for op in self.operators)
 
 
 def reads_alike(previous: Operator | None, operator: Operator) -> bool:
-    """Whether two neighbours are products of equally wide tensors, cut alike: query, key, value; gate, up."""
+    """Whether two neighbours can read one tensor: equally wide column-cut products (q, k, v; gate, up)."""
     if not isinstance(previous, Matmul) or not isinstance(operator, Matmul):
         return False
-    first, second = ((each.in_features, each.shard) for each in (previous, operator))
+    first, second = ((matmul.in_features, matmul.shard) for matmul in (previous, operator))
     return first == second and operator.shard is Shard.COLUMN
 
 
 def num_weights(layers: Iterable[Layer]) -> int:
-    """Of layers of one module; tied ones counted once."""
+    """The number of weights in layers of one module; tied ones counted once."""
     return sum({p.name: p.num_elements for layer in layers for p in layer.parameters()}.values())

@@ -1,11 +1,11 @@
-"""Diffusion transformers of latent patches: modulated by a class, or beside a text in streams of their own.
+"""Diffusion transformers over latent patches: modulated by a class, or with a text in its own stream.
 
 Source: Esser et al. 2024, "Scaling Rectified Flow Transformers", section 4 and figure 2 (Stable Diffusion 3:
-both streams have weights of their own and attend to all tokens); black-forest-labs/flux, `model.py` and
+both streams have their own weights and attend to all tokens); black-forest-labs/flux, `model.py` and
 `modules/layers.py` (Flux: single-stream blocks behind, attention and MLP side by side in one product);
 Peebles and Xie 2023, "Scalable Diffusion Models with Transformers", section 3.2 (DiT: no text, a class
-beside the time). What is made of the time and of the class or pooled text is one vector an image, so that
-its products work on one token of it.
+beside the time). The time and the class or pooled text give one vector an image, so that their products
+work on one token of it.
 """
 
 from collections.abc import Iterator
@@ -22,19 +22,19 @@ JOINT, TEXT = "attention", "text"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mmdit:
-    """Such a transformer over latents of one size; a token is a patch of the latent.
+    """Sizes of such a transformer over latents of one size; a token is a patch of the latent.
 
     Args:
-        width: of both streams; heads: of its attention, head_dim wide; ffn: inner width of the MLPs.
-        layers: blocks of two streams; single_layers: blocks of one stream behind them. Without these the
+        width: width of both streams; heads: attention heads of width head_dim; ffn: inner width of the MLPs.
+        layers: blocks of two streams; single_layers: blocks of one stream after them. Without these the
             text's stream ends in the last block's attention.
-        patches, text_tokens: of an image and of its text; without a text there is one stream.
-        patch_elements: numbers in a patch of the latent; out_elements: that are predicted of it.
-        classes: of images, in place of a text.
-        text_width, pooled_width: of the text's vectors and of the one that stands for all of it.
+        patches, text_tokens: tokens of an image and of its text; without a text there is one stream.
+        patch_elements: numbers in a patch of the latent; out_elements: numbers predicted for it.
+        classes: classes of images, in place of a text.
+        text_width, pooled_width: widths of the text's vectors and of its pooled vector.
         qk_norm: norms over each head's queries and keys.
-        rotary: positions turn queries and keys; else they are added to the patches.
-        guidance: its strength is told like the time (distilled models).
+        rotary: positions rotate queries and keys; else they are added to the patches.
+        guidance: the guidance strength is embedded like the time (distilled models).
     """
 
     width: int
@@ -107,10 +107,10 @@ MMDITS = {
 
 
 def mmdit_layers(model: Mmdit) -> tuple[Layer, ...]:
-    """embed, one block a block, head.
+    """The layers: embed, one per block, head.
 
-    Differs: a stage boundary between two-stream blocks carries both streams, `out_width` one of them; under
-    tensor parallelism messages leave out the sum of the text's gradient in front of its products.
+    Differs: a stage boundary between two-stream blocks carries both streams, but `out_width` counts one.
+    Under tensor parallelism messages leave out the sum of the text's gradient before its products.
     """
     double, single = tuple(double_block(model)), tuple(single_block(model))
     blocks = [double] * model.layers + [single] * model.single_layers
@@ -127,53 +127,53 @@ def mmdit_layers(model: Mmdit) -> tuple[Layer, ...]:
 
 
 def behind_text_projector(layers: tuple[Layer, ...], model: Mmdit, llm_width: int) -> tuple[Layer, ...]:
-    """The layers with the projector that makes their text, or what stands for a class, of an LLM's states."""
+    """The layers after the projector that turns an LLM's states into their text or class."""
     width = model.text_width if model.text_tokens else model.width
     kind = Projection(kind=Projector.MLP, in_width=llm_width, out_width=width, norm=None)
     return (projector_layer(kind), *layers)
 
 
 def double_block(model: Mmdit, *, is_last: bool = False) -> Iterator[Operator]:
-    """Operators of a block of two streams; of the last one the text is read by the image alone."""
+    """Operators of a two-stream block; in the last one the text is only read by the image."""
     streams = [("", 1.0, False), ("text.", model.text_scale, is_last)][: 1 + (model.text_tokens > 0)]
     for prefix, scale, only_read in streams:
-        yield from _entered(model, prefix, scale, 2 if only_read else 6)
+        yield from _before_attention(model, prefix, scale, 2 if only_read else 6)
     yield _joint(model)
     for prefix, scale, only_read in streams:
         if not only_read:
-            yield from _left(model, prefix, scale)
+            yield from _after_attention(model, prefix, scale)
 
 
 def single_block(model: Mmdit) -> Iterator[Operator]:
-    """Operators of a block of one stream: one product into attention and MLP, one out of both."""
+    """Operators of a one-stream block: one product into attention and MLP, one out of both."""
     scale, inner = model.all_scale, model.q_width + model.ffn
-    moved, product = partial(_moved, scale=scale), partial(_product, scale=scale)
+    moved, product = partial(_elementwise, scale=scale), partial(_product, scale=scale)
     yield _of_image(model, "modulation", model.width, 3 * model.width)
     yield moved("attention_norm", model.width)
     yield moved("attention_norm.modulated", model.width)
     yield product("linear1", model.width, 3 * model.q_width + model.ffn, Shard.COLUMN)
-    yield from _turned(model, "", scale)
+    yield from _norm_and_rotary(model, "", scale)
     yield _joint(model)
-    yield replace(_moved("mlp.gelu", model.ffn, scale), shard=Shard.COLUMN)
+    yield replace(_elementwise("mlp.gelu", model.ffn, scale), shard=Shard.COLUMN)
     yield product("linear2", inner, model.width, Shard.ROW)
     yield moved("mlp_residual.gated", model.width)
     yield replace(residual("mlp_residual", model.width), tokens_scale=scale)
 
 
 def embedding(model: Mmdit) -> Layer:
-    """Patches, the text, and the vector of time and pooled text."""
+    """The embedding layer: patches, the text, and the vector of time and pooled text."""
     operators: list[Operator] = [
         _product("patches", model.patch_elements, model.width, Shard.REPLICATED, 1.0)
     ]
     if not model.rotary:
         operators.append(residual("add_positions", model.width))
-    told = [("time", TIME_WIDTH)]
+    conditions = [("time", TIME_WIDTH)]
     if model.text_tokens:
         operators.append(_product(TEXT, model.text_width, model.width, Shard.REPLICATED, model.text_scale))
-        told.append(("pooled", model.pooled_width))
+        conditions.append(("pooled", model.pooled_width))
     else:
         operators.append(Lookup(name="classes", num_rows=model.classes + 1, width=model.width))  # and none
-    for name, width in told + [("guidance", TIME_WIDTH)] * model.guidance:
+    for name, width in conditions + [("guidance", TIME_WIDTH)] * model.guidance:
         operators += [
             _of_image(model, f"{name}.0", width, model.width),
             _of_image(model, f"{name}.2", model.width, model.width),
@@ -182,38 +182,38 @@ def embedding(model: Mmdit) -> Layer:
 
 
 def head(model: Mmdit) -> Layer:
-    """What is predicted of every element of every patch, and its loss."""
+    """The head: predictions for every element of every patch, and their loss."""
     operators = (
         _of_image(model, "modulation", model.width, 2 * model.width),
-        _moved("final_norm", model.width, 1.0),
-        _moved("final_norm.modulated", model.width, 1.0),
+        _elementwise("final_norm", model.width, 1.0),
+        _elementwise("final_norm.modulated", model.width, 1.0),
         _product("out", model.width, model.out_elements, Shard.REPLICATED, 1.0),
         Pointwise(name="loss", width=model.out_elements, num_passes=2),
     )
     return Layer(name="head", kind=LayerKind.HEAD, operators=operators, out_width=model.out_elements)
 
 
-def _entered(model: Mmdit, prefix: str, scale: float, num_vectors: int) -> Iterator[Operator]:
-    """One stream up to the attention."""
+def _before_attention(model: Mmdit, prefix: str, scale: float, num_vectors: int) -> Iterator[Operator]:
+    """Operators of one stream before the attention."""
     yield _of_image(model, f"{prefix}modulation", model.width, num_vectors * model.width)
-    yield _moved(f"{prefix}attention_norm", model.width, scale)
-    yield _moved(f"{prefix}attention_norm.modulated", model.width, scale)
+    yield _elementwise(f"{prefix}attention_norm", model.width, scale)
+    yield _elementwise(f"{prefix}attention_norm.modulated", model.width, scale)
     yield _product(f"{prefix}qkv_proj", model.width, 3 * model.q_width, Shard.COLUMN, scale)
-    yield from _turned(model, prefix, scale)
+    yield from _norm_and_rotary(model, prefix, scale)
 
 
-def _turned(model: Mmdit, prefix: str, scale: float) -> Iterator[Operator]:
+def _norm_and_rotary(model: Mmdit, prefix: str, scale: float) -> Iterator[Operator]:
     if model.qk_norm:
         weights = (("weight", model.head_dim),)
         for name in ("q_norm", "k_norm"):
-            made = replace(_moved(f"{prefix}{name}", model.q_width, scale), weights=weights)
-            yield replace(made, shard=Shard.COLUMN)
+            norm_operator = replace(_elementwise(f"{prefix}{name}", model.q_width, scale), weights=weights)
+            yield replace(norm_operator, shard=Shard.COLUMN)
     if model.rotary:
-        yield replace(_moved(f"{prefix}rotary", 2 * model.q_width, scale), shard=Shard.COLUMN)
+        yield replace(_elementwise(f"{prefix}rotary", 2 * model.q_width, scale), shard=Shard.COLUMN)
 
 
 def _joint(model: Mmdit) -> Attention:
-    """All tokens of both streams see all."""
+    """Full attention over the tokens of both streams."""
     return Attention(
         name=JOINT,
         num_heads=model.heads,
@@ -225,9 +225,9 @@ def _joint(model: Mmdit) -> Attention:
     )
 
 
-def _left(model: Mmdit, prefix: str, scale: float) -> Iterator[Operator]:
-    """One stream behind the attention."""
-    moved, product = partial(_moved, scale=scale), partial(_product, scale=scale)
+def _after_attention(model: Mmdit, prefix: str, scale: float) -> Iterator[Operator]:
+    """Operators of one stream after the attention."""
+    moved, product = partial(_elementwise, scale=scale), partial(_product, scale=scale)
     mlp = f"mlp.{prefix}"
     yield product(f"{prefix}o_proj", model.q_width, model.width, Shard.ROW)
     yield moved(f"{prefix}attention_residual.gated", model.width)
@@ -256,6 +256,6 @@ def _product(name: str, in_features: int, out_features: int, shard: Shard, scale
     )
 
 
-def _moved(name: str, width: int, scale: float) -> Pointwise:
-    """Every element read and written once."""
+def _elementwise(name: str, width: int, scale: float) -> Pointwise:
+    """An operator that reads and writes every element once."""
     return Pointwise(name=name, width=width, num_passes=2, tokens_scale=scale)

@@ -11,7 +11,7 @@ from workbench.model.layer import ANY, Attention, Layer, LayerKind, Matmul, Reac
 from workbench.model.module_order import producers_first
 
 TEXT = "text"
-GENERATED = "generator"  # of what a generator makes, where nobody says another
+GENERATED = "generator"  # default modality of a generator's output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,29 +74,29 @@ class Module:
 
     @property
     def leaves_after(self) -> int:
-        """The layer whose output other modules read: the last one that is no loss."""
+        """Index of the layer whose output other modules read: the last one that is not a loss."""
         return len(self.layers) - 1 - (self.layers[-1].kind is LayerKind.HEAD)
 
     @cached_property
     def kv_heads(self) -> frozenset[int]:
-        """Numbers of key/value heads of its attentions: what a tp must divide."""
+        """Numbers of key/value heads of its attentions, which tp must divide."""
         operators = (operator for layer in self.layers for operator in layer.operators)
         return frozenset(op.num_kv_heads for op in operators if isinstance(op, Attention))
 
     @cached_property
     def reaches(self) -> tuple[Reach, ...]:
-        """Of its attentions, each that ends anywhere once; none where its items are not whole samples."""
+        """Distinct limited reaches of its attentions; empty where its items are not whole samples."""
         operators = (operator for layer in self.layers for operator in layer.operators)
-        found = dict.fromkeys(op.reach for op in operators if isinstance(op, Attention) and op.reach != ANY)
-        return tuple(found) if self.modality == TEXT else ()
+        reaches = dict.fromkeys(op.reach for op in operators if isinstance(op, Attention) and op.reach != ANY)
+        return tuple(reaches) if self.modality == TEXT else ()
 
     @property
     def context_layers(self) -> tuple[int, ...]:
-        """Those that read another module's tokens by cross-attention."""
+        """Indices of layers that read another module's tokens by cross-attention."""
         return tuple(index for index, layer in enumerate(self.layers) if layer.reads_context)
 
     def entering_width(self, layer: int) -> int:
-        """Of what enters before that layer: a sum with its input, or what a projector or its keys read."""
+        """Width of what enters before a layer: added to its input, or read by a projector or by keys."""
         if self.layers[layer].reads_context:
             matmuls = (op for op in self.layers[layer].operators if isinstance(op, Matmul))
             return next(op.in_features for op in matmuls if op.tokens is TokenCount.CONTEXT)
@@ -106,12 +106,12 @@ class Module:
 
     @property
     def num_parameters(self) -> int:
-        """Weights of the module; tied ones counted once."""
+        """The number of the module's weights; tied ones counted once."""
         return num_weights(self.layers)
 
     @property
     def num_trained(self) -> int:
-        """Those of its layers that are trained; tied ones counted once."""
+        """The number of trained weights; tied ones counted once."""
         return num_weights(layer for layer in self.layers if layer.trainable)
 
 
@@ -146,7 +146,7 @@ class Edge:
         return (self.before_layer, *self.also_before)
 
     def entered_in(self, layers: tuple[int, int]) -> tuple[int, ...]:
-        """Those of them in [first, last)."""
+        """The entered layers in [first, last)."""
         first, last = layers
         return tuple([layer for layer in self.entered if first <= layer < last])
 
@@ -194,17 +194,17 @@ class ModelGraph:
 
     @cached_property
     def llm(self) -> Module:
-        """The first module of text."""
+        """The first module of modality text."""
         return next(module for module in self.modules if module.modality == TEXT)
 
     @cached_property
     def encoders(self) -> tuple[Module, ...]:
-        """All others, a generator among them."""
+        """All modules of other modalities, including generators."""
         return tuple(module for module in self.modules if module.modality != TEXT)
 
     @cached_property
     def in_order(self) -> tuple[Module, ...]:
-        """Every module after those that it reads, otherwise as they are listed."""
+        """The modules in topological order: each after those that it reads, otherwise as listed."""
         return tuple(self._by_name[name] for name in self._order())
 
     def edges_into(self, module: str) -> tuple[Edge, ...]:
@@ -214,7 +214,7 @@ class ModelGraph:
         return tuple([edge for edge in self.edges if edge.source == module])
 
     def is_context(self, edge: Edge) -> bool:
-        """Whether what crosses is read by cross-attention, and has no place in the target's sequence."""
+        """Whether the edge is read by cross-attention, instead of entering the target's sequence."""
         return self.module(edge.target).layers[edge.before_layer].reads_context
 
     @property
@@ -223,11 +223,11 @@ class ModelGraph:
 
 
 def connect(name: str, *chains: Sequence[Module]) -> ModelGraph:
-    """A graph out of chains of modules; consecutive ones get an edge from the last layer to the first.
+    """A graph from chains of modules; consecutive ones get an edge from the last layer to the first.
 
-    An encoder that leaves as many tokens as it has inside enters the cross-attention layers of its
-    consumer instead, all of them, where that has any. Of stacked features the first enters the first layer,
-    the others are added behind one block each, from the first on.
+    An encoder that emits as many tokens as it has inside enters all cross-attention layers of its consumer
+    instead, where that has any. Of stacked features the first enters the first layer; the others are added
+    after one block each, from the first on.
 
     Example: `connect("valm", (vision, llm), (audio, llm))` joins two encoders at one LLM, and
     `connect("gen", (vision, llm, generator))` goes on behind it, from what its head reads.
@@ -279,7 +279,7 @@ def _check_edges(model: ModelGraph) -> None:
 
 
 def _check_entrance(model: ModelGraph, edge: Edge) -> None:
-    """Several layers read an edge by cross-attention, or each a stacked feature, or one does in any way."""
+    """Raise ValueError unless one layer reads the edge, or several by cross-attention or stacked features."""
     target = next(module for module in model.modules if module.name == edge.target)
     kinds = {target.layers[layer].reads_context for layer in edge.entered}
     if kinds == {True}:

@@ -1,4 +1,4 @@
-"""The layers that modules are chains of: embeddings, blocks, projectors, the LM head."""
+"""Builders of the layers of modules: embeddings, blocks and heads."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,7 +41,7 @@ def token_embedding(
 ) -> Layer:
     """The token table, then `more` (positions, scale). Tied: the LM head has the same table.
 
-    `name` is the table's in a checkpoint, without what stands before it.
+    `name` is the table's name in a checkpoint, without its prefix.
     """
     table = Lookup(name=name, num_rows=vocab, width=width, shard=Shard.COLUMN)
     return Layer(
@@ -74,11 +74,11 @@ def patch_embedding(
 
     Args:
         patch_elements: channels x patch height x patch width (x frames of a temporal patch).
-        width: of the encoder.
-        bias: of the convolution.
-        num_patches: of an image of fixed size, whose positions are a table. None: any size,
-            positions are rotary.
-        has_class_token: one learned token stands before the patches and counts as a token.
+        width: width of the encoder.
+        bias: whether the convolution has one.
+        num_patches: patches of an image of fixed size, whose positions are a table; None: any size, with
+            rotary positions.
+        has_class_token: whether a learned token precedes the patches and counts as a token.
         pre_norm: norm after the positions (CLIP).
     """
     patch_share = 1.0

@@ -1,4 +1,4 @@
-"""The order of named things that read one another."""
+"""Topological order of names, with ties broken by listing order."""
 
 from collections.abc import Iterable, Sequence
 from graphlib import TopologicalSorter
@@ -6,11 +6,11 @@ from heapq import heapify, heappop, heappush
 
 
 def producers_first(names: Sequence[str], edges: Iterable[tuple[str, str]]) -> list[str]:
-    """Every name after those that it reads, otherwise as they are listed.
+    """Every name after those that it reads, otherwise as listed.
 
     Args:
-        names: all different.
-        edges: (what is read, who reads it), both among the names.
+        names: distinct names.
+        edges: (producer, reader) pairs of names.
 
     Raises:
         graphlib.CycleError: its `args[1]` is a cycle in the order of its edges, first name again at the end.
@@ -21,13 +21,13 @@ def producers_first(names: Sequence[str], edges: Iterable[tuple[str, str]]) -> l
     for source, target in edges:
         sorter.add(target, source)
     sorter.prepare()
-    place = {name: index for index, name in enumerate(names)}
-    ready = [place[name] for name in sorter.get_ready()]
+    index_of = {name: index for index, name in enumerate(names)}
+    ready = [index_of[name] for name in sorter.get_ready()]
     heapify(ready)
     order: list[str] = []
     while ready:
         order.append(names[heappop(ready)])
         sorter.done(order[-1])
         for name in sorter.get_ready():
-            heappush(ready, place[name])
+            heappush(ready, index_of[name])
     return order

@@ -1,4 +1,4 @@
-"""Projectors: what carries an encoder's output to the width of its consumer, step by step."""
+"""Projectors: the steps that map an encoder's output to the width of its consumer."""
 
 import json
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from workbench.model.transformer import Norm, norm
 
 GATED = "swiglu"  # an activation that halves the width: SiLU of one half times the other
 GATED_PARTS = 2
-POOL, SHUFFLE = "pool", "shuffle"  # operators by which neighbouring tokens become one
+POOL, SHUFFLE = "pool", "shuffle"  # operators that merge neighbouring tokens
 
 
 class Projector(StrEnum):
@@ -106,7 +106,7 @@ class Projection:
 
 
 def steps_of(projection: Projection) -> Steps:
-    """What the projector does, in order."""
+    """The projector's steps, in order."""
     p = projection
     if not isinstance(p.kind, Projector):
         return p.kind
@@ -120,7 +120,7 @@ def steps_of(projection: Projection) -> Steps:
 
 
 def projector_layer(projection: Projection) -> Layer:
-    """Final norm and projector. Emits the OUT count: what stands in the consumer's sequence.
+    """Final norm and projector as a layer; it emits the OUT count, which enters the consumer's sequence.
 
     Two matmuls around an activation are cut over tensor-parallel ranks by columns, then by rows; every
     other is whole on each rank.
@@ -130,12 +130,12 @@ def projector_layer(projection: Projection) -> Layer:
     """
     p, steps = projection, steps_of(projection)
     operators: list[Operator] = [] if p.norm is None else [norm("final_norm", p.in_width, p.norm)]
-    lays_own_patches = p.kind is Projector.MERGER  # so that merging moves nothing
-    width, rows = p.in_width, merged_by(steps)  # of a token, and tokens that one behind it is made of
+    lays_own_patches = p.kind is Projector.MERGER  # so merging moves no data
+    width, rows = p.in_width, merged_by(steps)  # of a token, and number of tokens still to be merged
     for index, step in enumerate(steps):
         if step.merge is None:
-            made = _operator(step, _name(steps, index), width, p.out_width, _shard(steps, index))
-            operators.append(replace(made, tokens=TokenCount.OUT, tokens_scale=float(rows)))
+            operator = _operator(step, _name(steps, index), width, p.out_width, _shard(steps, index))
+            operators.append(replace(operator, tokens=TokenCount.OUT, tokens_scale=float(rows)))
             width = _width_behind(step, width, p.out_width)
             continue
         if not lays_own_patches:
@@ -156,12 +156,12 @@ def projector_layer(projection: Projection) -> Layer:
 
 
 def merged_by(steps: Steps) -> int:
-    """Tokens that become one on the way."""
+    """The number of tokens that the steps merge into one."""
     return prod(step.merge for step in steps if step.merge is not None)
 
 
 def shown(kind: ProjectorKind) -> str:
-    """For an error: its name, or how many steps it has."""
+    """The projector for error messages: its name, or its number of steps."""
     return repr(kind.value) if isinstance(kind, Projector) else f"{len(kind)} steps"
 
 
@@ -171,7 +171,7 @@ def to_text(kind: ProjectorKind) -> str:
 
 
 def from_text(text: str) -> ProjectorKind:
-    """What `to_text` wrote; ValueError for anything else."""
+    """The inverse of `to_text`; ValueError for other text."""
     if text in tuple(Projector):
         return Projector(text)
     steps = _JSON.decode(Steps, parse_json(text, "projector"), "projector")
@@ -190,7 +190,7 @@ def _operator(step: ProjectorStep, name: str, width: int, out_width: int, shard:
 
 
 def _merging(step: ProjectorStep, width: int, rows: int) -> Pointwise:
-    """A mean reads its tokens; tokens that are laid side by side are read and written."""
+    """The merging operator: a mean reads its tokens, a concatenation also writes them."""
     name, passes = (POOL, 1) if step.how is Merge.MEAN else (SHUFFLE, 2)
     return Pointwise(
         name=name, width=width, num_passes=passes, tokens=TokenCount.OUT, tokens_scale=float(rows)
@@ -205,7 +205,9 @@ def _width_behind(step: ProjectorStep, width: int, out_width: int) -> int:
 
 def _name(steps: Steps, index: int) -> str:
     """projector.0, projector.gelu, projector.2: counted as in a torch Sequential; alone: projector."""
-    working = [at for at, step in enumerate(steps) if step.is_matmul or step.act is not None]
+    working = [
+        index_of_step for index_of_step, step in enumerate(steps) if step.is_matmul or step.act is not None
+    ]
     step = steps[index]
     if step.norm is not None:
         return f"projector.norm_{sum(each.norm is not None for each in steps[:index])}"
@@ -215,13 +217,13 @@ def _name(steps: Steps, index: int) -> str:
 
 
 def is_pair(steps: Steps) -> bool:
-    """Whether these three are two matmuls with an activation between them, which keeps channels apart."""
-    entering, act, leaving = steps
-    return entering.is_matmul and act.act not in (None, GATED) and leaving.is_matmul
+    """Whether three steps are matmul, elementwise activation, matmul."""
+    first, act, second = steps
+    return first.is_matmul and act.act not in (None, GATED) and second.is_matmul
 
 
 def _shard(steps: Steps, index: int) -> Shard:
-    """Of a pair of matmuls: columns, columns, rows."""
+    """How tensor parallelism cuts a step: in a pair of matmuls by columns, columns, rows; else not."""
     shards = (Shard.COLUMN, Shard.COLUMN, Shard.ROW)
     for first in range(max(0, index - 2), min(index, len(steps) - 3) + 1):
         if is_pair(steps[first : first + 3]):

@@ -11,13 +11,13 @@ UNET = "sd-2.1-unet"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """One row of shapes.csv; what a model does not have is 0.
+    """One row of shapes.csv; sizes that a model does not have are 0.
 
     Args:
         name: of the model; role: "llm", "vision" or "audio".
         hidden: width of the residual stream; ffn: inner width of the MLP.
         patch_px, image_px: of encoders with one image size.
-        merge: neighbouring tokens that become one behind the encoder.
+        merge: neighbouring tokens that are merged into one after the encoder.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Shape:
 
 @cache
 def shapes() -> tuple[Shape, ...]:
-    """Every transformer of shapes.csv, in file order (the UNet of the last row is none)."""
+    """Every transformer of shapes.csv, in file order (the UNet of the last row is not one)."""
     with _SHAPES_CSV.open(encoding="utf-8", newline="") as file:
         return tuple(_shape(row) for row in csv.DictReader(file) if row["name"] != UNET)
 
@@ -46,7 +46,7 @@ def _shape(row: dict[str, str]) -> Shape:
     def number(key: str) -> int:
         return int(row[key] or 0) if (row[key] or "0").isdigit() else 0
 
-    merged = row["merge"].partition("x")
+    merge_sides = row["merge"].partition("x")
     return Shape(
         name=row["name"],
         role=row["role"],
@@ -60,5 +60,5 @@ def _shape(row: dict[str, str]) -> Shape:
         max_seq=number("max_seq"),
         patch_px=number("patch_or_frame"),
         image_px=int(row["native_input"].partition("x")[0]) if "x" in row["native_input"] else 0,
-        merge=int(merged[0]) * int(merged[2]) if merged[2].isdigit() else 1,
+        merge=int(merge_sides[0]) * int(merge_sides[2]) if merge_sides[2].isdigit() else 1,
     )

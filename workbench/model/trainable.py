@@ -1,4 +1,4 @@
-"""What of a module is trained."""
+"""Which part of a module is trained."""
 
 from dataclasses import replace
 from enum import StrEnum
@@ -16,12 +16,12 @@ class Trainable(StrEnum):
 
 
 def with_trainable(module: Module, trainable: Trainable) -> Module:
-    """The module with every layer's flag set anew.
+    """The module with every layer's trainable flag set.
 
-    The layer that holds the projector holds the encoder's final norm too; both follow its flag.
+    The projector layer also contains the encoder's final norm; both follow its flag.
 
     Raises:
-        ValueError: PROJECTOR for a module that has none.
+        ValueError: PROJECTOR for a module without a projector.
     """
     if trainable is Trainable.PROJECTOR and all(
         layer.kind is not LayerKind.PROJECTOR for layer in module.layers

@@ -1,4 +1,4 @@
-"""Transformer layers spelled out as operators: every matmul, norm and table they own."""
+"""Transformer layers as operators: every matmul, norm and table."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,7 +14,7 @@ class Norm(StrEnum):
 
 
 class Placement(StrEnum):
-    """Where a block's norms stand.
+    """The position of a block's norms.
 
     PRE: before attention and before the MLP. POST: after each residual sum (BERT).
     SANDWICH: before and after both (Gemma 2). PARALLEL: one norm feeds attention and MLP,
@@ -194,11 +194,11 @@ def attention_operators(width: int, heads: Heads) -> tuple[Operator, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """What cross-attention reads: another sequence of fixed length.
+    """The context of cross-attention: another sequence of fixed length.
 
     Args:
-        width: of its vectors.
-        num: of its vectors.
+        width: width of its vectors.
+        num: number of its vectors.
         per_token: rows of the key and value matmuls per token counted; they run once for all
             queries of an item.
     """

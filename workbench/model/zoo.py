@@ -1,4 +1,4 @@
-"""Known models by their published dimensions: every row of shapes.csv as a module."""
+"""Known models by their published dimensions: rows of shapes.csv as modules."""
 
 import difflib
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from workbench.model.transformer import Block, Heads, Mlp, Norm, Placement, vit_
 
 
 def shape_names() -> tuple[str, ...]:
-    """Names that `from_shape` knows: in file order, then diffusion transformers."""
+    """Names that `from_shape` knows: rows in file order, then diffusion transformers."""
     return (*(shape.name for shape in shapes()), UNET, *MMDITS)
 
 
@@ -36,7 +36,7 @@ def from_shape(
     projector: Projector | None = None,
     trainable: Trainable = Trainable.ALL,
 ) -> Module:
-    """The module of one row of shapes.csv, or of a diffusion transformer.
+    """The module of a row of shapes.csv, or of a diffusion transformer.
 
     Where transformers has the architecture, the module carries the configuration with which a
     runtime builds it. An encoder's modality is its role, an LLM's is "text".
@@ -44,10 +44,10 @@ def from_shape(
     Args:
         name: as in the file.
         module: name of the module; default the role.
-        llm_width: hidden width of the LLM; encoders need it, the generator gets a projector by it, others
-            must not have it.
+        llm_width: hidden width of the LLM; required for encoders, adds a projector to generators; None for
+            others.
         projector: of an encoder; default MLP, for Qwen2-VL vision its own merger.
-        trainable: what of it is trained.
+        trainable: which part of it is trained.
 
     Raises:
         ValueError: unknown name (the nearest known one is named), or arguments that do not fit.
@@ -67,14 +67,14 @@ def from_shape(
             Module(name=module or "generator", modality=GENERATED, layers=layers), trainable
         )
     shape = _find(name)
-    called = module or shape.role
+    module_name = module or shape.role
     if name in _CUSTOM:
         layers = _CUSTOM[name](shape, projector, llm_width)
         modality = TEXT if shape.role == "llm" else shape.role
-        return with_trainable(Module(name=called, modality=modality, layers=layers), trainable)
+        return with_trainable(Module(name=module_name, modality=modality, layers=layers), trainable)
     return module_from_config(
         _config(shape),
-        name=called,
+        name=module_name,
         modality=TEXT if shape.role == "llm" else shape.role,
         trainable=trainable,
         projector=projector,
@@ -83,9 +83,13 @@ def from_shape(
 
 
 def _config(shape: Shape) -> dict[str, Any]:
-    """By the family whose names begin as this one does: the longest such beginning."""
-    named = {start: make for family in ARCHITECTURES.values() for start, make in family.shapes.items()}
-    return named[max((start for start in named if shape.name.startswith(start)), key=len)](shape)
+    """The configuration by the family with the longest matching name prefix."""
+    family_of_prefix = {
+        prefix: make for family in ARCHITECTURES.values() for prefix, make in family.shapes.items()
+    }
+    return family_of_prefix[
+        max((prefix for prefix in family_of_prefix if shape.name.startswith(prefix)), key=len)
+    ](shape)
 
 
 def eva_clip(shape: Shape, projector: Projector | None, llm_width: int | None) -> tuple[Layer, ...]:
@@ -144,12 +148,12 @@ def _bert(shape: Shape, projector: Projector | None, llm_width: int | None) -> t
 
 
 def _find(name: str) -> Shape:
-    found = [shape for shape in shapes() if shape.name == name]
-    if not found:
+    matches = [shape for shape in shapes() if shape.name == name]
+    if not matches:
         near = difflib.get_close_matches(name, shape_names(), n=1, cutoff=0.3)
         hint = f"; nearest is {near[0]!r}" if near else ""
         raise ValueError(f"unknown model {name!r}{hint}")
-    return found[0]
+    return matches[0]
 
 
 _CUSTOM: dict[str, Callable[[Shape, Projector | None, int | None], tuple[Layer, ...]]] = {

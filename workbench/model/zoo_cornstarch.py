@@ -24,10 +24,10 @@ class Size:
     """One size of a family.
 
     Args:
-        modality: of its module.
+        modality: modality of its module.
         model: a name of shapes.csv, a shape, or a configuration.
-        differs: from what the table prints.
-        has_merger: it ends with a projector of its own.
+        differs: how it differs from the printed table.
+        has_merger: whether it ends with its own projector.
     """
 
     modality: str
@@ -47,29 +47,29 @@ def cornstarch_module(
     """The module of one size.
 
     Args:
-        name: of `SIZES`.
-        llm_width: hidden width of the LLM; encoders need it.
+        name: a name in `SIZES`.
+        llm_width: hidden width of the LLM; required for encoders.
         module: its name; default "llm" or the modality.
         projector: of an encoder; default MLP, for Qwen2 Vision its own merger.
-        trainable: what of it is trained.
+        trainable: which part of it is trained.
 
     Raises:
         ValueError: a projector for one that has its own, and as `from_shape`.
     """
     size = SIZES[name]
-    called = module or ("llm" if size.modality == TEXT else size.modality)
+    module_name = module or ("llm" if size.modality == TEXT else size.modality)
     if size.has_merger and projector is not None:
-        raise ValueError(f"module {called!r}: {name} has its own projector; leave out 'projector'")
+        raise ValueError(f"module {module_name!r}: {name} has its own projector; leave out 'projector'")
     if isinstance(size.model, str):
         return from_shape(
-            size.model, module=called, llm_width=llm_width, projector=projector, trainable=trainable
+            size.model, module=module_name, llm_width=llm_width, projector=projector, trainable=trainable
         )
     if isinstance(size.model, Shape):
         layers = eva_clip(size.model, projector, llm_width)
-        return with_trainable(Module(name=called, modality=size.modality, layers=layers), trainable)
+        return with_trainable(Module(name=module_name, modality=size.modality, layers=layers), trainable)
     return module_from_config(
         size.model,
-        name=called,
+        name=module_name,
         modality=size.modality,
         trainable=trainable,
         projector=projector,

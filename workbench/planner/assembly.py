@@ -1,4 +1,4 @@
-"""From stage boundaries to a plan: numbers the stages, assigns ranks, batches the samples."""
+"""Builds a plan from stage boundaries: numbers stages, assigns ranks and batches samples."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ def layout_of(job: Job, module: str) -> ModuleLayout:
 
 
 def dp_of(job: Job, module: str) -> int:
-    """Replicas of a module: its layout's, or the job's."""
+    """The number of replicas of a module: its layout's, or the job's."""
     return layout_of(job, module).dp or job.replicas
 
 
@@ -37,14 +37,14 @@ def draft_plan(job: Job, strategy: str) -> Plan:
     """A plan without stages or programs; its microbatches are the same samples in every module.
 
     Raises:
-        ValueError: a batch that does not divide, or a layout with replicas or a place of its own.
+        ValueError: a batch that does not divide, or a layout with its own replicas or rank offset.
     """
     for layout in job.layouts:
         if layout.rank_offset is not None or dp_of(job, layout.module) != job.replicas:
-            own = f"dp {layout.dp}" if layout.rank_offset is None else f"rank_offset {layout.rank_offset}"
+            value = f"dp {layout.dp}" if layout.rank_offset is None else f"rank_offset {layout.rank_offset}"
             raise ValueError(
                 f"{strategy}: all modules have {job.replicas} replicas, placed in order, but the layout of "
-                f"{layout.module!r} has {own}; strategy megatron-heterogeneous takes it"
+                f"{layout.module!r} has {value}; strategy megatron-heterogeneous takes it"
             )
     empty = empty_draft(job, strategy)
     microbatches = batched_microbatches(
@@ -54,7 +54,7 @@ def draft_plan(job: Job, strategy: str) -> Plan:
 
 
 def shared_draft(job: Job, strategy: str) -> Plan:
-    """A plan without stages or programs; every module shares the batch out among replicas of its own.
+    """A plan without stages or programs; every module splits the batch among its own replicas.
 
     A window of the schedule, where it has windows, is one microbatch of each encoder replica.
 
@@ -86,12 +86,12 @@ def empty_draft(job: Job, strategy: str) -> Plan:
 
 
 def in_phases(job: Job, strategy: str) -> Job:
-    """The job under a schedule in phases, for modules that share ranks under grids of their own.
+    """The job with a phased schedule, for modules that share ranks but have grids of their own.
 
-    Where nothing was asked for, which is 1F1B, it is the first such schedule.
+    The default schedule, 1F1B, is replaced by the first phased one.
 
     Raises:
-        ValueError: it asks for another schedule.
+        ValueError: the job asks for another schedule that is not phased.
     """
     if job.schedule.kind.spec.shares_ranks_in_part:
         return job
@@ -105,7 +105,7 @@ def in_phases(job: Job, strategy: str) -> Job:
 
 
 def num_microbatches(draft: Plan, module: str) -> int:
-    """Of the replica that has most of them."""
+    """Microbatches of the module's replica that has the most."""
     return max((len(m) for (name, _), m in draft.microbatches_of.items() if name == module), default=0)
 
 
@@ -115,7 +115,7 @@ def _partition(cost_s: tuple[float, ...], num_stages: int) -> Cuts:
 
 
 def cut(cost_s: tuple[float, ...], num_stages: int, module: str) -> Cuts:
-    """Balanced stages of one module; the error of an impossible count names the module."""
+    """Balanced stages of one module; ValueError, which names the module, for an impossible count."""
     try:
         return _partition(cost_s, num_stages)
     except ValueError as error:
@@ -123,7 +123,10 @@ def cut(cost_s: tuple[float, ...], num_stages: int, module: str) -> Cuts:
 
 
 def blocks_cut(job: Job, cost_s: tuple[float, ...], num_blocks: int, module: str) -> Cuts:
-    """Balanced stages of one module on so many blocks of ranks; where a block holds several, by their sum."""
+    """Balanced stages of one module on `num_blocks` blocks of ranks.
+
+    Where a block holds several stages, their sums are balanced.
+    """
     virtual = virtual_stages(job, module)
     if given := layout_of(job, module).stage_layers:
         return tuple(pairwise(accumulate(given, initial=0)))
@@ -165,7 +168,7 @@ def module_stages(
 ) -> tuple[Stage, ...]:
     """The stages of one replica on blocks of ranks; of the LLM as its schedule lays them out.
 
-    The blocks of consecutive stages lie side by side, or `blocks_apart` blocks from start to start.
+    Consecutive stages take adjacent blocks, or blocks whose starts are `blocks_apart` blocks apart.
 
     Raises:
         ValueError: a block in a pool that does not take the module.
@@ -178,24 +181,30 @@ def module_stages(
         block = rank_block(job.schedule, index, len(cuts)) if is_virtual else index
         ranks = grid(first_rank + block * size, layout)
         check_taken(job.pools, module, [rank for row in ranks for rank in row])
-        place_id = first_id + index
-        stage = Stage(id=place_id, module=module, replica=replica, layers=layers, ranks=ranks, ep=layout.ep)
-        stages.append(stage)
+        stages.append(
+            Stage(
+                id=first_id + index, module=module, replica=replica, layers=layers, ranks=ranks, ep=layout.ep
+            )
+        )
     return tuple(stages)
 
 
 def num_ranks(stages: Sequence[Stage]) -> int:
-    """Ranks that some stages take together."""
+    """The number of distinct ranks of the stages."""
     return len({rank for stage in stages for rank in stage.flat_ranks})
 
 
 def disjoint_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
-    """Every module on ranks of its own: in the model's order, one replica after the other."""
+    """Stages with every module on its own ranks, in the model's order, one replica after the other.
+
+    Raises:
+        ValueError: more ranks than the job may use, or a block in a pool that does not take the module.
+    """
     stages: list[Stage] = []
     first_rank = 0
     for replica in range(job.replicas):
         for module in job.model.modules:
-            mine = module_stages(
+            stages_of_module = module_stages(
                 job,
                 module.name,
                 cuts[module.name],
@@ -203,14 +212,14 @@ def disjoint_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
                 first_id=len(stages),
                 first_rank=first_rank,
             )
-            stages += mine
-            first_rank += num_ranks(mine)
+            stages += stages_of_module
+            first_rank += num_ranks(stages_of_module)
     check_ranks(job, first_rank)
     return tuple(stages)
 
 
 def check_ranks(job: Job, num_ranks: int) -> None:
-    """Refuse a layout that needs more ranks than the job may use."""
+    """Raise ValueError for a layout that needs more ranks than the job may use."""
     if num_ranks > job.usable_ranks:
         raise ValueError(
             f"the layout needs {num_ranks} ranks, job {job.name!r} may use {job.usable_ranks}; nearest: "
@@ -219,10 +228,9 @@ def check_ranks(job: Job, num_ranks: int) -> None:
 
 
 def scheduled(draft: Plan, schedule: Schedule, cost: CostModel) -> Plan:
-    """The draft with programs; where orders are chosen by durations, by those that the cost model gives.
+    """The draft with programs; schedules that order passes by duration use the cost model's durations.
 
-    Under 1F1B with `run_ahead`, frozen encoders run as far ahead as the schedule allows and memory holds.
-
+    Under 1F1B with `run_ahead`, frozen encoders run as far ahead as the schedule and memory allow.
     Stages whose weights are sharded become stages of one layer each.
 
     Raises:
@@ -239,17 +247,20 @@ def scheduled(draft: Plan, schedule: Schedule, cost: CostModel) -> Plan:
 
 
 def _furthest_ahead(draft: Plan, schedule: Schedule) -> Plan:
-    """With the most run-ahead that fits in memory, found by bisection; what is kept grows with it."""
+    """The plan with the most run-ahead that fits in memory, by bisection: memory grows with run-ahead."""
 
     def ahead(num: int) -> Plan:
         return with_programs(draft, replace(schedule, run_ahead=num))
 
-    found = with_programs(draft, schedule)
-    return found if fits(found) else ahead(most_that_fits(ahead, schedule.run_ahead))
+    plan = with_programs(draft, schedule)
+    return plan if fits(plan) else ahead(most_that_fits(ahead, schedule.run_ahead))
 
 
 def most_that_fits(plan_of: Callable[[int], Plan], too_many: int) -> int:
-    """The largest number below one that is too many whose plan fits, by bisection; 0 is not tried."""
+    """The largest number below `too_many` whose plan fits, by bisection; 0 is not tried.
+
+    Complexity: O(log too_many) plans.
+    """
     fitting = 0
     while too_many - fitting > 1:
         middle = (fitting + too_many) // 2
@@ -261,14 +272,14 @@ def most_that_fits(plan_of: Callable[[int], Plan], too_many: int) -> int:
 
 
 def lowered_that_fits(plan: Plan) -> Lowered:
-    """The plan lowered; ValueError where a rank has not the memory for it."""
+    """The lowered plan; ValueError where a rank lacks the memory for it."""
     lowered = lower(plan)
     check_memory(lowered, memory_table(lowered))
     return lowered
 
 
 def fits(plan: Plan) -> bool:
-    """Whether every rank of a plan has the memory for it."""
+    """Whether the plan is sound and fits in the memory of every rank."""
     try:
         lowered_that_fits(plan)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What features take on their way from an encoder's grid to the LLM's."""
+"""Prices the transfer of features from an encoder's grid of ranks to the LLM's."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -17,9 +17,14 @@ _TOKENS: LruCache[float] = LruCache(64)
 
 
 class Boundary(NamedTuple):
-    """Seconds ahead of the LLM's forwards and behind its backwards; bytes that a replica of it receives.
+    """The price of a boundary between an encoder and the LLM.
 
-    Of all stages that read the features, one after the other: the sender's card carries them all.
+    Stages that read the features receive them one after the other, as the sender's card carries all.
+
+    Args:
+        before_s: seconds ahead of the LLM's forwards.
+        after_s: seconds behind its backwards.
+        num_bytes: what one replica of the LLM receives.
     """
 
     before_s: float
@@ -28,7 +33,7 @@ class Boundary(NamedTuple):
 
 
 def num_readers(edge: Edge, stage_layers: Sequence[int]) -> int:
-    """Stages with so many layers each, first to last, that have a layer which the edge enters.
+    """The number of stages that read the edge, given the layers of each stage, first to last.
 
     Complexity: O(stages x layers entered).
     """
@@ -39,7 +44,7 @@ def num_readers(edge: Edge, stage_layers: Sequence[int]) -> int:
 def crossing_tokens(job: Job, edge: Edge) -> float:
     """Mean tokens of a sample that cross an edge: what its source emits there.
 
-    Complexity: O(segments); O(1) again.
+    Complexity: O(segments) at first, then O(1).
     """
     key = Identity(job.model), Identity(job.batch), edge
     return _TOKENS.get_or(key, lambda: _crossing_tokens(job, edge))
@@ -54,7 +59,7 @@ def _crossing_tokens(job: Job, edge: Edge) -> float:
 
 
 def crossing_bytes(job: Job, edge: Edge, num_samples: float) -> float:
-    """Of the features of so many samples, once across."""
+    """Bytes of the features of `num_samples` samples, sent once across the edge."""
     width = job.model.module(edge.source).layers[edge.after_layer].out_width
     return crossing_tokens(job, edge) * num_samples * width * job.settings.precision.num_bytes
 
@@ -62,11 +67,13 @@ def crossing_bytes(job: Job, edge: Edge, num_samples: float) -> float:
 def regrouped(
     prices: ModulePrices, encoder: ModuleChoice, llm: ModuleChoice, llm_layers: Sequence[int]
 ) -> Boundary:
-    """Colocated, a whole step: fan-in gathers features ahead, fan-out gathers gradients behind.
+    """The boundary of colocated modules over a whole step.
 
-    `llm_layers` are those of the LLM's stages.
+    An encoder with more replicas gathers features ahead of the LLM; an LLM with more replicas gathers
+    gradients behind it; with equal numbers nothing moves.
 
-    Where both have as many replicas, nothing moves.
+    Args:
+        llm_layers: number of layers of each LLM stage.
 
     Source: Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
     section 3.2.
@@ -91,9 +98,12 @@ def sent(
     num_samples: int,
     llm_layers: Sequence[int],
 ) -> Boundary:
-    """Apart, for so many samples: leaders send over their cards, receivers broadcast in their tp x cp group.
+    """The boundary of modules on separate ranks, for `num_samples` samples.
 
-    `llm_layers` are those of the LLM's stages.
+    Leaders send over their cards; receivers broadcast in their tp x cp group.
+
+    Args:
+        llm_layers: number of layers of each LLM stage.
 
     Source: the same, section 3.1.
     """
@@ -116,6 +126,6 @@ def sent(
 def _features(
     prices: ModulePrices, encoder: ModuleChoice, num_samples: int, llm_layers: Sequence[int]
 ) -> tuple[float, int]:
-    """Bytes that cross once, and to how many stages they go."""
+    """Bytes of one transfer, and the number of LLM stages that read them."""
     edge = next(edge for edge in prices.job.model.edges if edge.source == encoder.module)
     return crossing_bytes(prices.job, edge, num_samples), num_readers(edge, llm_layers)

@@ -1,4 +1,4 @@
-"""What no search proposes, though a plan may say it."""
+"""Rejects plans that are valid, but that no search should propose."""
 
 from workbench.job.device_pools import check_taken
 from workbench.job.job import Job
@@ -8,12 +8,12 @@ from workbench.planner.assembly import layout_of
 
 
 def check_chosen(job: Job, plan: Plan) -> None:
-    """Raise ValueError for a module in a pool that does not take it, or divided as it cannot run.
+    """Raise ValueError for a module in a pool that does not take it, or with degrees that it cannot run.
 
-    Degrees that the job itself asks for are its own affair, as are those of models that cannot run at all.
+    Degrees that the job asks for are not checked, nor are those of models that the runtime does not have.
     """
     for stage in plan.stages:
         check_taken(job.pools, stage.module, stage.flat_ranks)
-        module, asked = plan.model.module(stage.module), layout_of(job, stage.module)
-        if module.source is not None and (stage.tp, stage.cp) != (asked.tp, asked.cp):
+        module, layout = plan.model.module(stage.module), layout_of(job, stage.module)
+        if module.source is not None and (stage.tp, stage.cp) != (layout.tp, layout.cp):
             check_degrees(module, tp=stage.tp, cp=stage.cp)

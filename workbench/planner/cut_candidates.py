@@ -1,4 +1,4 @@
-"""Plans whose modules are each cut into balanced stages: what stage-count search chooses from."""
+"""Candidates of the stage-count search: plans whose modules are each cut into balanced stages."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -26,15 +26,15 @@ Counts = Mapping[str, int]
 
 @dataclass(frozen=True)
 class CutCandidates:
-    """Modules cut by what a planner believes of their layers: how stage counts become plans.
+    """Turns stage counts into plans: modules are cut by the planner's cost of their layers.
 
     Args:
         draft: the plan without stages.
-        planner_cost: of layers and plans.
-        stages_of: gives the cut modules their ranks.
-        entry_of: module that is cut -> the entry of the counts that holds for it; None: each has its own.
-        microbatches_of: the draft's where counts decide them; None: they do not.
-        finished: what is done to a plan with programs; None: nothing.
+        planner_cost: the planner's estimates for layers and plans.
+        stages_of: assigns ranks to the cut modules.
+        entry_of: module -> the entry of the counts that applies to it; None: each has its own.
+        microbatches_of: counts -> microbatches; None: the draft's, whatever the counts.
+        finished: applied to a plan with programs; None: nothing.
     """
 
     job: Job
@@ -48,31 +48,31 @@ class CutCandidates:
 
     @cached_property
     def entries(self) -> Mapping[str, str]:
-        """Module -> its entry."""
+        """Module -> its entry in the counts."""
         return self.entry_of or {module.name: module.name for module in self.job.model.modules}
 
     @cached_property
     def ranks_per_stage(self) -> Mapping[str, int]:
-        """Entry -> ranks that one replica's stage takes."""
+        """Entry -> ranks of one stage of one replica."""
         layouts = {entry: layout_of(self.job, module) for module, entry in self.entries.items()}
         return {entry: layout.tp * layout.cp for entry, layout in layouts.items()}
 
     @cached_property
     def layers_s(self) -> Mapping[str, tuple[float, ...]]:
-        """Module -> believed seconds of each layer over a microbatch."""
-        found = believed_layers_s(self.job, self.draft, self.cost, self.planner_cost.layer_s)
-        return {module: found[module] for module in self.entries}
+        """Module -> estimated seconds of each layer over a microbatch."""
+        seconds_of = believed_layers_s(self.job, self.draft, self.cost, self.planner_cost.layer_s)
+        return {module: seconds_of[module] for module in self.entries}
 
     @cached_property
     def bounds(self) -> StageBounds:
-        """Of all counts' plans."""
+        """Bounds on the plans of all counts."""
         return StageBounds(self.draft, self.cost, self.planner_cost, self.job.schedule)
 
     def bound_s(self, counts: Counts) -> float:
-        """Seconds that no plan of these counts is believed to beat.
+        """A cheap lower bound, by the planner's estimate, on the seconds of every plan of these counts.
 
-        The slowest ranks of a module over all its microbatches; modules that share ranks are not added.
-        Nothing where the cluster has several kinds of devices: where stages lie is not known yet.
+        The slowest ranks of a module over all its microbatches; modules that share ranks are not added up.
+        0 where the cluster has several kinds of devices, since stages have no ranks yet.
         """
         if len({node.device for node in self.job.cluster.nodes}) > 1:
             return 0.0
@@ -84,24 +84,27 @@ class CutCandidates:
         )
 
     def closer_s(self, counts: Counts) -> tuple[float, Plan]:
-        """The same, closer and dearer, with the stages; ValueError where no plan of these counts is sound.
+        """A tighter, more expensive bound, and the draft with stages.
 
-        By what stands ahead of and behind each stage's passes, on its own device.
+        It adds what precedes and follows each stage's passes, on the stage's own device.
+
+        Raises:
+            ValueError: no plan of these counts is sound.
         """
         draft = self._draft_of(counts)
         return self.bounds.seconds(draft), draft
 
     def check_memory(self, counts: Counts) -> None:
-        """ValueError where no plan of these counts fits, as far as that is told without one."""
+        """Raise ValueError where stages alone show that no plan of these counts fits in memory."""
         self.bounds.check_memory(self._draft_of(counts))
 
     def plan(self, counts: Counts) -> Plan:
-        """The plan of these counts; ValueError when there is none."""
-        found = scheduled(self._draft_of(counts), self.job.schedule, self.cost)
-        return found if self.finished is None else self.finished(found)
+        """The plan of these counts; ValueError where there is none."""
+        plan = scheduled(self._draft_of(counts), self.job.schedule, self.cost)
+        return plan if self.finished is None else self.finished(plan)
 
     def believed_s(self, lowered: Lowered) -> float:
-        """The planner's own estimate of a plan."""
+        """The planner's estimate of a plan's seconds."""
         return self.planner_cost.plan_s(lowered, self.cost)
 
     def _draft_of(self, counts: Counts) -> Plan:

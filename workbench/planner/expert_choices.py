@@ -1,4 +1,4 @@
-"""Where a search may distribute a module's experts instead of cutting each of them.
+"""Degrees of expert parallelism that a search tries in place of tensor parallelism inside experts.
 
 Source: Z. Zhang et al., "DistTrain", sections 4.1 and 4.3: what is said of tensor parallelism holds for
 expert parallelism in its place. Differs: attention stays cut by the same ranks; only experts are distributed.
@@ -18,7 +18,7 @@ from workbench.planner.module_price import ModulePrices
 
 
 def expert_counts(module: Module) -> tuple[int, ...]:
-    """Distinct numbers of experts of the module's mixtures, ascending; none for a dense one.
+    """Distinct numbers of experts of the module's mixtures, ascending; empty for a dense module.
 
     Complexity: O(operators).
     """
@@ -26,7 +26,7 @@ def expert_counts(module: Module) -> tuple[int, ...]:
 
 
 def expert_choices(counts: Sequence[int], num_ranks: int) -> tuple[int, ...]:
-    """Degrees that a search tries in a stage of tp x cp ranks: all that divide these and every count.
+    """Degrees that a search tries in a stage of tp x cp ranks: all that divide `num_ranks` and every count.
 
     Complexity: O(ranks).
     """
@@ -36,9 +36,9 @@ def expert_choices(counts: Sequence[int], num_ranks: int) -> tuple[int, ...]:
 
 
 def fastest_degree(prices: ModulePrices, choice: ModuleChoice) -> int:
-    """Of none and all tp ranks, where a rank holds as much of the experts, the faster; of equals none.
+    """The faster degree of 1 and tp, by the module's passes over one sample; 1 among equals.
 
-    By the module's passes over one sample.
+    A rank holds equally many expert parameters under both.
     """
     counts = expert_counts(prices.job.model.module(choice.module))
     degrees = {1, choice.tp} & set(expert_choices(counts, choice.tp))
@@ -46,7 +46,7 @@ def fastest_degree(prices: ModulePrices, choice: ModuleChoice) -> int:
 
 
 def with_fastest_degrees(job: Job, cost: CostModel) -> Job:
-    """The job with experts cut or distributed in every layout, whichever is faster at its tp."""
+    """The job with ep = 1 or ep = tp in every layout, whichever is faster."""
     prices = ModulePrices(job, cost)
     layouts = []
     for layout in job.layouts:

@@ -1,4 +1,4 @@
-"""Named ways to group a batch: rules, so that every batch of a job is grouped as the first was."""
+"""Rules that group a batch into microbatches, so that every batch of a job is grouped as the first was."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,39 +22,41 @@ Group = tuple[int, ...]  # ids of samples
 
 
 def llm_of(job: Job) -> str:
-    """The module of modality text."""
+    """The name of the module of modality text."""
     return job.model.llm.name
 
 
 def differ(batch: Sequence[Sample]) -> bool:
-    """Whether samples are not all alike."""
+    """Whether not all samples have the same segments and mask."""
     return len({(sample.segments, sample.mask) for sample in batch}) > 1
 
 
 def groups_of(job: Job, microbatches: Sequence[Microbatch]) -> tuple[Group, ...]:
-    """Samples of the LLM's microbatches: the first of every replica, then the second, ..."""
-    mine = [m for m in microbatches if m.module == llm_of(job)]
-    ordered = sorted(mine, key=lambda m: (m.index, m.replica))
+    """Sample ids of the LLM's microbatches: the first of every replica, then the second, ..."""
+    llm_microbatches = [m for m in microbatches if m.module == llm_of(job)]
+    ordered = sorted(llm_microbatches, key=lambda m: (m.index, m.replica))
     return tuple(tuple(dict.fromkeys(item.sample for item in m.items)) for m in ordered)
 
 
 def dealt(job: Job, groups: Sequence[Group], replicas: Mapping[str, int]) -> tuple[Microbatch, ...]:
-    """Microbatches of all modules, the groups dealt to the LLM's replicas in turn.
+    """Microbatches of all modules, the groups assigned to the LLM's replicas round-robin.
 
-    Modules with as many replicas as the LLM have the same groups; where some have others, groups are cut
-    again into equal ones in the same order of samples.
+    If all modules have as many replicas as the LLM, they have the same groups; otherwise samples are
+    regrouped in the same order into groups of equal size.
 
     Raises:
         ValueError: fewer groups than replicas, or samples that do not divide.
     """
     draft, llm = empty_draft(job, "joint"), llm_of(job)
     sample = draft.sample
-    num = replicas[llm]
-    if len(groups) < num:
-        raise ValueError(f"{len(groups)} microbatches are too few for {num} replicas; nearest: {len(groups)}")
-    if set(replicas.values()) == {num}:
+    num_llm = replicas[llm]
+    if len(groups) < num_llm:
+        raise ValueError(
+            f"{len(groups)} microbatches are too few for {num_llm} replicas; nearest: {len(groups)}"
+        )
+    if set(replicas.values()) == {num_llm}:
         chunks = [[sample[member] for member in group] for group in groups]
-        return chunked_microbatches(draft, {place: chunks[place::num] for place in range(num)})
+        return chunked_microbatches(draft, {replica: chunks[replica::num_llm] for replica in range(num_llm)})
     in_order = tuple(sample[member] for group in groups for member in group)
     size = max(1, len(in_order) // len(groups))
     rounds = job.schedule.window if job.schedule.kind.spec.takes("window") else 1
@@ -64,9 +66,9 @@ def dealt(job: Job, groups: Sequence[Group], replicas: Mapping[str, int]) -> tup
 
 
 def resized(groups: Sequence[Group], size: int) -> tuple[Group, ...]:
-    """The same order of samples in groups of another size, each in the order of ids, which says no more.
+    """The same order of samples in groups of another size, each sorted by id.
 
-    ValueError where it does not divide them.
+    ValueError where `size` does not divide the number of samples.
     """
     members = [member for group in groups for member in group]
     if size < 1 or len(members) % size:
@@ -76,14 +78,14 @@ def resized(groups: Sequence[Group], size: int) -> tuple[Group, ...]:
 
 
 def replicas_of(job: Job, microbatches: Sequence[Microbatch]) -> dict[str, int]:
-    """Replicas of every module; one that has no microbatch counts as having the LLM's."""
-    held = dict.fromkeys((each.module, each.replica) for each in microbatches)
-    counts = Counter(module for module, _ in held)
+    """Replicas of every module; a module without microbatches counts as having the LLM's."""
+    module_replicas = dict.fromkeys((microbatch.module, microbatch.replica) for microbatch in microbatches)
+    counts = Counter(module for module, _ in module_replicas)
     return {module.name: counts[module.name] or counts[llm_of(job)] for module in job.model.modules}
 
 
 class Grouping(StrEnum):
-    """Named ways to group a batch."""
+    """Rules that group a batch."""
 
     ARRIVAL = "as they came"
     HEAVIEST_FIRST = "heaviest first"
@@ -94,40 +96,45 @@ class Grouping(StrEnum):
 
 
 def grouped(job: Job, cost: CostModel, way: Grouping, count: int, replicas: int) -> tuple[Group, ...]:
-    """The job's batch in groups: the first microbatch of every replica, then the second, ...
+    """The job's batch in groups by a rule: the first microbatch of every replica, then the second, ...
 
     Args:
-        count: of groups; as many or, where it does not divide the batch, a few more or less.
+        count: number of groups; where it does not divide the batch, a few more or fewer may result.
         replicas: of the LLM.
 
     Raises:
         ValueError: a batch that has no such groups.
 
-    Complexity: O(B (log B + count)) for B samples, and the work of each.
+    Complexity: O(B (log B + count)) for B samples, besides pricing each.
     """
     ids = [sample.id for sample in job.batch]
     size = max(1, len(ids) // count)
     work = sample_work(job, cost)
     whole = [encoder_s + llm_s for encoder_s, llm_s in zip(*work, strict=True)]
-    heaviest = sorted(range(len(ids)), key=lambda place: (-whole[place], place))
+    heaviest = sorted(range(len(ids)), key=lambda index: (-whole[index], index))
     if way is Grouping.EVEN:
-        found = hierarchical_assignment(
+        assignments = hierarchical_assignment(
             work.encoder_s, work.llm_s, num_replicas=replicas, num_microbatches=max(1, count // replicas)
         )
-        rounds = zip(*(each.llm for each in found), strict=False)
-        groups = [tuple(ids[place] for place in held) for each in rounds for held in each if held]
+        rounds = zip(*(assignment.llm for assignment in assignments), strict=False)
+        groups = [
+            tuple(ids[index] for index in members)
+            for assignment in rounds
+            for members in assignment
+            if members
+        ]
         if sorted(member for group in groups for member in group) != sorted(ids):
             raise ValueError("replicas have unequal numbers of even microbatches")
         return tuple(groups)
     if way is Grouping.EVEN_COUNTS:
         return _of_equal_counts(ids, whole, count)
     if way is Grouping.EVEN_REPLICAS:
-        held = reorder_samples(whole, replicas, longest_first_equal_counts)
+        members = reorder_samples(whole, replicas, longest_first_equal_counts)
         heaviest = [
-            place
-            for start in range(0, len(held[0]), size)
-            for own in held
-            for place in own[start : start + size]
+            index
+            for start in range(0, len(members[0]), size)
+            for of_replica in members
+            for index in of_replica[start : start + size]
         ]
     in_order = {
         Grouping.ARRIVAL: list(range(len(ids))),
@@ -135,51 +142,51 @@ def grouped(job: Job, cost: CostModel, way: Grouping, count: int, replicas: int)
         Grouping.LIGHTEST_FIRST: heaviest[::-1],
         Grouping.EVEN_REPLICAS: heaviest,
     }[way]
-    return resized([tuple(ids[place] for place in in_order)], size)
+    return resized([tuple(ids[index] for index in in_order)], size)
 
 
 def _of_equal_counts(ids: Sequence[int], work_s: Sequence[float], count: int) -> tuple[Group, ...]:
-    """Heaviest sample first, each to the lightest group that has a place; then the groups, lightest first.
+    """Longest-first groups of equal size, sorted lightest first.
 
-    Replicas take groups in turn, so that what they do at one time is alike.
+    Replicas take groups in turn, so that groups that run at the same time are alike.
     """
     if len(ids) % count:
         raise ValueError(f"{len(ids)} samples are no {count} groups of equal counts")
-    held = reorder_samples(work_s, count, longest_first_equal_counts)
-    lightest = sorted(held, key=lambda places: sum(work_s[place] for place in places))
-    return tuple(tuple(sorted(ids[place] for place in places)) for places in lightest)
+    groups = reorder_samples(work_s, count, longest_first_equal_counts)
+    lightest = sorted(groups, key=lambda indices: sum(work_s[index] for index in indices))
+    return tuple(tuple(sorted(ids[index] for index in indices)) for indices in lightest)
 
 
-_GROUPED: LruCache[tuple[Microbatch, ...]] = LruCache(64)  # by way, number and replicas, of one batch
-_WAYS: LruCache[tuple[Grouping, ...]] = LruCache(256)
+_GROUPED: LruCache[tuple[Microbatch, ...]] = LruCache(64)  # by rule, number and replicas, of one batch
+_RULES: LruCache[tuple[Grouping, ...]] = LruCache(256)
 
 
 def grouped_again(
     job: Job, cost: CostModel, way: Grouping, microbatches: Sequence[Microbatch]
 ) -> tuple[Microbatch, ...]:
-    """The job's batch in as many microbatches of as many replicas, grouped by a way; errors as `grouped`."""
+    """The job's batch in as many microbatches, grouped by a rule; errors as `grouped`."""
     count, replicas = len(groups_of(job, microbatches)), replicas_of(job, microbatches)
     return dealt(job, grouped(job, cost, way, count, replicas[llm_of(job)]), replicas)
 
 
 def way_of(job: Job, cost: CostModel, microbatches: tuple[Microbatch, ...]) -> Grouping | None:
-    """The first way by which the job's batch is grouped so; None: by none, or in the order of arrival.
+    """The first rule that groups the job's batch into these microbatches; None: none, or order of arrival.
 
-    Complexity: the job's batch grouped by every way, once for each number of microbatches and replicas.
+    Complexity: the job's batch grouped by every rule, once for each number of microbatches and replicas.
     """
     key = Identity(job), Identity(cost), Identity(microbatches)
-    found = _WAYS.get_or(key, lambda: _ways(job, cost, microbatches))
-    return found[0] if found and found[0] is not Grouping.ARRIVAL else None
+    rules = _RULES.get_or(key, lambda: _matching_rule(job, cost, microbatches))
+    return rules[0] if rules and rules[0] is not Grouping.ARRIVAL else None
 
 
-def _ways(job: Job, cost: CostModel, microbatches: tuple[Microbatch, ...]) -> tuple[Grouping, ...]:
+def _matching_rule(job: Job, cost: CostModel, microbatches: tuple[Microbatch, ...]) -> tuple[Grouping, ...]:
     count, replicas = len(groups_of(job, microbatches)), replicas_of(job, microbatches)
     known = Identity(job), Identity(cost), count, tuple(replicas.items())
     for way in Grouping if differ(job.batch) else ():
         try:
-            found = _GROUPED.get_or((*known, way), partial(grouped_again, job, cost, way, microbatches))
+            regrouped = _GROUPED.get_or((*known, way), partial(grouped_again, job, cost, way, microbatches))
         except ValueError:  # a batch that has no such groups
             continue
-        if found == microbatches:
+        if regrouped == microbatches:
             return (way,)
     return ()

@@ -1,4 +1,4 @@
-"""A strategy's best few plans held against a judge that is passed in, as its own estimate may mislead it."""
+"""Chooses among a strategy's best few plans by a given judge, as the strategy's estimate may mislead it."""
 
 from collections.abc import Callable
 from enum import StrEnum
@@ -13,11 +13,11 @@ from workbench.planner.strategy_spec import Planner, StrategySpec
 Judge = Callable[[Plan, CostModel], float]  # seconds of a step; ValueError where the plan is refused
 
 MOST_JUDGED = 4
-"""Plans of each estimate that a judge is asked about; strategies with two estimates bring twice as many."""
+"""Plans that a judge prices for each estimate; strategies with two estimates bring twice as many."""
 
 
 class JudgedBy(StrEnum):
-    """Who has the last word on what a strategy leaves to a search.
+    """Who chooses among the plans of a strategy's search.
 
     SIMULATOR: the simulator, among the best few by the strategy's own estimate.
     PLANNER: that estimate alone, as the strategies were published.
@@ -28,17 +28,17 @@ class JudgedBy(StrEnum):
 
 
 def judged(spec: StrategySpec, judge: Judge) -> Planner:
-    """The strategy's planner with a judge: `judged_plan`."""
+    """The strategy's planner with a judge: see `judged_plan`."""
     return partial(judged_plan, spec, judge)
 
 
 def judged_plan(spec: StrategySpec, judge: Judge, job: Job, cost: CostModel, progress: Progress) -> Plan:
-    """The best by the judge of a strategy's shortlist; what the judge refuses is passed over.
+    """The plan of the strategy's shortlist that the judge finds best; refused plans are skipped.
 
-    It is never worse by the judge than the strategy's own choice, which stands first, and stays among equals.
+    By the judge it is never worse than the strategy's own choice, which is first and wins among equals.
 
     Raises:
-        ValueError: what the strategy refuses; where the judge refuses all plans, its first reason.
+        ValueError: the strategy's own errors; where the judge refuses all plans, its first reason.
 
     Complexity: `MOST_JUDGED` judgements, or twice as many, beside the search for so many plans.
     """

@@ -1,4 +1,4 @@
-"""What a strategy balances: forward and backward seconds of every layer on a typical microbatch."""
+"""The cost that a strategy balances: forward and backward seconds of each layer on a typical microbatch."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,15 +17,15 @@ from workbench.plan.work import even_work_of, work_of
 from workbench.planner.assembly import layout_of
 from workbench.timing.grid_links import GridCost, GridLinks
 
-Shapes = Sequence[tuple[Work, float]]  # what microbatches work on, and the share of each
+Shapes = Sequence[tuple[Work, float]]  # distinct microbatch shapes, and the share of each
 
 
 class AlikeLayers(NamedTuple):
-    """Which layers of a module are priced alike.
+    """Which layers of a module have equal prices.
 
     Args:
         needs: by layer, the gradients that run.
-        firsts: by layer, the place of the first one whose operators, output and gradients are the same.
+        firsts: by layer, the index of the first layer with the same operators, output and gradients.
     """
 
     needs: tuple[Needs, ...]
@@ -37,7 +37,7 @@ _SHAPES: LruCache[Shapes] = LruCache(1024)
 
 
 def alike_layers(model: ModelGraph, module: str, rule: FrozenRule = FrozenRule.EXACT) -> AlikeLayers:
-    """Of a module of a model. Complexity: that of `gradient_needs`, once per model."""
+    """Which layers of a model's module have equal prices. Complexity: of `gradient_needs`, once per model."""
     return _ALIKE.get_or((Identity(model), module, rule), lambda: _alike_layers(model, module, rule))
 
 
@@ -45,15 +45,15 @@ def _alike_layers(model: ModelGraph, module: str, rule: FrozenRule) -> AlikeLaye
     needs = gradient_needs(model, rule=rule)[module]
     first_of: dict[object, int] = {}
     firsts = []
-    for place, (layer, need) in enumerate(zip(model.module(module).layers, needs, strict=True)):
-        like = layer.kind, layer.operators, layer.out_width, layer.emits, layer.trainable, need
-        firsts.append(first_of.setdefault(like, place))
+    for index, (layer, need) in enumerate(zip(model.module(module).layers, needs, strict=True)):
+        key = layer.kind, layer.operators, layer.out_width, layer.emits, layer.trainable, need
+        firsts.append(first_of.setdefault(key, index))
     return AlikeLayers(needs, tuple(firsts))
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """Mean seconds of one layer over the microbatches of the batch."""
+    """Mean seconds of a layer over the microbatches of the batch."""
 
     forward_s: float
     backward_s: float
@@ -67,8 +67,10 @@ class LayerCost:
 def mean_cost(
     machine: GridCost, layer: Layer, need: Needs, shapes: Shapes, recompute: Recompute
 ) -> LayerCost:
-    """Of one layer over microbatches; recompute adds one forward where any gradient of the layer runs, and
-    what a checkpoint was measured to add.
+    """The mean cost of one layer over microbatch shapes.
+
+    Recomputation adds one forward where any gradient of the layer runs, and the measured overhead of a
+    checkpoint.
 
     Complexity: O(shapes).
     """
@@ -83,7 +85,7 @@ def mean_cost(
 
 
 def machine_of(job: Job, layout: ModuleLayout, cost: CostModel) -> GridCost:
-    """What ranks of a layout are; in a pool, where it starts."""
+    """The cost model of a layout's ranks; with pools, of the device where the layout starts."""
     cost = dividing(cost, job.settings, layout.module).with_expert_parallel(layout.ep)
     links = GridLinks(None, None)
     if job.pools and layout.rank_offset is not None:
@@ -95,28 +97,28 @@ def machine_of(job: Job, layout: ModuleLayout, cost: CostModel) -> GridCost:
 def layer_costs(
     job: Job, draft: Plan, layout: ModuleLayout, cost: CostModel, rule: FrozenRule
 ) -> tuple[LayerCost, ...]:
-    """Forward and backward of each layer of a module.
+    """Forward and backward seconds of each layer of a module.
 
     Source: Cornstarch (ICML) section 3.1, T_l = F_l + B_l with B_l by the frozen rule.
-    Differs: averaged over the microbatches that the batch really has, since sizes vary; context-parallel
-    ranks of a draft without token shards count as sharing rows evenly.
+    Differs: averaged over the microbatches of the batch, since sizes vary; context-parallel ranks of a
+    draft without token shards count as sharing rows evenly.
 
     Complexity: O(layers + distinct layers x distinct microbatch shapes).
     """
     machine, recompute = machine_of(job, layout, cost), job.settings.of(layout.module).recompute
     layers, alike = job.model.module(layout.module).layers, alike_layers(job.model, layout.module, rule)
     shapes = _shapes(draft, layout.module)
-    known = {
+    cost_of = {
         first: mean_cost(machine, layers[first], alike.needs[first], shapes, recompute)
         for first in set(alike.firsts)
     }
-    return tuple(known[first] for first in alike.firsts)
+    return tuple(cost_of[first] for first in alike.firsts)
 
 
 def believed_layers_s(
     job: Job, draft: Plan, cost: CostModel, layer_s: Callable[[LayerCost], float]
 ) -> dict[str, tuple[float, ...]]:
-    """Module -> seconds of each layer over a typical microbatch, as a planner believes them."""
+    """Module -> seconds of each layer over a typical microbatch, by a planner's estimate."""
     return {
         module.name: tuple(
             layer_s(layer)
@@ -127,7 +129,7 @@ def believed_layers_s(
 
 
 def _shapes(draft: Plan, module: str) -> Shapes:
-    """Distinct microbatch shapes of a module and the share of each; who owns tokens goes by the stages."""
+    """Distinct microbatch shapes of a module and the share of each; token owners follow from the stages."""
     owned = (Identity(draft.token_shards), Identity(draft.stages)) if draft.token_shards else ()
     key = Identity(draft.model), Identity(draft.batch), value_key(draft.microbatches), owned, module
     return _SHAPES.get_or(key, lambda: _distinct(draft, module))

@@ -1,4 +1,4 @@
-"""What a search over layouts chooses: degrees, recomputation and optimizer instances of every module."""
+"""A choice in the search over layouts: degrees, recomputation and optimizer instances of every module."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,7 +9,7 @@ from workbench.plan.plan import Plan, Recompute
 
 
 class Mode(StrEnum):
-    """How modules lie to each other.
+    """How modules share the ranks.
 
     HOMOGENEOUS: one grid for all, encoders on the ranks of the LLM's first stage.
     COLOCATED: every module spreads over all ranks under a grid of its own.
@@ -54,17 +54,17 @@ class Degrees:
 
     @property
     def num_ranks(self) -> int:
-        """Where the module is alone on its ranks."""
+        """Ranks of the module, where no other shares them."""
         return self.tp * self.cp * self.pp * self.dp
 
     @property
     def layout(self) -> ModuleLayout:
-        """As a job says it; where its ranks are and how layers are cut is left open."""
+        """The job's notation of the degrees; the rank offset and the cut of layers are left open."""
         return ModuleLayout(module=self.module, tp=self.tp, cp=self.cp, pp=self.pp, dp=self.dp, ep=self.ep)
 
 
 def degrees_of(plan: Plan, module: str) -> Degrees:
-    """Of a module's first replica, and how many replicas there are."""
+    """Degrees of a module in a plan: those of its first replica, and the number of replicas."""
     replicas = plan.replicas(module)
     chain = plan.chain[module, replicas[0]]
     blocks = len({stage.flat_ranks for stage in chain})
@@ -74,7 +74,7 @@ def degrees_of(plan: Plan, module: str) -> Degrees:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleChoice(Degrees):
-    """One module's share of a layout.
+    """The choice for one module of a layout.
 
     Args:
         recompute: whether its layers are computed again.
@@ -97,12 +97,12 @@ class ModuleChoice(Degrees):
 
     @property
     def num_holders(self) -> int:
-        """Ranks that hold the same weights, and shard their optimizer state."""
+        """Ranks that hold the same weights and shard their optimizer state."""
         return self.dp * self.cp
 
     @property
     def num_expert_holders(self) -> int:
-        """The same of distributed experts; where none are, as all weights have."""
+        """Ranks that hold the same experts; without expert parallelism, `num_holders`."""
         return self.num_holders if self.ep == 1 else self.dp * self.cp * self.tp // self.ep
 
     def __str__(self) -> str:
@@ -117,8 +117,8 @@ class LayoutChoice:
     """A mode, and the choice of every encoder and of the LLM.
 
     Args:
-        offload: of colocated encoders: whether their weights and optimizer state are on the host while
-            the LLM runs.
+        offload: whether weights and optimizer state of colocated encoders are on the host while the LLM
+            runs.
     """
 
     mode: Mode
@@ -144,17 +144,17 @@ class LayoutChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutStep:
-    """What one optimizer step takes under a layout.
+    """Seconds and bytes of one optimizer step under a layout.
 
     Args:
-        passes_s: forwards and backwards, boundary exchanges among them.
-        exchange_s: gradients and weights between replicas, as far as no pass hides them.
+        passes_s: forwards and backwards, including boundary exchanges.
+        exchange_s: exposed exchange of gradients and weights between replicas.
         update_s: the optimizer's update.
-        boundary_s: of the passes, what carries features between modules.
+        boundary_s: the part of `passes_s` that carries features between modules.
         boundary_bytes: features that one replica of the LLM receives in a step.
-        peak_bytes: most that a rank holds at once.
-        memory_bytes: of a rank.
-        llm_layers: layers of the LLM's stages.
+        peak_bytes: peak memory of the fullest rank.
+        memory_bytes: memory of the smallest rank.
+        llm_layers: number of layers of each LLM stage.
     """
 
     passes_s: float

@@ -1,4 +1,4 @@
-"""From the layout that a search found to a plan: the best one whose plan is sound and fits."""
+"""Turns layouts that a search finds into plans, the best of those that are sound and fit."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,21 +24,21 @@ def searched_plans(
     most: int,
     num_ranks: int | None = None,
 ) -> tuple[Plan, ...]:
-    """The plan of the fastest layout of a mode, then those that were the best before it in the search.
+    """The plan of the fastest layout of a mode, then the plans that were best before it in the search.
 
     Args:
         job: what is planned.
         cost: the machine.
-        mode: how modules lie to each other.
+        mode: how modules share the ranks.
         build: makes the plan of a layout.
-        progress: as of `fastest_layout`.
-        most: how many plans.
-        num_ranks: that every layout takes; None: all that the job may use, or the next smaller number for
+        progress: as in `fastest_layout`.
+        most: the largest number of plans.
+        num_ranks: ranks of every layout; None: all that the job may use, or the next smaller number for
             which there is a layout.
 
     Raises:
-        ValueError: none fits; the reason is that of the last one tried. Or the LLM, which takes all ranks
-            unless modules lie apart, may not use one of their pools.
+        ValueError: none fits, with the reason of the last one tried; or the LLM, which takes all ranks
+            except in mode APART, may not use one of their pools.
     """
     usable = job.usable_ranks
     if mode is not Mode.APART:
@@ -51,15 +51,15 @@ def searched_plans(
         fastest_layout(job, cost, mode, num_ranks=num_ranks, accepts=plans.accepts, progress=progress)
     except ValueError as error:
         raise (plans.refusal or error) from None
-    return tuple(plans.found[: -most - 1 : -1])
+    return tuple(plans.fitting[: -most - 1 : -1])
 
 
 class _Plans:
-    """Builds the plan of every layout that would be the best, and keeps those that fit."""
+    """Builds the plan of every layout that would be the best so far, and keeps those that fit."""
 
     def __init__(self, job: Job, cost: CostModel, build: Build) -> None:
         self._job, self._cost, self._build = job, cost, build
-        self.found: list[Plan] = []
+        self.fitting: list[Plan] = []
         self.refusal: ValueError | None = None
 
     def accepts(self, choice: LayoutChoice, step: LayoutStep) -> bool:
@@ -70,14 +70,14 @@ class _Plans:
         except ValueError as error:
             self.refusal = error
             return False
-        self.found.append(plan)
+        self.fitting.append(plan)
         return True
 
 
 def job_with(job: Job, choice: LayoutChoice, step: LayoutStep) -> Job:
-    """The job with a layout and settings for every module, the optimizer's state sharded.
+    """The job with a layout and settings for every module, and sharded optimizer state.
 
-    The search's cuts hold where a rank has one stage of the LLM; otherwise the strategy cuts anew.
+    The search's cut of the LLM is kept where a rank has one stage; otherwise the strategy cuts again.
     """
     parts = {part.module: part for part in (*choice.encoders, choice.llm)}
     llm = choice.llm.module

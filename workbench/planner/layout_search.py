@@ -1,4 +1,4 @@
-"""Finds the fastest layout that fits: exact branch and bound over a mode's space, and its oracle."""
+"""Finds the fastest layout that fits by exact branch and bound over a mode's space; and its oracle."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,12 +26,12 @@ def any_layout(choice: LayoutChoice, step: LayoutStep) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundLayout:
-    """The best of a space.
+    """The best layout of a space.
 
     Args:
-        choice, step: the layout and what it takes.
-        num_layouts: in the space, at most.
-        num_priced: of which the step was worked out.
+        choice, step: the layout and its step.
+        num_layouts: upper bound on the layouts in the space.
+        num_priced: layouts whose step was computed.
     """
 
     choice: LayoutChoice
@@ -50,23 +50,23 @@ def fastest_layout(
     accepts: Accepts = any_layout,
     progress: Progress = silent,
 ) -> FoundLayout:
-    """The fastest layout of a mode whose memory fits, among all on so many ranks.
+    """The fastest layout of a mode that fits in memory, among all on `num_ranks` ranks.
 
-    Best first: layouts are priced from the smallest bound on, until the bound reaches the best step;
-    families of layouts whose bound is never reached are not even listed.
-    Equal to `exhaustive_layout`; of equals the one with the smaller bound, then the earlier one.
+    Best-first search: layouts are priced by ascending bound until the bound reaches the best step;
+    families of layouts whose bound is never reached are not enumerated.
+    Same result as `exhaustive_layout`; among equals the smaller bound wins, then the earlier layout.
 
     Args:
-        job: layouts it gives to modules are kept; its microbatch size holds.
+        job: its layouts of modules are kept, as is its microbatch size.
         cost: the machine.
-        mode: how modules lie to each other.
-        num_ranks: how many; None: all that the job may use.
+        mode: how modules share the ranks.
+        num_ranks: ranks of every layout; None: all that the job may use.
         freedom: what varies besides degrees.
-        accepts: asked of every layout that would be the best so far; others are passed over.
-        progress: told the layouts priced, all there are, and the best seconds so far.
+        accepts: called for every layout that would be the best so far; False: it is skipped.
+        progress: receives the layouts priced, their total, and the best seconds so far.
 
     Raises:
-        ValueError: no layout fits, or none exists on so many ranks.
+        ValueError: no layout fits, or none exists on that many ranks.
 
     Complexity: one bound per choice of the LLM and encoder; at worst one step per layout.
     """
@@ -75,46 +75,46 @@ def fastest_layout(
     families = tuple(space.families(mode))
     total = sum(family.most for family in families)
 
-    def told(done: int, _: int, best_s: float) -> None:
+    def report(done: int, _: int, best_s: float) -> None:
         progress(done, total, best_s)
 
-    found = _best(
-        steps, best_first(families), lambda bound_s, best_s: bound_s * ROUNDING > best_s, accepts, told
+    result = _best(
+        steps, best_first(families), lambda bound_s, best_s: bound_s * ROUNDING > best_s, accepts, report
     )
-    return _found(job, mode, found, total, space.obstacle)
+    return _found_layout(job, mode, result, total, space.obstacle)
 
 
 def exhaustive_layout(
     job: Job, cost: CostModel, mode: Mode, *, freedom: Freedom | None = None
 ) -> FoundLayout:
-    """The same by pricing every layout: the oracle of the search. Arguments and errors as there."""
+    """The fastest layout by pricing every one: the oracle of `fastest_layout`, with the same errors."""
     steps = LayoutSteps(job, cost)
     space = _space(steps, None, freedom)
     layouts = list(space.layouts(mode))
-    found = _best(steps, layouts, lambda bound_s, best_s: False, any_layout, silent)
-    return _found(job, mode, found, len(layouts), space.obstacle)
+    result = _best(steps, layouts, lambda bound_s, best_s: False, any_layout, silent)
+    return _found_layout(job, mode, result, len(layouts), space.obstacle)
 
 
 def likely_layouts(job: Job, cost: CostModel, mode: Mode, most: int) -> tuple[FoundLayout, ...]:
-    """Layouts of a mode whose memory fits, fastest first: of those with the smallest bounds.
+    """Layouts of a mode that fit in memory, fastest first, out of the `most` with the smallest bounds.
 
-    Empty where a mode has none on all ranks of the job; its layouts are kept, as `fastest_layout` has it.
+    Empty where a mode has no layout on all ranks of the job, whose layouts of modules are kept.
 
     Args:
-        most: how many are priced.
+        most: number of layouts that are priced.
 
-    Complexity: as many steps, behind one bound per choice of the LLM and encoder.
+    Complexity: `most` steps, after one bound per choice of the LLM and encoder.
     """
     try:
         steps = steps_of(job, cost)
         space = _space(steps, None, None)
-    except ValueError:  # modules that this space is not of
+    except ValueError:  # the space does not cover these modules
         return ()
     families = tuple(space.families(mode))
     total = sum(family.most for family in families)
     priced = ((choice, steps.step(choice)) for _, choice in islice(best_first(families), most))
-    found = sorted((pair for pair in priced if pair[1].fits), key=lambda pair: pair[1].step_s)
-    return tuple(FoundLayout(choice=c, step=s, num_layouts=total, num_priced=most) for c, s in found)
+    fitting = sorted((pair for pair in priced if pair[1].fits), key=lambda pair: pair[1].step_s)
+    return tuple(FoundLayout(choice=c, step=s, num_layouts=total, num_priced=most) for c, s in fitting)
 
 
 def usable_ranks(job: Job) -> int:
@@ -123,7 +123,7 @@ def usable_ranks(job: Job) -> int:
 
 
 def has_layouts(job: Job, cost: CostModel, mode: Mode, num_ranks: int) -> bool:
-    """Whether any layout takes exactly so many ranks, whether it fits or not."""
+    """Whether any layout takes exactly `num_ranks` ranks, whether it fits or not."""
     return any(True for _ in _space(steps_of(job, cost), num_ranks, None).families(mode))
 
 
@@ -134,8 +134,8 @@ def _space(steps: LayoutSteps, num_ranks: int | None, freedom: Freedom | None) -
 def best_first(families: Sequence[Family]) -> Iterator[Bounded]:
     """Layouts by ascending bound.
 
-    A family whose bound is the smallest is bounded more closely; one that is the smallest even so is opened.
-    Of equal bounds families come first, then layouts in the order in which their families were opened.
+    The family with the smallest bound gets a tighter one; if it is still the smallest, it is opened.
+    Among equal bounds families come first, then layouts in the order in which their families were opened.
     """
     waiting: list[tuple[float, int, LayoutChoice | None, Iterator[tuple[float, LayoutChoice | None]]]] = [
         (family.bound_s, number, None, _by_bound(family)) for number, family in enumerate(families)
@@ -146,26 +146,26 @@ def best_first(families: Sequence[Family]) -> Iterator[Bounded]:
         bound_s, number, choice, rest = waiting[0]
         if choice is not None:
             yield bound_s, choice
-        follows_s, follower = next(rest, (inf, None))
-        if follows_s == inf:
+        next_s, next_choice = next(rest, (inf, None))
+        if next_s == inf:
             heappop(waiting)
             continue
-        is_opened = choice is None and follower is not None
-        heapreplace(waiting, (follows_s, next(numbers) if is_opened else number, follower, rest))
+        is_opened = choice is None and next_choice is not None
+        heapreplace(waiting, (next_s, next(numbers) if is_opened else number, next_choice, rest))
 
 
 def _by_bound(family: Family) -> Iterator[tuple[float, LayoutChoice | None]]:
-    """A closer bound on the family, then its layouts by theirs, each made when it is its turn."""
+    """The family's tighter bound, then its layouts by ascending bound, each made on demand."""
     closer_s = max(family.closer_s(), family.bound_s)
     yield closer_s, None
     layouts = family.layouts()
     bounds_s = np.maximum(layouts.bounds_s, closer_s)
-    for place in np.argsort(bounds_s, kind="stable").tolist():
-        yield float(bounds_s[place]), layouts.at(place)
+    for index in np.argsort(bounds_s, kind="stable").tolist():
+        yield float(bounds_s[index]), layouts.at(index)
 
 
 class _Progress(NamedTuple):
-    """The best so far, the one that holds least, and how many were priced."""
+    """The best layout so far, the one with the least memory, and the number priced."""
 
     best: tuple[LayoutChoice, LayoutStep] | None
     smallest: tuple[LayoutChoice, LayoutStep] | None
@@ -195,13 +195,13 @@ def _best(
     return _Progress(best, smallest, priced)
 
 
-def _found(
-    job: Job, mode: Mode, found: _Progress, num_layouts: int, obstacle: Callable[[], str | None]
+def _found_layout(
+    job: Job, mode: Mode, result: _Progress, num_layouts: int, obstacle: Callable[[], str | None]
 ) -> FoundLayout:
-    if found.best is None:
-        raise ValueError(f"job {job.name!r}: {_refusal(mode, found.smallest, obstacle)}")
-    choice, step = found.best
-    return FoundLayout(choice=choice, step=step, num_layouts=num_layouts, num_priced=found.num_priced)
+    if result.best is None:
+        raise ValueError(f"job {job.name!r}: {_refusal(mode, result.smallest, obstacle)}")
+    choice, step = result.best
+    return FoundLayout(choice=choice, step=step, num_layouts=num_layouts, num_priced=result.num_priced)
 
 
 def _refusal(

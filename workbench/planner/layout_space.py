@@ -1,4 +1,4 @@
-"""Every layout that a mode allows on so many ranks, with a bound on its step."""
+"""Every layout that a mode allows on a number of ranks, with a lower bound on its step."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,9 +25,9 @@ class Freedom:
     """What a search may vary besides degrees.
 
     Args:
-        recompute: of every module.
-        instances: numbers of optimizer instances; those that do not divide a module's are left out.
-        offload: of colocated encoders; a job that asks for it, or whose schedule has windows, decides.
+        recompute: modes of recomputation of every module.
+        instances: numbers of optimizer instances; those that do not divide a module's holders are left out.
+        offload: of colocated encoders; fixed where the job asks for it or its schedule has windows.
     """
 
     recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.FULL)
@@ -36,15 +36,15 @@ class Freedom:
 
 
 _FITTING: LruCache[list[ModuleChoice]] = LruCache(100_000, lambda choices: len(choices) + 1)
-Bounded = tuple[float, LayoutChoice]  # seconds that the step is not shorter than, and the layout
+Bounded = tuple[float, LayoutChoice]  # lower bound on the step's seconds, and the layout
 
 
 class Layouts(NamedTuple):
-    """Layouts in order, of which each is made when it is asked for.
+    """A sequence of layouts that are made on demand.
 
     Args:
-        bounds_s: [L] no step of each is shorter.
-        at: the one at a place.
+        bounds_s: [L] lower bounds on their steps.
+        at: index -> the layout.
     """
 
     bounds_s: Floats
@@ -52,7 +52,7 @@ class Layouts(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Choices of one encoder, and seconds of each that all layouts with it have in common."""
+    """Choices of one encoder, and the seconds of each, which all layouts with it share."""
 
     choices: Sequence[ModuleChoice]
     seconds: Floats
@@ -62,10 +62,10 @@ class Family(NamedTuple):
     """Layouts that share the LLM's choice.
 
     Args:
-        bound_s: no step of them is shorter; cheap, the LLM is not even cut into stages.
-        most: how many at most.
-        closer_s: a closer bound on all, which takes longer.
-        layouts: all of them, each with a bound of its own.
+        bound_s: a cheap lower bound on their steps, without cutting the LLM into stages.
+        most: upper bound on their number.
+        closer_s: a tighter bound, which takes longer.
+        layouts: all of them, each with its own bound.
     """
 
     bound_s: float
@@ -78,14 +78,14 @@ class LayoutSpace:
     """The layouts of one job on exactly `num_ranks` ranks.
 
     A module with a layout in the job keeps its tp and cp, and pp and dp where these are given;
-    all others are free: tp inside a node and dividing the heads, whose ranks cut experts or divide them
-    among themselves, cp a power of two, dp a divisor of the batch for the LLM, and for colocated encoders a
-    multiple or divisor of the LLM's.
+    all others are free: tp inside a node and dividing the heads, with experts cut by tp or distributed,
+    cp a power of two, dp a divisor of the batch for the LLM, and for colocated encoders a multiple or
+    divisor of the LLM's.
 
     Args:
         steps: prices the job's layouts.
-        num_ranks: that every layout takes.
-        freedom: what else varies.
+        num_ranks: ranks of every layout.
+        freedom: what varies besides degrees.
     """
 
     def __init__(self, steps: LayoutSteps, num_ranks: int, freedom: Freedom | None = None) -> None:
@@ -100,7 +100,7 @@ class LayoutSpace:
         self._check_encoders()
 
     def families(self, mode: Mode) -> Iterator[Family]:
-        """All layouts, family by family, in no order."""
+        """All layouts, family by family, unordered."""
         return {
             Mode.HOMOGENEOUS: self._homogeneous,
             Mode.COLOCATED: self._colocated,
@@ -113,11 +113,11 @@ class LayoutSpace:
         """All layouts, each with its bound."""
         for family in self.families(mode):
             layouts = family.layouts()
-            for place, bound_s in enumerate(layouts.bounds_s.tolist()):
-                yield bound_s, layouts.at(place)
+            for index, bound_s in enumerate(layouts.bounds_s.tolist()):
+                yield bound_s, layouts.at(index)
 
     def obstacle(self) -> str | None:
-        """What keeps some module from every layout, even on all ranks; None where each has one."""
+        """Why some module has no layout even on all ranks; None where each has one."""
         for module in (self._llm, *self._encoders):
             choices = self._all(module, self._num_ranks)
             if not choices:
@@ -186,7 +186,7 @@ class LayoutSpace:
 
     def _colocated(self) -> Iterator[Family]:
         spread = [[c for c in self._choices(e, self._num_ranks) if c.pp == 1] for e in self._encoders]
-        of_dp: dict[int, list[_Part]] = {}  # all that phases and replicas that nest ask of the LLM
+        of_dp: dict[int, list[_Part]] = {}  # phases and nested replicas depend on nothing else of the LLM
         for llm in self._llm_choices(self._num_ranks):
             if llm.dp not in of_dp:
                 nested = ([c for c in choices if _nests(c.dp, llm.dp)] for choices in spread)
@@ -206,16 +206,16 @@ class LayoutSpace:
         return self._steps.llm_s(llm) + phases_s
 
     def _phased(self, llm: ModuleChoice, parts: Sequence[_Part]) -> Layouts:
-        """Colocated: one module after the other, each combination with every answer about offload."""
+        """Colocated layouts: modules run one after the other, each combination with every offload option."""
         phases_s, offloads = self._steps.llm_s(llm) + _every(np.add, parts), self._offloads()
         bounds_s = [phases_s] * len(offloads)
         if True in offloads:
             moved = [_part(part.choices, self._steps.prices.moved_bytes) for part in parts]
             bounds_s[offloads.index(True)] = phases_s + moves_s(_every(np.add, moved))
 
-        def at(place: int) -> LayoutChoice:
-            place, which = divmod(place, len(offloads))
-            return _made(Mode.COLOCATED, llm, parts, place, offload=offloads[which])
+        def at(index: int) -> LayoutChoice:
+            index, option = divmod(index, len(offloads))
+            return _made(Mode.COLOCATED, llm, parts, index, offload=offloads[option])
 
         return Layouts(np.stack(bounds_s, axis=-1).ravel(), at)
 
@@ -243,7 +243,7 @@ class LayoutSpace:
         return max(self._steps.llm_s(llm), island_s)
 
     def _least_busy_s(self, island: list[ModuleChoice], llm: ModuleChoice) -> float:
-        """The least that an encoder's island may take; it depends on the LLM's replicas alone."""
+        """Lower bound on the busy seconds of an encoder's island; it depends on the LLM's replicas alone."""
         key = (island[0].module, island[0].num_ranks, llm.dp)
         if key not in self._least_s:
             distinct = dict.fromkeys(replace(choice, instances=1) for choice in island)
@@ -251,7 +251,7 @@ class LayoutSpace:
         return self._least_s[key]
 
     def _beside(self, llm: ModuleChoice, islands: list[list[ModuleChoice]]) -> Layouts:
-        """Apart: modules side by side."""
+        """Layouts in mode APART: modules run side by side."""
         parts = [_part(island, partial(self._steps.busy_s, llm=llm)) for island in islands]
         slowest_s = _every(np.maximum, parts)
         bounds_s = np.maximum(slowest_s, self._steps.llm_s(llm))
@@ -264,7 +264,7 @@ class LayoutSpace:
             )
 
     def _hybrid(self) -> Iterator[Family]:
-        """Instances of two ranks or more each."""
+        """HSDP: parameter instances of two ranks or more each."""
         for llm, parts in self._alike():
             for count in divisors(llm.dp):
                 if 1 < count < llm.num_holders:
@@ -273,26 +273,26 @@ class LayoutSpace:
                     yield Family(0.0, prod(map(len, parts)), lambda: 0.0, flat)
 
     def _alike(self) -> Iterator[tuple[ModuleChoice, list[list[ModuleChoice]]]]:
-        """Every module as replicas of all its layers on the same ranks: the LLM, each encoder's choices."""
+        """Choices of the LLM without tp, pp or ep, each with the encoders' choices on the same grid."""
         for llm in self._divided(self._all(self._llm, self._num_ranks)):
             parts = self._like(llm) if llm.tp == llm.pp == llm.ep == llm.instances == 1 else None
             if parts is not None:
                 yield llm, [[c for c in part if c.instances == 1] for part in parts]
 
     def _flat(self, mode: Mode, llm: ModuleChoice, parts: list[list[ModuleChoice]]) -> Layouts:
-        found = [LayoutChoice(mode=mode, encoders=encoders, llm=llm) for encoders in product(*parts)]
-        return Layouts(np.array([self._steps.step(choice).step_s for choice in found]), found.__getitem__)
+        layouts = [LayoutChoice(mode=mode, encoders=encoders, llm=llm) for encoders in product(*parts)]
+        return Layouts(np.array([self._steps.step(choice).step_s for choice in layouts]), layouts.__getitem__)
 
     def _like(self, llm: ModuleChoice) -> list[list[ModuleChoice]] | None:
-        """Choices of every encoder with the LLM's tp, cp and dp; None where one does not allow them."""
+        """Choices of every encoder with the LLM's tp, cp and dp; None where an encoder forbids them."""
         grids = [ModuleChoice(module=e.name, tp=llm.tp, cp=llm.cp, dp=llm.dp) for e in self._encoders]
         allowed = [self._allows(e, g) for e, g in zip(self._encoders, grids, strict=True)]
         return [self._settings(grid) for grid in grids] if all(allowed) else None
 
     def _island_sizes(self) -> Iterator[tuple[int, ...]]:
-        """Ranks of each encoder: whole nodes where there are several, at least one rank left for the LLM.
+        """Ranks of each encoder, in pools that take every module.
 
-        In pools that take every module.
+        Whole nodes where there are several; at least one unit is left for the LLM.
         """
         node = self._job.cluster.nodes[0].num_ranks
         unit = node if self._num_ranks > node else 1
@@ -302,7 +302,7 @@ class LayoutSpace:
                 yield sizes
 
     def _are_taken(self, sizes: tuple[int, ...]) -> bool:
-        """Whether islands one behind the other, in the model's order, lie in pools that take them."""
+        """Whether consecutive islands, in the model's order, lie in pools that take them."""
         widths = dict(zip((encoder.name for encoder in self._encoders), sizes, strict=True))
         first = 0
         for module in self._job.model.modules:
@@ -316,12 +316,12 @@ class LayoutSpace:
         return self._divided(self._choices(self._llm, num_ranks))
 
     def _divided(self, choices: list[ModuleChoice]) -> list[ModuleChoice]:
-        """Those whose replicas get equal numbers of microbatches."""
+        """The choices whose replicas get equal numbers of microbatches."""
         samples, total = self._job.microbatch_samples, len(self._job.batch)
         return [choice for choice in choices if total % (choice.dp * samples) == 0]
 
     def _choices(self, module: Module, num_ranks: int) -> list[ModuleChoice]:
-        """All choices of a module on so many ranks whose state can fit."""
+        """All choices of a module on `num_ranks` ranks whose state can fit."""
         key = Identity(self._steps.prices), self._job.layouts, self._freedom, module.name, num_ranks
         return _FITTING.get_or(
             key, lambda: [c for c in self._all(module, num_ranks) if self._steps.state_fits(c)]
@@ -339,13 +339,13 @@ class LayoutSpace:
         node = self._job.cluster.nodes[0].num_ranks
         for tp in divisors(num_ranks):
             if node % tp == 0:
-                for cp in (each for each in divisors(num_ranks // tp) if each.bit_count() == 1):
+                for cp in (degree for degree in divisors(num_ranks // tp) if degree.bit_count() == 1):
                     for pp in divisors(num_ranks // (tp * cp)):
                         if pp <= len(module.layers):
                             yield tp, cp, pp
 
     def _allows(self, module: Module, grid: ModuleChoice) -> bool:
-        """Heads that tp divides, a sample for every replica, what the job says of the module, or can run."""
+        """Whether heads, batch size and the job's layout, or what the module can run, allow the grid."""
         given = next((layout for layout in self._job.layouts if layout.module == module.name), None)
         return (
             grid.dp <= len(self._job.batch)
@@ -367,16 +367,16 @@ def _part(choices: Sequence[ModuleChoice], seconds: Callable[[ModuleChoice], flo
 
 
 def _every(joined: np.ufunc, parts: Iterable[_Part]) -> Floats:
-    """Seconds of all combinations of one of each, in the order of `itertools.product`; from 0 on, in turn."""
-    return reduce(lambda found, part: joined.outer(found, part.seconds).ravel(), parts, np.zeros(1))
+    """Joined seconds of all combinations, in the order of `itertools.product`; a fold that starts at 0."""
+    return reduce(lambda seconds, part: joined.outer(seconds, part.seconds).ravel(), parts, np.zeros(1))
 
 
 def _made(
-    mode: Mode, llm: ModuleChoice, parts: Sequence[_Part], place: int, *, offload: bool = False
+    mode: Mode, llm: ModuleChoice, parts: Sequence[_Part], index: int, *, offload: bool = False
 ) -> LayoutChoice:
-    """The combination at a place in the order of `itertools.product`."""
-    places = np.unravel_index(place, tuple(len(part.choices) for part in parts))
-    encoders = tuple(part.choices[int(at)] for part, at in zip(parts, places, strict=True))
+    """The combination at an index in the order of `itertools.product`."""
+    places = np.unravel_index(index, tuple(len(part.choices) for part in parts))
+    encoders = tuple(part.choices[int(choice)] for part, choice in zip(parts, places, strict=True))
     return LayoutChoice(mode=mode, encoders=encoders, llm=llm, offload=offload)
 
 
@@ -393,5 +393,5 @@ def _nests(first: int, second: int) -> bool:
 
 
 def divisors(number: int) -> list[int]:
-    """Ascending."""
+    """The divisors of a number, ascending."""
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

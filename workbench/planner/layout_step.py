@@ -1,4 +1,4 @@
-"""Seconds and bytes of an optimizer step under a layout, without building its plan."""
+"""Estimates seconds and bytes of an optimizer step under a layout without building its plan."""
 
 import math
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ Bytes = TypeVar("Bytes", float, Floats)
 
 
 class ModuleChain(NamedTuple):
-    """The stages of a pipeline, first to last: what the module's layers on each add up to.
+    """The stages of a module's pipeline, first to last: the totals of their layers.
 
-    Seconds are those of a pass, messages and layers of other modules on the first stage included.
+    Seconds are those of a pass, including messages, and layers of other modules on the first stage.
     """
 
     stages: tuple[Totals, ...]
@@ -38,7 +38,7 @@ class ModuleChain(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Layers of a module on a rank, and how many microbatches' activations of them it holds."""
+    """Layers of a module on a rank, and the number of microbatches in flight there."""
 
     choice: ModuleChoice
     layers: Totals
@@ -46,7 +46,7 @@ class Held(NamedTuple):
 
 
 class Account(NamedTuple):
-    """What layers of a module cost a rank beside its passes."""
+    """Costs of a module's layers on a rank besides its passes."""
 
     exposed_s: float
     update_s: float
@@ -58,10 +58,11 @@ _STEPS: "LruCache[LayoutSteps]" = LruCache(32)
 
 
 def steps_of(job: Job, cost: CostModel) -> "LayoutSteps":
-    """Those of all jobs that differ in layouts, replicas and schedule alone share what was priced.
+    """The cached `LayoutSteps` of a job.
 
-    Windows of a schedule are told apart, as they decide which samples a colocated encoder takes together.
-    Jobs that differ in the microbatch size as well share the prices of modules.
+    Jobs that differ only in layouts, replicas and schedule share them, except for different windows, which
+    decide the samples that a colocated encoder takes together. Jobs that also differ in the microbatch
+    size share the prices of modules.
     """
     priced = Identity(cost), Identity(job.model), Identity(job.cluster), Identity(job.batch), job.settings
     key = priced, job.microbatch_samples, job.schedule.window, job.schedule.run_ahead
@@ -72,18 +73,18 @@ def steps_of(job: Job, cost: CostModel) -> "LayoutSteps":
 class LayoutSteps:
     """Step times of layouts of one job: 1F1B by its recurrence over the layers' prices.
 
-    Collectives inside layers are part of the passes. Gradients are reduced behind the last
-    microbatch's backward and weights gathered ahead of the first forward; of either, what outlasts
-    all layers but one is exposed. Of encoders that stand apart, side by side, the slowest counts at each
-    depth. Colocated ones take a window's samples together, all of a replica's where there is no window.
+    Collectives inside layers are part of the passes. Gradients are reduced during the last microbatch's
+    backward and weights gathered during the first forward; what exceeds the passes of all layers but one
+    is exposed. Of encoders on separate ranks the slowest counts at each depth. Colocated encoders process
+    the samples of a window together, or all of a replica's where there is no window.
 
     Differs: the plan's simulation prices the true microbatches, messages that share a link and each
     gradient group; here a microbatch is a mean one and a stage's exchanges are one.
 
     Args:
-        job: whose cluster, batch, microbatch size and kernels hold.
+        job: gives cluster, batch, microbatch size and kernels.
         cost: the machine.
-        prices: of a job that differs in microbatches, layouts and schedule alone; None: they are the job's.
+        prices: of a job that differs only in microbatches, layouts and schedule; None: computed for the job.
     """
 
     def __init__(self, job: Job, cost: CostModel, prices: ModulePrices | None = None) -> None:
@@ -97,14 +98,14 @@ class LayoutSteps:
     def step(self, choice: LayoutChoice) -> LayoutStep:
         """The step under a layout, whether it fits or not.
 
-        Complexity: O(layers + stages x microbatches), but for layers priced for the first time; O(1) again.
+        Complexity: O(layers + stages x microbatches), besides pricing new layers; then O(1).
         """
         if choice not in self._steps:
             self._steps[choice] = self._found(choice)
         return self._steps[choice]
 
     def of(self, job: Job) -> "LayoutSteps":
-        """The same prices for a job that differs in nothing that they follow from."""
+        """A copy with the same prices for a job that differs in nothing on which they depend."""
         other = copy(self)
         other.job = job
         return other
@@ -119,7 +120,7 @@ class LayoutSteps:
         }[choice.mode](choice)
 
     def llm_s(self, llm: ModuleChoice) -> float:
-        """Seconds of the LLM's pipeline with nothing in front: no step is faster."""
+        """Seconds of the LLM's pipeline without encoders: a lower bound on the step."""
         key = replace(llm, instances=1)
         if key not in self._llm_s:
             chain = self._chain(llm)
@@ -127,23 +128,23 @@ class LayoutSteps:
         return self._llm_s[key]
 
     def llm_bound_s(self, llm: ModuleChoice) -> float:
-        """Seconds that `llm_s` is not shorter than, without cutting the LLM into stages."""
+        """A lower bound on `llm_s` without cutting the LLM into stages."""
         return least_pipeline_s(self.passes_s(llm), llm.pp, self._rounds(llm))
 
     def phases_s(self, encoder: ModuleChoice, llm: ModuleChoice) -> float:
-        """Seconds of an encoder's passes over all samples of a replica: what colocation adds to the LLM's."""
+        """Seconds of an encoder's passes over all samples of a replica, added to the LLM's by colocation."""
         samples, calls = self._phases(encoder, llm)
         return calls * self.prices.passes_s(encoder, samples)
 
     def _phases(self, encoder: ModuleChoice, llm: ModuleChoice) -> tuple[int, float]:
-        """Samples that a replica takes together between two changes of module, and how often."""
+        """Samples that a replica processes between two changes of module, and how often it does so."""
         rounds, per_round = self._rounds(llm), llm.dp * self.job.microbatch_samples
         window = self.job.schedule.window or rounds
         span = min(rounds, max(window, -(-encoder.dp // per_round)))
         return -(-span * per_round // encoder.dp), rounds / span
 
     def busy_s(self, encoder: ModuleChoice, llm: ModuleChoice) -> float:
-        """Seconds for which an encoder apart keeps its busiest rank, on average over its stages."""
+        """Busy seconds of an encoder's busiest rank on separate ranks, averaged over its stages."""
         per_round = llm.dp * self.job.microbatch_samples
         samples = max(1, per_round // encoder.dp)
         calls = self._rounds(llm) * per_round / (encoder.dp * samples)
@@ -154,21 +155,21 @@ class LayoutSteps:
         return self.prices.passes_s(choice, self.job.microbatch_samples)
 
     def joint_s(self, llm: ModuleChoice, encoders_s: Floats) -> Floats:
-        """Seconds for which one grid keeps the busiest rank, on average over its stages.
+        """Busy seconds of the busiest rank of one grid for all modules, averaged over its stages.
 
         Args:
-            encoders_s: of all encoders' passes together.
+            encoders_s: seconds of all encoders' passes together.
         """
         return self._rounds(llm) * (encoders_s + self.passes_s(llm)) / llm.pp
 
     def state_fits(self, choice: ModuleChoice) -> bool:
-        """Whether the module's mean stage would fit with nothing beside it; False: no layout of it does."""
+        """Whether the state of the module's mean stage fits in a rank's memory, as every layout needs."""
         return self.state_bytes(choice) <= self.memory_bytes
 
     def state_bytes(self, choice: ModuleChoice) -> float:
-        """Weights, gradients and optimizer state of the module's mean stage."""
+        """Bytes of weights, gradients and optimizer state of the module's mean stage."""
         layers = self.prices.total(choice, 1)
-        mean = (each / choice.pp for each in (layers.weights, layers.trained, layers.of_experts))
+        mean = (elements / choice.pp for elements in (layers.weights, layers.trained, layers.of_experts))
         return self.prices.state_bytes(choice, *mean)
 
     def _homogeneous(self, choice: LayoutChoice) -> LayoutStep:
@@ -178,16 +179,16 @@ class LayoutSteps:
         rounds = self._rounds(choice.llm)
         ranks = []
         for index, stage in enumerate(chain.stages):
-            held = min(len(chain.stages) - index, rounds)
-            parts = [Held(choice.llm, stage, held)]
-            parts += [part._replace(in_flight=held) for part in encoded if index == 0]
+            in_flight = min(len(chain.stages) - index, rounds)
+            parts = [Held(choice.llm, stage, in_flight)]
+            parts += [part._replace(in_flight=in_flight) for part in encoded if index == 0]
             ranks.append(parts)
         passes_s = pipeline_s(chain.forward_s, chain.backward_s, rounds)
         num_bytes = self._read_behind_bytes(choice, _counts(chain))
         return self._step(ranks, passes_s, 0.0, num_bytes, _counts(chain))
 
     def _read_behind_bytes(self, choice: LayoutChoice, llm_layers: tuple[int, ...]) -> float:
-        """Features that stages of the LLM behind the encoders' ranks read: they come before the LLM's own."""
+        """Bytes of features that the LLM reads on stages behind the encoders' ranks."""
         samples = len(self.job.batch) / choice.llm.dp
         return sum(
             crossing_bytes(self.job, edge, samples)
@@ -200,7 +201,7 @@ class LayoutSteps:
         rounds = self._rounds(choice.llm)
         phases = [self._phases(encoder, choice.llm) for encoder in choice.encoders]
         schedule = self.job.schedule
-        ahead = 1 if schedule.window is None else 1 + schedule.run_ahead  # windows that are kept
+        ahead = 1 if schedule.window is None else 1 + schedule.run_ahead  # windows in flight
         encoded = [
             Held(encoder, self.prices.total(encoder, samples), ahead)
             for encoder, (samples, _) in zip(choice.encoders, phases, strict=True)
@@ -217,11 +218,11 @@ class LayoutSteps:
         ]
         passes_s = phases_s + boundary_s + self.llm_s(choice.llm)
         more = [2 * num_bytes, *[0.0] * (len(ranks) - 1)]  # features and their gradients
-        if choice.offload:  # encoders' state and the LLM's activations are never there at once
+        if choice.offload:  # encoders' state and the LLM's activations are never resident at once
             moved = sum(map(self.prices.moved_bytes, choice.encoders))
             passes_s += moves_s(moved)
             kept = [llm.in_flight * llm.layers.kept_bytes for llm, *_ in ranks]
-            more = [extra - min(moved, own) for extra, own in zip(more, kept, strict=True)]
+            more = [extra - min(moved, kept_bytes) for extra, kept_bytes in zip(more, kept, strict=True)]
         return self._step(ranks, passes_s, boundary_s, num_bytes, _counts(chain), more)
 
     def _apart(self, choice: LayoutChoice) -> LayoutStep:
@@ -236,17 +237,17 @@ class LayoutSteps:
         for encoder in choice.encoders:
             samples = max(1, per_round // encoder.dp)
             chain = self._chain(encoder, samples=samples)
-            calls = per_round / (encoder.dp * samples)  # a replica may sit out rounds
+            calls = per_round / (encoder.dp * samples)  # a replica may skip rounds
             crossing = sent(self.prices, encoder, choice.llm, per_round, _counts(llm))
             for index, stage in enumerate(chain.stages):
-                at = depth - encoder.pp + index
+                position = depth - encoder.pp + index
                 is_last = index == encoder.pp - 1
                 ahead_s, behind_s = (crossing.before_s, crossing.after_s) if is_last else (0.0, 0.0)
-                forward_s[at] = max(forward_s[at], calls * chain.forward_s[index] + ahead_s)
-                backward_s[at] = max(backward_s[at], calls * chain.backward_s[index] + behind_s)
+                forward_s[position] = max(forward_s[position], calls * chain.forward_s[index] + ahead_s)
+                backward_s[position] = max(backward_s[position], calls * chain.backward_s[index] + behind_s)
                 call_s = chain.forward_s[index] + chain.backward_s[index]
-                round_s[at] = max(round_s[at], math.ceil(calls) * call_s + ahead_s + behind_s)
-                in_flight = min(depth - at + choice.llm.pp, rounds)
+                round_s[position] = max(round_s[position], math.ceil(calls) * call_s + ahead_s + behind_s)
+                in_flight = min(depth - position + choice.llm.pp, rounds)
                 ranks.append([Held(encoder, stage, max(1.0, calls * in_flight))])
             boundary_s += (crossing.before_s + crossing.after_s) * rounds
             num_bytes += crossing.num_bytes * rounds
@@ -254,8 +255,8 @@ class LayoutSteps:
             [Held(choice.llm, stage, min(choice.llm.pp - index, rounds))]
             for index, stage in enumerate(llm.stages)
         ]
-        # Replicas that take turns are as fast as their mean, but the LLM waits for the first whole
-        # forward, and behind its last backward is a whole one.
+        # Replicas that take turns are as fast as their mean, but the LLM waits for one whole forward first,
+        # and one whole backward follows its last.
         passes_s = max(
             pipeline_s((*forward_s, *llm.forward_s), (*backward_s, *llm.backward_s), rounds),
             sum(round_s) + self.llm_s(choice.llm),
@@ -271,7 +272,7 @@ class LayoutSteps:
         llm_layers: tuple[int, ...],
         more_bytes: Sequence[float] = (),
     ) -> LayoutStep:
-        """The step whose ranks, kind by kind, hold these parts; the worst of each account counts."""
+        """The step of ranks that hold these parts; the maximum of each account counts."""
         more = [*more_bytes, *[0.0] * (len(ranks) - len(more_bytes))]
         accounts = [[self._account(part) for part in parts] for parts in ranks]
         return LayoutStep(
@@ -282,8 +283,8 @@ class LayoutSteps:
             boundary_bytes=boundary_bytes,
             peak_bytes=round(
                 max(
-                    _held_bytes(parts, each) + extra
-                    for parts, each, extra in zip(ranks, accounts, more, strict=True)
+                    _held_bytes(parts, accounts_of_rank) + extra
+                    for parts, accounts_of_rank, extra in zip(ranks, accounts, more, strict=True)
                 )
             ),
             memory_bytes=self.memory_bytes,
@@ -292,7 +293,7 @@ class LayoutSteps:
 
     @property
     def memory_bytes(self) -> int:
-        """Of the smallest rank."""
+        """Memory of the smallest rank."""
         return min(node.memory_bytes for node in self.job.cluster.nodes)
 
     def _rounds(self, llm: ModuleChoice) -> int:
@@ -302,15 +303,15 @@ class LayoutSteps:
     def _chain(
         self, choice: ModuleChoice, leading: Sequence[Totals] = (), *, samples: int | None = None
     ) -> ModuleChain:
-        """A module's stages, the slowest as fast as can be, with layers of others on the first."""
+        """A module's balanced stages, with layers of other modules on the first."""
         key = (replace(choice, instances=1), samples)
         if not leading and key in self._chains:
             return self._chains[key]
         layers = self.prices.layers(choice, samples or self.job.microbatch_samples)
-        each = [layer.forward_s + layer.backward_s for layer in layers]
+        layers_s = [layer.forward_s + layer.backward_s for layer in layers]
         ahead_s = sum(part.forward_s for part in leading), sum(part.backward_s for part in leading)
-        each[0] += sum(ahead_s)
-        stages = [total_of(layers[first:last]) for first, last in _partition(tuple(each), choice.pp)]
+        layers_s[0] += sum(ahead_s)
+        stages = [total_of(layers[first:last]) for first, last in _partition(tuple(layers_s), choice.pp)]
         hop_s = self._hop_s(choice)
         enters_s = [ahead_s, *[(hop_s, hop_s)] * (len(stages) - 1)]
         chain = ModuleChain(
@@ -323,7 +324,7 @@ class LayoutSteps:
         return chain
 
     def _hop_s(self, choice: ModuleChoice) -> float:
-        """A message of activations from one stage to the next."""
+        """Seconds of a message of activations from one stage to the next."""
         layers = self.job.model.module(choice.module).layers
         tokens = self.prices.sample_tokens(choice.module, layers[0].emits) * self.job.microbatch_samples
         width = layers[0].out_width
@@ -333,7 +334,7 @@ class LayoutSteps:
         return self.prices.send_s(num_bytes, link)
 
     def _account(self, part: Held) -> Account:
-        """Exchanges between replicas that passes of all layers but one do not hide; update; state."""
+        """Exchanges between replicas that passes of all layers but one do not hide, update and state."""
         key = part.choice, part.layers
         if key not in self._accounts:
             choice, layers = key
@@ -353,21 +354,21 @@ class LayoutSteps:
 
 
 def moves_s(num_bytes: Bytes) -> Bytes:
-    """Seconds to bring so much of colocated encoders to the host and back."""
+    """Seconds to move `num_bytes` of colocated encoders to the host and back."""
     return 2 * num_bytes / HOST_BYTES_PER_S
 
 
 def _held_bytes(parts: Sequence[Held], accounts: Sequence[Account]) -> float:
-    """State, kept activations of the microbatches in flight, and the largest layer's own."""
+    """Bytes of state, activations of microbatches in flight, and the largest layer's working memory."""
     total = working = 0.0
-    for (_, layers, times), account in zip(parts, accounts, strict=True):
-        total += account.state_bytes + times * layers.kept_bytes
+    for (_, layers, in_flight), account in zip(parts, accounts, strict=True):
+        total += account.state_bytes + in_flight * layers.kept_bytes
         working = max(working, layers.working_bytes)
     return total + working
 
 
 def least_pipeline_s(total_s: float, num_stages: int, rounds: int) -> float:
-    """Seconds that 1F1B is not shorter than, however T seconds of layers are cut into p stages.
+    """A lower bound on 1F1B, however T seconds of layers are cut into p stages.
 
     With m microbatches and stages of t_1 .. t_p seconds, stage j alone needs t_1 + .. + t_{j-1} + m t_j.
     The largest of these is smallest where t_{j+1} = (1 - 1/m) t_j: then it is T / (1 - (1 - 1/m)^p).
@@ -379,7 +380,7 @@ def least_pipeline_s(total_s: float, num_stages: int, rounds: int) -> float:
 
 @cache
 def pipeline_s(forward_s: tuple[float, ...], backward_s: tuple[float, ...], rounds: int) -> float:
-    """1F1B over equal microbatches."""
+    """Seconds of 1F1B over equal microbatches."""
     forward = np.tile(np.array(forward_s), (rounds, 1))
     backward = np.tile(np.array(backward_s), (rounds, 1))
     return iteration_s(forward, backward, np.arange(rounds, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""Seconds and bytes of one module under one choice of its layout, layer by layer."""
+"""Prices one module under one choice of its layout, layer by layer, in seconds and bytes."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -29,15 +29,15 @@ from workbench.timing.price import step_bytes
 
 
 class Totals(NamedTuple):
-    """Layers on one rank over one microbatch: sums of theirs, and the most bytes that one works in.
+    """Totals of layers on one rank over one microbatch: sums, but for the maximum of working memory.
 
     Args:
-        num_layers: how many.
+        num_layers: their number.
         forward_s, backward_s: recomputation is part of the backward.
-        kept_bytes: from forwards to backwards.
-        working_bytes: on top of that inside a pass, what is computed again included.
-        weights, trained: elements it holds, and of these the ones an optimizer updates.
-        of_experts: of those updated, distributed experts' with fewer or more holders than other weights.
+        kept_bytes: kept from forward to backward.
+        working_bytes: needed besides inside a pass, including recomputed activations.
+        weights, trained: elements that the rank holds, and those of them that the optimizer updates.
+        of_experts: updated elements of distributed experts, whose number of holders differs.
     """
 
     num_layers: int
@@ -51,28 +51,28 @@ class Totals(NamedTuple):
 
 
 def _num_cuts(parameter: Parameter, choice: ModuleChoice) -> int:
-    """Among how many ranks a weight is cut, or the experts distributed that it is one of."""
+    """The number of ranks that a weight is cut over, or that its experts are distributed over."""
     if choice.ep > 1 and is_of_expert(parameter):
         return choice.ep
     return 1 if parameter.shard is Shard.REPLICATED else choice.tp
 
 
 def total_of(layers: Sequence[Totals]) -> Totals:
-    """Layers one after the other. Complexity: O(layers)."""
+    """Totals of consecutive layers. Complexity: O(layers)."""
     if not layers:
         return Totals._make((0, *(0.0,) * 7))
     num, forward, backward, kept, working, *elements = zip(*layers, strict=True)
-    sums = (float(sum(each)) for each in (forward, backward, kept))
-    return Totals._make((sum(num), *sums, float(max(working)), *(float(sum(each)) for each in elements)))
+    sums = (float(sum(values)) for values in (forward, backward, kept))
+    return Totals._make((sum(num), *sums, float(max(working)), *(float(sum(values)) for values in elements)))
 
 
 class BoundaryExchange(NamedTuple):
-    """Seconds between the ranks that hold the same weights.
+    """Seconds of the exchange between ranks that hold the same weights.
 
     Args:
-        gather_s: of updated weights.
-        scatter_s: of gradients, reduced inside an instance.
-        sum_s: of gradients' parts, added up over instances.
+        gather_s: all-gather of updated weights.
+        scatter_s: reduce-scatter of gradients inside an instance.
+        sum_s: all-reduce of gradient shards over instances.
     """
 
     gather_s: float
@@ -81,17 +81,17 @@ class BoundaryExchange(NamedTuple):
 
     @property
     def reduce_s(self) -> float:
-        """Of gradients."""
+        """Seconds to reduce gradients."""
         return self.scatter_s + self.sum_s
 
 
 class ModulePrices:
     """Prices modules of a job; what choices share is computed once.
 
-    A microbatch is as long as the mean of those that the batch gives.
+    Prices are means over the microbatches that the batch gives.
 
     Args:
-        job: whose model, batch, cluster and settings are priced, in microbatches of any size.
+        job: gives model, batch, cluster and settings; its microbatch size does not matter.
         cost: the machine.
     """
 
@@ -115,7 +115,7 @@ class ModulePrices:
         }
 
     def layers(self, choice: ModuleChoice, num_samples: int) -> tuple[Totals, ...]:
-        """Every layer of the module over a microbatch of so many samples.
+        """Every layer of the module over a microbatch of `num_samples` samples.
 
         Complexity: O(layers x distinct microbatch shapes), once per (tp, cp, ep, recompute, samples).
         """
@@ -123,27 +123,27 @@ class ModulePrices:
         if key not in self._known:
             layers = self.job.model.module(choice.module).layers
             alike = alike_layers(self.job.model, choice.module)
-            found = {
+            price_of = {
                 first: self._layer(layers[first], alike.needs[first], choice, num_samples)
                 for first in set(alike.firsts)
             }
-            self._known[key] = tuple(found[first] for first in alike.firsts)
+            self._known[key] = tuple(price_of[first] for first in alike.firsts)
         return self._known[key]
 
     def total(self, choice: ModuleChoice, num_samples: int) -> Totals:
-        """All layers of the module over so many samples. Complexity: as `layers`."""
+        """Totals of all layers of the module over a microbatch. Complexity: as `layers`."""
         key = (choice.module, choice.tp, choice.cp, choice.ep, choice.recompute, num_samples)
         if key not in self._totals:
             self._totals[key] = total_of(self.layers(choice, num_samples))
         return self._totals[key]
 
     def passes_s(self, choice: ModuleChoice, num_samples: int) -> float:
-        """Seconds of a forward and a backward of all layers over so many samples."""
+        """Seconds of a forward and a backward of all layers over a microbatch."""
         total = self.total(choice, num_samples)
         return total.forward_s + total.backward_s
 
     def exchange(self, choice: ModuleChoice, trained: float, of_experts: float = 0.0) -> BoundaryExchange:
-        """Gradients and weights of `trained` elements among their holders, `of_experts` of them experts'.
+        """The exchange of gradients and weights of `trained` elements, `of_experts` of them experts'.
 
         The state is sharded inside an instance: gradients are reduced and scattered there, the
         shards summed across instances, and updated weights gathered inside the instance again
@@ -162,19 +162,19 @@ class ModulePrices:
         return self._exchanges[key]
 
     def sharded_exchange(self, choice: ModuleChoice, layer: Totals) -> BoundaryExchange:
-        """Of a layer whose parameters the holders of each instance shard."""
+        """The exchange of a layer whose parameters are sharded among the holders of each instance."""
         gathered, reduced = layer.weights * self.size.weight, layer.trained * self.size.gradient
         return self._exchange(gathered, reduced, choice.num_holders, choice.instances, 1)
 
     def sum_s(self, elements: float, ranks: Sequence[int]) -> float:
-        """Gradients of so many elements, which all of these ranks hold, added up."""
+        """Seconds to all-reduce gradients of `elements` elements among these ranks."""
         link = ring_link(self.job.cluster, ranks)
         return self._collective_s(Collective.ALL_REDUCE, elements * self.size.gradient, len(ranks), link)
 
     def _exchange(
         self, gathered: float, reduced: float, num_holders: int, instances: int, stride: int
     ) -> BoundaryExchange:
-        """Of bytes that ranks so far apart hold alike."""
+        """The exchange of bytes that ranks at a stride hold alike."""
         inner, cluster = num_holders // instances, self.job.cluster
         near = group_link(cluster, num_ranks=inner, stride=stride, num_groups=instances)
         far = group_link(cluster, num_ranks=instances, stride=stride * inner)
@@ -185,38 +185,38 @@ class ModulePrices:
         )
 
     def update_s(self, choice: ModuleChoice, trained: float, of_experts: float = 0.0) -> float:
-        """The update of a rank's part of the optimizer state."""
+        """Seconds to update a rank's part of the optimizer state."""
         return self.updated_s(self._shard(choice, trained, of_experts))
 
     def updated_s(self, num_elements: float) -> float:
-        """The update of so many elements on one rank."""
+        """Seconds to update `num_elements` elements on one rank."""
         settings = self.job.settings
         return self.cost.update_s(num_elements * step_bytes(settings.precision, settings.optimizer_precision))
 
     def state_bytes(
         self, choice: ModuleChoice, weights: float, trained: float, of_experts: float = 0.0
     ) -> float:
-        """Weights, gradients and the rank's part of the optimizer state."""
-        mine = self._shard(choice, trained, of_experts)
-        return weights * self.size.weight + trained * self.size.gradient + mine * self.size.optimizer
+        """Bytes of weights, gradients and the rank's part of the optimizer state."""
+        shard = self._shard(choice, trained, of_experts)
+        return weights * self.size.weight + trained * self.size.gradient + shard * self.size.optimizer
 
     def _shard(self, choice: ModuleChoice, trained: float, of_experts: float) -> float:
-        """Elements that one rank updates."""
-        own = (trained - of_experts) / (choice.num_holders // choice.instances)
-        return own + of_experts / (choice.num_expert_holders // choice.instances)
+        """The number of elements that one rank updates."""
+        dense = (trained - of_experts) / (choice.num_holders // choice.instances)
+        return dense + of_experts / (choice.num_expert_holders // choice.instances)
 
     def moved_bytes(self, choice: ModuleChoice) -> float:
-        """What offloading takes off a rank that holds the whole module: its state but for gradients."""
+        """Bytes that offloading frees on a rank that holds the whole module: its state without gradients."""
         layers = self.total(choice, 1)
-        held = self.state_bytes(choice, layers.weights, layers.trained, layers.of_experts)
-        return held - layers.trained * self.size.gradient
+        state_bytes = self.state_bytes(choice, layers.weights, layers.trained, layers.of_experts)
+        return state_bytes - layers.trained * self.size.gradient
 
     def sample_tokens(self, module: str, count: TokenCount) -> float:
-        """Mean tokens of a sample inside the module (IN) or behind it (OUT)."""
+        """Mean tokens of a sample inside the module (IN) or at its output (OUT)."""
         return self._tokens[module, count]
 
     def send_s(self, num_bytes: float, link: Link) -> float:
-        """One message."""
+        """Seconds of one message."""
         return link.latency_s + num_bytes / link.bytes_per_s
 
     def _collective_s(self, kind: Collective, num_bytes: float, num_ranks: int, link: Link) -> float:
@@ -225,16 +225,16 @@ class ModulePrices:
         return self.cost.between_ranks_s(kind, num_bytes, num_ranks, link)
 
     def _samples(self) -> tuple[Plan, dict[str, tuple[Microbatch, ...]]]:
-        """A draft, and module -> its microbatches: each sample that has items of the module, in order."""
+        """A draft, and module -> microbatches of one sample each, for samples with items of the module."""
         one_by_one = replace(self.job, layouts=(), replicas=1, microbatch_samples=1, schedule=Schedule())
         draft = shared_draft(one_by_one, "prices")
-        of = {module.name: draft.microbatches_of.get((module.name, 0), ()) for module in draft.model.modules}
-        return draft, of
+        microbatches = {
+            module.name: draft.microbatches_of.get((module.name, 0), ()) for module in draft.model.modules
+        }
+        return draft, microbatches
 
     def _find_shapes(self, module: str, num_samples: int, cp: int) -> Shapes:
-        """Distinct works of consecutive samples on the busiest of so many context-parallel ranks, with their
-        shares of all microbatches.
-        """
+        """Distinct shapes of microbatches on the busiest of `cp` context-parallel ranks, and their shares."""
         alone, kinds = self._alone[module], self._kinds[module]
         alike: dict[tuple[object, ...], list[int]] = {}
         for start in range(0, len(alone), num_samples):
@@ -269,11 +269,11 @@ class ModulePrices:
             setting = Setting(
                 work, grid, settings.precision.num_bytes, is_gathered=False, divides_tokens=divides
             )
-            held = layer_bytes(layer, need, setting, settings.kernels)
-            inside = max(held.forward, held.backward)
+            memory = layer_bytes(layer, need, setting, settings.kernels)
+            inside = max(memory.forward, memory.backward)
             entering = work.tokens(layer.emits) / cut * layer.out_width * setting.element_bytes
-            kept = max(kept, entering if again else held.kept.num_bytes)
-            working = max(working, inside + (held.kept.num_bytes if again else 0))
+            kept = max(kept, entering if again else memory.kept.num_bytes)
+            working = max(working, inside + (memory.kept.num_bytes if again else 0))
         weights = sum(
             parameter.num_elements / _num_cuts(parameter, choice) for parameter in layer.parameters()
         )

@@ -1,4 +1,4 @@
-"""A job of equal replicas as the job of one of them: its plan is planned once, and stands for all."""
+"""Reduces a job of equal replicas to the job of one of them, whose plan is made once for all."""
 
 from dataclasses import dataclass, replace
 
@@ -16,9 +16,9 @@ class OneReplica:
     """The first replica of a job.
 
     Args:
-        job: that of this replica alone, on the whole cluster.
+        job: the job of this replica alone, on the whole cluster.
         batches: samples of every replica.
-        settings: those of the whole job.
+        settings: settings of the whole job.
     """
 
     job: Job
@@ -26,20 +26,20 @@ class OneReplica:
     settings: Settings
 
     def folded(self, plan: Plan) -> Folded:
-        """The plan of the whole job, out of one of `self.job`; ValueError as `Folded`."""
+        """The plan of the whole job, from one of `self.job`; ValueError as `Folded`."""
         return Folded(one=plan, batches=self.batches, settings=self.settings)
 
 
 def one_replica(job: Job) -> OneReplica:
-    """The job of the first replica, which gets the samples that `draft_plan` gives it.
+    """The job of the first replica, with the samples that `draft_plan` assigns to it.
 
-    Where memory decides, as of how far encoders run ahead, it is planned as one replica alone has it.
+    Decisions that depend on memory, such as run-ahead, are made as for a single replica.
 
     Raises:
-        ValueError: modules with replicas or places of their own, pools, a batch that does not divide, or
+        ValueError: modules with their own replicas or rank offsets, pools, a batch that does not divide, or
             replicas whose samples differ.
     """
-    if any(each.rank_offset is not None or each.dp not in (None, job.replicas) for each in job.layouts):
+    if any(part.rank_offset is not None or part.dp not in (None, job.replicas) for part in job.layouts):
         raise ValueError(
             f"job {job.name!r}: modules with replicas or places of their own have no one replica"
         )
@@ -54,13 +54,13 @@ def one_replica(job: Job) -> OneReplica:
     if not equal_batches(batches):
         raise ValueError(f"job {job.name!r}: samples of its {replicas} replicas differ")
     limit = job.usable_ranks // replicas
-    modules = tuple(replace(each, instances=1) for each in job.settings.modules)
+    modules = tuple(replace(part, instances=1) for part in job.settings.modules)
     alone = replace(
         job,
         replicas=1,
         batch=batches[0],
         max_ranks=limit,
-        layouts=tuple(replace(each, dp=None) for each in job.layouts),
+        layouts=tuple(replace(part, dp=None) for part in job.layouts),
         settings=replace(job.settings, modules=modules),
     )
     return OneReplica(job=alone, batches=batches, settings=job.settings)

@@ -1,4 +1,4 @@
-"""The layouts that a plan's stages have."""
+"""Reads module layouts off a plan's stages."""
 
 from dataclasses import replace
 from enum import StrEnum
@@ -9,26 +9,26 @@ from workbench.planner.layout_choice import degrees_of
 
 
 class Placing(StrEnum):
-    """Whether layouts say where a module's ranks start and how many replicas it has, or leave that open."""
+    """Whether layouts give a module's rank offset and replicas, or leave them open."""
 
     LEFT = "left to the strategy"
     SAID = "said"
 
 
 def layouts_of(plan: Plan, replicas: int, placing: Placing) -> tuple[ModuleLayout, ...]:
-    """Of every module: what its stages are.
+    """The layout of every module, in the model's order.
 
-    Where places are said, so are replicas of a module's own, which are not `replicas` in number.
+    Where placing is SAID, rank offsets are given, and dp where it differs from `replicas`.
     """
-    found = []
+    layouts = []
     for module in plan.model.modules:
         layout = degrees_of(plan, module.name).layout
         ranks = [rank for stage in plan.stages if stage.module == module.name for rank in stage.flat_ranks]
-        found.append(
+        layouts.append(
             replace(
                 layout,
                 dp=None if placing is Placing.LEFT or layout.dp == replicas else layout.dp,
                 rank_offset=min(ranks) if placing is Placing.SAID else None,
             )
         )
-    return tuple(found)
+    return tuple(layouts)

@@ -1,4 +1,4 @@
-"""What a planner believes of backward passes, and so what it balances."""
+"""A planner's estimate of backward passes, which determines what it balances."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from workbench.timing.stage_seconds import Seconds
 
 @dataclass(frozen=True, slots=True)
 class PlannerCost:
-    """How long a layer takes over one microbatch, and how long a plan takes.
+    """A planner's estimates of seconds.
 
     Args:
-        layer_s: of one layer.
-        plan_s: of a plan.
-        passes_s: of stages, forwards and backwards of those that have one, given what they take.
+        layer_s: seconds of a layer over one microbatch.
+        plan_s: seconds of a plan.
+        passes_s: true forward and backward seconds of stages, and which have a backward -> estimated ones.
     """
 
     layer_s: Callable[[LayerCost], float]
@@ -50,17 +50,17 @@ def _unaware_s(lowered: Lowered, cost: CostModel) -> float:
         if action.kind not in COMPUTE:
             return 0.0
         forward_s = prices.duration_s(action._replace(kind=Pass.F))
-        rest = {action._replace(kind=kind) for kind in (Pass.B, Pass.I, Pass.W)} & actions.keys()
+        backwards = {action._replace(kind=kind) for kind in (Pass.B, Pass.I, Pass.W)} & actions.keys()
         if action.kind is Pass.F:
-            return forward_s if rest else 3 * forward_s
-        return 2 * forward_s / len(rest)
+            return forward_s if backwards else 3 * forward_s
+        return 2 * forward_s / len(backwards)
 
     return critical_path_s(lowered, believed_s)
 
 
 FROZEN_AWARE = PlannerCost(lambda layer: layer.total_s, _aware_s, _aware_passes_s)
-"""The gradients that really run. Source: Cornstarch (ICML) section 3.1."""
+"""Counts the gradients that really run. Source: Cornstarch (ICML) section 3.1."""
 
 FROZEN_UNAWARE = PlannerCost(lambda layer: 3 * layer.forward_s, _unaware_s, _unaware_passes_s)
-"""Every backward takes twice its forward, also where none runs.
+"""Assumes that every backward takes twice its forward, even where none runs.
 Source: Cornstarch v1 section 6.1, the baselines, which balance forward times."""

@@ -1,4 +1,4 @@
-"""Consecutive ranks that modules take, and the rules for several of them."""
+"""Ranges of ranks that modules take, and the rules for how they may overlap."""
 
 from collections.abc import Collection, Sequence
 from enum import StrEnum
@@ -22,16 +22,17 @@ class Span(NamedTuple):
 
 
 class Placement(StrEnum):
-    """Modules on ranks of their own, or all on the same ranks."""
+    """Modules on separate ranks, or all on the same ranks."""
 
     APART = "apart"
     SHARED = "shared"
 
 
 def placement_of(spans: Sequence[Span], starts: Collection[int] = ()) -> Placement:
-    """How the modules lie to each other; one module lies apart.
+    """How modules share ranks; a single module counts as APART.
 
-    `starts` are ranks at which a module may begin though those in front of it are idle: of pools.
+    Args:
+        starts: first ranks of pools, where a module may begin though the ranks in front of it are idle.
 
     Source: Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
     section 3: rank sets are disjoint, or the same ranks under two grids.

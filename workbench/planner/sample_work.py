@@ -1,4 +1,4 @@
-"""Work of single samples on the encoders' side and on the LLM's, by quadratics in tokens."""
+"""Seconds of single samples in the encoders and in the LLM, by quadratics in their tokens."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from workbench.planner.layer_cost import alike_layers, machine_of, mean_cost
 
 
 class SampleWork(NamedTuple):
-    """Seconds of forward and backward by sample of the batch, in its order."""
+    """Seconds of forward and backward of each sample, in the order of the batch."""
 
     encoder_s: tuple[float, ...]
     llm_s: tuple[float, ...]
@@ -28,16 +28,16 @@ _WORK: LruCache[SampleWork] = LruCache(8)
 
 
 def sample_work(job: Job, cost: CostModel) -> SampleWork:
-    """Of every sample alone; several encoders are added up.
+    """Seconds of every sample alone, in the encoders together and in the LLM.
 
     Source: Entrain (dissertation, sections 4.4.1 and 4.5): a quadratic per layer, summed over the layers
     of a module; all encoders count as one.
-    Differs: gradients that do not run are left out, as everywhere here; what layers of the LLM take that
-    read other modules' tokens, or whose windows hide any, is no quadratic in the sample's length, so they
-    are priced on each sample.
+    Differs: gradients that do not run are left out, as everywhere here; layers of the LLM that read other
+    modules' tokens, or whose windows hide some tokens, are not quadratic in the sample's length, so they are
+    priced on each sample.
 
-    Complexity: O(layers) prices a module, then O(items), and a price for each distinct sample that is read;
-    O(1) again for the same job.
+    Complexity: O(layers) to price a module, O(items), and one price for each sample where needed; then O(1)
+    for the same job.
     """
     return _WORK.get_or((Identity(job), Identity(cost)), lambda: _sample_work(job, cost))
 
@@ -61,7 +61,7 @@ def _sample_work(job: Job, cost: CostModel) -> SampleWork:
 
 
 def _llm_works(job: Job) -> list[Work]:
-    """Of every sample; none where no layer asks for more than its length."""
+    """The LLM's work for every sample; empty where no layer depends on more than its length."""
     llm = job.model.llm
     if not (llm.context_layers or llm.reaches):
         return []
@@ -70,7 +70,7 @@ def _llm_works(job: Job) -> list[Work]:
 
 
 def _aside(job: Job, cost: CostModel, works: Sequence[Work]) -> tuple[int, ...]:
-    """The LLM's layers that read other modules' tokens beside its own, or do not see all of some sample."""
+    """Indices of the LLM's layers that read other modules' tokens, or do not reach all of some sample."""
     llm = job.model.llm
     machine = machine_of(job, layout_of(job, llm.name), cost).cost
     limited = {reach for work in works for reach, _ in machine.computed(work).sums.reached}
@@ -82,33 +82,33 @@ def _aside(job: Job, cost: CostModel, works: Sequence[Work]) -> tuple[int, ...]:
     )
 
 
-def _layers_s(job: Job, cost: CostModel, module: Module, work: Work, places: Sequence[int]) -> float:
-    """Forward and backward of some layers of a module."""
+def _layers_s(job: Job, cost: CostModel, module: Module, work: Work, indices: Sequence[int]) -> float:
+    """Seconds of a forward and a backward of some layers of a module."""
     machine = machine_of(job, layout_of(job, module.name), cost)
     needs, firsts = alike_layers(job.model, module.name)
     total_s = {
         first: mean_cost(machine, module.layers[first], needs[first], [(work, 1.0)], Recompute.NONE).total_s
-        for first in {firsts[place] for place in places}
+        for first in {firsts[index] for index in indices}
     }
-    return sum(total_s[firsts[place]] for place in places)
+    return sum(total_s[firsts[index]] for index in indices)
 
 
 def module_quadratic(job: Job, cost: CostModel, module: Module, aside: Collection[int] = ()) -> Quadratic:
-    """Forward and backward of a module over one item, fitted at the paper's token counts.
+    """Forward and backward seconds of a module as a quadratic, fitted at the paper's token counts.
 
     Layers that read other modules' tokens are left out.
 
     Args:
-        aside: other layers that are left out.
+        aside: indices of more layers to leave out.
     """
     ratio = _out_per_in(job, module)
-    places = [i for i, layer in enumerate(module.layers) if not layer.reads_context and i not in aside]
+    indices = [i for i, layer in enumerate(module.layers) if not layer.reads_context and i not in aside]
 
     def seconds(tokens: int) -> float:
         causal = module.modality == TEXT
         area = tokens * (tokens + 1) // 2 if causal else tokens * tokens
         work = Work((RowWork(tokens, max(1, round(tokens * ratio)), area),))
-        return _layers_s(job, cost, module, work, places)
+        return _layers_s(job, cost, module, work, indices)
 
     return fit_quadratic(FIT_TOKENS, [seconds(tokens) for tokens in FIT_TOKENS])
 

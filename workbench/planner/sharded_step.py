@@ -1,4 +1,4 @@
-"""Seconds and bytes of a step where every rank holds a part of every layer's parameters (FSDP, HSDP)."""
+"""Estimates a step with sharded parameters (FSDP, HSDP), in seconds and bytes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +15,9 @@ PREFETCHED = 2  # layers whose parameters, and whose gradients, a rank holds who
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """A layer while it is whole: seconds of its passes, of its gather and of its gradients' reduction.
+    """One gathering of a layer: seconds of its passes, its all-gather and its gradients' reduce-scatter.
 
-    `sum_s` is of adding up parts of gradients over instances, behind the last reduction of a step.
+    `sum_s` is the all-reduce of gradient shards over instances, after the last reduce-scatter of a step.
     """
 
     layer: int
@@ -28,14 +28,14 @@ class _Round:
 
 
 def sharded_step(prices: ModulePrices, choice: LayoutChoice, num_samples: int) -> LayoutStep:
-    """All modules on all ranks, parameters gathered layer by layer, each a layer ahead of its use.
+    """The step with all modules on all ranks, each layer's parameters gathered one layer ahead of use.
 
-    A forward gathers, a backward gathers again and scatters gradients; each hides behind the layer
-    that computes meanwhile. A layer without a backward is gathered once. Several instances of all
-    parameters add up their parts of gradients layer by layer, in the last microbatch's backward.
+    A forward gathers; a backward gathers again and scatters gradients; each overlaps with the layer that
+    computes meanwhile. A layer without a backward is gathered once. Several parameter instances all-reduce
+    their gradient shards layer by layer in the last microbatch's backward.
 
     Args:
-        num_samples: of a microbatch.
+        num_samples: samples of a microbatch.
 
     Source: Zhao et al. 2023, "PyTorch FSDP", sections 3.2.2, 3.3 and 4.
 
@@ -49,26 +49,26 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice, num_samples: int) -
     moved = [prices.sharded_exchange(part, layer) for part, layer in layers]
     slowed_s = loss_on(job.cluster)
     busy = [busy_share(_near(prices, part)) for part, _ in layers]
-    one = list(_rounds([layer for _, layer in layers], moved, busy, slowed_s))
-    once_s = _lanes_s(one)
-    more_s = _lanes_s([*one, *one]) - once_s if num_rounds > 1 else 0.0
-    last_s = max(once_s, _summed_s(one))
-    updated = held = 0.0
+    rounds = list(_rounds([layer for _, layer in layers], moved, busy, slowed_s))
+    once_s = _lanes_s(rounds)
+    more_s = _lanes_s([*rounds, *rounds]) - once_s if num_rounds > 1 else 0.0
+    last_s = max(once_s, _summed_s(rounds))
+    updated_elements = held_bytes = 0.0
     size = prices.size
     for part, layer in layers:
         shards = part.num_holders // part.instances
         per_weight = layer.weights * size.weight + layer.trained * (size.gradient + size.optimizer)
-        held += per_weight / shards + layer.kept_bytes
-        updated += layer.trained / shards
+        held_bytes += per_weight / shards + layer.kept_bytes
+        updated_elements += layer.trained / shards
     whole = max(layer.weights * size.weight + layer.trained * size.gradient for _, layer in layers)
     working = max(layer.working_bytes for _, layer in layers)
     return LayoutStep(
         passes_s=once_s + (num_rounds - 1) * more_s,
         exchange_s=last_s - once_s,
-        update_s=prices.updated_s(updated),
+        update_s=prices.updated_s(updated_elements),
         boundary_s=0.0,
         boundary_bytes=0.0,
-        peak_bytes=round(held + PREFETCHED * whole + working),
+        peak_bytes=round(held_bytes + PREFETCHED * whole + working),
         memory_bytes=min(node.memory_bytes for node in job.cluster.nodes),
         llm_layers=(len(prices.layers(choice.llm, num_samples)),),
     )
@@ -80,9 +80,9 @@ def _rounds(
     busy: Sequence[float],
     lost_s: Callable[[float, float], float],
 ) -> Iterator[_Round]:
-    """Forwards, then the backwards that there are; the last layer does both at once.
+    """Yield the rounds of all forwards, then of all backwards that run.
 
-    Each loses some seconds to what travels beside it.
+    Each pass is slowed down by the collectives that run beside it.
     """
     for index, layer in enumerate(layers):
         gather_s = moved[index].gather_s
@@ -96,43 +96,45 @@ def _rounds(
 
 
 def _joined(rounds: Sequence[_Round]) -> list[_Round]:
-    """Neighbours of one layer are one round."""
+    """The rounds, with consecutive ones of the same layer merged."""
     joined: list[_Round] = []
-    for found in rounds:
-        if joined and joined[-1].layer == found.layer:
-            joined[-1] = replace(found, busy_s=joined[-1].busy_s + found.busy_s, gather_s=joined[-1].gather_s)
+    for current in rounds:
+        if joined and joined[-1].layer == current.layer:
+            joined[-1] = replace(
+                current, busy_s=joined[-1].busy_s + current.busy_s, gather_s=joined[-1].gather_s
+            )
         else:
-            joined.append(found)
+            joined.append(current)
     return joined
 
 
 def _summed_s(rounds: Sequence[_Round]) -> float:
-    """When the last sum over instances ends; each starts behind the next round's passes and its scatter."""
+    """When the last all-reduce over instances ends; each follows the next round's passes and its scatter."""
     joined = _joined(rounds)
     total_s = joined[0].gather_s
-    waiting = _Round(-1, 0.0, 0.0, 0.0, 0.0)
+    previous = _Round(-1, 0.0, 0.0, 0.0, 0.0)
     summed_s = 0.0
-    for index, found in enumerate(joined):
-        ready_s = total_s + max(found.busy_s, waiting.scatter_s)
-        if waiting.sum_s:
-            summed_s = max(summed_s, ready_s) + waiting.sum_s
+    for index, current in enumerate(joined):
+        ready_s = total_s + max(current.busy_s, previous.scatter_s)
+        if previous.sum_s:
+            summed_s = max(summed_s, ready_s) + previous.sum_s
         gather_s = joined[index + 1].gather_s if index + 1 < len(joined) else 0.0
-        total_s += max(found.busy_s, waiting.scatter_s + gather_s)
-        waiting = found
-    return max(summed_s, total_s + waiting.scatter_s) + waiting.sum_s
+        total_s += max(current.busy_s, previous.scatter_s + gather_s)
+        previous = current
+    return max(summed_s, total_s + previous.scatter_s) + previous.sum_s
 
 
 def _lanes_s(rounds: Sequence[_Round]) -> float:
-    """A round computes while the next one is gathered, and behind that the gradients of the one before."""
+    """Seconds of the rounds: each overlaps with the previous one's scatter, then the next one's gather."""
     joined = _joined(rounds)
     total_s, scattering_s = joined[0].gather_s, 0.0
-    for found, following in pairwise(joined):
-        total_s += max(found.busy_s, scattering_s + following.gather_s)
-        scattering_s = found.scatter_s
+    for current, following in pairwise(joined):
+        total_s += max(current.busy_s, scattering_s + following.gather_s)
+        scattering_s = current.scatter_s
     return total_s + max(joined[-1].busy_s, scattering_s) + joined[-1].scatter_s
 
 
 def _near(prices: ModulePrices, part: ModuleChoice) -> Link:
-    """What joins the ranks of an instance, the slowest of them."""
+    """The slowest link among the ranks of an instance."""
     inner = part.num_holders // part.instances
     return group_link(prices.job.cluster, num_ranks=inner, stride=1, num_groups=part.instances)

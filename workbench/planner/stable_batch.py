@@ -12,7 +12,7 @@ MOST_SAMPLES = 1 << 14
 
 
 def stable_batch_samples(job: Job, cost: CostModel, num_ranks: int) -> int:
-    """b_min for a replica of so many ranks.
+    """b_min, in samples, for a replica of `num_ranks` ranks.
 
     Source: Entrain (dissertation, section 4.4.2, Algorithm 2).
     Differs: the job's own batch stands for the data set; batches are drawn from it with replacement. All
@@ -24,10 +24,10 @@ def stable_batch_samples(job: Job, cost: CostModel, num_ranks: int) -> int:
     Complexity: 60 draws of every size tried, O(samples) each.
     """
     work, rng = sample_work(job, cost), random.Random(0)
-    places = range(len(job.batch))
+    indices = range(len(job.batch))
 
     def draw(num_samples: int) -> tuple[float, float]:
-        chosen = rng.choices(places, k=num_samples)
+        chosen = rng.choices(indices, k=num_samples)
         return sum(work.encoder_s[index] for index in chosen), sum(work.llm_s[index] for index in chosen)
 
     trials = num_trials(CONFIDENCE, MOST_FAILURES)
@@ -35,7 +35,7 @@ def stable_batch_samples(job: Job, cost: CostModel, num_ranks: int) -> int:
 
 
 def too_small(job: Job, cost: CostModel, num_ranks: int) -> str | None:
-    """What to warn of where the batch is smaller than b_min; None where it is not."""
+    """A warning where the batch is smaller than b_min; None where it is not."""
     try:
         least = stable_batch_samples(job, cost, num_ranks)
     except ValueError as error:

@@ -18,25 +18,25 @@ Progress = Callable[[int, int, float], None]  # (candidates done, candidates in 
 
 
 ROUNDING = 1 - 1e-9  # a bound is a sum in another order than the path it bounds
-REACH = 1.25  # of the best estimate: what is believed to be worse is not handed on to a judge
+REACH = 1.25  # of the best estimate: worse plans are not passed to a judge
 
 
 def silent(done: int, total: int, best_s: float) -> None:
-    """The progress callback that tells nobody."""
+    """A progress callback that does nothing."""
 
 
 def best_counts(candidates: CutCandidates, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """The plans that the planner believes best among all stage counts that fit, the best first.
+    """The best plans by the planner's estimate, among all stage counts that fit, best first.
 
-    Branch and bound, exact: combinations of the open counts within the rank budget are tried from the
-    smallest bound on, and bounded more closely first; the search ends where the bound reaches the last
-    of so many plans, or `REACH` of the best. Plans that do not fit in memory are left out. Among equals the
-    plan with fewer ranks stands first, then the lexicographically first counts.
+    Exact branch and bound: combinations of the open counts within the rank budget are visited by ascending
+    bound, which is tightened before a plan is built; the search ends where the bound exceeds the last of
+    `most` plans, or `REACH` times the best. Plans that do not fit in memory are left out. Among equals the
+    plan with fewer ranks is first, then the one with lexicographically smaller counts.
     Differs: Cornstarch v1 Algorithm 1 tries one count per encoder and LLM depth; this tries all.
 
     Args:
-        candidates: how a planner bounds, builds and judges.
-        most: plans.
+        candidates: how a planner bounds, builds and prices plans.
+        most: the largest number of plans.
 
     Raises:
         ValueError: a given count is impossible, or no combination fits (the last reason is named).
@@ -48,7 +48,7 @@ def best_counts(candidates: CutCandidates, progress: Progress, most: int) -> tup
     if all(len(counts) == 1 for counts in options.values()):
         return (candidates.plan({name: counts[0] for name, counts in options.items()}),)
     worth = _Worth(job, ranks_per_stage, tuple(options))
-    waiting = _Waiting(candidates, worth, _within_budget(job, ranks_per_stage, options))
+    waiting = _CountQueue(candidates, worth, _within_budget(job, ranks_per_stage, options))
     best = _Best(most)
     least = sum(dp_of(job, name) * size * options[name][0] for name, size in ranks_per_stage.items())
     refusal = ""
@@ -77,7 +77,7 @@ def best_counts(candidates: CutCandidates, progress: Progress, most: int) -> tup
 
 
 def worth_of(job: Job, seconds: float, ranks: Sequence[int]) -> float:
-    """What the job's aim makes small: seconds, or these times the dollars an hour of the ranks.
+    """The value that the job's aim minimises: seconds, or seconds times the dollars an hour of the ranks.
 
     ValueError where dollars are the aim and one of the ranks has no price.
     """
@@ -93,7 +93,7 @@ _Key = tuple[float, int, tuple[int, ...]]  # worth, ranks, counts
 
 
 class _Best:
-    """The best plans so far, and what a bound must not exceed for another."""
+    """The best plans so far, and the limit on bounds above which no plan can join them."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -112,7 +112,7 @@ class _Best:
 
     @property
     def seconds(self) -> float:
-        """Of the best."""
+        """Seconds of the best plan."""
         return self._found[0][2] if self._found else float("inf")
 
     @property
@@ -124,7 +124,7 @@ class _Best:
 
 
 class _Worth:
-    """`worth_of`, of plans and of counts whose plan is not made yet."""
+    """`worth_of` for plans, and a lower bound on it for counts whose plan is not built yet."""
 
     def __init__(self, job: Job, ranks_per_stage: Mapping[str, int], names: tuple[str, ...]) -> None:
         self._job = job
@@ -132,21 +132,21 @@ class _Worth:
         self._lowest = job.cheapest_per_hour
 
     def of_plan(self, seconds: float, plan: Plan) -> float:
-        """Of a plan, or of its draft with stages; ValueError where one of its ranks has no price."""
+        """The worth of a plan or a draft with stages; ValueError where one of its ranks has no price."""
         return worth_of(self._job, seconds, plan.ranks)
 
     def at_least(self, seconds: float, chosen: tuple[int, ...]) -> float:
-        """Of stage counts whose ranks are not known yet."""
+        """A lower bound for stage counts whose ranks are not known yet."""
         if self._job.aim is Aim.SECONDS:
             return seconds
-        ranks = sum(each * count for each, count in zip(self._ranks_each, chosen, strict=True))
+        ranks = sum(num * count for num, count in zip(self._ranks_each, chosen, strict=True))
         return seconds * ranks * self._lowest
 
 
-class _Waiting:
-    """Stage counts by ascending bound; only those whose cheap bound is reached get a closer one.
+class _CountQueue:
+    """A queue of stage counts by ascending bound; tight bounds are computed only when cheap ones come up.
 
-    `num_settled` of `num_all` were handed out or refused.
+    `num_settled` of `num_all` were yielded or refused.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class _Waiting:
         self.refusal = ""
 
     def by_bound(self) -> Iterator[tuple[float, tuple[int, ...]]]:
-        """Bounds on what the aim makes small, with their counts; ties by the counts."""
+        """Yield bounds on the worth with their counts, ascending; ties by the counts."""
         cheap = ((self._candidates.bound_s(c), chosen) for chosen, c in self._counts.items())
         waiting = [(self._worth.at_least(seconds, chosen), chosen, False) for seconds, chosen in cheap]
         heapify(waiting)
@@ -179,7 +179,7 @@ class _Waiting:
 
 
 def _options(job: Job, name: str) -> tuple[int, ...]:
-    """Stage counts to try: the one given, or all that the layers and the budget allow."""
+    """Stage counts to try: the given one, or all that the layers and the rank budget allow."""
     modules = [m for m in job.model.modules if m.name == name] or job.model.encoders
     layout = layout_of(job, modules[0].name)
     given = layout.pp or len(layout.stage_layers) // virtual_stages(job, modules[0].name)

@@ -1,4 +1,4 @@
-"""A strategy as its users know it: a name, what makes its plans, what its paper searches, a line about it."""
+"""The description of a strategy: its name, planner, summary, and the search space of its paper."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ from workbench.plan.plan import Plan
 from workbench.planner.stage_counts import Progress, silent
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 
-Planner = Callable[[Job, CostModel, Progress], Plan]  # ValueError where it has no plan of the job
+Planner = Callable[[Job, CostModel, Progress], Plan]  # ValueError where it has no plan for the job
 
 Regroup = Callable[[Plan, Job, CostModel], Plan]
-"""The job's batch on the stages of a plan whose degrees the job has; ValueError where it does not go."""
+"""Assigns the job's batch anew to a plan's stages; ValueError where that is impossible."""
 
 Shortlist = Callable[[Job, CostModel, Progress, int], tuple[Plan, ...]]
-"""The best plans by a strategy's own estimates, its planner's first: so many of each estimate at most.
-ValueError where it has none."""
+"""The best plans by a strategy's own estimates, its planner's choice first; at most so many for each
+estimate. ValueError where there is none."""
 
 
 @dataclass(frozen=True)
 class First:
-    """The planner of a strategy as it was published: the first plan of its shortlist, with its errors."""
+    """The planner of a strategy as published: the first plan of its shortlist, with the same errors."""
 
     shortlist: Shortlist
 
@@ -32,7 +32,7 @@ class First:
 
 
 class Chooser(Enum):
-    """Who chooses tp, cp and dp: the strategy's planner, or the user for every module, or for all alike."""
+    """Who chooses tp, cp and dp: the planner, or the user for each module or for all modules at once."""
 
     ITSELF = "searched by the strategy"
     EACH = "of every module"
@@ -41,17 +41,17 @@ class Chooser(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnSpace:
-    """What is searched for one strategy.
+    """The search space of one strategy.
 
     Args:
         degrees: how layouts are chosen.
         where: the paper's section.
         has_cp: whether its modules may be context-parallel.
-        shares_ranks: whether modules lie on the same ranks.
+        shares_ranks: whether modules are on the same ranks.
         schedules: the paper's.
-        says_memory: whether the strategy itself says what is sharded and computed again.
-        effort: of planning and judging once, in candidates of a search that single moves make; measured on
-            two jobs, see the decisions; 1 where nobody measured more.
+        says_memory: whether the strategy itself decides sharding and recomputation.
+        effort: cost of planning and judging once, in candidates of a search that single moves make; measured
+            on two jobs, see the decisions; 1 where not measured.
     """
 
     degrees: Chooser
@@ -74,19 +74,19 @@ class StrategySpec:
     """One strategy.
 
     Args:
-        name: as it is typed.
-        planner: makes its plans, as it was published.
-        own_space: what its own paper searches.
-        placing: where it puts encoders; None: nowhere that a specification says.
-        stands_for_placing: a specification that says that placing and no strategy means this one.
-        shortlist: what a judge chooses from, see `planner.judged`.
+        name: as the user types it.
+        planner: makes its plans, as published.
+        own_space: the search space of its paper.
+        placing: where it places encoders; None: nowhere that a specification can express.
+        stands_for_placing: whether it is the default for a specification with that placing and no strategy.
+        shortlist: the plans that a judge chooses from, see `planner.judged`.
         summary: what it does, in one line.
-        batch_level: its split of the ranks is meant for every batch of the data; batches may be too small
-            for that.
-        searches_layouts: it chooses degrees as well, of modules to which the job gives no layout.
-        wants_prices: it plans only for pools of ranks that have a price.
-        regroup: decides anew for every batch which samples go together; None: they stand where those of
-            the first batch stood, see `plan.following`.
+        batch_level: whether its split of the ranks is meant for every batch of the data, for which batches
+            may be too small.
+        searches_layouts: whether it also chooses degrees of modules to which the job gives no layout.
+        wants_prices: whether it plans only for pools of ranks that have a price.
+        regroup: groups the samples of every batch anew; None: samples take the positions of those of the
+            first batch, see `plan.following`.
     """
 
     name: str

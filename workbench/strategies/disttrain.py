@@ -13,7 +13,7 @@ from workbench.balance.orchestration.exact import orchestrate
 from workbench.balance.orchestration.task import Cut, Orchestration, Task, Unit
 from workbench.balance.orchestration.task import Pool as GpuPool
 from workbench.cost.model import CostModel
-from workbench.job.device_pools import Pool, alone, placements
+from workbench.job.device_pools import Pool, placements, pool_cluster
 from workbench.job.job import Job, ModuleLayout
 from workbench.model.model_graph import Module
 from workbench.plan.plan import Plan, Sharding
@@ -147,7 +147,7 @@ def placed_tasks(job: Job, cost: CostModel) -> tuple[tuple[Task, tuple[Pool, ...
     modules = job.model.modules
     units: dict[tuple[str, str], Unit] = {}
     for pool in job.pools:
-        own = replace(job, cluster=alone(job.cluster, pool), pools=(), layouts=(), max_ranks=None)
+        own = replace(job, cluster=pool_cluster(job.cluster, pool), pools=(), layouts=(), max_ranks=None)
         prices = ModulePrices(own, cost.on(pool.device))
         for module in filter(lambda module: pool.takes(module.name), modules):
             units[pool.name, module.name] = replace(_unit(own, prices, module), pool=pool.name)
@@ -190,7 +190,7 @@ def with_degrees(job: Job, found: Orchestration, chosen: Sequence[Pool] = ()) ->
 
 
 def _gpus(job: Job, pool: Pool) -> GpuPool:
-    cluster = alone(job.cluster, pool)
+    cluster = pool_cluster(job.cluster, pool)
     return GpuPool(
         name=pool.name,
         num_gpus=pool.num_ranks,

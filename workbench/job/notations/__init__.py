@@ -1,1 +1,1 @@
-"""Layouts in the notations of other systems, to and from a job's own."""
+"""Converts a job's layouts to and from the notations of other systems."""

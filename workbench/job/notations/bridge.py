@@ -3,9 +3,9 @@
 Source: Megatron-Bridge, `ModuleParallelismConfig` and `MegatronMIMOParallelismConfig`. Modules with the
 same ranks are colocated; a `rank_offset` that is absent is 0, as there.
 
-What the notation cannot say: where stages are cut, and a pipeline degree that is left to be searched. What
-it says beyond a layout, experts that are cut and distributed, is refused. Which rank of a module's range
-holds which stage is not part of it: here stages vary slowest, there replicas do.
+The notation cannot express where stages are cut, or a pipeline degree that is left to be searched. Experts
+that are both cut and distributed, which layouts cannot express, are refused. The order of stages in a
+module's ranks is not part of it: here stages vary slowest, there replicas do.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from workbench.job.job import ModuleLayout
 from workbench.job.notations.checked_values import check_keys, count_of, mapping_of, nearest_of
 
 PARALLELISMS = "module_parallelisms"
-LANGUAGE = ("language", "llm", "language_model")  # what the notation calls the language model
+LANGUAGE = ("language", "llm", "language_model")  # the notation's names for the language model
 _DEGREES = {
     "tensor_model_parallel_size": "tp",
     "pipeline_model_parallel_size": "pp",
@@ -33,24 +33,26 @@ def read_parallelisms(
     """Layouts in the model's order.
 
     Args:
-        content: with the one key `module_parallelisms`.
+        content: a mapping with the one key `module_parallelisms`.
         modules: names of the model's modules.
-        llm: the one that `language`, or `llm`, stands for where no module has that name.
+        llm: the module that `language` or `llm` means where no module has that name.
 
     Raises:
-        ValueError: an unknown key or module, a module twice, a size that is no count, experts both
+        ValueError: an unknown key or module, a duplicate module, a size that is not a count, experts both
             distributed and cut.
     """
     check_keys(content, (PARALLELISMS,))
-    found: dict[str, ModuleLayout] = {}
-    for key, held in mapping_of(content[PARALLELISMS], where=PARALLELISMS).items():
+    layout_of: dict[str, ModuleLayout] = {}
+    for key, entry in mapping_of(content[PARALLELISMS], where=PARALLELISMS).items():
         name = llm if key not in modules and key in LANGUAGE else key
         if name not in modules:
             raise ValueError(f"{PARALLELISMS} has no module {key!r}; {nearest_of(key, modules)}")
-        if name in found:
+        if name in layout_of:
             raise ValueError(f"{PARALLELISMS}: {key!r} and another key both stand for module {name!r}")
-        found[name] = _read(name, mapping_of(held, where=f"{PARALLELISMS}.{key}"), f"{PARALLELISMS}.{key}.")
-    return tuple(found[name] for name in modules if name in found)
+        layout_of[name] = _read(
+            name, mapping_of(entry, where=f"{PARALLELISMS}.{key}"), f"{PARALLELISMS}.{key}."
+        )
+    return tuple(layout_of[name] for name in modules if name in layout_of)
 
 
 def _read(name: str, content: Mapping[str, Any], where: str) -> ModuleLayout:
@@ -72,19 +74,19 @@ def _read(name: str, content: Mapping[str, Any], where: str) -> ModuleLayout:
 
 
 def _has(content: Mapping[str, Any], key: str) -> bool:
-    """Only the data-parallel size may be null: the number of processes decides."""
+    """Whether a degree is given; the data-parallel size may be null: the number of processes decides."""
     return key in content and not (key == "data_parallel_size" and content[key] is None)
 
 
 def write_parallelisms(layouts: Sequence[ModuleLayout], *, dp: int = 1) -> dict[str, Any]:
-    """The keys and values that `read_parallelisms` reads; open rank offsets are written out.
+    """The content that `read_parallelisms` reads; open rank offsets are written out.
 
     Args:
         layouts: in the model's order.
-        dp: replicas of a module whose layout does not say.
+        dp: replicas of a module whose layout has no dp.
 
     Raises:
-        ValueError: a layout says what the notation cannot.
+        ValueError: the notation cannot express a layout.
     """
     written: dict[str, Any] = {}
     end = 0

@@ -1,10 +1,10 @@
-"""Cornstarch's specifications: how each module is laid out, in the model's own structure.
+"""Cornstarch's specifications: the layout of each module, in the model's own structure.
 
 Source: Cornstarch v1, section 3.2 and Listing 1; ICML version, appendix A and Listing 1. Names of fields
 are theirs.
 
-What the notation cannot say: replicas of one module alone, a rank_offset (modules stand one after the
-other) and where stages are cut (the strategy does that).
+The notation cannot express replicas of one module alone, a rank_offset (modules are consecutive), or where
+stages are cut (the strategy decides).
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ _KEYS = ("encoder_specs", "language_model_spec", *_COUNTS, "modality_parallelism
 
 
 class EncoderPlacing(StrEnum):
-    """Where encoders run, as a `modality_parallelism`.
+    """Where encoders run, as values of `modality_parallelism`.
 
-    On ranks of their own, all on the same ranks, or on every rank of the language model.
+    On their own ranks, all on the same ranks, or on every rank of the language model.
     """
 
     PARALLEL = "parallel"
@@ -33,7 +33,7 @@ class EncoderPlacing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelSpec:
-    """How one module is laid out: `pp_size` stages of tp_size x cp_size ranks."""
+    """The layout of one module: `pp_size` stages of tp_size x cp_size ranks."""
 
     tp_size: int = 1
     cp_size: int = 1
@@ -51,13 +51,13 @@ class ParallelSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultimodalSpec:
-    """How a whole model is laid out.
+    """The layout of a whole model.
 
     Args:
-        encoder_specs: by name; of a group of encoders, a `MultimodalSpec` without
-            `language_model_spec`. One rank for an encoder that is not named.
+        encoder_specs: name -> specification; for a group of encoders, a `MultimodalSpec` without
+            `language_model_spec`. Encoders that are not named get one rank.
         language_model_spec: None in a group.
-        num_microbatches: of one replica.
+        num_microbatches: microbatches of one replica.
         microbatch_size: samples that the language model processes together.
         modality_parallelism: an `EncoderPlacing`.
         dp_size: replicas of everything. Differs: Cornstarch derives them from the number of processes.
@@ -92,21 +92,21 @@ class MultimodalSpec:
 
     @property
     def num_samples(self) -> int:
-        """Of one step."""
+        """Samples of one step."""
         return self.dp_size * self.num_microbatches * self.microbatch_size
 
     def leaves(self) -> dict[str, ParallelSpec]:
-        """Encoders by name in plans, groups opened: `senses.vision` is `vision` of group `senses`."""
-        found: dict[str, ParallelSpec] = {}
+        """Encoders by name in plans, with groups flattened: `senses.vision` is `vision` of group `senses`."""
+        specs: dict[str, ParallelSpec] = {}
         for name, spec in self.encoder_specs.items():
             if isinstance(spec, ParallelSpec):
-                found[name] = spec
+                specs[name] = spec
             else:
-                found |= {f"{name}.{inner}": leaf for inner, leaf in spec.leaves().items()}
-        return found
+                specs |= {f"{name}.{inner}": leaf for inner, leaf in spec.leaves().items()}
+        return specs
 
     def of_encoders(self, names: Sequence[str]) -> dict[str, ParallelSpec]:
-        """Specification of every encoder of a model, in its order; ValueError for one it does not have."""
+        """The specification of every encoder of a model, in its order; ValueError for an unknown encoder."""
         given = self.leaves()
         for name in given:
             if name not in names:
@@ -115,27 +115,27 @@ class MultimodalSpec:
 
 
 def layouts_of(spec: MultimodalSpec, *, encoders: Sequence[str], llm: str) -> tuple[ModuleLayout, ...]:
-    """The same as layouts of a job, encoders first.
+    """A specification as layouts of a job, encoders first.
 
     Args:
         encoders: names in plans, in the model's order.
         llm: name of the language model.
 
     Raises:
-        ValueError: an encoder that the model does not have.
+        ValueError: an unknown encoder.
     """
     specs = spec.of_encoders(encoders) | {llm: spec.language_model_spec or ParallelSpec()}
     return tuple(
-        ModuleLayout(module=name, pp=each.pp_size, tp=each.tp_size, cp=each.cp_size)
-        for name, each in specs.items()
+        ModuleLayout(module=name, pp=parallel.pp_size, tp=parallel.tp_size, cp=parallel.cp_size)
+        for name, parallel in specs.items()
     )
 
 
 def spec_of(layouts: Sequence[ModuleLayout], *, llm: str) -> MultimodalSpec:
-    """Layouts as a specification; its counts are one, as layouts say nothing of them.
+    """Layouts as a specification; its counts are 1, as layouts have none.
 
     Raises:
-        ValueError: a layout says what the notation cannot.
+        ValueError: the notation cannot express a layout.
     """
     specs = {layout.module: _spec(layout) for layout in layouts}
     return MultimodalSpec(
@@ -156,10 +156,10 @@ def _spec(layout: ModuleLayout) -> ParallelSpec:
 
 
 def read_spec(content: Mapping[str, Any]) -> MultimodalSpec:
-    """A specification out of keys and values.
+    """The specification of keys and values.
 
     Raises:
-        ValueError: an unknown key, a size that is no count; the message names the place.
+        ValueError: an unknown key, or a size that is not a count; the message names the place.
     """
     return _read(content, where="")
 
@@ -167,11 +167,11 @@ def read_spec(content: Mapping[str, Any]) -> MultimodalSpec:
 def _read(content: Mapping[str, Any], *, where: str) -> MultimodalSpec:
     check_keys(content, _KEYS, where=where)
     encoders: dict[str, ParallelSpec | MultimodalSpec] = {}
-    for name, held in mapping_of(content.get("encoder_specs", {}), where=f"{where}encoder_specs").items():
-        inside = f"{where}encoder_specs.{name}."
-        inner = mapping_of(held, where=inside.removesuffix("."))
+    for name, entry in mapping_of(content.get("encoder_specs", {}), where=f"{where}encoder_specs").items():
+        place = f"{where}encoder_specs.{name}."
+        inner = mapping_of(entry, where=place.removesuffix("."))
         is_group = "encoder_specs" in inner
-        encoders[name] = _read(inner, where=inside) if is_group else _read_one(inner, where=inside)
+        encoders[name] = _read(inner, where=place) if is_group else _read_one(inner, where=place)
     llm = content.get("language_model_spec")
     counts = {key: count_of(content[key], where=f"{where}{key}") for key in _COUNTS if key in content}
     return MultimodalSpec(
@@ -192,7 +192,7 @@ def _read_one(content: Mapping[str, Any], *, where: str) -> ParallelSpec:
 
 
 def write_spec(spec: MultimodalSpec) -> dict[str, Any]:
-    """The keys and values that `read_spec` reads; what is as by default is left out but for sizes."""
+    """The content that `read_spec` reads; defaults are left out, except for sizes."""
     content: dict[str, Any] = {
         "encoder_specs": {
             name: write_spec(inner) if isinstance(inner, MultimodalSpec) else _sizes(inner)

@@ -1,4 +1,4 @@
-"""A job's layouts from, and into, any of the notations."""
+"""Reads and writes a job's layouts in any of the notations."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -14,7 +14,7 @@ from workbench.job.schema import LayoutSpec
 
 
 class Notation(StrEnum):
-    """Whose words a layout is in; JOB is the `layouts` of a job.yaml."""
+    """The notation of a layout; JOB is `layouts` of a job.yaml."""
 
     JOB = "job"
     BRIDGE = "bridge"
@@ -47,27 +47,27 @@ TORCHTITAN_SIZES = {
 
 def notation_of(content: Mapping[str, Any]) -> Notation:
     """The notation that a file is in, by its keys; ValueError for none or several."""
-    found = {notation for key, notation in _TELLS.items() if key in content}
-    if len(found) != 1:
+    notations = {notation for key, notation in _TELLS.items() if key in content}
+    if len(notations) != 1:
         near = "; ".join(f"{key!r}: {nearest_of(str(key), list(_TELLS))}" for key in list(content)[:1])
         raise ValueError(
             f"want the keys of one notation ({', '.join(_TELLS)}), got "
-            f"{' and '.join(sorted(found)) or near or 'nothing'}"
+            f"{' and '.join(sorted(notations)) or near or 'nothing'}"
         )
-    return found.pop()
+    return notations.pop()
 
 
 def read_layouts(content: Mapping[str, Any], job: Job) -> tuple[ModuleLayout, ...]:
     """Layouts of the job's modules, in the model's order.
 
-    A notation that speaks of the language model alone leaves the other modules as the job has them.
+    A notation for the language model alone leaves the other modules as the job has them.
 
     Args:
         content: keys and values of one notation.
-        job: whose model it is for.
+        job: the job whose model it is for.
 
     Raises:
-        ValueError: what the notation's reader refuses, or counts that are not the job's.
+        ValueError: as the notation's reader, or counts that differ from the job's.
     """
     notation = notation_of(content)
     names = [module.name for module in job.model.modules]
@@ -81,18 +81,20 @@ def read_layouts(content: Mapping[str, Any], job: Job) -> tuple[ModuleLayout, ..
         return cornstarch.layouts_of(spec, encoders=encoders, llm=llm)
     if notation is Notation.JOB:
         return _read_job(content, names)
-    own = _read_megatron(content, job) if notation is Notation.MEGATRON else _read_torchtitan(content, job)
-    kept = {layout.module: layout for layout in job.layouts} | {llm: own}
-    return tuple(kept[name] for name in names if name in kept)
+    llm_layout = (
+        _read_megatron(content, job) if notation is Notation.MEGATRON else _read_torchtitan(content, job)
+    )
+    layout_of = {layout.module: layout for layout in job.layouts} | {llm: llm_layout}
+    return tuple(layout_of[name] for name in names if name in layout_of)
 
 
 def write_layouts(job: Job, notation: Notation) -> dict[str, Any]:
     """Keys and values of the notation for the job's layouts.
 
-    A notation that speaks of the language model alone leaves the other modules out.
+    A notation for the language model alone leaves the other modules out.
 
     Raises:
-        ValueError: a layout says what the notation cannot.
+        ValueError: the notation cannot express a layout.
     """
     given = {layout.module: layout for layout in job.layouts}
     layouts = [given.get(m.name, ModuleLayout(module=m.name)) for m in job.model.modules]
@@ -113,13 +115,13 @@ def write_layouts(job: Job, notation: Notation) -> dict[str, Any]:
 
 
 def _sizes(layout: ModuleLayout, words: Mapping[str, str]) -> dict[str, int]:
-    """Degrees that the layout says."""
+    """The layout's degrees, by the notation's keys."""
     sizes = {key: getattr(layout, name) for key, name in words.items()}
     return {key: size for key, size in sizes.items() if size is not None}
 
 
 def _num_blocks(job: Job) -> int:
-    """Transformer layers of the language model, which stand between its embedding and its head."""
+    """The number of the language model's transformer layers, between its embedding and its head."""
     return len(job.model.llm.layers) - 2
 
 
@@ -157,11 +159,11 @@ def _read_job(content: Mapping[str, Any], names: list[str]) -> tuple[ModuleLayou
     return tuple(_of_job(name, given[name]) for name in names if name in given)
 
 
-def _of_job(name: str, held: Any) -> ModuleLayout:
-    words = mapping_of(held, where=f"layouts.{name}")
-    check_keys(words, PLACES, where=f"layouts.{name}.")
+def _of_job(name: str, entry: Any) -> ModuleLayout:
+    mapping = mapping_of(entry, where=f"layouts.{name}")
+    check_keys(mapping, PLACES, where=f"layouts.{name}.")
     try:
-        spec = LayoutSpec.model_validate(words)
+        spec = LayoutSpec.model_validate(mapping)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
@@ -170,10 +172,12 @@ def _of_job(name: str, held: Any) -> ModuleLayout:
 
 
 def _words(layout: ModuleLayout) -> dict[str, Any]:
-    """What is not as by default."""
-    plain = ModuleLayout(module=layout.module)
-    said = {name: getattr(layout, name) for name in PLACES if getattr(layout, name) != getattr(plain, name)}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in said.items()}
+    """The layout's keys and values that differ from the defaults."""
+    default = ModuleLayout(module=layout.module)
+    values = {
+        name: getattr(layout, name) for name in PLACES if getattr(layout, name) != getattr(default, name)
+    }
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def _counts(job: Job) -> dict[str, Any]:
@@ -185,16 +189,16 @@ def _counts(job: Job) -> dict[str, Any]:
 
 
 def _check_counts(content: Mapping[str, Any], spec: cornstarch.MultimodalSpec, job: Job) -> None:
-    """Counts that a specification names must be the job's, which has them elsewhere."""
-    for key, have in _counts(job).items():
-        if key in content and getattr(spec, key) != have:
+    """Raise ValueError where counts in a specification differ from those of the job's batch."""
+    for key, count in _counts(job).items():
+        if key in content and getattr(spec, key) != count:
             raise ValueError(
-                f"{key} is {getattr(spec, key)}, the job's batch makes it {have}; change the batch"
+                f"{key} is {getattr(spec, key)}, the job's batch makes it {count}; change the batch"
             )
 
 
 def _check_sayable(llm: ModuleLayout, notation: Notation, sayable: Mapping[str, str]) -> None:
-    """Of the language model, the notation must be able to say everything."""
+    """Raise ValueError unless the notation can express the language model's layout."""
     if not llm.stage_layers:
         raise ValueError(f"{notation} says where {llm.module!r} is cut; its layout has no stage_layers")
     if llm.ep > 1:

@@ -1,4 +1,4 @@
-"""Files with layouts in any of the notations, and job files that take them in."""
+"""Files with layouts in any of the notations, and job files with layouts put in."""
 
 from pathlib import Path
 from typing import Any
@@ -25,22 +25,22 @@ def content_of(path: Path) -> dict[str, Any]:
 
 
 def placing_of(content: dict[str, Any]) -> str | None:
-    """Where a file puts encoders; None where that is not its to say."""
+    """A file's `modality_parallelism`; None in notations without it."""
     if notation_of(content) is not Notation.CORNSTARCH:
         return None
     return read_spec(content).modality_parallelism
 
 
 def job_with_layouts(job: Path, output: Path, layouts: dict[str, Any]) -> dict[str, Any]:
-    """The content of a job file with these layouts; settings that stand among them stay.
+    """The content of a job file with new layouts; other settings of modules are kept.
 
     Raises:
-        ValueError: the output is to stand in another folder, where the job's paths would mean other files.
+        ValueError: the output is in another folder, where the job's relative paths would mean other files.
     """
     if output.resolve().parent != job.resolve().parent:
         raise ValueError(f"{output}: a job's paths are relative to it; want it in {job.resolve().parent}")
     content = content_of(job)
     before = content.get("layouts", {})
-    kept = {name: {key: held[key] for key in held if key not in PLACES} for name, held in before.items()}
+    kept = {name: {key: entry[key] for key in entry if key not in PLACES} for name, entry in before.items()}
     names = dict.fromkeys([*kept, *layouts])
     return content | {"layouts": {name: kept.get(name, {}) | layouts.get(name, {}) for name in names}}

@@ -1,13 +1,13 @@
-"""Megatron's pipeline layout string, e.g. `Et*3|(tt|)*29,m|L`: which layers every stage has.
+"""Megatron's pipeline layout string, e.g. `Et*3|(tt|)*29,m|L`, which lists the layers of every stage.
 
 Source: Megatron-Core, `PipelineParallelLayerLayout` (the argument --pipeline-model-parallel-layout).
 E is the embedding, t a transformer layer, m a multi-token-prediction layer, L the loss with its head; `|`
-ends a stage, `x*n` and `(...)*n` repeat, commas are for the eye. With several stages on a rank the order is
-still that of the model: stage i lies on block i mod pp.
+ends a stage, `x*n` and `(...)*n` repeat, commas are ignored. With several stages on a rank the order is
+still that of the model: stage i is on block i mod pp.
 
-What the notation cannot say: anything but where the language model is cut. What it says beyond a layout
-is refused: m, as no module here has such layers, and stages without layers. Stricter than the source,
-which unrolls by text substitution: groups are not nested and have a factor, factors are >= 1.
+The notation expresses only where the language model is cut. What layouts cannot express is refused: m, as
+no module here has such layers, and stages without layers. Stricter than the source, which unrolls by text
+substitution: groups are not nested and have a factor, factors are >= 1.
 """
 
 import re
@@ -22,21 +22,21 @@ _KNOWN = (EMBEDDING, BLOCK, PREDICTION, LOSS, END)
 
 
 class _Symbol(NamedTuple):
-    """One of the string's letters, and where it stands, from 1."""
+    """A letter of the string, and its position, from 1."""
 
     letter: str
     place: int
 
 
 def stage_layers_of(text: str, *, num_blocks: int | None = None) -> tuple[int, ...]:
-    """Layers of every stage: embedding, transformer layers and head count one each.
+    """The number of layers of every stage; embedding, transformer layers and head count one each.
 
     Args:
         text: the layout string.
         num_blocks: transformer layers of the model; None: as many as the string has.
 
     Raises:
-        ValueError: what cannot be read or is not a whole model, with its place in the string.
+        ValueError: invalid text, or not a whole model; the message gives the position in the string.
 
     Complexity: O(layers).
     """
@@ -53,7 +53,7 @@ def stage_layers_of(text: str, *, num_blocks: int | None = None) -> tuple[int, .
 
 
 def layout_string(stage_layers: Sequence[int]) -> str:
-    """The string of these stages, runs of equal stages and of layers folded.
+    """The layout string of stages, with runs of equal stages and layers folded.
 
     Raises:
         ValueError: not a module of an embedding, transformer layers and a head in stages of >= 1 layer.
@@ -73,30 +73,30 @@ def layout_string(stage_layers: Sequence[int]) -> str:
 
 
 def _folded(letters: str) -> str:
-    """Ettt as Et*3."""
+    """Fold runs of letters: Ettt as Et*3."""
     runs = ((letter, len(list(run))) for letter, run in groupby(letters))
     return "".join(letter * count if count < 3 else f"{letter}*{count}" for letter, count in runs)
 
 
 def _joined(stages: Sequence[str]) -> str:
-    """Stages with their ends; equal ones in a row as (stage|)*n. The last stage has no end."""
+    """Join stages by their ends, runs of equal ones as (stage|)*n; the last stage has no end."""
     *others, last = stages
     runs = ((stage, len(list(run))) for stage, run in groupby(others))
     return "".join(f"{s}|" if n == 1 else f"({s}|)*{n}" for s, n in runs) + last
 
 
 class _Reader:
-    """Walks the string once, unrolling."""
+    """Parses and unrolls the string in one pass."""
 
     def __init__(self, text: str) -> None:
         self._text, self._next = text, 0
 
     def read(self) -> list[_Symbol]:
-        found: list[_Symbol] = []
+        symbols: list[_Symbol] = []
         while (letter := self._peek()) is not None:
             part = self._group() if letter == "(" else [self._symbol()]
-            self._repeat(part, found)
-        return found
+            self._repeat(part, symbols)
+        return symbols
 
     def _group(self) -> list[_Symbol]:
         start = self._next
@@ -125,8 +125,8 @@ class _Reader:
             raise self._wrong(f"no layer is called {letter!r}; {hint}", index)
         return _Symbol(letter, index + 1)
 
-    def _repeat(self, part: list[_Symbol], found: list[_Symbol]) -> None:
-        """Add the part as often as the factor behind it says."""
+    def _repeat(self, part: list[_Symbol], symbols: list[_Symbol]) -> None:
+        """Append the part as often as the factor after it says."""
         factor, start = 1, self._next
         if self._peek() == "*":
             start = self._next
@@ -137,37 +137,39 @@ class _Reader:
         if not 1 <= factor <= MOST_SYMBOLS:
             nearest = 1 if factor < 1 else MOST_SYMBOLS
             raise self._wrong(f"'*' wants a factor of 1 to {MOST_SYMBOLS}; nearest: '*{nearest}'", start)
-        if len(found) + len(part) * factor > MOST_SYMBOLS:
+        if len(symbols) + len(part) * factor > MOST_SYMBOLS:
             raise self._wrong(f"want at most {MOST_SYMBOLS} layers and stages' ends in all", start)
-        found += part * factor
+        symbols += part * factor
 
     def _peek(self) -> str | None:
-        """The next character that is no comma; None at the end."""
+        """The next character that is not a comma; None at the end."""
         while self._next < len(self._text) and self._text[self._next] == ",":
             self._next += 1
         return self._text[self._next] if self._next < len(self._text) else None
 
-    def _wrong(self, what: str, place: int) -> ValueError:
-        return _wrong(self._text, what, place + 1)
+    def _wrong(self, what: str, index: int) -> ValueError:
+        return _wrong(self._text, what, index + 1)
 
 
-def _wrong(text: str, what: str, place: int) -> ValueError:
-    return ValueError(f"layout {text!r}, at {place}: {what}")
+def _wrong(text: str, what: str, position: int) -> ValueError:
+    return ValueError(f"layout {text!r}, at {position}: {what}")
 
 
 def _check_ends(text: str, symbols: Sequence[_Symbol]) -> None:
-    """One embedding first, one loss last, no prediction layers."""
+    """Raise ValueError unless there is one embedding, first, one loss, last, and no prediction layer."""
     layers = [symbol for symbol in symbols if symbol.letter != END]
     if not layers:
         raise _wrong(text, "there is no layer; nearest: 'EL'", 1)
     for symbol in layers:
         if symbol.letter == PREDICTION:
             raise _wrong(text, "no model here has multi-token-prediction layers; leave 'm' out", symbol.place)
-    for letter, what, right in ((EMBEDDING, "first", layers[0]), (LOSS, "last", layers[-1])):
-        if right.letter != letter:
-            raise _wrong(text, f"the {what} layer must be {letter!r}, got {right.letter!r}", right.place)
+    for letter, what, expected in ((EMBEDDING, "first", layers[0]), (LOSS, "last", layers[-1])):
+        if expected.letter != letter:
+            raise _wrong(
+                text, f"the {what} layer must be {letter!r}, got {expected.letter!r}", expected.place
+            )
         for symbol in layers:
-            if symbol.letter == letter and symbol is not right:
+            if symbol.letter == letter and symbol is not expected:
                 raise _wrong(text, f"{letter!r} must stand once, as the {what} layer", symbol.place)
 
 

@@ -1,10 +1,10 @@
-"""torchtitan's `module_fqns_per_model_part`: which submodules of the language model every stage has.
+"""torchtitan's `module_fqns_per_model_part`, which lists the submodules of every stage of the language model.
 
 Source: torchtitan, `Parallelism.module_fqns_per_model_part` and the names of its Llama: tok_embeddings,
 layers.0 to layers.N-1, norm, output (lm_head in later models).
 
-What the notation cannot say: anything but where the language model is cut. What it says beyond a layout
-is refused: `norm` apart from `output`, which are one layer here, and parts without layers.
+The notation expresses only where the language model is cut. What layouts cannot express is refused: `norm`
+apart from `output`, which are one layer here, and parts without layers.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ EMBEDDING, NORM, OUTPUT = "tok_embeddings", "norm", ("output", "lm_head")
 
 
 def stage_layers_of(parts: Any, *, num_blocks: int) -> tuple[int, ...]:
-    """Layers of every stage: embedding, transformer layers and head (norm and output) count one each.
+    """The number of layers of every stage; embedding, transformer layers and head (norm, output) count one.
 
     Args:
         parts: [stages] lists of names, in the model's order.
         num_blocks: transformer layers of the model.
 
     Raises:
-        ValueError: a name that is not there, not the next one or missing; part and place are named.
+        ValueError: an unknown name, one out of order, or a missing one; the message names part and position.
 
     Complexity: O(layers).
     """
@@ -61,7 +61,7 @@ def _check_name(name: str, expected: Sequence[str], done: int, where: str) -> No
 
 
 def parts_of(stage_layers: Sequence[int]) -> list[list[str]]:
-    """The lists of names of these stages.
+    """The names of the submodules of stages.
 
     Raises:
         ValueError: not a module of an embedding, transformer layers and a head in stages of >= 1 layer.

@@ -1,1 +1,1 @@
-"""Composite configurations of transformers, taken apart into the modules of a job."""
+"""Takes composite configurations of transformers apart into the modules of a job."""

@@ -1,4 +1,4 @@
-"""What a composite configuration is taken apart into, and what composites share."""
+"""The parts of a composite configuration, and helpers that composites share."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,12 +12,12 @@ TILES = (
     "an image becomes several tiles, each an item: say how many by `each`, or `most` in a mixture, or count "
     "those of your images by `init --data FILE` or `plan --sizes FILE --tiling anyres`"
 )
-VISION_TOWER = {"": "model.vision_tower."}  # names of weights of most encoders of images
+VISION_TOWER = {"": "model.vision_tower."}  # prefixes of weights of most image encoders
 AUDIO_TOWER = {"": "model.audio_tower."}
 PROJECTOR = {"projector.": "model.multi_modal_projector."}
 CLIP_S = 30  # Whisper's window
-THINKER = "thinker."  # names of what listens, looks and writes, beside a talker
-DECODER = {"model.": "model.language_model.", "lm_head.": "lm_head."}  # names of most language models
+THINKER = "thinker."  # prefix of the part without the talker
+DECODER = {"model.": "model.language_model.", "lm_head.": "lm_head."}  # prefixes of most language models
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,14 +25,14 @@ class Part:
     """One module of a composite.
 
     Args:
-        config: as a config.json of its own.
+        config: its own config.json.
         projector: of an encoder; None: the family's own.
         feature_layer: hidden state of an encoder that its projector reads; None: its output.
-        weights: how names of its weights begin, in a checkpoint of its own -> in that of the composite; the
-            longest beginning counts.
+        weights: prefix of weight names in its own checkpoint -> prefix in the composite's; the longest
+            matching prefix counts.
         transposed: own names of weights that the composite holds as [in, out].
-        items: words of a job about one item of the size that the model was trained with: `images`, `seconds`
-            or none, where the module itself says it.
+        items: a job's keys for one item of the size that the model was trained with: `images`, `seconds`,
+            or none where the module itself determines it.
     """
 
     config: Mapping[str, Any]
@@ -48,8 +48,8 @@ class Dropped:
     """Weights of a composite that no module has.
 
     Args:
-        weights: how their names begin in the model that transformers builds.
-        what: they are, and why they are not there.
+        weights: prefix of their names in the model that transformers builds.
+        what: what they are, and why they are left out.
     """
 
     weights: str
@@ -61,10 +61,10 @@ class Parts:
     """A composite taken apart.
 
     Args:
-        modules: by name; the LLM last.
-        token_ids: of the tokens in whose places the outputs of an encoder stand, by its name.
-        dropped: what none of the modules has.
-        notes: what a job cannot say of it.
+        modules: name -> part; the LLM last.
+        token_ids: encoder's name -> id of the placeholder token that its outputs replace.
+        dropped: weights that no module has.
+        notes: properties that a job cannot express.
     """
 
     modules: Mapping[str, Part]
@@ -78,9 +78,9 @@ class Composite:
     """One kind of composite.
 
     Args:
-        name: as its papers call it.
+        name: as in its papers.
         model_type: of its configuration.
-        take_apart: its parts; ValueError for what it cannot say.
+        take_apart: configuration -> parts; ValueError for unsupported values.
     """
 
     name: str
@@ -89,22 +89,22 @@ class Composite:
 
 
 def name_in_composite(part: Part, name: str) -> str:
-    """What a weight of a part is called in the composite's checkpoint."""
-    own = max((start for start in part.weights if name.startswith(start)), key=len)
-    return part.weights[own] + name.removeprefix(own)
+    """The name of a part's weight in the composite's checkpoint."""
+    prefix = max((start for start in part.weights if name.startswith(start)), key=len)
+    return part.weights[prefix] + name.removeprefix(prefix)
 
 
 def spellings(name: str) -> Iterator[str]:
-    """A weight's name in a composite, then what older releases of transformers call it in a checkpoint."""
+    """Yield a weight's name in a composite, then its names in checkpoints of older transformers releases."""
     yield name
     outer = THINKER if name.startswith(THINKER) else ""
     inner = name.removeprefix(outer)
-    for start, others in _OLDER.items():
-        if inner.startswith(start):
-            yield from (outer + other + inner.removeprefix(start) for other in others)
+    for prefix, older_prefixes in _OLDER.items():
+        if inner.startswith(prefix):
+            yield from (outer + older + inner.removeprefix(prefix) for older in older_prefixes)
 
 
-_OLDER = {  # beginning of a name -> how it begins in checkpoints
+_OLDER = {  # prefix of a name -> its prefixes in checkpoints
     "model.language_model.": ("language_model.model.", "model."),
     "lm_head.": ("language_model.lm_head.",),
     "model.vision_tower.": ("vision_tower.", "vision_tower.vision_model."),
@@ -117,7 +117,7 @@ _OLDER = {  # beginning of a name -> how it begins in checkpoints
 
 
 def part_config(config: Config, key: str, model_type: str, absent: Config | None = None) -> dict[str, Any]:
-    """A configuration inside another; `absent`: what it says where the outer one leaves it out."""
+    """A nested configuration; `absent` is used where the outer one lacks it."""
     inner = config.get(key)
     if inner is None:
         return {"model_type": model_type, **(absent or {})}
@@ -129,13 +129,13 @@ def part_config(config: Config, key: str, model_type: str, absent: Config | None
 def text_config(
     config: Config, model_type: str, *, absent: Config | None = None, ties: bool | None = None
 ) -> dict[str, Any]:
-    """The language model's configuration. Whether its table is the head's says the outer configuration.
+    """The language model's configuration; the outer one decides whether head and embedding are tied.
 
     Args:
         config: the composite's.
-        model_type: of the language model, where it does not say.
-        absent: its configuration, where there is none.
-        ties: what the outer configuration means where it says nothing; None: what the inner one says.
+        model_type: of the language model, where the configuration has none.
+        absent: the configuration to use where there is none.
+        ties: the outer configuration's default; None: the inner one decides.
     """
     inner = part_config(config, "text_config", model_type, absent)
     if ties is None and config.get("tie_word_embeddings") is None:
@@ -144,9 +144,9 @@ def text_config(
 
 
 def two_linears(first: int, second: int) -> dict[str, str]:
-    """Names of the matmuls of a projector of steps, as most composites call them."""
-    theirs = "model.multi_modal_projector.linear"
-    return {f"projector.{first}.": f"{theirs}_1.", f"projector.{second}.": f"{theirs}_2."}
+    """Prefixes of the matmuls of a projector of steps, as in most composites."""
+    name = "model.multi_modal_projector.linear"
+    return {f"projector.{first}.": f"{name}_1.", f"projector.{second}.": f"{name}_2."}
 
 
 _TOKEN_KEYS = {
@@ -167,7 +167,7 @@ def joined(
     """Encoders in front of a language model, at the tokens that the composite's keys name.
 
     Args:
-        llm: its configuration; weights: their names.
+        llm: its configuration; weights: prefixes of its weights.
         encoders, dropped, notes: as in `Parts`.
     """
     ids = {
@@ -196,7 +196,7 @@ def whole_or(config: Config, key: str, default: int) -> int:
 
 
 def unread_blocks(vision: Config, feature_layer: int, names: str) -> tuple[Dropped, ...]:
-    """Blocks behind the hidden state that the projector reads."""
+    """Blocks after the hidden state that the projector reads, as dropped weights."""
     num = count(vision, "num_hidden_layers", 12)
     if not -num - 1 <= feature_layer <= num:
         raise ValueError(f"vision_feature_layer must be from {-num - 1} to {num}, got {feature_layer!r:.60}")
@@ -208,7 +208,7 @@ def unread_blocks(vision: Config, feature_layer: int, names: str) -> tuple[Dropp
 def check_width(
     config: Config, tower: Config, key: str, llm: Config, usual: int, *, where: str = "vision_config"
 ) -> None:
-    """ValueError unless a tower emits the width of the LLM, which is `usual` where it does not say."""
+    """Raise ValueError unless a tower emits the LLM's width, whose default is `usual`."""
     width, given = whole(llm, "hidden_size", usual), whole(tower, key, 3584)
     if width != given:
         raise ValueError(
@@ -223,17 +223,17 @@ _WITH_CLASS_TOKEN = ("clip_vision_model", "dinov2", "internvl_vision")
 
 
 def check_selected(config: Config, tower: Config, absent: str) -> None:
-    """ValueError unless its class token, and nothing else, is dropped behind an encoder, as modules do.
+    """Raise ValueError unless an encoder's class token, and nothing else, is dropped at its output.
 
     Args:
         config: of the composite; tower: of the encoder.
-        absent: what the composite means where it does not say.
+        absent: the composite's default.
     """
     kind = str(tower["model_type"])
     has_class = kind in _WITH_CLASS_TOKEN
-    said, want = text(config, _SELECTED, absent), DROPS_FIRST if has_class else KEEPS_ALL
-    if said != want:
+    selected, expected = text(config, _SELECTED, absent), DROPS_FIRST if has_class else KEEPS_ALL
+    if selected != expected:
         why = "its class token would reach the LLM" if has_class else "its first patch would be dropped"
         raise ValueError(
-            f"{config['model_type']}: {_SELECTED} must be {want!r} behind {kind}, got {said!r}: {why}"
+            f"{config['model_type']}: {_SELECTED} must be {expected!r} behind {kind}, got {selected!r}: {why}"
         )

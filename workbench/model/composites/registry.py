@@ -1,4 +1,4 @@
-"""All composites that are taken apart: those that join several families' parts, then families' own."""
+"""All supported composites: those that join parts of several families, then families' own."""
 
 import difflib
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _PARTS = ("vision_config", "audio_config", "text_config")
 
 
 def is_composite(config: Config) -> bool:
-    """Whether configurations of other models stand inside it, whether or not it can be taken apart.
+    """Whether a configuration contains those of other models, whether or not it can be taken apart.
 
     Example:
         >>> is_composite({"model_type": "bark", "codec_config": {"model_type": "encodec"}})
@@ -39,8 +39,8 @@ def take_apart(config: Config) -> Parts:
     """The modules of a composite configuration.
 
     Raises:
-        ValueError: no composite of that `model_type`, the nearest is named where keys of parts are the usual
-            ones; or a key that it cannot say.
+        ValueError: an unknown `model_type` (the nearest is named where the parts have the usual keys), or
+            an unsupported value.
     """
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in COMPOSITES:

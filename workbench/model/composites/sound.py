@@ -1,4 +1,4 @@
-"""Encoders of sound, alone or beside one of images: of Qwen, Audio Flamingo, Voxtral and Phi-4."""
+"""Composites with audio encoders, alone or beside an image encoder: Qwen, Audio Flamingo, Voxtral, Phi-4."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,9 +31,9 @@ from workbench.model.projector import Merge, Projector, ProjectorStep, Steps
 
 
 def _qwen2_audio(config: Config) -> Parts:
-    heard = part_config(config, "audio_config", "qwen2_audio_encoder")
+    audio = part_config(config, "audio_config", "qwen2_audio_encoder")
     clips = Part(
-        config=heard,
+        config=audio,
         projector=Projector.LINEAR,
         items={"seconds": CLIP_S},
         weights=AUDIO_TOWER | PROJECTOR,
@@ -41,8 +41,8 @@ def _qwen2_audio(config: Config) -> Parts:
     return joined(config, {AUDIO: clips}, text_config(config, "qwen2"))
 
 
-LONGEST_S = 600  # of a clip: Audio Flamingo 3's processor, `max_audio_len`
-_ENCODER_KEYS = {  # of Audio Flamingo 3, and what they are in the configuration of Qwen2-Audio's encoder
+LONGEST_S = 600  # longest clip: Audio Flamingo 3's processor, `max_audio_len`
+_ENCODER_KEYS = {  # Audio Flamingo 3's keys -> those of Qwen2-Audio's encoder
     "hidden_size": "d_model",
     "num_hidden_layers": "encoder_layers",
     "num_attention_heads": "encoder_attention_heads",
@@ -53,15 +53,15 @@ _ENCODER_KEYS = {  # of Audio Flamingo 3, and what they are in the configuration
 
 def _audioflamingo3(config: Config) -> Parts:
     """Qwen2-Audio's encoder in front of an MLP; it reads several windows of a clip."""
-    named = part_config(config, "audio_config", "audioflamingo3_encoder")
-    heard = {_ENCODER_KEYS.get(key, key): value for key, value in named.items()}
+    nested = part_config(config, "audio_config", "audioflamingo3_encoder")
+    audio = {_ENCODER_KEYS.get(key, key): value for key, value in nested.items()}
     act, bias = text(config, "projector_hidden_act", "gelu"), flag(config, "projector_bias", default=True)
     if (act, bias) != ("gelu", True):
         raise ValueError(
             f"audioflamingo3: want projector_hidden_act gelu and projector_bias true, got {act} and {bias}"
         )
     clips = Part(
-        config=heard | {"model_type": "qwen2_audio_encoder", "most_windows": LONGEST_S // CLIP_S},
+        config=audio | {"model_type": "qwen2_audio_encoder", "most_windows": LONGEST_S // CLIP_S},
         projector=Projector.MLP,
         items={"seconds": CLIP_S},
         weights=AUDIO_TOWER | PROJECTOR,
@@ -70,18 +70,18 @@ def _audioflamingo3(config: Config) -> Parts:
 
 
 def _voxtral(config: Config) -> Parts:
-    """Frames side by side, as many as fill the width of the encoder's MLP, then an MLP without biases.
+    """Frames concatenated to the width of the encoder's MLP, then an MLP without biases.
 
-    What the language model's configuration leaves out is Ministral's.
+    Defaults of the language model's configuration are Ministral's.
     """
-    heard = part_config(config, "audio_config", "voxtral_encoder")
-    width, ffn = whole(heard, "hidden_size", 1280), whole(heard, "intermediate_size", 5120)
+    audio = part_config(config, "audio_config", "voxtral_encoder")
+    width, ffn = whole(audio, "hidden_size", 1280), whole(audio, "intermediate_size", 5120)
     if ffn % width:
         raise ValueError(f"voxtral: intermediate_size must be a multiple of hidden_size {width}, got {ffn}")
     out = ProjectorStep(linear_out=True, bias=False)
     act = ProjectorStep(act=text(config, "projector_hidden_act", "gelu"))
     clips = Part(
-        config=heard,
+        config=audio,
         projector=(ProjectorStep(merge=ffn // width), out, act, out),
         items={"seconds": CLIP_S},
         weights=AUDIO_TOWER | two_linears(1, 3),
@@ -125,10 +125,10 @@ _MLP = (_OUT, ProjectorStep(act="gelu"), _OUT)
 
 
 def _phi4(config: Config) -> Parts:
-    """Means over squares of patches and an MLP; an MLP for clips. The LLM's keys stand at the top."""
+    """Means over squares of patches and an MLP; an MLP for clips; the LLM's keys are at the top level."""
     vision = {**_VISION, **part_config(config, "vision_config", ""), "model_type": "siglip_vision_model"}
-    heard = part_config(config, "audio_config", "phi4_multimodal_audio")
-    rate = whole(heard, "downsample_rate", 1)
+    audio = part_config(config, "audio_config", "phi4_multimodal_audio")
+    rate = whole(audio, "downsample_rate", 1)
     if rate != 1:
         raise ValueError(f"phi4_multimodal: audio_config.downsample_rate must be 1, got {rate}; nearest: 1")
     layer = whole_or(vision, "feature_layer", -2)
@@ -148,7 +148,7 @@ def _phi4(config: Config) -> Parts:
                 },
             ),
             AUDIO: Part(
-                config=heard,
+                config=audio,
                 projector=_MLP,
                 items={"seconds": CLIP_S},
                 weights={
@@ -161,7 +161,7 @@ def _phi4(config: Config) -> Parts:
         },
         token_ids={
             VISION: whole_or(vision, "image_token_id", 200010),
-            AUDIO: whole_or(heard, "audio_token_id", 200011),
+            AUDIO: whole_or(audio, "audio_token_id", 200011),
         },
         dropped=(
             Dropped(weights=f"{tower}post_layernorm.", what="final norm: an earlier state is read"),
@@ -189,15 +189,15 @@ _OMNI_TEXT = {
 
 
 def _thinker(config: Config) -> Parts:
-    """Images as Qwen2.5-VL reads them; clips in windows of their own, two tokens of which become one."""
+    """Images as in Qwen2.5-VL; clips in separate windows, with two tokens merged into one."""
     llm = {**_OMNI_TEXT, **text_config(config, "qwen2_vl_text", ties=False), "model_type": "qwen2_vl_text"}
-    seen = {**part_config(config, "vision_config", ""), "model_type": "qwen2_5_omni_vision_encoder"}
-    heard = {**part_config(config, "audio_config", ""), "model_type": "qwen2_5_omni_audio_encoder"}
-    check_width(config, seen, "out_hidden_size", llm, 3584)
-    check_width(config, heard, "output_dim", llm, 3584, where="audio_config")
-    pages = Part(config=seen, weights={"": "model.visual."}, items={"images": [PAGE_PX]})
+    vision = {**part_config(config, "vision_config", ""), "model_type": "qwen2_5_omni_vision_encoder"}
+    audio = {**part_config(config, "audio_config", ""), "model_type": "qwen2_5_omni_audio_encoder"}
+    check_width(config, vision, "out_hidden_size", llm, 3584)
+    check_width(config, audio, "output_dim", llm, 3584, where="audio_config")
+    pages = Part(config=vision, weights={"": "model.visual."}, items={"images": [PAGE_PX]})
     clips = Part(
-        config=heard,
+        config=audio,
         projector=Projector.LINEAR,
         items={"seconds": CLIP_S},
         weights={**AUDIO_TOWER, "projector.linear.": "model.audio_tower.proj."},
@@ -280,14 +280,17 @@ def _of_thinker(config: Config, kind: str, take_apart: Callable[[Config], Parts]
     """
     parts = take_apart({**part_config(config, "thinker_config", kind), "model_type": kind})
     modules = {
-        name: replace(part, weights={own: THINKER + theirs for own, theirs in part.weights.items()})
+        name: replace(
+            part,
+            weights={prefix: THINKER + composite_prefix for prefix, composite_prefix in part.weights.items()},
+        )
         for name, part in parts.modules.items()
     }
     return replace(
         parts,
         modules=modules,
         dropped=(
-            *(replace(each, weights=THINKER + each.weights) for each in parts.dropped),
+            *(replace(dropped, weights=THINKER + dropped.weights) for dropped in parts.dropped),
             Dropped(weights="talker.", what="the talker: it speaks what the thinker thought, after training"),
             Dropped(weights=f"{vocoder}.", what="the talker's vocoder"),
         ),

@@ -136,15 +136,17 @@ def _smolvlm(config: Config) -> Parts:
 
 
 def _shuffled(config: Config, vision: str) -> Parts:
-    """One matmul without bias over a square of patches."""
+    """A projector of one matmul without bias over a square of patches."""
     projector = (
         ProjectorStep(merge=whole(config, "scale_factor", 2) ** 2),
         ProjectorStep(linear_out=True, bias=False),
     )
     weights = {"": "model.vision_model.", "projector.1.": "model.connector.modality_projection.proj."}
-    seen = Part(config=part_config(config, "vision_config", vision), projector=projector, weights=weights)
+    vision_part = Part(
+        config=part_config(config, "vision_config", vision), projector=projector, weights=weights
+    )
     llm = text_config(config, "llama", ties=False)
-    return joined(config, {VISION: seen}, llm, weights=_TEXT_MODEL, notes=(TILES,))
+    return joined(config, {VISION: vision_part}, llm, weights=_TEXT_MODEL, notes=(TILES,))
 
 
 def _internvl(config: Config) -> Parts:
@@ -168,7 +170,7 @@ def _internvl(config: Config) -> Parts:
         dropped = unread_blocks(
             {"num_hidden_layers": 24, **vision}, layer, "model.vision_tower.encoder.layer"
         )
-    seen = Part(
+    vision_part = Part(
         config=vision,
         projector=projector,
         feature_layer=None if layer == -1 else layer,
@@ -179,7 +181,7 @@ def _internvl(config: Config) -> Parts:
         },
     )
     llm = text_config(config, "qwen2", ties=True)
-    return joined(config, {VISION: seen}, llm, dropped=dropped, notes=(TILES,))
+    return joined(config, {VISION: vision_part}, llm, dropped=dropped, notes=(TILES,))
 
 
 def _gemma3(config: Config) -> Parts:
@@ -197,7 +199,7 @@ def _gemma3(config: Config) -> Parts:
         ProjectorStep(norm=Norm.RMS, eps=number(vision, "layer_norm_eps", 1e-6), offset=1.0),
         ProjectorStep(linear_out=True, bias=False),
     )
-    seen = Part(
+    vision_part = Part(
         config=vision,
         projector=projector,
         weights={
@@ -207,15 +209,17 @@ def _gemma3(config: Config) -> Parts:
         },
         transposed=("projector.2.weight",),
     )
-    return joined(config, {VISION: seen}, text_config(config, "gemma3_text", ties=True), dropped=(_HEAD,))
+    return joined(
+        config, {VISION: vision_part}, text_config(config, "gemma3_text", ties=True), dropped=(_HEAD,)
+    )
 
 
 def _paligemma(config: Config) -> Parts:
     vision = part_config(config, "vision_config", _SIGLIP, _PALIGEMMA_VISION)
-    seen = Part(config=vision, projector=Projector.LINEAR, weights=VISION_TOWER | PROJECTOR)
+    vision_part = Part(config=vision, projector=Projector.LINEAR, weights=VISION_TOWER | PROJECTOR)
     llm = text_config(config, "gemma", absent=_PALIGEMMA_TEXT, ties=True)
     note = "the prompt is read in both directions: give a mask for it"
-    return joined(config, {VISION: seen}, llm, dropped=(_HEAD,), notes=(note,))
+    return joined(config, {VISION: vision_part}, llm, dropped=(_HEAD,), notes=(note,))
 
 
 _PALIGEMMA_VISION = {
@@ -249,7 +253,7 @@ def _qwen2_5_vl(config: Config) -> Parts:
 
 
 def _qwen(config: Config, vision: str, llm: str, *, emitted: str) -> Parts:
-    """Older files have the language model's keys at the top.
+    """Qwen2-VL and Qwen2.5-VL; older files have the language model's keys at the top level.
 
     Args:
         emitted: key of the vision tower's configuration that holds the width its merger gives.
@@ -258,17 +262,20 @@ def _qwen(config: Config, vision: str, llm: str, *, emitted: str) -> Parts:
     if config.get("text_config") is None:
         top = {key: value for key, value in config.items() if key not in _NOT_TEXT}
         inner = {**top, **inner}
-    seen: dict[str, Any] = {**part_config(config, "vision_config", vision), "model_type": vision}
-    check_width(config, seen, emitted, inner, 8192)
-    tower = Part(config=seen, weights={"": "model.visual."}, items={"images": [PAGE_PX]})
+    vision_config: dict[str, Any] = {**part_config(config, "vision_config", vision), "model_type": vision}
+    check_width(config, vision_config, emitted, inner, 8192)
+    tower = Part(config=vision_config, weights={"": "model.visual."}, items={"images": [PAGE_PX]})
     return joined(config, {VISION: tower}, {**inner, "model_type": llm})
 
 
 def _qwen3_vl(config: Config, language_model: str = "qwen3_vl_text") -> Parts:
     llm = {**text_config(config, language_model, ties=False), "model_type": language_model}
-    seen = {**part_config(config, "vision_config", "qwen3_vl_vision"), "model_type": "qwen3_vl_vision"}
-    check_width(config, seen, "out_hidden_size", llm, 4096)
-    tower = Part(config=seen, weights={"": "model.visual."}, items={"images": [PAGE_PX]})
+    vision_config = {
+        **part_config(config, "vision_config", "qwen3_vl_vision"),
+        "model_type": "qwen3_vl_vision",
+    }
+    check_width(config, vision_config, "out_hidden_size", llm, 4096)
+    tower = Part(config=vision_config, weights={"": "model.visual."}, items={"images": [PAGE_PX]})
     return joined(config, {VISION: tower}, llm)
 
 
@@ -296,14 +303,14 @@ def _lighton_ocr(config: Config) -> Parts:
 def _in_squares(
     config: Config, vision: Config, llm: Config, out: ProjectorStep, act: str, *, names: tuple[str, str]
 ) -> Parts:
-    """A norm, patches of a square merged to one of the encoder's width, then two products.
+    """A projector of a norm, squares of patches merged to the encoder's width, then an MLP.
 
     Args:
-        out, act: the products, and what is between them.
-        names: of encoder and projector.
+        out, act: the MLP's matmuls and activation.
+        names: attributes of encoder and projector.
     """
     tower, projector = (f"model.{name}." for name in names)
-    seen = Part(
+    vision_part = Part(
         config=vision,
         projector=(
             ProjectorStep(norm=Norm.RMS, eps=number(llm, "rms_norm_eps", 1e-6)),
@@ -322,14 +329,14 @@ def _in_squares(
             "projector.5.": f"{projector}linear_2.",
         },
     )
-    return joined(config, {VISION: seen}, llm)
+    return joined(config, {VISION: vision_part}, llm)
 
 
 def _deepseek_vl(config: Config) -> Parts:
-    """SigLIP's final states through two products with biases."""
+    """SigLIP's final states through an MLP with biases."""
     vision = part_config(config, "vision_config", _SIGLIP)
     out = ProjectorStep(linear_out=True)
-    seen = Part(
+    vision_part = Part(
         config=vision,
         projector=(out, ProjectorStep(act="gelu"), out),
         weights={
@@ -339,7 +346,7 @@ def _deepseek_vl(config: Config) -> Parts:
         },
     )
     head = Dropped(weights="model.vision_model.head.", what="SigLIP's pooling head")
-    return joined(config, {VISION: seen}, text_config(config, "llama", ties=False), dropped=(head,))
+    return joined(config, {VISION: vision_part}, text_config(config, "llama", ties=False), dropped=(head,))
 
 
 _PIXTRAL = {

@@ -1,4 +1,4 @@
-"""A composite model of transformers, and what becomes of it: which of its parts are planned."""
+"""A composite model of transformers, and which of its parts can be planned."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from functools import cache
 from workbench.model.composites.registry import COMPOSITES
 from workbench.model.families.registry import ARCHITECTURES
 
-ANY = "any"  # what a configuration says, not its class
+ANY = "any"  # the configuration decides, not its class
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,19 +28,21 @@ class Whole:
 
     @property
     def outcome(self) -> str:
-        """What `workbench init` does with it; where it refuses, which parts are planned and which are not."""
+        """The outcome of `workbench init`; where it refuses, which parts can be planned and which cannot."""
         if self.is_taken_apart:
             return "taken apart"
         if not self.parts:
             return "no: its configuration names no parts"
-        missing = [f"{key} ({kind or 'unnamed'})" for key, kind in self.parts.items() if kind not in _known()]
-        if missing:
-            return f"no: no family plans {', '.join(missing)}"
+        unplanned = [
+            f"{key} ({kind or 'unnamed'})" for key, kind in self.parts.items() if kind not in _known()
+        ]
+        if unplanned:
+            return f"no: no family plans {', '.join(unplanned)}"
         return f"no: no rule joins {', '.join(self.parts)}"
 
 
 @cache
 def _known() -> frozenset[str]:
-    """Of configurations that are planned as one module."""
+    """Every model_type that is planned as one module."""
     aliases = {alias for family in ARCHITECTURES.values() for alias in family.aliases}
     return frozenset({ANY, *ARCHITECTURES, *aliases})

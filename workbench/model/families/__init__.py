@@ -1,1 +1,1 @@
-"""What the planner knows of each family of models; `registry` lists them."""
+"""The planner's knowledge of each family of models; `registry` lists them."""

@@ -1,4 +1,4 @@
-"""The outline that language models share: embed, blocks, head; and windows and caps of their scores."""
+"""The common structure of language models: embed, blocks, head; and windows and caps of attention scores."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,7 +12,7 @@ from workbench.model.module_layers import block_layers, lm_head, token_embedding
 from workbench.model.shape import Shape
 from workbench.model.transformer import Block, Mlp, Norm
 
-WINDOW = 4096  # how far a query sees back where a configuration says nothing
+WINDOW = 4096  # default sliding window
 SLIDING = "sliding_attention"
 
 
@@ -26,12 +26,12 @@ def llama_like(
     head_bias: bool = False,
     scales_embedding: bool = False,
 ) -> Layers:
-    """Rotary grouped-query attention, as a rule under RMS norms with a gated MLP: embed, blocks, head.
+    """Embed, blocks, head: rotary grouped-query attention, by default with RMS norms and a gated MLP.
 
     Args:
-        defaults: by key, what an absent one means to transformers.
+        defaults: transformers' defaults, by key.
         heads, mlp, block: fields of `Heads`, `Mlp` and `Block` that the family sets.
-        head_bias: of the head's matmul.
+        head_bias: whether the head's matmul has a bias.
         scales_embedding: whether token embeddings are multiplied by a number.
     """
     width = whole(config, "hidden_size", defaults["hidden_size"])
@@ -59,8 +59,8 @@ def llama_like(
     )
 
 
-def absent(vocab: int, hidden: int, ffn: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:
-    """What keys that a configuration leaves out mean; `more` beside the sizes that all have."""
+def default_sizes(vocab: int, hidden: int, ffn: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:
+    """Defaults of a configuration: the sizes that all families have, and `more`."""
     sizes = {
         "vocab_size": vocab,
         "hidden_size": hidden,
@@ -71,8 +71,8 @@ def absent(vocab: int, hidden: int, ffn: int, layers: int, heads: int, **more: A
     return sizes | {"hidden_act": "silu", "tie_word_embeddings": False} | more
 
 
-def shaped(shape: Shape) -> dict[str, Any]:
-    """A row of the zoo under the keys that all these configurations have."""
+def common_config(shape: Shape) -> dict[str, Any]:
+    """A row of the zoo under the keys that all decoder configurations share."""
     return {
         "vocab_size": shape.vocab,
         "hidden_size": shape.hidden,
@@ -92,12 +92,11 @@ def windowed(
     slides: Callable[[int], bool] = lambda _: True,
     default: int | None = WINDOW,
 ) -> Layers:
-    """The layers with the window of each attention that has one.
+    """The layers with sliding windows set on their attentions.
 
     Args:
-        slides: whether a query of that block sees no further than the window, where the configuration
-            lists no kinds of layers.
-        default: the window where the configuration says nothing; None: there is none.
+        slides: whether a block, by its index, has a window, where the configuration lists no layer types.
+        default: the default window; None: no window.
 
     Raises:
         ValueError: a window below 1.
@@ -111,19 +110,21 @@ def windowed(
         within = {index for position, index in enumerate(blocks) if slides(position)}
     else:
         within = {index for index, kind in zip(blocks, listed, strict=False) if kind == SLIDING}
-    return tuple(attending(layer, window=window) if i in within else layer for i, layer in enumerate(layers))
+    return tuple(
+        with_attention(layer, window=window) if i in within else layer for i, layer in enumerate(layers)
+    )
 
 
 def capped(
     config: Config, layers: Layers, *, scores: float | None = None, logits: float | None = None
 ) -> Layers:
-    """The layers with scores and logits bent to a greatest value, where the configuration says so.
+    """The layers with soft caps on scores and logits, where the configuration has them.
 
     Args:
-        scores, logits: the value where the configuration says nothing; None: they are not bent.
+        scores, logits: default caps; None: no cap.
     """
     if scores is not None and config.get("attn_logit_softcapping", scores) is not None:
-        layers = tuple(attending(layer, is_capped=True) for layer in layers)
+        layers = tuple(with_attention(layer, is_capped=True) for layer in layers)
     if config.get("final_logit_softcapping", logits) is None:
         return layers
     *others, head = layers
@@ -132,10 +133,10 @@ def capped(
     return (*others, replace(head, operators=(*operators, replace(loss, is_capped=True))))
 
 
-def attending(layer: Layer, **changes: object) -> Layer:
-    """The layer with these fields of its attention."""
+def with_attention(layer: Layer, **changes: object) -> Layer:
+    """The layer with some fields of its attention replaced."""
     operators = (
-        replace(each, **changes) if isinstance(each, Attention) else each  # type: ignore[arg-type]
-        for each in layer.operators
+        replace(operator, **changes) if isinstance(operator, Attention) else operator  # type: ignore[arg-type]
+        for operator in layer.operators
     )
     return replace(layer, operators=tuple(operators))

@@ -1,4 +1,4 @@
-"""Language models of decoder blocks alone: what tells each family from the shared outline."""
+"""Decoder-only language models: how each family differs from the common structure."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from workbench.model.config_fields import Config, count, flag, heads_of, text, whole
-from workbench.model.families.decoder import absent, capped, llama_like, shaped, windowed
+from workbench.model.families.decoder import capped, common_config, default_sizes, llama_like, windowed
 from workbench.model.families.family import (
     EXAMPLE_LLM,
     EXAMPLE_WIDTH,
@@ -25,14 +25,14 @@ _TIED = ("llama-3.2-1b", "llama-3.2-3b", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.
 def _llama(config: Config) -> Layers:
     return llama_like(
         config,
-        defaults=absent(32000, 4096, 11008, 32, 32),
+        defaults=default_sizes(32000, 4096, 11008, 32, 32),
         heads={"bias": "qkvo" if flag(config, "attention_bias") else ""},
         mlp={"bias": flag(config, "mlp_bias")},
     )
 
 
 def _shaped_llama(shape: Shape) -> dict[str, Any]:
-    return shaped(shape) | {
+    return common_config(shape) | {
         "model_type": "llama",
         "head_dim": shape.head_dim,
         "rms_norm_eps": 1e-5,
@@ -52,13 +52,13 @@ LLAMA = LanguageModel(
 
 
 def _mistral(config: Config) -> Layers:
-    """Work beyond a sliding window is priced; rows are rarely longer than one."""
-    defaults = absent(32000, 4096, 14336, 32, 32, num_key_value_heads=8)
+    """Llama's structure with a sliding window; pairs beyond it are priced, as rows are rarely longer."""
+    defaults = default_sizes(32000, 4096, 14336, 32, 32, num_key_value_heads=8)
     return windowed(config, llama_like(config, defaults=defaults, heads={}, mlp={}))
 
 
 def _shaped_mistral(shape: Shape) -> dict[str, Any]:
-    return shaped(shape) | {"model_type": "mistral", "rms_norm_eps": 1e-5, "sliding_window": 4096}
+    return common_config(shape) | {"model_type": "mistral", "rms_norm_eps": 1e-5, "sliding_window": 4096}
 
 
 MISTRAL = LanguageModel(
@@ -71,21 +71,21 @@ MISTRAL = LanguageModel(
 
 
 def _gemma(config: Config) -> Layers:
-    defaults = absent(256000, 3072, 24576, 28, 16, num_key_value_heads=16, head_dim=256)
+    defaults = default_sizes(256000, 3072, 24576, 28, 16, num_key_value_heads=16, head_dim=256)
     return _outline(config, defaults)
 
 
 def _gemma2(config: Config) -> Layers:
-    """Norms around attention and MLP. Work beyond the sliding window of every other layer is priced."""
-    defaults = absent(256000, 2304, 9216, 26, 8, num_key_value_heads=4, head_dim=256)
+    """Norms around attention and MLP, and a sliding window in every other layer."""
+    defaults = default_sizes(256000, 2304, 9216, 26, 8, num_key_value_heads=4, head_dim=256)
     layers = _outline(config, defaults, placement=Placement.SANDWICH)
     layers = windowed(config, layers, slides=lambda block: block % 2 == 0)
     return capped(config, layers, scores=50.0, logits=30.0)
 
 
 def _gemma3(config: Config) -> Layers:
-    """Gemma 2's outline, with norms of heads in place of soft caps."""
-    defaults = absent(262208, 2304, 9216, 26, 8, num_key_value_heads=4, head_dim=256)
+    """Gemma 2's structure, with norms of heads in place of soft caps."""
+    defaults = default_sizes(262208, 2304, 9216, 26, 8, num_key_value_heads=4, head_dim=256)
     layers = _outline(config, defaults, placement=Placement.SANDWICH, qk_norm=Norm.RMS)
     pattern = whole(config, "sliding_window_pattern", 6)
     return capped(config, windowed(config, layers, slides=lambda block: (block + 1) % pattern != 0))
@@ -109,7 +109,7 @@ def _outline(
 
 
 def _shaped_gemma(shape: Shape) -> dict[str, Any]:
-    return shaped(shape) | {
+    return common_config(shape) | {
         "model_type": "gemma2",
         "head_dim": shape.head_dim,
         "sliding_window": 4096,
@@ -146,10 +146,10 @@ GEMMA3 = LanguageModel(
 )
 
 
-QWEN3_HEAD = 128  # width of a head where a configuration says none
-_QWEN = absent(151936, 4096, 22016, 32, 32, num_key_value_heads=32)
+QWEN3_HEAD = 128  # default width of a head
+_QWEN = default_sizes(151936, 4096, 22016, 32, 32, num_key_value_heads=32)
 # Differs: positions of three axes are counted as one rotation, as work they are.
-_QWEN_VL = absent(152064, 8192, 29568, 80, 64, num_key_value_heads=8)
+_QWEN_VL = default_sizes(152064, 8192, 29568, 80, 64, num_key_value_heads=8)
 
 
 def _qwen2(config: Config, defaults: Mapping[str, Any] = _QWEN) -> Layers:
@@ -163,7 +163,7 @@ def _qwen3(config: Config) -> Layers:
 
 
 def _windowed(config: Config, layers: Layers) -> Layers:
-    """Where windows are used, blocks slide from `max_window_layers` on."""
+    """Sliding windows, if used, from block `max_window_layers` on."""
     if not flag(config, "use_sliding_window"):
         return windowed(config, layers, slides=lambda _: False)
     first = int(config.get("max_window_layers", 28))
@@ -172,7 +172,11 @@ def _windowed(config: Config, layers: Layers) -> Layers:
 
 def _shaped_qwen(shape: Shape) -> dict[str, Any]:
     is_tied = shape.name in _TIED
-    return shaped(shape) | {"model_type": "qwen2", "rope_theta": 1000000.0, "tie_word_embeddings": is_tied}
+    return common_config(shape) | {
+        "model_type": "qwen2",
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": is_tied,
+    }
 
 
 QWEN2 = LanguageModel(
@@ -216,7 +220,7 @@ QWEN3_VL_TEXT = LanguageModel(
 def _phi(config: Config) -> Layers:
     return llama_like(
         config,
-        defaults=absent(51200, 2048, 8192, 24, 32, hidden_act="gelu_new"),
+        defaults=default_sizes(51200, 2048, 8192, 24, 32, hidden_act="gelu_new"),
         heads={"bias": "qkvo", "qk_norm": Norm.LAYER if flag(config, "qk_layernorm") else None},
         mlp={"bias": True, "gated": False},
         block={"norm": Norm.LAYER, "placement": Placement.PARALLEL},
@@ -225,14 +229,14 @@ def _phi(config: Config) -> Layers:
 
 
 def _phi3(config: Config) -> Layers:
-    defaults = absent(32064, 3072, 8192, 32, 32)
+    defaults = default_sizes(32064, 3072, 8192, 32, 32)
     layers = llama_like(config, defaults=defaults, heads={"fused": True}, mlp={"fused": True})
     return windowed(config, layers, default=None)
 
 
 def _shaped_phi(shape: Shape) -> dict[str, Any]:
     """Phi-4 and Phi-4-mini."""
-    config = shaped(shape) | {"model_type": "phi3", "pad_token_id": None, "rms_norm_eps": 1e-5}
+    config = common_config(shape) | {"model_type": "phi3", "pad_token_id": None, "rms_norm_eps": 1e-5}
     if shape.name == "phi-4-mini":
         return config | {"partial_rotary_factor": 0.75, "tie_word_embeddings": True}
     return config | {"rope_theta": 250000.0}
@@ -256,7 +260,7 @@ PHI3 = LanguageModel(
 def _with_table(
     config: Config, block: Block, vocab: int, num: int, rows: int, name: str = "embed_tokens"
 ) -> Layers:
-    """Embed with `rows` positions, `num` blocks, head; as a rule the table of tokens is the head's too."""
+    """Embed with `rows` positions, `num` blocks, head; tied embeddings by default."""
     tied = flag(config, "tie_word_embeddings", default=True)
     return (
         token_embedding(vocab, block.width, name=name, more=learned_positions(rows, block.width), tied=tied),
@@ -323,7 +327,7 @@ GPT2 = LanguageModel(
 
 
 def _opt(config: Config) -> Layers:
-    """With norms before attention and MLP: the 350M model, which has them behind, is not known."""
+    """OPT with norms before attention and MLP; the 350M model, with norms after them, is not supported."""
     width, vocab = whole(config, "hidden_size", 768), whole(config, "vocab_size", 50272)
     _refuse_other_opt(config, width)
     bias = flag(config, "enable_bias", default=True)

@@ -1,4 +1,4 @@
-"""A diffusion transformer that reads its condition as tokens: projector, embedding, blocks, head.
+"""A diffusion transformer with its condition as tokens: projector, embedding, blocks, head.
 
 Source: Peebles and Xie 2023, "Scalable Diffusion Models with Transformers", section 3.2 (in-context
 conditioning: time and condition stand beside the patches in one sequence of a plain transformer).
@@ -17,10 +17,10 @@ TIME_TOKENS = 1
 
 
 def _dit(config: Config, projector: Projector, llm_width: int) -> Layers:
-    """projector, embed, block x N, head.
+    """The layers: projector, embed, block x N, head.
 
     An item's IN tokens are one for the time, its condition tokens and its latent patches; its OUT
-    tokens are the condition's, which stand in the LLM's sequence. The projector works on those.
+    tokens are the condition's, which are in the LLM's sequence. The projector works on those.
 
     Differs: the time passes through an embedding as wide as the model, the paper's has 256 entries.
 
@@ -28,7 +28,7 @@ def _dit(config: Config, projector: Projector, llm_width: int) -> Layers:
         config: hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, and for the
             latent latent_channels, latent_side, patch_size, condition_tokens.
         projector: LINEAR or MLP.
-        llm_width: of the states that it reads.
+        llm_width: width of the states that it reads.
 
     Raises:
         ValueError: a missing or impossible dimension, or a latent that patches do not cover.

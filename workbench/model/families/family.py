@@ -1,4 +1,4 @@
-"""What the planner knows of a family of models: how it is listed and how a configuration becomes layers."""
+"""A family of models: how it is listed, and how a configuration becomes layers."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
@@ -20,14 +20,14 @@ Layers = tuple[Layer, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One family as it is listed.
+    """A family as it is listed.
 
     Args:
-        name: as its papers call it.
+        name: as in its papers.
         role: "llm", "vision", "audio" or "generator".
-        model_type: of the transformers configuration that it is planned from; None: none.
+        model_type: of the transformers configuration that it is planned from; None: there is none.
         zoo: a name of the zoo, where there is no configuration.
-        reason: why it cannot be planned, or cannot run; empty where it can do both.
+        reason: why it cannot be planned, or cannot run; empty where both work.
     """
 
     name: str
@@ -42,11 +42,11 @@ class Family:
         return self.model_type is not None or self.zoo is not None
 
     def runs(self, adapters: Collection[str]) -> bool:
-        """Whether one of these adapters (by model_type) builds it."""
+        """Whether one of these adapters (by model_type) can build it."""
         return self.model_type in adapters
 
 
-# Sizes of examples: of all, of those built like Llama, of those built like a ViT.
+# Sizes of examples: of all, of Llama-like ones, of ViT-like ones.
 EXAMPLE_WIDTH, EXAMPLE_TOKENS = 128, 128
 EXAMPLE_LLM: dict[str, Any] = {
     "hidden_size": EXAMPLE_WIDTH,
@@ -73,8 +73,8 @@ class Example:
 
     Args:
         config: without its `model_type`.
-        tokens: (inside, behind) of an item.
-        read_by: the example of the language model behind it, where only some can read it.
+        tokens: (inside, at the output) of an item.
+        read_by: the example of the language model that reads it, where only some can.
         is_cut: whether tensor parallelism has a rule for all its weights.
     """
 
@@ -86,18 +86,18 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a module ends, where a job says it.
+    """A job's choice of how a module ends.
 
     Args:
-        projector: None: the family's usual one.
-        feature_layer: which hidden state of an encoder the projector reads; None: its output.
+        projector: None: the family's default.
+        feature_layer: hidden state of an encoder that the projector reads; None: its output.
     """
 
     projector: ProjectorKind | None = None
     feature_layer: int | None = None
 
     def refuse_feature_layer(self, model_type: str) -> None:
-        """ValueError where one is given, for what is no encoder."""
+        """Raise ValueError where a feature layer is given for a module that is not an encoder."""
         if self.feature_layer is not None:
             raise ValueError(f"{model_type} is no encoder: it has no feature_layer, got {self.feature_layer}")
 
@@ -108,16 +108,16 @@ class Architecture(Family):
 
     Args:
         aliases: other names of `model_type`.
-        shapes: beginning of a name of the zoo -> its row as a configuration.
-        native_tokens: (tokens inside, tokens in the LLM) of an item of the size a configuration is
-            for; None: its layers tell.
-        longest_item: tokens beyond which the runtime does not take an item, where there are such.
-        has_longest_item: whether there are positions for so many tokens only, whoever trains the model: a
-            language model's `longest_item`, of other modules those of an item of the native size.
-        check_config: raises ValueError for a configuration that the runtime does not take.
+        shapes: prefix of a name of the zoo -> its row as a configuration.
+        native_tokens: (tokens inside, tokens in the LLM) of an item of the configuration's native size; None:
+            derived from its layers.
+        longest_item: most tokens of an item that the runtime accepts, where there is a limit.
+        has_longest_item: whether the model itself has a limited number of positions: a language model's
+            `longest_item`, of other modules those of an item of the native size.
+        check_config: raises ValueError for a configuration that the runtime does not support.
         examples: small configurations, by a short name.
         shares_tokens: whether ranks of the runtime can share the tokens of its items.
-        composites: models that have no other language model than this.
+        composites: models whose language model is of this family only.
     """
 
     model_type: str
@@ -131,15 +131,15 @@ class Architecture(Family):
     shares_tokens: bool = True
     composites: tuple[Composite, ...] = ()
 
-    what: ClassVar[str]  # with its article
+    what: ClassVar[str]  # noun with its article
 
     @property
     def modality(self) -> str:
-        """Of its modules, when nobody says."""
+        """The default modality of its modules."""
         return self.role
 
     def check_modality(self, modality: str) -> None:
-        """ValueError for the LLM's."""
+        """Raise ValueError for a modality that its modules cannot have."""
         if modality == TEXT:
             raise ValueError(f"{self.model_type} is {self.what}: modality must not be 'text'")
 
@@ -147,10 +147,10 @@ class Architecture(Family):
     def layers(
         self, config: Config, ending: Ending, llm_width: int | None
     ) -> tuple[Layers, ProjectorKind | None]:
-        """All layers of the module, and the projector that it has.
+        """The layers of the module, and its projector.
 
         Raises:
-            ValueError: a missing or impossible dimension, an ending that it cannot have, or no
+            ValueError: a missing or impossible dimension, an impossible ending, or no
                 `llm_width` where it has a projector.
         """
 
@@ -159,11 +159,12 @@ _BY_BATCH = ("dynamic", "longrope")
 
 
 def check_fixed_positions(config: Config, head_dim: int | None = None) -> None:
-    """ValueError where a language model's result for a sample depends on others of its batch, as the runtime
-    does not take it: positions by the batch, axes that fill no head, attention ahead.
+    """Raise ValueError for a language model that the runtime does not support.
+
+    Positions must not depend on the batch, rotary axes must fill the heads, and attention must be causal.
 
     Args:
-        head_dim: width of a head where the configuration says none; None: heads share the width.
+        head_dim: default width of a head; None: heads share the width.
     """
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     for kind in _rope_types(rope):
@@ -192,7 +193,7 @@ def _check_axes(section: Any, half: int) -> None:
 
 
 def _rope_types(rope: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Of all kinds of layers; none where nothing is said."""
+    """Rope types of all kinds of layers, None where one is not given."""
     by_kind = [each for each in rope.values() if isinstance(each, Mapping)]
     return tuple(each.get("rope_type", each.get("type")) for each in (by_kind or [rope]))
 
@@ -202,8 +203,9 @@ class LanguageModel(Architecture):
     """Embed, block x N, head.
 
     Args:
-        make: its layers.
-        width_holds_heads: whether transformers wants a width that heads divide, though heads have their own.
+        make: configuration -> layers.
+        width_holds_heads: whether transformers needs a width that the number of heads divides, though heads
+            have their own width.
     """
 
     role: str = "llm"
@@ -233,18 +235,18 @@ class LanguageModel(Architecture):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tower:
-    """An encoder before its projector: its layers and how it ends.
+    """An encoder without its projector.
 
     Args:
         layers: up to the last block.
         width: of its output.
-        norm: its final norm, None where it has none.
-        merge: tokens that become one behind it.
-        projectors: those it can end with; the first is its own.
-        is_read: whether its tokens are read by cross-attention, all of them, instead of standing in
-            the LLM's sequence.
-        stacked: features that leave it side by side: its own and those that its blocks give besides, each
-            for another layer of the LLM.
+        norm: its final norm; None: it has none.
+        merge: number of tokens that are merged into one at its output.
+        projectors: those it can end with; the first is the default.
+        is_read: whether all its tokens are read by cross-attention, instead of being part of the LLM's
+            sequence.
+        stacked: number of features side by side in its output: its own and those of some blocks, each for
+            another layer of the LLM.
     """
 
     layers: Layers
@@ -258,10 +260,10 @@ class Tower:
     def up_to(self, feature_layer: int) -> "Tower":
         """The tower whose output is a hidden state: 0 the embedding's, n block n's, -1 the last block's.
 
-        Blocks behind it are left out, and so is the final norm.
+        Later blocks and the final norm are left out.
 
         Raises:
-            ValueError: there is no such hidden state, or features of blocks leave it besides.
+            ValueError: there is no such hidden state, or the tower has stacked features.
         """
         states = len(self.layers)
         if self.stacked > 1:
@@ -273,7 +275,7 @@ class Tower:
         return replace(self, layers=self.layers[: feature_layer % states + 1], norm=None)
 
     def projector(self, kind: ProjectorKind, llm_width: int) -> Layer:
-        """Its last layer; ValueError for a projector that it cannot end with."""
+        """The projector as the last layer; ValueError for one that the tower cannot end with."""
         has_own = self.projectors == (Projector.MERGER,)
         if kind not in self.projectors if isinstance(kind, Projector) else has_own:
             allowed = " or ".join(repr(each.value) for each in sorted(self.projectors))
@@ -289,7 +291,7 @@ class Tower:
         return replace(layer, operators=operators, emits=TokenCount.IN)
 
     def _with_stacked(self, projector: Layer) -> Layer:
-        """What leaves it beside the features of its blocks, parts of which come with every token."""
+        """The projector with the features of blocks, carried along by every token, stacked in its output."""
         own, parts = projector.out_width, self.layers[-1].out_width - self.width
         given = parts * self.merge // (self.stacked - 1)
         if given != own:
@@ -302,14 +304,14 @@ class Encoder(Architecture):
     """Embed, block x N, projector (final norm where it has one, projector).
 
     Args:
-        make: its tower.
+        make: configuration -> tower.
         image_tokens: of an image of (height, width) pixels, where it takes any size.
         clip_tokens: of a clip of so many seconds, one item for each of its windows.
         video: of one of (height, width) pixels and so many seconds, one item for each of its frames or steps.
         takes_native_only: whether a configuration has items of one size only.
         tiles: of an image before a tower of one size, cut as the model's processor does.
-        processed: what a checkpoint's processor says of sizes of items, as keys of the configuration.
-        unprocessed: what is taken for it where no file says it; empty where nothing hangs on it.
+        processed: a checkpoint's processor -> keys of the configuration about sizes of items.
+        unprocessed: the assumption where no processor is found; empty where it does not matter.
     """
 
     make: Callable[[Config], Tower]
@@ -329,8 +331,8 @@ class Encoder(Architecture):
             tower = tower.up_to(ending.feature_layer)
         if llm_width is None:
             raise ValueError("an encoder needs llm_width, the width its projector ends with")
-        used = tower.projectors[0] if ending.projector is None else ending.projector
-        return (*tower.layers, tower.projector(used, llm_width)), used
+        projector = tower.projectors[0] if ending.projector is None else ending.projector
+        return (*tower.layers, tower.projector(projector, llm_width)), projector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,7 +340,7 @@ class Generator(Architecture):
     """Projector of the LLM's states, embed, block x N, head (final norm, loss).
 
     Args:
-        make: its layers behind a projector of that kind out of an LLM of that width.
+        make: (configuration, projector, LLM's width) -> layers.
     """
 
     role: str = GENERATED
@@ -350,8 +352,8 @@ class Generator(Architecture):
         if llm_width is None:
             raise ValueError("a generator needs llm_width, the width its projector begins with")
         ending.refuse_feature_layer(self.model_type)
-        used = ending.projector or Projector.MLP
-        if used not in (Projector.LINEAR, Projector.MLP):
-            raise ValueError(f"its projector must be 'linear' or 'mlp', got {shown(used)}")
-        assert isinstance(used, Projector)
-        return self.make(config, used, llm_width), used
+        projector = ending.projector or Projector.MLP
+        if projector not in (Projector.LINEAR, Projector.MLP):
+            raise ValueError(f"its projector must be 'linear' or 'mlp', got {shown(projector)}")
+        assert isinstance(projector, Projector)
+        return self.make(config, projector, llm_width), projector

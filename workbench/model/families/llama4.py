@@ -1,4 +1,4 @@
-"""Llama 4's language model: experts beside one for all, and norms of queries and keys without weights."""
+"""Llama 4's language model: routed and shared experts, and norms of queries and keys without weights."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from workbench.model.composites.composite import (
 )
 from workbench.model.config_fields import Config, count, flag, number, text, whole
 from workbench.model.experts import Experts, with_experts
-from workbench.model.families.decoder import absent, attending, llama_like
+from workbench.model.families.decoder import default_sizes, llama_like, with_attention
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
 from workbench.model.layer import Attention, Layer, Pointwise, Shard
 from workbench.model.projector import ProjectorStep
@@ -27,15 +27,15 @@ _TOWER = "vision_model."
 
 
 def _llama4(config: Config) -> Layers:
-    """Every block's MLP, or every n-th one's, is an expert for all tokens beside chosen ones."""
-    defaults = absent(202048, 5120, 8192, 48, 40, num_key_value_heads=8, head_dim=128)
+    """Decoder blocks, of which all or every n-th have a shared expert and routed ones."""
+    defaults = default_sizes(202048, 5120, 8192, 48, 40, num_key_value_heads=8, head_dim=128)
     heads = {"bias": "qkvo" if flag(config, "attention_bias") else ""}
     dense = whole(config, "intermediate_size_mlp", 16384)
     plain = llama_like({**config, "intermediate_size": dense}, defaults=defaults, heads=heads, mlp={})
     embed, *blocks, head = plain
     rotates = _rotates(config, len(blocks))
     blocks = _in_chunks(config, blocks, rotates)
-    if flag(config, "use_qk_norm", default=True):  # of queries and keys that are rotated, without weights
+    if flag(config, "use_qk_norm", default=True):  # only of rotated queries and keys, without weights
         blocks = [
             _with_norm(block) if is_rotated else block
             for block, is_rotated in zip(blocks, rotates, strict=True)
@@ -50,37 +50,37 @@ def _llama4(config: Config) -> Layers:
     )
     step = whole(config, "interleave_moe_layer_step", 1)
     mixed = config.get("moe_layers")
-    places = range(step - 1, len(blocks), step) if mixed is None else mixed
+    indices = range(step - 1, len(blocks), step) if mixed is None else mixed
     return (
         embed,
-        *(with_experts(block, experts) if i in places else block for i, block in enumerate(blocks)),
+        *(with_experts(block, experts) if i in indices else block for i, block in enumerate(blocks)),
         head,
     )
 
 
 def _rotates(config: Config, num_blocks: int) -> list[bool]:
-    """By block, whether its queries and keys are rotated."""
-    said = config.get("no_rope_layers") or ()
+    """[blocks] whether queries and keys are rotated."""
+    listed = config.get("no_rope_layers") or ()
     return [
-        bool(said[block] if block < len(said) else (block + 1) % _NO_ROTATION_EVERY)
+        bool(listed[block] if block < len(listed) else (block + 1) % _NO_ROTATION_EVERY)
         for block in range(num_blocks)
     ]
 
 
 def _in_chunks(config: Config, blocks: list[Layer], rotates: list[bool]) -> list[Layer]:
-    """The blocks, those in chunks that the configuration lists, else those that are rotated."""
+    """The blocks with chunked attention in those that the configuration lists, else in rotated ones."""
     if config.get("attention_chunk_size", CHUNK) is None:
         return blocks
     chunk, listed = whole(config, "attention_chunk_size", CHUNK), config.get("layer_types")
     within = rotates if listed is None else [kind == _CHUNKED for kind in listed]
     return [
-        attending(block, chunk=chunk) if is_within else block
+        with_attention(block, chunk=chunk) if is_within else block
         for block, is_within in zip(blocks, within, strict=False)
     ]
 
 
 def longest_item(config: Config) -> int:
-    """Tokens up to which attention neither falls into chunks nor is tempered by position."""
+    """Most tokens for which attention is neither chunked nor tempered by position."""
     limits = [whole(config, "max_position_embeddings", 131072)]
     if config.get("attention_chunk_size", CHUNK) is not None:
         limits.append(whole(config, "attention_chunk_size", CHUNK))
@@ -103,18 +103,18 @@ def _parts(config: Config) -> Parts:
     vision = part_config(config, "vision_config", "llama4_vision_model")
     side = round(1 / number(vision, "pixel_shuffle_ratio", 0.5))
     inner = whole(vision, "projector_output_dim", 4096)
-    for key, want in (
+    for key, expected in (
         ("vision_output_dim", inner),
         ("projector_input_dim", inner),
         ("intermediate_size", side**2 * whole(vision, "hidden_size", 768)),
     ):
-        if vision.get(key, want) != want:
+        if vision.get(key, expected) != expected:
             raise ValueError(
-                f"llama4: vision_config.{key} must be {want}, got {vision[key]}; nearest: {want}"
+                f"llama4: vision_config.{key} must be {expected}, got {vision[key]}; nearest: {expected}"
             )
     bent = (ProjectorStep(linear=inner, bias=False), ProjectorStep(act="gelu"))
     bias = flag(vision, "multi_modal_projector_bias")
-    seen = Part(
+    vision_part = Part(
         config=vision,
         projector=(
             ProjectorStep(merge=side**2),
@@ -131,7 +131,7 @@ def _parts(config: Config) -> Parts:
     )
     llm = text_config(config, "llama4_text", ties=False)
     weights = {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}
-    return joined(config, {VISION: seen}, llm, weights=weights, notes=(TILES,))
+    return joined(config, {VISION: vision_part}, llm, weights=weights, notes=(TILES,))
 
 
 LLAMA4 = LanguageModel(

@@ -1,40 +1,40 @@
-"""Language models whose blocks have a router and experts in place of an MLP."""
+"""Language models with a mixture of experts in place of an MLP."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from workbench.model.config_fields import Config, count, flag, places, text, whole
+from workbench.model.config_fields import Config, count, flag, layer_indices, text, whole
 from workbench.model.experts import Experts, with_experts
-from workbench.model.families.decoder import absent, llama_like, windowed
+from workbench.model.families.decoder import default_sizes, llama_like, windowed
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
 from workbench.model.transformer import Mlp, Norm
 
 
 def _mixtral(config: Config) -> Layers:
-    defaults = absent(32000, 4096, 14336, 32, 32, num_key_value_heads=8)
+    defaults = default_sizes(32000, 4096, 14336, 32, 32, num_key_value_heads=8)
     plain = windowed(config, llama_like(config, defaults=defaults, heads={}, mlp={}), default=None)
     width = whole(config, "intermediate_size", 14336)
     return _sparse(plain, _experts(config, count(config, "num_local_experts", 8), 2, width))
 
 
-_QWEN = absent(151936, 2048, 6144, 24, 32, num_key_value_heads=4)
-_QWEN_VL = absent(151936, 2048, 5632, 24, 16, num_key_value_heads=16, tie_word_embeddings=True)
-_QWEN_OMNI = absent(3584, 2048, 18944, 28, 28, num_key_value_heads=4)
+_QWEN = default_sizes(151936, 2048, 6144, 24, 32, num_key_value_heads=4)
+_QWEN_VL = default_sizes(151936, 2048, 5632, 24, 16, num_key_value_heads=16, tie_word_embeddings=True)
+_QWEN_OMNI = default_sizes(3584, 2048, 18944, 28, 28, num_key_value_heads=4)
 
 
 def _qwen3_moe(
     config: Config, sizes: Mapping[str, Any] = _QWEN, *, num: int = 128, chosen: int = 8, width: int = 768
 ) -> Layers:
-    """Qwen3's outline; some blocks keep their MLP: those that are listed, and all between every n-th.
+    """Qwen3's structure with experts; listed blocks, and all but every n-th, keep their MLP.
 
     Args:
-        sizes: what absent keys mean.
-        num, chosen, width: the same of experts: of a layer, of a token, of each MLP.
+        sizes: defaults of the configuration.
+        num, chosen, width: default numbers of experts in a layer and per token, and their MLPs' width.
     """
     heads = {"bias": "qkvo" if flag(config, "attention_bias") else "", "qk_norm": Norm.RMS}
     plain = llama_like(config, defaults=sizes, heads=heads, mlp={})
     slides = flag(config, "use_sliding_window")
-    every, dense = whole(config, "decoder_sparse_step", 1), places(config, "mlp_only_layers", ())
+    every, dense = whole(config, "decoder_sparse_step", 1), layer_indices(config, "mlp_only_layers", ())
     return _sparse(
         windowed(config, plain, slides=lambda _: slides),
         _experts(
@@ -57,7 +57,7 @@ def _experts(config: Config, num: int, chosen: int, width: int) -> Experts:
 
 
 def _sparse(layers: Layers, experts: Experts, has_them: Callable[[int], bool] = lambda _: True) -> Layers:
-    """With experts in those blocks, by their number, that have them."""
+    """The layers with experts in the blocks that have them, by their index."""
     embed, *blocks, head = layers
     sparse = (
         with_experts(block, experts) if has_them(index) else block for index, block in enumerate(blocks)

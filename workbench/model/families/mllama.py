@@ -1,4 +1,4 @@
-"""Llama 3.2 Vision ("mllama"): a tower over tiles of an image, and an LLM whose cross-attention reads it."""
+"""Llama 3.2 Vision ("mllama"): a tower over tiles of an image, which the LLM reads by cross-attention."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -48,9 +48,9 @@ from workbench.model.transformer import (
 )
 
 TEXT_MODEL, VISION_MODEL = "mllama_text_model", "mllama_vision_model"
-EXTRA_TOKENS = 8  # rows of the token table behind the vocabulary; the first is the image token's
-PATCH_MULTIPLE = 8  # tiles are padded to a multiple of so many tokens
-TAPS = (3, 7, 15, 23, 30)  # blocks whose output the projector reads too
+EXTRA_TOKENS = 8  # rows of the token table after the vocabulary; the first is the image token's
+PATCH_MULTIPLE = 8  # tokens of a tile are padded to a multiple of this
+TAPS = (3, 7, 15, 23, 30)  # blocks whose outputs the projector also reads
 CROSS_LAYERS = (3, 8, 13, 18, 23, 28, 33, 38)
 RATIOS = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (3, 1), (4, 1))
 
@@ -91,11 +91,11 @@ class Tiling:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """(rows, columns) of an image whose own nobody gives: most tiles, then the squarest."""
+        """The default (rows, columns) of an image: most tiles, then the squarest."""
         return max(self.ratios, key=lambda grid: (grid[0] * grid[1], -abs(grid[0] - grid[1])))
 
     def num_tapped(self, block: int) -> int:
-        """Outputs that are carried along behind that block of the first transformer."""
+        """Number of tapped outputs that are carried along after that block of the first transformer."""
         return sum(tap <= block for tap in self.taps)
 
 
@@ -103,7 +103,7 @@ def tiling_of(config: Config) -> Tiling:
     """The tower of a vision configuration.
 
     Raises:
-        ValueError: taps that do not ascend or are no blocks, an output width that does not fit them, or
+        ValueError: taps that do not ascend or are not blocks, an output width that does not fit them, or
             ratios with too many tiles.
     """
     kind = config["model_type"]
@@ -131,10 +131,10 @@ def tiling_of(config: Config) -> Tiling:
 
 
 def _tower(config: Config) -> Tower:
-    """Embedding of tiles, local blocks, gated global blocks. Tapped outputs travel beside the hidden state:
-    the projector reads them and the last one side by side.
+    """Embedding of tiles, local blocks, gated global blocks.
 
-    Attention counts every pair: padding sees patches and patches see padding, as in the model.
+    Tapped outputs are carried along beside the hidden state; the projector reads them and the last one
+    concatenated. Attention counts every pair: padding sees patches and patches see padding, as in the model.
     """
     tower = tiling_of(config)
     num_heads = whole(config, "attention_heads", 16)
@@ -165,7 +165,7 @@ def _tower(config: Config) -> Tower:
 
 
 def _embed(tower: Tiling, config: Config) -> Layer:
-    """Patches, their tile's place, a class token, places inside the tile and gates of both; a norm."""
+    """Patches, tile positions, a class token, positions inside the tile, gates of both positions; a norm."""
     width = tower.width
     pixels = whole(config, "num_channels", 3) * whole(config, "patch_size", 14) ** 2
     patches = Matmul(
@@ -174,7 +174,7 @@ def _embed(tower: Tiling, config: Config) -> Layer:
         out_features=width,
         tokens_scale=tower.side**2 / tower.padded,
     )
-    places = (
+    position_weights = (
         ("embedding", tower.patches * width),
         ("tile_embedding", (len(tower.ratios) + 1) * tower.tiles * tower.patches * width),
         ("gate", 1),
@@ -186,7 +186,7 @@ def _embed(tower: Tiling, config: Config) -> Layer:
             patches,
             _tile_places("pre_tile_embedding", tower),
             Pointwise(name="class_token", width=width, num_passes=2, weights=(("embedding", width),)),
-            Pointwise(name="tile_positions", width=width, num_passes=4, weights=places),
+            Pointwise(name="tile_positions", width=width, num_passes=4, weights=position_weights),
             norm("pre_norm", width, Norm.LAYER),
         ),
         out_width=width,
@@ -194,18 +194,18 @@ def _embed(tower: Tiling, config: Config) -> Layer:
 
 
 def _tile_places(name: str, tower: Tiling) -> Pointwise:
-    """A vector for every tile of every ratio, times a gate; the ratio 0 is that of no image."""
+    """A gated vector for every tile of every ratio; ratio 0 means no image."""
     table = (len(tower.ratios) + 1) * tower.tiles * tower.width
     return Pointwise(name=name, width=tower.width, num_passes=3, weights=(("embedding", table), ("gate", 1)))
 
 
 def _global_entry(tower: Tiling) -> tuple[Operator, ...]:
-    """What stands between the two transformers."""
+    """The operators between the two transformers."""
     return (norm("post_norm", tower.width, Norm.LAYER), _tile_places("post_tile_embedding", tower))
 
 
 def _gated(operators: Sequence[Operator], residuals: tuple[str, ...]) -> tuple[Operator, ...]:
-    """With a gate on what each of these residual sums adds."""
+    """The operators with gates on what these residual sums add."""
     return tuple(
         replace(op, num_passes=op.num_passes + 1, weights=(("gate", 1),))
         if isinstance(op, Pointwise) and op.name in residuals
@@ -215,7 +215,7 @@ def _gated(operators: Sequence[Operator], residuals: tuple[str, ...]) -> tuple[O
 
 
 def _carrying(layer: Layer, width: int, tapped: int) -> Layer:
-    """With a copy of the outputs that travel along."""
+    """The layer with a copy of the tapped outputs that are carried along."""
     if not tapped:
         return layer
     carried = Pointwise(name="carried_residual", width=tapped * width, num_passes=2)
@@ -223,19 +223,21 @@ def _carrying(layer: Layer, width: int, tapped: int) -> Layer:
 
 
 def _language(config: Config) -> Layers:
-    """A Llama in which some blocks look at an image's tokens instead of the text's.
+    """A Llama in which some blocks attend to an image's tokens instead of the text's.
 
     Raises:
-        ValueError: tied embeddings (the table has rows that the head has not), or cross-attention
-            layers that are no blocks.
+        ValueError: tied embeddings (the table has rows that the head lacks), or cross-attention
+            layers that are not blocks.
     """
     kind, width = config["model_type"], whole(config, "hidden_size", 4096)
     vocab, num = whole(config, "vocab_size", 128256), count(config, "num_hidden_layers", 40)
     if flag(config, "tie_word_embeddings"):
         raise ValueError(f"{kind}: tie_word_embeddings must be false: the table has {EXTRA_TOKENS} rows more")
     num_heads = whole(config, "num_attention_heads", 32)
-    own = {key: value for key, value in config.items() if key != "head_dim"}
-    heads = heads_of(own, width=width, num=num_heads, num_kv=whole(config, "num_key_value_heads", 8))
+    without_head_dim = {key: value for key, value in config.items() if key != "head_dim"}
+    heads = heads_of(
+        without_head_dim, width=width, num=num_heads, num_kv=whole(config, "num_key_value_heads", 8)
+    )
     mlp = Mlp(
         width=whole(config, "intermediate_size", 14336),
         gated=True,
@@ -255,13 +257,13 @@ def _language(config: Config) -> Layers:
 
 
 def cross_layers(config: Config) -> frozenset[int]:
-    """Blocks that look at an image."""
+    """Indices of the blocks that attend to an image."""
     listed = _indices(config, "cross_attention_layers")
     return frozenset(CROSS_LAYERS if listed is None else listed)
 
 
 def _indices(config: Config, key: str) -> list[int] | None:
-    """Numbers of layers; None where the configuration has none."""
+    """A list of layer indices; None where the configuration has none."""
     listed = config.get(key)
     if listed is not None and not (isinstance(listed, list) and all(type(each) is int for each in listed)):
         raise ValueError(f"{config['model_type']}: {key} must be whole numbers, got {listed!r:.80}")
@@ -286,7 +288,7 @@ def _cross_operators(width: int, heads: Heads, mlp: Mlp) -> tuple[Operator, ...]
 
 
 def _cross(operator: Operator) -> Operator:
-    """Keys and values out of the context."""
+    """The operator with keys and values from the context."""
     if isinstance(operator, Attention):
         return replace(operator, keys=TokenCount.CONTEXT)
     if operator.name in ("k_proj", "v_proj", "k_norm"):
@@ -295,12 +297,12 @@ def _cross(operator: Operator) -> Operator:
 
 
 def _parts(config: Config) -> Parts:
-    seen = Part(
+    vision = Part(
         config=part_config(config, "vision_config", VISION_MODEL),
         projector=Projector.LINEAR,
         weights={"": "model.vision_model.", "projector.linear.": PROJECTOR["projector."]},
     )
-    return joined(config, {VISION: seen}, text_config(config, TEXT_MODEL))
+    return joined(config, {VISION: vision}, text_config(config, TEXT_MODEL))
 
 
 MLLAMA_TEXT = LanguageModel(

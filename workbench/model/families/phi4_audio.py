@@ -11,20 +11,20 @@ from workbench.model.shape import Shape
 from workbench.model.transformer import Heads, Mlp, Norm, attention_operators, mlp_operators, norm, residual
 
 SHARED_BIAS = "bias_values.weight"
-MOST_TOKENS = 500  # transformers cuts longer clips into windows of as many
+MOST_TOKENS = 500  # transformers cuts longer clips into windows of this size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conformer:
-    """One block over [T, width].
+    """Sizes of a block over [T, width].
 
     Args:
-        width: of the residual stream.
-        num_heads: of its attention.
+        width: width of the residual stream.
+        num_heads: attention heads.
         ffn: inner width of each of the two gated MLPs.
         conv_width: channels of the gated pointwise convolutions; separable_width: of the
             pointwise half of the depthwise-separable one.
-        kernel: of the depthwise convolution.
+        kernel: kernel size of the depthwise convolution.
         num_buckets: rows of the table of relative attention biases, which all blocks share.
     """
 
@@ -38,7 +38,7 @@ class Conformer:
 
 
 def _conformer(config: Config) -> Tower:
-    """Every block ends with a norm, so there is no final one."""
+    """The tower; every block ends with a norm, so there is no final one."""
     width = whole(config, "hidden_size", 1024)
     num_heads = whole(config, "num_attention_heads", 16)
     heads_of(config, width=width, num=num_heads)
@@ -62,7 +62,7 @@ def _conformer(config: Config) -> Tower:
 
 
 def _blocks(shape: Conformer, num: int) -> tuple[Layer, ...]:
-    """`num` equal blocks. The shared bias table is a tied weight of each."""
+    """`num` equal blocks, each with the shared bias table as a tied weight."""
     operators = _operators(shape)
     return tuple(
         Layer(
@@ -79,7 +79,7 @@ def _blocks(shape: Conformer, num: int) -> tuple[Layer, ...]:
 def _stem(*, mel_bins: int, channels: int, width: int, reduction: int) -> Layer:
     """Strided 3x3 convolutions over time and mel bins, each halving both, then a matmul.
 
-    A token is one position in time after all of them. The first convolution is dense, the
+    A token is one position in time after all convolutions. The first convolution is dense, the
     later ones are depthwise followed by pointwise.
     """
     bins = (mel_bins + 1) // 2
@@ -155,10 +155,10 @@ def _convolution(shape: Conformer) -> tuple[Operator, ...]:
 
 
 def _clip_tokens(config: Config, duration_s: float) -> tuple[ItemTokens, ...]:
-    """One item a started window of `MOST_TOKENS`, the last as long as the clip.
+    """Items of a clip, one for each window of `MOST_TOKENS`, of which the last may be shorter.
 
     Source: `Phi4MultimodalAudioModel.forward` of transformers, which unfolds the stem's output.
-    Differs: the last window is not filled up, and the stem does not look over the border of two windows.
+    Differs: the last window is not padded, and the stem does not see across window borders.
     """
     total = conformer_tokens(duration_s, reduction=whole(config, "time_reduction", 8)).tokens_in
     num_full, left = divmod(total, MOST_TOKENS)

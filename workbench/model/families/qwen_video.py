@@ -1,4 +1,4 @@
-"""Videos in Qwen's vision towers: frames, sampled and resized, each step of some of which is an item."""
+"""Videos in Qwen's vision towers: frames are sampled and resized; each temporal patch is an item."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,9 +9,9 @@ from workbench.data.corpus import Frame, ItemTokens, Video, qwen2_vl_resize
 from workbench.data.videos import qwen3_frame_px, sampled_frames
 from workbench.model.config_fields import Config, number, whole
 
-MOST_FRAMES = 16_384  # of a video; released processors say up to 2,048
-_FPS, _LEAST, _MOST = 2.0, 4, 768  # frames, where no processor says them
-_WORDS = {  # of a job's configuration: what a processor of videos calls it
+MOST_FRAMES = 16_384  # of a video; released processors allow up to 2,048
+_FPS, _LEAST, _MOST = 2.0, 4, 768  # default rate, and numbers of frames
+_WORDS = {  # key of a job's configuration -> key of a video processor
     "video_fps": "fps",
     "video_min_frames": "min_frames",
     "video_max_frames": "max_frames",
@@ -23,21 +23,28 @@ _STAMP, _MARKS = 3, 2  # tokens of "<", " seconds" and ">", and those around a f
 
 
 def processed(processor: Config) -> dict[str, Any]:
-    """What a checkpoint's files say of videos; its processor of images is asked where none is of videos.
+    """Keys about videos from a checkpoint's video processor, or else from its image processor.
 
     Source: `BaseVideoProcessor.get_video_processor_dict` of transformers.
     """
-    said = processor.get("video_processor")
-    said = said if isinstance(said, Mapping) else processor
-    size = said.get("size")
-    own = {"shortest_edge": said.get("min_pixels"), "longest_edge": said.get("max_pixels")}
+    processor_config = processor.get("video_processor")
+    processor_config = processor_config if isinstance(processor_config, Mapping) else processor
+    size = processor_config.get("size")
+    pixel_limits = {
+        "shortest_edge": processor_config.get("min_pixels"),
+        "longest_edge": processor_config.get("max_pixels"),
+    }
     size = size if isinstance(size, Mapping) else {}
-    values = {**said, **size, **{key: value for key, value in own.items() if value is not None}}
+    values = {
+        **processor_config,
+        **size,
+        **{key: value for key, value in pixel_limits.items() if value is not None},
+    }
     return {word: values[key] for word, key in _WORDS.items() if values.get(key) is not None}
 
 
 def qwen2(config: Config, height_px: int, width_px: int, duration_s: float) -> Video:
-    """Qwen2-VL's: a place on the axis of time further with every step."""
+    """A video in Qwen2-VL: the position on the time axis grows by one with every step."""
     step = whole(config, "temporal_patch_size", 2)
     num = _num_frames(config, duration_s, multiple=step)
     tokens = _qwen2_tokens(config, height_px, width_px)
@@ -45,23 +52,23 @@ def qwen2(config: Config, height_px: int, width_px: int, duration_s: float) -> V
 
 
 def qwen2_5(config: Config, height_px: int, width_px: int, duration_s: float) -> Video:
-    """Qwen2.5-VL's: so many places further in a second (`tokens_per_second`), in float32 as transformers."""
+    """A video in Qwen2.5-VL: time positions grow by `tokens_per_second`, in float32 as in transformers."""
     step = whole(config, "temporal_patch_size", 2)
     num = _num_frames(config, duration_s, multiple=step)
     tokens = _qwen2_tokens(config, height_px, width_px)
-    each = np.float32(whole(config, "tokens_per_second", 4)) * np.float32(step * duration_s / num)
-    times = (np.arange(num // step, dtype=np.float32) * each).astype(int).tolist()
-    return Video(tuple(Frame(tokens, at) for at in enumerate(times)))
+    step_positions = np.float32(whole(config, "tokens_per_second", 4)) * np.float32(step * duration_s / num)
+    times = (np.arange(num // step, dtype=np.float32) * step_positions).astype(int).tolist()
+    return Video(tuple(Frame(tokens, time_positions) for time_positions in enumerate(times)))
 
 
 def qwen3(config: Config, height_px: int, width_px: int, duration_s: float) -> Video:
-    """Qwen3-VL's: behind its second as text, between two marks, every step is a video of its own.
+    """A video in Qwen3-VL: every step is a separate video, between two marks and after its time as text.
 
     The marks around the first step are the prompt's own.
 
     Source: `replace_video_token` of transformers' `Qwen3VLProcessor`, as Qwen's tokenizer cuts a number into
     digits.
-    Differs: frames lie evenly from the beginning to the end.
+    Differs: frames are evenly spaced from the beginning to the end.
     """
     step = whole(config, "temporal_patch_size", 2)
     num = _num_frames(config, duration_s, multiple=1)
@@ -71,10 +78,10 @@ def qwen3(config: Config, height_px: int, width_px: int, duration_s: float) -> V
         num, height_px, width_px, multiple_px=patch * merge, min_pixels=least, max_pixels=most
     )
     tokens = _tokens(sides, patch, merge)
-    at_s = [duration_s * min(index, num - 1) / max(num - 1, 1) for index in range(-(-num // step) * step)]
+    frame_s = [duration_s * min(index, num - 1) / max(num - 1, 1) for index in range(-(-num // step) * step)]
     frames = []
-    for first in range(0, len(at_s), step):
-        stamp = f"{(at_s[first] + at_s[first + step - 1]) / 2:.1f}"
+    for first in range(0, len(frame_s), step):
+        stamp = f"{(frame_s[first] + frame_s[first + step - 1]) / 2:.1f}"
         frames.append(Frame(tokens, (0, 0), _STAMP + len(stamp) + (_MARKS if first else 0)))
     return Video(tuple(frames))
 
@@ -104,6 +111,6 @@ def _limits(config: Config, least: int, most: int) -> tuple[int, int]:
 
 
 def _tokens(sides: tuple[int, int], patch: int, merge: int) -> ItemTokens:
-    """Of a step whose frames have (height, width)."""
+    """Tokens of a step whose frames have sides (height, width)."""
     patches = (sides[0] // patch) * (sides[1] // patch)
     return ItemTokens(patches, patches // merge**2)

@@ -1,11 +1,11 @@
-"""Vision towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: images of any size, and a merger of their own."""
+"""Vision towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: images of any size, with a merger."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from workbench.data.corpus import QWEN_MAX_PIXELS, QWEN_MIN_PIXELS, ItemTokens, qwen2_vl_tokens
-from workbench.model.config_fields import Config, count, heads_of, places, text, whole
+from workbench.model.config_fields import Config, count, heads_of, layer_indices, text, whole
 from workbench.model.families import qwen_video
 from workbench.model.families.family import EXAMPLE_WIDTH, Encoder, Example, Tower
 from workbench.model.layer import Layer, Matmul, Operator, Pointwise, Shard
@@ -39,14 +39,14 @@ def _qwen2_5_vl(config: Config) -> Tower:
 
 
 def _omni(config: Config) -> Tower:
-    """Qwen2.5-VL's; queries, keys and values are matmuls of their own."""
+    """Qwen2.5-VL's tower with separate matmuls for queries, keys and values."""
     return _windowed(config, replace(_qwen_heads(config, whole(config, "hidden_size", 3584)), fused=False))
 
 
 def _windowed(config: Config, heads: Heads) -> Tower:
     """Attention stays inside windows of 112 px, except in the blocks that the configuration lists.
 
-    Differs: every window is taken to be full; those at the edge of an image are smaller.
+    Differs: every window is assumed full; those at the edge of an image are smaller.
     """
     activation = text(config, "hidden_act", "silu")
     whole_image = Block(
@@ -57,16 +57,16 @@ def _windowed(config: Config, heads: Heads) -> Tower:
     )
     side = whole(config, "window_size", 112) // whole(config, "patch_size", 14)
     windowed = replace(whole_image, heads=replace(whole_image.heads, num_keys=side**2))
-    listed = places(config, "fullatt_block_indexes", (7, 15, 23, 31))
+    listed = layer_indices(config, "fullatt_block_indexes", (7, 15, 23, 31))
     blocks = [whole_image if i in listed else windowed for i in range(count(config, "depth", 32))]
     return _qwen_vision(config, unequal_block_layers(blocks), whole_image.width, Norm.RMS)
 
 
 def _qwen3_vl(config: Config) -> Tower:
-    """Learned positions beside rotary ones, and mergers inside it (DeepStack).
+    """Qwen3-VL's tower: learned and rotary positions, and mergers of some blocks' states (DeepStack).
 
-    States of some blocks are merged too, for the first blocks of the language model. What a merger gives
-    travels beside the states of the tower, a part of it with each of the patches that it is made of.
+    States of some blocks are merged too, for the first blocks of the language model. A merger's output is
+    carried along beside the tower's states, a part of it with each of the merged patches.
     """
     width = whole(config, "hidden_size", 1152)
     block = Block(
@@ -81,7 +81,7 @@ def _qwen3_vl(config: Config) -> Tower:
         norm=Norm.LAYER,
     )
     merge, out = whole(config, "spatial_merge_size", 2) ** 2, whole(config, "out_hidden_size", 3584)
-    merged = places(config, "deepstack_visual_indexes", _DEEPSTACK)
+    merged = layer_indices(config, "deepstack_visual_indexes", _DEEPSTACK)
     depth = whole(config, "depth", 27)
     if out % merge:
         raise ValueError(f"out_hidden_size must be a multiple of the {merge} patches that merge, got {out}")
@@ -91,10 +91,10 @@ def _qwen3_vl(config: Config) -> Tower:
             f"got {list(merged)}"
         )
     layers = []
-    for index, each in enumerate(block_layers(block, depth)):
-        made = _merged(each, merge, out) if index in merged else each
-        given = sum(at <= index for at in merged)
-        layers.append(replace(made, out_width=width + given * out // merge))
+    for index, block_layer in enumerate(block_layers(block, depth)):
+        merged_layer = _merged(block_layer, merge, out) if index in merged else block_layer
+        num_merged = sum(merged_index <= index for merged_index in merged)
+        layers.append(replace(merged_layer, out_width=width + num_merged * out // merge))
     tower = _qwen_vision(
         config,
         layers,
@@ -108,7 +108,7 @@ def _qwen3_vl(config: Config) -> Tower:
 
 
 def _merged(block: Layer, merge: int, out_width: int) -> Layer:
-    """The block and behind it a merger: a norm over a square of patches, then an MLP of them."""
+    """The block followed by a merger: a norm over a square of patches, then an MLP."""
     width, rows = merge * block.out_width, 1 / merge
     product = Matmul(
         name="deepstack.0",
@@ -118,10 +118,12 @@ def _merged(block: Layer, merge: int, out_width: int) -> Layer:
         shard=Shard.COLUMN,
         tokens_scale=rows,
     )
-    leaving = replace(product, name="deepstack.1", out_features=out_width, shard=Shard.ROW)
-    normed = replace(norm("deepstack.norm", width, Norm.LAYER), tokens_scale=rows)
-    bent = Pointwise(name="deepstack.gelu", width=width, num_passes=2, shard=Shard.COLUMN, tokens_scale=rows)
-    return replace(block, operators=(*block.operators, normed, product, bent, leaving))
+    second = replace(product, name="deepstack.1", out_features=out_width, shard=Shard.ROW)
+    merger_norm = replace(norm("deepstack.norm", width, Norm.LAYER), tokens_scale=rows)
+    activation = Pointwise(
+        name="deepstack.gelu", width=width, num_passes=2, shard=Shard.COLUMN, tokens_scale=rows
+    )
+    return replace(block, operators=(*block.operators, merger_norm, product, activation, second))
 
 
 def _qwen_heads(config: Config, width: int) -> Heads:
@@ -139,7 +141,7 @@ def _qwen_vision(
     patch_bias: bool = False,
     positions: tuple[Operator, ...] = (),
 ) -> Tower:
-    """Patches of some frames, positions where they are a table, the blocks; squares of patches are merged."""
+    """The tower of patches of some frames, learned positions if any, and blocks, ending with a merger."""
     elements = whole(config, "in_channels", whole(config, "in_chans", 3))
     elements *= whole(config, "patch_size", patch_px) ** 2 * whole(config, "temporal_patch_size", 2)
     embed = patch_embedding(patch_elements=elements, width=width, bias=patch_bias)
@@ -153,12 +155,12 @@ def _qwen_vision(
 
 
 def image_tokens(config: Config, height_px: int, width_px: int) -> ItemTokens:
-    """Of an image of any size, squares of whose patches become one.
+    """Tokens of an image of any size, of which squares of patches are merged.
 
-    `min_pixels` and `max_pixels` are words of a checkpoint's processor.
+    `min_pixels` and `max_pixels` are keys of a checkpoint's processor.
 
     Raises:
-        ValueError: an image that the rule does not resize, or a least area above the most.
+        ValueError: an image that the rule does not resize, or a smallest area above the largest.
     """
     least, most = whole(config, "min_pixels", QWEN_MIN_PIXELS), whole(config, "max_pixels", QWEN_MAX_PIXELS)
     if least > most:
@@ -174,19 +176,21 @@ def image_tokens(config: Config, height_px: int, width_px: int) -> ItemTokens:
 
 
 def _processed(processor: Config) -> dict[str, Any]:
-    """Limits of images' areas, and what is said of videos.
+    """A processor's limits on image areas, and its keys about videos.
 
-    Newer files say limits as edges; a word of its own comes before these.
+    Newer files give limits as edges; explicit pixel keys take precedence.
     """
     size = processor.get("size")
     size = size if isinstance(size, Mapping) else {}
-    said = {
+    candidates = {
         "min_pixels": (processor.get("min_pixels"), size.get("shortest_edge"), size.get("min_pixels")),
         "max_pixels": (processor.get("max_pixels"), size.get("longest_edge"), size.get("max_pixels")),
     }
-    found = {key: next((each for each in values if each is not None), None) for key, values in said.items()}
-    of_images = {key: value for key, value in found.items() if value is not None}
-    return of_images | qwen_video.processed(processor)
+    limits = {
+        key: next((each for each in values if each is not None), None) for key, values in candidates.items()
+    }
+    image_keys = {key: value for key, value in limits.items() if value is not None}
+    return image_keys | qwen_video.processed(processor)
 
 
 _UNPROCESSED = (
@@ -197,7 +201,7 @@ _UNPROCESSED = (
 
 
 def _native_tokens(config: Config) -> tuple[int, int]:
-    """Of an image with as many patches as the table has positions."""
+    """Tokens of an image with as many patches as the table has positions."""
     num = whole(config, "num_position_embeddings", 2304)
     return num, num // whole(config, "spatial_merge_size", 2) ** 2
 
@@ -207,13 +211,13 @@ def _shaped(shape: Shape) -> dict[str, Any]:
 
 
 def _shaped_2(shape: Shape) -> dict[str, Any]:
-    own = {"model_type": "qwen2_vl_vision", "embed_dim": shape.hidden}
-    return _shaped(shape) | own | {"mlp_ratio": shape.ffn // shape.hidden}
+    family_keys = {"model_type": "qwen2_vl_vision", "embed_dim": shape.hidden}
+    return _shaped(shape) | family_keys | {"mlp_ratio": shape.ffn // shape.hidden}
 
 
 def _shaped_2_5(shape: Shape) -> dict[str, Any]:
-    own = {"model_type": "qwen2_5_vl_vision", "hidden_size": shape.hidden}
-    return _shaped(shape) | own | {"intermediate_size": shape.ffn}
+    family_keys = {"model_type": "qwen2_5_vl_vision", "hidden_size": shape.hidden}
+    return _shaped(shape) | family_keys | {"intermediate_size": shape.ffn}
 
 
 _EXAMPLE = {

@@ -1,4 +1,4 @@
-"""All model families: those that the papers train, in the order in which they are listed."""
+"""All model families that the papers train, in the order of listing."""
 
 import difflib
 from collections.abc import Mapping
@@ -128,7 +128,7 @@ def architecture_of(config: Config) -> Architecture:
     """The family of a configuration.
 
     Raises:
-        ValueError: there is none of its `model_type`; the nearest is named.
+        ValueError: an unknown `model_type`; the nearest is named.
     """
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:

@@ -1,4 +1,4 @@
-"""Vision towers that are plain transformers over patches: one builder, and what tells them apart."""
+"""Vision towers that are plain transformers over patches: one builder, and the differences of families."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,14 +21,14 @@ class Vit:
     """One kind of tower.
 
     Args:
-        width, heads, ffn, layers, patch, image_px, activation: what absent keys of a configuration mean.
+        width, heads, ffn, layers, patch, image_px, activation: defaults of the configuration.
         bias: which projections of attention have one; mlp_bias, patch_bias: whether MLP and patches have.
-        gated: the MLP's.
-        norm: of its blocks; pre_norm, final_norm: in front of them and behind.
+        gated: whether the MLP is gated.
+        norm: of its blocks; pre_norm, final_norm: before and after them.
         qk_norm: of every head's queries and keys.
-        rotary: queries and keys are turned.
-        has_class_token: one stands in front of the patches.
-        has_table: positions are one, of images of one size.
+        rotary: whether queries and keys are rotated.
+        has_class_token: whether a class token precedes the patches.
+        has_table: whether positions are a learned table, for images of one size.
     """
 
     width: int = 768
@@ -52,7 +52,7 @@ class Vit:
 
 
 def tower_of(config: Config, vit: Vit) -> Tower:
-    """Embed and blocks, without a pooling head: every patch goes on to the projector."""
+    """Embed and blocks, without a pooling head: the projector reads every patch."""
     width, num = whole(config, "hidden_size", vit.width), whole(config, "num_attention_heads", vit.heads)
     heads = heads_of({"model_type": config["model_type"]}, width=width, num=num, causal=False)
     block = Block(
@@ -86,7 +86,7 @@ def siglip(config: Config) -> Tower:
 
 _SIGLIP = Vit(patch=16, activation="gelu_pytorch_tanh")
 _IDEFICS3 = replace(_SIGLIP, width=1152, heads=16, patch=32)
-# The last block's patches go to the projector; the final norm is the class token's alone.
+# The projector reads the last block's patches; the final norm is only for the class token.
 _CLIP = Vit(
     patch=32,
     activation="quick_gelu",
@@ -95,7 +95,7 @@ _CLIP = Vit(
     final_norm=None,
     has_class_token=True,
 )
-# Its final norm is over the class token too, which is dropped behind it.
+# Its final norm includes the class token, which is dropped afterwards.
 _LLAMA4 = Vit(
     heads=16,
     ffn=5632,
@@ -108,7 +108,7 @@ _LLAMA4 = Vit(
     rotary=True,
     has_class_token=True,
 )
-# Images of any size under rotary positions; a norm behind the patches and none at the end.
+# Images of any size with rotary positions; a norm after the patches and none at the end.
 _PIXTRAL = Vit(
     width=1024,
     heads=16,
@@ -143,7 +143,7 @@ _INTERNVIT = replace(_DINOV2, width=1024, heads=16, ffn=4096, layers=24, image_p
 
 
 def _aimv2(config: Config) -> Tower:
-    """Images of one size under learned positions, or of any size under waves."""
+    """Images of one size with learned positions, or of any size with sinusoidal ones."""
     bias, has_table = "qkvo" if flag(config, "qkv_bias") else "", not flag(config, "is_native")
     return tower_of(
         config, replace(_AIMV2, bias=bias, mlp_bias=flag(config, "mlp_bias"), has_table=has_table)
@@ -151,7 +151,7 @@ def _aimv2(config: Config) -> Tower:
 
 
 def _dinov2(config: Config) -> Tower:
-    """Class token, learned positions, blocks. The mask token of its pre-training is left out."""
+    """Class token, learned positions, blocks; the mask token of pre-training is left out."""
     ffn = whole(config, "hidden_size", _DINOV2.width) * whole(config, "mlp_ratio", 4)
     bias, gated = "qkvo" if flag(config, "qkv_bias", default=True) else "o", flag(config, "use_swiglu_ffn")
     sizes: dict[str, Any] = {"intermediate_size": ffn}
@@ -161,12 +161,12 @@ def _dinov2(config: Config) -> Tower:
 
 
 def _internvit(config: Config) -> Tower:
-    """Its norms of queries and keys go over all heads at once.
+    """InternViT, whose norms of queries and keys span all heads at once.
 
-    Without a final norm where the configuration pools by the mean, which it does by default.
+    There is no final norm where the configuration pools by the mean, which is the default.
 
     Raises:
-        ValueError: positions that are no table, or an unknown `norm_type`.
+        ValueError: positions that are not a table, or an unknown `norm_type`.
     """
     if not flag(config, "use_absolute_position_embeddings", default=True):
         raise ValueError(f"{config['model_type']}: use_absolute_position_embeddings must be true")
@@ -185,7 +185,7 @@ def _internvit(config: Config) -> Tower:
 
 
 def _each_block(tower: Tower, change: Callable[[Layer], Layer]) -> Tower:
-    layers = (change(each) if each.kind is LayerKind.BLOCK else each for each in tower.layers)
+    layers = (change(layer) if layer.kind is LayerKind.BLOCK else layer for layer in tower.layers)
     return replace(tower, layers=tuple(layers))
 
 
@@ -211,13 +211,13 @@ def _with_wide_qk_norm(layer: Layer) -> Layer:
 
 
 def _llama4(config: Config) -> Tower:
-    """Its activation is GELU whatever the configuration says, as in transformers."""
+    """Llama 4's tower, with GELU whatever the configuration says, as in transformers."""
     tower = tower_of({**config, "hidden_act": _LLAMA4.activation}, _LLAMA4)
     return replace(tower, projectors=(Projector.LINEAR, Projector.MLP))
 
 
 def _check_llama4(config: Config) -> None:
-    """ValueError for heads whose pairs of channels do not divide between rows and columns."""
+    """Raise ValueError for heads whose pairs of channels do not divide between rows and columns."""
     heads = whole(config, "num_attention_heads", _LLAMA4.heads)
     channels = whole(config, "hidden_size", _LLAMA4.width) // heads
     if channels % 4:
@@ -230,8 +230,8 @@ def _check_llama4(config: Config) -> None:
 def _pixtral_tokens(config: Config, height_px: int, width_px: int) -> ItemTokens:
     """Patches of the image, in whole squares where a projector merges them.
 
-    An image larger than `longest_edge`, a word of a checkpoint's processor, or else than `image_size`, is
-    scaled down to it first, its sides to whole pixels.
+    An image larger than `longest_edge`, a key of a checkpoint's processor, or else than `image_size`, is
+    scaled down to it first, with sides of whole pixels.
 
     Source: `get_resize_output_image_size` of transformers' Pixtral image processor.
 

@@ -1,4 +1,4 @@
-"""Whisper's encoder and Qwen2-Audio's, which is built like it."""
+"""Whisper's encoder, and others built like it: Qwen2-Audio's, Qwen2.5-Omni's and Voxtral's."""
 
 from dataclasses import replace
 from typing import Any
@@ -51,11 +51,11 @@ def _qwen2_audio(config: Config) -> Tower:
 
 
 def _omni(config: Config) -> Tower:
-    """Qwen2-Audio's, of windows that do not see each other, each an item; its positions are no weights."""
+    """Qwen2-Audio's encoder over independent windows, each an item; its positions are not weights."""
     tower = _qwen2_audio(config)
     stem, *blocks = tower.layers
-    kept = tuple(each for each in stem.operators if not isinstance(each, Lookup))
-    return replace(tower, layers=(replace(stem, operators=kept), *blocks))
+    operators = tuple(operator for operator in stem.operators if not isinstance(operator, Lookup))
+    return replace(tower, layers=(replace(stem, operators=operators), *blocks))
 
 
 def _omni_window(config: Config) -> int:
@@ -64,7 +64,7 @@ def _omni_window(config: Config) -> int:
 
 
 def _check_omni(config: Config) -> None:
-    """ValueError for windows that depend on each other, or that have more tokens than positions."""
+    """Raise ValueError for windows that depend on each other, or with more tokens than positions."""
     window, most = _omni_window(config), whole(config, "max_source_positions", 1500)
     if window % 2:
         raise ValueError(
@@ -76,7 +76,7 @@ def _check_omni(config: Config) -> None:
 
 
 def _voxtral(config: Config) -> Tower:
-    """Whisper's encoder under the keys of a decoder."""
+    """Whisper's encoder, configured by a decoder's keys."""
     sizes = {
         "d_model": whole(config, "hidden_size", 1280),
         "encoder_layers": count(config, "num_hidden_layers", 32),
@@ -93,7 +93,7 @@ def _clip_tokens(config: Config, duration_s: float) -> tuple[ItemTokens, ...]:
 
 
 def _qwen2_audio_tokens(config: Config, duration_s: float) -> tuple[ItemTokens, ...]:
-    """Of a clip's own length; of the windows that the composite reads, one where it does not say."""
+    """Items of a clip at its own length, up to the windows that the composite reads, by default one."""
     return windowed_tokens(
         duration_s,
         window_tokens=whole(config, "max_source_positions", 1500),
@@ -102,7 +102,7 @@ def _qwen2_audio_tokens(config: Config, duration_s: float) -> tuple[ItemTokens, 
 
 
 def _omni_tokens(config: Config, duration_s: float) -> tuple[ItemTokens, ...]:
-    """What is longer than `chunk_length`, a word of a checkpoint's processor, is cut off."""
+    """Items of a clip, cut off at `chunk_length`, a key of a checkpoint's processor."""
     longest_s = number(config, "chunk_length", OMNI_LONGEST_S)
     return windowed_tokens(min(duration_s, longest_s), window_tokens=_omni_window(config))
 
