@@ -154,7 +154,7 @@ def test_a_half_downloaded_checkpoint_is_planned_and_says_so(tmp_path: Any) -> N
     (tmp_path / weights["a"]).write_text("")
     target = tmp_path / "job.yaml"
     done = accept("init", str(tmp_path), "--gpus", "4xH100", "-o", str(target))
-    assert "1 files of weights are not there yet (model-00002-of-00002.safetensors" in done.output
+    assert "1 weight files are missing (model-00002-of-00002.safetensors" in done.output
     assert "# not downloaded yet: model-00002-of-00002.safetensors" in target.read_text()
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": ')
     with pytest.raises(ValueError, match="is it half downloaded"):

@@ -234,7 +234,7 @@ def test_bad_options_are_one_line(job, arguments, message):
     ("text", "message"),
     [
         (STEADY + "60,remove,n9\n", "node 'n9' is removed at 60.0 s but is not there"),
-        ("t_s,event,node\n", "no node ever joins"),
+        ("t_s,event,node\n", "no node joins"),
     ],
 )
 def test_bad_traces_are_one_line(job, tmp_path, text, message):

@@ -16,7 +16,8 @@ from workbench.schedule.action import MEANING, SPELLINGS, STEP, Action, Number, 
 from workbench.trace import Trace
 
 PLAN = f"""A plan file is JSON with the keys `format` (`{codec.FORMAT}`), `schema_version`
-({codec.SCHEMA_VERSION}), `hash` and `plan`. `workbench plan` writes it, and `workbench check` validates it.
+({codec.SCHEMA_VERSION}), `hash` and `plan`. `workbench plan` writes it, and `workbench check` validates
+it.
 
 The hash is the SHA-256 of the plan's canonical JSON: sorted keys, no spaces, action names of version 1,
 without `strategy`. It covers everything that determines the execution, but no costs and no strategy name,
@@ -25,9 +26,9 @@ hash and is refused.
 
 Unknown and missing keys are errors. An operator has the additional key `op`, its kind."""
 
-ACTIONS = """Actions use the notation of `torch.distributed.pipelining`: `2F0` is the forward of microbatch
-0 on stage 2. For collectives of sharded parameters, the number counts rounds instead of microbatches. The
-column "ranks" says which ranks run an action together:
+ACTIONS = """Actions use the notation of `torch.distributed.pipelining`: `2F0` is the forward of
+microbatch 0 on stage 2. For collectives of sharded parameters, the number counts rounds instead of
+microbatches. The column "ranks" says which ranks run an action together:
 
 - pass: all ranks of the stage, one pass after another
 - fsdp: all ranks that shard the weights of the stage, concurrently with passes
@@ -42,23 +43,24 @@ VERSIONS = f"""The workbench writes version {codec.SCHEMA_VERSION} and reads all
   version 3, simulate the plan again."""
 
 PROFILE = """A profile is a JSON file with measured or sourced facts about one machine. `workbench
-calibrate` measures a machine and writes its profile, `workbench profile new` derives one from a data sheet,
-and `workbench profile show` prints it. Rates are in FLOP/s and bytes/s, times in seconds."""
+calibrate` measures a machine and writes its profile, `workbench profile new` derives one from a data
+sheet, and `workbench profile show` prints it. Rates are in FLOP/s and bytes/s, times in seconds."""
 
-EXECUTION = """An execution file describes what a training system adds to a machine's profile: its kernels,
-its host times and its rates. It is a JSON file for `--execution` with any of the keys below. All keys have
-defaults, which leave the times of a profile unchanged."""
+EXECUTION = """An execution file describes what a training system adds to a machine's profile: its
+kernels, its host times and its rates. It is a JSON file for `--execution` with any of the keys below. All
+keys have defaults, which leave the times of a profile unchanged."""
 
 TRACE = f"""A trace file is Chrome trace JSON, which [Perfetto](https://ui.perfetto.dev) opens. `simulate
 --trace`, `run --trace` and `ingest` write traces.
 
-- A process is a rank, and a thread is a lane: compute, reduce, and one track for each overlapping message.
-- Arrows connect both ends of a message, an all-gather of sharded weights with the pass that needs them, and
-  a backward with the reduce-scatter of its gradients.
+- A process is a rank, and a thread is a lane: compute, reduce, and one track for each overlapping
+  message.
+- Arrows connect both ends of a message, an all-gather of sharded weights with the pass that needs them,
+  and a backward with the reduce-scatter of its gradients.
 - Memory is a counter per rank, in simulated traces and in those of `run --watch-memory`.
 - Timestamps are in microseconds for the viewer. `start_s` and `end_s` are the exact seconds.
-- The workbench reads `args` and `otherData` (`format` `{trace_json.FORMAT}`, `schema_version`
-  {trace_json.SCHEMA_VERSION}) back. They hold the records below."""
+- The records below are stored in `args` and in `otherData` (`format` `{trace_json.FORMAT}`,
+  `schema_version` {trace_json.SCHEMA_VERSION}), from which the workbench reads a trace back."""
 
 _SIZE_COLUMNS = ", ".join(code(column) for column in SIZE_COLUMNS)
 _OUTPUTS = ", ".join(code(column) for column in OUTPUTS)
@@ -78,9 +80,9 @@ FOLDER = f"""`plan --data FOLDER` and `run --data FOLDER` read a folder with tra
 | `segments` | list of `{{"text": TEXT}}`, `{{"image": FILE}}` and `{{"audio": FILE}}`; one text or more |
 | `mask` | optional attention mask, see [Masks](#masks) |
 
-Files are PNG and WAV inside the folder, with paths relative to it. Text is tokenized as UTF-8 bytes, tokens
-0 to 255. Token {BOS} begins and {EOS} ends a sample, and {PLACEHOLDER_TOKEN} is the placeholder for an
-image or clip. So the model's vocabulary must have at least {VOCAB_SIZE} tokens. `python -m
+Files are PNG and WAV inside the folder, with paths relative to it. Text is tokenized as UTF-8 bytes,
+tokens 0 to 255. Token {BOS} begins and {EOS} ends a sample, and {PLACEHOLDER_TOKEN} is the placeholder
+for an image or clip. So the model's vocabulary must have at least {VOCAB_SIZE} tokens. `python -m
 runtime.data.dataset make FOLDER` generates a small random folder."""
 
 MASKS = """A mask is a name, or a call with parameters such as `sliding_window(window=4096)`. It is set by
@@ -95,8 +97,8 @@ SIZES = f"""`plan --sizes FILE` needs only the sizes of samples, not their conte
 `.parquet` file, or a folder written by `save_to_disk`. In a job file, use `batch: {{samples: 512, sizes:
 FILE}}`.
 
-The columns are {_SIZE_COLUMNS}. `text_tokens` is required in every row. The others are a number, a list or
-null. Further columns are ignored.
+The columns are {_SIZE_COLUMNS}. `text_tokens` is required in every row. The others are a number, a list
+or null. Further columns are ignored.
 
 Conversation files, such as LLaVA's JSON lines, have text and image names instead of sizes. Compute the
 sizes with the model's own tokenizer:

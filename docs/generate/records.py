@@ -27,8 +27,8 @@ SHORTHANDS: Mapping[type, str] = {
 LARGE = 10**9  # bounds above it are written with an exponent
 OR_NULL = " or null"
 
-JOB = """A job file is YAML. It describes the model, the cluster, the batch and, optionally, the layouts. A
-small one:
+JOB = """A job file is YAML. It describes the model, the cluster, the batch and, optionally, the layouts.
+A small one:
 
 ```yaml
 name: small
@@ -47,8 +47,8 @@ profile: H100
 `workbench init` writes a job file for a model, and `workbench schema job` prints the JSON Schema for
 editors.
 
-Unknown keys, duplicate keys and values out of range are errors. The message names the place and the nearest
-valid key."""
+Unknown keys, duplicate keys and values out of range are errors. The message names the place and the
+nearest valid key."""
 
 
 def job_page() -> str:
