@@ -24,8 +24,8 @@ RULES = """Rules for all commands:
 - **Editor.** To complete and check a job file, run `workbench schema job -o job.schema.json` and start
   the job file with `# yaml-language-server: $schema=job.schema.json`.
 
-These modules are run directly; each has `--help`: `python -m runtime.launch` (under `torchrun`), `python
--m runtime.data.dataset`, `python -m runtime.measure.microbench` and the experiments."""
+These modules are run directly; each has `--help`: `python -m runtime.launch` (under `torchrun`),
+`python -m runtime.data.dataset`, `python -m runtime.measure.microbench` and the experiments."""
 
 _LISTED = MappingProxyType(  # choices with a page of their own
     {Strategy: "[strategy](strategies.md)", ScheduleKind: "[schedule](schedules.md)"}

@@ -42,16 +42,16 @@ VERSIONS = f"""The workbench writes version {codec.SCHEMA_VERSION} and reads all
   and checkpoints with that hash still belong to their plan. To compare a trace of version 2 with one of
   version 3, simulate the plan again."""
 
-PROFILE = """A profile is a JSON file with measured or sourced facts about one machine. `workbench
-calibrate` measures a machine and writes its profile, `workbench profile new` derives one from a data
-sheet, and `workbench profile show` prints it. Rates are in FLOP/s and bytes/s, times in seconds."""
+PROFILE = """A profile is a JSON file with measured or sourced facts about one machine.
+`workbench calibrate` measures a machine and writes its profile, `workbench profile new` derives one from
+a data sheet, and `workbench profile show` prints it. Rates are in FLOP/s and bytes/s, times in seconds."""
 
 EXECUTION = """An execution file describes what a training system adds to a machine's profile: its
 kernels, its host times and its rates. It is a JSON file for `--execution` with any of the keys below. All
 keys have defaults, which leave the times of a profile unchanged."""
 
-TRACE = f"""A trace file is Chrome trace JSON, which [Perfetto](https://ui.perfetto.dev) opens. `simulate
---trace`, `run --trace` and `ingest` write traces.
+TRACE = f"""A trace file is Chrome trace JSON, which [Perfetto](https://ui.perfetto.dev) opens.
+`simulate --trace`, `run --trace` and `ingest` write traces.
 
 - A process is a rank, and a thread is a lane: compute, reduce, and one track for each overlapping
   message.
@@ -82,8 +82,8 @@ FOLDER = f"""`plan --data FOLDER` and `run --data FOLDER` read a folder with tra
 
 Files are PNG and WAV inside the folder, with paths relative to it. Text is tokenized as UTF-8 bytes,
 tokens 0 to 255. Token {BOS} begins and {EOS} ends a sample, and {PLACEHOLDER_TOKEN} is the placeholder
-for an image or clip. So the model's vocabulary must have at least {VOCAB_SIZE} tokens. `python -m
-runtime.data.dataset make FOLDER` generates a small random folder."""
+for an image or clip. So the model's vocabulary must have at least {VOCAB_SIZE} tokens.
+`python -m runtime.data.dataset make FOLDER` generates a small random folder."""
 
 MASKS = """A mask is a name, or a call with parameters such as `sliding_window(window=4096)`. It is set by
 `mask` in the `batch` of a job, in a line of a data folder, or in `Sample.mask` in Python. In a job it may
@@ -94,8 +94,8 @@ take a list of token counts that add up to it, or a number of equal parts; the d
 segment."""
 
 SIZES = f"""`plan --sizes FILE` needs only the sizes of samples, not their content. FILE is a `.jsonl` or
-`.parquet` file, or a folder written by `save_to_disk`. In a job file, use `batch: {{samples: 512, sizes:
-FILE}}`.
+`.parquet` file, or a folder written by `save_to_disk`. In a job file, use
+`batch: {{samples: 512, sizes: FILE}}`.
 
 The columns are {_SIZE_COLUMNS}. `text_tokens` is required in every row. The others are a number, a list
 or null. Further columns are ignored.

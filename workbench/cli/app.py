@@ -150,7 +150,7 @@ COMMANDS = {
     "demo": Command(
         "measuring",
         "demo_command",
-        "Run the whole workflow here: calibrate, plan, predict, run, compare, report.",
+        "Run the whole workflow on this machine: calibrate, plan, predict, run, compare, report.",
     ),
     "checkpoint": Command("checkpoints", "app", "Convert checkpoints in the earlier format."),
     "preprocess": Command("preprocessing", "app", "Preprocess images in processes separate from training."),

@@ -192,7 +192,7 @@ def demo_command(
         float | None, typer.Option(help="load on one core while plans are timed, as a share")
     ] = None,
 ) -> None:
-    """Run the whole workflow here: calibrate, plan, predict, run, compare, report."""
+    """Run the whole workflow on this machine: calibrate, plan, predict, run, compare, report."""
     from experiments.demo import JOB_FILE, run_demo
     from experiments.fidelity.burner import burner_of
     from workbench.report.html import report_html

@@ -37,7 +37,7 @@ def new_command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Create the profile of a device that was not measured from its data sheet."""
+    """Create a profile from the data sheet of a device that was not measured."""
     from workbench.calibrate.derived import profile_of
 
     path = output or Path(f"{name}.json")

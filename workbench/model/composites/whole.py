@@ -30,13 +30,13 @@ class Whole:
     def outcome(self) -> str:
         """What `workbench init` does with it; where it refuses, which parts are planned and which are not."""
         if self.is_taken_apart:
-            return "taken apart"
+            return "split into modules"
         if not self.parts:
-            return "no: its configuration names no parts"
+            return "no: its configuration has no sub-models"
         missing = [f"{key} ({kind or 'unnamed'})" for key, kind in self.parts.items() if kind not in _known()]
         if missing:
-            return f"no: no family plans {', '.join(missing)}"
-        return f"no: no rule joins {', '.join(self.parts)}"
+            return f"no: not supported: {', '.join(missing)}"
+        return f"no: cannot combine {', '.join(self.parts)}"
 
 
 @cache
