@@ -78,7 +78,7 @@ def test_steps_go_through_a_folder(job: Path):
     again = json.loads(accept(*run, "--steps", 2).stdout.splitlines()[-1])["losses"]
     assert ahead["losses"][0] == again[0]
     assert ahead["losses"][1] != again[1]
-    words = "--next-samples takes them from a data folder"
+    words = "--next-samples reads a data folder"
     refuse("run", plan, "--local", "--next-samples", words=words, folder=job.parent)
 
 

@@ -107,7 +107,7 @@ def test_a_composite_is_no_module() -> None:
 
 def test_an_unknown_composite_names_the_nearest(tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava_nxt", "vision_config": {}}))
-    with pytest.raises(ValueError, match=r"'llava_nxt' is not taken apart \(nearest: llava_next; if"):
+    with pytest.raises(ValueError, match=r"'llava_nxt' is not supported \(nearest: llava_next; if"):
         draft(str(tmp_path), machines_of("8xH100", None), train=Train.LLM, text_tokens=8, image_px=None)
 
 
@@ -115,7 +115,7 @@ def test_a_composite_with_parts_of_its_own_is_called_one(tmp_path: Any) -> None:
     """No rule reads its keys, so that no other model_type is said to join them."""
     config = AutoConfig.for_model("bark").to_json_string(use_diff=False)
     (tmp_path / "config.json").write_text(config)
-    want = "^composite model_type 'bark' is not taken apart; give its parts as modules of a job"
+    want = "^composite model_type 'bark' is not supported; give its parts as modules of a job"
     with pytest.raises(ValueError, match=want):
         draft(str(tmp_path), machines_of("8xH100", None), train=Train.LLM, text_tokens=8, image_px=None)
 
@@ -156,7 +156,7 @@ def test_a_half_downloaded_checkpoint_is_planned_and_says_so(tmp_path: Any) -> N
     (tmp_path / weights["a"]).write_text("")
     target = tmp_path / "job.yaml"
     done = accept("init", str(tmp_path), "--gpus", "4xH100", "-o", str(target))
-    assert "1 files of weights are not there yet (model-00002-of-00002.safetensors" in done.output
+    assert "1 weight files are missing (model-00002-of-00002.safetensors" in done.output
     assert "# not downloaded yet: model-00002-of-00002.safetensors" in target.read_text()
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": ')
     with pytest.raises(ValueError, match="is it half downloaded"):
@@ -175,12 +175,14 @@ def test_a_tower_of_any_size_gets_images_of_a_page(tmp_path: Any) -> None:
 
 def test_an_unknown_family_says_what_would_be_needed(tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "lama", "hidden_size": 64}))
-    with pytest.raises(ValueError, match=r"no family plans model_type 'lama'; nearest: llama\. If its arith"):
+    with pytest.raises(
+        ValueError, match=r"model_type 'lama' is not supported; nearest: llama\. If its arith"
+    ):
         draft(str(tmp_path), machines_of("4xH100", None), train=Train.ALL, text_tokens=8, image_px=None)
     inner = {**CONFIGS["internvl"], "text_config": {"model_type": "zyx"}}
     (tmp_path / "config.json").write_text(json.dumps(inner))
     with pytest.raises(
-        ValueError, match="llm: no family plans model_type 'zyx': to plan it, write its layers"
+        ValueError, match="llm: model_type 'zyx' is not supported: to plan it, add its layers"
     ):
         draft(str(tmp_path), machines_of("4xH100", None), train=Train.ALL, text_tokens=8, image_px=None)
 

@@ -108,4 +108,4 @@ def test_a_flag_of_what_the_model_lacks_is_refused(
 def test_a_seed_of_nothing_is_refused(tmp_path: Path, command: str) -> None:
     done = workbench(command, write(tmp_path), "--seed", "3", "-o", tmp_path / "plan.json")
     assert done.exit_code == 2
-    assert "--seed 3 is of what --sizes" in done.output
+    assert "--seed 3 has no effect without --sizes" in done.output

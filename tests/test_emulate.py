@@ -193,4 +193,6 @@ def test_the_command_says_emulated(tmp_path: Path):
     assert "Emulated: actions timed alone" in (tmp_path / "report.html").read_text()
     words = "--local and --emulate exclude each other"
     refuse("run", plan, "--local", "--emulate", words=words, folder=tmp_path)
-    refuse("run", plan, "--local", "--profile", "A40", words="gives an emulation its links", folder=tmp_path)
+    refuse(
+        "run", plan, "--local", "--profile", "A40", words="--profile is only for --emulate", folder=tmp_path
+    )

@@ -50,15 +50,15 @@ def test_a_step_is_sensitive_to_what_it_is_made_of(job: Job) -> None:
     lowered, _ = accept(planned(job))
     found = {each.about: each for each in sensitivities(lowered, H100, step_s)}
     base_s = step_s(lowered, H100)
-    products = found["rate of products"]
+    products = found["matrix product rate"]
     assert base_s < products.less_s < base_s / 0.9
     assert base_s / 1.1 < products.more_s < base_s
     assert found["rate of collectives inside layers"].span_s == 0
-    assert "bandwidth of links between nodes" not in found, "there is one node"
-    launch = found["times of launches"]
+    assert "link bandwidth between nodes" not in found, "there is one node"
+    launch = found["kernel launch times"]
     assert launch.less_s < base_s < launch.more_s
     for modality in ("text", "vision"):
-        tokens = found[f"tokens of {modality}"]
+        tokens = found[f"{modality} tokens"]
         assert tokens.refusal == ""
         assert tokens.less_s < tokens.more_s
 
@@ -114,9 +114,11 @@ def test_layouts_that_a_strategy_does_not_keep_are_told(job: Job) -> None:
     asked = replace(job, layouts=(ModuleLayout(module="llm", pp=2, stage_layers=cuts),))
     assert unlike_layouts(planned(asked), asked) == ()
     (line,) = unlike_layouts(planned(asked, "megatron-homogeneous"), asked)
-    assert f" keep the layout of 'llm': asked for stage_layers {[*cuts]}, it has stage_layers [" in line
+    assert (
+        f" changes the layout of 'llm': the job has stage_layers {[*cuts]}, the plan stage_layers [" in line
+    )
     (line,) = unlike_layouts(planned(job), replace(job, layouts=(ModuleLayout(module="llm", pp=1),)))
-    assert line == "cornstarch does not keep the layout of 'llm': asked for pp 1, it has pp 2"
+    assert line == "cornstarch changes the layout of 'llm': the job has pp 1, the plan pp 2"
 
 
 def test_a_heavy_sample_that_collapses_microbatches_is_told(job: Job) -> None:
@@ -131,7 +133,7 @@ def test_a_heavy_sample_that_collapses_microbatches_is_told(job: Job) -> None:
     )
     lines = [line for line in waste_of(planned(lone, "entrain"), lone) if "microbatches" in line]
     assert len(lines) == 1
-    assert "so that some always wait; sample 0 has" in lines[0]
+    assert "so some stages always wait; sample 0 has" in lines[0]
 
 
 def test_explain_and_diff_for_people_and_machines(job: Job, tmp_path: Path) -> None:
@@ -151,8 +153,8 @@ def test_explain_and_diff_for_people_and_machines(job: Job, tmp_path: Path) -> N
     assert "sensitivity of the step" in told.stdout
     compared = answered("diff", file, other)
     assert sum(row["change_s"] for row in compared["mean_rank"]) == pytest.approx(compared["change_s"])
-    assert "what differs" in workbench("diff", file, other).stdout
-    assert workbench("diff", file, file).stdout.strip() == "Both plans do the same."
+    assert "differences" in workbench("diff", file, other).stdout
+    assert workbench("diff", file, file).stdout.strip() == "The plans do not differ."
 
 
 def test_explain_takes_a_job_and_a_strategy(tmp_path: Path) -> None:
@@ -162,7 +164,7 @@ def test_explain_takes_a_job_and_a_strategy(tmp_path: Path) -> None:
     assert ran.exit_code == 0
     found = json.loads(ran.stdout.splitlines()[-1])
     assert found["changes"] is None
-    assert found["note"] == "no changes were asked for"
+    assert found["note"] == "no changes tried: --changes 0"
     assert found["step"]["strategy"] == "dip"
 
 
@@ -181,8 +183,8 @@ def test_bad_input_is_one_line(job: Job, tmp_path: Path) -> None:
     other.write_text(VLM.replace("samples: 16", "samples: 8"))
     for arguments, message in (
         (("explain", tmp_path / "none.json"), "No such file"),
-        (("explain", file, "--strategy", "dip"), "is a plan, of a strategy already"),
-        (("explain", spec, "--job", spec), "is a job already"),
+        (("explain", file, "--strategy", "dip"), "is a plan, which has a strategy"),
+        (("explain", spec, "--job", spec), "is a job file"),
         (("explain", file, "--job", other), "a plan for another batch than job 'vlm'"),
         (("explain", spec, "--strategy", "fsdp"), "fsdp: every rank does all layers of 'llm' whole"),
         (("explain", file, "--budget", "-1"), "greater than or equal to 0"),

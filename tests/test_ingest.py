@@ -289,7 +289,7 @@ def test_from_recordings_to_a_comparison(tmp_path):
     told = accept("compare", tmp_path / "plan.sim.json", *files, "--json")
     assert abs(json.loads(told.stdout)["error_fraction"]) < 0.01
     told = accept("compare", tmp_path / "plan.json", *files, "--profile", "H100")
-    assert "time lost by a rank against the prediction" in told.stdout
+    assert "largest losses of a rank against the prediction" in told.stdout
     assert "vision" in told.stdout  # stages are named without asking
     rows = accept("ingest", folder, "--format", "csv").stdout.splitlines()
     assert len(rows) == 3  # names of columns, and two steps

@@ -88,7 +88,7 @@ def test_recordings_of_another_plan_are_refused(tmp_path, job):
     other.write_text(json.dumps(fewer))
     refused("rank 3 recorded 3 F|the plan has 4", *job[:3], other, "--plan", plan, folder=tmp_path)
     refused("pp must be 1 to 4", *job, "--pp", 5, folder=tmp_path)
-    refused("--profile is of output of nccl-tests", *job, "--profile", "H100", folder=tmp_path)
+    refused("--profile is for output of nccl-tests", *job, "--profile", "H100", folder=tmp_path)
     empty = tmp_path / "empty"
     empty.mkdir()
     refused("empty|want recordings", empty, folder=tmp_path)

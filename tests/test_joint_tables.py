@@ -28,7 +28,7 @@ def test_starts_that_ran_out_of_time_are_told() -> None:
     late = {"strategy": "oobleck", "refusal": OUT_OF_TIME}
     first, _, last = joint_table({**RECORD, "starts": [*starts, late]})
     assert first == (
-        "200 ms a step, 1.500 times as fast as the best start that was done in time, fsdp with 300 ms; "
+        "200 ms a step, 1.500 times as fast as the best start that finished in time, fsdp with 300 ms; "
         "1 of 3 starts ran out of time"
     )
-    assert last.endswith("10 candidates in 5.0 s behind 20.0 s of starts, 2 a second")
+    assert last.endswith("10 candidates in 5.0 s after 20.0 s of starts, 2 a second")

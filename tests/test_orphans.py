@@ -214,7 +214,7 @@ def test_a_run_that_is_asked_to_end_says_how_far_it_came(plan):
         _, said = tree.process.communicate(timeout=PATIENCE_S)
         assert tree.process.returncode == 143
         assert "Traceback" not in said
-        assert "workbench: the run ends after" in said
+        assert "workbench: run ended after" in said
         assert all_gone(started)
         assert tree.folders() == []
     saves = plan.with_name("saves")

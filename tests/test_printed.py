@@ -108,7 +108,7 @@ def test_what_all_rows_have_in_common_stands_below_on_a_narrow_terminal(
     console.show(table)
     text = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
     lines = [line.split() for line in text.splitlines()]
-    assert ("in all: tp 1, microbatches of each 8" in " ".join(text.split())) is is_fitted
+    assert ("same in all rows: tp 1, microbatches of each 8" in " ".join(text.split())) is is_fitted
     rows = [["cornstarch", "1", "72", "ms"], ["entrain", "2", "73", "ms"]]
     whole = [[name, "1", cp, "8", *took] for name, cp, *took in rows]
     assert [line for line in lines if line[:1] in (["cornstarch"], ["entrain"])] == (

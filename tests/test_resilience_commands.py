@@ -178,7 +178,7 @@ def test_templates_says_what_each_number_of_nodes_does(job):
     assert said["threshold"] == 2
     assert {int(count) for count in said["samples_per_s"]} == {2, 3, 4, 5, 6}
     assert said["samples_per_s"]["5"] == pytest.approx(found.samples_per_s(5))
-    assert "below 2 nodes training stops" in workbench("templates", job).stdout
+    assert "training needs at least 2 nodes: 2 pipelines" in workbench("templates", job).stdout
 
 
 def test_failures_counts_training_on_a_trace_to_the_sample(job, trace):
@@ -234,7 +234,7 @@ def test_bad_options_are_one_line(job, arguments, message):
     ("text", "message"),
     [
         (STEADY + "60,remove,n9\n", "node 'n9' is removed at 60.0 s but is not there"),
-        ("t_s,event,node\n", "no node ever joins"),
+        ("t_s,event,node\n", "no node joins"),
     ],
 )
 def test_bad_traces_are_one_line(job, tmp_path, text, message):

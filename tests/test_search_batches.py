@@ -186,8 +186,8 @@ def test_a_judge_goes_to_other_processes() -> None:
     ("said", "objective", "message"),
     [
         ({"batches": 0}, Objective.ITERATION, "--batches must be >= 1, got 0"),
-        ({"over": Over.P95}, Objective.ITERATION, "--over p95 is about several batches; want --batches"),
-        ({"planning": Planning.CHARGED}, Objective.ITERATION, "--planning charged is about several"),
+        ({"over": Over.P95}, Objective.ITERATION, "--over p95 needs several batches; want --batches"),
+        ({"planning": Planning.CHARGED}, Objective.ITERATION, "--planning charged needs several"),
         ({"deadline": "3h"}, Objective.ITERATION, "--deadline is for --objective dollars, got iteration"),
         ({"deadline": "3h"}, Objective.TRAINING, "want one of --steps and --tokens"),
         ({"steps": 3, "tokens": 1e9}, Objective.TRAINING, "want one of --steps and --tokens"),

@@ -35,16 +35,16 @@ def test_the_same_search_is_found_again_with_its_plan(job: Path, cache: Path, tm
     again = search(job, "-o", tmp_path / "b.json")
     assert json.loads(again.stdout) == json.loads(first.stdout)
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
-    assert ("found before" in first.stderr, "found before" in again.stderr) == (False, True)
+    assert ("cached result" in first.stderr, "cached result" in again.stderr) == (False, True)
     [entry] = cache.iterdir()
-    assert "found before" not in search(job, "--no-cache").stderr
+    assert "cached result" not in search(job, "--no-cache").stderr
     assert list(cache.iterdir()) == [entry]
 
     entry.write_text(entry.read_text().replace("0.", "1.", 1))
     damaged = search(job)
     assert f"{entry} is damaged and made again: its content does not have its checksum" in damaged.stderr
     assert json.loads(damaged.stdout) == json.loads(first.stdout)
-    assert "found before" in search(job).stderr
+    assert "cached result" in search(job).stderr
 
 
 def test_whatever_decides_a_search_is_in_its_key(job: Path) -> None:

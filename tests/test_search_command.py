@@ -36,14 +36,14 @@ def test_batches_are_in_the_record_the_table_and_the_picture(job: Path, tmp_path
     assert [each["value"] for each in planned] == sorted(each["value"] for each in planned)
     assert set(record["front"]) <= {each["strategy"] for each in planned}
     assert (tmp_path / "plans.png").read_bytes().startswith(b"\x89PNG")
-    assert "found before" in search(job, "--batches", 2, "--over", "worst", "--json").stderr
+    assert "cached result" in search(job, "--batches", 2, "--over", "worst", "--json").stderr
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (("--batches", 0), "--batches must be >= 1, got 0"),
-        (("--over", "p95"), "--over p95 is about several batches; want --batches"),
+        (("--over", "p95"), "--over p95 needs several batches; want --batches"),
         (("--deadline", "1h"), "--deadline is for --objective dollars, got iteration"),
         (("--objective", "dollars"), "--objective dollars: want one of --steps and --tokens"),
         (("--objective", "dollars", "--steps", 1), "wants cluster.dollars_per_gpu_hour"),
@@ -53,7 +53,7 @@ def test_batches_are_in_the_record_the_table_and_the_picture(job: Path, tmp_path
             "--mtbf: want a duration > 0 such as 60s, 90m, 12h, 3d or 2w, got 'often'",
         ),
         (("--objective", "goodput", "--failures", "nowhere.csv"), "nowhere.csv"),
-        (("--joint", "--ranks", 4), "--joint searches everything itself, got --ranks"),
+        (("--joint", "--ranks", 4), "--joint already searches what --ranks sets"),
         (("--joint", "--pareto", "plans.svg"), "want a picture named .png or .pdf, got '.svg'"),
         (("--pareto", "plans.svg"), "want a picture named .png or .pdf, got '.svg'"),
     ],
@@ -123,7 +123,7 @@ def test_a_joint_search_by_other_objectives_ends_at_a_gap_and_is_kept(priced: Pa
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout.splitlines()[-1])["gap"] <= 0.9999
     again = search(priced, *flags, "--gap", "99.99%")
-    assert "found before" in again.stderr
+    assert "cached result" in again.stderr
     assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
 
 

@@ -160,13 +160,13 @@ def test_the_command_answers_first(path: Path) -> None:
     assert last["dollars"] == pytest.approx(last["training_s"] / 3600 * 2.0 * last["plan"]["ranks"])
     shown = size(path, *flags, "--deadline", "2w")
     assert shown.stdout.startswith(f"{last['plan']['ranks']} GPUs: strategy {last['plan']['strategy']}, ")
-    assert "found before" in shown.stderr
+    assert "cached result" in shown.stderr
 
 
 def test_where_nothing_does_it_the_nearest_is_said(path: Path) -> None:
     done = size(path, "--tokens", 1e15, "--strategy", "fsdp", "--gpus", 2, "--deadline", "1m")
     assert done.exit_code == 1
-    assert done.stdout.startswith("no number of GPUs tried (2) does it; nearest: 2 GPUs, strategy fsdp, ")
+    assert done.stdout.startswith("no number of GPUs tried (2) is enough; nearest: 2 GPUs, strategy fsdp, ")
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,6 @@ def drift_warning(drift: float | None) -> str | None:
         return None
     speed = "slower" if drift > 0 else "faster"
     return (
-        f"DRIFT: the machine ran {abs(drift):.1%} {speed} than when it was calibrated; errors are of the "
-        "machine as much as of the prediction: calibrate again, or read the corrected ones"
+        f"DRIFT: the machine ran {abs(drift):.1%} {speed} than when it was calibrated; errors come "
+        "from the machine as much as from the prediction: calibrate again, or use the corrected errors"
     )

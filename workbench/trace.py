@@ -22,14 +22,14 @@ class Lane(StrEnum):
 
 
 class Span(NamedTuple):
-    """An action on one rank. An action of a stage with several ranks has a span on each.
+    """An action on one rank. An action of a stage with several ranks has one span on each.
 
     Args:
-        rank: that did it.
-        lane: on which it ran.
-        action: what was done.
-        start_s: from the step's start.
-        end_s: from the step's start.
+        rank: rank that ran the action.
+        lane: lane on which it ran.
+        action: the action.
+        start_s: start, from the start of the step.
+        end_s: end, from the start of the step.
     """
 
     rank: int
@@ -40,16 +40,16 @@ class Span(NamedTuple):
 
 
 class Message(NamedTuple):
-    """One transfer row: ready at its producer's end, on the link from `start_s`, there at `end_s`.
+    """One message between two ranks.
 
     Args:
         row: number of the transfer row.
-        edge: of the model, or the module inside which it goes from stage to stage.
-        source_rank: that sends.
-        destination_rank: that receives.
-        num_bytes: on the link.
-        ready_s: end of the producer.
-        start_s: on the link from then on.
+        edge: edge of the model, or the module if the message goes between two of its stages.
+        source_rank: rank that sends.
+        destination_rank: rank that receives.
+        num_bytes: bytes on the link.
+        ready_s: end of the producing action.
+        start_s: start of the transfer on the link.
         end_s: arrival.
     """
 
@@ -64,12 +64,12 @@ class Message(NamedTuple):
 
 
 class MemorySample(NamedTuple):
-    """Bytes held by a rank from `time_s` on.
+    """Memory of a rank from `time_s` on.
 
     Args:
-        rank: that holds them.
-        time_s: from the step's start.
-        num_bytes: held until the rank's next sample.
+        rank: rank that holds the memory.
+        time_s: time from the start of the step.
+        num_bytes: bytes held until the next sample of the rank.
     """
 
     rank: int
@@ -79,16 +79,16 @@ class MemorySample(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """One executed or simulated step. Times count from the step's start.
+    """One simulated, executed or emulated step. Times are seconds from the start of the step.
 
     Args:
-        plan_hash: of the plan it belongs to.
-        executor: who made it.
-        spans: ordered by (rank, lane, start).
-        messages: ordered by row; LOCAL rows are not messages.
-        memory: ordered by (rank, time).
-        loss: of the step, where executed.
-        details: (name, value) pairs a reader may want: versions, profile, unmeasured costs.
+        plan_hash: hash of the plan.
+        executor: what produced the trace.
+        spans: actions, ordered by (rank, lane, start).
+        messages: messages, ordered by row; transfers within a rank are not messages.
+        memory: memory samples, ordered by (rank, time).
+        loss: loss of the step, if executed.
+        details: (name, value) pairs: versions, profile, unmeasured costs.
     """
 
     plan_hash: str

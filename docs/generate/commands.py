@@ -3,30 +3,46 @@
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any, get_args
 
 from typer.testing import CliRunner
 
-from docs.generate.markdown import code, one_line, page, table
+from docs.generate.markdown import anchor, code, one_line, page, table
 from workbench.cli.app import COMMANDS, app
+from workbench.cli.judging import Strategy
+from workbench.schedule.choice import ScheduleKind
 
-INTRO = """Every command prints one line and exits with 2 where its input is wrong. Those with `--json`
-print one JSON object as their last line, with all that they know. `--format csv`, `json` or `parquet` print
-the rows of the tables instead, whole and in SI units, and the rest on stderr: `workbench search job.yaml
---format csv > plans.csv`. The flag `--install-completion` of the program itself makes the shell complete
-commands, flags and choices. `workbench schema job -o job.schema.json` and the first line
-`# yaml-language-server: $schema=job.schema.json` of a job file make editors complete and check it. Besides
-the program there are modules to run: `python -m runtime.launch` under
-`torchrun`, `python -m runtime.data.dataset`, `python -m runtime.measure.microbench` and the experiments;
-each has `--help`."""
+RULES = """Rules for all commands:
+
+- **Errors.** Invalid input gives one line on stderr and exit code 2.
+- **JSON.** `--json` prints one JSON object as the last line, with the full result.
+- **Tables.** `--format csv`, `json` or `parquet` prints the rows of the tables, unrounded and in SI
+  units. All other text goes to stderr: `workbench search job.yaml --format csv > plans.csv`.
+- **Shell.** The flag `--install-completion` of `workbench` itself installs completion of commands, flags
+  and choices.
+- **Editor.** To complete and check a job file, run `workbench schema job -o job.schema.json` and start
+  the job file with `# yaml-language-server: $schema=job.schema.json`.
+
+These modules are run directly; each has `--help`: `python -m runtime.launch` (under `torchrun`),
+`python -m runtime.data.dataset`, `python -m runtime.measure.microbench` and the experiments."""
+
+_LISTED = MappingProxyType(  # choices with a page of their own
+    {Strategy: "[strategy](strategies.md)", ScheduleKind: "[schedule](schedules.md)"}
+)
 
 _WORDS = {Path: "path", str: "text", int: "whole number", float: "number", bool: "flag"}
 
 
 def commands_page() -> str:
     """The page."""
-    return page("Commands", INTRO, *(_section(name, command) for name, command in commands()))
+    listed = list(commands())
+    overview = table(("command", "what it does"), (_overview(name, command) for name, command in listed))
+    return page("Commands", overview, RULES, *(_section(name, command) for name, command in listed))
+
+
+def _overview(name: str, command: Any) -> tuple[str, str]:
+    return f"[`{name}`](#{anchor(name)})", one_line((command.help or "").partition("\n\n")[0])
 
 
 def commands() -> Iterator[tuple[str, Any]]:
@@ -78,6 +94,8 @@ def _rows(command: Any) -> Iterator[tuple[str, str, str, str]]:
 def _takes(parameter: Any) -> str:
     kind = _kind(parameter)
     many = ", repeatable" if parameter.multiple or parameter.nargs == -1 else ""
+    if kind in _LISTED:
+        return _LISTED[kind] + many
     if isinstance(kind, type) and issubclass(kind, Enum):
         return ", ".join(code(member.value) for member in kind) + many
     return _WORDS.get(kind, "text") + many

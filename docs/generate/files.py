@@ -16,63 +16,92 @@ from workbench.schedule.action import MEANING, SPELLINGS, STEP, Action, Number, 
 from workbench.trace import Trace
 
 PLAN = f"""A plan file is JSON with the keys `format` (`{codec.FORMAT}`), `schema_version`
-({codec.SCHEMA_VERSION}), `hash` and `plan`. The hash is SHA-256 of the plan's canonical JSON (keys sorted,
-no spaces, actions by their names of version 1, without `strategy`): whoever edits a plan by hand gets a
-corrupt file. It covers all that decides the execution, no cost and no name: equal plans of two strategies
-have one hash. Unknown and missing keys are errors. An operator also has the
-key `op`, the name of its kind."""
+({codec.SCHEMA_VERSION}), `hash` and `plan`. `workbench plan` writes it, and `workbench check` validates
+it.
 
-ACTIONS = """An action is written in torch's letters: `2F0` is the forward of microbatch 0 on stage 2.
-Of a stage whose parameters are sharded, the number behind a name is the round's. Who does an action
-together, beside what else: pass, all ranks of the stage, one after another; fsdp, all ranks that shard its
-weights, beside their passes; all-reduce, the ranks of each gradient group, beside both; step, each rank."""
+The hash is the SHA-256 of the plan's canonical JSON: sorted keys, no spaces, action names of version 1,
+without `strategy`. It covers everything that determines the execution, but no costs and no strategy name,
+so equal plans of two strategies have the same hash. A plan that was edited by hand no longer matches its
+hash and is refused.
 
-VERSIONS = f"""Files of version {codec.SCHEMA_VERSION} are written; those of earlier versions are read.
-In version 1 a few actions had other names; where one had two meanings, a number told them apart. Until
-version 2 a plan's hash was over the strategy's name as well: such a file must have that hash, and a trace or
-checkpoint that has it still belongs to its plan. To compare a trace of version 2 with one of version 3,
-simulate the plan again."""
+Unknown and missing keys are errors. An operator has the additional key `op`, its kind."""
 
-PROFILE = """A profile holds what is known about one machine, as JSON, row by row with its source.
-`workbench calibrate` writes one. Rates are FLOP/s and bytes/s, times are seconds."""
+ACTIONS = """Actions use the notation of `torch.distributed.pipelining`: `2F0` is the forward of
+microbatch 0 on stage 2. For collectives of sharded parameters, the number counts rounds instead of
+microbatches. The column "ranks" says which ranks run an action together:
 
-EXECUTION = """An execution is what a training system does beyond what a machine's tables say: its kernels,
-its host, its rates. It is a JSON file of any of these keys, for `--execution`; the default of every key
-leaves a profile's times as they are."""
+- pass: all ranks of the stage, one pass after another
+- fsdp: all ranks that shard the weights of the stage, concurrently with passes
+- all-reduce: the ranks of each gradient group, concurrently with both
+- step: each rank alone"""
 
-TRACE = f"""A trace file is Chrome JSON that Perfetto opens; what the workbench reads back stands in `args`
-and in `otherData` (`format` `{trace_json.FORMAT}`, `schema_version` {trace_json.SCHEMA_VERSION}).
-Timestamps are microseconds for the viewer; the exact seconds stand beside them as `start_s` and `end_s`. A
-process is a rank and a thread a lane: compute, reduce, and as many tracks of messages as overlap. Arrows join
-a message's two ends, an all-gather of sharded weights to the pass that needs them, and a backward to the
-reduce-scatter of its gradients; memory is a counter of each rank, in simulated traces and in those of
-`run --watch-memory`."""
+VERSIONS = f"""The workbench writes version {codec.SCHEMA_VERSION} and reads all earlier versions.
+
+- Version 1 had other names for some actions. If a name had two meanings, a number distinguished them.
+- Up to version 2, the hash included the name of the strategy. Such a file must have that hash, and traces
+  and checkpoints with that hash still belong to their plan. To compare a trace of version 2 with one of
+  version 3, simulate the plan again."""
+
+PROFILE = """A profile is a JSON file with measured or sourced facts about one machine.
+`workbench calibrate` measures a machine and writes its profile, `workbench profile new` derives one from
+a data sheet, and `workbench profile show` prints it. Rates are in FLOP/s and bytes/s, times in seconds."""
+
+EXECUTION = """An execution file describes what a training system adds to a machine's profile: its
+kernels, its host times and its rates. It is a JSON file for `--execution` with any of the keys below. All
+keys have defaults, which leave the times of a profile unchanged."""
+
+TRACE = f"""A trace file is Chrome trace JSON, which [Perfetto](https://ui.perfetto.dev) opens.
+`simulate --trace`, `run --trace` and `ingest` write traces.
+
+- A process is a rank, and a thread is a lane: compute, reduce, and one track for each overlapping
+  message.
+- Arrows connect both ends of a message, an all-gather of sharded weights with the pass that needs them,
+  and a backward with the reduce-scatter of its gradients.
+- Memory is a counter per rank, in simulated traces and in those of `run --watch-memory`.
+- Timestamps are in microseconds for the viewer. `start_s` and `end_s` are the exact seconds.
+- The records below are stored in `args` and in `otherData` (`format` `{trace_json.FORMAT}`,
+  `schema_version` {trace_json.SCHEMA_VERSION}), from which the workbench reads a trace back."""
 
 _SIZE_COLUMNS = ", ".join(code(column) for column in SIZE_COLUMNS)
 _OUTPUTS = ", ".join(code(column) for column in OUTPUTS)
 _NOTES = ", ".join(code(name) for name in (*NOTES, *(f"{prefix}..." for prefix in NOTE_PREFIXES)))
 _ALIASES = "; ".join(f"{code(alias)}: {code(column)}" for alias, column in ALIASES.items())
 
-FOLDER = f"""`plan --data FOLDER` and `run --data FOLDER` read a folder with `{INDEX}`: one example a line,
-with the keys `id` (whole number, once), `segments` (a list in sequence order of `{{"text": TEXT}}`,
-`{{"image": FILE}}` and `{{"audio": FILE}}`, at least one text) and, at will, `mask` (see [Masks](#masks)).
-Files are PNG and WAV, inside the folder and named relative to it. Texts are read as their UTF-8 bytes:
-tokens 0 to 255, {BOS} begins and {EOS} ends a sample, {PLACEHOLDER_TOKEN} stands for an image or a
-clip, so the model's vocabulary has at least {VOCAB_SIZE}.
-`python -m runtime.data.dataset make FOLDER` draws a small one."""
+FOLDER = f"""`plan --data FOLDER` and `run --data FOLDER` read a folder with training examples. Its file
+`{INDEX}` has one example per line:
 
-MASKS = """`mask` of a job's `batch`, of a line of a data folder and of `Sample.mask` in Python is a name, or
-a call with its parameters: `sliding_window(window=4096)`. In a job it may be a list that goes round the
-samples. All count tokens of one sample; samples never see each other. Parts are a list of token counts that
-add up to the sample, a number of equal parts, or, left out, one for each segment."""
+```json
+{{"id": 0, "segments": [{{"image": "0.png"}}, {{"text": "a red square"}}]}}
+```
 
-SIZES = f"""`plan --sizes FILE` takes sizes alone: a `.jsonl` or `.parquet` file, or a folder of
-`save_to_disk`. Columns are {_SIZE_COLUMNS}; `text_tokens` stands in every row, the others are a number, a
-list or null. Other columns are left alone. `batch: {{samples: 512, sizes: FILE}}` says the
-same in a job file.
+| key | meaning |
+| --- | --- |
+| `id` | unique whole number |
+| `segments` | list of `{{"text": TEXT}}`, `{{"image": FILE}}` and `{{"audio": FILE}}`; one text or more |
+| `mask` | optional attention mask, see [Masks](#masks) |
 
-Conversations, such as LLaVA's JSON lines, hold text and names of images, not their sizes; three lines count
-them with the model's own tokenizer:
+Files are PNG and WAV inside the folder, with paths relative to it. Text is tokenized as UTF-8 bytes,
+tokens 0 to 255. Token {BOS} begins and {EOS} ends a sample, and {PLACEHOLDER_TOKEN} is the placeholder
+for an image or clip. So the model's vocabulary must have at least {VOCAB_SIZE} tokens.
+`python -m runtime.data.dataset make FOLDER` generates a small random folder."""
+
+MASKS = """A mask is a name, or a call with parameters such as `sliding_window(window=4096)`. It is set by
+`mask` in the `batch` of a job, in a line of a data folder, or in `Sample.mask` in Python. In a job it may
+be a list that repeats over the samples.
+
+Masks count the tokens of one sample. Samples never attend to each other. Parameters that divide a sample
+take a list of token counts that add up to it, or a number of equal parts; the default is one part per
+segment."""
+
+SIZES = f"""`plan --sizes FILE` needs only the sizes of samples, not their content. FILE is a `.jsonl` or
+`.parquet` file, or a folder written by `save_to_disk`. In a job file, use
+`batch: {{samples: 512, sizes: FILE}}`.
+
+The columns are {_SIZE_COLUMNS}. `text_tokens` is required in every row. The others are a number, a list
+or null. Further columns are ignored.
+
+Conversation files, such as LLaVA's JSON lines, have text and image names instead of sizes. Compute the
+sizes with the model's own tokenizer:
 
 ```text
 text = " ".join(turn["value"] for turn in row["conversations"])
@@ -80,16 +109,16 @@ row["text_tokens"] = len(tokenizer(text)["input_ids"])
 row["image_width"], row["image_height"] = PIL.Image.open(row["image"]).size
 ```
 
-`--sizes` and `sizes` also take a corpus by name:"""
+`--sizes` and `sizes` also take the name of a corpus:"""
 
-TRACES_OF_NODES = """`workbench failures --trace` and `workbench elastic --trace` read a CSV file with the
-columns `t_s` (seconds, ascending), `event` (`add` or `remove`) and `node` (a name). A node that comes back
-has a new name. `examples/elastic-spot.csv` is one."""
+TRACES_OF_NODES = """`workbench failures --trace` and `workbench elastic --trace` read a CSV file of nodes
+that join and leave. The columns are `t_s` (seconds, ascending), `event` (`add` or `remove`) and `node` (a
+name). A node that returns has a new name. `examples/elastic-spot.csv` is an example."""
 
 
 def plan_page() -> str:
     """The page on plan files."""
-    headers = ("action", "what it does", "made of", "who", "in version 1")
+    headers = ("action", "what it does", "kind of work", "ranks", "in version 1")
     return page(
         "Plan file",
         PLAN,
@@ -116,7 +145,7 @@ def profile_page() -> str:
     shipped = [(code(p.name), p.device, p.provenance.date, "; ".join(p.unmeasured)) for p in _shipped()]
     return page(
         "Profile and execution files",
-        f"{PROFILE} The format's version is {FORMAT_VERSION}. These ship:",
+        f"{PROFILE} The format version is {FORMAT_VERSION}.\n\nThese profiles are included:",
         table(("profile", "device", "date", "not measured"), shipped),
         sections(Profile),
         EXECUTION,
@@ -139,15 +168,15 @@ def data_page() -> str:
         FOLDER,
         "## Masks",
         MASKS,
-        table(("mask", "parameters", "a token sees"), [_mask_row(*each) for each in PATTERNS.items()]),
+        table(("mask", "parameters", "a token attends to"), [_mask_row(*each) for each in PATTERNS.items()]),
         "## Sizes",
         SIZES,
         table(("corpus", "measured", "assumed"), corpora),
         "## Table of language models",
-        f"`workbench predict` reads a CSV file with these columns and adds {_OUTPUTS}.",
+        f"`workbench predict` reads a CSV file with these columns. It adds the columns {_OUTPUTS}.",
         table(("column", "meaning", "default"), columns),
-        f"Other names of the field mean the same: {_ALIASES}.",
-        f"Carried along and not read are {_NOTES}; any other heading is an error.",
+        f"These names are synonyms: {_ALIASES}.",
+        f"Columns named {_NOTES} are copied to the output. Any other heading is an error.",
         "## Trace of nodes",
         TRACES_OF_NODES,
     )
@@ -155,7 +184,7 @@ def data_page() -> str:
 
 def _mask_row(name: str, pattern: Pattern) -> tuple[str, ...]:
     wanted = [f"{code(key)}: {kind.words}" for key, kind in pattern.wanted.items()]
-    optional = [f"{code(key)}, at will: {kind.words}" for key, kind in pattern.optional.items()]
+    optional = [f"{code(key)}, optional: {kind.words}" for key, kind in pattern.optional.items()]
     return code(name), "; ".join(wanted + optional), pattern.says
 
 

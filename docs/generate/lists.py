@@ -10,31 +10,38 @@ from workbench.model.families.registry import FAMILIES
 from workbench.schedule.choice import ScheduleKind
 from workbench.strategies.registry import STRATEGIES
 
-STRATEGIES_INTRO = """`workbench plan JOB --strategy NAME` makes a plan of a job. Where a job leaves stage
-counts open, a strategy searches them under its budget of ranks, by what the strategy itself would minimise;
-the simulator then chooses among the few plans that it believes best. With `--judge planner` the strategy's
-own choice stands, as it was published. Losses, gradients and weights
-after a step are the same under every strategy, within rounding; only time and memory differ. `workbench
-search JOB` ranks them all, and [Write a strategy](../guides/write-a-strategy.md) adds one."""
+STRATEGIES_INTRO = """A strategy turns a job into a plan. `workbench plan JOB --strategy NAME` uses one
+strategy, and `workbench search JOB` ranks the plans of all of them.
 
-MODELS_INTRO = """`workbench models` prints this. A family that plans can be simulated; one that runs has an
-adapter that builds its layers from `transformers`, and `run --weights` reads its real weights."""
+All strategies train the same model: losses, gradients and weights after a step are equal, within
+rounding. Only time and memory differ.
+
+If a job leaves stage counts open, a strategy searches them within its ranks, by its own criterion. The
+simulator then chooses among the few plans that the strategy rates best. With `--judge planner`, the
+strategy's own choice is used, as published. [Write a strategy](../guides/write-a-strategy.md) shows how
+to add one."""
+
+MODELS_INTRO = """`workbench models` prints this table. A family that plans can be planned and simulated.
+A family that runs also has an adapter, which builds its layers from `transformers`; `run --weights` reads
+its real weights. Use `config` with the `model_type`, or `zoo` with a name, in a [module of a
+job](job.md#modulespec)."""
 
 
-SCHEDULES_INTRO = """`schedule.kind` in a job file, or `--schedule`. The runtime executes them all, on DAGs
-of modules with frozen weights and missing modalities too. [The job file](job.md#schedulechoicespec) says what
-their parameters mean, and [Write a schedule](../guides/write-a-schedule.md) adds one."""
+SCHEDULES_INTRO = """A schedule is the order of passes on each rank. Set it by `schedule.kind` in a job
+file, or by `--schedule`. The runtime executes all of them, also on DAGs of modules with frozen weights
+and missing modalities. [The job file](job.md#schedulechoicespec) explains their parameters, and [Write a
+schedule](../guides/write-a-schedule.md) shows how to add one."""
 
 
 def strategies_page() -> str:
     """The page on strategies, from their registry."""
     rows = ((code(spec.name), spec.summary, ", ".join(_conditions(spec))) for spec in STRATEGIES)
-    return page("Strategies", STRATEGIES_INTRO, table(("`--strategy`", "what it does", "wants"), rows))
+    return page("Strategies", STRATEGIES_INTRO, table(("`--strategy`", "what it does", "needs"), rows))
 
 
 def schedules_page() -> str:
     """The page on schedules, from their registry."""
-    headers = ("`schedule.kind`", "what it does", "backward split", "stages on a rank", "takes besides")
+    headers = ("`schedule.kind`", "what it does", "splits backward", "stages per rank", "parameters")
     return page("Schedules", SCHEDULES_INTRO, table(headers, (_schedule_row(kind) for kind in ScheduleKind)))
 
 
@@ -58,7 +65,7 @@ def _schedule_row(kind: ScheduleKind) -> tuple[str, ...]:
 
 def _conditions(spec: Any) -> Iterator[str]:
     if spec.batch_level:
-        yield "batches large enough for one split of the ranks"
+        yield "a large batch: one split of the ranks serves all batches"
     if spec.wants_prices:
         yield "pools with prices"
 

@@ -27,10 +27,28 @@ SHORTHANDS: Mapping[type, str] = {
 LARGE = 10**9  # bounds above it are written with an exponent
 OR_NULL = " or null"
 
-JOB = """A job is one YAML file: the model, the cluster, the batch, and what the layouts should be. It is
-read strictly: an unknown key, a value out of range or a key that stands twice is one line that names the
-place and the nearest known key. `examples/tiny.yaml` and `examples/valm.yaml` are commented examples. Paths
-are relative to the file."""
+JOB = """A job file is YAML. It describes the model, the cluster, the batch and, optionally, the layouts.
+A small one:
+
+```yaml
+name: small
+model:
+  modules:
+    vision: {zoo: siglip-so400m-14-384, trainable: projector, projector: mlp}
+    llm: {zoo: llama-3.2-1b}
+cluster: {device: H100, nodes: 1, ranks_per_node: 8}
+batch:
+  samples: 32
+  fixed: {text_tokens: 1024, items: {vision: {each: 1}}}
+profile: H100
+```
+
+`examples/tiny.yaml` and `examples/valm.yaml` are commented examples. Paths are relative to the job file.
+`workbench init` writes a job file for a model, and `workbench schema job` prints the JSON Schema for
+editors.
+
+Unknown keys, duplicate keys and values out of range are errors. The message names the place and the
+nearest valid key."""
 
 
 def job_page() -> str:

@@ -45,116 +45,115 @@ COMMANDS = {
     "init": Command(
         "starting",
         "init_command",
-        "Write a job file for a model: a composite one is taken apart into encoders, projectors and LLM.",
+        "Write a job file for a model. A composite model is split into encoders, projectors and LLM.",
     ),
-    "plan": Command("planning", "plan_command", "Turn a job into a plan."),
+    "plan": Command("planning", "plan_command", "Make a plan of a job with one strategy."),
     "search": Command(
         "search",
         "search_command",
-        "Plan a job with every strategy, and with every schedule asked for; simulate all plans "
-        "and rank them.",
+        "Plan a job with every strategy, simulate the plans and rank them.",
     ),
     "size": Command(
         "sizing",
         "size_command",
-        "Say how many GPUs of the job's kind a training wants, and which plan, for a deadline or a budget.",
+        "Find the number of GPUs, and the plan, that a training needs to meet a deadline or budget.",
     ),
     "check": Command(
         "planning",
         "check_command",
-        "Say whether a plan is sound, fits and cannot deadlock; show its stages and programs.",
+        "Check that a plan is valid, fits in memory and cannot deadlock; show stages and programs.",
     ),
     "explain": Command(
         "explaining",
         "explain_command",
-        "Say why a step takes as long as it does, and which changes would make it shorter.",
+        "Explain the step time of a plan, and find changes that make it shorter.",
     ),
     "diff": Command(
         "explaining",
         "diff_command",
-        "Say what differs between two plans, and where the difference of their steps comes from.",
+        "Compare two plans, and show where the difference of their step times comes from.",
     ),
     "layout": Command(
         "layouts",
         "layout_command",
-        "Show a job's layouts in another system's words, or take them from a file in such words.",
+        "Show the layouts of a job in the notation of another system, or read them from such a file.",
         lists=False,
     ),
     "export": Command(
         "exporting",
         "export_command",
-        "Write a plan as a folder that launches under another training system.",
+        "Export a plan as a folder that launches under another training system.",
     ),
     "schema": Command(
         "schemas",
         "schema_command",
-        "Print the JSON Schema of job, profile or plan files, by which editors complete and check them.",
+        "Print the JSON Schema of job, profile or plan files, for completion and checks in editors.",
         lists=False,
     ),
     "models": Command(
         "models",
         "models_command",
-        "List the model families: what can be planned, what can run, and why the rest cannot.",
+        "List model families: which can be planned, which can run, and why others cannot.",
     ),
-    "simulate": Command("executing", "simulate_command", "Predict what one step of a plan takes."),
-    "run": Command("executing", "run_command", "Run steps of a plan for real."),
+    "simulate": Command("executing", "simulate_command", "Predict the step time and memory of a plan."),
+    "run": Command("executing", "run_command", "Run steps of a plan on this machine."),
     "predict": Command(
         "predicting",
         "predict_command",
-        "Price language models, one a row of a CSV file.",
+        "Predict time and memory of language-model runs, one per row of a CSV file.",
     ),
     "templates": Command(
         "resilience",
         "templates_command",
-        "Show the pipelines that a job can be cut into, and its throughput on every number of nodes.",
+        "Show pipeline templates of a job, and its throughput for each number of nodes.",
     ),
     "failures": Command(
         "resilience",
         "failures_command",
-        "Say how much training a job gets on nodes that come and go: pipeline templates against restarts.",
+        "Predict training progress while nodes fail and return: pipeline templates against restarts.",
     ),
     "elastic": Command(
         "elastic",
         "elastic_command",
-        "Train for real on nodes that are killed, warned and join, and say before what a step will take.",
+        "Train on this machine while nodes are killed, warned or join; predict every layout first.",
     ),
     "compare": Command(
         "executing",
         "compare_command",
-        "Hold a simulated trace against the executed ones of the same plan.",
+        "Compare a simulated trace with executed traces of the same plan.",
     ),
     "ingest": Command(
         "ingesting",
         "ingest_command",
-        "Take in what other tools recorded of a job: traces, link speeds, kernel times, memory.",
+        "Convert recordings of other tools: traces, link speeds, kernel times, memory.",
     ),
     "trace": Command(
         "ingesting",
         "trace_command",
-        "Write a trace in the format of another tool; Perfetto opens trace files as they are.",
+        "Convert a trace to the format of another tool. Perfetto opens trace files directly.",
         lists=False,
     ),
     "calibrate": Command("measuring", "calibrate_command", "Measure this machine and write its profile."),
-    "profile": Command("profiles", "app", "Profiles of devices: made from a data sheet, shown, checked."),
+    "profile": Command("profiles", "app", "Create, show and check profiles of devices."),
     "report": Command(
         "measuring",
         "report_command",
-        "Write one self-contained HTML page about a folder of plans and traces.",
+        "Write a self-contained HTML page about a folder of plans and traces.",
         lists=False,
     ),
     "reproduce": Command(
         "measuring",
         "reproduce_command",
-        "Rerun experiments and hold them against what the papers printed.",
+        "Rerun experiments and compare them with the numbers in the papers.",
         lists=False,
     ),
     "demo": Command(
         "measuring",
         "demo_command",
-        "Do the main job on this machine: calibrate, plan, predict, run, compare, report.",
+        "Run the whole workflow on this machine: calibrate, plan, predict, run, compare, report.",
     ),
-    "checkpoint": Command("checkpoints", "app", "Take over saves of the format before this one."),
-    "preprocess": Command("preprocessing", "app", "Prepare images apart from training: serve, produce, run."),
+    "checkpoint": Command("checkpoints", "app", "Convert checkpoints in the earlier format."),
+    "preprocess": Command("preprocessing", "app", "Preprocess images in processes separate from training."),
 }
 
 
@@ -191,14 +190,15 @@ app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Plan multimodal training, simulate the plan, run it, and hold one against the other.",
+    help="Plan multimodal training, simulate the plan, run it, and compare prediction and run.",
 )
 
 
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", help="say the version and end", callback=_say_version, is_eager=True)
+        bool,
+        typer.Option("--version", help="print the version and exit", callback=_say_version, is_eager=True),
     ] = False,
 ) -> None:
     pass

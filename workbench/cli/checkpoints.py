@@ -8,7 +8,7 @@ import typer
 from workbench.cli.console import show
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Take over saves of the format before this one."
+    no_args_is_help=True, add_completion=False, help="Convert checkpoints in the earlier format."
 )
 app.callback()(lambda: None)  # so that one command is still named
 
@@ -16,17 +16,18 @@ app.callback()(lambda: None)  # so that one command is still named
 @app.command("import")
 def import_command(
     old: Annotated[
-        Path, typer.Argument(help="folder of a run's checkpoints, or one save of `elastic`", metavar="OLD")
+        Path, typer.Argument(help="folder with checkpoints of a run, or one save of `elastic`", metavar="OLD")
     ],
-    new: Annotated[Path, typer.Argument(help="folder to write them to, a new one", metavar="NEW")],
+    new: Annotated[Path, typer.Argument(help="new folder to write to", metavar="NEW")],
     trust: Annotated[
-        bool, typer.Option("--trust", help="run the code that the old folder may hold: you know who wrote it")
+        bool,
+        typer.Option("--trust", help="allow code in the old folder to run; only if you trust its author"),
     ] = False,
 ) -> None:
-    """Rewrite torch's distributed checkpoints, which are programs, as tensors and JSON."""
+    """Convert torch's distributed checkpoints, which can contain code, to tensors and JSON."""
     if not trust:
         raise ValueError(
-            f"checkpoint import: reading {old} runs the code in it; want --trust if you know who wrote it"
+            f"checkpoint import: reading {old} runs code in it; want --trust if you trust its author"
         )
     from runtime.state.import_old import import_old
 

@@ -64,7 +64,7 @@ def print_error(text: str) -> None:
 def _tell_compiling() -> None:
     """To whoever waits for it."""
     if sys.stderr.isatty():
-        sys.stderr.write("workbench: compiling to machine code, kept for the next time (some ten seconds)\n")
+        sys.stderr.write("workbench: compiling to machine code, about ten seconds, only once\n")
 
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -141,7 +141,7 @@ def _fitted(table: Table, width: int) -> Table:
         return table
     found = copy(table)
     found.columns = [replace(column, _index=index) for index, column in enumerate(kept)]  # rich pads by it
-    said = f"in all: {', '.join(shared)}"
+    said = f"same in all rows: {', '.join(shared)}"
     found.caption = f"{said}\n{table.caption}" if table.caption else said
     found.caption_justify = "left"
     return found
@@ -168,7 +168,7 @@ def in_format(form: Format) -> Iterator[None]:
         yield
         return
     if form is Format.PARQUET and sys.stdout.isatty():
-        raise ValueError("--format parquet is no text: want it in a file, e.g. > table.parquet")
+        raise ValueError("--format parquet is binary: want it in a file, e.g. > table.parquet")
     kept: list[Table] = []
     token = _KEPT.set(kept)
     try:

@@ -29,47 +29,44 @@ if TYPE_CHECKING:
     from workbench.cli.elastic_training import Task
 
 
-Steps = Annotated[int | None, typer.Option(help="in all, since the seed; default: the trace's, or 20")]
-Nodes = Annotated[
-    int | None, typer.Option("--nodes", help="at most; default: the job's ranks, or the trace's nodes")
+Steps = Annotated[
+    int | None, typer.Option(help="total steps, resumed ones included; default: the trace's, or 20")
 ]
-RanksPerNode = Annotated[int, typer.Option("--ranks-per-node", help="processes of a node")]
+Nodes = Annotated[
+    int | None,
+    typer.Option("--nodes", help="largest number of nodes; default: the job's ranks, or the trace's nodes"),
+]
+RanksPerNode = Annotated[int, typer.Option("--ranks-per-node", help="processes per node")]
 RanksPerStage = Annotated[
-    int, typer.Option("--ranks-per-stage", help="that split the samples of every microbatch")
+    int, typer.Option("--ranks-per-stage", help="ranks per stage, which split the samples of a microbatch")
 ]
 ShardedBy = Annotated[
-    Sharding, typer.Option(help="what else these shard: none, or parameters and their optimizer state")
+    Sharding, typer.Option(help="state that these ranks shard: none, or parameters with optimizer state")
 ]
 Events = Annotated[
     list[str] | None,
     typer.Option(
-        help="STEP:kill|join|warn:NODE when so many steps were taken; recovery:kill:NODE while the "
-        "kill listed before is recovered from; nodes are node0, node1, ...",
+        help="STEP:kill|join|warn:NODE after this many steps; recovery:kill:NODE during the recovery from "
+        "the kill listed before; nodes are node0, node1, ...",
         metavar="STEP:WHAT:NODE",
     ),
 ]
 TraceFile = Annotated[
-    Path | None, typer.Option(help="instead of events: CSV with the columns t_s, event, node")
+    Path | None, typer.Option(help="trace of nodes: CSV with the columns t_s, event, node; replaces --event")
 ]
-StepSeconds = Annotated[
-    float | None, typer.Option("--step-s", help="seconds of the trace that a step stands for")
-]
+StepSeconds = Annotated[float | None, typer.Option("--step-s", help="seconds of the trace per step")]
 NoticeSeconds = Annotated[
-    float, typer.Option(help="warning in the trace's seconds before a node leaves; 0: it is killed")
+    float, typer.Option(help="seconds of warning before a node of the trace leaves; 0: it is killed")
 ]
-SaveFolder = Annotated[
-    Path | None, typer.Option(help="folder that progress is saved in when training ends or must stop")
-]
-SaveEvery = Annotated[int | None, typer.Option(help="steps; also save meanwhile")]
+SaveFolder = Annotated[Path | None, typer.Option(help="folder to save to when training ends or has to stop")]
+SaveEvery = Annotated[int | None, typer.Option(help="also save every this many steps")]
 ResumeFolder = Annotated[
-    Path | None, typer.Option(help="go on from the furthest save in a --checkpoint folder")
+    Path | None, typer.Option(help="continue from the latest intact save in a --checkpoint folder")
 ]
-DataFolder = Annotated[
-    Path | None, typer.Option(help="data folder, read over and over; default: random data")
-]
-Seed = Annotated[int, typer.Option(help="of weights and random data")]
-Timeout = Annotated[float, typer.Option(help="seconds, of any single wait")]
-OutFolder = Annotated[Path | None, typer.Option("--out", help="folder for predictions, record and plot")]
+DataFolder = Annotated[Path | None, typer.Option(help="data folder, read repeatedly; default: random data")]
+Seed = Annotated[int, typer.Option(help="random seed of weights and data")]
+Timeout = Annotated[float, typer.Option(help="limit of every single wait in seconds")]
+OutFolder = Annotated[Path | None, typer.Option("--out", help="folder for predictions, results and plot")]
 
 
 def elastic_command(
@@ -95,7 +92,7 @@ def elastic_command(
     execution: ExecutionFile = None,
     as_json: Json = False,
 ) -> None:
-    """Train for real on nodes that are killed, warned and join, and say before what a step will take."""
+    """Train on this machine while nodes are killed, warned or join; predict every layout first."""
     from runtime.elastic.local_nodes import Shape, events_of, last_step, parsed_trace
     from runtime.elastic.run import latest_progress
 

@@ -159,7 +159,7 @@ def forecast_table(
 def changes_table(ran: Ran) -> Table:
     """One line per change of the layout, with the step that came after it."""
     return listed(
-        "changes of the nodes",
+        "node changes",
         zip((None, *ran.changes), ran.changes, strict=False),
         ("taken", lambda row: str(row[1].step)),
         ("cause", lambda row: f"{row[1].cause}" + (f", {n} attempts" if (n := row[1].attempts) > 1 else "")),
@@ -178,7 +178,7 @@ def changes_table(ran: Ran) -> Table:
 def times_table(times: Sequence[LayoutTimes]) -> Table:
     """One line per layout."""
     return listed(
-        "seconds of a step, from vote to vote",
+        "step time by layout",
         times,
         ("pipelines of", lambda found: sizes_text(found.sizes)),
         ("predicted", lambda found: _milliseconds(found.predicted_s)),
@@ -197,8 +197,8 @@ def cores_text(ran: Ran) -> tuple[str, ...]:
     if ran.cores is None:
         return ()
     return (
-        f"of this machine's {ran.cores.num_cores} cores {ran.cores.own:.2f} were busy with this training, "
-        f"{ran.cores.others:.2f} with something else",
+        f"busy cores: {ran.cores.own:.2f} of {ran.cores.num_cores} with this training, "
+        f"{ran.cores.others:.2f} with other programs",
     )
 
 

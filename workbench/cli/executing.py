@@ -57,7 +57,7 @@ def simulate_command(
     execution: ExecutionFile = None,
     as_json: Json = False,
 ) -> None:
-    """Predict what one step of a plan takes."""
+    """Predict the step time and memory of a plan."""
     from sim.predict import predict_within
 
     if trace is not None:
@@ -80,24 +80,27 @@ def simulate_command(
 def run_command(
     plan: PlanFile,
     local: Annotated[
-        bool, typer.Option("--local", help="run its ranks as processes of this machine")
+        bool, typer.Option("--local", help="run each rank as a process on this machine")
     ] = False,
     emulate: Annotated[
-        bool, typer.Option("--emulate", help="run all ranks here, one action at a time, each timed alone")
+        bool,
+        typer.Option(
+            "--emulate", help="run all ranks in one process, one action at a time, and time each alone"
+        ),
     ] = False,
     *,
     options: RunOptions,
     profile: Annotated[
-        str | None, typer.Option(help="of collectives, when emulated: profile name or file")
+        str | None, typer.Option(help="with --emulate: profile name or file for collectives")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run steps of a plan for real."""
+    """Run steps of a plan on this machine."""
     run = _runner(local, emulate, options.device, profile)
     if options.next_samples and (options.data is None or not local):
-        raise ValueError("run: --next-samples takes them from a data folder; want --local and --data FOLDER")
+        raise ValueError("run: --next-samples reads a data folder; want --local and --data FOLDER")
     if (options.resume or options.checkpoint is not None) and (options.checkpoint is None or not local):
-        raise ValueError("run: checkpoints are of processes: want --local and --checkpoint FOLDER")
+        raise ValueError("run: checkpoints need processes; want --local and --checkpoint FOLDER")
     found = read_plan(plan)
     if options.weights is not None:
         check_weights(options.weights, [module.name for module in found.model.modules])
@@ -162,7 +165,7 @@ class Run(Protocol):
 def _runner(local: bool, emulate: bool, device: Device | None, profile: str | None) -> Run:
     """How the flags say that a plan is run; ValueError where they do not go together."""
     if local and emulate:
-        raise ValueError("run: --local and --emulate exclude each other: processes, or one after the other")
+        raise ValueError("run: --local and --emulate exclude each other; want one of them")
     if not local and not emulate:
         raise ValueError(
             "run: want --local or --emulate; on a cluster start "
@@ -171,7 +174,7 @@ def _runner(local: bool, emulate: bool, device: Device | None, profile: str | No
     if emulate:
         return partial(_emulated, device=device, profile=profile)
     if profile is not None:
-        raise ValueError("run: --profile gives an emulation its links; processes of this machine have theirs")
+        raise ValueError("run: --profile is only for --emulate; want --emulate, or no --profile")
     if device is Device.CUDA:
         raise ValueError(
             "run: --local starts processes on the CPU; want --emulate --device cuda, or torchrun"
@@ -228,7 +231,7 @@ class _Reached:
     """Says on standard error how far a run came that a signal ends."""
 
     def __init__(self) -> None:
-        self._text = "before its first step was done"
+        self._text = "before the end of its first step"
 
     def noting(self, progress: Callable[[int, int, float], None]) -> Callable[[int, int, float], None]:
         """The same, and it is noted."""
@@ -244,7 +247,7 @@ class _Reached:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and issubclass(kind, Ended | KeyboardInterrupt):
-            sys.stderr.write(f"workbench: the run ends {self._text}\n")
+            sys.stderr.write(f"workbench: run ended {self._text}\n")
 
 
 def _telling(ticker: Ticker) -> Callable[[int, int, float], None]:
@@ -256,16 +259,17 @@ def compare_command(
         Path, typer.Argument(help="simulated trace, or a plan to simulate", metavar="SIMULATED")
     ],
     executed: Annotated[list[Path], typer.Argument(help="executed traces", metavar="EXECUTED...")],
-    plan: Annotated[Path | None, typer.Option(help="plan file, to name the stages")] = None,
+    plan: Annotated[Path | None, typer.Option(help="plan file, for the names of stages")] = None,
     profile: Annotated[
-        str | None, typer.Option(help="of a plan to simulate: profile name or file; default: by device")
+        str | None,
+        typer.Option(help="with a plan to simulate: profile name or file; default: that of the plan's job"),
     ] = None,
     device: Annotated[
-        Device | None, typer.Option(help="what all of them must be of; default: not asked")
+        Device | None, typer.Option(help="require that all traces are from this device; default: any")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Hold a simulated trace against the executed ones of the same plan."""
+    """Compare a simulated trace with executed traces of the same plan."""
     traces = [(simulated, _prediction(simulated, profile)), *((path, read_trace(path)) for path in executed)]
     if device is not None:
         check_devices(traces, wanted=device)
@@ -293,7 +297,9 @@ def _prediction(path: Path, profile: str | None) -> Trace:
     """A simulated trace, or that of a plan."""
     if not is_plan(path):
         if profile is not None:
-            raise ValueError(f"compare: --profile is of a plan to simulate, {path} is a trace")
+            raise ValueError(
+                f"compare: --profile is for a plan to simulate, and {path} is a trace; want no --profile"
+            )
         return read_trace(path)
     from sim.predict import predict_within
 

@@ -54,23 +54,22 @@ class _Asked(NamedTuple):
 def explain_command(
     plan: Annotated[Path, typer.Argument(help="plan file, or job file (.yaml)", metavar="PLAN")],
     strategy: Annotated[
-        Strategy | None, typer.Option(help=f"of a job file: how to parallelise; default: {DEFAULT_STRATEGY}")
+        Strategy | None,
+        typer.Option(help=f"with a job file: parallelization strategy; default: {DEFAULT_STRATEGY}"),
     ] = None,
     job: Annotated[
-        Path | None, typer.Option(help="job file that the plan was made of; default: told from the plan")
+        Path | None, typer.Option(help="job file of the plan; default: derived from the plan")
     ] = None,
     profile: PlanProfile = None,
     execution: ExecutionFile = None,
-    changes: Annotated[int, typer.Option(min=0, help="how many changes to show; 0: try none")] = 5,
-    budget: Annotated[
-        float, typer.Option(min=0, help="seconds after which no more changes are tried")
-    ] = BUDGET_S,
+    changes: Annotated[int, typer.Option(min=0, help="number of changes to show; 0: try none")] = 5,
+    budget: Annotated[float, typer.Option(min=0, help="seconds for trying changes")] = BUDGET_S,
     as_json: Json = False,
 ) -> None:
-    """Say why a step takes as long as it does, and which changes would make it shorter.
+    """Explain the step time of a plan, and find changes that make it shorter.
 
-    The critical path and the idle time by cause; neighbours of the plan (other degrees, schedules,
-    microbatches, settings, strategies), each planned, checked and simulated; what the step is sensitive to.
+    Shows the critical path and idle time by cause; neighbours of the plan (other degrees, schedules,
+    microbatches, settings, strategies), each planned, checked and simulated; and the sensitivity of the step.
     """
     from sim.predict import predict_within, prices_of, step_s
 
@@ -81,7 +80,9 @@ def explain_command(
     if asked.job is not None:
         for line in warnings_of(asked.plan, asked.job):
             warn(line)
-    tried, note = _changes(asked, budget, quiet=as_json) if changes else (None, "no changes were asked for")
+    tried, note = (
+        _changes(asked, budget, quiet=as_json) if changes else (None, "no changes tried: --changes 0")
+    )
     sensitive = sorted(sensitivities(lowered, asked.cost, step_s), key=lambda each: -each.span_s)
     found = Explanation(
         plan=asked.plan,
@@ -108,7 +109,7 @@ def _asked(
     if file.suffix not in JOB_SUFFIXES:
         return _of_plan(file, strategy, job, profile, execution)
     if job is not None:
-        raise ValueError(f"explain: {file} is a job already; want no --job, or a plan file")
+        raise ValueError(f"explain: {file} is a job file; want no --job, or a plan file")
     wanted = read_job(file)
     cost = cost_of(wanted, profile, execution)
     name = strategy or DEFAULT_STRATEGY
@@ -119,7 +120,9 @@ def _of_plan(
     file: Path, strategy: Strategy | None, job: Path | None, profile: str | None, execution: Path | None
 ) -> _Asked:
     if strategy is not None:
-        raise ValueError(f"explain: {file} is a plan, of a strategy already; want no --strategy, or a job")
+        raise ValueError(
+            f"explain: {file} is a plan, which has a strategy; want no --strategy, or a job file"
+        )
     plan = read_plan(file)
     if job is not None:
         own = read_job(job)
@@ -137,13 +140,17 @@ def _changes(asked: _Asked, budget_s: float, *, quiet: bool) -> tuple[Changes | 
     try:
         origin = origin_of(asked.plan, asked.cost, planners[name], asked.job)
     except ValueError as error:
-        return None, f"no changes were tried: {name} has no plan of such layouts: {error}"
+        return None, f"no changes tried: {name} cannot plan these layouts: {error}"
     end_s = monotonic() + budget_s
     judge = Judge(planners=planners, cost=asked.cost, step_s=step_s, is_over=lambda: monotonic() > end_s)
     todo = tuple(neighbours(origin.job, [other for other in PLANNERS if other != name], asked.job))
     with ticking("trying changes", len(todo), quiet=quiet) as ticker:
         found = try_changes(judge.judged(asked.plan), origin, todo, judge, ticker.at)
-    note = "" if origin.is_exact else f"{name} makes another plan of these layouts; changes are of that one"
+    note = (
+        ""
+        if origin.is_exact
+        else f"{name} makes a different plan of these layouts; changes are relative to that one"
+    )
     return found, note
 
 
@@ -156,10 +163,10 @@ def diff_command(
     execution: ExecutionFile = None,
     as_json: Json = False,
 ) -> None:
-    """Say what differs between two plans, and where the difference of their steps comes from.
+    """Compare two plans, and show where the difference of their step times comes from.
 
-    Seconds are taken apart twice: along both critical paths, and as what the mean rank computes and waits
-    for. Changes of each table add up to the difference of the two steps.
+    The difference is split twice: along both critical paths, and into compute and waits of the mean rank. The
+    changes of each table add up to the difference of the two steps.
     """
     sides = [_side(file, profile, execution) for file in (first, second)]
     found = difference(*sides)

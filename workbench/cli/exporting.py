@@ -37,16 +37,16 @@ class SimulatedPrices:
 
 def export_command(
     plan: PlanFile,
-    to: Annotated[To, typer.Option(help="the system")],
+    to: Annotated[To, typer.Option(help="target system")],
     output: Annotated[Path, typer.Option("-o", "--output", help="folder to write", metavar="DIR")],
     profile: PlanProfile = None,
     execution: ExecutionFile = None,
     as_json: Json = False,
 ) -> None:
-    """Write a plan as a folder that launches under another training system.
+    """Export a plan as a folder that launches under another training system.
 
-    It holds arguments or configuration, environment, an sbatch script, a note on the container, and a
-    README of what the plan has that the system does otherwise, each with its predicted cost.
+    The folder has arguments or configuration, environment, an sbatch script, a note on the container, and a
+    README that lists each difference between plan and system with its predicted cost.
     """
     check_folder(output)
     found = read_plan(plan)

@@ -31,25 +31,27 @@ def ingest_command(
     files: Annotated[
         list[Path],
         typer.Argument(
-            help="recordings of torch.profiler, one a rank, or a folder of them; output of nccl-tests; "
-            "statistics of Nsight Systems (CSV); memory snapshots of torch",
+            help="torch.profiler recordings, one per rank, or a folder of them; nccl-tests output; Nsight "
+            "Systems statistics (CSV); torch memory snapshots",
             metavar="FILE...",
         ),
     ],
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="trace file to write, one per step; a profile of nccl-tests"),
+        typer.Option("-o", "--output", help="trace file to write, one per step; for nccl-tests, a profile"),
     ] = None,
     plan: Annotated[
-        Path | None, typer.Option(help="plan of the recorded job, which a comparison needs")
+        Path | None, typer.Option(help="plan of the recorded job; needed for a comparison")
     ] = None,
-    pp: Annotated[int, typer.Option("--pp", help="stages, where neither plan nor names say them")] = 1,
+    pp: Annotated[
+        int, typer.Option("--pp", help="pipeline stages, if neither plan nor annotations give them")
+    ] = 1,
     profile: Annotated[
-        str | None, typer.Option(help="profile name or file that gets the links of nccl-tests")
+        str | None, typer.Option(help="profile name or file to which links from nccl-tests are added")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Take in what other tools recorded of a job: traces, link speeds, kernel times, memory."""
+    """Convert recordings of other tools: traces, link speeds, kernel times, memory."""
     found = files_of(files)
     kinds = {path: kind_of(path) for path in found}
     first = kinds[found[0]]
@@ -62,7 +64,7 @@ def ingest_command(
         ("--profile", profile is not None, FileKind.NCCL_TESTS),
     ):
         if said and first is not wanted:
-            raise ValueError(f"ingest: {flag} is of {wanted}, {found[0]} is of {first}")
+            raise ValueError(f"ingest: {flag} is for {wanted}, {found[0]} is {first}; want no {flag}")
     if output is not None:
         check_writable(output)
     if first is FileKind.RECORDING:
@@ -89,10 +91,10 @@ def trace_command(
         TraceFormat,
         typer.Option("--to", help="hta: Kineto files for HolisticTraceAnalysis; chakra: execution traces"),
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="folder to write to, a file a rank")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="folder to write to, one file per rank")],
     as_json: Json = False,
 ) -> None:
-    """Write a trace in the format of another tool; Perfetto opens trace files as they are."""
+    """Convert a trace to the format of another tool. Perfetto opens trace files directly."""
     write = {TraceFormat.HTA: write_hta, TraceFormat.CHAKRA: write_chakra}[to]
     paths = write(read_trace(trace), output)
     written = (f"written to {path}" for path in paths)

@@ -50,7 +50,7 @@ from workbench.units import duration_s
 from workbench.whole_file import check_writable, write_text
 
 BUDGET = "60s"
-ENDING = "interrupted: ends behind what is being judged, with the best so far; again: ends at once"
+ENDING = "interrupted: finishing the current candidate, then showing the best plan; again: ends at once"
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
 
 
@@ -59,29 +59,30 @@ class Told:
     """What the command line says of a joint search, as it was typed; None: nothing."""
 
     joint: bool = field(
-        default=False, metadata=asked("search all questions together, from every strategy's plan")
+        default=False, metadata=asked("search all decisions together, starting from every strategy's plan")
     )
     budget: str | None = field(
-        default=None, metadata=asked(f"time for --joint; default: {BUDGET} where no other end is given")
+        default=None,
+        metadata=asked(f"end --joint after this time; default: {BUDGET} if no other end is given"),
     )
     gap: str | None = field(
-        default=None, metadata=asked("end of --joint: so near the lower bound, such as 2%")
+        default=None, metadata=asked("end --joint this close to the lower bound, such as 2%")
     )
-    candidates: int | None = field(default=None, metadata=asked("end of --joint: so many candidates"))
-    workers: int = field(default=1, metadata=asked("processes for --joint"))
+    candidates: int | None = field(default=None, metadata=asked("end --joint after this many candidates"))
+    workers: int = field(default=1, metadata=asked("worker processes of --joint"))
     ray: str | None = field(
         default=None,
-        metadata=asked("HOST:PORT of a Ray cluster, of which this machine is part: --workers are its"),
+        metadata=asked("HOST:PORT of a Ray cluster that includes this machine; --workers run there"),
     )
     fix: list[str] | None = field(
         default=None,
-        metadata=asked("question that --joint leaves to a strategy, such as layout=cornstarch; repeatable"),
+        metadata=asked("take a decision from a strategy, such as layout=cornstarch, in --joint; repeatable"),
     )
-    log: Path | None = field(default=None, metadata=asked("file for every candidate of --joint"))
-    replay: Path | None = field(default=None, metadata=asked("log of --joint whose answer is made again"))
+    log: Path | None = field(default=None, metadata=asked("write every candidate of --joint to this file"))
+    replay: Path | None = field(default=None, metadata=asked("build the best plan of a --log file again"))
     ablate: Strategy | None = field(
         default=None,
-        metadata=asked("with --joint: what each question alone gains over this strategy, and all together"),
+        metadata=asked("with --joint: gain of each decision alone over this strategy, and of all together"),
     )
 
     @property
@@ -164,7 +165,7 @@ def search_jointly(
     results = None if stop.seconds is not None or told.log is not None or pareto is not None else results
     known = None if results is None else results.get(key)
     if known is not None:
-        warn("found before, for the same job, machines and code; --no-cache searches again")
+        warn("cached result of the same job, machines and code; --no-cache searches again")
         return loads(known.best_plan), _printed(known.record, as_json=as_json)
     found, is_cut_short = _search(sought, stop, scope, told, quiet=as_json)
     if told.log is not None:
@@ -285,10 +286,10 @@ def fixed_of(said: Sequence[str]) -> dict[Question, str]:
             )
         if found.setdefault(Question(question), strategy) != strategy:
             raise ValueError(
-                f"search: --fix {question} is said of {found[Question(question)]} and of {strategy}; want one"
+                f"search: --fix {question} names both {found[Question(question)]} and {strategy}; want one"
             )
     if set(found) == set(Question):
-        raise ValueError("search: --fix names every question, which leaves none to search")
+        raise ValueError("search: --fix names every question, so there is nothing to search; want fewer")
     return found
 
 
@@ -307,7 +308,7 @@ def _told_on(title: str, stop: Stop, unit: str, *, quiet: bool) -> Iterator[Call
             note = (
                 f"best {state.best:.4g}{behind} from {state.best_from}, "
                 f"bound {state.lower_bound:.4g}{behind}, gap {state.gap:.1%}, {state.candidates} candidates, "
-                f"{pace:.3g} a second"
+                f"{pace:.3g} candidates/s"
             )
             ticker.at(done, total, note)
 
@@ -345,7 +346,7 @@ def _ablate(sought: Sought, told: Told, *, as_json: bool) -> tuple[Plan, Callabl
         scope = replace(scope, starts=starts)
         for row in ablated(job, cost, judge, strategy, scope=scope, stop=stop, workers=workers):
             rows.append(row)
-            ticker.step(f"{', '.join(row.open)}: {row.factor:.3f} times as good")
+            ticker.step(f"{', '.join(row.open)}: {row.factor:.3f} times better")
     record = ablation_record(job.name, strategy, rows, sought.asked)
     best: Found = rows[-1].found
     return best.plan, lambda: print_result(record, ablation_table(record), as_json=as_json)

@@ -17,8 +17,8 @@ JudgeFlag = Annotated[
     JudgedBy,
     typer.Option(
         "--judge",
-        help="who decides among a strategy's best few plans: the simulator, or the planner's own estimate "
-        "alone, as it was published",
+        help="what chooses among the best plans of a strategy: the simulator, or the strategy's estimate, "
+        "as published",
     ),
 ]
 

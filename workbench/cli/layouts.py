@@ -22,17 +22,17 @@ def layout_command(
     job: Annotated[Path, typer.Argument(help="job file", metavar="JOB")],
     notation: Annotated[
         Path | None,
-        typer.Option("--from", help="file with layouts to use instead of the job's, in any of the notations"),
+        typer.Option("--from", help="file with layouts in any of the notations; replaces those in the job"),
     ] = None,
-    to: Annotated[Notation, typer.Option(help="whose words to show them in")] = Notation.JOB,
+    to: Annotated[Notation, typer.Option(help="notation to show")] = Notation.JOB,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="file to write; with --to job a whole job file")
+        Path | None, typer.Option("-o", "--output", help="file to write; with --to job, a complete job file")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show a job's layouts in another system's words, or take them from a file in such words.
+    """Show the layouts of a job in the notation of another system, or read them from such a file.
 
-    Systems: Megatron-Bridge, Megatron's layout string, torchtitan, Cornstarch.
+    Notations: Megatron-Bridge, Megatron's layout string, torchtitan, Cornstarch.
     """
     _refuse_plan(job)
     wanted = read_job(job)
@@ -51,7 +51,7 @@ def layout_command(
         return
     show(_yaml(said).rstrip(), *([] if output is None else [f"written to {output}"]))
     for name in strategy.values():
-        show(f"where its modality_parallelism puts encoders, a job does not say: plan with --strategy {name}")
+        show(f"a job file cannot express the placement of its modality_parallelism: use --strategy {name}")
 
 
 def _refuse_plan(path: Path) -> None:
@@ -59,7 +59,7 @@ def _refuse_plan(path: Path) -> None:
     with path.open("rb") as file:
         start = file.read(_START_BYTES).decode(errors="replace")
     if FORMAT in start:
-        raise ValueError(f"{path}: a plan, want a job; `workbench export {path} --to ...` takes plans away")
+        raise ValueError(f"{path}: a plan, want a job; `workbench export {path} --to ...` exports plans")
 
 
 def _yaml(content: dict[str, Any]) -> str:

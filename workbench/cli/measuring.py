@@ -43,23 +43,25 @@ def calibrate_command(
     output: Annotated[Path, typer.Option("-o", "--output", help="profile file to write")],
     jobs: Annotated[
         list[Path] | None,
-        typer.Argument(help="whose layers to measure; default: the demo's", metavar="[JOB]..."),
+        typer.Argument(help="jobs whose layers to measure; default: the demo's", metavar="[JOB]..."),
     ] = None,
-    device: Annotated[Device, typer.Option(help="what to measure")] = Device.CPU,
-    name: Annotated[str | None, typer.Option(help="of the profile; default: the file's")] = None,
-    rows: Annotated[Path | None, typer.Option(help="file of measured rows, to continue and to keep")] = None,
+    device: Annotated[Device, typer.Option(help="device to measure")] = Device.CPU,
+    name: Annotated[
+        str | None, typer.Option(help="name of the profile; default: the name of the file")
+    ] = None,
+    rows: Annotated[
+        Path | None, typer.Option(help="file of measured rows; an existing one is continued")
+    ] = None,
     more: Annotated[
         list[Path] | None,
         typer.Option(
-            "--with", help="another file of rows of this machine, e.g. of runtime.measure.microbench"
+            "--with", help="further rows of this machine, such as those of runtime.measure.microbench"
         ),
     ] = None,
     mix_versions: Annotated[
-        bool, typer.Option("--mix-versions", help="allow files of different software")
+        bool, typer.Option("--mix-versions", help="allow rows measured with different software versions")
     ] = False,
-    visits: Annotated[
-        int, typer.Option(help="times that every layer is measured, apart from each other", min=1)
-    ] = 1,
+    visits: Annotated[int, typer.Option(help="number of separate measurements per layer", min=1)] = 1,
     as_json: Json = False,
 ) -> None:
     """Measure this machine and write its profile."""
@@ -96,15 +98,17 @@ def calibrate_command(
 
 def report_command(
     folder: Annotated[Path, typer.Argument(help="folder with plans and traces", metavar="FOLDER")],
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="default: FOLDER/report.html")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="file to write; default: FOLDER/report.html")
+    ] = None,
     job: Annotated[
-        Path | None, typer.Option(help="job file of the plans, whose neighbours are simulated for sliders")
+        Path | None, typer.Option(help="job file of the plans; adds what-if sliders for variants of the job")
     ] = None,
     what_if_s: Annotated[
-        float, typer.Option("--what-if", help="seconds for these simulations", min=0)
+        float, typer.Option("--what-if", help="seconds for simulating the variants", min=0)
     ] = 20.0,
 ) -> None:
-    """Write one self-contained HTML page about a folder of plans and traces."""
+    """Write a self-contained HTML page about a folder of plans and traces."""
     from workbench.report.html import report_html
 
     path = output or folder / "report.html"
@@ -140,22 +144,22 @@ def reproduce_command(
     names: Annotated[list[str], typer.Argument(help="all, PAPER or PAPER/SCRIPT", metavar="NAME...")],
     out: Annotated[Path, typer.Option("--out", help="folder for result files and plots")] = Path("results"),
     kept: Annotated[
-        bool, typer.Option("--stored", help="run nothing: count the results that the checkout keeps")
+        bool, typer.Option("--stored", help="run nothing; count the results stored in the checkout")
     ] = False,
     since: Annotated[
         str | None,
-        typer.Option(help="commit: also what became of its rows, with --stored", metavar="COMMIT"),
+        typer.Option(help="with --stored: also what changed since this commit", metavar="COMMIT"),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Rerun experiments and hold them against what the papers printed."""
+    """Rerun experiments and compare them with the numbers in the papers."""
     from experiments.harness.record import results_in, stored_records
     from experiments.harness.script import reproduce, scripts, stored
     from experiments.harness.tally import changes, changes_text, counts_text, records_at
 
     wanted = () if "all" in names else names
     if since is not None and not kept:
-        raise ValueError("--since compares results that are kept; want --stored with it")
+        raise ValueError("--since compares stored results; want --stored with it")
     if kept:
         summary = stored(wanted)
         said = [counts_text(paper, counts) for paper, counts in summary["papers"].items()]
@@ -181,12 +185,14 @@ def reproduce_command(
 
 def demo_command(
     out: Annotated[Path, typer.Option("--out", help="folder to write to")] = Path("out"),
-    json_file: Annotated[Path | None, typer.Option("--json", help="file to write the figures to")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="JSON file to write the results to")
+    ] = None,
     burn: Annotated[
-        float | None, typer.Option(help="share of a core that somebody else takes while plans are timed")
+        float | None, typer.Option(help="load on one core while plans are timed, as a share")
     ] = None,
 ) -> None:
-    """Do the main job on this machine: calibrate, plan, predict, run, compare, report."""
+    """Run the whole workflow on this machine: calibrate, plan, predict, run, compare, report."""
     from experiments.demo import JOB_FILE, run_demo
     from experiments.fidelity.burner import burner_of
     from workbench.report.html import report_html

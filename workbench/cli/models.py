@@ -17,14 +17,14 @@ HEADERS = ("family", "role", "name", "plans", "runs", "why not")
 
 
 def models_command(*, json: Json = False) -> None:
-    """List the model families: what can be planned, what can run, and why the rest cannot.
+    """List model families: which can be planned, which can run, and why others cannot.
 
-    Composite models of transformers are listed with what `workbench init` makes of them.
+    Also lists the composite models of transformers and what `workbench init` does with them.
     """
     known, whole = _of_runtime()
     composites = {each.model_type: _composite_record(each) for each in whole}
     records = {family.name: _record(family, known) for family in FAMILIES} | composites
-    lacking = f"what can run, and other composite models, are known behind {install_text('run')}"
+    lacking = f"to see what can run, and all composite models: {install_text('run')}"
     lack = (lacking,) if known is None else ()
     print_result(records, _table(known), _composites(whole, known), *lack, as_json=json)
 

@@ -15,18 +15,20 @@ Rule = Callable[[Mapping[str, Any]], Any]  # a default that follows from what el
 
 PlanFile = Annotated[Path, typer.Argument(help="plan file", metavar="PLAN")]
 ExecutionFile = Annotated[
-    Path | None, typer.Option("--execution", help="JSON file of the training system's rates and host times")
+    Path | None,
+    typer.Option("--execution", help="execution file: kernels, rates and host times of the training system"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")]
 JobFile = Annotated[Path, typer.Argument(help="job file", metavar="JOB")]
 RanksPerNode = Annotated[
-    int | None, typer.Option("--ranks-per-node", min=1, help="of nodes of a `local` cluster; default: 1")
+    int | None,
+    typer.Option("--ranks-per-node", min=1, help="processes per node of a `local` cluster; default: 1"),
 ]
-Faults = Annotated[int, typer.Option("--faults", help="nodes that may fail at the same moment")]
+Faults = Annotated[int, typer.Option("--faults", help="number of nodes that may fail at the same moment")]
 PlanProfile = Annotated[
     str | None, typer.Option("--profile", help="profile name or file; default: that of the plan's job")
 ]
-Profile = Annotated[str | None, typer.Option(help="profile name or file instead of the job's")]
+Profile = Annotated[str | None, typer.Option(help="profile name or file; replaces the one in the job")]
 
 
 def takes(kind: type, **defaults: Any) -> Callable[[Command], Command]:

@@ -43,28 +43,34 @@ DEFAULT_STRATEGY = Strategy("cornstarch")
 class Wanted:
     """What is planned for which machines, where that is not as the job file says; as flags."""
 
-    profile: str | None = field(default=None, metadata=asked("profile name or file instead of the job's"))
+    profile: str | None = field(
+        default=None, metadata=asked("profile name or file; replaces the one in the job")
+    )
     layout: Path | None = field(
         default=None,
-        metadata=asked("file with layouts instead of the job's, in any notation of `layout`"),
+        metadata=asked("file with layouts in any notation of `layout`; replaces those in the job"),
     )
     sizes: str | None = field(
         default=None,
         metadata=asked(
-            "sizes of samples: a corpus by name, or a .jsonl or .parquet file or saved data set with the "
-            "columns text_tokens, image_width and image_height, video_width, video_height and video_seconds, "
+            "sizes of samples: name of a corpus, or a .jsonl or .parquet file or saved data set with the "
+            "columns text_tokens, image_width, image_height, video_width, video_height, video_seconds, "
             "audio_seconds"
         ),
     )
     seed: int = field(
-        default=0, metadata=asked("of a corpus of --sizes; in `search` also of --batches, --mtbf and --joint")
+        default=0,
+        metadata=asked("random seed of --sizes; in `search` also of --batches, --mtbf and --joint"),
     )
     tiling: Tiling = field(
         default=Tiling.NONE,
-        metadata=asked("of images of --sizes in an encoder of one size; anyres: as its model cuts them"),
+        metadata=asked(
+            "images of --sizes in a fixed-size encoder: one image, or tiles as the model cuts them"
+        ),
     )
     execution: Path | None = field(
-        default=None, metadata=asked("JSON file of the training system's rates and host times")
+        default=None,
+        metadata=asked("execution file: kernels, rates and host times of the training system"),
     )
 
     def check_seed(self, drawing: Mapping[str, bool]) -> None:
@@ -77,7 +83,7 @@ class Wanted:
             *others, last = drawing
             names = f"{', '.join(others)} or {last}" if others else last
             raise ValueError(
-                f"--seed {self.seed} is of what {names} draws, and nothing is drawn; want it too"
+                f"--seed {self.seed} has no effect without {names}; want one of them, or no --seed"
             )
 
     def job(self, file: Path, strategy: str | None = None) -> Job:
@@ -102,16 +108,16 @@ class Wanted:
 def plan_command(
     job: Annotated[Path, typer.Argument(help="job file", metavar="JOB")],
     output: Annotated[Path, typer.Option("-o", "--output", help="plan file to write")],
-    strategy: Annotated[Strategy, typer.Option(help="how to parallelise")] = DEFAULT_STRATEGY,
+    strategy: Annotated[Strategy, typer.Option(help="parallelization strategy")] = DEFAULT_STRATEGY,
     schedule: Annotated[
-        ScheduleKind | None, typer.Option(help="order of passes instead of the job's")
+        ScheduleKind | None, typer.Option(help="pipeline schedule; replaces the one in the job")
     ] = None,
     data: Annotated[Path | None, typer.Option(help="data folder whose samples are the batch")] = None,
     wanted: Wanted = Wanted(),
     judge: JudgeFlag = JudgedBy.SIMULATOR,
     as_json: Json = False,
 ) -> None:
-    """Turn a job into a plan."""
+    """Make a plan of a job with one strategy."""
     check_writable(output)
     wanted.check_seed({"--sizes": wanted.sizes is not None})
     if wanted.sizes is not None and data is not None:
@@ -151,9 +157,11 @@ def plan_command(
 
 def check_command(
     plan: PlanFile,
-    job: Annotated[Path | None, typer.Option(help="job file whose model and cluster it must be for")] = None,
+    job: Annotated[
+        Path | None, typer.Option(help="job file whose model and cluster the plan must match")
+    ] = None,
 ) -> None:
-    """Say whether a plan is sound, fits and cannot deadlock; show its stages and programs."""
+    """Check that a plan is valid, fits in memory and cannot deadlock; show stages and programs."""
     found = read_plan(plan)
     if job is not None:
         check_job(found, read_job(job), plan)

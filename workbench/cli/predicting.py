@@ -23,10 +23,10 @@ from workbench.units import GB
 from workbench.whole_file import check_writable, write_text
 
 HELP = (
-    "Price language models, one a row of a CSV file.\n\n"
-    "The output has the input's columns and, among others, predicted_s, predicted_bytes (of the "
-    "fullest GPU), whether it fits, shares of the time, and unmeasured (costs nobody measured). A bad "
-    "row has an error in their place, the others are priced, and the exit code is 2. Columns:\n\n\b\n"
+    "Predict time and memory of language-model runs, one per row of a CSV file.\n\n"
+    "The output has the columns of the input and, among others, predicted_s, predicted_bytes (of the "
+    "fullest GPU), fits, shares of the time, and unmeasured (costs that were not measured). An invalid row "
+    "has an error instead; the others are predicted, and the exit code is 2. Columns:\n\n\b\n"
     + describe_columns()
 )
 
@@ -35,10 +35,10 @@ def predict_command(
     rows: Annotated[Path, typer.Argument(help="CSV file with a header", metavar="ROWS")],
     output: Annotated[Path, typer.Option("-o", "--output", help="CSV file to write")],
     profile: Annotated[
-        str | None, typer.Option(help="profile name or file instead of each row's gpu")
+        str | None, typer.Option(help="profile name or file; replaces gpu in all rows")
     ] = None,
     execution: Annotated[
-        Path | None, typer.Option(help="JSON file of the training system's rates and host times")
+        Path | None, typer.Option(help="execution file: kernels, rates and host times of the training system")
     ] = None,
     as_json: Json = False,
 ) -> None:

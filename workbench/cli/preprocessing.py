@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Prepare images apart from training: serve, produce, run.",
+    help="Preprocess images in processes separate from training.",
 )
 
 _E = TypeVar("_E", bound=StrEnum)
 
 Address = Annotated[str, typer.Argument(help="tcp://HOST:PORT of the server", metavar="ADDRESS")]
-ClientKeyFile = Annotated[Path | None, typer.Option("--keys", help="client's keys, see `preprocess keys`")]
-Timeout = Annotated[float, typer.Option(help="seconds, of any single wait")]
+ClientKeyFile = Annotated[Path | None, typer.Option("--keys", help="client keys, see `preprocess keys`")]
+Timeout = Annotated[float, typer.Option(help="limit of every single wait in seconds")]
 
 
 @app.command("keys")
 def keys_command(
-    folder: Annotated[Path, typer.Argument(help="folder to write them to", metavar="FOLDER")],
+    folder: Annotated[Path, typer.Argument(help="folder to write to", metavar="FOLDER")],
 ) -> None:
-    """Write server.json, producer.json, trainer.json and reader.json, readable by their owner alone."""
+    """Write key files for server, producers, trainers and readers, readable only by their owner."""
     from runtime.preprocess.keys import write_keys
 
     show(*(f"written to {path}" for path in write_keys(folder)))
@@ -48,35 +48,36 @@ def keys_command(
 @app.command("serve")
 def serve_command(
     data: Annotated[Path, typer.Argument(help="data folder with data.jsonl", metavar="DATA")],
-    job: Annotated[Path | None, typer.Option(help="job file whose encoder says how it wants images")] = None,
-    image_px: Annotated[int | None, typer.Option(help="side of the square every image becomes")] = None,
+    job: Annotated[Path | None, typer.Option(help="job file whose encoder determines the image size")] = None,
+    image_px: Annotated[int | None, typer.Option(help="resize every image to a square of this side")] = None,
     patch_px: Annotated[int, typer.Option(help="side of a patch")] = 14,
     max_pixels: Annotated[
-        int | None, typer.Option(help="of Qwen2-VL's rule, which holds without --job and --image-px")
+        int | None,
+        typer.Option(help="pixel limit of Qwen2-VL's rule, the default without --job and --image-px"),
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="examples")] = 8,
-    microbatch: Annotated[int, typer.Option(help="examples of a microbatch")] = 1,
+    batch_size: Annotated[int, typer.Option(help="examples per batch")] = 8,
+    microbatch: Annotated[int, typer.Option(help="examples per microbatch")] = 1,
     reorder: Annotated[
-        str, typer.Option(help="none, within (groups) or both (groups and pipeline)")
+        str, typer.Option(help="reorder examples: none, within (groups) or both (groups and pipeline)")
     ] = "both",
-    stages: Annotated[int, typer.Option(help="of the pipeline for which microbatches are ordered")] = 2,
+    stages: Annotated[int, typer.Option(help="pipeline stages for which microbatches are ordered")] = 2,
     window: Annotated[int, typer.Option(help="batches prepared ahead of each trainer")] = 3,
-    producers: Annotated[int, typer.Option(help="processes on this host")] = 1,
-    malformed: Annotated[str, typer.Option(help="fatal or skip: images that cannot be read")] = "fatal",
-    lease: Annotated[float, typer.Option(help="seconds a producer has for one example")] = 60.0,
+    producers: Annotated[int, typer.Option(help="producer processes on this host")] = 1,
+    malformed: Annotated[str, typer.Option(help="unreadable images: fatal or skip")] = "fatal",
+    lease: Annotated[float, typer.Option(help="seconds that a producer has for one example")] = 60.0,
     host: Annotated[
-        str, typer.Option(help="address to listen on; others than this machine's want --keys")
+        str, typer.Option(help="address to listen on; addresses beyond this machine need --keys")
     ] = ("127.0.0.1"),
-    port: Annotated[int, typer.Option(help="0: any free one")] = 0,
+    port: Annotated[int, typer.Option(help="port; 0: any free one")] = 0,
     keys: Annotated[
-        Path | None, typer.Option(help="server's keys, see `preprocess keys`; default: made for this run")
+        Path | None, typer.Option(help="server keys, see `preprocess keys`; default: created for this run")
     ] = None,
     is_open: Annotated[
-        bool, typer.Option("--open", help="without keys: whoever is on this machine may connect")
+        bool, typer.Option("--open", help="no keys: every user of this machine may connect")
     ] = False,
-    seconds: Annotated[float | None, typer.Option(help="end after that long; default: on interrupt")] = None,
+    seconds: Annotated[float | None, typer.Option(help="seconds to run; default: until interrupted")] = None,
 ) -> None:
-    """Hand batches to trainers; images are prepared by processes of this host and any that join."""
+    """Serve batches to trainers. Processes on this host, and others that join, prepare the images."""
     _check_serving(seconds, keys, is_open=is_open)
     from runtime.preprocess.keys import SERVER_FILE, write_keys
     from runtime.preprocess.order import OrderSettings, Reordering
@@ -134,7 +135,7 @@ def _serve(
     with noting(signal.SIGINT, signal.SIGTERM) as asked:
         typer.echo(f"serving {settings.folder} at {server.address}")
         if made is not None:
-            typer.echo(f"keys of producers, trainers and readers, while it runs: {made}")
+            typer.echo(f"keys for producers, trainers and readers, valid while it runs: {made}")
         end_s = math.inf if seconds is None else time.monotonic() + seconds
         server.serve(lambda: bool(asked) or time.monotonic() >= end_s)
 
@@ -142,13 +143,13 @@ def _serve(
 @app.command("produce")
 def produce_command(
     address: Address,
-    data: Annotated[Path, typer.Option(help="where this host sees the server's data folder")],
+    data: Annotated[Path, typer.Option(help="path of the server's data folder on this host")],
     keys: ClientKeyFile = None,
     silence: Annotated[
-        float, typer.Option(help="seconds without a word from the server before it ends")
+        float, typer.Option(help="end after this many seconds without a message from the server")
     ] = 30.0,
 ) -> None:
-    """Prepare images for a server on this or another host, until it ends."""
+    """Prepare images for a server on this or another host until the server ends."""
     from runtime.preprocess.keys import read_client_keys
     from runtime.preprocess.producer import produce
 
@@ -161,14 +162,14 @@ def produce_command(
 @lists
 def run_command(
     address: Address,
-    batches: Annotated[int, typer.Option(help="how many")] = 10,
-    step_ms: Annotated[float, typer.Option(help="idle wait that stands for a training step")] = 0.0,
-    name: Annotated[str, typer.Option(help="of this trainer; it goes on where the name was")] = "",
+    batches: Annotated[int, typer.Option(help="number of batches")] = 10,
+    step_ms: Annotated[float, typer.Option(help="idle wait per batch, in place of a training step")] = 0.0,
+    name: Annotated[str, typer.Option(help="name of this trainer; a known name continues where it was")] = "",
     keys: ClientKeyFile = None,
     timeout: Timeout = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Take batches as a trainer does, and say how long it stalls for each."""
+    """Take batches like a trainer, and report how long it stalls for each."""
     from runtime.preprocess.keys import read_client_keys
     from runtime.preprocess.loader import ServedLoader, Subscription, stalls_of
 
@@ -204,7 +205,7 @@ def run_command(
 def status_command(
     address: Address, keys: ClientKeyFile = None, timeout: Timeout = 5.0, as_json: Json = False
 ) -> None:
-    """What a server says of itself."""
+    """Show the state of a server."""
     from runtime.preprocess.keys import read_client_keys
     from runtime.preprocess.loader import ServedLoader, Subscription
 

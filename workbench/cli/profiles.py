@@ -17,24 +17,27 @@ from workbench.whole_file import check_writable
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Profiles of devices: made from a data sheet, shown, checked.",
+    help="Create, show and check profiles of devices.",
 )
 
 
 @app.command("new")
 @lists
 def new_command(
-    name: Annotated[str, typer.Argument(help="of the profile", metavar="NAME")],
+    name: Annotated[str, typer.Argument(help="name of the profile", metavar="NAME")],
     from_sheet: Annotated[
-        Path, typer.Option("--from-sheet", help="CSV file of cells: cell, value, standing, source")
+        Path,
+        typer.Option(
+            "--from-sheet", help="data sheet: CSV file with the columns cell, value, standing, source"
+        ),
     ],
-    like: Annotated[str, typer.Option(help="measured device whose kernels it is taken to run")],
+    like: Annotated[str, typer.Option(help="profile of a measured device, whose tables are scaled")],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="profile file to write; default: NAME.json")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make the profile of a device that nobody measured out of its data sheet."""
+    """Create a profile from the data sheet of a device that was not measured."""
     from workbench.calibrate.derived import profile_of
 
     path = output or Path(f"{name}.json")
@@ -47,9 +50,10 @@ def new_command(
 @app.command("show")
 @lists
 def show_command(
-    name: Annotated[str, typer.Argument(help="shipped name or file", metavar="NAME")], as_json: Json = False
+    name: Annotated[str, typer.Argument(help="name of a shipped profile, or file", metavar="NAME")],
+    as_json: Json = False,
 ) -> None:
-    """Show what a profile says of its device, how well, and what nobody measured."""
+    """Show the rates in a profile, their accuracy, and what was not measured."""
     _tell(load_profile(name), {}, as_json=as_json)
 
 
@@ -58,16 +62,16 @@ def check_command(
     file: Annotated[Path, typer.Argument(help="profile file, or data sheet (.csv)", metavar="FILE")],
     as_json: Json = False,
 ) -> None:
-    """Say whether a profile or a data sheet is sound; the first wrong field otherwise."""
+    """Check a profile or data sheet; report the first invalid field."""
     if file.suffix == ".csv":
         sheet = read_sheet(file)
         check_sheet(sheet, [shipped_sheet(each) for each in shipped_sheets()])
         found: dict[str, Any] = {"device": sheet.device, "presumed": list(sheet.presumed)}
-        told = f"{file}: sound; presumed: {', '.join(sheet.presumed) or 'nothing'}"
+        told = f"{file}: valid; presumed: {', '.join(sheet.presumed) or 'nothing'}"
     else:
         profile = parse_profile(read_bounded(file, MOST_SETTINGS_BYTES), where=str(file))
         found = {"device": profile.device, "presumed": list(profile.presumed)}
-        told = f"{file}: sound; {len(profile.unmeasured)} costs that nobody measured"
+        told = f"{file}: valid; {len(profile.unmeasured)} costs were not measured"
     print_result({"file": str(file)} | found, told, as_json=as_json)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 HOUR_S = 3600.0
 
 NumNodes = Annotated[
-    int | None, typer.Option("--nodes", help="nodes at most; default: the job's, or the trace's")
+    int | None, typer.Option("--nodes", help="largest number of nodes; default: the job's, or the trace's")
 ]
 
 
@@ -37,7 +37,7 @@ def templates_command(
     execution: ExecutionFile = None,
     as_json: Json = False,
 ) -> None:
-    """Show the pipelines that a job can be cut into, and its throughput on every number of nodes."""
+    """Show pipeline templates of a job, and its throughput for each number of nodes."""
     found = _templates(_on_nodes(job, nodes, ranks_per_node), nodes, faults, profile, execution)
     counts = range(found.planned.specification.threshold, found.planned.specification.num_nodes + 1)
     specification = found.planned.specification
@@ -45,8 +45,9 @@ def templates_command(
         _templates_record(found, counts),
         template_table(found),
         _count_table(found, counts),
-        f"below {specification.threshold} nodes training stops: {faults + 1} pipelines of "
-        f"{specification.smallest} nodes are needed to survive {faults} at the same moment",
+        f"training needs at least {_num(specification.threshold, 'node')}: "
+        f"{_num(faults + 1, 'pipeline')} of at least {_num(specification.smallest, 'node')}, to "
+        f"tolerate {_num(faults, 'simultaneous failure')}",
         as_json=as_json,
     )
 
@@ -54,35 +55,42 @@ def templates_command(
 def failures_command(
     job: JobFile,
     trace: Annotated[
-        Path | None, typer.Option(help="CSV with the columns t_s, event (add or remove), node")
+        Path | None,
+        typer.Option(help="trace of nodes: CSV with the columns t_s, event (add or remove), node"),
     ] = None,
     leaves: Annotated[
         float | None,
-        typer.Option("--leaves-per-node-hour", help="instead of a trace: how often a node leaves"),
+        typer.Option("--leaves-per-node-hour", help="rate at which a node leaves; replaces --trace"),
     ] = None,
     joins: Annotated[
-        float, typer.Option("--joins-per-missing-hour", help="how soon a missing node is replaced")
+        float, typer.Option("--joins-per-missing-hour", help="rate at which a missing node is replaced")
     ] = 0.0,
-    hours: Annotated[float | None, typer.Option(help="how long; default: the trace, or 24")] = None,
-    seed: Annotated[int, typer.Option(help="of the random trace")] = 0,
-    notice_s: Annotated[float, typer.Option(help="warning before a node leaves")] = 0.0,
+    hours: Annotated[
+        float | None, typer.Option(help="simulated hours; default: the length of the trace, or 24")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="random seed of the trace")] = 0,
+    notice_s: Annotated[float, typer.Option(help="seconds of warning before a node leaves")] = 0.0,
     nodes: NumNodes = None,
     ranks_per_node: RanksPerNode = None,
     faults: Faults = 1,
     recover_s: Annotated[
-        float, typer.Option(help="to notice a change, plan and connect; copying is added")
+        float, typer.Option(help="seconds to detect a change, plan and connect; copying is added")
     ] = 2.0,
-    restart_s: Annotated[float, typer.Option(help="of a job that restarts; loading is added")] = 60.0,
-    checkpoint_every: Annotated[int, typer.Option(help="steps between its checkpoints")] = 100,
-    storage_gb_per_s: Annotated[float, typer.Option(help="to and from checkpoints")] = 1.0,
+    restart_s: Annotated[
+        float, typer.Option(help="seconds to restart from a checkpoint; loading is added")
+    ] = 60.0,
+    checkpoint_every: Annotated[
+        int, typer.Option(help="steps between checkpoints of the job that restarts")
+    ] = 100,
+    storage_gb_per_s: Annotated[float, typer.Option(help="bandwidth of checkpoint storage in GB/s")] = 1.0,
     dollars: Annotated[
-        float | None, typer.Option("--dollars-per-node-hour", help="for the cost of a sample")
+        float | None, typer.Option("--dollars-per-node-hour", help="price of a node, for the cost per sample")
     ] = None,
     profile: Profile = None,
     execution: ExecutionFile = None,
     as_json: Json = False,
 ) -> None:
-    """Say how much training a job gets on nodes that come and go: pipeline templates against restarts."""
+    """Predict training progress while nodes fail and return: pipeline templates against restarts."""
     from sim.failures.recovery import Recovery
     from sim.failures.simulate import simulate_failures
 
@@ -93,7 +101,7 @@ def failures_command(
     most = max((count for _, count in happens.num_nodes()), default=0)
     found = _templates(wanted, nodes or most, faults, profile, execution)
     if most > found.planned.specification.num_nodes:
-        warn(f"{happens.name} has up to {most} nodes; those beyond {nodes} add nothing")
+        warn(f"{happens.name} has up to {most} nodes; nodes beyond {nodes} are not used")
     settings = Recovery(
         recover_s=recover_s,
         restart_s=restart_s,
@@ -125,7 +133,7 @@ def _availability(
     if trace is not None:
         found = parse_trace(trace.name, read_bounded(trace))
         if not found.events:
-            raise ValueError(f"{trace}: no node ever joins; nodes of time 0 are there from the start")
+            raise ValueError(f"{trace}: no node joins; want an add event at t_s 0 for each initial node")
         return found
     assert leaves is not None, "one of the two is given"
     count = nodes or len(job.cluster.nodes)
@@ -176,7 +184,7 @@ def template_table(found: ElasticTemplates) -> Table:
 
 def _count_table(found: ElasticTemplates, counts: range) -> Table:
     return listed(
-        "on so many nodes",
+        "throughput by number of nodes",
         reversed(counts),
         ("nodes", str),
         ("pipelines of", lambda count: " + ".join(map(str, found.at(count).sizes))),
@@ -184,6 +192,10 @@ def _count_table(found: ElasticTemplates, counts: range) -> Table:
         ("samples/s", lambda count: f"{found.samples_per_s(count):.4g}"),
         ("a grid, samples/s", lambda count: f"{found.grid_samples_per_s(count):.4g}"),
     )
+
+
+def _num(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _templates_record(found: ElasticTemplates, counts: range) -> dict[str, Any]:

@@ -23,10 +23,12 @@ class File(StrEnum):
 
 
 def schema_command(
-    file: Annotated[File, typer.Argument(help="job, profile or plan", metavar="FILE")],
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="default: standard output")] = None,
+    file: Annotated[File, typer.Argument(help="kind of file: job, profile or plan", metavar="FILE")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="file to write; default: standard output")
+    ] = None,
 ) -> None:
-    """Print the JSON Schema of job, profile or plan files, by which editors complete and check them."""
+    """Print the JSON Schema of job, profile or plan files, for completion and checks in editors."""
     made = {File.JOB: job_schema, File.PROFILE: profile_schema, File.PLAN: plan_schema}[file]()
     text = json.dumps(made, indent=1) + "\n"
     if output is None:

@@ -33,11 +33,13 @@ from workbench.strategies.registry import PLANNERS, PRICED
 @takes(Told)
 def search_command(
     job: Annotated[Path, typer.Argument(help="job file", metavar="JOB")],
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="plan file of the best")] = None,
-    objective: Annotated[Objective, typer.Option(help="what is best")] = Objective.ITERATION,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="write the best plan to this file")
+    ] = None,
+    objective: Annotated[Objective, typer.Option(help="what to optimize")] = Objective.ITERATION,
     schedule: Annotated[
         list[ScheduleKind] | None,
-        typer.Option(help="orders of passes to try instead of the job's; repeatable"),
+        typer.Option(help="pipeline schedules to try; replace the one in the job; repeatable"),
     ] = None,
     wanted: Wanted = Wanted(),  # noqa: B008  (it is frozen)
     asked: Asked = Asked(),  # noqa: B008  (it is frozen)
@@ -45,21 +47,20 @@ def search_command(
         list[int] | None,
         typer.Option(
             min=1,
-            help="numbers of GPUs to try instead of the job's; repeatable; by default also a half and a "
-            "quarter, where there are no pools and --objective counts GPUs: throughput, dollars-per-sample, "
-            "dollars",
+            help="numbers of GPUs to try; replace the one in the job; repeatable; default: all, and without "
+            "pools also half and a quarter for the objectives throughput, dollars-per-sample and dollars",
         ),
     ] = None,
     pareto: Annotated[
         Path | None,
-        typer.Option(help="picture of all plans by time, memory, GPUs and dollars, .png or .pdf"),
+        typer.Option(help="plot of all plans by time, memory, GPUs and dollars: .png or .pdf file"),
     ] = None,
     judge: JudgeFlag = JudgedBy.SIMULATOR,
     no_cache: NoCache = False,
     told: Told = Told(),  # noqa: B008  (it is frozen)
     as_json: Json = False,
 ) -> None:
-    """Plan a job with every strategy, and with every schedule asked for; simulate all plans and rank them."""
+    """Plan a job with every strategy, simulate the plans and rank them."""
     if pareto is not None:
         check_drawable(pareto)
     _check_seed(wanted, asked, told)
@@ -109,7 +110,7 @@ def _check_joint(said: Mapping[str, object]) -> None:
     """Raise ValueError for what only a search without --joint takes."""
     flag = next((name for name, value in said.items() if value), None)
     if flag is not None:
-        raise ValueError(f"search: --joint searches everything itself, got {flag}; want one of the two")
+        raise ValueError(f"search: --joint already searches what {flag} sets; want one of the two")
 
 
 def _planners(judge: JudgedBy, *, is_priced: bool) -> dict[str, Planner]:

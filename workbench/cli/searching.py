@@ -69,7 +69,7 @@ def judging(
     return Judging(objective, judge, repr((said, batches, drawn.seed, content)))
 
 
-NoCache = Annotated[bool, typer.Option("--no-cache", help="search again, and keep nothing")]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="do not read or write cached results")]
 
 
 def kept_results() -> KeptResults:
@@ -122,7 +122,7 @@ def searched(
     known = None if results is None else results.get(key)
     if known is not None:
         sys.stderr.write(
-            "workbench: found before, for the same job, machines and code; --no-cache searches again\n"
+            "workbench: cached result of the same job, machines and code; --no-cache searches again\n"
         )
         return known
     found = search(

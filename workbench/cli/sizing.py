@@ -28,17 +28,20 @@ from workbench.units import duration_s
 
 def size_command(
     job: JobFile,
-    tokens: Annotated[float, typer.Option(help="of the LLM's sequence, images' and clips' among them: 1e12")],
-    deadline: Annotated[str | None, typer.Option(help="90m, 12h, 3d or 2w")] = None,
-    budget_dollars: Annotated[float | None, typer.Option(help="wants cluster.dollars_per_gpu_hour")] = None,
+    tokens: Annotated[
+        float, typer.Option(help="tokens to train, such as 1e12: all of the LLM's sequence, images included")
+    ],
+    deadline: Annotated[str | None, typer.Option(help="time limit: 90m, 12h, 3d or 2w")] = None,
+    budget_dollars: Annotated[
+        float | None, typer.Option(help="money limit; needs cluster.dollars_per_gpu_hour")
+    ] = None,
     gpus: Annotated[
         list[int] | None,
-        typer.Option(
-            min=1, help="how many to try; repeatable; default: one node, then twice as many each time"
-        ),
+        typer.Option(min=1, help="numbers of GPUs to try; repeatable; default: one node, then doubling"),
     ] = None,
     strategy: Annotated[
-        list[Strategy] | None, typer.Option(help="to try; repeatable; default: all, as in `search`")
+        list[Strategy] | None,
+        typer.Option(help="strategies to try; repeatable; default: all, as in `search`"),
     ] = None,
     profile: Profile = None,
     execution: ExecutionFile = None,
@@ -46,9 +49,9 @@ def size_command(
     no_cache: NoCache = False,
     as_json: Json = False,
 ) -> None:
-    """Say how many GPUs of the job's kind a training wants, and which plan, for a deadline or a budget.
+    """Find the number of GPUs, and the plan, that a training needs to meet a deadline or budget.
 
-    The batch stays as it is. Exit code 1 where no number of GPUs tried does it.
+    The GPUs are of the job's kind, and the batch stays the same. Exit code 1 if no tried number is enough.
     """
     goal = Goal(
         tokens=tokens,

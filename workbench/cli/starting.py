@@ -19,23 +19,25 @@ from workbench.whole_file import check_writable, write_text
 def init_command(
     model: Annotated[
         str,
-        typer.Argument(help="config.json, folder of a checkpoint, or a name of the zoo", metavar="MODEL"),
+        typer.Argument(help="config.json, checkpoint folder, or name of a zoo model", metavar="MODEL"),
     ],
-    gpus: Annotated[str, typer.Option(help="how many of which device: 16xH100")],
+    gpus: Annotated[str, typer.Option(help="number and kind of GPUs, such as 16xH100")],
     output: Annotated[Path, typer.Option("-o", "--output", help="job file to write")],
-    nodes: Annotated[int | None, typer.Option(min=1, help="default: nodes of eight GPUs")] = None,
-    train: Annotated[Train, typer.Option(help="what is trained")] = Train.LLM,
-    text_tokens: Annotated[int, typer.Option(min=1, max=10_000_000, help="of a sample")] = 1024,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="number of nodes; default: eight GPUs per node")
+    ] = None,
+    train: Annotated[Train, typer.Option(help="modules to train")] = Train.LLM,
+    text_tokens: Annotated[int, typer.Option(min=1, max=10_000_000, help="text tokens per sample")] = 1024,
     image: Annotated[
-        str | None, typer.Option(help="HEIGHTxWIDTH in pixels, for encoders of any size; default: 448x448")
+        str | None, typer.Option(help="HEIGHTxWIDTH in pixels for variable-size encoders; default: 448x448")
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="sizes of your samples: a file that `plan --sizes` reads"),
+        typer.Option(help="file with the sizes of your samples, as for `plan --sizes`"),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a job file for a model: a composite one is taken apart into encoders, projectors and LLM."""
+    """Write a job file for a model. A composite model is split into encoders, projectors and LLM."""
     check_writable(output)
     machines = machines_of(gpus, nodes)
     made = draft(model, machines, train=train, text_tokens=text_tokens, image_px=_pixels(image), data=data)
@@ -57,7 +59,7 @@ def init_command(
     )
     if made.missing:
         count, first = len(made.missing), made.missing[0]
-        show(f"{count} files of weights are not there yet ({first}, ...): enough to plan with")
+        show(f"{count} weight files are missing ({first}, ...); planning does not need them")
     show(table, f"written to {output}; next: workbench search {output}")
 
 

@@ -17,7 +17,12 @@ KEYWORD = inspect.Parameter.KEYWORD_ONLY
 def lists(command: Command) -> Command:
     """Gives a command that prints tables the flag `--format`."""
     signature = inspect.signature(command)
-    hint = Annotated[Format, typer.Option("--format", help="of tables; the rest then goes to stderr")]
+    hint = Annotated[
+        Format,
+        typer.Option(
+            "--format", help="format of the tables; other than table, all other text goes to stderr"
+        ),
+    ]
     flag = inspect.Parameter("table_format", KEYWORD, default=Format.TABLE, annotation=hint)
     json_flags = [name for name in ("as_json", "json") if name in signature.parameters]
 

@@ -8,14 +8,14 @@ FITTED = "fitted to"  # how the source of such a share begins
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerLimit:
-    """The power under which rates of a device hold, and what it leaves of them in training.
+    """Power limit of a device, and the share of its rates that training sustains under it.
 
     Args:
-        rated_w: of the board.
-        source: of it.
-        sustained_products: of the rates of products in short loops, what training sustains.
-        sustained_source: of that.
-        clock_spread: standard deviation of the clock from device to device, over its mean.
+        rated_w: power limit of the board, in watts.
+        source: where the limit comes from.
+        sustained_products: share of the short-loop rates of matrix products that training sustains.
+        sustained_source: where this share comes from.
+        clock_spread: standard deviation of the clock between devices, relative to its mean.
     """
 
     rated_w: float
@@ -38,14 +38,14 @@ class PowerLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchTimes:
-    """What stands between kernels.
+    """Times between kernels.
 
     Args:
-        kernel_gap_s: from a kernel's end to the next one's start, where the host is ahead.
-        graph_gap_s: the same inside a recorded graph.
-        host_kernel_s: of the host, for each operator it launches, forward or backward.
-        host_collective_s: of the host, for each collective inside a layer.
-        source: of these.
+        kernel_gap_s: gap between two kernels on the device while the host runs ahead.
+        graph_gap_s: the same inside a CUDA graph.
+        host_kernel_s: host time per launched operator, forward or backward.
+        host_collective_s: host time per collective inside a layer.
+        source: where the times come from.
     """
 
     kernel_gap_s: float = 0.0
@@ -62,13 +62,13 @@ class LaunchTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NarrowRate:
-    """Products with operands of a narrow format.
+    """Rate of matrix products in a narrow format.
 
     Args:
         product_format: "fp8", "mxfp8" or "nvfp4".
-        rate: FLOP/s over that of products in the tables' precision.
-        measured: whether on this device.
-        source: of it.
+        rate: FLOP/s relative to products in the precision of the tables.
+        measured: whether it was measured on this device.
+        source: where the rate comes from.
     """
 
     product_format: str

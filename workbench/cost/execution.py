@@ -124,11 +124,11 @@ class Launch(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadRate:
-    """Factor on the rate of attention's backward for heads of one width.
+    """Rate factor of the attention backward for one head width.
 
     Args:
-        head_dim: the width.
-        rate: the factor.
+        head_dim: head width.
+        rate: factor on the rate.
     """
 
     head_dim: int
@@ -143,60 +143,70 @@ class HeadRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """How layers run where a profile did not measure them whole.
+    """How a training system runs layers that a profile did not measure as a whole.
 
-    The defaults are what training systems of today do: fused kernels (see `traffic`), flash attention, a
-    vocabulary-parallel loss and main gradients in float32; gaps and host times are the profile's. Rates
-    are factors on the profile's, 1.0 as measured. Host seconds bound a layer's pass from below: the host
+    The defaults describe current training systems: fused kernels, FlashAttention, a vocabulary-parallel loss
+    and main gradients in float32. Gaps and host times default to the profile's. Rates are factors on the
+    profile's rates; 1.0 is the measured rate. Host times are a lower bound of a layer's pass: the host
     launches one kernel after the other and runs ahead of the device while it can.
 
     Args:
-        attention: how attention is computed.
-        flash: generation of the fused kernel.
-        activations: what sequence parallelism cuts (Korthikanti et al. 2022, section 4.2.2): set where the
-            layers of a plan are priced, as its settings say (`plan/sequence.py`).
-        saved_input: what products keep of gathered tokens, where activations are cut by sequence.
-        instance_sums: when copies of a sharded optimizer add up their gradients.
-        updated_weights: how they reach the ranks of a copy.
-        keys: when keys of other context-parallel ranks travel, where a plan does not say.
-        tokens: when tokens travel between the ranks that distribute experts.
-        copies: how often a token travels there.
-        products: format of the operands of products in blocks' linear layers; attention, router, embedding
-            and head stay.
-        lookups: how rows of embedding tables are read.
-        gradient_sum: how weight gradients of two bytes are added up over microbatches.
-        loss: how the loss goes over its logits.
-        dropout: whether masks are drawn and kept.
-        launch: how kernels are launched.
-        num_devices: that wait for one another in a step; the slowest sets the pace.
-        power_limit_w: set for the device; None: the one its rates hold for.
-        matmul_rate: of matrix products.
-        unaligned_rate: factor on a product's rate for each halving of the alignment of its sizes
-            below 16 bytes.
-        attention_rate: of attention, or of the products with scores where these are stored.
-        attention_backward_rates: of the backward of fused attention, by head width; 1.0 for widths that are
-            not named. Kernels that keep too much of a wide head in registers spill it to memory.
-        scores_passes: times the score matrix is read or written between the two products of a forward,
-            where stored. A fused causal softmax reads the lower half and writes all (1.5 passes), dropout
+        attention: `fused`: one kernel; `stored`: scores pass through memory; `recomputed`: stored, and
+            computed again in the backward.
+        flash: generation of the fused kernel; `newest`: the one in the profile's table.
+        activations: how memory-bound operators are split over tensor-parallel ranks: not at all, or by
+            sequence (Korthikanti et al. 2022, section 4.2.2). Set from the settings of the plan.
+        saved_input: with sequence parallelism: a product keeps all gathered tokens (`whole`), or its rank's
+            share and gathers again in the backward (`share`).
+        instance_sums: when the copies of a sharded optimizer reduce their gradients: at the optimizer step,
+            or after each reduce-scatter of gradients (Megatron-Core's
+            `num_distributed_optimizer_instances`).
+        updated_weights: with a sharded optimizer: weights are all-gathered in equal parts (`gathered`), or
+            each owner of whole tensors sends them (`sent`).
+        keys: keys of other context-parallel ranks, where a plan leaves it open: all-gathered before the
+            attention (`ahead`), or passed on block by block during it (`behind`).
+        tokens: when tokens travel to their experts: before them (`ahead`), or during passes of another
+            microbatch (`beside`).
+        copies: copies of a token with several experts: one to `each` expert (all-to-all over all ranks), or
+            `once` to a node and inside it once to a rank (DeepEP, HybridEP).
+        products: operand format of linear layers in blocks; attention, router, embedding and head do not
+            change.
+        lookups: embedding rows are `gathered`, or computed as `products` with one-hot rows.
+        gradient_sum: weight gradients of two bytes are accumulated in float32 by the product (`main`), or
+            written in the format of the weights (`own`).
+        loss: `parallel`: Megatron's vocabulary-parallel loss; `torch`: float32 logits, log-softmax and
+            negative log-likelihood; `fused`: one kernel.
+        dropout: `masked`: dropout after attention and MLP and on stored scores, with stored masks.
+        launch: kernels are launched one by one (`eager`) or as a CUDA graph (`graph`).
+        num_devices: devices that wait for each other in a step; the slowest determines the step time.
+        power_limit_w: power limit set on the device; None: the limit at which the profile's rates hold.
+        matmul_rate: rate factor of matrix products.
+        unaligned_rate: rate factor of a matrix product for each halving of its size alignment below 16
+            bytes.
+        attention_rate: rate factor of attention, or of the products with scores if these are stored.
+        attention_backward_rates: rate factors of the fused attention backward, by head width; 1.0 for
+            others. Kernels that keep too much of a wide head in registers spill it to memory.
+        scores_passes: with stored scores: times that the score matrix is read or written between the two
+            products of a forward. A fused causal softmax reads the lower half and writes all (1.5), dropout
             reads, writes and masks (2.5).
         scores_backward_passes: the same between the four products of a backward: dropout 2.5, softmax 2.
-        scores_rate: of passes over stored scores, over other memory-bound kernels.
-        memory_rate: of memory-bound kernels.
-        loss_passes: factor on the bytes of the loss over the logits.
-        collective_rate: of the collectives inside a layer.
-        reduction_rate: of collectives over gradients.
-        kernel_gap_s: device seconds between a kernel and the next; None: the profile's.
-        overlap_pieces: into which a collective inside a layer and its products are cut, so that one runs
-            beside the other; 1: products wait for their collectives. See `overlap`.
-        sum_pieces: the same of products whose results ranks add up, alone, by collectives that run on the
-            device's processors and slow products beside them.
-        host_kernel_s: host seconds to launch a kernel; None: the profile's.
-        host_collective_s: host seconds to launch a collective inside a layer; None: the profile's.
-        host_rank_s: host seconds a kernel and rank: ranks that wait for one another's hosts.
-        host_wait_s: host seconds that a pass of a mixture of experts stands still: counts of tokens come to
-            the host, which only then launches what follows.
-        step_rate: of the optimizer's memory traffic.
-        step_start_s: seconds every optimizer step takes besides its bytes.
+        scores_rate: rate of passes over stored scores, relative to other memory-bound kernels.
+        memory_rate: rate factor of memory-bound kernels.
+        loss_passes: factor on the bytes that the loss moves over the logits.
+        collective_rate: rate factor of collectives inside layers.
+        reduction_rate: rate factor of collectives over gradients.
+        kernel_gap_s: device seconds between two kernels; None: the profile's.
+        overlap_pieces: pieces into which a collective inside a layer and its products are split to overlap;
+            1: no overlap.
+        sum_pieces: the same for products whose results are reduced, if the collectives run on the device's
+            processors and slow down the products.
+        host_kernel_s: host seconds per kernel launch; None: the profile's.
+        host_collective_s: host seconds per launch of a collective inside a layer; None: the profile's.
+        host_rank_s: extra host seconds per kernel and rank, for ranks that wait for each other's hosts.
+        host_wait_s: host seconds that a mixture-of-experts pass stalls while token counts are copied to the
+            host, which then launches the rest.
+        step_rate: rate factor of the optimizer's memory traffic.
+        step_start_s: seconds of every optimizer step in addition to its memory traffic.
     """
 
     attention: AttentionKernel = AttentionKernel.FUSED

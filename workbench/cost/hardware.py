@@ -16,12 +16,12 @@ from workbench.data.sample import WHERE_SET
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A point-to-point channel: a message occupies it for bytes / bandwidth, then travels latency.
+    """A point-to-point channel. A message occupies it for bytes / bandwidth and arrives after the latency.
 
     Args:
-        name: of the link.
-        bytes_per_s: bandwidth of one port, in one direction.
-        latency_s: from the end of sending to arrival.
+        name: name of the link.
+        bytes_per_s: bandwidth of one port in one direction.
+        latency_s: time from the end of sending to arrival.
     """
 
     name: str
@@ -38,18 +38,17 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """Devices of one kind that one fast link joins: a server, or a whole NVLink domain of 72.
+    """Devices of one kind with a fast link between them: a server, or a whole NVLink domain of 72.
 
     Args:
-        device: kind of its devices.
-        num_ranks: devices.
-        memory_bytes: of one device; where ranks share cores, of all of them together.
-        num_cores: None where each rank has a device of its own. On a CPU machine the cores that all ranks of
-            the node share: when more of them compute than there are cores, each runs at cores / ranks of
-            its speed.
-        link: joins its ranks; None: the cluster's `intra`.
-        card: one of those that leave the node; None: the cluster's `inter`.
-        num_cards: of these; ranks share them evenly, neighbours first.
+        device: kind of the devices.
+        num_ranks: number of devices.
+        memory_bytes: memory of one device; if ranks share CPU cores, of all ranks together.
+        num_cores: CPU cores that all ranks of the node share; None if each rank has its own device. If more
+            ranks compute than there are cores, each runs at cores / ranks of its speed.
+        link: link between the ranks of the node; None: the cluster's `intra`.
+        card: one network card of the node; None: the cluster's `inter`.
+        num_cards: number of network cards; ranks share them evenly, neighbours first.
     """
 
     device: str
@@ -74,17 +73,15 @@ class Node:
         return local_index * min(self.num_cards, self.num_ranks) // self.num_ranks
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: ends of nodes are cached on the instance
 class Cluster:
-    """Nodes of consecutively numbered ranks, which may differ in kind, in memory and in links of their own.
-
-    No `slots`: where every node's ranks end is cached on the instance.
+    """Nodes with consecutively numbered ranks. Nodes may differ in device, memory and links.
 
     Args:
-        name: of the cluster.
-        nodes: in the order of their ranks.
-        intra: joins ranks of a node: one rank's port.
-        inter: joins nodes: one network card, of which `Node.num_cards` says how many there are.
+        name: name of the cluster.
+        nodes: nodes in the order of their ranks.
+        intra: link between ranks of a node: the port of one rank.
+        inter: link between nodes: one network card; `Node.num_cards` is their number.
     """
 
     name: str

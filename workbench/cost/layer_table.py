@@ -12,25 +12,27 @@ DIGITS = 20  # that a message writes out
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPoint:
-    """One measured size of a layer: `rows` packed sequences of equal size.
+    """Times of a layer at one size: `rows` packed sequences of equal size.
 
     Args:
         rows: packed sequences of the call.
-        tokens_in: of one of them.
-        attention_area: query-key pairs of one of them.
-        forward_s: that keeps what a backward needs.
-        input_grad_s: gradients of inputs.
-        weight_grad_s: gradients of weights.
-        weight_only_s: a backward that weights ask for and the input does not; None: not measured.
+        tokens_in: tokens of each sequence.
+        attention_area: query-key pairs of each sequence.
+        forward_s: forward that keeps activations for the backward.
+        input_grad_s: input gradients.
+        weight_grad_s: weight gradients.
+        weight_only_s: backward that computes only weight gradients; None: not measured.
         forward_only_s: forward that keeps nothing for a backward; None: as `forward_s`.
-        split_input_s: input gradients of a backward that leaves weight gradients for later; None: as
-            `input_grad_s`.
-        split_weight_s: weight gradients that were left for later; None: as `weight_grad_s`.
-        recompute_forward_s: forward under a checkpoint; None: as `forward_only_s`.
-        recompute_backward_s: full backward under a checkpoint, the forward again included; None: as the sum
-            of these.
-        recompute_idle_s: forward under a checkpoint that no gradient asks for; None: as `forward_only_s`.
-        context_tokens, reader_tokens, context_area: of cross-attention, as those of `RowWork`.
+        split_input_s: input gradients of a split backward; None: as `input_grad_s`.
+        split_weight_s: weight gradients of a split backward; None: as `weight_grad_s`.
+        recompute_forward_s: forward with activation checkpointing; None: as `forward_only_s`.
+        recompute_backward_s: full backward with activation checkpointing, recomputation included; None: as
+            the sum of these.
+        recompute_idle_s: forward with activation checkpointing where no gradient is needed; None: as
+            `forward_only_s`.
+        context_tokens: for cross-attention: tokens that other modules provide.
+        reader_tokens: for cross-attention: own tokens of the items that read them.
+        context_area: for cross-attention: query-key pairs with those tokens.
     """
 
     rows: int
@@ -70,14 +72,15 @@ class LayerPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTable:
-    """A layer measured as a whole.
+    """Times of a layer measured as a whole.
 
     Args:
-        signature: what it shares with layers that take the same time.
-        precision: it was measured in.
-        tp, cp: ranks it was cut for, by tensor and by context parallelism.
-        ep: of them distribute its experts.
-        sequence_parallel: tensor-parallel ranks divide tokens between products.
+        signature: identifies layers that take the same time.
+        precision: precision of the measurement.
+        tp: tensor-parallel ranks.
+        cp: context-parallel ranks.
+        ep: expert-parallel ranks.
+        sequence_parallel: whether sequence parallelism was on.
         points: measured sizes.
     """
 

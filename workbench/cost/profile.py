@@ -28,12 +28,12 @@ _JSON = FrozenJson()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Points (coordinate, ..., rate) of one operation.
+    """Measured rates of one operation at several sizes.
 
     Args:
-        axes: names of the coordinates.
-        points: one tuple a point; the last number is the rate, in FLOP/s or bytes/s.
-        measured: False when scaled from another machine or from a data sheet.
+        axes: names of the size coordinates.
+        points: (coordinate, ..., rate) tuples; the rate is in FLOP/s or bytes/s.
+        measured: false if scaled from another machine or from a data sheet.
         source: where the points come from.
     """
 
@@ -65,10 +65,10 @@ class Direction(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SustainedProducts:
-    """Products in one direction, in long loops over operands that take turns.
+    """Matrix products of one direction in long loops over alternating operands.
 
     Args:
-        direction: which of the three products.
+        direction: forward, input gradient or weight gradient.
         table: FLOP/s by the forward's (m, n, k).
     """
 
@@ -81,13 +81,13 @@ class SustainedProducts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SustainedHeads:
-    """Attention with heads of one width, in long loops over operands that take turns.
+    """Attention with one head width in long loops over alternating operands.
 
     Args:
-        head_dim: their width.
-        causal: whether the mask is causal; else every query sees every key.
-        forward: FLOP/s by (length, heads, queries per key), as of `Profile.attention`.
-        backward: the same; FLOP is 2.5 times the forward's.
+        head_dim: head width.
+        causal: true for a causal mask, false for full attention.
+        forward: FLOP/s by (length, heads, queries per key), as in `Profile.attention`.
+        backward: the same for the backward, counted as 2.5 times the FLOP of the forward.
     """
 
     head_dim: int
@@ -113,11 +113,13 @@ class MachineLink:
     """A link of this machine.
 
     Args:
-        scope, name: "intra" or "inter", and how it is called.
-        bytes_per_s: of one rank's port, or of one network card, in one direction.
-        latency_s: from the end of sending to arrival.
-        measured, source: whether it was measured, not taken from a data sheet, and where.
-        per_node: of an "inter" link, network cards of a node; None: one for each of its ranks.
+        scope: "intra" (inside a node) or "inter" (between nodes).
+        name: name of the link.
+        bytes_per_s: bandwidth of one rank's port, or of one network card, in one direction.
+        latency_s: time from the end of sending to arrival.
+        measured: true if measured, false if taken from a data sheet.
+        source: where the numbers come from.
+        per_node: network cards per node, for an "inter" link; None: one per rank.
     """
 
     scope: str
@@ -138,7 +140,8 @@ class CollectiveTable:
     """A collective measured over a link of this machine.
 
     Args:
-        collective, scope: which, and of which link.
+        collective: name of the collective.
+        scope: "intra" or "inter": the link.
         table: bytes/s by (ranks, bytes of the whole tensor).
     """
 
@@ -152,12 +155,13 @@ class CollectiveTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Leave-one-out quality of one table.
+    """Leave-one-out accuracy of one table.
 
     Args:
-        table: which.
-        num_points: in it.
-        median, p90: of the absolute relative errors.
+        table: name of the table.
+        num_points: number of its points.
+        median: median of the absolute relative errors.
+        p90: 90th percentile of the absolute relative errors.
     """
 
     table: str
@@ -168,11 +172,11 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Who measured what, with what.
+    """When, how and from which sources the profile was made.
 
     Args:
-        date: of the measurement.
-        clocks: of the device.
+        date: date of the measurement.
+        clocks: clocks of the device.
         versions: (package, version) pairs.
         sources: files or papers.
     """
@@ -185,51 +189,51 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Facts about one machine. An empty table means: the peak rate is assumed.
+    """Measured or sourced facts about one machine. Where a table is empty, the peak rate is assumed.
 
     Args:
-        name: how users call it.
-        device: as `Node.device` says it.
-        memory_bytes: of one device.
+        name: name of the profile.
+        device: name of the device, as in `Node.device`.
+        memory_bytes: memory of one device.
         peak_flop_per_s: (precision, dense matmul peak) pairs.
-        peak_bytes_per_s: of the device memory; None where nobody knows.
-        matmul: FLOP/s by (m, n, k) of y[m, n] = x[m, k] w[k, n], forward, in short loops over one set of
+        peak_bytes_per_s: peak bandwidth of the device memory; None: unknown.
+        matmul: FLOP/s by (m, n, k) of the forward y[m, n] = x[m, k] w[k, n], in short loops over the same
             operands.
-        attention: FLOP/s by (length, heads, queries per key), causal forward, in short loops; heads counts
-            all sequences of the launch, FLOP is 4 x head_dim x query-key pairs x heads.
-        sustained_products: rates of long loops, direction by direction. Where they are there, a price is
-            that of `matmul` times what the long loop takes of it; empty: short loops price all.
-        sustained_attention: the same of attention by head width and mask, forward and backward; empty:
-            `attention` and `attention_backward_rate` price all widths.
-        pointwise: bytes/s by bytes moved.
-        normalization: the same for norms; empty: as pointwise.
+        attention: FLOP/s by (length, heads, queries per key) of the causal forward, in short loops; heads are
+            those of all sequences of the launch, FLOP are 4 x head_dim x query-key pairs x heads.
+        sustained_products: rates in long loops, by direction. If given, the time by `matmul` is scaled by the
+            ratio of long to short loops; empty: short loops determine all times.
+        sustained_attention: the same for attention, by head width and mask, forward and backward; empty:
+            `attention` and `attention_backward_rate` determine all times.
+        pointwise: bytes/s of memory-bound kernels, by bytes moved.
+        normalization: the same for norms; empty: as `pointwise`.
         table_precision: precision in which the tables were measured.
-        attention_backward_rate: backward FLOP/s over forward FLOP/s of attention.
-        flash_generation: of FlashAttention in the attention table; None: not noted, and taken to compute what
-            a layer's window hides.
-        attention_head_dim: head width in the attention table; None: holds for any.
-        power: limit under which the rates hold; None: nobody noted it.
-        launch: times between kernels; None: none.
-        narrow_rates: of products in narrow formats; others follow the peaks.
-        kernel_floor_s: no kernel is shorter.
-        overheads_s: (action kind, seconds the executor adds to each such action).
-        in_pipeline: (action kind, how many times as long it takes in a running pipeline as its parts
-            do alone in a loop, where memory and caches are as they left them).
-        without_messages: the same of passes between which no messages come and go; none: as `in_pipeline`.
-        optimizer_s_per_parameter: (precision, seconds) measured; absent: by bytes.
-        optimizer_update: how AdamW ran for that, "single" tensor after tensor or "fused"; None: not noted.
-        layers: layers measured as a whole; they win over the tables.
-        links: of this machine.
-        node_ranks: devices that its "intra" link joins, 72 in a rack of NVLink; None: not said.
-        collectives: measured over those links; any other follows the ring formula.
-        unmeasured: costs that no row stands behind, in words.
-        like: the profile whose tables were rescaled by data sheets; None: this machine was measured.
-        presumed: cells of its data sheet that nobody published.
-        fits: leave-one-out quality per table.
-        noise: why the measurement is not to be trusted, in words; empty: no reason was seen, or asked for.
-        yardstick_s: seconds of a turn of the yardstick while it was measured; None: not read.
-        format_version: of the file.
-        provenance: of it all.
+        attention_backward_rate: FLOP/s of the attention backward over those of the forward.
+        flash_generation: FlashAttention generation of the attention table; None: unknown, and taken to
+            compute pairs outside a layer's window too.
+        attention_head_dim: head width of the attention table; None: valid for all.
+        power: power limit at which the rates hold; None: unknown.
+        launch: times between kernels; None: zero.
+        narrow_rates: rates of products in narrow formats; other formats follow the peaks.
+        kernel_floor_s: shortest time of a kernel.
+        overheads_s: (action kind, seconds that the executor adds to each action of this kind).
+        in_pipeline: (action kind, slowdown factor in a running pipeline over the same layers alone in a loop,
+            where memory and caches are warm).
+        without_messages: the same for passes without messages in between; none: as `in_pipeline`.
+        optimizer_s_per_parameter: (precision, measured seconds); empty: computed from bytes.
+        optimizer_update: AdamW variant of that measurement, "single" (per tensor) or "fused"; None: unknown.
+        layers: layers measured as a whole; they take precedence over the tables.
+        links: links of this machine.
+        node_ranks: devices joined by the "intra" link, e.g. 72 in an NVLink rack; None: unknown.
+        collectives: collectives measured over those links; others follow the ring formula.
+        unmeasured: costs that were not measured, in words.
+        like: profile whose tables were scaled by data sheets; None: this machine was measured.
+        presumed: cells of the data sheet that are not published.
+        fits: leave-one-out accuracy of each table.
+        noise: reasons not to trust the measurement, in words; empty: none found, or not checked.
+        yardstick_s: seconds of one yardstick run during the measurement; None: not recorded.
+        format_version: version of the file format.
+        provenance: origin of the measurements.
     """
 
     name: str

@@ -134,14 +134,14 @@ CORPORA: Sequence[Corpus] = (
     ),
     Corpus(
         name="llava-pretrain",
-        measured="2,183 images and captions of LLaVA's pretraining mix; images were resized before",
+        measured="2,183 images and captions of LLaVA's pretraining mix; the source had resized the images",
         assumed="nothing",
         draw_one=_image_and_text("llava_pretrain"),
     ),
     Corpus(
         name="llava-150k-like",
         measured=f"{_COCO}; lengths of 90 questions and answers by kind; the share of kinds",
-        assumed="2 to 4 turns a conversation; image and text sizes independent",
+        assumed="2 to 4 turns per conversation; image and text sizes independent",
         draw_one=_llava_150k,
     ),
     Corpus(
@@ -153,7 +153,7 @@ CORPORA: Sequence[Corpus] = (
     Corpus(
         name="chartqa-bars",
         measured="questions and answers on 15,983 bar charts",
-        assumed="image sizes, estimated from the boxes of their labels",
+        assumed="image sizes, estimated from label boxes",
         draw_one=_image_and_text("chartqa_bars"),
     ),
     Corpus(
@@ -165,7 +165,7 @@ CORPORA: Sequence[Corpus] = (
     Corpus(
         name="laion-interleaved-like",
         measured="nothing",
-        assumed="lognormal sides and captions, interleaved to 8,192 tokens as DistTrain section 2.3 says",
+        assumed="lognormal sides and captions, interleaved to 8,192 tokens as in DistTrain, section 2.3",
         draw_one=_laion_interleaved,
     ),
     Corpus(

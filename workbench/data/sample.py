@@ -15,17 +15,17 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of one modality in the LLM's sequence.
+    """Consecutive tokens of one modality in the LLM's sequence: a text, an image or a clip.
 
     Args:
         modality: "text" or the modality of an encoder module.
-        k: counts the segments of that modality inside the sample, from 0.
+        k: number of the segment among those of its modality in the sample, from 0.
         tokens_in: tokens that enter the encoder's blocks (text: equal to tokens_out).
-        tokens_out: tokens that stand in the LLM's sequence.
-        grid: (rows, columns) of what an image was cut into, where its encoder asks: patches, or tiles.
-            None: as the encoder guesses from the number of tokens.
-        frame: of what an encoder sees at once of a video, its number in the video, from 0, and its place on
-            the LLM's axis of time behind number 0; those of a video follow one another. None: no video.
+        tokens_out: tokens in the LLM's sequence.
+        grid: (rows, columns) of patches or tiles of an image, if the encoder needs it; None: the encoder
+            derives it from the number of tokens.
+        frame: for one step of a video, which an encoder sees at once: (number of the step, from 0, its offset
+            to step 0 on the LLM's time axis); steps of a video are consecutive segments. None: no video.
     """
 
     modality: str
@@ -52,12 +52,12 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One example.
+    """One training example.
 
     Args:
-        id: unique in its batch.
-        segments: in sequence order.
-        mask: name of its attention mask.
+        id: number that is unique in the batch.
+        segments: segments in sequence order.
+        mask: attention mask.
     """
 
     id: int

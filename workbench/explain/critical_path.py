@@ -25,7 +25,7 @@ class Cause(StrEnum):
     QUEUE = "waiting for a link"
     ALL_GATHER = "all-gather of weights"
     REDUCE_SCATTER = "reduce-scatter of gradients"
-    ALL_REDUCE = "sum of gradients"
+    ALL_REDUCE = "gradient all-reduce"
     STEP = "optimizer step"
     HOST = "between actions"
     STRAGGLER = "straggling token shard"

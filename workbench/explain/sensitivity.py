@@ -19,9 +19,9 @@ TENTH = 0.1
 StepSeconds = Callable[[Lowered, CostModel], float]
 
 RATE_NAMES: dict[Source, str] = {
-    Source.PRODUCTS: "rate of products",
-    Source.ATTENTION: "rate of attention",
-    Source.MEMORY: "bandwidth of device memory",
+    Source.PRODUCTS: "matrix product rate",
+    Source.ATTENTION: "attention rate",
+    Source.MEMORY: "device memory bandwidth",
     Source.COLLECTIVES: "rate of collectives inside layers",
     Source.REDUCTION: "rate of collectives over weights and gradients",
 }
@@ -83,14 +83,14 @@ def _varied(lowered: Lowered, cost: CostModel) -> Iterator[tuple[str, Vary]]:
     for source, rates in RATES.items():
         yield RATE_NAMES[source], _rates(lowered, cost, rates)
     cluster = lowered.plan.cluster
-    yield "bandwidth of links inside a node", lambda factor: Asked(_linked(lowered, factor, 1.0), cost)
+    yield "link bandwidth inside a node", lambda factor: Asked(_linked(lowered, factor, 1.0), cost)
     if len(cluster.nodes) > 1:
-        yield "bandwidth of links between nodes", lambda factor: Asked(_linked(lowered, 1.0, factor), cost)
-    yield "times of launches", lambda factor: Asked(lowered, with_launch(cost, factor))
+        yield "link bandwidth between nodes", lambda factor: Asked(_linked(lowered, 1.0, factor), cost)
+    yield "kernel launch times", lambda factor: Asked(lowered, with_launch(cost, factor))
     for modality in dict.fromkeys(module.modality for module in lowered.plan.model.modules):
-        yield f"tokens of {modality}", _sizes(lowered.plan, cost, modality)
+        yield f"{modality} tokens", _sizes(lowered.plan, cost, modality)
     yield (
-        "spread of sizes",
+        "spread of sample sizes",
         lambda factor: Asked(_of_batch(lowered.plan, _spread(lowered.plan, factor)), cost),
     )
 

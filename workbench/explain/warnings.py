@@ -38,7 +38,7 @@ def _unlike(plan: Plan, layout: ModuleLayout) -> Iterator[str]:
     if unlike:
         wanted, got = (", ".join(f"{name} {each[name]}" for name in unlike) for each in (asked, has))
         where = f"the layout of {layout.module!r}"
-        yield f"{plan.strategy} does not keep {where}: asked for {wanted}, it has {got}"
+        yield f"{plan.strategy} changes {where}: the job has {wanted}, the plan {got}"
 
 
 def _unused(plan: Plan, usable: int) -> Iterator[str]:
@@ -46,7 +46,7 @@ def _unused(plan: Plan, usable: int) -> Iterator[str]:
     if used < usable:
         yield (
             f"{plan.strategy} leaves {usable - used} of {usable} ranks idle; want layouts or replicas that "
-            f"take all, or max_ranks: {used}"
+            f"use all, or max_ranks: {used}"
         )
 
 
@@ -63,10 +63,10 @@ def _too_few(plan: Plan, job: Job) -> Iterator[str]:
             short[count, depth] += 1
     for (count, depth), number in short.items():
         copies = f" in {number} of {len(replicas)} replicas" if len(replicas) > 1 else ""
-        waits = ", so that some always wait" if count < depth else ""
+        waits = ", so some stages always wait" if count < depth else ""
         yield (
-            f"{plan.strategy} makes {count} microbatches, where {asked} were asked for, on {depth} stages "
-            f"behind one another{copies}{waits}; {_remedy(plan)}"
+            f"{plan.strategy} has {count} microbatches, the job asks for {asked}, on {depth} consecutive "
+            f"stages{copies}{waits}; {_remedy(plan)}"
         )
 
 
@@ -97,6 +97,6 @@ def _remedy(plan: Plan) -> str:
         return "want more samples in the batch, or smaller microbatches"
     sample, times = heavy
     return (
-        f"sample {sample} has {times:.2g} times the mean's tokens; want more samples in the batch, or "
+        f"sample {sample} has {times:.2g} times the mean token count; want more samples in the batch, or "
         "context parallelism for it"
     )

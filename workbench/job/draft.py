@@ -229,13 +229,13 @@ def _check_known(where: str, kind: str) -> None:
         return
     near = difflib.get_close_matches(kind, ARCHITECTURES, n=1)
     hint = (
-        f"; nearest: {near[0]}. If its arithmetic is that one's, say so as its model_type; else"
+        f"; nearest: {near[0]}. If its arithmetic is the same, use that model_type; else"
         if near
         else ": to plan it,"
     )
     raise ValueError(
-        f"{where}: no family plans model_type {kind!r}{hint} write its layers (workbench/model/families), "
-        "and an adapter to run it"
+        f"{where}: model_type {kind!r} is not supported{hint} add its layers (workbench/model/families), and "
+        "an adapter to run it"
     )
 
 

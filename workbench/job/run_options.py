@@ -44,27 +44,31 @@ class StepOptions:
         ValueError: numbers out of bounds.
     """
 
-    steps: int = field(default=1, metadata=asked("timed steps, one after the other", bounds=(1, MOST_STEPS)))
+    steps: int = field(default=1, metadata=asked("number of timed steps", bounds=(1, MOST_STEPS)))
     repetitions: int = field(
         default=1,
-        metadata=asked("how often, each time from fresh weights; 1, emulated 3", bounds=(1, MOST_STEPS)),
+        metadata=asked(
+            "number of runs, each from fresh weights; default: 1, emulated 3", bounds=(1, MOST_STEPS)
+        ),
     )
     warmup: int = field(
-        default=0, metadata=asked("untimed steps before the timed ones", bounds=(0, MOST_STEPS))
+        default=0, metadata=asked("number of untimed steps before them", bounds=(0, MOST_STEPS))
     )
-    seed: int = field(default=0, metadata=asked("of weights and data"))
+    seed: int = field(default=0, metadata=asked("random seed of weights and data"))
     weights: Path | None = field(
         default=None,
-        metadata=asked("folder of a composite's checkpoint, or with a Hugging Face folder per module"),
+        metadata=asked("checkpoint of a composite model, or folder with a Hugging Face folder per module"),
     )
     export: Path | None = field(
-        default=None, metadata=asked("new folder for the trained weights, as --weights reads them")
+        default=None, metadata=asked("new folder for the trained weights, in the format of --weights")
     )
     timeout_s: float = field(
-        default=60.0, metadata=asked("seconds, of any single wait", flag="--timeout", stands=Stands.LAST)
+        default=60.0,
+        metadata=asked("limit of every single wait in seconds", flag="--timeout", stands=Stands.LAST),
     )
     precision: Precision | None = field(
-        default=None, metadata=asked("of weights and activations; default: the plan's", stands=Stands.LAST)
+        default=None,
+        metadata=asked("precision of weights and activations; default: the plan's", stands=Stands.LAST),
     )
 
     def __post_init__(self) -> None:
@@ -89,30 +93,32 @@ class RunOptions(StepOptions):
         metadata=asked("data folder, or tcp://HOST:PORT of `preprocess serve`; default: random data"),
     )
     data_keys: Path | None = field(
-        default=None, metadata=asked("client's keys for a preprocessing server, see `preprocess keys`")
+        default=None, metadata=asked("client keys for a preprocessing server, see `preprocess keys`")
     )
-    next_samples: bool = field(default=False, metadata=asked("every step takes the next samples of the data"))
+    next_samples: bool = field(
+        default=False, metadata=asked("use the next samples of the data in every step")
+    )
     job: Path | None = field(
         default=None,
         metadata=asked(
-            "file of the job that the plan was made of: next samples are grouped as the first were, by its "
-            "profile; default: each stands where one of the first stood"
+            "job file of the plan, with --next-samples: group samples of each step as the strategy does; "
+            "default: keep the positions of the first step"
         ),
     )
     checkpoint: Path | None = field(
-        default=None, metadata=asked("folder to save to while it runs and when it ends")
+        default=None, metadata=asked("folder to save checkpoints to, during the run and at its end")
     )
-    checkpoint_every: int = field(default=10, metadata=asked("steps"))
+    checkpoint_every: int = field(default=10, metadata=asked("steps between checkpoints"))
     resume: bool = field(
-        default=False, metadata=asked("go on from the latest whole checkpoint of the folder, if any")
+        default=False, metadata=asked("continue from the latest complete checkpoint in the folder, if any")
     )
     watch_memory: bool = field(
-        default=False, metadata=asked("traces with the memory that ranks hold; watching slows a step down")
+        default=False, metadata=asked("record memory in the traces; slows down the steps")
     )
     device: Device | None = field(
         default=None,
         metadata=asked(
-            "that emulates; default: a GPU where torch sees one, else the CPU", stands=Stands.LAST
+            "device for --emulate; default: a GPU if torch finds one, else the CPU", stands=Stands.LAST
         ),
     )
 

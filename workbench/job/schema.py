@@ -31,18 +31,19 @@ class Strict(BaseModel):
 
 
 class ProjectorStepSpec(Strict):
-    """One step of a projector: exactly one of `norm`, `merge`, `linear` and `act`.
+    """One step of a projector. Set exactly one of `norm`, `merge`, `linear` and `act`.
 
     Args:
-        norm: over the token's width.
-        eps: of the norm.
-        offset: added to the norm's weights: 1 in Gemma's.
-        merge: neighbouring tokens that become one: a square of an image's patches, a run of a clip's.
-        how: they become one: side by side token after token (`concat`) or channel after channel
-            (`interleave`), or their mean.
-        linear: width that a matmul gives; `out`: the consumer's.
-        bias: whether the matmul has one.
-        act: an activation; `swiglu` halves the width.
+        norm: normalization over the token width.
+        eps: epsilon of the norm.
+        offset: added to the weights of the norm; 1 for Gemma.
+        merge: number of neighbouring tokens that become one: a square of image patches, or consecutive audio
+            tokens.
+        how: merged tokens are concatenated token by token (`concat`) or channel by channel (`interleave`), or
+            averaged (`mean`).
+        linear: output width of a linear layer; `out`: the width of the module that reads the projector.
+        bias: whether the linear layer has a bias.
+        act: activation function; `swiglu` halves the width.
     """
 
     norm: Literal["layer", "rms"] | None = None
@@ -62,16 +63,18 @@ class ProjectorStepSpec(Strict):
 
 
 class ModuleSpec(Strict):
-    """One module: exactly one of `zoo` and `config` says which.
+    """One module: an encoder, the LLM or a generator. Set exactly one of `zoo` and `config`.
 
     Args:
-        zoo: a known model by its name.
-        config: path of a Hugging Face config.json, or its keys in place.
-        modality: of the samples' segments that are its items; left out: the model's. The LLM's is `text`.
-        trainable: what is trained: all weights, those of the projector alone, or none.
-        projector: what joins an encoder to the width of its consumer: a name, or its steps.
-        feature_layer: hidden state of an encoder that its projector reads, without the final norm: -1 the
-            last block's, -2 the one before; left out: the encoder's output.
+        zoo: name of a known model.
+        config: path of a Hugging Face config.json, or its keys inline.
+        modality: modality of the sample segments that the module processes; default: the model's. The LLM's
+            is `text`.
+        trainable: which weights are trained: all, only the projector's, or none.
+        projector: maps the encoder's output to the width of the module that reads it: a name, or a list of
+            steps.
+        feature_layer: hidden state of the encoder that the projector reads, without the final norm: -1 after
+            the last block, -2 after the one before; default: the encoder's output.
     """
 
     zoo: str | None = None
@@ -91,11 +94,11 @@ class ModuleSpec(Strict):
 
 
 class ModelSpec(Strict):
-    """Modules and how they are joined.
+    """The modules of the model and their connections.
 
     Args:
-        modules: by name, in order; exactly one of them is the LLM.
-        edges: pairs of a module and the module that reads its output; left out: every encoder feeds the LLM.
+        modules: modules by name, in order; exactly one is the LLM.
+        edges: pairs of a module and the module that reads its output; default: every encoder feeds the LLM.
     """
 
     modules: Annotated[dict[str, ModuleSpec], Field(min_length=1)]
@@ -103,12 +106,12 @@ class ModelSpec(Strict):
 
 
 class LinkSpec(Strict):
-    """A link.
+    """A link inside a node or between nodes.
 
     Args:
         gb_per_s: bandwidth in 10^9 bytes per second of one rank's port or one network card, in one direction.
-        latency_us: microseconds that a message travels after it left.
-        cards: of `inter`, network cards of a node; left out: one.
+        latency_us: latency in microseconds, from the end of sending to arrival.
+        cards: only for `inter`: network cards per node; default: one.
     """
 
     gb_per_s: Positive
@@ -117,11 +120,11 @@ class LinkSpec(Strict):
 
 
 class LocalSpec(Strict):
-    """Processes of this machine.
+    """Processes on this machine.
 
     Args:
-        ranks: processes.
-        cores: that they share.
+        ranks: number of processes.
+        cores: CPU cores that they share.
     """
 
     ranks: Count
@@ -129,17 +132,17 @@ class LocalSpec(Strict):
 
 
 class PoolSpec(Strict):
-    """Nodes of one kind of device, that of the profile.
+    """A device pool: nodes with one kind of device, which the profile names.
 
     Args:
-        profile: name of a shipped profile or path of one; says which device it is.
-        nodes: how many.
-        ranks_per_node: devices of a node.
-        memory_gib: of a device; left out: the profile's.
-        intra: link between ranks of a node; left out: the profile's.
-        inter: the node's card; left out: the cluster's `inter`, or the profile's.
-        dollars_per_hour: price of one rank.
-        modules: that may use these nodes; left out: all.
+        profile: name or path of the device's profile.
+        nodes: number of nodes.
+        ranks_per_node: devices per node.
+        memory_gib: memory per device; default: the profile's.
+        intra: link between ranks of a node; default: the profile's.
+        inter: network card of a node; default: the cluster's `inter`, or the profile's.
+        dollars_per_hour: price of one rank per hour.
+        modules: modules that may use these nodes; default: all.
     """
 
     profile: Annotated[str, Field(min_length=1)]
@@ -153,18 +156,20 @@ class PoolSpec(Strict):
 
 
 class ClusterSpec(Strict):
-    """`local`, `pools`, or a device with `nodes` and `ranks_per_node`. The rest defaults to the profile's.
+    """The cluster. Set `local`, or `pools`, or `device` with `nodes` and `ranks_per_node`.
+
+    Other keys default to the profile's values.
 
     Args:
-        local: processes of this machine instead of nodes.
-        pools: several kinds of devices, by name.
-        device: kind of the ranks.
-        nodes: how many.
-        ranks_per_node: devices of a node.
-        memory_gib: of a device; of all local processes together.
+        local: processes on this machine instead of nodes.
+        pools: device pools by name, for clusters with several kinds of devices.
+        device: device of every rank.
+        nodes: number of nodes.
+        ranks_per_node: devices per node.
+        memory_gib: memory per device; with `local`, of all processes together.
         intra: link between ranks of a node.
-        inter: a network card between nodes, and how many of them a node has.
-        dollars_per_gpu_hour: price of one rank; pools have their own.
+        inter: one network card between nodes, and the number of cards per node.
+        dollars_per_gpu_hour: price of one rank per hour; pools have their own prices.
     """
 
     local: LocalSpec | None = None
@@ -193,18 +198,18 @@ class ClusterSpec(Strict):
 
 
 class ItemSpec(Strict):
-    """Items of one modality in a sample; sizes default to the encoder's native input.
+    """Items (images, videos, audio clips) of one modality in a sample.
 
-    `images` and `videos`, `seconds`, or `tokens` say the size.
+    Give sizes by `images` and `videos`, by `seconds`, or by `tokens`; default: the encoder's native input.
 
     Args:
-        each: items of a fixed sample.
-        most: the most items of a mixture's sample, which has 1 to that many.
-        missing: share of a mixture's samples that have none.
-        images: (height, width) in pixels, for encoders of any size.
-        videos: (height, width, seconds), for encoders whose model says which frames it looks at.
-        seconds: of audio; a clip longer than the encoder's window becomes several items.
-        tokens: (into the encoder's blocks, into the LLM's sequence) of an item.
+        each: only in `fixed`: items per sample.
+        most: only in `mixture`: a sample with items has 1 to this many.
+        missing: only in `mixture`: share of samples without items.
+        images: (height, width) in pixels, for encoders with variable input size.
+        videos: (height, width, seconds), for encoders whose model defines which frames it samples.
+        seconds: length of an audio clip; a clip longer than the encoder's window becomes several items.
+        tokens: (tokens into the encoder's blocks, tokens into the LLM's sequence) per item.
     """
 
     each: Items = 1
@@ -226,8 +231,8 @@ class FixedSpec(Strict):
     """Equal samples.
 
     Args:
-        text_tokens: of each.
-        items: by modality.
+        text_tokens: text tokens per sample.
+        items: items per sample, by modality.
     """
 
     text_tokens: Count
@@ -241,12 +246,12 @@ class FixedSpec(Strict):
 
 
 class MixtureSpec(Strict):
-    """Samples that differ, drawn from a seed.
+    """Random samples of different sizes.
 
     Args:
-        seed: of the draw.
-        text_tokens: least and most of a sample.
-        items: by modality.
+        seed: random seed.
+        text_tokens: smallest and largest number of text tokens of a sample.
+        items: items per sample, by modality.
     """
 
     seed: Annotated[int, Field(ge=0, strict=True)]
@@ -261,17 +266,17 @@ class MixtureSpec(Strict):
 
 
 class BatchSpec(Strict):
-    """The global batch: exactly one of `fixed`, `mixture` and `sizes` says its samples.
+    """The global batch. Its samples come from exactly one of `fixed`, `mixture` and `sizes`.
 
     Args:
-        samples: of one optimizer step.
-        microbatch_samples: that the LLM processes together.
-        replicas: data-parallel copies of every module whose layout has no `dp`.
-        mask: who sees whom in the LLM: a name, or a call as `sliding_window(window=4096)`. A list goes round
-            the samples: the first mask is the first sample's.
+        samples: samples per optimizer step.
+        microbatch_samples: samples per microbatch of the LLM.
+        replicas: data-parallel replicas of every module whose layout has no `dp`.
+        mask: attention mask of the LLM: a name, or a call such as `sliding_window(window=4096)`. A list
+            repeats over the samples, starting with the first.
         fixed: equal samples.
-        mixture: samples that differ.
-        sizes: file with the sizes of samples, or a corpus by name; as `--sizes` takes them.
+        mixture: random samples of different sizes.
+        sizes: file with the sizes of samples, or name of a corpus, as for `--sizes`.
     """
 
     samples: Annotated[Count, Field(le=100_000)]
@@ -297,22 +302,22 @@ class BatchSpec(Strict):
 
 
 class LayoutSpec(Strict):
-    """Ranks of a module: dp replicas of pp stages of tp x cp ranks.
+    """Parallelism of a module: dp replicas with pp stages of tp x cp ranks each.
 
     Args:
-        pp: pipeline stages, without virtual ones; left out: searched.
-        tp: tensor parallelism.
-        cp: context parallelism.
-        ep: expert parallelism: how many of the tp x cp ranks hold a layer's experts among them; 1: each
-            expert is cut by tp.
-        dp: data parallelism; left out: the batch's replicas.
-        rank_offset: first rank; left out: behind the modules in front.
-        stage_layers: layers of every stage; left out: balanced.
-        recompute: activations that the backward computes again.
-        key_exchange: how context-parallel ranks bring queries and keys together.
-        sequence_parallel: whether tensor-parallel ranks split the tokens between attentions and MLPs.
-        sharding: what data-parallel ranks keep only a part of.
-        instances: copies of the sharded state; more than one is hybrid sharding.
+        pp: pipeline-parallel stages, without virtual stages; default: the strategy searches it.
+        tp: tensor-parallel ranks.
+        cp: context-parallel ranks.
+        ep: expert-parallel ranks: number of the tp x cp ranks over which the experts of a layer are
+            distributed; 1: every expert is sharded by tp.
+        dp: data-parallel replicas; default: `replicas` of the batch.
+        rank_offset: first rank of the module; default: after the modules before it.
+        stage_layers: layers of each stage; default: balanced.
+        recompute: activations that the backward recomputes.
+        key_exchange: how context-parallel ranks exchange keys and values, or heads.
+        sequence_parallel: whether tensor-parallel ranks split the tokens outside attention and MLPs.
+        sharding: state that is sharded over data-parallel ranks.
+        instances: copies of the sharded state; more than one is hybrid sharding (HSDP).
     """
 
     pp: Count | None = None
@@ -330,15 +335,16 @@ class LayoutSpec(Strict):
 
 
 class ScheduleChoiceSpec(Strict):
-    """The order of passes.
+    """The pipeline schedule: the order of passes on each rank.
 
     Args:
-        kind: which schedule.
-        virtual_stages: stages of the LLM on each of its ranks; left out: the kind's usual number.
-        memory_limit: most microbatches that a rank of the LLM may hold, of `zb-` kinds; left out: their own.
-        window: of schedules in phases: microbatches of the LLM between two changes of module; left out: all.
-        run_ahead: windows by which encoder forwards come early; under `1f1b` microbatches of frozen encoders.
-        offload: of schedules in phases without a window: encoder state is on the host while the LLM runs.
+        kind: name of the schedule.
+        virtual_stages: LLM stages per rank; default: the usual number of the schedule.
+        memory_limit: only `zb-...`: microbatches that an LLM rank may hold at most; default: the schedule's.
+        window: only `three-phase`: LLM microbatches between two switches of modules; default: all.
+        run_ahead: how early encoder forwards run: in windows, or with `1f1b` in microbatches of frozen
+            encoders.
+        offload: only `three-phase` without a window: keep encoder state on the host while the LLM runs.
     """
 
     kind: ScheduleKind = ScheduleKind.ONE_F_ONE_B
@@ -350,21 +356,22 @@ class ScheduleChoiceSpec(Strict):
 
 
 class JobSpec(Strict):
-    """A whole job.yaml.
+    """The top level of a job file.
 
     Args:
-        name: of the job.
-        model: the modules.
-        cluster: the ranks there are.
-        batch: the samples of a step.
-        layouts: by module; one that is left out has pp searched and all other degrees 1.
-        schedule: the order of passes.
-        max_ranks: how many ranks of the cluster may be used; left out: all.
-        precision: of weights, activations and messages.
-        optimizer_precision: of gradients while they are added up and of what the optimizer updates.
-        kernels: decides what layers keep for their backward; auto: eager on processes of this machine, fused
-            on GPUs.
-        profile: of the machine: a shipped name, or the path of a file that `workbench calibrate` wrote.
+        name: name of the job.
+        model: the modules and their connections.
+        cluster: the ranks and links.
+        batch: the samples of one step.
+        layouts: parallelism by module; a module without an entry has pp searched and all other degrees 1.
+        schedule: the pipeline schedule.
+        max_ranks: number of ranks of the cluster that may be used; default: all.
+        precision: precision of weights, activations and messages.
+        optimizer_precision: precision of gradient accumulation and of the weights and moments that the
+            optimizer updates.
+        kernels: kernels of the layers, which determine the activations kept for the backward; auto: eager on
+            this machine's processes, fused on GPUs.
+        profile: profile of the machine: a shipped name, or the path of a file from `workbench calibrate`.
     """
 
     name: Annotated[str, Field(min_length=1)]

@@ -251,35 +251,38 @@ _LENGTHS = {"lengths": _PARTS}
 _DRAWN = {"shares": _SHARES, "spans": _WHOLES, "groups": _GROUP}
 PATTERNS: Mapping[str, Pattern] = {
     CAUSAL: Pattern(
-        says="every token itself and what stands before it", build=lambda runs: builders.causal(_length(runs))
+        says="itself and all tokens before it", build=lambda runs: builders.causal(_length(runs))
     ),
-    FULL: Pattern(says="every token every token", build=lambda runs: builders.full(_length(runs))),
+    FULL: Pattern(says="all tokens", build=lambda runs: builders.full(_length(runs))),
     "multimodal": Pattern(
-        says="text all before it; tokens of an encoder those of their encoder, or of their item, alone",
+        says="text: all tokens before it; encoder tokens: those of the same encoder, or of the same item",
         build=_multimodal,
         optional={"groups": _GROUP},
     ),
     "multimodal_items": Pattern(
-        says="`multimodal` by item", build=lambda runs: builders.multimodal(runs, Groups.PER_ITEM)
+        says="as `multimodal` with `groups` per item",
+        build=lambda runs: builders.multimodal(runs, Groups.PER_ITEM),
     ),
     "gemma": Pattern(
-        says="all before, within a window of tokens if said, and the tokens of an image or clip each other",
+        says="all tokens before it, optionally in a window; tokens of one image or clip: each other too",
         build=_gemma,
         optional={"window": _WHOLE},
     ),
     "prefix_lm": Pattern(
-        says="the first tokens each other, the rest all before it; left out: all segments but the last",
+        says="prefix tokens: the prefix; others: all before; default prefix: all segments but the last",
         build=_prefix,
         optional={"prefix": _WHOLE},
     ),
     "document": Pattern(
-        says="packed documents, full inside", build=_documents(builders.document), optional=_LENGTHS
+        says="all tokens of its packed document", build=_documents(builders.document), optional=_LENGTHS
     ),
     "causal_document": Pattern(
-        says="packed documents, causal inside", build=_documents(builders.causal_document), optional=_LENGTHS
+        says="itself and all tokens before it in its packed document",
+        build=_documents(builders.causal_document),
+        optional=_LENGTHS,
     ),
     "shared_question": Pattern(
-        says="one question and several answers, an answer the question and itself, all causal",
+        says="causal, one question with several answers: an answer attends to the question and itself",
         build=_question,
         wanted={"question": _WHOLE, "answers": _PARTS},
     ),
@@ -289,39 +292,39 @@ PATTERNS: Mapping[str, Pattern] = {
         wanted={"window": _WHOLE},
     ),
     "two_sided_window": Pattern(
-        says="itself, so many tokens before it and so many behind it",
+        says="itself, `before` tokens before it and `after` tokens after it",
         build=lambda runs, **said: builders.two_sided_window(_length(runs), **said),
         wanted={"before": _WHOLE, "after": _WHOLE},
     ),
     "global_window": Pattern(
-        says="a two-sided window, and the first tokens, which see all and which all see",
+        says="a two-sided window; the first `tokens` attend to all, and all attend to them",
         build=lambda runs, **said: builders.global_window(_length(runs), **said),
         wanted={"before": _WHOLE, "after": _WHOLE, "tokens": _WHOLE},
     ),
     "lambda_shaped": Pattern(
-        says="a sliding window, and the first tokens always",
+        says="a sliding window, and the first `sinks` tokens",
         build=lambda runs, **said: builders.lambda_shaped(_length(runs), **said),
         wanted={"sinks": _WHOLE, "window": _WHOLE},
     ),
     "causal_blockwise": Pattern(
-        says="causal, the blocks of a window and the first ones; the last block all",
+        says="causal, a window of blocks and the first `sinks` blocks; the last block attends to all",
         build=_blockwise,
         optional={**_LENGTHS, "window": _WHOLE, "sinks": _WHOLE},
     ),
     "encoder_prepended": Pattern(
-        says="as `multimodal`, of drawn encoder outputs in front of drawn text",
+        says="as `multimodal`, with random encoder outputs before random text",
         build=_random(builders.encoder_prepended),
         wanted={"seed": _WHOLE},
         optional=_DRAWN,
     ),
     "encoder_embedded": Pattern(
-        says="as `multimodal`, of drawn encoder outputs among drawn text",
+        says="as `multimodal`, with random encoder outputs inside random text",
         build=_random(builders.encoder_embedded),
         wanted={"seed": _WHOLE},
         optional=_DRAWN,
     ),
     "multimodal_packed": Pattern(
-        says="several drawn documents of the two before",
+        says="several packed random documents of the two kinds above",
         build=_random(builders.multimodal_packed),
         wanted={"seed": _WHOLE},
         optional={"documents": _WHOLE, **_DRAWN},

@@ -51,17 +51,17 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matmul:
-    """`y[T, out] = x[T, in] W^T (+ b)`; convolutions appear as the matmul they are.
+    """Matrix product `y[T, out] = x[T, in] W^T (+ b)`. Convolutions are expressed as matrix products.
 
     Args:
-        name: unique in its layer.
+        name: name that is unique in the layer.
         in_features: width of x.
         out_features: width of y.
-        bias: whether it has one.
-        shard: how tensor parallelism cuts the weight.
-        tokens: which token count T follows.
-        tokens_scale: rows of the product per token counted (2.0 for Whisper's first convolution, which runs
-            before the stride-2 one; 0.25 where four patches are merged).
+        bias: whether there is a bias.
+        shard: how tensor parallelism splits the weight.
+        tokens: token count that determines T.
+        tokens_scale: rows of x per counted token (2.0 for Whisper's first convolution, which runs before the
+            stride-2 one; 0.25 if four patches are merged).
     """
 
     name: str
@@ -97,23 +97,24 @@ ANY = Reach()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Scores and weighted sum of one attention; projections are separate matmuls.
+    """Scores and weighted sum of an attention. Projections are separate matrix products.
 
     Args:
-        name: unique in its layer.
+        name: name that is unique in the layer.
         num_heads: query heads.
         num_kv_heads: key and value heads.
         head_dim: width of a head.
         causal: whether the mask is causal.
-        tokens: which token count the queries follow.
-        tokens_scale: queries per token counted.
-        num_keys: of every query where it does not depend on the row (cross-attention to a prompt of fixed
-            length, a level of a fixed-size UNet); None: the row's own attention area counts.
-        keys: CONTEXT: keys are what another module brings, item by item.
-        window: how many tokens back a query sees, where that has an end. Useful FLOP end there, and times
-            where kernels pass by what it hides.
-        chunk: tokens of a chunk of a sample, within which a query sees (Llama 4); counted as a window.
-        is_capped: whether scores are bent to a greatest value (Gemma 2); changes no work that is counted.
+        tokens: token count that determines the number of queries.
+        tokens_scale: queries per counted token.
+        num_keys: keys per query if the number is fixed (cross-attention to a prompt of fixed length, a level
+            of a fixed-size UNet); None: the attention area of the row.
+        keys: "context": keys come from another module, item by item.
+        window: sliding window: number of tokens back that a query attends to. Useful FLOP count only pairs
+            inside it; so do times, for kernels that skip the others.
+        chunk: tokens per chunk of a sample; a query attends only within its chunk (Llama 4). Counted as a
+            window.
+        is_capped: whether scores are soft-capped (Gemma 2); not counted as work.
     """
 
     name: str
@@ -143,15 +144,14 @@ class Pointwise:
     """A memory-bound operator (norm, activation, residual, rotary) over [T, width].
 
     Args:
-        name: unique in its layer.
-        width: of a row.
-        num_passes: tensors of that shape read or written in the forward pass.
+        name: name that is unique in the layer.
+        width: width of a row.
+        num_passes: tensors of that shape read or written in the forward.
         weights: (name, numel) pairs of its parameters, e.g. a norm's scale and shift.
-        shard: how tensor parallelism cuts the width.
-        tokens: which token count T follows.
-        tokens_scale: rows of the tensor per token counted.
-        is_capped: what it reads is bent to a greatest value first (logits of Gemma 2), which is not counted
-            as work.
+        shard: how tensor parallelism splits the width.
+        tokens: token count that determines T.
+        tokens_scale: rows of the tensor per counted token.
+        is_capped: whether its input is soft-capped first (logits of Gemma 2); not counted as work.
     """
 
     name: str
@@ -172,11 +172,11 @@ class Lookup:
     """A table of vectors, read by index (token or position embedding).
 
     Args:
-        name: unique in its layer.
-        num_rows: vectors.
-        width: of a vector.
-        shard: how tensor parallelism cuts the table.
-        tokens: which token count is looked up.
+        name: name that is unique in the layer.
+        num_rows: number of vectors.
+        width: width of a vector.
+        shard: how tensor parallelism splits the table.
+        tokens: token count that determines the number of lookups.
     """
 
     name: str
@@ -206,22 +206,21 @@ class LayerKind(StrEnum):
     HEAD = "head"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: what is used most is cached on the instance
 class Layer:
     """One layer of a module.
 
-    No `slots`: what is asked of it most is cached on the instance.
-
     Args:
-        name: unique inside its module, e.g. "block.3".
-        kind: its place in the module.
-        operators: in execution order.
-        out_width: hidden width of its output.
-        emits: which token count its output has.
-        trainable: False when frozen.
-        tied: (parameter of this layer, shared name): weights of one module with equal
-            shared names are one parameter, e.g. (("lm_head.weight", "embed_tokens.weight"),).
-        stacked: features side by side in its output, each for another layer of who reads it (DeepStack).
+        name: name that is unique in the module, e.g. "block.3".
+        kind: role of the layer in the module.
+        operators: operators in execution order.
+        out_width: hidden width of the output.
+        emits: token count of the output.
+        trainable: false if frozen.
+        tied: (parameter of this layer, shared name) pairs: weights of one module with the same shared name
+            are one parameter, e.g. (("lm_head.weight", "embed_tokens.weight"),).
+        stacked: features concatenated in the output, each for another layer of the module that reads it
+            (DeepStack).
     """
 
     name: str

@@ -16,13 +16,13 @@ GENERATED = "generator"  # default modality of a generator's output
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where real weights of a module come from: a transformers configuration.
+    """The `transformers` configuration from which the module is built.
 
     Args:
-        architecture: `model_type` of the transformers config, e.g. "siglip_vision_model".
-        config: canonical JSON of that config (sorted keys), so that plans hash equally.
-        projector: of an encoder: a name, or steps as JSON; None for an LLM.
-        feature_layer: hidden state of an encoder that its projector reads; None: its output.
+        architecture: `model_type` of the configuration, e.g. "siglip_vision_model".
+        config: canonical JSON of the configuration (sorted keys), so that equal plans have equal hashes.
+        projector: projector of an encoder: a name, or steps as JSON; None for an LLM.
+        feature_layer: hidden state of an encoder that its projector reads; None: the output.
     """
 
     architecture: str
@@ -31,19 +31,18 @@ class Source:
     feature_layer: int | None = field(default=None, metadata={WHERE_SET: True})
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: facts about layers are cached on the instance
 class Module:
-    """A node of the model DAG: a chain of layers working on one modality.
+    """A node of the model DAG: a chain of layers that process one modality.
 
-    The module whose modality is "text" is the LLM: its items are whole samples and it computes the
-    next-token loss. A module that the LLM's states enter and that ends with a head is a generator, with a
-    loss of its own. No `slots`: what is cached of its layers, every job asks for.
+    The module with modality "text" is the LLM. Its items are whole samples, and it computes the next-token
+    loss. A module that reads hidden states of the LLM and ends with a head is a generator, with its own loss.
 
     Args:
-        name: unique in the model.
-        modality: of the segments of a sample that are its items.
-        layers: in order.
-        source: where real weights come from; None: the module can be planned, not run.
+        name: name that is unique in the model.
+        modality: modality of the sample segments that the module processes.
+        layers: layers in order.
+        source: configuration from which the module is built; None: it can be planned but not run.
     """
 
     name: str
@@ -117,17 +116,17 @@ class Module:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """Output of one module enters another.
+    """The output of one module is an input of another.
 
-    Where several layers read it, each reads all of it by cross-attention, or each a feature of its own of
-    those that are stacked in it.
+    If several layers read it, each reads all of it by cross-attention, or each reads one of its stacked
+    features.
 
     Args:
-        source: the module whose output it is.
-        target: the module that reads it.
-        after_layer: layer of `source` whose output it is.
-        before_layer: layer of `target` that it enters.
-        also_before: further layers of `target` that read it, behind `before_layer` in ascending order.
+        source: module that produces the output.
+        target: module that reads it.
+        after_layer: layer of `source` that produces it.
+        before_layer: layer of `target` that reads it.
+        also_before: further layers of `target` that read it, after `before_layer` in ascending order.
     """
 
     source: str
@@ -157,12 +156,12 @@ class Edge:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelGraph:
-    """DAG of modules. Module order is the order of listing and breaks all ties.
+    """The DAG of modules. The order of modules breaks all ties.
 
     Args:
-        name: of the model.
+        name: name of the model.
         modules: the nodes.
-        edges: what reads what.
+        edges: which module reads which.
     """
 
     name: str

@@ -21,13 +21,13 @@ class Stage:
     """A contiguous run of layers of one module on a cp x tp grid of ranks.
 
     Args:
-        id: of the stage in the plan; actions name it.
-        module: whose layers they are.
-        replica: which data-parallel copy.
+        id: identifies the stage; actions refer to it.
+        module: module whose layers the stage holds.
+        replica: data-parallel replica.
         layers: [first, last), indices of the module's layers.
-        ranks: [cp][tp].
-        ep: ranks that hold the experts of a layer among them; divides the grid. 1: every expert is cut
-            like any MLP.
+        ranks: ranks of the grid, [cp][tp].
+        ep: expert-parallel ranks, over which the experts of a layer are distributed; 1: every expert is
+            sharded by tp like an MLP.
     """
 
     id: int
@@ -69,12 +69,12 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Microbatch:
-    """Items that one replica of a module processes together.
+    """Items that one replica of a module processes in one pass.
 
     Args:
-        module: whose items they are.
-        replica: which data-parallel copy.
-        index: counts the microbatches of that replica from 0.
+        module: module that processes them.
+        replica: data-parallel replica.
+        index: number of the microbatch within its replica, from 0.
         rows: packed sequences, each a list of items.
     """
 
@@ -90,11 +90,11 @@ class Microbatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """The actions of some ranks. Ranks with equal actions are stored once.
+    """The ordered actions of one or more ranks. Ranks with equal actions share one program.
 
     Args:
-        ranks: whose program it is.
-        actions: in issue order.
+        ranks: ranks that run the program.
+        actions: actions in issue order.
     """
 
     ranks: tuple[int, ...]
@@ -103,15 +103,15 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenShard:
-    """Which context-parallel rank owns every block of tokens of one row.
+    """How the tokens of one row are divided over context-parallel ranks.
 
     Args:
-        module: of the microbatch.
-        replica: of the microbatch.
-        microbatch: its index.
-        row: its place in the microbatch.
-        block_tokens: tokens of a block; the last may be shorter.
-        owners: context-parallel index of every block.
+        module: module of the microbatch.
+        replica: replica of the microbatch.
+        microbatch: index of the microbatch.
+        row: index of the row in the microbatch.
+        block_tokens: tokens per block; the last block may be shorter.
+        owners: context-parallel index that owns each block.
     """
 
     module: str
@@ -164,18 +164,18 @@ _NUM_BYTES = {Precision.FLOAT64: 8, Precision.FLOAT32: 4, Precision.BFLOAT16: 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleSettings:
-    """How one module is run.
+    """Execution settings of one module.
 
     Args:
-        module: which.
-        recompute: what the backward computes again.
-        sharding: what data-parallel ranks shard.
-        instances: number of copies of a sharded state.
-        key_exchange: how context-parallel ranks bring queries and keys together.
-        sequence_parallel: tensor-parallel ranks split the tokens between attentions and MLPs.
-        computed_again: modules of every block that the backward computes again, where not all of it is.
-        collective_pieces: into which tensor-parallel ranks cut a product whose results they add up, so
-            that one piece is added up beside the product of the next.
+        module: name of the module.
+        recompute: activations that the backward recomputes.
+        sharding: state that is sharded over data-parallel ranks.
+        instances: number of copies of the sharded state.
+        key_exchange: how context-parallel ranks exchange keys and values, or heads.
+        sequence_parallel: whether tensor-parallel ranks split the tokens outside attention and MLPs.
+        computed_again: parts of every block that the backward recomputes, if not the whole block.
+        collective_pieces: pieces of a tensor-parallel matmul whose results are all-reduced, so that the
+            reduction of one piece overlaps with the matmul of the next.
     """
 
     module: str
@@ -206,15 +206,16 @@ def _defaults(module: str) -> ModuleSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How layers are computed.
+    """Execution settings of the whole plan.
 
     Args:
-        precision: of weights, activations and messages.
-        kernels: decide what layers keep for their backward.
-        modules: settings of single modules; one that is left out has the defaults.
-        optimizer_precision: of the weights that the optimizer updates, of its moments, and of gradients
-            while they are added up. None: as `precision`, but for what `kernels` say about memory.
-        boundaries: who carries tensors between modules.
+        precision: precision of weights, activations and messages.
+        kernels: kernels of the layers, which determine the activations kept for the backward.
+        modules: settings by module; a module without an entry has the defaults.
+        optimizer_precision: precision of the weights that the optimizer updates, of its moments and of
+            gradient accumulation. None: `precision`, except for what `kernels` imply about memory.
+        boundaries: which ranks send tensors between modules: `direct`, the producer's ranks to the
+            consumer's; `brokers`, through some ranks of the downstream module.
     """
 
     precision: Precision = Precision.BFLOAT16
@@ -263,22 +264,20 @@ class Settings:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: the look-up tables below are cached on the instance
 class Plan:
-    """One optimizer step of one job. Self-contained: executors need nothing else but a profile.
-
-    No `slots`: the look-up tables below are cached on the instance.
+    """One optimizer step of one job. A plan is self-contained: executors need only a profile in addition.
 
     Args:
-        strategy: name of the strategy that made it.
+        strategy: name of the strategy that made the plan.
         model: the DAG of modules.
-        cluster: the ranks there are.
+        cluster: the ranks and links.
         batch: the samples of the step.
         stages: which ranks hold which layers.
-        microbatches: which items go together.
-        programs: in which order each rank works.
-        token_shards: who owns which tokens, where a stage has context-parallel ranks.
-        settings: how layers are computed.
+        microbatches: which items are processed together.
+        programs: the order of actions on each rank.
+        token_shards: which rank owns which tokens, for stages with context-parallel ranks.
+        settings: how layers are executed.
     """
 
     strategy: str

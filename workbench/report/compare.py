@@ -298,7 +298,7 @@ def lost_time(simulated: Trace, executed: Sequence[Trace]) -> tuple[Lost, ...]:
 def lost_text(lost: Sequence[Lost]) -> str:
     """The worst of them in one line."""
     worst = [str(each) for each in lost if each.lost_s > 0][:MOST_TOLD]
-    return f"time lost by a rank against the prediction: {', '.join(worst) or 'none'}"
+    return f"largest losses of a rank against the prediction: {', '.join(worst) or 'none'}"
 
 
 def _seconds(trace: Trace) -> Iterator[tuple[tuple[int | None, str], float]]:

@@ -39,12 +39,12 @@ def _share(seconds: float, step_s: float) -> tuple[Figure, Figure]:
 
 def changes_tables(changes: Changes, most: int) -> tuple[Table | str, ...]:
     """The changes that help most, those that would if they fitted, and what became of the others."""
-    nearest = "no change that was tried makes the step shorter; the nearest are"
+    nearest = "no tried change makes the step shorter; the closest are"
     title = "changes that help most" if changes.helping else nearest
     best = (changes.helping or changes.slower)[:most]
     shown: list[Table | str] = [_changes_table(title, best, changes.base)]
     if faster := [each for each, of in _judged(changes.misfits) if of.step_s < changes.base.step_s]:
-        shown.append(_changes_table("shorter, but they do not fit", faster[:most], changes.base))
+        shown.append(_changes_table("shorter, but do not fit in memory", faster[:most], changes.base))
     shown.append(_tried_text(changes))
     return tuple(shown)
 
@@ -72,20 +72,19 @@ def _signed(shown: Callable[[float], Figure], change: float) -> Figure:
 
 def _tried_text(changes: Changes) -> str:
     told = [
-        f"{changes.num_simulated} simulated",
-        f"{len(changes.slower)} of them fit and help nothing",
-        f"{len(changes.misfits)} do not fit",
-        f"{changes.num_same} make no other plan",
+        f"{changes.num_simulated} simulated ({len(changes.slower)} do not help, "
+        f"{len(changes.misfits)} do not fit in memory)",
+        f"{changes.num_same} give the same plan",
         f"{len(changes.refused)} have no plan",
     ]
-    left = f"; no time for {changes.num_left} more, see --budget" if changes.num_left else ""
+    left = f"; {changes.num_left} more skipped for lack of time, see --budget" if changes.num_left else ""
     total = changes.num_simulated + changes.num_same + len(changes.refused)
     return f"{total} changes tried: {', '.join(told)}{left}"
 
 
 def sensitivity_table(found: Sequence[Sensitivity], step_s: float) -> Table:
     """What the step is sensitive to, the widest first."""
-    table = titled("sensitivity of the step, one thing at a time", ("", "10 % less", "10 % more"))
+    table = titled("sensitivity of the step time, one input at a time", ("", "10 % less", "10 % more"))
     refused = []
     for each in found:
         if each.refusal:
@@ -145,8 +144,8 @@ def _tried_record(tried: Tried, base: Judged) -> dict[str, Any]:
 def difference_tables(found: Difference, names: tuple[str, str]) -> tuple[Table | str, ...]:
     """What differs between two plans, and where the seconds come from."""
     if not found.differs:
-        return ("Both plans do the same.",)
-    differs = titled("what differs", ("", "of", *names))
+        return ("The plans do not differ.",)
+    differs = titled("differences", ("", "of", *names))
     for each in found.differs:
         differs.add_row(each.part, each.about, each.first, each.second)
     return (
@@ -158,7 +157,7 @@ def difference_tables(found: Difference, names: tuple[str, str]) -> tuple[Table 
 
 def _seconds_table(title: str, rows: Sequence[SecondsOf], found: Difference, names: tuple[str, str]) -> Table:
     """Causes by their change; those beyond the first are one row, so that the changes add up."""
-    table = titled(f"where the seconds come from: {title}", ("", "of", *names, "change"))
+    table = titled(f"where the time comes from: {title}", ("", "of", *names, "change"))
     least_s = LEAST * max(found.first_s, found.second_s)
     shown = [row for row in rows if abs(row.change_s) >= least_s][:MOST_SHOWN]
     rest = [row for row in rows if row not in shown]

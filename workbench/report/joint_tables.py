@@ -72,9 +72,9 @@ def joint_table(record: Record) -> tuple[str, Table, str]:
     is_time = "joint_s" in record
     shown = milliseconds if is_time else "{:.6g}".format
     unit, better = ("s", "fast") if is_time else ("value", "good")
-    what = "a step" if is_time else f"by {record['objective']}, where less is better"
+    what = "a step" if is_time else f"by {record['objective']}, lower is better"
     num_late = sum(start.get("refusal") == OUT_OF_TIME for start in record["starts"])
-    rival = "the best strategy" if not num_late else "the best start that was done in time"
+    rival = "the best strategy" if not num_late else "the best start that finished in time"
     late = f"; {num_late} of {len(record['starts'])} starts ran out of time" if num_late else ""
     first = (
         f"{shown(record[f'joint_{unit}'])} {what}, {record['gain']:.3f} times as {better} as {rival}, "
@@ -91,12 +91,11 @@ def joint_table(record: Record) -> tuple[str, Table, str]:
         question, words = lines[-1]
         table.add_row(str(entry["candidate"]), question, words, shown(entry["value"]))
     if not record["path"]:
-        table.add_row("", "", "none: no candidate was better", shown(record[f"joint_{unit}"]))
-    than = "no plan is faster than" if is_time else "no plan has less than"
-    least = f"{than} {shown(record[f'lower_bound_{unit}'])}, gap {record['gap']:.1%}"
+        table.add_row("", "", "none: no candidate is better", shown(record[f"joint_{unit}"]))
+    least = f"lower bound {shown(record[f'lower_bound_{unit}'])}, gap {record['gap']:.1%}"
     bound = least if record[f"lower_bound_{unit}"] else "no lower bound is known"
     last_line = (
-        f"{bound}; {record['candidates']} candidates in {record['search_s']:.1f} s behind "
+        f"{bound}; {record['candidates']} candidates in {record['search_s']:.1f} s after "
         f"{record['seconds'] - record['search_s']:.1f} s of starts, {record['candidates_per_s']:.3g} a second"
     )
     return first, table, last_line
@@ -197,7 +196,7 @@ def _keep(move: Record) -> str:
 
 
 def _take(move: Record) -> str:
-    return f"as {move['start']} has it"
+    return f"as in {move['start']}"
 
 
 def _by_fields(move: Record) -> str:

@@ -130,8 +130,7 @@ def search_table(found: Record) -> Table:
     columns = objective_columns(found)
     headers += [column.header for column in columns]
     table = titled(
-        f"job {found['job']}, best first{asked_text(found)}; "
-        f"a figure for each of {', '.join(best['layout'])}",
+        f"job {found['job']}, best first{asked_text(found)}; values per module: {', '.join(best['layout'])}",
         headers,
     )
     for record in planned:
@@ -214,7 +213,7 @@ def _notes(found: Record) -> list[str]:
     refusals = [f"{', '.join(names)}: {refusal}" for refusal, names in named.items()]
     firsts = [name for name in found["front"] if not _is_double(candidates, name)]
     what = "time, memory, GPUs" + (" and dollars" if "dollars_per_sample" in candidates[0] else "")
-    fronts = [f"no plan beats these in all of {what}: {', '.join(firsts)}"] if len(firsts) > 1 else []
+    fronts = [f"Pareto front of {what}: {', '.join(firsts)}"] if len(firsts) > 1 else []
     return ties + fronts + refusals
 
 

@@ -59,7 +59,7 @@ def answer_text(chosen: Training | None, goal: Goal, found: Sequence[Training]) 
         planned, key=lambda each: each.seconds if goal.deadline_s is not None else each.dollars or 0.0
     )
     tried = ", ".join(str(each.gpus) for each in found)
-    return f"no number of GPUs tried ({tried}) does it; nearest: {nearest.gpus} GPUs, {_told(nearest)}"
+    return f"no number of GPUs tried ({tried}) is enough; nearest: {nearest.gpus} GPUs, {_told(nearest)}"
 
 
 def duration_text(seconds: float) -> Figure:
@@ -83,7 +83,7 @@ def _doubt(training: Training, goal: Goal) -> str:
     interval = training.interval_s
     if goal.deadline_s is None or interval is None or interval[1] <= goal.deadline_s:
         return ""
-    return f"; not for sure: within 80 % it may take {duration_text(interval[1])}"
+    return f"; not certain: the 80 % interval ends at {duration_text(interval[1])}"
 
 
 def _span(low_s: float, high_s: float) -> Figure:

@@ -93,7 +93,7 @@ def comparison_table(comparison: Comparison, plan: Plan | None = None) -> Table:
 def drift_text(found: Drifted | None) -> str:
     """Drift, and the error with and without it."""
     if found is None or found.drift is None or found.error_corrected is None:
-        return "drift of the machine: not read"
+        return "machine drift: not measured"
     speed = "slower" if found.drift > 0 else "faster"
     return (
         f"the machine ran {abs(found.drift):.1%} {speed} than when it was calibrated: "
@@ -271,7 +271,7 @@ def rests_on_text(unmeasured: Sequence[str], noise: Sequence[str]) -> str:
     """What the prediction rests on: without a measurement, or on one that is not to be trusted."""
     if not noise:
         return unmeasured_text(unmeasured)
-    found = ["Measured, but not to be trusted:", *(f"  - {line}" for line in noise)]
+    found = ["Measured, but unreliable:", *(f"  - {line}" for line in noise)]
     return "\n".join(found + ([unmeasured_text(unmeasured)] if unmeasured else []))
 
 

@@ -95,11 +95,11 @@ def _pass(about: str) -> Meaning:
 
 MEANING: Mapping[Pass, Meaning] = {
     Pass.F: _pass("forward"),
-    Pass.B: _pass("whole backward"),
-    Pass.I: _pass("gradient of the input, where the backward is split"),
-    Pass.W: _pass("gradient of the weights, where the backward is split"),
+    Pass.B: _pass("backward"),
+    Pass.I: _pass("input gradient of a split backward"),
+    Pass.W: _pass("weight gradient of a split backward"),
     Pass.ALL_GATHER: Meaning(
-        "brings a stage's sharded weights together",
+        "gathers the sharded weights of a stage",
         Activity.COLLECTIVE,
         TaskKind.FSDP,
         Number.ROUND,
@@ -107,10 +107,10 @@ MEANING: Mapping[Pass, Meaning] = {
         operation=Operation.ALL_GATHER,
     ),
     Pass.FREE: Meaning(
-        "drops the weights that were gathered", Activity.RELEASE, TaskKind.PASS, Number.ROUND, weights=-1
+        "frees the gathered weights", Activity.RELEASE, TaskKind.PASS, Number.ROUND, weights=-1
     ),
     Pass.REDUCE_SCATTER: Meaning(
-        "sums gradients of sharded weights, for each rank its part",
+        "sums gradients of sharded weights; each rank keeps its shard",
         Activity.COLLECTIVE,
         TaskKind.FSDP,
         Number.ROUND,
@@ -118,19 +118,19 @@ MEANING: Mapping[Pass, Meaning] = {
         measured_as=Pass.REDUCE_GRAD,
     ),
     Pass.OFFLOAD: Meaning(
-        "takes a stage's weights and optimizer state to the host",
+        "copies weights and optimizer state of a stage to the host",
         Activity.COPY,
         TaskKind.PASS,
         weights=-1,
     ),
-    Pass.ONLOAD: Meaning("brings them back to the device", Activity.COPY, TaskKind.PASS, weights=1),
+    Pass.ONLOAD: Meaning("copies them back to the device", Activity.COPY, TaskKind.PASS, weights=1),
     Pass.REDUCE_GRAD: Meaning(
-        "sums a stage's gradients over its replicas",
+        "sums the gradients of a stage over its replicas",
         Activity.COLLECTIVE,
         TaskKind.ALL_REDUCE,
         operation=Operation.ALL_REDUCE,
     ),
-    Pass.STEP: Meaning("updates a rank's weights", Activity.UPDATE, TaskKind.STEP),
+    Pass.STEP: Meaning("updates the weights of a rank", Activity.UPDATE, TaskKind.STEP),
 }
 
 

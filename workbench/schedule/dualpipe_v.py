@@ -80,7 +80,7 @@ def _numbered(pattern: Sequence[tuple[int | None, Pass]]) -> list[Action]:
 
 SPEC = ScheduleSpec(
     name="dualpipe-v",
-    summary="DeepSeek's DualPipe folded into a V: forwards beside backwards, few of which are split",
+    summary="DeepSeek's DualPipe folded into a V: forwards overlap with backwards, few of which are split",
     chain=lambda stages, _, num_microbatches: dualpipe_v(stages, num_microbatches),
     layout=StagePlacement.VEE,
     usual_virtual_stages=2,

@@ -96,7 +96,7 @@ def _rounds(num_microbatches: int, num_ranks: int) -> list[range]:
 
 SPEC = ScheduleSpec(
     name="interleaved",
-    summary="1F1B with several stages on each rank, round the ranks: a bubble shorter by their number",
+    summary="1F1B with several stages per rank, assigned round-robin: divides the bubble by their number",
     chain=interleaved_1f1b,
     usual_virtual_stages=2,
     takes_more_stages=True,

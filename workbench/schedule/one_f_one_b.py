@@ -95,7 +95,7 @@ def _graph_aware(problem: Problem) -> Programs:
 
 SPEC = ScheduleSpec(
     name="1f1b",
-    summary="one forward, one backward, each stage one forward ahead of those that read it",
+    summary="one forward, one backward; each stage runs one forward ahead of the next",
     chain=lambda stages, _, num_microbatches: one_f_one_b(stages, num_microbatches),
     dag=_on_dag,
     parameters=("run_ahead",),

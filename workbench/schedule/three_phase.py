@@ -360,7 +360,7 @@ def _on_dag(problem: Problem) -> Programs:
 
 SPEC = ScheduleSpec(
     name="three-phase",
-    summary="modules that share ranks under grids of their own: encoders forward, 1F1B, encoders backward",
+    summary="modules on shared ranks with different grids: encoder forwards, LLM 1F1B, encoder backwards",
     chain=lambda stages, _, num_microbatches: one_f_one_b(stages, num_microbatches),
     dag=_on_dag,
     parameters=("window", "run_ahead", "offload"),

@@ -161,7 +161,7 @@ def _as_1f1b(held: float) -> float:
 
 SPEC_H1 = ScheduleSpec(
     name="zb-h1",
-    summary="1F1B whose weight gradients fill bubbles, with its memory; also several stages per rank",
+    summary="1F1B with weight gradients in the bubbles, same memory; also several stages per rank",
     chain=zb_h1_interleaved,
     takes_more_stages=True,
     splits_backward=True,
@@ -170,7 +170,7 @@ SPEC_H1 = ScheduleSpec(
 
 SPEC_H2 = ScheduleSpec(
     name="zb-h2",
-    summary="twice the warm-up of ZB-H1: no bubble, for nearly twice the memory",
+    summary="twice the warm-up of ZB-H1: no bubble, nearly twice the memory",
     chain=lambda stages, _, num_microbatches: zb_h2(stages, num_microbatches),
     splits_backward=True,
     most_in_flight=lambda held: 2 * held - 1,
@@ -178,7 +178,7 @@ SPEC_H2 = ScheduleSpec(
 
 SPEC_V = ScheduleSpec(
     name="zb-v",
-    summary="two stages on each rank, down the ranks and up again: no bubble, with the memory of 1F1B",
+    summary="two stages per rank, down the ranks and up again: no bubble, memory of 1F1B",
     chain=lambda stages, _, num_microbatches: zb_v(stages, num_microbatches),
     layout=StagePlacement.VEE,
     usual_virtual_stages=2,

@@ -93,6 +93,6 @@ SPEC = StrategySpec(
     name=NAME,
     planner=plan,
     shortlist=shortlist,
-    summary="Cornstarch v1's Algorithm 1",
+    summary="Cornstarch v1, Algorithm 1: encoder stages cut to the stage time of each LLM depth",
     own_space=OwnSpace(degrees=Chooser.EACH, where="Cornstarch v1, section 5.2"),
 )

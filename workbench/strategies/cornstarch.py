@@ -96,7 +96,7 @@ SPEC = StrategySpec(
     name=NAME,
     planner=plan,
     shortlist=shortlist,
-    summary="encoders on ranks of their own; stages balanced by forward plus the backward that really runs",
+    summary="Cornstarch: encoders on separate ranks; stages balanced by forward plus needed backward",
     own_space=OwnSpace(degrees=Chooser.EACH, where="Cornstarch v1, sections 3.2, 4.1 and 5.2", effort=3.0),
     stands_for_placing=True,
 )
@@ -105,6 +105,6 @@ SPEC_FROZEN_UNAWARE = StrategySpec(
     name=UNAWARE_NAME,
     planner=plan_frozen_unaware,
     shortlist=shortlist_frozen_unaware,
-    summary="as cornstarch, balanced by forward alone, as if all were trainable",
+    summary="as cornstarch, but balanced by forward alone, as if everything were trainable",
     own_space=OwnSpace(degrees=Chooser.EACH, where="Cornstarch v1, sections 6.1 and 6.4"),
 )

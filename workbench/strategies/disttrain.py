@@ -244,7 +244,7 @@ SPEC = StrategySpec(
     planner=plan,
     shortlist=shortlist,
     searches_layouts=True,
-    summary="DistTrain's orchestration: degrees of every module by its formula, solved exactly",
+    summary="DistTrain: degrees of every module by its formula, solved exactly",
     own_space=OwnSpace(
         degrees=Chooser.ITSELF, where="DistTrain, section 4", schedules=PLAIN_OR_INTERLEAVED, effort=2.0
     ),
@@ -255,7 +255,7 @@ SPEC_CHEAPEST = StrategySpec(
     planner=plan_cheapest,
     shortlist=shortlist_cheapest,
     searches_layouts=True,
-    summary="as disttrain, for dollars a sample, where devices have prices",
+    summary="as disttrain, but minimizes dollars per sample on priced devices",
     wants_prices=True,
     own_space=OwnSpace(
         degrees=Chooser.ITSELF,

@@ -79,7 +79,7 @@ SPEC = StrategySpec(
     name=NAME,
     planner=plan,
     shortlist=shortlist,
-    summary="encoders on the same ranks before the LLM, equal stage counts; balanced by forward alone",
+    summary="all encoders on the same ranks before the LLM, equal stage counts; balanced by forward alone",
     own_space=OwnSpace(degrees=Chooser.ALIKE, where="Cornstarch v1, section 6.1", shares_ranks=True),
     placing=EncoderPlacing.COLOCATED,
 )
@@ -88,7 +88,7 @@ SPEC_FROZEN_AWARE = StrategySpec(
     name=AWARE_NAME,
     planner=plan_frozen_aware,
     shortlist=shortlist_frozen_aware,
-    summary="as encoders-colocated, balanced by forward plus the backward that really runs",
+    summary="as encoders-colocated, but balanced by forward plus needed backward",
     own_space=OwnSpace(degrees=Chooser.ALIKE, where="Cornstarch ICML, section 5.3", shares_ranks=True),
     placing=EncoderPlacing.COLOCATED,
     stands_for_placing=True,

@@ -79,7 +79,7 @@ SPEC = StrategySpec(
     name="encoders-replicated",
     planner=plan,
     shortlist=shortlist,
-    summary="a copy of the encoders on every LLM stage's ranks",
+    summary="a copy of the encoders on the ranks of every LLM stage",
     own_space=OwnSpace(degrees=Chooser.ALIKE, where="Cornstarch v1, section 6.1", shares_ranks=True),
     placing=EncoderPlacing.REPLICATED,
     stands_for_placing=True,

@@ -205,7 +205,7 @@ SPEC = StrategySpec(
     name="entrain",
     planner=plan,
     shortlist=shortlist,
-    summary="samples assigned hierarchically, encoder work of heavy microbatches deferred, "
+    summary="Entrain: samples assigned hierarchically, encoder work of heavy microbatches deferred, "
     "encoder forwards as early as memory allows",
     batch_level=True,
     regroup=regroup,

@@ -246,8 +246,8 @@ SPEC = StrategySpec(
     name="entrain-graded",
     planner=plan,
     shortlist=shortlist,
-    summary="ours: small microbatches at both ends, Entrain's pairs between, "
-    "stages that may hold both modules",
+    summary="ours: small microbatches at both ends, Entrain's pairs in between; "
+    "a stage may hold both modules",
     batch_level=True,
     regroup=regroup,
     own_space=OwnSpace(

@@ -157,8 +157,8 @@ SPEC = StrategySpec(
     planner=plan,
     shortlist=shortlist,
     searches_layouts=True,
-    summary="parameters of every layer sharded over all ranks taken; "
-    "their number, recomputation and microbatch size searched",
+    summary="FSDP: parameters of every layer sharded over all used ranks; "
+    "number of ranks, recomputation and microbatch size searched",
     own_space=OwnSpace(
         degrees=Chooser.ITSELF,
         where="Zhao et al. 2023, section 3.2.1; TorchTitan, section 2.1",
@@ -173,8 +173,8 @@ SPEC_HYBRID = StrategySpec(
     planner=plan_hybrid,
     shortlist=shortlist_hybrid,
     searches_layouts=True,
-    summary="as fsdp, but sharded within instances of near ranks, which add up their parts of gradients; "
-    "their number is searched too",
+    summary="as fsdp, but sharded within instances of nearby ranks, with gradients reduced between them; "
+    "number of instances searched",
     own_space=OwnSpace(
         degrees=Chooser.ITSELF, where="Zhao et al. 2023, section 3.2.2", says_memory=True, effort=15.0
     ),

@@ -155,7 +155,7 @@ SPEC = StrategySpec(
     name=NAME,
     planner=plan,
     shortlist=shortlist,
-    summary="the job's own layout per module, on ranks of their own or all on the same",
+    summary="the layouts of the job, modules on separate ranks or all on the same ranks",
     own_space=OwnSpace(degrees=Chooser.EACH, where=KARNATI),
 )
 
@@ -164,7 +164,7 @@ SPEC_COLOCATED = StrategySpec(
     planner=plan_colocated,
     shortlist=shortlist_colocated,
     searches_layouts=True,
-    summary="a searched layout: every module over all ranks",
+    summary="every module on all ranks, with its own layout; layouts searched",
     own_space=OwnSpace(degrees=Chooser.ITSELF, where=KARNATI, says_memory=True, effort=8.0),
     placing=None,
 )
@@ -174,6 +174,6 @@ SPEC_ISLANDS = StrategySpec(
     planner=plan_islands,
     shortlist=shortlist_islands,
     searches_layouts=True,
-    summary="searched layouts: every module on an island of its own",
+    summary="every module on separate ranks; layouts searched",
     own_space=OwnSpace(degrees=Chooser.ITSELF, where=KARNATI, says_memory=True, effort=15.0),
 )

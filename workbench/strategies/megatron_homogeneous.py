@@ -90,7 +90,7 @@ SPEC = StrategySpec(
     planner=plan,
     shortlist=shortlist,
     searches_layouts=True,
-    summary="a searched layout: one grid for all modules",
+    summary="one layout for all modules; searched",
     own_space=OwnSpace(
         degrees=Chooser.ITSELF, where=KARNATI, schedules=PLAIN_OR_INTERLEAVED, says_memory=True, effort=5.0
     ),

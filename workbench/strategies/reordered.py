@@ -174,7 +174,7 @@ SPEC = StrategySpec(
     name=NAME,
     planner=AS_PRINTED.plan,
     shortlist=AS_PRINTED.shortlist,
-    summary="samples between replicas and microbatches reordered as DistTrain prints it",
+    summary="DistTrain's reordering of samples between replicas and of microbatches, as printed",
     regroup=AS_PRINTED.regroup,
     own_space=OwnSpace(degrees=Chooser.EACH, where="DistTrain, section 5", schedules=PLAIN_OR_INTERLEAVED),
 )
@@ -183,7 +183,7 @@ SPEC_BY_EXCHANGES = StrategySpec(
     name=EXCHANGES_NAME,
     planner=BY_EXCHANGES.plan,
     shortlist=BY_EXCHANGES.shortlist,
-    summary="ours: microbatches exchanged as long as the whole pipeline gets faster",
+    summary="ours: microbatches swapped as long as the whole pipeline gets faster",
     regroup=BY_EXCHANGES.regroup,
     own_space=OwnSpace(degrees=Chooser.EACH, where="ours, after DistTrain", schedules=PLAIN_OR_INTERLEAVED),
 )

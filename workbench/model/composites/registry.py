@@ -45,9 +45,13 @@ def take_apart(config: Config) -> Parts:
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in COMPOSITES:
         near = difflib.get_close_matches(str(kind), COMPOSITES, n=1) if _has_usual_parts(config) else []
-        hint = f" (nearest: {near[0]}; if it joins its parts so, say that model_type)" if near else ""
+        hint = (
+            f" (nearest: {near[0]}; if it combines its parts the same way, use that model_type)"
+            if near
+            else ""
+        )
         raise ValueError(
-            f"composite model_type {kind!r} is not taken apart{hint}; give its parts as modules of a job, or "
-            "write a rule (workbench/model/composites); `workbench models` has those that are taken apart"
+            f"composite model_type {kind!r} is not supported{hint}; give its parts as modules of a job, or "
+            "add a rule (workbench/model/composites); `workbench models` lists those that are supported"
         )
     return COMPOSITES[kind].take_apart(config)

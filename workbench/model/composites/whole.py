@@ -30,15 +30,13 @@ class Whole:
     def outcome(self) -> str:
         """The outcome of `workbench init`; where it refuses, which parts can be planned and which cannot."""
         if self.is_taken_apart:
-            return "taken apart"
+            return "split into modules"
         if not self.parts:
-            return "no: its configuration names no parts"
-        unplanned = [
-            f"{key} ({kind or 'unnamed'})" for key, kind in self.parts.items() if kind not in _known()
-        ]
-        if unplanned:
-            return f"no: no family plans {', '.join(unplanned)}"
-        return f"no: no rule joins {', '.join(self.parts)}"
+            return "no: its configuration has no sub-models"
+        missing = [f"{key} ({kind or 'unnamed'})" for key, kind in self.parts.items() if kind not in _known()]
+        if missing:
+            return f"no: not supported: {', '.join(missing)}"
+        return f"no: cannot combine {', '.join(self.parts)}"
 
 
 @cache

@@ -69,7 +69,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         name="InternLM2",
         role="llm",
-        reason=f"{_NOT_IN_TRANSFORMERS}; its arithmetic is Llama's: give its sizes as llama",
+        reason=f"{_NOT_IN_TRANSFORMERS}; same arithmetic as Llama: use model_type llama with its sizes",
     ),
     GPT2,
     OPT,
@@ -77,7 +77,7 @@ FAMILIES: tuple[Family, ...] = (
         name="BERT",
         role="llm",
         zoo="bert-large",
-        reason="predicts masked tokens; the runtime's loss is the next token's",
+        reason="predicts masked tokens; the runtime supports only next-token loss",
     ),
     MLLAMA_TEXT,
     CLIP,
@@ -106,10 +106,10 @@ FAMILIES: tuple[Family, ...] = (
         name="Stable Diffusion 2.1 UNet",
         role=GENERATED,
         zoo=UNET,
-        reason=f"{_NOT_IN_TRANSFORMERS}; its skips and its prompt would cross every stage boundary",
+        reason=f"{_NOT_IN_TRANSFORMERS}; its skip connections and prompt would cross every stage boundary",
     ),
     *(
-        Family(name=name, role=GENERATED, zoo=zoo, reason=f"{_NOT_IN_TRANSFORMERS}; priced and planned only")
+        Family(name=name, role=GENERATED, zoo=zoo, reason=f"{_NOT_IN_TRANSFORMERS}; planned and priced only")
         for name, zoo in (
             ("DiT-XL/2", "dit-xl-2"),
             ("Stable Diffusion 3 medium", "sd3-medium"),

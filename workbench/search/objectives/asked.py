@@ -38,39 +38,46 @@ class Asked:
     """
 
     batches: int | None = field(
-        default=None, metadata=asked("over so many batches drawn from the job's data, not the job's own")
+        default=None, metadata=asked("evaluate on this many batches drawn from the job's data")
     )
-    over: Over = field(default=Over.MEAN, metadata=asked("what is made of the steps of --batches"))
+    over: Over = field(default=Over.MEAN, metadata=asked("how step times of --batches are combined"))
     planning: Planning = field(
         default=Planning.HIDDEN,
-        metadata=asked("of the batches: beside the step before, or charged to every step; as it is measured"),
+        metadata=asked("planning time of --batches: hidden behind the step before, or added to every step"),
     )
-    steps: int | None = field(default=None, metadata=asked("of the training, for --objective dollars"))
+    steps: int | None = field(
+        default=None, metadata=asked("length of the training in steps, for --objective dollars")
+    )
     tokens: float | None = field(
-        default=None, metadata=asked("of the LLM's sequence in the training, instead of --steps: 1e12")
+        default=None,
+        metadata=asked(
+            "length of the training in tokens of the LLM's sequence, such as 1e12; replaces --steps"
+        ),
     )
     deadline: str | None = field(
-        default=None, metadata=asked("when the training has to have ended, e.g. 10h, for --objective dollars")
+        default=None, metadata=asked("time limit of the training, such as 10h, for --objective dollars")
     )
     mtbf: str | None = field(
         default=None,
         metadata=asked(
-            "for --objective goodput: mean time between two losses of a node, of all nodes, e.g. 6h"
+            "mean time between node failures in the whole cluster, such as 6h, for --objective goodput"
         ),
     )
-    repair: str = field(default="1h", metadata=asked("with --mtbf: mean time until a lost node is back"))
+    repair: str = field(default="1h", metadata=asked("with --mtbf: mean time until a lost node returns"))
     failures: Path | None = field(
         default=None,
-        metadata=asked("instead of --mtbf: CSV with the columns t_s, event (add or remove), node"),
+        metadata=asked(
+            "trace of failures: CSV with the columns t_s, event (add or remove), node; replaces --mtbf"
+        ),
     )
     restart: str = field(
-        default="60s", metadata=asked("of a job that goes back to a checkpoint; loading is added")
+        default="60s", metadata=asked("restart time of a job from a checkpoint; loading is added")
     )
-    storage_gb_per_s: float = field(default=1.0, metadata=asked("to and from checkpoints"))
+    storage_gb_per_s: float = field(default=1.0, metadata=asked("bandwidth of checkpoint storage in GB/s"))
     saving: Saving = field(
         default=Saving.BEHIND,
         metadata=asked(
-            "checkpoints are written behind training, which stops for a copy to the host, or stopping it"
+            "write checkpoints in the background after a copy to the host, or stop training until written"
         ),
     )
 
@@ -90,7 +97,7 @@ class Asked:
             raise ValueError(f"--batches must be >= 1, got {self.batches}")
         if self.batches is None and (self.over, self.planning) != (Over.MEAN, Planning.HIDDEN):
             said = f"--over {self.over}" if self.over is not Over.MEAN else f"--planning {self.planning}"
-            raise ValueError(f"{said} is about several batches; want --batches")
+            raise ValueError(f"{said} needs several batches; want --batches")
 
     @property
     def recovery_costs(self) -> RecoveryCosts:
